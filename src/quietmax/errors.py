@@ -59,6 +59,15 @@ def check_type(value: object, types: type | tuple[type, ...], name: str, expecte
         raise InvalidInput(f"{name} must be {expected}, got a value of type {type(value).__name__}.")
 
 
+def counted(count: int, one: str, several: str | None = None) -> str:
+    """Return how many there are, in words.
+
+    >>> counted(1, "account"), counted(2000, "account"), counted(3, "query", "queries")
+    ('1 account', '2,000 accounts', '3 queries')
+    """
+    return f"1 {one}" if count == 1 else f"{count:,} {several or one + 's'}"
+
+
 def short_message(error: BaseException) -> str:
     """Return the first line of an error's message, at most 160 characters; the type's name if it has no message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]

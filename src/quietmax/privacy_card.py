@@ -20,7 +20,7 @@ from typing import Any
 from quietmax._io import atomic_write
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.records import Holdout
-from quietmax.errors import DataUnavailable, QuietmaxError, short_message
+from quietmax.errors import DataUnavailable, QuietmaxError, counted, short_message
 from quietmax.estimators.evaluate import read_evaluations
 from quietmax.estimators.evaluation import Evaluation, composed_guarantee
 from quietmax.estimators.serialization import open_private
@@ -175,7 +175,7 @@ class PrivacyCard:
         if self._total is None:
             return [_PLAIN]
         if self.moved:
-            return [*self._total.in_words(f"{self.queries:,} answers of this model"), _MOVED]
+            return [*self._total.in_words(f"{counted(self.queries or 0, 'answer')} of this model"), _MOVED]
         return [*self._total.in_words("everything released by this model and its evaluations"), _ADDS_UP]
 
     def _model_rows(self) -> list[tuple[str, str]]:
@@ -224,7 +224,7 @@ class PrivacyCard:
             return "paid at training, any number of answers"
         if self.moved:
             return f"charged by a ledger since the model was served; the guarantee is for {self.queries:,}"
-        return f"{self.answered or 0:,} of {self.queries:,} answers charged so far"
+        return f"{self.answered or 0:,} of {counted(self.queries, 'answer')} charged so far"
 
     @property
     def _protects(self) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quietmax import __version__
-from quietmax.errors import InvalidInput
+from quietmax.errors import InvalidInput, counted
 from quietmax.privacy_card import PrivacyCard
 
 BLANK = "[to be filled in]"
@@ -44,7 +44,7 @@ class LedgerRecord:
         )
         return (
             f"Account {self.account['account']}, opened with epsilon {terms['epsilon']:g} and delta "
-            f"{terms['delta']:g}: {amounts}; {self.clients} clients."
+            f"{terms['delta']:g}: {amounts}; {counted(self.clients, 'client')}."
         )
 
     def releases(self) -> str:
@@ -56,7 +56,7 @@ class LedgerRecord:
     def access(self) -> str:
         """Return who can query, and what proves later that the audit log was not changed."""
         log = f" Audit log at the time of this form: {', '.join(self.heads)}." if self.heads else ""
-        return f"{self.keys} valid API keys, {self.administrators} of them of administrators.{log}"
+        return f"{counted(self.keys, 'valid API key')}, {self.administrators} of them of administrators.{log}"
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ def _access(card: PrivacyCard) -> str:
         return "Paid at training; any number of answers."
     if card.moved:
         return f"Charged by a ledger since the model was served; the guarantee is for {card.queries}."
-    return f"{card.answered or 0} of {card.queries} answers charged so far."
+    return f"{card.answered or 0:,} of {counted(card.queries, 'answer')} charged so far."
 
 
 def _noise(facts: Mapping[str, Any]) -> str:

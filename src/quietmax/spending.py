@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from quietmax.errors import BudgetExhausted, DataUnavailable, InvalidInput, QuietmaxError
+from quietmax.errors import BudgetExhausted, DataUnavailable, InvalidInput, QuietmaxError, counted
 
 ACCOUNT_FILE = "account.json"
 """The file of a model folder that counts the charged answers."""
@@ -333,8 +333,8 @@ def _charged(answered: int, queries: int, limit: int) -> int:
     """Return the number of charged answers after a charge, or raise `BudgetExhausted`."""
     left = max(limit - answered, 0)
     if queries > left:
-        answers = "1 answer" if queries == 1 else f"{queries} answers"
         raise BudgetExhausted(
-            f"Privacy budget exhausted: {answers} requested, {left} of {limit} left. Nothing was charged."
+            f"Privacy budget exhausted: {counted(queries, 'answer')} requested, {left} of {limit} left. Nothing "
+            "was charged."
         )
     return answered + queries

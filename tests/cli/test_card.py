@@ -192,7 +192,7 @@ def test_the_forms_state_what_the_ledger_has_charged_and_leave_the_rest_to_peopl
     answers = {item["question"]: item["answer"] for item in json.loads(out)}
     budget = answers["What is charged, and what is left?"]
     assert f"Account {state.name}, opened with epsilon" in budget
-    assert f"spent mu {state.spent.mu:.6g}, remaining mu {state.remaining.mu:.6g}; 1 clients" in budget
+    assert f"spent mu {state.spent.mu:.6g}, remaining mu {state.remaining.mu:.6g}; 1 client." in budget
     releases = answers["Which other releases use data of the same people?"]
     assert releases == f"Of the same account: other/3, votes/1. Outside the ledger: {BLANK}"
     access = answers["Who has access to the training data and to the ledger?"]

@@ -183,7 +183,7 @@ def test_verify_finds_an_edited_row_and_a_missing_anchor(run: Run, path: Path, r
     )
     code, out, _ = run("ledger", "verify", "--ledger", path)
     assert code == 0
-    assert "No faults found in 3 rows of 1 accounts." in out
+    assert "No faults found in 3 rows of 1 account." in out
     wrong = f"patients:1:{account['head']}"
     assert_error(run("ledger", "verify", "--anchor", wrong, "--ledger", path), 1, "'patients': row 1 is not")
     with sqlite3.connect(path) as database:
@@ -277,7 +277,7 @@ def test_a_ledger_that_was_replaced_is_an_error_until_the_loss_is_accepted(run: 
     assert_error(run("ledger", "accept-loss", "--because", "no", "--ledger", path), 2, "at least 3 words")
     code, out, err = run("ledger", "accept-loss", *WHY, "--ledger", path)
     assert (code, err) == (0, "")
-    assert "1 accounts are lost with what they had spent" in " ".join(out.split())
+    assert "Lost, with what was spent: 1 account." in " ".join(out.split())
     assert "keys that were revoked meanwhile may be valid again" in " ".join(out.split())
     assert run("ledger", "key", "create", "ann", "--ledger", path)[0] == 0
     assert_error(run("ledger", "accept-loss", *WHY, "--ledger", path), 2, "has lost nothing")

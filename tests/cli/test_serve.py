@@ -218,7 +218,7 @@ def test_check_refuses_a_ledger_that_was_rolled_back_and_an_account_that_was_los
         pass
     code, _, err, _ = serve(*ORDINARY, "--check")
     assert code == 2
-    assert "has lost 1 accounts" in err
+    assert "has lost 1 account," in err
     reason = ("--account", "people", "--because", "The disk was lost.")
     assert serve(*ORDINARY, *reason, "--check")[0] == 0
     assert serve(*ORDINARY)[0] == 2

@@ -176,7 +176,7 @@ def test_a_new_ledger_in_the_place_of_a_deleted_one_is_not_charged(path: Path) -
     with Ledger(path) as ledger, pytest.raises(LedgerDamaged, match=r"is not the one that .*head belongs to"):
         open_patients(ledger)
     with Ledger(path, accept_loss="the old ledger was a trial") as ledger:
-        with pytest.raises(InvalidInput, match="has lost 1 accounts, so the new account 'patients' could be"):
+        with pytest.raises(InvalidInput, match="has lost 1 account, so the new account 'patients' could be"):
             open_patients(ledger)
         ledger.open_account("patients", PureCost(1.0), Terms(1.0), because="it was a trial")
         charge_patients(ledger)
@@ -529,9 +529,9 @@ def test_an_account_that_was_lost_gets_no_new_budget_without_a_reason(path: Path
     with Ledger(path) as ledger:
         assert ledger.open_account("others", PureCost(1.0), Terms(1.0), digest="others").id == 2
         for name in ("patients", "another"):
-            with pytest.raises(InvalidInput, match=r"has lost 1 accounts, .* could be a second budget"):
+            with pytest.raises(InvalidInput, match=r"has lost 1 account, .* could be a second budget"):
                 ledger.open_account(name, PureCost(1.0), Terms(1.0), digest="patients")
-            with pytest.raises(InvalidInput, match="has lost 1 accounts"):
+            with pytest.raises(InvalidInput, match="has lost 1 account"):
                 ledger.check_opening(name, None)
         assert [each.name for each in ledger.accounts()] == ["others"]
         ledger.open_account(

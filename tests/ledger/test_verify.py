@@ -385,7 +385,7 @@ def test_a_part_that_was_charged_too_little_is_found(path: Path) -> None:
         ),
         (json.dumps(Part("another", "holdout").to_detail(LIMIT // 3)), "does not charge what its part"),
         (json.dumps(Part("split", "holdout").to_detail(-5)), "does not charge what its part"),
-        ("{}", "1 stored requests are not in the journal"),
+        ("{}", "1 stored request is not in the journal"),
         ('{"side": "nobody", "split": "split", "units": 1}', "cannot be read"),
         ('{"side": "holdout", "split": "split", "units": "1"}', "cannot be read"),
     ):
@@ -454,7 +454,7 @@ def test_a_request_that_was_never_paid_is_found(ledger: Ledger) -> None:
     answer(ledger, charge, b"draw")
     copied = f"SELECT {{}}, body, account, {10**6}, time, NULL FROM requests"
     assert run(ledger, "INSERT INTO requests " + copied.format(_binary(ledger, b"\xff"))) == 1
-    assert ledger.verify().faults == ("Account 'patients': 1 stored requests are not in the journal.",)
+    assert ledger.verify().faults == ("Account 'patients': 1 stored request is not in the journal.",)
     free = ledger.charge(replace(charge, request=b"\xff"))
     assert isinstance(free, Charged)
     assert free.units == 0
@@ -469,13 +469,13 @@ def test_a_request_that_was_never_paid_is_found(ledger: Ledger) -> None:
 @pytest.mark.parametrize(
     ("statement", "fault"),
     [
-        ("UPDATE requests SET answer = NULL", "1 stored requests or their answers were changed"),
-        ("UPDATE requests SET answer = body", "1 stored requests or their answers were changed"),
-        ("UPDATE requests SET body = answer", "1 stored requests or their answers were changed"),
-        ("UPDATE requests SET units = 5", "1 stored requests or their answers were changed"),
-        ("UPDATE requests SET time = 5", "1 stored requests or their answers were changed"),
-        ("DELETE FROM requests", "1 stored requests are missing"),
-        ("UPDATE requests SET account = 77", "1 stored requests are missing"),
+        ("UPDATE requests SET answer = NULL", "1 stored request or its answer was changed"),
+        ("UPDATE requests SET answer = body", "1 stored request or its answer was changed"),
+        ("UPDATE requests SET body = answer", "1 stored request or its answer was changed"),
+        ("UPDATE requests SET units = 5", "1 stored request or its answer was changed"),
+        ("UPDATE requests SET time = 5", "1 stored request or its answer was changed"),
+        ("DELETE FROM requests", "1 stored request is missing"),
+        ("UPDATE requests SET account = 77", "1 stored request is missing"),
     ],
 )
 def test_a_changed_or_removed_request_is_found(ledger: Ledger, statement: str, fault: str) -> None:
@@ -491,7 +491,7 @@ def test_a_request_with_a_value_of_the_wrong_type_is_found(path: Path, change: s
     with Ledger(path) as ledger:
         answer(ledger, asked(ledger, "visit"), b"draw")
         assert _faults_after(ledger, f"UPDATE requests SET {change}") == (
-            "Account 'patients': 1 stored requests or their answers were changed.",
+            "Account 'patients': 1 stored request or its answer was changed.",
         )
 
 
@@ -604,7 +604,7 @@ def test_all_requests_that_an_earlier_version_stored_are_adopted(
         }
         assert ledger.verify().sound
         assert _faults_after(ledger, "UPDATE requests SET answer = x'66' WHERE units = 1000") == (
-            "Account 'patients': 1 stored requests or their answers were changed.",
+            "Account 'patients': 1 stored request or its answer was changed.",
         )
 
 
@@ -662,10 +662,12 @@ def test_what_an_earlier_version_stored_is_covered_from_the_migration_on(earlier
             "Account 'mine': according to the journal it was opened as 'patients'.",
         )
         assert _faults_after(ledger, "UPDATE training_sets SET account = 2") == (
-            "1 training sets do not have the account that the journal states.",
+            "1 training set does not have the account that the journal states.",
         )
         add_row(ledger, 1, "adopted", {"accounts": {}, "training_sets": {"more": 2}})
-        assert ledger.verify().faults == ("1 training sets do not have the account that the journal states.",)
+        assert ledger.verify().faults == (
+            "1 training set does not have the account that the journal states.",
+        )
         open_patients(ledger)
         ledger.open_account("newer", PureCost(1.0), Terms(1.0))
         add_row(ledger, 1, "adopted", {"accounts": {}, "training_sets": {}})
@@ -690,7 +692,7 @@ def test_a_charge_for_one_thing_does_not_pay_for_another(ledger: Ledger, kind: s
         "INSERT INTO subaccounts (account, client, spent_units, refused) SELECT 2, id, 50000, 0 FROM clients",
     )
     before = ledger.verify().faults
-    assert before == ("Account 'patients': 1 stored requests or their answers were changed.",), key
+    assert before == ("Account 'patients': 1 stored request or its answer was changed.",), key
     free = ledger.charge(charge)
     assert isinstance(free, Charged)
     assert free.units == 0
@@ -709,7 +711,7 @@ def test_a_second_budget_for_a_training_set_is_found(ledger: Ledger) -> None:
     ledger.charge(Charge(account.id, ledger.client("ann"), "m/1", LIMIT, rows=1))
     assert ledger.verify().sound
     run(ledger, "DELETE FROM training_sets")
-    assert ledger.verify().faults == ("1 training sets do not have the account that the journal states.",)
+    assert ledger.verify().faults == ("1 training set does not have the account that the journal states.",)
     run(ledger, "UPDATE accounts SET name = 'old' WHERE id = 2")
     fresh = ledger.open_account("patients", PureCost(1.0), Terms(1.0), digest="records")
     assert fresh.remaining_units == LIMIT
@@ -742,7 +744,7 @@ def test_records_that_an_administrator_moved_are_sound_and_nobody_else_can_move_
     ledger.open_account("other", PureCost(1.0), Terms(1.0), digest="records", because="a new study began")
     assert ledger.verify().sound
     assert _faults_after(ledger, "UPDATE training_sets SET account = 2") == (
-        "1 training sets do not have the account that the journal states.",
+        "1 training set does not have the account that the journal states.",
     )
     add_row(ledger, 1, "reassign", {"id": 2, "digest": "unknown", "because": "of nothing"})
     add_row(ledger, 1, "training-set", {"id": [2], "digest": "list"})

@@ -22,6 +22,7 @@ import pytest
 from quietmax.accounting import epsilon_of
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.cli.serve import _served_line
+from quietmax.errors import counted
 from quietmax.ledger import Terms
 from quietmax.models import Model, TrainingSettings, save_model
 from quietmax.models.mlp import initial_mlp
@@ -197,7 +198,7 @@ def test_a_client_logs_in_sends_queries_and_is_refused_when_the_budget_is_exhaus
     for asked in range(1, QUERIES + 1):
         said = _send_query(page, asked)
         assert said.startswith("Class ")
-        assert f"; {QUERIES - asked} answers left." in said
+        assert f"; {counted(QUERIES - asked, 'answer')} left." in said
         expect(page.locator('[data-field="percent"]')).to_have_text(
             f"{100 * asked / QUERIES:.1f}%", timeout=TIMEOUT
         )

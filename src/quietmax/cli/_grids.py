@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as ProgressBar
 
 from quietmax.cli._output import console, errors
-from quietmax.errors import InvalidInput
+from quietmax.errors import InvalidInput, counted
 
 if TYPE_CHECKING:
     from quietmax.experiments.grid import Trial
@@ -56,7 +56,8 @@ def finish(done: Run, written: Sequence[Path], *, quiet: bool) -> None:
             console.print(f"wrote {path}", soft_wrap=True)
         found = len(done.results) - done.computed
         console.print(
-            f"{done.computed} trials computed in {done.seconds:.0f} s, {found} found, {len(done.failures)} failed."
+            f"{counted(done.computed, 'trial')} computed in {done.seconds:.0f} s, {found} found, "
+            f"{len(done.failures)} failed."
         )
     if done.failures:
         raise typer.Exit(1)

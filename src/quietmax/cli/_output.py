@@ -15,6 +15,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 from rich.text import Text
 
+from quietmax.errors import counted
+
 if TYPE_CHECKING:
     from quietmax.accounting.guarantee import Guarantee
 
@@ -103,7 +105,7 @@ def print_table(
     if left_out:
         console.print(f"Left out, the terminal is too narrow: {'; '.join(left_out)}.", style="italic")
     if len(shown) < len(entries):
-        console.print(f"{len(shown)} of {len(entries):,} rows. {more}".rstrip(), style="italic")
+        console.print(f"{len(shown)} of {counted(len(entries), 'row')}. {more}".rstrip(), style="italic")
     if caption is not None:
         console.print(caption, style="italic")
 

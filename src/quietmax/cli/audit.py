@@ -13,7 +13,7 @@ import typer
 
 from quietmax.cli._options import DataDir, Download, Json, Seed, with_groups
 from quietmax.cli._output import console, print_json, print_table, progress_bar
-from quietmax.errors import InvalidInput, QuietmaxError
+from quietmax.errors import InvalidInput, QuietmaxError, counted
 
 if TYPE_CHECKING:
     from quietmax.audit.report import AuditReport
@@ -670,7 +670,8 @@ def stability(
         print_json({"dataset": split.name, **report.to_json()})
         return
     print_table(
-        f"On-Average-Remove-One stability on {split.name}, {report.removed} of {report.records:,} records removed",
+        f"On-Average-Remove-One stability on {split.name}, {report.removed} of "
+        f"{counted(report.records, 'record')} removed",
         ("", "measured", "interval", "compared with", "verdict"),
         [
             (

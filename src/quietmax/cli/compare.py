@@ -11,7 +11,7 @@ import typer
 from quietmax.cli._grids import Output, WorkerCount, finish, listed, numbers, run_with_progress
 from quietmax.cli._options import DataDir, Download, Json, Ray, Seed, TableOptions, with_groups
 from quietmax.cli._output import print_json, print_table
-from quietmax.errors import InvalidInput, unknown_name
+from quietmax.errors import InvalidInput, counted, unknown_name
 
 if TYPE_CHECKING:
     from quietmax.experiments.grid import DataSource
@@ -118,8 +118,8 @@ def command(
     failures = {str(trial): failure for trial, failure in done.failures.items()}
     info = ReportInfo(
         f"Privacy and utility on {source.title}",
-        f"{size:,} training {shared.data.records.unit}s, {shadows} shadow networks, {epochs} epochs, "
-        f"{repeats} repeats",
+        f"{counted(size, f'training {shared.data.records.unit}')}, {counted(shadows, 'shadow network')}, "
+        f"{counted(epochs, 'epoch')}, {counted(repeats, 'repeat')}",
         seed,
         tuple(f"{trial}: {failure}" for trial, failure in failures.items()),
         paper=False,

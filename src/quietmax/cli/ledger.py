@@ -15,7 +15,7 @@ import typer
 from quietmax._io import atomic_write
 from quietmax.cli._options import Json
 from quietmax.cli._output import console, print_json, print_table
-from quietmax.errors import InvalidInput, QuietmaxError
+from quietmax.errors import InvalidInput, QuietmaxError, counted
 
 if TYPE_CHECKING:
     from quietmax.accounting.costs import Cost
@@ -297,7 +297,8 @@ def verify(
     if as_json:
         print_json(found.to_json())
     elif found.sound:
-        console.print(f"No faults found in {found.rows} rows of {found.accounts} accounts.", style="green")
+        searched = f"{counted(found.rows, 'row')} of {counted(found.accounts, 'account')}"
+        console.print(f"No faults found in {searched}.", style="green")
     if not found.sound:
         more = len(found.faults) - _MAX_FAULTS
         raise QuietmaxError(
@@ -337,8 +338,8 @@ def accept_loss(because: Because, address: Address = None, as_json: Json = False
         _print_account(account, models)
     if lost:
         console.print(
-            f"{len(lost)} accounts are lost with what they had spent. A new account now needs --account and --because: "
-            "it could be a second budget for the same records.",
+            f"Lost, with what was spent: {counted(len(lost), 'account')}. A new account now needs --account and "
+            "--because: it could be a second budget for the same records.",
             style="yellow",
         )
     console.print("API keys that were revoked meanwhile may be valid again: see 'quietmax ledger key list'.")
@@ -364,7 +365,8 @@ def prune(
         print_json(vars(pruned))
     else:
         console.print(
-            f"Deleted {pruned.requests} stored requests and {pruned.batches} batches of cached answers."
+            f"Deleted {counted(pruned.requests, 'stored request')} and "
+            f"{counted(pruned.batches, 'batch', 'batches')} of cached answers."
         )
 
 

@@ -10,7 +10,7 @@ import typer
 
 from quietmax.cli._options import Json, Ray, arguments_of, with_groups
 from quietmax.cli._output import console, print_guarantee, print_json, print_table, progress_bar
-from quietmax.errors import BudgetExhausted, InvalidInput
+from quietmax.errors import BudgetExhausted, InvalidInput, counted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -179,7 +179,8 @@ def _answer_folder(
         return
     skipped = f" Files that had been answered before: {done.skipped:,}." if done.skipped else ""
     console.print(
-        f"Answers are in {output}. Files answered: {done.written:,}, with {done.queries:,} queries.{skipped}",
+        f"Answers are in {output}. Files answered: {done.written:,}, with "
+        f"{counted(done.queries, 'query', 'queries')}.{skipped}",
         soft_wrap=True,
     )
     print_guarantee(private.guarantee)

@@ -11,7 +11,7 @@ import typer
 
 from quietmax.cli._options import Json
 from quietmax.cli._output import console, print_json, print_table
-from quietmax.errors import DataUnavailable, InvalidData, InvalidInput
+from quietmax.errors import DataUnavailable, InvalidData, InvalidInput, counted
 
 if TYPE_CHECKING:
     from quietmax.data.check import TableReport
@@ -135,8 +135,7 @@ def _print_report(report: TableReport) -> None:
     if report.persons is None:
         console.print("Persons: no person column; guarantees hold for one row.")
     else:
-        most = "1 row" if report.most_rows == 1 else f"{report.most_rows:,} rows"
-        console.print(f"Persons: {report.persons:,}, with at most {most} each.")
+        console.print(f"Persons: {report.persons:,}, with at most {counted(report.most_rows, 'row')} each.")
     if report.classes:
         counts = ", ".join(f"{name} {count:,}" for name, count in report.classes.items())
         console.print(f"Classes: {counts}.", soft_wrap=True)

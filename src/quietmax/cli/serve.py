@@ -14,7 +14,7 @@ import typer
 from quietmax.cli._configuration import Config, ConfigurableCommand
 from quietmax.cli._options import Json
 from quietmax.cli._output import errors, print_json
-from quietmax.errors import InvalidInput
+from quietmax.errors import InvalidInput, counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -476,7 +476,9 @@ def _log_summary(service: Service, url: str, grpc_port: int | None, log: Log) ->
 def _served_line(deployment: Deployment) -> str:
     """Describe a model in a line."""
     account, unit_cost = deployment.account, deployment.unit_cost
-    answers = f"{account.remaining_units // unit_cost:,} answers left" if unit_cost else "answers are free"
+    answers = (
+        f"{counted(account.remaining_units // unit_cost, 'answer')} left" if unit_cost else "answers are free"
+    )
     grade = deployment.total_guarantee(account).grade_in_words
     return f"{deployment.label} ({grade}): account {account.name}, {answers}"
 

@@ -23,7 +23,7 @@ from quietmax.data.tables import (
     read_table,
 )
 from quietmax.data.text import missing_extra
-from quietmax.errors import InvalidInput
+from quietmax.errors import InvalidInput, counted
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class TableReport:
             found.append("The schema does not declare the label and its classes.")
         elif self.unlabelled:
             found.append(
-                f"{_counted(self.unlabelled, 'row has', 'rows have')} no label, or one that is not in `classes`: add "
+                f"{counted(self.unlabelled, 'row has', 'rows have')} no label, or one that is not in `classes`: add "
                 "the class there, or delete such rows."
             )
         if self.without_person:
@@ -111,7 +111,7 @@ class TableReport:
             if column.losses.unreadable:
                 what, keys = _READ_BY[column.kind]
                 found.append(
-                    f"{_counted(column.losses.unreadable, 'cell', 'cells')} of column '{column.name}' cannot be read "
+                    f"{counted(column.losses.unreadable, 'cell', 'cells')} of column '{column.name}' cannot be read "
                     f"as {what}; {keys} in the schema can say how they are written."
                 )
         if self.missing_extra is not None:
@@ -137,7 +137,7 @@ class TableReport:
             )
         if self.unnamed:
             found.append(
-                f"{_counted(self.unnamed, 'column has', 'columns have')} no name, and will be ignored."
+                f"{counted(self.unnamed, 'column has', 'columns have')} no name, and will be ignored."
             )
         return tuple(found)
 
@@ -152,10 +152,6 @@ _READ_BY = {
     "boolean": ("yes or no", "`missing_values`, or `categories` in place of `booleans`,"),
 }
 """What the cells of a column should be, and the keys of the schema that say how they are written."""
-
-
-def _counted(count: int, one: str, several: str) -> str:
-    return f"1 {one}" if count == 1 else f"{count:,} {several}"
 
 
 def check_table(table: Any, schema: Schema) -> TableReport:

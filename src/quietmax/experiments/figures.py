@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from quietmax.errors import counted
 from quietmax.experiments import paper
 from quietmax.experiments.findings import stability_points
 from quietmax.experiments.methods import methods
@@ -143,10 +144,7 @@ def coverage(name: str, measured: Sequence[Summary]) -> str:
     repeats: dict[int, list[str]] = {}
     for each in {one.method: one for one in measured}.values():
         repeats.setdefault(each.repeats, []).append(methods()[each.method].title)
-    parts = [
-        f"{count} {'repeat' if count == 1 else 'repeats'}: {', '.join(titles)}."
-        for count, titles in repeats.items()
-    ]
+    parts = [f"{counted(count, 'repeat')}: {', '.join(titles)}." for count, titles in repeats.items()]
     if len(parts) == 1:
         parts = [f"{parts[0].partition(':')[0]} of each curve."]
     absent = [

@@ -12,6 +12,7 @@ from scipy.special import ndtr
 
 from quietmax.accounting.budget import Analysis, Budget, per_query
 from quietmax.accounting.costs import Measure, PureCost
+from quietmax.errors import counted
 from quietmax.experiments import paper
 from quietmax.experiments.methods import method
 from quietmax.experiments.paper import Comparison
@@ -447,9 +448,7 @@ def _verdict(holds: Decision) -> Verdict:
 
 def _repeats(summaries: Sequence[Summary]) -> str:
     counts = sorted({each.repeats for each in summaries})
-    if counts == [1]:
-        return "1 repeat"
-    return f"{counts[0]} repeats" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} repeats"
+    return counted(counts[0], "repeat") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} repeats"
 
 
 def _with_interval(mean: Mean) -> str:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from quietmax.accounting.dpsgd import PUBLISHED_ACCOUNTANTS
 from quietmax.data.registry import dataset
 from quietmax.data.tables import is_table_path
-from quietmax.errors import InvalidInput
+from quietmax.errors import InvalidInput, counted
 from quietmax.experiments.paper import EPSILONS
 
 _FORMAT = 1
@@ -162,7 +162,7 @@ class Trial:
 
     def __str__(self) -> str:
         epsilon = "" if self.epsilon is None else f", epsilon {self.epsilon:g}"
-        queries = "" if self.queries is None else f", {self.queries} queries"
+        queries = "" if self.queries is None else f", {counted(self.queries, 'query', 'queries')}"
         return f"{self.group.source.title}, {self.method}{epsilon}{queries}, repeat {self.group.repeat}"
 
 

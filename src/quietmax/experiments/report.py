@@ -19,7 +19,7 @@ from pathlib import Path
 from string import Template
 
 from quietmax.data.registry import is_stand_in
-from quietmax.errors import QuietmaxError
+from quietmax.errors import QuietmaxError, counted
 from quietmax.experiments.figures import figures, write_figures, write_stability_figure
 from quietmax.experiments.findings import (
     ACCURACY_TOLERANCE,
@@ -86,7 +86,8 @@ def efforts(trials: Iterable[Trial]) -> str:
     """Return how much work went into each data set, for the settings of a report."""
     found = {trial.group.source.title: trial.group.effort for trial in trials}
     return "; ".join(
-        f"{name} {effort.records:,} records, {effort.shadows} shadow networks, {effort.epochs} epochs"
+        f"{name} {counted(effort.records, 'record')}, {counted(effort.shadows, 'shadow network')}, "
+        f"{counted(effort.epochs, 'epoch')}"
         for name, effort in found.items()
     )
 
@@ -233,7 +234,7 @@ def _multi_query(summaries: Sequence[Summary]) -> str:
         "answer. Its composition theorem leaves eps/√k for each (published), its worked example eps/k "
         "(published-example). Head and DP-SGD answer any number. Algorithm 1 has no guarantee under either analysis. "
         "* below the smallest measured eps: the value there.</p>"
-        f"<details><summary>{len(rows)} rows</summary>{table}</details></section>"
+        f"<details><summary>{counted(len(rows), 'row')}</summary>{table}</details></section>"
     )
 
 
@@ -347,8 +348,9 @@ def _results(summaries: Sequence[Summary]) -> str:
             for each in summaries
         ),
     )
+    rows = counted(len(summaries), "row")
     return (
-        f'<section id="results"><h2>All results</h2><details><summary>{len(summaries)} rows</summary>{table}</details>'
+        f'<section id="results"><h2>All results</h2><details><summary>{rows}</summary>{table}</details>'
         f"<p class='hint'>{SEEDED_NOISE} "
         "Audits at confidence 0.99: of a mechanism, one answer against its own claim (epsilon or mu); of a model, "
         "from the attacks' guesses, taking the split as fair coins.</p></section>"

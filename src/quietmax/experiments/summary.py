@@ -14,6 +14,7 @@ import pyarrow
 import pyarrow.parquet
 from scipy import stats
 
+from quietmax.errors import counted
 from quietmax.experiments import paper
 from quietmax.experiments.grid import Trial
 from quietmax.experiments.methods import methods
@@ -94,7 +95,7 @@ class Summary:
         known = methods().get(self.method)
         words = self.method if known is None else known.title
         if self.queries is not None and (known is None or known.axis == "like-for-like" or self.queries > 1):
-            words += f", {self.queries} {'answer' if self.queries == 1 else 'answers'}"
+            words += f", {counted(self.queries, 'answer')}"
         return words if self.status == "proven" else f"{words} ({STATUS_WORDS[self.status]})"
 
     def flat(self) -> dict[str, Any]:

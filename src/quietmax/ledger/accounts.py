@@ -21,7 +21,7 @@ from sqlalchemy import Connection, Row, insert, select
 
 from quietmax.accounting.budget import LIMIT, Analysis, Budget, Meter
 from quietmax.accounting.costs import Cost, Measure, cost_from_json
-from quietmax.errors import InvalidInput, LedgerDamaged
+from quietmax.errors import InvalidInput, LedgerDamaged, counted
 from quietmax.ledger.database import (
     KEYS_ACCOUNT,
     Cursor,
@@ -415,8 +415,8 @@ def check_opening(connection: Connection, name: str, because: str | None) -> Non
     """Raise `InvalidInput` if a new account needs a reason: one that was lost may have paid for the same records."""
     if because is None and (lost := lost_accounts(connection)):
         raise InvalidInput(
-            f"The ledger has lost {len(lost)} accounts, so the new account {name!r} could be a second budget for the "
-            "same records. `account` and a reason (`because`) are required."
+            f"The ledger has lost {counted(len(lost), 'account')}, so the new account {name!r} could be a second "
+            "budget for the same records. `account` and a reason (`because`) are required."
         )
 
 

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Row, select
 
 from quietmax.accounting.budget import LIMIT
 from quietmax.accounting.costs import cost_from_json
-from quietmax.errors import LedgerDamaged
+from quietmax.errors import LedgerDamaged, counted
 from quietmax.ledger.accounts import PARSE_ERRORS, AccountState, Terms, account_state, list_subaccounts
 from quietmax.ledger.api_keys import key_detail, list_keys
 from quietmax.ledger.database import KEYS_ACCOUNT, accounts, journal, read_salt, requests, training_sets
@@ -310,7 +310,8 @@ class _Bindings:
         stated_sets = self._training_sets
         wrong = sum(bound.get(each) != stated_sets.get(each) for each in {*bound, *stated_sets})
         if wrong:
-            faults.append(f"{wrong} training sets do not have the account that the journal states.")
+            without = counted(wrong, "training set does not have", "training sets do not have")
+            faults.append(f"{without} the account that the journal states.")
         return faults
 
 
@@ -407,11 +408,15 @@ class _Requests:
             elif not _is_as_stated(row, stated, salt):
                 changed += 1
         found = (
-            (unknown, "stored requests are not in the journal"),
-            (changed, "stored requests or their answers were changed"),
-            (len(self._known), "stored requests are missing"),
+            (unknown, "stored request is not in the journal", "stored requests are not in the journal"),
+            (
+                changed,
+                "stored request or its answer was changed",
+                "stored requests or their answers were changed",
+            ),
+            (len(self._known), "stored request is missing", "stored requests are missing"),
         )
-        return [f"{count} {what}" for count, what in found if count]
+        return [counted(*each) for each in found if each[0]]
 
 
 def _is_as_stated(row: Row[Any], stated: _Request, salt: bytes) -> bool:

@@ -21,7 +21,7 @@ from quietmax.accounting.budget import LIMIT
 from quietmax.accounting.costs import Cost, GaussianCost, Measure
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.encoding import Encoding
-from quietmax.errors import BudgetExhausted, InvalidInput, QuietmaxError
+from quietmax.errors import BudgetExhausted, InvalidInput, QuietmaxError, counted
 from quietmax.estimators.evaluation import EvaluationCharge
 from quietmax.ledger.accounts import AccountState, Terms
 from quietmax.ledger.journal import START
@@ -378,8 +378,8 @@ def _migrate_budget(
         )
         if isinstance(result, LimitExceeded):
             raise QuietmaxError(
-                f"The model {label} answered {answered} queries outside the ledger, more than the account "
-                f"{state.name!r} can pay for. 'quietmax ledger grant' raises its budget."
+                f"The model {label} answered {counted(answered, 'query', 'queries')} outside the ledger, more than "
+                f"the account {state.name!r} can pay for. 'quietmax ledger grant' raises its budget."
             )
         if isinstance(result, Failed):
             raise result.error

@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 from quietmax.accounting.budget import LIMIT
 from quietmax.accounting.conversions import epsilon_of
 from quietmax.accounting.costs import Cost, PureCost
-from quietmax.errors import LedgerUnavailable, QuietmaxError
+from quietmax.errors import LedgerUnavailable, QuietmaxError, counted
 from quietmax.ledger.accounts import AccountState, Subaccount
 from quietmax.ledger.ledger import Ledger
 from quietmax.ledger.transactions import ChargeResult, Failed, InvalidKey, LimitExceeded, RequestIdReused
@@ -610,8 +610,7 @@ def _charge_error(deployment: Deployment, result: ChargeResult) -> HttpError:
         remaining = _remaining_amount(deployment.account.total, result.remaining_units)
         return HttpError(
             403,
-            f"{limit} exhausted: {requested} {'answer' if requested == 1 else 'answers'} requested, {left} left. "
-            "Nothing was charged.",
+            f"{limit} exhausted: {counted(requested, 'answer')} requested, {left} left. Nothing was charged.",
             {"remaining": remaining, "remaining_answers": left},
         )
     if isinstance(result, RequestIdReused):
