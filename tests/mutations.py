@@ -4,10 +4,10 @@
 
 A mutant changes one operator, comparison, constant or condition of one module. Heavy libraries are imported once; each
 mutant then runs in a forked child whose import system finds the changed module, with the module's doctests, the tests
-named after it and then the rest of the area's, and stops at the first that fails. That takes a few seconds for a mutant
-where a tool that starts Python anew takes longer; the operators are those usual in mutmut and cosmic-ray. Prints every
-survivor and every mutant that took too long, with its line, and how many of each area were killed. A run with
-`--results` can be stopped and started again.
+named after it and then the rest of the area's, and stops at the first that fails, or that needs more than 4 GiB. That
+takes a few seconds for a mutant where a tool that starts Python anew takes longer; the operators are those usual in
+mutmut and cosmic-ray. Prints every survivor and every mutant that took too long, with its line, and how many of each
+area were killed. A run with `--results` can be stopped and started again.
 
 Not changed: the values in `TUNING`, which say how long something waits, how much is taken at once or tried, or where a
 search starts. Any value will do, so a test could only repeat it. Nor what an error says.
@@ -23,6 +23,7 @@ import json
 import os
 import random
 import re
+import resource
 import signal
 import sys
 import time
@@ -106,6 +107,8 @@ HEAVY = (
 )
 _NOT_TRIED = 99
 _SECONDS_PER_TEST = 180
+_MAX_MEMORY = 4 * 2**30
+"""Bytes that a mutant may allocate; the tests without a change, which have the same limit, need less than one."""
 SWAPPED: dict[type, type] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -304,10 +307,11 @@ def tests_for(area: Area, path: Path | None) -> list[list[str]]:
 
 
 def killed(mutant: Mutant | None, tests: list[list[str]], seconds: float) -> bool:
-    """Run the tests in a fork; a mutant that fails, breaks or hangs is killed."""
+    """Run the tests in a fork; a mutant that fails, breaks, hangs or needs too much memory is killed."""
     child = os.fork()
     if child == 0:
         os.setsid()
+        resource.setrlimit(resource.RLIMIT_DATA, (_MAX_MEMORY, _MAX_MEMORY))
         silent = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silent, 1)
         os.dup2(silent, 2)
