@@ -173,6 +173,11 @@ BENCHMARKS = (
         needs_data=True,
     ),
     Benchmark(
+        "worst_case_audit",
+        "Audits on training sets made to be told apart, with all and with half of the noise",
+        stored="audit.md#would-it-notice-half-the-noise",
+    ),
+    Benchmark(
         "person_audit",
         "Audits for a person with 30 rows, of training by persons and by records",
         quick=("--times", "64", "--output", os.devnull),

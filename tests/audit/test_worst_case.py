@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from functools import partial
 from typing import Any
 
@@ -9,10 +11,15 @@ import numpy as np
 import pytest
 
 from quietmax.audit import audit_worst_case, self_tested
+from quietmax.audit.bounds import EventCounts
+from quietmax.audit.report import Claim
 from quietmax.audit.worst_case import _dpsgd, _head_answers, _teachers
 from quietmax.errors import InvalidInput
+from tests.docs.scripts import ROOT, script
 
 SURE = 1 - 1e-7
+worst_case_audit = script("benchmarks/worst_case_audit.py")
+STORED = json.loads((ROOT / "docs/results/worst-case-audit.json").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize(
@@ -88,6 +95,59 @@ def test_without_noise_every_step_of_dpsgd_moves_by_nothing_or_by_one_clipped_gr
     np.testing.assert_allclose(moved, taken * seen, atol=0.02)
     absent, present = np.log1p(0.5 * np.expm1(np.array([-1, 1]) * seen**2 / (2 * sigma**2)))
     np.testing.assert_allclose(evidence, taken * present + (4 - taken) * absent, atol=0.03)
+
+
+def test_the_table_of_the_page_is_that_of_the_stored_results() -> None:
+    """If this fails, `python benchmarks/worst_case_audit.py` prints the table."""
+    page = (ROOT / "docs/audit.md").read_text(encoding="utf-8")
+    section = page.split("## Would it notice half the noise?")[1].split("\n## ")[0]
+    shown = [line for line in section.splitlines() if re.match(r"\| (DP-SGD|head|teachers)", line)]
+    assert shown == worst_case_audit.table(STORED["audits"])
+    assert len(shown) == len(worst_case_audit.ROWS)
+
+
+def _named(row: Any) -> str:
+    return f"{row.name}, epsilon {row.options['epsilon']:g}"
+
+
+@pytest.mark.parametrize("row", worst_case_audit.ROWS, ids=_named)
+def test_every_stored_bound_is_what_the_present_code_computes_from_the_stored_counts(row: Any) -> None:
+    """So no stored result is older than a correction of the bounds, and every seed of a row is there."""
+    stored = row.stored(STORED["audits"])
+    assert sorted(each["seed"] for each in stored) == list(range(row.seeds))
+    for each in stored:
+        assert (each["samples"], each["estimator"]) == (row.samples, row.estimator)
+        claim = Claim(
+            each["definition"], each["claimed"], 0.0 if each["definition"] == "gaussian" else each["delta"]
+        )
+        if row.estimator == "dpsgd":
+            guarantee = _dpsgd(row.options["epsilon"], 1e-5, row.options["sampling_rate"], 1.0, each["seed"])[
+                2
+            ]
+            claim = Claim.of(guarantee)
+            assert (claim.steps is not None) == (row.options["sampling_rate"] < 1)
+        assert claim.amount == pytest.approx(each["claimed"], rel=1e-6)
+        for found in (each, each["half_noise"]):
+            bound = claim.lower_bound(EventCounts(*found["counts"]), STORED["confidence"])
+            # The bounds are found by bisection; on another processor the last step may go the other way.
+            assert found["lower_bound"] == pytest.approx(bound, rel=5e-4, abs=1e-4)
+        assert each["verdict"] == "consistent"
+        assert each["lower_bound"] <= each["claimed"]
+
+
+@pytest.mark.parametrize(
+    "place",
+    [0, 3, pytest.param(6, marks=pytest.mark.slow), pytest.param(7, marks=pytest.mark.slow)],
+    ids=lambda place: _named(worst_case_audit.ROWS[place]),
+)
+def test_the_stored_results_repeat(place: int) -> None:
+    row = worst_case_audit.ROWS[place]
+    stored = next(each for each in row.stored(STORED["audits"]) if each["seed"] == 0)
+    again = worst_case_audit.audited(row, 0)
+    shares = (again, stored), (again["half_noise"], stored["half_noise"])
+    for ours, theirs in shares:
+        # Other processors may round a logarithm differently, so that a draw next to a threshold changes sides.
+        assert np.allclose(ours["counts"], theirs["counts"], rtol=0.005, atol=5)
 
 
 def test_invalid_arguments_are_errors() -> None:
