@@ -32,15 +32,15 @@ from quietmax.estimators.head.training import (
     output_plan,
 )
 from quietmax.models.features import FeatureMap, Identity
-from quietmax.sensitivity import (
-    Sensitivity,
-    certified,
-    empirical_sensitivity,
+from quietmax.sensitivity import Sensitivity, certified, empirical_sensitivity
+from quietmax.sensitivity.network import (
+    EmpiricalSensitivity,
+    PublishedSensitivity,
+    Quantity,
+    Retraining,
     empirical_sensitivity_by,
     published_sensitivity_for,
 )
-from quietmax.sensitivity.empirical import EmpiricalSensitivity, Quantity, Retraining
-from quietmax.sensitivity.published import PublishedSensitivity
 
 EPSILON, DELTA, QUERIES = 1.0, 1e-5, 500
 

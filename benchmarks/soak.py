@@ -180,7 +180,7 @@ def sample(supervisor: psutil.Process) -> tuple[float, int]:
 
 def verified(ledger: str, new: int, queries: int) -> bool:
     """Tell whether the journal verifies and the new answers are exactly those that were paid for."""
-    from quietmax.accounting import LIMIT
+    from quietmax.accounting.costs import LIMIT
     from quietmax.ledger import Ledger
 
     with Ledger(ledger) as opened:

@@ -41,7 +41,7 @@ def test_a_star_import_gives_the_public_names_and_an_unknown_name_is_an_error() 
     names: dict[str, object] = {}
     exec("from quietmax import *", names)
     assert set(quietmax.__all__) <= set(names)
-    assert quietmax.noise.SeededNoise is quietmax.SeededNoise
+    assert quietmax.noise.SeededNoise is quietmax.SeededNoise  # type: ignore[attr-defined]
     with pytest.raises(AttributeError, match="no attribute 'Bugdet'"):
         quietmax.Bugdet  # type: ignore[attr-defined]  # noqa: B018
 

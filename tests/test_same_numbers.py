@@ -51,9 +51,6 @@ from quietmax import (
 from quietmax.accounting import (
     GaussianCost,
     PureCost,
-    advanced_composition,
-    advanced_composition_per_query,
-    bounded_range_as_gaussian,
     delta_of,
     epsilon_of,
     mu_of,
@@ -61,7 +58,13 @@ from quietmax.accounting import (
     pure_as_gaussian,
     queries_affordable,
 )
-from quietmax.accounting.dpsgd import Schedule, noise_multiplier
+from quietmax.accounting.costs import bounded_range_as_gaussian
+from quietmax.accounting.dpsgd import (
+    Schedule,
+    advanced_composition,
+    advanced_composition_per_query,
+    noise_multiplier,
+)
 from quietmax.attacks import RMIA, LiRA, Shadow, ShadowPool, Threshold, leakage_curve
 from quietmax.audit import audit_mechanism, audit_stability
 from quietmax.cli import main
@@ -80,13 +83,8 @@ from quietmax.noise import (
     release_gaussian,
     release_laplace,
 )
-from quietmax.sensitivity import (
-    ScoreBounds,
-    Sensitivity,
-    empirical_sensitivity,
-    published_sensitivity,
-    published_sensitivity_for,
-)
+from quietmax.sensitivity import ScoreBounds, Sensitivity, empirical_sensitivity, published_sensitivity
+from quietmax.sensitivity.network import published_sensitivity_for
 from tests.experiments.same_process import start_in_this_process
 
 FOLDER = Path(__file__).parent / "fixtures" / "seeded"

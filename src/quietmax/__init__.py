@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from quietmax import audit as audit
     from quietmax import sensitivity as sensitivity
     from quietmax._ray import RayEngine as RayEngine
-    from quietmax.accounting.budget import Budget as Budget
+    from quietmax.accounting.costs import Budget as Budget
     from quietmax.accounting.costs import GaussianCost as GaussianCost
     from quietmax.accounting.costs import PureCost as PureCost
     from quietmax.accounting.guarantee import Guarantee as Guarantee
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from quietmax.estimators.teachers import Teachers as Teachers
     from quietmax.mechanisms.algorithm1 import Algorithm1 as Algorithm1
     from quietmax.mechanisms.base import Answerer as Answerer
-    from quietmax.mechanisms.noisy_max import GaussianScores as GaussianScores
-    from quietmax.mechanisms.noisy_max import NoisyMax as NoisyMax
-    from quietmax.mechanisms.sampled_neuron import SampledNeuron as SampledNeuron
+    from quietmax.mechanisms.base import GaussianScores as GaussianScores
+    from quietmax.mechanisms.base import NoisyMax as NoisyMax
+    from quietmax.mechanisms.base import SampledNeuron as SampledNeuron
     from quietmax.models.losses import Convexified as Convexified
     from quietmax.models.losses import CrossEntropy as CrossEntropy
     from quietmax.models.losses import Quadratic as Quadratic
@@ -62,46 +62,32 @@ if TYPE_CHECKING:
     from quietmax.predictor import Predictor as Predictor
     from quietmax.spending import FileAccount as FileAccount
 
-_MODULES = {
-    "DPSGD": "estimators.dpsgd.estimator",
-    "Algorithm1": "mechanisms.algorithm1",
-    "Answerer": "mechanisms.base",
-    "Budget": "accounting.budget",
-    "BudgetExhausted": "errors",
-    "Convexified": "models.losses",
-    "CrossEntropy": "models.losses",
-    "Evaluation": "estimators.evaluation",
-    "ExactNoise": "noise.sources",
-    "FileAccount": "spending",
-    "GaussianCost": "accounting.costs",
-    "GaussianScores": "mechanisms.noisy_max",
-    "Guarantee": "accounting.guarantee",
-    "LocalEngine": "estimators.blocks",
-    "Model": "models.training",
-    "NoisyMax": "mechanisms.noisy_max",
-    "Predictor": "predictor",
-    "PrivateHead": "estimators.head.estimator",
-    "PureCost": "accounting.costs",
-    "Quadratic": "models.losses",
-    "QuietmaxError": "errors",
-    "RayEngine": "_ray",
-    "Records": "data.records",
-    "SampledNeuron": "mechanisms.sampled_neuron",
-    "Schema": "data.schema",
-    "SeededNoise": "noise.sources",
-    "Split": "data.records",
-    "Teachers": "estimators.teachers",
-    "TorchModel": "models.training",
-    "TrainingSettings": "models.stacked",
-    "datasets": "data.registry",
-    "draft_schema": "data.draft",
-    "load": "data.load",
-    "load_model": "models.serialization",
-    "save_model": "models.serialization",
-    "train": "models.training",
-    "train_many": "models.training",
-    "train_module": "models.training",
+_NAMES = {
+    "_ray": "RayEngine",
+    "accounting.costs": "Budget GaussianCost PureCost",
+    "accounting.guarantee": "Guarantee",
+    "data.draft": "draft_schema",
+    "data.load": "load",
+    "data.records": "Records Split",
+    "data.registry": "datasets",
+    "data.schema": "Schema",
+    "errors": "BudgetExhausted QuietmaxError",
+    "estimators.blocks": "LocalEngine",
+    "estimators.dpsgd.estimator": "DPSGD",
+    "estimators.evaluation": "Evaluation",
+    "estimators.head.estimator": "PrivateHead",
+    "estimators.teachers": "Teachers",
+    "mechanisms.algorithm1": "Algorithm1",
+    "mechanisms.base": "Answerer GaussianScores NoisyMax SampledNeuron",
+    "models.losses": "Convexified CrossEntropy Quadratic",
+    "models.serialization": "load_model save_model",
+    "models.stacked": "TrainingSettings",
+    "models.training": "Model TorchModel train train_many train_module",
+    "noise.sources": "ExactNoise SeededNoise",
+    "predictor": "Predictor",
+    "spending": "FileAccount",
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 """The module, below `quietmax`, that defines each public name."""
 _PACKAGES = (
     "accounting",

@@ -11,13 +11,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quietmax.accounting.budget import LIMIT, Budget, Meter
-from quietmax.accounting.costs import Cost
+from quietmax.accounting.costs import LIMIT, Budget, Cost, Meter
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError, check_type
-from quietmax.mechanisms.base import Answerer, Answers, Mechanism, releases_probabilities
-from quietmax.mechanisms.noisy_max import GaussianScores, NoisyMax
-from quietmax.mechanisms.sampled_neuron import SampledNeuron
+from quietmax.mechanisms.base import (
+    Answerer,
+    Answers,
+    GaussianScores,
+    Mechanism,
+    NoisyMax,
+    SampledNeuron,
+    releases_probabilities,
+)
 from quietmax.models.training import Classifier
 from quietmax.noise.sources import EXACT, ExactNoise, NoiseSource
 from quietmax.spending import Account, FileAccount, MemoryAccount, OwnProcess

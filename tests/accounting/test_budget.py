@@ -11,17 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quietmax.accounting import (
-    LIMIT,
-    Budget,
-    GaussianCost,
-    Meter,
-    PureCost,
-    per_query,
-    queries_affordable,
-    total_needed,
-)
-from quietmax.accounting.conversions import decimal
+from quietmax.accounting import Budget, GaussianCost, PureCost, per_query, queries_affordable, total_needed
+from quietmax.accounting.costs import LIMIT, Meter, decimal
 from quietmax.errors import InvalidInput
 
 amounts = st.floats(1e-9, 1e4)

@@ -15,16 +15,11 @@ from hypothesis import strategies as st
 from scipy.special import ndtri
 from scipy.stats import norm
 
-from quietmax.accounting import (
-    bounded_range_as_gaussian,
-    delta_of,
-    epsilon_of,
-    mu_of,
-    pure_as_gaussian,
-)
-from quietmax.accounting.conversions import (
+from quietmax.accounting import delta_of, epsilon_of, mu_of, pure_as_gaussian
+from quietmax.accounting.costs import (
     _stepped,
     as_number,
+    bounded_range_as_gaussian,
     decimal,
     root_rounded_down,
     root_rounded_up,

@@ -18,13 +18,14 @@ from hypothesis import strategies as st
 from scipy import fft
 from scipy.stats import norm
 
-from quietmax.accounting import advanced_composition, delta_of, mu_of
+from quietmax.accounting import delta_of, mu_of
 from quietmax.accounting import dpsgd as module
 from quietmax.accounting.dpsgd import (
     ACCOUNTANTS,
     Schedule,
     _interval,
     _renyi_divergence,
+    advanced_composition,
     loss_delta,
     noise_multiplier,
     renyi_epsilon,

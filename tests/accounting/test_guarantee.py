@@ -17,7 +17,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from quietmax.accounting import GaussianCost, Guarantee, PureCost, delta_of, epsilon_of
-from quietmax.accounting.conversions import decimal
+from quietmax.accounting.costs import decimal
 from quietmax.errors import InvalidInput
 
 PURE = Guarantee.of(PureCost(1.0), status="proven", because="Laplace mechanism, theory section 3.")

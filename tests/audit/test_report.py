@@ -9,7 +9,7 @@ from quietmax.accounting.guarantee import Definition
 from quietmax.audit import AuditReport, Finding, plot_findings
 from quietmax.audit.report import Claim
 from quietmax.errors import InvalidInput, QuietmaxError
-from quietmax.sensitivity import BoundCheck
+from quietmax.sensitivity.network import BoundCheck
 
 
 def report(claimed: float = 1.0, lower_bound: float = 1.5, definition: Definition = "pure") -> AuditReport:

@@ -30,7 +30,7 @@ PAGES = Path(__file__).parents[2] / "docs" / "how-to"
 NAMES = ("own-data-set", "own-mechanism", "own-attack", "own-feature-map")
 FOUND_BY = {
     "quietmax.datasets": data.datasets,
-    "quietmax.mechanisms": mechanisms.plugin_mechanisms,
+    "quietmax.mechanisms": mechanisms.base.plugin_mechanisms,
     "quietmax.attacks": registered_attacks,
     "quietmax.features": features.plugin_maps,
 }

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from quietmax._io import atomic_write
-from quietmax.accounting.conversions import epsilon_of, mu_of
+from quietmax.accounting.costs import epsilon_of, mu_of
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.records import Records, hold_out
 from quietmax.data.schema import Schema

@@ -7,7 +7,7 @@ import pytest
 from quietmax.experiments import architectures as ours
 from quietmax.experiments.architectures import ARCHITECTURES, measure_architecture, stored_architectures
 from quietmax.models import TrainingSettings
-from quietmax.sensitivity import published_sensitivity_for
+from quietmax.sensitivity.network import published_sensitivity_for
 
 
 def test_the_cases_go_beyond_the_papers_network_in_loss_activation_and_depth() -> None:

@@ -6,7 +6,7 @@ from quietmax.experiments import bounds_table as ours
 from quietmax.experiments.bounds_table import Observed, bounds_table, condition_summaries, stored_observations
 from quietmax.experiments.paper import sensitivity_table
 from quietmax.models import TrainingSettings
-from quietmax.sensitivity import published_sensitivity_for
+from quietmax.sensitivity.network import published_sensitivity_for
 
 SEEN = Observed("mnist", 10_000, 6, 1.4, 0.1, 0.2, 2.8, "mislabelled", 13.0, 0.2, 2.3, 9.0, 0.1)
 

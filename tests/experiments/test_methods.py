@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from quietmax.accounting.conversions import mu_of
-from quietmax.accounting.costs import GaussianCost, PureCost
+from quietmax.accounting.costs import GaussianCost, PureCost, mu_of
 from quietmax.errors import InvalidInput
 from quietmax.experiments.grid import Group, Trial
 from quietmax.experiments.inputs import SharedInputs

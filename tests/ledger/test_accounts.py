@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from quietmax.accounting import LIMIT, GaussianCost, PureCost
+from quietmax.accounting import GaussianCost, PureCost
+from quietmax.accounting.costs import LIMIT
 from quietmax.errors import InvalidInput, LedgerDamaged
 from quietmax.ledger import (
     Charge,

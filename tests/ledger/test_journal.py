@@ -6,7 +6,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quietmax.accounting import LIMIT
+from quietmax.accounting.costs import LIMIT
 from quietmax.ledger.journal import START, JournalEntry, answer_digest, row_hash
 
 

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from quietmax.accounting import LIMIT, GaussianCost, PureCost, delta_of, epsilon_of, mu_of
+from quietmax.accounting import GaussianCost, PureCost, delta_of, epsilon_of, mu_of
+from quietmax.accounting.costs import LIMIT
 from quietmax.errors import LedgerDamaged, LedgerUnavailable, QuietmaxError
 from quietmax.ledger import (
     AccountState,

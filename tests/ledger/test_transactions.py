@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quietmax.accounting import LIMIT, Budget, PureCost, per_query
+from quietmax.accounting import Budget, PureCost, per_query
+from quietmax.accounting.costs import LIMIT
 from quietmax.errors import InvalidInput, LedgerDamaged
 from quietmax.ledger import (
     Charge,

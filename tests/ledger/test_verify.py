@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from quietmax.accounting import LIMIT, GaussianCost, PureCost
+from quietmax.accounting import GaussianCost, PureCost
+from quietmax.accounting.costs import LIMIT
 from quietmax.errors import LedgerDamaged
 from quietmax.ledger import Charge, Charged, Ledger, NewAnswers, Part, Replayed, Subaccount, Terms, database
 from quietmax.ledger import verify as verify_module

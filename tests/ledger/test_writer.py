@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from sqlalchemy.pool import QueuePool
 
-from quietmax.accounting import LIMIT
+from quietmax.accounting.costs import LIMIT
 from quietmax.errors import LedgerUnavailable
 from quietmax.ledger import Charge, Charged, Failed, Ledger, LimitExceeded, NewAnswers, StoredAnswer
 from quietmax.ledger import database as database_module

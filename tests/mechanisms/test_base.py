@@ -11,20 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quietmax.accounting import (
-    Budget,
-    Cost,
-    GaussianCost,
-    PureCost,
-    bounded_range_as_gaussian,
-    pure_as_gaussian,
-)
+from quietmax.accounting import Budget, Cost, GaussianCost, PureCost, pure_as_gaussian
+from quietmax.accounting.costs import bounded_range_as_gaussian
 from quietmax.errors import InvalidInput
 from quietmax.estimators.head.weights import HeadWeights, PrivateHeadWeights
 from quietmax.estimators.teachers import TeacherEnsemble
 from quietmax.mechanisms import Algorithm1, Answerer, Answers, GaussianScores, NoisyMax, SampledNeuron
 from quietmax.mechanisms import algorithm1 as algorithm1_module
-from quietmax.mechanisms import sampled_neuron as sampled_neuron_module
+from quietmax.mechanisms import base as sampled_neuron_module
 from quietmax.mechanisms.base import (
     _read_plugin,
     digest_text,

@@ -14,8 +14,8 @@ from scipy import stats
 
 from quietmax.accounting import GaussianCost, PureCost
 from quietmax.mechanisms import GaussianScores, NoisyMax, SampledNeuron
-from quietmax.mechanisms import noisy_max as noisy_max_module
-from quietmax.mechanisms.noisy_max import onto_simplex
+from quietmax.mechanisms import base as noisy_max_module
+from quietmax.mechanisms.base import onto_simplex
 from quietmax.models import softmax
 from quietmax.noise import EXACT, SeededNoise
 from tests.mechanisms.made_up import bounds, neighbours, spied

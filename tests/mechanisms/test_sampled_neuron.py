@@ -13,7 +13,7 @@ from scipy import stats
 from quietmax.accounting import GaussianCost, PureCost, compose
 from quietmax.errors import InvalidInput
 from quietmax.mechanisms import SampledNeuron
-from quietmax.mechanisms import sampled_neuron as sampled_neuron_module
+from quietmax.mechanisms import base as sampled_neuron_module
 from quietmax.noise import EXACT, SeededNoise
 from tests.mechanisms.made_up import bounds, spied
 

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.special import ndtr, ndtri
 
-from quietmax.noise import ExactNoise, SeededNoise, samplers
-from quietmax.noise.samplers import (
+from quietmax.noise import ExactNoise, SeededNoise
+from quietmax.noise import sources as samplers
+from quietmax.noise.sources import (
     exponential_choice,
     exponential_survival,
     logarithm,

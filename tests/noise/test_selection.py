@@ -16,7 +16,7 @@ from scipy import stats
 
 from quietmax.errors import InvalidInput
 from quietmax.noise import ExactNoise, SeededNoise, choose, permute_and_flip
-from quietmax.noise import selection as choice_module
+from quietmax.noise import release as choice_module
 
 REJECT = 1e-8
 

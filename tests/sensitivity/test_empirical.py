@@ -11,14 +11,15 @@ from sklearn.linear_model import LogisticRegression
 from quietmax.data import Records, load
 from quietmax.errors import InvalidInput
 from quietmax.models import CrossEntropy, TrainingSettings, train_stack
-from quietmax.sensitivity import Sensitivity, published_sensitivity_for
-from quietmax.sensitivity.empirical import (
+from quietmax.sensitivity import Sensitivity
+from quietmax.sensitivity.network import (
     EmpiricalSensitivity,
     Removal,
     Retraining,
     empirical_sensitivity,
     empirical_sensitivity_by,
     plant,
+    published_sensitivity_for,
 )
 
 SMALL = TrainingSettings(hidden=(8,), loss=CrossEntropy(), epochs=3, batch_size=10)

@@ -9,7 +9,8 @@ import torch
 from quietmax.errors import InvalidInput
 from quietmax.models import Model, TrainingSettings
 from quietmax.models.mlp import initial_mlp
-from quietmax.sensitivity import published_sensitivity, published_sensitivity_for
+from quietmax.sensitivity import published_sensitivity
+from quietmax.sensitivity.network import published_sensitivity_for
 
 
 def _model(hidden=(5,), activation="tanh", features=4, classes=3):

@@ -12,7 +12,7 @@ import torch
 from quietmax.data import Records, hold_out
 from quietmax.models import Convexified, CrossEntropy, Model, Quadratic, TrainingSettings, train
 from quietmax.models.losses import value
-from quietmax.sensitivity.upper_bounds import (
+from quietmax.sensitivity.network import (
     CONDITIONS,
     MeasuredFacts,
     UpperBound,

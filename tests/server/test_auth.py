@@ -12,7 +12,7 @@ import httpx
 import pytest
 from sqlalchemy import text
 
-from quietmax.accounting import LIMIT
+from quietmax.accounting.costs import LIMIT
 from quietmax.ledger import Terms
 from quietmax.server import Settings
 from quietmax.server.auth import is_local

@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 from numpy.typing import NDArray
 
-from quietmax.accounting import LIMIT
+from quietmax.accounting.costs import LIMIT
 from quietmax.ledger import Failed, Terms
 from quietmax.mechanisms import Answerer, Answers
 from quietmax.server import Service, Settings, batching

@@ -19,7 +19,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quietmax.accounting import LIMIT, Guarantee
+from quietmax.accounting import Guarantee
+from quietmax.accounting.costs import LIMIT
 from quietmax.data.encoding import Column, DateColumn, Encoding, NumericColumn
 from quietmax.ledger import Terms
 from quietmax.mechanisms import Answers

@@ -29,7 +29,7 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 import torch
 
-from quietmax.accounting import LIMIT
+from quietmax.accounting.costs import LIMIT
 from quietmax.errors import LedgerUnavailable
 from quietmax.ledger import Ledger, Terms
 from quietmax.server import Service, Settings, deploy, load_models, supervisor

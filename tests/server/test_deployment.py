@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quietmax.accounting import LIMIT, GaussianCost, PureCost
+from quietmax.accounting import GaussianCost, PureCost
+from quietmax.accounting.costs import LIMIT
 from quietmax.data.records import Records, hold_out
 from quietmax.errors import BudgetExhausted, DataUnavailable, InvalidInput, LedgerUnavailable, QuietmaxError
 from quietmax.estimators import DPSGD, PrivateHead, Teachers, open_private, save_private

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from fastapi import FastAPI
 
-from quietmax.accounting import LIMIT
+from quietmax.accounting.costs import LIMIT
 from quietmax.data import Encoding
 from quietmax.ledger import Terms
 from quietmax.server import Service, Settings

@@ -23,7 +23,7 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from quietmax.accounting import LIMIT
+from quietmax.accounting.costs import LIMIT
 from quietmax.ledger import Charge, ChargeResult, Terms
 from quietmax.ledger.transactions import ChargeBatch
 from quietmax.server import Settings, oidc

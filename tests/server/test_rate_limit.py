@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quietmax.accounting import LIMIT
+from quietmax.accounting.costs import LIMIT
 from quietmax.ledger import Terms
 from quietmax.server import Settings, auth, rate_limit
 from quietmax.server.rate_limit import RateLimiter

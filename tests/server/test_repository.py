@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quietmax.accounting import LIMIT, GaussianCost, Guarantee
+from quietmax.accounting import GaussianCost, Guarantee
+from quietmax.accounting.costs import LIMIT
 from quietmax.cli.serve import command
 from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError
 from quietmax.estimators import PrivateHead, save_private

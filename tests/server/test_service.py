@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quietmax.accounting import LIMIT
+from quietmax.accounting.costs import LIMIT
 from quietmax.estimators import PrivateHead, open_private, save_private
 from quietmax.ledger import Ledger, Terms
 from quietmax.mechanisms import Answerer, Answers

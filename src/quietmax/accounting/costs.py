@@ -1,27 +1,288 @@
-"""Costs: what a release spends, in one of two privacy measures that compose exactly (THEORY section 3).
+"""Costs and budgets: what a release spends, in one of two privacy measures that compose exactly (THEORY section 3).
 
 Pure: epsilon-differential privacy; epsilons add up. Gaussian: mu-Gaussian differential privacy (Dong, Roth, Su 2022);
 the squares of the mus add up, also when each mu is chosen after seeing the earlier answers (Smith, Thakurta 2022).
-(epsilon, delta) is not a measure: it is derived at the end, see `quietmax.accounting.conversions`.
+(epsilon, delta) is not a measure: it is derived at the end, by `delta_of` and `epsilon_of`.
+
+A float stands for the decimal number it prints as. 0.1 is not a binary fraction, so ten charges of the *binary* 0.1
+exceed a budget of 1 by 5.6e-16 and the tenth answer would be refused. Costs and budgets are therefore read as the
+shortest decimal that names the float (0.1 is 1/10), added as exact fractions, and turned back into floats outwards:
+what was spent is rounded up, what is left is rounded down. A float differs from its decimal by at most 2^-53 of it;
+`quietmax.noise` adds noise for that difference.
+
+A meter divides a budget into `LIMIT` units of its own measure (epsilon, or mu squared). One unit is an exact fraction
+of the budget, a charge is rounded up to integer units, and units are added as integers, so spending can never exceed
+the budget by rounding. Units are below 2^53 and therefore fit a database's integer column and JSON. `LIMIT` =
+5040 * 10^12 is divisible by every number up to 10 and by powers of ten, so ten charges of a tenth are exactly the
+budget.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar, Literal
 
-from quietmax.accounting.conversions import (
-    as_number,
-    checked_amount,
-    decimal,
-    pure_as_gaussian,
-    root_rounded_up,
-    rounded_up,
-)
+import numpy as np
+from scipy.special import erfcx, erfinv, log_expit, ndtr, ndtri, ndtri_exp
+
 from quietmax.errors import InvalidInput
+
+SMALLEST = 1e-100
+LARGEST = 1e100
+
+
+def decimal(value: float) -> Fraction:
+    """Return the decimal number that a float prints as."""
+    return Fraction(repr(float(value)))
+
+
+def as_number(value: float) -> float:
+    """Return `value` as a float, or NaN if it is not a number."""
+    try:
+        return float(value) if not isinstance(value, str | bytes) else math.nan
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
+
+
+def checked_amount(value: float, name: str) -> float:
+    """Return `value` as a float if it is 0 or between 1e-100 and 1e100."""
+    number = as_number(value)
+    if number == 0.0 or SMALLEST <= number <= LARGEST:
+        return abs(number)
+    raise InvalidInput(f"{name} must be 0 or between 1e-100 and 1e100, got {value!r}.")
+
+
+def rounded_up(value: Fraction) -> float:
+    """Return the smallest float whose decimal is at least `value`."""
+    nearest = float(value)
+    return nearest if decimal(nearest) >= value else math.nextafter(nearest, math.inf)
+
+
+def rounded_down(value: Fraction) -> float:
+    """Return the largest float whose decimal is at most `value`."""
+    nearest = float(value)
+    return nearest if decimal(nearest) <= value else math.nextafter(nearest, -math.inf)
+
+
+def root_rounded_up(value: Fraction) -> float:
+    """Return the smallest float whose squared decimal is at least `value`."""
+    root = math.sqrt(float(value)) * (1.0 - 2.0**-51)  # a few floats too low
+    while decimal(root) ** 2 < value:
+        root = math.nextafter(root, math.inf)
+    return root
+
+
+def root_rounded_down(value: Fraction) -> float:
+    """Return the largest float whose squared decimal is at most `value`."""
+    root = root_rounded_up(value)
+    return root if decimal(root) ** 2 <= value else math.nextafter(root, 0.0)
+
+
+_SMALLEST_DELTA = 1e-300
+"""No smaller positive delta is ever claimed."""
+_SLACK = 2.0**-36
+"""Relative slack added to every computed delta; mu/64 times as much for larger mu, where x cancels."""
+_FINE = 2.0**-44
+_SMALL_MU = 0.5
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(24)
+
+
+def _mills(x: float) -> float:
+    """Return Mills' ratio P(N > x)/phi(x)."""
+    return math.sqrt(math.pi / 2) * float(erfcx(x / math.sqrt(2)))
+
+
+def _log_delta(mu: float, x: float) -> float:
+    """Return ln(delta) at epsilon = mu*(x + mu/2), with a relative error of delta below the slack."""
+    if mu < _SMALL_MU:
+        points = x + 0.5 * mu * (_NODES + 1.0)
+        slopes = 1.0 - points * math.sqrt(math.pi / 2) * erfcx(points / math.sqrt(2))
+        difference = 0.5 * mu * float(_WEIGHTS @ slopes)
+    elif x > 0.0:
+        difference = _mills(x) - _mills(x + mu)
+    else:
+        density = math.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
+        return math.log(float(ndtr(-x)) - density * _mills(x + mu))
+    if difference <= 0.0:
+        return -math.inf
+    return math.log(difference) - 0.5 * x * x - 0.5 * math.log(2 * math.pi)
+
+
+def _checked(value: float, name: str, low: float, high: float) -> float:
+    """Return `value` as a float if it is at least `low` and below `high`."""
+    number = as_number(value)
+    if low <= number < high:
+        return number
+    raise InvalidInput(f"{name} must be at least {low:g} and below {high:g}, got {value!r}.")
+
+
+def delta_of(mu: float, epsilon: float) -> float:
+    """Return the delta at which mu-Gaussian privacy is (epsilon, delta)-differential privacy, rounded up.
+
+    delta = Phi(-epsilon/mu + mu/2) - exp(epsilon) * Phi(-epsilon/mu - mu/2)   (THEORY 2.5)
+
+    The result is at least the true value and, for mu up to 100, at most (1 + 3e-11) times it. It is never a positive
+    number below 1e-300.
+
+    Parameters
+    ----------
+    mu : float
+        At least 0.
+    epsilon : float
+        At least 0.
+
+    Returns
+    -------
+    float
+        The delta, at most 1.
+
+    Examples
+    --------
+    >>> round(delta_of(1.0, 1.0), 3)
+    0.127
+    """
+    mu = _checked(mu, "mu", 0.0, math.inf)
+    epsilon = _checked(epsilon, "epsilon", 0.0, math.inf)
+    if mu == 0.0:
+        return 0.0
+    log_delta = _log_delta(mu, epsilon / mu - 0.5 * mu)
+    return min(1.0, max(_SMALLEST_DELTA, math.exp(log_delta) * (1.0 + _SLACK * max(1.0, mu / 64.0))))
+
+
+def epsilon_of(mu: float, delta: float) -> float:
+    """Return the smallest epsilon at which mu-Gaussian privacy is (epsilon, delta)-private, rounded up.
+
+    ``delta_of(mu, epsilon_of(mu, delta)) <= delta`` always holds.
+
+    Parameters
+    ----------
+    mu : float
+        At least 0.
+    delta : float
+        At least 1e-300 and below 1.
+
+    Returns
+    -------
+    float
+        The epsilon.
+
+    Examples
+    --------
+    >>> round(epsilon_of(1.0, 1e-5), 2)
+    4.38
+    """
+    mu = _checked(mu, "mu", 0.0, math.inf)
+    delta = _checked(delta, "delta", _SMALLEST_DELTA, 1.0)
+    if delta_of(mu, 0.0) <= delta:
+        return 0.0
+
+    def excess(point: float) -> float:
+        return _log_delta(mu, point) - math.log(delta)
+
+    # epsilon = 0 is x = -mu/2; delta <= Phi(-x), so the root lies below x = -ndtri(delta).
+    x = -0.5 * mu
+    if excess(x) > 0.0:
+        x = _root(excess, x, -float(ndtri(delta)) + 1e-3)
+    epsilon = mu * (x + 0.5 * mu)
+    return _stepped(lambda step: epsilon * (1.0 + step) + mu * step, lambda e: delta_of(mu, e) <= delta)
+
+
+def mu_of(epsilon: float, delta: float) -> float:
+    """Return the largest mu whose Gaussian privacy is within (epsilon, delta), rounded down.
+
+    ``delta_of(mu_of(epsilon, delta), epsilon) <= delta`` always holds.
+
+    Parameters
+    ----------
+    epsilon : float
+        At least 0.
+    delta : float
+        At least 1e-300 and below 1.
+
+    Returns
+    -------
+    float
+        The mu.
+
+    Examples
+    --------
+    >>> round(mu_of(1.0, 1e-5), 3)
+    0.268
+    """
+    epsilon = _checked(epsilon, "epsilon", 0.0, math.inf)
+    delta = _checked(delta, "delta", _SMALLEST_DELTA, 1.0)
+    # delta <= mu/sqrt(2 pi) and delta <= Phi(-x), which is below 1e-300 for x > 38, give two mu that certainly suffice.
+    low, width = math.log(max(delta, min(1.0, epsilon / 40.0))), 1.0
+
+    def excess(log_mu: float) -> float:
+        mu = math.exp(log_mu)
+        return _log_delta(mu, epsilon / mu - 0.5 * mu) - math.log(delta)
+
+    while excess(low + width) <= 0.0:
+        width *= 2.0
+    mu = math.exp(_root(excess, low, low + width))
+    return _stepped(lambda step: mu * (1.0 - step), lambda m: delta_of(m, epsilon) <= delta)
+
+
+def _root(function: Callable[[float], float], low: float, high: float) -> float:
+    """Return the root of a function between two points where its signs differ."""
+    from scipy.optimize import brentq
+
+    return float(brentq(function, low, high, xtol=1e-300, maxiter=500))
+
+
+def _stepped(candidate: Callable[[float], float], safe: Callable[[float], bool]) -> float:
+    """Return the first candidate, of steps 2^-44, 2^-43, ... away from the root, that is on the safe side."""
+    step = _FINE
+    while not safe(candidate(step)):
+        step *= 2.0
+    return candidate(step)
+
+
+def pure_as_gaussian(epsilon: float) -> float:
+    """Return mu such that every epsilon-private release is mu-Gaussian private, rounded up.
+
+    mu = 2 * Phi^-1(exp(epsilon)/(1 + exp(epsilon))): the curve of mu-Gaussian privacy is convex and passes through the
+    one corner of the curve of epsilon-privacy, hence lies below it everywhere (THEORY section 3).
+
+    Parameters
+    ----------
+    epsilon : float
+        At least 0.
+
+    Returns
+    -------
+    float
+        The mu.
+
+    Examples
+    --------
+    >>> round(pure_as_gaussian(0.01) / 0.01, 4)
+    1.2533
+    """
+    epsilon = _checked(epsilon, "epsilon", 0.0, math.inf)
+    if epsilon < 1.0:
+        mu = 2.0 * math.sqrt(2.0) * float(erfinv(math.tanh(0.5 * epsilon)))
+    else:
+        mu = -2.0 * float(ndtri_exp(log_expit(-epsilon)))
+    return mu * (1.0 + _FINE)
+
+
+def bounded_range_as_gaussian(epsilon: float) -> float:
+    """Return mu such that every release of bounded range epsilon is mu-Gaussian private, rounded up.
+
+    mu = 2 * Phi^-1(1/(1 + exp(-epsilon/2))). Bounded range: the logarithms of the probability ratios lie in
+    an interval of length epsilon, as for the exponential mechanism (Dong, Durfee, Rogers 2020). The worst
+    pair for the interval [t - epsilon, t] is binary, with probabilities p(t) and q(t) = exp(-t)*p(t), and
+    needs mu = Phi^-1(p) - Phi^-1(q). Its derivative in t has the sign of h(p) - h(q), h(s) =
+    phi(Phi^-1(s))/(s*(1-s)), and h grows with |s - 1/2| since phi/Phi + phi/(1 - Phi) is convex and even; so
+    the maximum is at t = epsilon/2.
+    """
+    return pure_as_gaussian(0.5 * as_number(epsilon))
+
 
 Measure = Literal["pure", "gaussian"]
 
@@ -186,50 +447,235 @@ def cost_from_json(record: Mapping[str, str | float]) -> Cost:
     )
 
 
-_SLACK = 2.0**-44
+LIMIT = 5040 * 10**12
+"""The number of units of a meter."""
+Analysis = Literal["proven", "published", "published-example"]
+"""How (epsilon, delta) becomes a total: proven, as the paper's text has it, or as the paper's example computes it."""
 
 
-def advanced_composition(epsilon: float, queries: int, delta: float) -> float:
-    """Return the total epsilon of several pure releases at a delta, rounded up (advanced composition)."""
-    return _total(*_checked(epsilon, queries, delta)) * (1.0 + _SLACK)
+@dataclass(frozen=True)
+class Budget:
+    """The privacy budget of all answers together.
 
+    Parameters
+    ----------
+    epsilon : float
+        Between 1e-100 and 1e100.
+    delta : float
+        At least 0 and below 1. The Gaussian measure requires a delta above 0.
+    queries : int or None
+        The number of queries that share the budget. None: queries are answered until the budget is spent.
 
-def advanced_composition_per_query(total_epsilon: float, queries: int, delta: float) -> float:
-    """Return the largest epsilon per query that stays within (total_epsilon, delta), rounded down."""
-    total_epsilon, queries, delta = _checked(total_epsilon, queries, delta)
-    even = total_epsilon / queries
-    if _total(total_epsilon, queries, delta) <= total_epsilon:
-        share = total_epsilon
-    else:
-        from scipy.optimize import brentq
+    Raises
+    ------
+    InvalidInput
+        If a number is out of range.
 
-        share = float(
-            brentq(
-                lambda epsilon: _total(epsilon, queries, delta) - total_epsilon,
-                0.5 * even,
-                total_epsilon,
-                xtol=1e-300,
-                rtol=2.0**-48,
-                maxiter=500,
+    Examples
+    --------
+    >>> Budget(epsilon=1.0, queries=100).total("pure")
+    PureCost(epsilon=1.0)
+    >>> round(Budget(epsilon=1.0, delta=1e-5).total("gaussian").mu, 3)
+    0.268
+    """
+
+    epsilon: float
+    delta: float = 0.0
+    queries: int | None = None
+
+    def __post_init__(self) -> None:
+        epsilon, delta = as_number(self.epsilon), as_number(self.delta)
+        if not SMALLEST <= epsilon <= LARGEST:
+            raise InvalidInput(f"epsilon must be between 1e-100 and 1e100, got {self.epsilon!r}.")
+        if not 0.0 <= delta < 1.0:
+            raise InvalidInput(f"delta must be at least 0 and below 1, got {self.delta!r}.")
+        if self.queries is not None and checked_count(self.queries, "queries") < 1:
+            raise InvalidInput(f"queries must be an integer of at least 1 or None, got {self.queries!r}.")
+        object.__setattr__(self, "epsilon", epsilon)
+        object.__setattr__(self, "delta", delta)
+        object.__setattr__(self, "queries", None if self.queries is None else int(self.queries))
+
+    def total(self, measure: Measure, analysis: Analysis = "proven") -> Cost:
+        """Return the total of the budget in a privacy measure.
+
+        Parameters
+        ----------
+        measure : {"pure", "gaussian"}
+            The measure of the result.
+        analysis : {"proven", "published", "published-example"}
+            ``"proven"``: in the Gaussian measure the largest mu within (epsilon, delta). Otherwise mu = epsilon, as the
+            paper has it.
+
+        Returns
+        -------
+        PureCost or GaussianCost
+            The total.
+
+        Raises
+        ------
+        InvalidInput
+            If the measure or analysis is unknown, or a proven Gaussian total is asked for with delta 0.
+        """
+        if measure not in ("pure", "gaussian"):
+            raise InvalidInput(f"measure must be 'pure' or 'gaussian', got {measure!r}.")
+        if analysis not in ("proven", "published", "published-example"):
+            raise InvalidInput(
+                f"analysis must be 'proven', 'published' or 'published-example', got {analysis!r}."
             )
-        )
-    while advanced_composition(share, queries, delta) > total_epsilon:
-        share *= 1.0 - _SLACK
-    return share
+        if measure == "pure":
+            return PureCost(self.epsilon)
+        if analysis != "proven":
+            return GaussianCost(self.epsilon)
+        if self.delta == 0.0:
+            raise InvalidInput(
+                "Gaussian noise requires a delta above 0, got 0. Laplace noise and the exponential mechanism need no "
+                "delta."
+            )
+        return GaussianCost(mu_of(self.epsilon, self.delta))
+
+    def to_json(self) -> dict[str, float | int | None]:
+        """Return the three numbers by name."""
+        return {"epsilon": self.epsilon, "delta": self.delta, "queries": self.queries}
 
 
-def _checked(epsilon: float, queries: int, delta: float) -> tuple[float, int, float]:
-    """Return the arguments of advanced composition, or raise `InvalidInput`."""
-    if not 0.0 < as_number(epsilon) < math.inf:
-        raise InvalidInput(f"epsilon must be a finite number above 0, got {epsilon!r}.")
-    if checked_count(queries, "queries") < 1:
-        raise InvalidInput(f"queries must be an integer of at least 1, got {queries!r}.")
-    if not 0.0 < as_number(delta) < 1.0:
-        raise InvalidInput(f"delta must be between 0 and 1, exclusive, got {delta!r}.")
-    return float(epsilon), int(queries), float(delta)
+def per_query(budget: Budget, measure: Measure, analysis: Analysis = "proven") -> Cost:
+    """Return what each query of a budget may cost, rounded down.
+
+    Parameters
+    ----------
+    budget : Budget
+        The total and the number of queries; one query if the budget states no number.
+    measure : {"pure", "gaussian"}
+        The measure of the cost.
+    analysis : {"proven", "published", "published-example"}
+        See `Budget.total`. The paper's example divides mu by the number of queries instead of its square root.
+
+    Returns
+    -------
+    PureCost or GaussianCost
+        The cost of one query.
+
+    Examples
+    --------
+    >>> per_query(Budget(epsilon=10.0, queries=100), "pure")
+    PureCost(epsilon=0.1)
+    >>> per_query(Budget(epsilon=10.0, queries=100), "gaussian", analysis="published")
+    GaussianCost(mu=1.0)
+    >>> per_query(Budget(epsilon=10.0, queries=100), "gaussian", analysis="published-example")
+    GaussianCost(mu=0.1)
+    """
+    total = budget.total(measure, analysis)
+    queries = 1 if budget.queries is None else budget.queries
+    if measure == "gaussian" and analysis == "published-example":
+        return GaussianCost(rounded_down(decimal(budget.epsilon) / queries))
+    return Meter(total).share(queries)
 
 
-def _total(epsilon: float, queries: int, delta: float) -> float:
-    """Return the total epsilon of advanced composition without rounding."""
-    drift = queries * epsilon * math.tanh(0.5 * epsilon)
-    return min(queries * epsilon, drift + epsilon * math.sqrt(2.0 * queries * -math.log(delta)))
+@dataclass(frozen=True)
+class Meter:
+    """A total cost divided into `LIMIT` integer units."""
+
+    total: Cost  # The total, above 0
+
+    def __post_init__(self) -> None:
+        if self.total.amount == 0:
+            raise InvalidInput("The total of a budget must be above 0, got 0.")
+
+    def units(self, cost: Cost) -> int:
+        """Return the units that a cost takes, rounded up."""
+        if cost.measure != self.total.measure:
+            raise InvalidInput(
+                f"A {self.total.measure} budget cannot be charged a {cost.measure} cost. A pure cost can be converted "
+                "with as_gaussian()."
+            )
+        return math.ceil(cost.amount * LIMIT / self.total.amount)
+
+    def affordable(self, cost: Cost) -> int:
+        """Return how many releases of a cost the whole budget pays for."""
+        units = self.units(cost)
+        if units == 0:
+            raise InvalidInput("The cost of a release must be above 0, got 0.")
+        return LIMIT // units
+
+    def share(self, releases: int) -> Cost:
+        """Return the largest cost of which the budget pays that many: epsilon/k, or mu/sqrt(k), rounded down.
+
+        Up to 70 million releases, ``meter.affordable(meter.share(k)) == k`` holds exactly.
+        """
+        count = _checked_releases(releases)
+        return self._cost(Fraction(LIMIT // count, LIMIT) * self.total.amount, up=False)
+
+    def spent(self, units: int) -> Cost:
+        """Return the cost of spent units, rounded up."""
+        return self._cost(Fraction(units, LIMIT) * self.total.amount, up=True)
+
+    def remaining(self, units: int) -> Cost:
+        """Return the cost that is left, rounded down and never negative."""
+        return self._cost(Fraction(max(LIMIT - units, 0), LIMIT) * self.total.amount, up=False)
+
+    def _cost(self, amount: Fraction, up: bool) -> Cost:
+        """Return the cost of an amount (epsilon, or mu squared), rounded up or down."""
+        if isinstance(self.total, PureCost):
+            return PureCost(rounded_up(amount) if up else rounded_down(amount))
+        return GaussianCost(root_rounded_up(amount) if up else root_rounded_down(amount))
+
+
+def queries_affordable(total: Cost, per_query_cost: Cost) -> int:
+    """Return how many queries a total pays for; never one too many by rounding.
+
+    Parameters
+    ----------
+    total : PureCost or GaussianCost
+        The total, above 0.
+    per_query_cost : PureCost or GaussianCost
+        The cost of one query, in the same measure.
+
+    Returns
+    -------
+    int
+        The number of queries.
+
+    Examples
+    --------
+    >>> queries_affordable(PureCost(1.0), PureCost(0.1))
+    10
+    >>> queries_affordable(GaussianCost(1.0), GaussianCost(0.1))
+    100
+    """
+    return Meter(total).affordable(per_query_cost)
+
+
+def total_needed(per_query_cost: Cost, queries: int) -> Cost:
+    """Return the smallest total that pays for this many queries: the inverse of `queries_affordable`.
+
+    ``queries_affordable(total_needed(cost, k), cost) >= k``, though a charge is rounded up to the meter's units.
+
+    Parameters
+    ----------
+    per_query_cost : PureCost or GaussianCost
+        The cost of one query.
+    queries : int
+        The number of queries, from 1 to `LIMIT`.
+
+    Returns
+    -------
+    PureCost or GaussianCost
+        The total.
+
+    Examples
+    --------
+    >>> total_needed(GaussianCost(0.1), 100)
+    GaussianCost(mu=1.0)
+    """
+    amount = per_query_cost.amount * Fraction(LIMIT, LIMIT // _checked_releases(queries))
+    if isinstance(per_query_cost, PureCost):
+        return PureCost(rounded_up(amount))
+    return GaussianCost(root_rounded_up(amount))
+
+
+def _checked_releases(releases: int) -> int:
+    """Return the number of releases if a meter can be divided among them."""
+    count = checked_count(releases, "The number of releases")
+    if not 1 <= count <= LIMIT:
+        raise InvalidInput(f"The number of releases must be between 1 and {LIMIT}, got {releases!r}.")
+    return count

@@ -45,8 +45,7 @@ from scipy import fft
 from scipy.optimize import brentq
 from scipy.special import logsumexp, softmax
 
-from quietmax.accounting.conversions import as_number, delta_of, mu_of
-from quietmax.accounting.costs import advanced_composition_per_query
+from quietmax.accounting.costs import as_number, checked_count, delta_of, mu_of
 from quietmax.errors import InvalidInput
 
 Floats = NDArray[np.float64]
@@ -159,6 +158,53 @@ def _proven(epsilon: float, delta: float, schedule: Schedule, accountant: str) -
     if accountant == "nc":
         return _of_sampled_step(epsilon / schedule.steps, delta / schedule.steps, schedule.sampling_rate)
     raise InvalidInput(f"accountant must be one of {', '.join(ACCOUNTANTS)}, got {accountant!r}.")
+
+
+_COMPOSITION_SLACK = 2.0**-44
+
+
+def advanced_composition(epsilon: float, queries: int, delta: float) -> float:
+    """Return the total epsilon of several pure releases at a delta, rounded up (advanced composition)."""
+    return _composed_epsilon(*_checked_composition(epsilon, queries, delta)) * (1.0 + _COMPOSITION_SLACK)
+
+
+def advanced_composition_per_query(total_epsilon: float, queries: int, delta: float) -> float:
+    """Return the largest epsilon per query that stays within (total_epsilon, delta), rounded down."""
+    total_epsilon, queries, delta = _checked_composition(total_epsilon, queries, delta)
+    even = total_epsilon / queries
+    if _composed_epsilon(total_epsilon, queries, delta) <= total_epsilon:
+        share = total_epsilon
+    else:
+        share = float(
+            brentq(
+                lambda epsilon: _composed_epsilon(epsilon, queries, delta) - total_epsilon,
+                0.5 * even,
+                total_epsilon,
+                xtol=1e-300,
+                rtol=2.0**-48,
+                maxiter=500,
+            )
+        )
+    while advanced_composition(share, queries, delta) > total_epsilon:
+        share *= 1.0 - _COMPOSITION_SLACK
+    return share
+
+
+def _checked_composition(epsilon: float, queries: int, delta: float) -> tuple[float, int, float]:
+    """Return the arguments of advanced composition, or raise `InvalidInput`."""
+    if not 0.0 < as_number(epsilon) < math.inf:
+        raise InvalidInput(f"epsilon must be a finite number above 0, got {epsilon!r}.")
+    if checked_count(queries, "queries") < 1:
+        raise InvalidInput(f"queries must be an integer of at least 1, got {queries!r}.")
+    if not 0.0 < as_number(delta) < 1.0:
+        raise InvalidInput(f"delta must be between 0 and 1, exclusive, got {delta!r}.")
+    return float(epsilon), int(queries), float(delta)
+
+
+def _composed_epsilon(epsilon: float, queries: int, delta: float) -> float:
+    """Return the total epsilon of advanced composition without rounding."""
+    drift = queries * epsilon * math.tanh(0.5 * epsilon)
+    return min(queries * epsilon, drift + epsilon * math.sqrt(2.0 * queries * -math.log(delta)))
 
 
 def _concentrated(epsilon: float, delta: float, releases: float) -> float:

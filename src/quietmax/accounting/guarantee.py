@@ -10,8 +10,16 @@ from typing import Any, Literal, cast
 
 from scipy.special import ndtr, ndtri
 
-from quietmax.accounting.conversions import checked_amount, decimal, delta_of, epsilon_of, rounded_up
-from quietmax.accounting.costs import Cost, GaussianCost, PureCost
+from quietmax.accounting.costs import (
+    Cost,
+    GaussianCost,
+    PureCost,
+    checked_amount,
+    decimal,
+    delta_of,
+    epsilon_of,
+    rounded_up,
+)
 from quietmax.errors import InvalidInput
 
 Definition = Literal["pure", "gaussian", "approximate"]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from quietmax._ray import RayEngine
-from quietmax.accounting.budget import Budget
+from quietmax.accounting.costs import Budget
 from quietmax.attacks.metrics import AttackReport, Floats, Released, released_by
 from quietmax.attacks.shadow_models import (
     Design,

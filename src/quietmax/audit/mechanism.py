@@ -24,7 +24,7 @@ from quietmax.errors import InvalidInput
 from quietmax.mechanisms.base import Answers, Mechanism
 from quietmax.models.stacked import Progress
 from quietmax.noise.sources import NoiseSource, SeededNoise
-from quietmax.sensitivity.base import ScoreBounds
+from quietmax.sensitivity.certified import ScoreBounds
 
 Floats = NDArray[np.float64]
 

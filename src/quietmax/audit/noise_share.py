@@ -14,8 +14,7 @@ from typing import TypeVar
 import numpy as np
 from sklearn.base import clone
 
-from quietmax.accounting.conversions import epsilon_of, mu_of
-from quietmax.accounting.costs import Cost, GaussianCost, PureCost
+from quietmax.accounting.costs import Cost, GaussianCost, PureCost, epsilon_of, mu_of
 from quietmax.audit.bounds import SampledSteps
 from quietmax.errors import InvalidInput
 from quietmax.estimators.dpsgd.estimator import DPSGD
@@ -23,8 +22,7 @@ from quietmax.estimators.head.estimator import PrivateHead
 from quietmax.estimators.head.training import GradientPlan
 from quietmax.estimators.teachers import Teachers
 from quietmax.mechanisms.algorithm1 import Algorithm1
-from quietmax.mechanisms.base import Mechanism, ProvenMechanism, selection_epsilon
-from quietmax.mechanisms.noisy_max import NoisyMax
+from quietmax.mechanisms.base import Mechanism, NoisyMax, ProvenMechanism, selection_epsilon
 
 Estimator = TypeVar("Estimator", PrivateHead, Teachers, DPSGD)
 

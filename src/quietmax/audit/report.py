@@ -24,7 +24,7 @@ from quietmax.audit.bounds import (
     SampledSteps,
 )
 from quietmax.errors import InvalidInput
-from quietmax.sensitivity.empirical import BoundCheck
+from quietmax.sensitivity.network import BoundCheck
 
 Floats = NDArray[np.float64]
 Verdict = Literal["refuted", "consistent"]

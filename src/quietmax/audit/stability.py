@@ -28,8 +28,8 @@ from quietmax.data.records import Records
 from quietmax.errors import InvalidInput
 from quietmax.models.mlp import MLP
 from quietmax.models.stacked import Progress, TrainingSettings, train_stack
-from quietmax.sensitivity.base import Sensitivity
-from quietmax.sensitivity.published import published_sensitivity_for
+from quietmax.sensitivity.certified import Sensitivity
+from quietmax.sensitivity.network import published_sensitivity_for
 
 Floats = NDArray[np.float64]
 

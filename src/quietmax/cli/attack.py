@@ -308,7 +308,7 @@ def _target(
     model: Model | TrainingSettings, private: Any, options: MechanismOptions, url: str | None, key: str | None
 ) -> Target:
     """Return what is queried; None means the model itself."""
-    from quietmax.accounting.budget import Budget
+    from quietmax.accounting.costs import Budget
     from quietmax.attacks.targets import Endpoint
     from quietmax.mechanisms.algorithm1 import Algorithm1
     from quietmax.mechanisms.base import Answerer, plugin_mechanisms

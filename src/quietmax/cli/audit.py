@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from quietmax.mechanisms.base import Mechanism
     from quietmax.models.stacked import Progress, TrainingSettings
     from quietmax.models.training import Model
-    from quietmax.sensitivity.base import ScoreBounds
+    from quietmax.sensitivity.certified import ScoreBounds
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -145,7 +145,7 @@ def mechanism(
 
 
 def _score_bounds(one: float, vector: float | None) -> ScoreBounds:
-    from quietmax.sensitivity.base import ScoreBounds, Sensitivity
+    from quietmax.sensitivity.certified import ScoreBounds, Sensitivity
 
     because = "Stated on the command line."
     return ScoreBounds(
@@ -158,7 +158,7 @@ def _prepared(
     name: str, noise: str, classes: int, epsilon: float, delta: float, bounds: ScoreBounds, share: float
 ) -> Mechanism:
     """Return the mechanism with its budget for one answer, and with a share of the noise that this requires."""
-    from quietmax.accounting.budget import Budget, per_query
+    from quietmax.accounting.costs import Budget, per_query
     from quietmax.audit.mechanism import StatedScores
     from quietmax.audit.noise_share import cost_with_share, mechanism_with_share
     from quietmax.mechanisms.base import plugin_mechanisms
@@ -176,10 +176,9 @@ def _built_in(
     name: str, noise: str, classes: int, epsilon: float, delta: float, bounds: ScoreBounds
 ) -> Mechanism:
     """Return a built-in mechanism with its budget for one answer."""
-    from quietmax.accounting.budget import Budget, per_query
+    from quietmax.accounting.costs import Budget, per_query
     from quietmax.mechanisms.algorithm1 import Algorithm1, budget_split
-    from quietmax.mechanisms.noisy_max import GaussianScores, NoisyMax
-    from quietmax.mechanisms.sampled_neuron import SampledNeuron
+    from quietmax.mechanisms.base import GaussianScores, NoisyMax, SampledNeuron
 
     if name == "algorithm1":
         drawn: Literal["gaussian", "laplace"] = "gaussian" if noise == "gaussian" else "laplace"
@@ -231,8 +230,7 @@ def sensitivity(
     from quietmax._io import check_figure
     from quietmax.audit.report import Finding, plot_findings
     from quietmax.data.load import load
-    from quietmax.sensitivity.empirical import empirical_sensitivity
-    from quietmax.sensitivity.published import published_sensitivity_for
+    from quietmax.sensitivity.network import empirical_sensitivity, published_sensitivity_for
 
     check_figure(plot)
     split = load(data, records=records, holdout=holdout, seed=seed, data_dir=data_dir, download=download)

@@ -305,7 +305,7 @@ def _print_charged(charged: dict[str, Any]) -> None:
 
 def _digits(*, quiet: bool) -> dict[str, Any]:
     """Test accuracy, status of the guarantee and leakage of the paper's network, of its Algorithm 1 and of a head."""
-    from quietmax.accounting.budget import Budget
+    from quietmax.accounting.costs import Budget
     from quietmax.attacks.builtin import Threshold
     from quietmax.data.load import load
     from quietmax.mechanisms.algorithm1 import Algorithm1

@@ -218,7 +218,7 @@ def _private_answers(folder: Path, input_file: Path, network: NetworkOptions) ->
 
 def _network_answers(folder: Path, input_file: Path, network: NetworkOptions) -> _Answers:
     """The answers of an ordinary network through Algorithm 1 or the mechanism of a plug-in."""
-    from quietmax.accounting.budget import Budget
+    from quietmax.accounting.costs import Budget
     from quietmax.data.tables import read_queries
     from quietmax.mechanisms.base import releases_probabilities
     from quietmax.models.serialization import load_model

@@ -43,7 +43,7 @@ def command(
     Example: quietmax sensitivity --model model
     """
     from quietmax.models.serialization import load_model
-    from quietmax.sensitivity.published import published_sensitivity, published_sensitivity_for
+    from quietmax.sensitivity.network import published_sensitivity, published_sensitivity_for
 
     if model is not None:
         if any(value is not None for value in (features, hidden, classes, records, l2, activation)):

@@ -323,7 +323,7 @@ def network(
     from quietmax.models.serialization import save_model
     from quietmax.models.stacked import TrainingSettings
     from quietmax.models.training import accuracy, search_alpha, train
-    from quietmax.sensitivity.published import published_sensitivity
+    from quietmax.sensitivity.network import published_sensitivity
 
     output.check()
     arguments = arguments_of(settings)
@@ -659,7 +659,7 @@ def _warnings(estimator: PrivateHead | Teachers | DPSGD, result: dict[str, Any])
 
 def _strength(estimator: PrivateHead | Teachers | DPSGD) -> float:
     """What one answer, or all of the released weights, may spend: mu, or epsilon of a pure guarantee."""
-    from quietmax.accounting.conversions import mu_of
+    from quietmax.accounting.costs import mu_of
     from quietmax.estimators.dpsgd.estimator import DPSGD
     from quietmax.estimators.teachers import Teachers
 

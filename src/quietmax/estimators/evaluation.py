@@ -27,7 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from quietmax.accounting.conversions import (
+from quietmax.accounting.costs import (
+    GaussianCost,
     decimal,
     delta_of,
     epsilon_of,
@@ -36,7 +37,6 @@ from quietmax.accounting.conversions import (
     root_rounded_up,
     rounded_up,
 )
-from quietmax.accounting.costs import GaussianCost
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.errors import BudgetExhausted, InvalidInput
 from quietmax.estimators.validation import Condition, weakened

@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietmax._lazy import lazy_module
-from quietmax.accounting.budget import Budget
-from quietmax.accounting.conversions import delta_of, mu_of
+from quietmax.accounting.costs import Budget, delta_of, mu_of
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.encoding import Encoding
 from quietmax.data.records import Holdout
@@ -38,8 +37,7 @@ from quietmax.estimators.head.training import BIAS, whitening_kind
 from quietmax.estimators.head.weights import HeadWeights, PrivateHeadWeights
 from quietmax.estimators.training_set import with_holdout
 from quietmax.estimators.validation import CLASSES, SIZE, Condition, alike, runs_own_code, weakened
-from quietmax.mechanisms.base import Mechanism
-from quietmax.mechanisms.noisy_max import GaussianScores, NoisyMax
+from quietmax.mechanisms.base import GaussianScores, Mechanism, NoisyMax
 from quietmax.models.features.base import FeatureMap
 from quietmax.models.features.generic import (
     can_be_stored,
@@ -57,7 +55,7 @@ from quietmax.models.serialization import (
 )
 from quietmax.noise.sources import EXACT, NoiseSource, SeededNoise
 from quietmax.predictor import Predictor
-from quietmax.sensitivity.base import ScoreBounds
+from quietmax.sensitivity.certified import ScoreBounds
 from quietmax.spending import ACCOUNT_FILE, ACCOUNT_ID, FileAccount, new_identity
 
 if TYPE_CHECKING:

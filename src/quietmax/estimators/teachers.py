@@ -27,7 +27,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from quietmax._ray import RayEngine, ray_map
 from quietmax._threads import parallel_map
-from quietmax.accounting.budget import Budget
+from quietmax.accounting.costs import Budget
 from quietmax.accounting.guarantee import Guarantee, Unit
 from quietmax.data.encoding import Encoding
 from quietmax.data.records import Records
@@ -59,8 +59,7 @@ from quietmax.estimators.validation import (
     size_condition,
     weakened,
 )
-from quietmax.mechanisms.base import Mechanism, proves_bounds
-from quietmax.mechanisms.noisy_max import GaussianScores, NoisyMax
+from quietmax.mechanisms.base import GaussianScores, Mechanism, NoisyMax, proves_bounds
 from quietmax.models.features.base import FeatureMap
 from quietmax.models.features.generic import describe_map
 from quietmax.models.features.patches import image_features
@@ -77,7 +76,7 @@ from quietmax.models.stacked import (
 from quietmax.models.training import softmax, train_module
 from quietmax.noise.sources import EXACT, NoiseSource, SeededNoise
 from quietmax.predictor import Predictor, Remaining
-from quietmax.sensitivity.base import ScoreBounds, Sensitivity
+from quietmax.sensitivity.certified import ScoreBounds, Sensitivity
 
 Floats = NDArray[np.float64]
 Build = Callable[[int, int], torch.nn.Module]

@@ -22,9 +22,7 @@ from quietmax.models.losses import Convexified, CrossEntropy, Loss, Quadratic
 from quietmax.models.mlp import activation
 from quietmax.models.stacked import TrainingSettings
 from quietmax.models.training import accuracy, train_many
-from quietmax.sensitivity.empirical import empirical_sensitivity
-from quietmax.sensitivity.published import published_sensitivity
-from quietmax.sensitivity.upper_bounds import measured_facts
+from quietmax.sensitivity.network import empirical_sensitivity, measured_facts, published_sensitivity
 
 STORED = "architectures.csv"
 _QUERIES = 500

@@ -20,11 +20,12 @@ from quietmax.experiments.stored import stored_table
 from quietmax.models.losses import Convexified
 from quietmax.models.stacked import TrainingSettings
 from quietmax.models.training import train
-from quietmax.sensitivity.empirical import EmpiricalSensitivity, empirical_sensitivity
-from quietmax.sensitivity.upper_bounds import (
+from quietmax.sensitivity.network import (
     CONDITIONS,
+    EmpiricalSensitivity,
     MeasuredFacts,
     UpperBound,
+    empirical_sensitivity,
     measured_facts,
     upper_bounds_for,
 )

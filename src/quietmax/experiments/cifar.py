@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from quietmax.accounting.budget import Budget
+from quietmax.accounting.costs import Budget
 from quietmax.data.records import Records, Split, split
 from quietmax.data.registry import dataset
 from quietmax.errors import unknown_name

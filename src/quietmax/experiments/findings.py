@@ -10,8 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from scipy.special import ndtr
 
-from quietmax.accounting.budget import Analysis, Budget, per_query
-from quietmax.accounting.costs import Measure, PureCost
+from quietmax.accounting.costs import Analysis, Budget, Measure, PureCost, per_query
 from quietmax.errors import counted
 from quietmax.experiments import paper
 from quietmax.experiments.methods import method

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietmax._plugins import with_plugins
-from quietmax.accounting.budget import Budget
+from quietmax.accounting.costs import Budget
 from quietmax.accounting.dpsgd import ACCOUNTANTS, PUBLISHED_ACCOUNTANTS, Accountant
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.attacks.base import Attack
@@ -33,8 +33,7 @@ from quietmax.experiments.grid import Group, Trial
 from quietmax.experiments.inputs import SharedInputs
 from quietmax.experiments.paper import EPSILONS
 from quietmax.mechanisms.algorithm1 import Algorithm1
-from quietmax.mechanisms.base import Answerer, Answers, Mechanism
-from quietmax.mechanisms.sampled_neuron import SampledNeuron
+from quietmax.mechanisms.base import Answerer, Answers, Mechanism, SampledNeuron
 from quietmax.models.features.tabular import Identity
 from quietmax.models.training import softmax
 from quietmax.noise.sources import SeededNoise

@@ -21,7 +21,7 @@ from scipy import stats
 
 from quietmax.data.registry import dataset
 from quietmax.errors import InvalidInput
-from quietmax.sensitivity.published import published_sensitivity_for
+from quietmax.sensitivity.network import published_sensitivity_for
 
 EPSILONS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 50.0, 100.0, 500.0, 1000.0)
 """The values of epsilon in the paper's figures."""

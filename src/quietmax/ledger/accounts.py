@@ -19,8 +19,7 @@ from typing import Any, get_args
 
 from sqlalchemy import Connection, Row, insert, select
 
-from quietmax.accounting.budget import LIMIT, Analysis, Budget, Meter
-from quietmax.accounting.costs import Cost, Measure, cost_from_json
+from quietmax.accounting.costs import LIMIT, Analysis, Budget, Cost, Measure, Meter, cost_from_json
 from quietmax.errors import InvalidInput, LedgerDamaged, counted
 from quietmax.ledger.database import (
     KEYS_ACCOUNT,

@@ -16,9 +16,7 @@ from typing import Literal
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from sqlalchemy import Connection, select, text
 
-from quietmax.accounting.budget import LIMIT
-from quietmax.accounting.conversions import delta_of
-from quietmax.accounting.costs import Cost, GaussianCost
+from quietmax.accounting.costs import LIMIT, Cost, GaussianCost, delta_of
 from quietmax.errors import InvalidInput, LedgerDamaged, LedgerUnavailable, QuietmaxError
 from quietmax.ledger import accounts as _accounts
 from quietmax.ledger import api_keys as _api_keys

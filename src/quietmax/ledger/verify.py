@@ -10,8 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, select
 
-from quietmax.accounting.budget import LIMIT
-from quietmax.accounting.costs import cost_from_json
+from quietmax.accounting.costs import LIMIT, cost_from_json
 from quietmax.errors import LedgerDamaged, counted
 from quietmax.ledger.accounts import PARSE_ERRORS, AccountState, Terms, account_state, list_subaccounts
 from quietmax.ledger.api_keys import key_detail, list_keys

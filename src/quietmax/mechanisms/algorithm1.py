@@ -14,16 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from quietmax.accounting.budget import Analysis
-from quietmax.accounting.costs import Cost, GaussianCost, Measure, PureCost
+from quietmax.accounting.costs import Analysis, Cost, GaussianCost, Measure, PureCost
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.errors import InvalidInput
 from quietmax.mechanisms.base import Answers, Floats, Noise
 from quietmax.models.training import Classifier, Model, softmax
-from quietmax.noise.release import CLIP_STEPS, release_gaussian, release_laplace
-from quietmax.noise.selection import choose
+from quietmax.noise.release import CLIP_STEPS, choose, release_gaussian, release_laplace
 from quietmax.noise.sources import NoiseSource
-from quietmax.sensitivity.published import published_sensitivity
+from quietmax.sensitivity.network import published_sensitivity
 
 
 def budget_split(epsilon: float, classes: int, noise: Noise) -> float:

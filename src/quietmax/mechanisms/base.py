@@ -1,28 +1,41 @@
 """Mechanisms turn a model's scores into randomised answers; `Answerer` is the whole path from features to answers.
 
-Another package adds a mechanism as an entry point in the group `quietmax.mechanisms`: a frozen dataclass whose
-parameters all have defaults, or a function without parameters that returns one.
+The mechanisms of this module are proven (THEORY 3.3, 3.4); `algorithm1` is the paper's. Another package adds a
+mechanism as an entry point in the group `quietmax.mechanisms`: a frozen dataclass whose parameters all have defaults,
+or a function without parameters that returns one.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, is_dataclass, replace
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import log_ndtr
+from scipy.special import expit, log_ndtr, logsumexp
 
 from quietmax._plugins import with_plugins
-from quietmax.accounting.budget import Analysis, Budget, per_query
-from quietmax.accounting.conversions import bounded_range_as_gaussian, pure_as_gaussian
-from quietmax.accounting.costs import Cost, Measure, PureCost
+from quietmax.accounting.costs import (
+    Analysis,
+    Budget,
+    Cost,
+    GaussianCost,
+    Measure,
+    PureCost,
+    bounded_range_as_gaussian,
+    per_query,
+    pure_as_gaussian,
+    root_rounded_down,
+    rounded_down,
+)
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.errors import InvalidInput
-from quietmax.models.training import Classifier
+from quietmax.models.training import Classifier, softmax
+from quietmax.noise.release import choose, permute_and_flip, release_gaussian, release_laplace
 from quietmax.noise.sources import EXACT, NoiseSource
-from quietmax.sensitivity.base import ScoreBounds
+from quietmax.sensitivity.certified import ScoreBounds
 
 ENTRY_POINT_GROUP = "quietmax.mechanisms"
 _BUILT_IN = ("algorithm1", "sampled-neuron", "noisy-max", "gaussian")
@@ -396,3 +409,357 @@ def selection_epsilon(cost: Cost, selection: Selection) -> float:
     while convert(epsilon) > cost.mu:
         epsilon *= 1 - 2**-50
     return epsilon
+
+
+@dataclass(frozen=True)
+class NoisyMax(ProvenMechanism):
+    """Release a label alone.
+
+    Parameters
+    ----------
+    method : {"exponential", "gaussian", "permute-and-flip"}
+        ``"gaussian"``: the largest score after Gaussian noise on all of them, ``mu = D_2/sigma``. ``"exponential"``:
+        label v with probability proportional to ``exp(eps*z_v/spread)``. ``"permute-and-flip"``: never worse in
+        expected score at equal pure epsilon.
+    count_in : {"pure", "gaussian"} or None
+        The privacy measure of the cost. By default Gaussian for Gaussian noise and pure otherwise.
+    bounds : ScoreBounds or None
+        How far one record moves the scores. By default the model's own certified bounds.
+    per_query : PureCost or GaussianCost or None
+        The cost of one answer. By default set from the budget.
+
+    Raises
+    ------
+    InvalidInput
+        If `method` is unknown, or Gaussian noise is to be counted in the pure measure.
+
+    Examples
+    --------
+    >>> from quietmax.accounting import PureCost
+    >>> from quietmax.noise import SeededNoise
+    >>> from quietmax.sensitivity import ScoreBounds, Sensitivity
+    >>> one = Sensitivity(1.0, "certified", "One record changes one vote.")
+    >>> votes = NoisyMax(bounds=ScoreBounds(one, one), per_query=PureCost(1.0))
+    >>> votes.release(np.array([[0.0, 90.0, 10.0]]), SeededNoise(0)).labels
+    array([1])
+    """
+
+    method: Literal["gaussian", "exponential", "permute-and-flip"] = "exponential"
+    count_in: Measure | None = None
+    bounds: ScoreBounds | None = None
+    per_query: Cost | None = None
+
+    def __post_init__(self) -> None:
+        if self.method not in ("gaussian", "exponential", "permute-and-flip"):
+            raise InvalidInput(
+                f"method must be 'exponential', 'gaussian' or 'permute-and-flip', got {self.method!r}."
+            )
+        if self.method == "gaussian" and self.count_in == "pure":
+            raise InvalidInput("count_in must be 'gaussian' or None with method='gaussian', got 'pure'.")
+
+    @property
+    def name(self) -> str:
+        """``"noisy-max"``."""
+        return "noisy-max"
+
+    @property
+    def measure(self) -> Measure:
+        """`count_in`; by default Gaussian for Gaussian noise and pure for a choice."""
+        return self.count_in or ("gaussian" if self.method == "gaussian" else "pure")
+
+    def guarantee(self, classes: int) -> Guarantee:
+        """Return a proven guarantee if the model certifies the bounds, else a conditional one.
+
+        Parameters
+        ----------
+        classes : int
+            The number of classes.
+        """
+        parameters: dict[str, Any] = {
+            "mechanism": self.name,
+            "method": self.method,
+            "classes": classes,
+            "releases": "label",
+        }
+        if self.method == "gaussian":
+            because = "Gaussian mechanism on all scores, then post-processing (THEORY 3.4)."
+        elif self.method == "exponential":
+            because = "Exponential mechanism on the scores, whose differences move by at most the spread (THEORY 3.3)."
+        else:
+            because = (
+                "Permute-and-flip on the scores, whose differences move by at most the spread (THEORY 3.3)."
+            )
+        return self._guarantee(because, parameters)
+
+    def release(self, scores: Floats, source: NoiseSource) -> Answers:
+        """Draw labels.
+
+        Parameters
+        ----------
+        scores : ndarray of shape (queries, classes)
+            The scores of the queries.
+        source : NoiseSource
+            Where the noise comes from.
+        """
+        bounds, cost = self._ready()
+        values = checked_scores(scores)
+        if self.method == "gaussian":
+            assert isinstance(cost, GaussianCost)
+            noisy = release_gaussian(
+                values,
+                sensitivity=bounds.vector.value,
+                mu=cost.mu,
+                source=source,
+                coordinates=values.shape[1],
+            )
+            return Answers(noisy.values.argmax(-1), None)
+        pick = choose if self.method == "exponential" else permute_and_flip
+        epsilon = selection_epsilon(cost, self.method)
+        return Answers(
+            pick(values, epsilon=epsilon, range_sensitivity=bounds.spread, source=source).index, None
+        )
+
+    def _ready(self) -> tuple[ScoreBounds, Cost]:
+        """Return bounds and cost; Gaussian noise requires a Gaussian cost."""
+        bounds, cost = super()._ready()
+        if self.method == "gaussian" and not isinstance(cost, GaussianCost):
+            raise InvalidInput("per_query must be a GaussianCost for Gaussian noise, got a PureCost.")
+        return bounds, cost
+
+
+@dataclass(frozen=True)
+class GaussianScores(ProvenMechanism):
+    """Release all scores with noise ``N(0, (D_2/mu)^2)`` each, as probabilities.
+
+    Parameters
+    ----------
+    votes : int or None
+        None: the scores are logits and go through the softmax. Otherwise the scores are votes that add up to this
+        number; they are divided by it and projected onto the probability simplex.
+    bounds : ScoreBounds or None
+        How far one record moves the scores. By default the model's own certified bounds.
+    per_query : GaussianCost or None
+        The cost of one answer. By default set from the budget.
+
+    Examples
+    --------
+    >>> from quietmax.noise import SeededNoise
+    >>> from quietmax.sensitivity import ScoreBounds, Sensitivity
+    >>> one = Sensitivity(1.0, "certified", "One record changes one vote.")
+    >>> votes = GaussianScores(votes=100, bounds=ScoreBounds(one, one), per_query=GaussianCost(1e3))
+    >>> votes.release(np.array([[0.0, 90.0, 10.0]]), SeededNoise(0)).probabilities.round(2)
+    array([[0. , 0.9, 0.1]])
+    """
+
+    votes: int | None = None
+    bounds: ScoreBounds | None = None
+    per_query: Cost | None = None
+
+    @property
+    def name(self) -> str:
+        """``"gaussian"``."""
+        return "gaussian"
+
+    @property
+    def measure(self) -> Measure:
+        """``"gaussian"``."""
+        return "gaussian"
+
+    def guarantee(self, classes: int) -> Guarantee:
+        """Return a proven guarantee if the model certifies the bounds, else a conditional one.
+
+        Parameters
+        ----------
+        classes : int
+            The number of classes.
+        """
+        return self._guarantee(
+            "Gaussian mechanism on all scores, then post-processing (THEORY 3.4).",
+            {"mechanism": self.name, "classes": classes, "releases": "probabilities"},
+        )
+
+    def release(self, scores: Floats, source: NoiseSource) -> Answers:
+        """Draw probabilities.
+
+        Parameters
+        ----------
+        scores : ndarray of shape (queries, classes)
+            The scores of the queries.
+        source : NoiseSource
+            Where the noise comes from.
+        """
+        bounds, cost = self._ready()
+        values = checked_scores(scores)
+        noisy = release_gaussian(
+            values, sensitivity=bounds.vector.value, mu=cost.mu, source=source, coordinates=values.shape[1]
+        ).values
+        probabilities = softmax(noisy) if self.votes is None else onto_simplex(noisy / self.votes)
+        return Answers(noisy.argmax(-1), probabilities)
+
+    def _ready(self) -> tuple[ScoreBounds, GaussianCost]:
+        """Return bounds and cost, which must be Gaussian."""
+        bounds, cost = super()._ready()
+        if not isinstance(cost, GaussianCost):
+            raise InvalidInput("per_query must be a GaussianCost for Gaussian noise, got a PureCost.")
+        return bounds, cost
+
+
+def onto_simplex(points: Floats) -> Floats:
+    """Return the nearest probability vectors in L2 (Held, Wolfe and Crowder 1974)."""
+    ordered = -np.sort(-points, axis=1)
+    excess = np.cumsum(ordered, axis=1) - 1
+    rank = np.arange(1, points.shape[1] + 1)
+    kept = np.count_nonzero(ordered * rank > excess, axis=1)
+    shift = excess[np.arange(len(points)), kept - 1] / kept
+    return np.asarray(np.maximum(points - shift[:, None], 0.0))
+
+
+@dataclass(frozen=True)
+class SampledNeuron(ProvenMechanism):
+    """Release a label and its probability.
+
+    With two classes there is no choice: the log-odds of class 1 get the whole budget.
+
+    Parameters
+    ----------
+    noise : {"laplace", "gaussian"}
+        The noise on the log-odds. Laplace noise is counted in the pure measure, Gaussian noise in the Gaussian one.
+    selection : {"exponential", "permute-and-flip"}
+        How the label is chosen.
+    sampling_share : float
+        The share of the budget (of epsilon, or of mu^2) that pays for the choice; between 0 and 1, exclusive.
+    bounds : ScoreBounds or None
+        How far one record moves the logits. By default the model's own certified bounds.
+    per_query : PureCost or GaussianCost or None
+        The cost of one answer. By default set from the budget.
+
+    Raises
+    ------
+    InvalidInput
+        If a name is unknown or `sampling_share` is out of range.
+
+    Examples
+    --------
+    >>> from quietmax.noise import SeededNoise
+    >>> from quietmax.sensitivity import ScoreBounds, Sensitivity
+    >>> one = Sensitivity(0.1, "certified", "THEORY 3.1")
+    >>> neuron = SampledNeuron(bounds=ScoreBounds(one, one), per_query=PureCost(10.0))
+    >>> neuron.release(np.array([[0.0, 9.0, 1.0]]), SeededNoise(0)).labels
+    array([1])
+    """
+
+    noise: Noise = "laplace"
+    selection: Selection = "exponential"
+    sampling_share: float = 0.75
+    bounds: ScoreBounds | None = None
+    per_query: Cost | None = None
+
+    def __post_init__(self) -> None:
+        if self.noise not in ("laplace", "gaussian"):
+            raise InvalidInput(f"noise must be 'laplace' or 'gaussian', got {self.noise!r}.")
+        if self.selection not in ("exponential", "permute-and-flip"):
+            raise InvalidInput(
+                f"selection must be 'exponential' or 'permute-and-flip', got {self.selection!r}."
+            )
+        if not 0 < self.sampling_share < 1:
+            raise InvalidInput(
+                f"sampling_share must be between 0 and 1, exclusive, got {self.sampling_share}."
+            )
+
+    @property
+    def name(self) -> str:
+        """``"sampled-neuron"``."""
+        return "sampled-neuron"
+
+    @property
+    def measure(self) -> Measure:
+        """Pure for Laplace noise, Gaussian for Gaussian noise."""
+        return "pure" if self.noise == "laplace" else "gaussian"
+
+    def guarantee(self, classes: int) -> Guarantee:
+        """Return a proven guarantee if the model certifies the bounds, else a conditional one.
+
+        Parameters
+        ----------
+        classes : int
+            The number of classes.
+        """
+        parameters: dict[str, Any] = {
+            "mechanism": self.name,
+            "noise": self.noise,
+            "selection": "none" if classes == 2 else self.selection,
+            "sampling_share": 0.0 if classes == 2 else self.sampling_share,
+            "classes": classes,
+            "releases": "label and its probability",
+        }
+        return self._guarantee(
+            "A label chosen by the exponential mechanism or permute-and-flip, then its noised log-odds; "
+            "both move by at most the spread of the certified bounds (THEORY 3.3).",
+            parameters,
+        )
+
+    def release(self, scores: Floats, source: NoiseSource) -> Answers:
+        """Draw labels and probabilities.
+
+        Parameters
+        ----------
+        scores : ndarray of shape (queries, classes)
+            The logits of the queries.
+        source : NoiseSource
+            Where the noise comes from.
+        """
+        bounds, cost = self._ready()
+        # The slack covers the rounding of differences in float64, given that no logit exceeds 2^24 spreads.
+        spread = bounds.spread * (1 + 2**-20)
+        logits = np.clip(checked_scores(scores), -bounds.spread * 2**24, bounds.spread * 2**24)
+        queries, classes = logits.shape
+        if classes == 2:
+            odds = self._noised(logits[:, 1] - logits[:, 0], cost, spread, source)
+            second = expit(odds)
+            return Answers((odds > 0).astype(np.int64), np.stack([1 - second, second], axis=1))
+        for_choice, for_odds = self._shares(cost)
+        pick = choose if self.selection == "exponential" else permute_and_flip
+        epsilon = selection_epsilon(for_choice, self.selection)
+        chosen = pick(logits, epsilon=epsilon, range_sensitivity=spread, source=source).index
+        query = np.arange(queries)
+        others = logits.copy()
+        others[query, chosen] = -np.inf
+        # The logarithm of a sum of exponentials is off by a few units of 2^-53 per class, however small the spread is.
+        rounding = (classes + 8) * 2.0**-49
+        odds = logits[query, chosen] - logsumexp(others, axis=1)
+        odds = self._noised(odds, for_odds, spread + rounding, source)
+        # Post-processing: the chosen label gets at least 1/C, so noise cannot flip it; the others share the rest.
+        winning = np.maximum(expit(odds), 1 / classes)
+        each_other = np.minimum((1 - winning) / (classes - 1), winning)
+        probabilities = np.repeat(each_other[:, None], classes, axis=1)
+        probabilities[query, chosen] = winning
+        return Answers(chosen, probabilities)
+
+    def _noised(self, odds: Floats, cost: Cost, sensitivity: float, source: NoiseSource) -> Floats:
+        """Add Laplace or Gaussian noise to the log-odds."""
+        if isinstance(cost, PureCost):
+            return release_laplace(
+                odds, sensitivity=sensitivity, epsilon=cost.epsilon, source=source, coordinates=1
+            ).values
+        return release_gaussian(
+            odds, sensitivity=sensitivity, mu=cost.mu, source=source, coordinates=1
+        ).values
+
+    def _shares(self, cost: Cost) -> tuple[Cost, Cost]:
+        """Divide the cost (epsilon, or mu^2) into two parts that add up to no more than it."""
+        share = self.sampling_share
+        if isinstance(cost, PureCost):
+            first = PureCost(share * cost.epsilon)
+            return first, PureCost(rounded_down(cost.amount - first.amount))
+        first_mu = GaussianCost(math.sqrt(share) * cost.mu)
+        return first_mu, GaussianCost(root_rounded_down(cost.amount - first_mu.amount))
+
+    def _ready(self) -> tuple[ScoreBounds, Cost]:
+        """Return bounds and cost, which must be in the measure of the noise."""
+        bounds, cost = super()._ready()
+        wanted = PureCost if self.noise == "laplace" else GaussianCost
+        if not isinstance(cost, wanted):
+            raise InvalidInput(
+                f"per_query must be a {wanted.__name__} for {self.noise} noise, got a {type(cost).__name__}."
+            )
+        return bounds, cost

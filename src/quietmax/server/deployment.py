@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietmax._io import atomic_write
-from quietmax.accounting.budget import LIMIT
-from quietmax.accounting.costs import Cost, GaussianCost, Measure
+from quietmax.accounting.costs import LIMIT, Cost, GaussianCost, Measure
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.encoding import Encoding
 from quietmax.errors import BudgetExhausted, InvalidInput, QuietmaxError, counted

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from quietmax.accounting.budget import Budget
+from quietmax.accounting.costs import Budget
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.errors import InvalidInput
 from quietmax.estimators.evaluate import EVALUATION_FILE, read_evaluations, split_name
@@ -30,11 +30,11 @@ from quietmax.mechanisms.base import (
     Answerer,
     Answers,
     Mechanism,
+    SampledNeuron,
     digest_text,
     plugin_mechanisms,
     releases_probabilities,
 )
-from quietmax.mechanisms.sampled_neuron import SampledNeuron
 from quietmax.models.serialization import load_model, read_description
 from quietmax.predictor import Predictor, claimed
 from quietmax.server.deployment import Deployment, MigratedBudget, Rows, version_order

@@ -12,9 +12,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
-from quietmax.accounting.budget import LIMIT
-from quietmax.accounting.conversions import epsilon_of
-from quietmax.accounting.costs import Cost, PureCost
+from quietmax.accounting.costs import LIMIT, Cost, PureCost, epsilon_of
 from quietmax.errors import LedgerUnavailable, QuietmaxError, counted
 from quietmax.ledger.accounts import AccountState, Subaccount
 from quietmax.ledger.ledger import Ledger

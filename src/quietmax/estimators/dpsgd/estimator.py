@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_random_state
 
-from quietmax.accounting.conversions import mu_of
+from quietmax.accounting.costs import mu_of
 from quietmax.accounting.dpsgd import Accountant, NoiseAnalysis
 from quietmax.accounting.guarantee import Guarantee, Status, Unit
 from quietmax.data.encoding import Encoding

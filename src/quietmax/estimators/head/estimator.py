@@ -23,8 +23,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.metaestimators import available_if
 
 from quietmax._ray import RayEngine
-from quietmax.accounting.budget import Budget
-from quietmax.accounting.conversions import epsilon_of, mu_of
+from quietmax.accounting.costs import Budget, epsilon_of, mu_of
 from quietmax.data.schema import Schema
 from quietmax.errors import InvalidData, InvalidInput
 from quietmax.estimators.blocks import (
@@ -92,7 +91,7 @@ from quietmax.estimators.validation import (
     named_features,
     runs_own_code,
 )
-from quietmax.mechanisms.noisy_max import NoisyMax
+from quietmax.mechanisms.base import NoisyMax
 from quietmax.models.features.base import FeatureMap
 from quietmax.models.features.generic import describe_map
 from quietmax.models.features.tabular import TableFeatures, table_features

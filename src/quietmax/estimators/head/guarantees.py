@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from quietmax.accounting.conversions import root_rounded_up
-from quietmax.accounting.costs import GaussianCost
+from quietmax.accounting.costs import GaussianCost, root_rounded_up
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.encoding import Encoding
 from quietmax.errors import InvalidInput
@@ -38,7 +37,7 @@ from quietmax.estimators.validation import (
     weakened,
 )
 from quietmax.noise.sources import EXACT
-from quietmax.sensitivity.base import Sensitivity
+from quietmax.sensitivity.certified import Sensitivity
 
 Facts = Mapping[str, Any]
 """The public facts of a training by name: the ``parameters`` of its guarantee."""

@@ -22,7 +22,7 @@ from quietmax.errors import InvalidInput
 from quietmax.estimators.blocks import CHUNKS_PER_BLOCK, Floats, Table, chunk_rows
 from quietmax.estimators.head.exact_sums import MOST_BLOCKS, Rows
 from quietmax.sensitivity import certified
-from quietmax.sensitivity.base import Sensitivity
+from quietmax.sensitivity.certified import Sensitivity
 
 if TYPE_CHECKING:
     import torch

@@ -52,7 +52,7 @@ from quietmax.models.features.tabular import CONSTANT_PER_COLUMN, UnitNorm
 from quietmax.noise.release import release_gaussian
 from quietmax.noise.sources import NoiseSource
 from quietmax.sensitivity import certified
-from quietmax.sensitivity.base import Sensitivity
+from quietmax.sensitivity.certified import Sensitivity
 
 LINEAR = "linear"
 """The schedule of learning rates and of mu^2, as it is stored with a model."""

@@ -14,7 +14,7 @@ from quietmax.estimators.head.exact_sums import clipped_rows, unit_rows, whitene
 from quietmax.mechanisms.base import proves_bounds
 from quietmax.models.training import LogitClassifier
 from quietmax.sensitivity import certified
-from quietmax.sensitivity.base import ScoreBounds, Sensitivity
+from quietmax.sensitivity.certified import ScoreBounds, Sensitivity
 
 _SLACK = 2.0**-20
 

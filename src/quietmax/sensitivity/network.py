@@ -1,0 +1,788 @@
+"""The sensitivity of a network: as the paper computes it, as its Table 1 bounds it, and as retraining measures it.
+
+The paper's formulas (THEORY section 1) reproduce its tables to the last printed digit. They are *not* upper bounds:
+THEORY 2.3 gives four reasons, and retraining without one record exceeds them at the paper's own setting.
+
+The five bounds of Table 1 on the L2 sensitivity of trained weights assume a loss that is convex and rho-Lipschitz in
+the weights and a lam-strongly convex regulariser. Each bound is computed whether or not its conditions hold. What is
+known of the network decides about each condition: its shape and training settings, and, given a trained model and its
+records, measurements (`measured_facts`).
+
+Retraining compares the weights and logits of networks that were trained with and without one unit: one person with all
+rows if the records have a person column, else one record (THEORY 3.7). The largest change is a lower bound on the true
+sensitivity: it can refute a claimed upper bound and never prove one. Ordinary records move a model little, so `plant`
+changes some units before training: mislabelled ones, and extreme ones whose every feature is at the far end of the
+range. The training set contains them and each neighbour lacks one of them. Everything else is the same, including the
+initial weights and the order of the records (THEORY 2.3).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quietmax._lazy import lazy_module
+from quietmax.accounting.guarantee import Unit
+from quietmax.data.records import Records
+from quietmax.errors import InvalidInput
+from quietmax.models.losses import Convexified, CrossEntropy, Loss, Quadratic, logit_gradient, value
+from quietmax.models.mlp import MLP, activation
+from quietmax.models.stacked import Progress, TrainingSettings, train_stack
+from quietmax.models.training import Model
+from quietmax.sensitivity.certified import Basis, Sensitivity
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    torch = lazy_module("torch")
+
+
+@dataclass(frozen=True)
+class PublishedSensitivity:
+    """The paper's quantities for one network and training set.
+
+    Parameters
+    ----------
+    rho : Sensitivity
+        The Lipschitz constant of the loss.
+    weights_l2 : Sensitivity
+        Delta_2 W: all weights together, in L2.
+    weight : Sensitivity
+        Delta omega: one weight.
+    logit : Sensitivity
+        Delta z: one logit.
+    probability : Sensitivity
+        Delta p: one probability, at most 1.
+    probability_untruncated : Sensitivity
+        Delta p before it is truncated at 1.
+    oaro : Sensitivity
+        The bound on On-Average-Remove-One stability.
+    """
+
+    rho: Sensitivity
+    weights_l2: Sensitivity
+    weight: Sensitivity
+    logit: Sensitivity
+    probability: Sensitivity
+    probability_untruncated: Sensitivity
+    oaro: Sensitivity
+
+    def to_json(self) -> dict[str, float]:
+        """Return the values by name."""
+        return {name: entry["value"] for name, entry in asdict(self).items()}
+
+
+def published_sensitivity(
+    model: Model, *, records: NDArray[np.floating] | None = None, maxima: Sequence[float] | None = None
+) -> PublishedSensitivity:
+    """Compute the paper's sensitivities of a trained model.
+
+    Parameters
+    ----------
+    model : Model
+        A multilayer perceptron that `quietmax.train` returned.
+    records : ndarray or None
+        Training features on which the largest neuron values ``x_t`` are measured. Use either `records` or `maxima`.
+    maxima : sequence of float or None
+        The largest values ``x_t``, one for each layer except the last. By default 1, as in the paper's tables.
+
+    Returns
+    -------
+    PublishedSensitivity
+        The paper's quantities.
+
+    Raises
+    ------
+    InvalidInput
+        If both `records` and `maxima` are given, or the activation is unbounded and neither is.
+
+    Examples
+    --------
+    >>> import quietmax as qm
+    >>> data = qm.load("mnist-5k", records=500)
+    >>> model = qm.train(data, settings=qm.TrainingSettings(epochs=1))
+    >>> published_sensitivity(model).logit.basis
+    'published'
+    """
+    if records is not None:
+        if maxima is not None:
+            raise InvalidInput("Only one of records and maxima may be given, got both.")
+        maxima = measured_maxima(model, records)
+    return published_sensitivity_for(
+        model.features,
+        model.settings.hidden,
+        model.classes,
+        model.records,
+        l2=model.settings.l2,
+        activation_name=model.settings.activation,
+        maxima=maxima,
+        measured=records is not None,
+    )
+
+
+def published_sensitivity_for(
+    features: int,
+    hidden: Sequence[int],
+    classes: int,
+    records: int,
+    *,
+    l2: float = 0.001,
+    activation_name: str = "tanh",
+    maxima: Sequence[float] | None = None,
+    measured: bool = False,
+) -> PublishedSensitivity:
+    """Compute the paper's formulas from the shape of a network and the number of training records.
+
+    ``rho = (C-1)/(C*|V_{T-1}|) * prod_t sqrt(|V_t|)*x_t``, ``D2W = 2*rho/(lam*n)`` with ``lam = l2/2``,
+    ``Dw = D2W/sqrt(|W|)``, ``Dz = a_u*|V_{T-1}|*Dw``, ``Dp = min(exp(2*Dz)-1, 1)``, ``OARO = 2*rho^2/(lam*n)``;
+    ``|V_t|`` and ``|W|`` count no biases.
+    """
+    layers = [features, *hidden]
+    if min(layers) < 1 or classes < 2 or records < 1:
+        raise InvalidInput(
+            "features, hidden and records must be at least 1 and classes at least 2, got "
+            f"features={features}, hidden={tuple(hidden)}, records={records}, classes={classes}."
+        )
+    if not (math.isfinite(l2) and l2 > 0):
+        raise InvalidInput(f"l2 must be a finite number above 0, got {l2}.")
+    largest = [1.0] * len(layers) if maxima is None else [float(each) for each in maxima]
+    if len(largest) != len(layers) or not all(math.isfinite(each) and each >= 0 for each in largest):
+        raise InvalidInput(
+            f"maxima must hold {len(layers)} numbers that are finite and at least 0, one per layer, got {largest}."
+        )
+    bound = activation(activation_name).bound if hidden else None
+    if bound is None:
+        if maxima is None:
+            what = f"the activation {activation_name}" if hidden else "a network without hidden layers"
+            raise InvalidInput(f"maxima is required for {what}, which has no bounded activation.")
+        bound = largest[-1]
+    lam = l2 / 2
+    last = layers[-1]
+    rho = (
+        (classes - 1)
+        / (classes * last)
+        * math.prod(math.sqrt(width) * top for width, top in zip(layers, largest, strict=True))
+    )
+    weights = sum(into * out for into, out in zip(layers, [*layers[1:], classes], strict=True))
+    weights_l2 = 2 * rho / (lam * records)
+    weight = weights_l2 / math.sqrt(weights)
+    logit = bound * last * weight
+    untruncated = math.expm1(2 * logit) if 2 * logit < 700 else math.inf
+    how = "x_t = 1"
+    if maxima is not None:
+        how = "x_t measured on the training set" if measured else "x_t as given"
+
+    def entry(value: float, formula: str) -> Sensitivity:
+        return Sensitivity(
+            value, "published", f"The paper's {formula}, {how}; not an upper bound (THEORY 2.3)."
+        )
+
+    return PublishedSensitivity(
+        rho=entry(rho, "rho = (C-1)/(C*|V_{T-1}|) * prod sqrt(|V_t|)*x_t"),
+        weights_l2=entry(weights_l2, "2*rho/(lam*n)"),
+        weight=entry(weight, "D2W/sqrt(|W|)"),
+        logit=entry(logit, "a_u*|V_{T-1}|*Dw"),
+        probability=entry(min(untruncated, 1.0), "min(exp(2*Dz)-1, 1)"),
+        probability_untruncated=entry(untruncated, "exp(2*Dz)-1"),
+        oaro=entry(2 * rho**2 / (lam * records), "2*rho^2/(lam*n)"),
+    )
+
+
+def measured_maxima(model: Model, records: NDArray[np.floating]) -> list[float]:
+    """Measure the largest absolute value of any neuron, layer by layer.
+
+    The result depends on the records, and so does a noise scale that is computed from it (THEORY 2.6).
+    """
+    network = model.network
+    apply_ = activation(network.activation).apply_
+    maxima = [0.0] * (len(network.widths) - 1)
+    for part in torch.split(torch.as_tensor(records, dtype=network.kernels[0].dtype), 4096):
+        signal = part.unsqueeze(0)
+        for depth in range(len(maxima)):
+            maxima[depth] = max(maxima[depth], float(signal.abs().max()))
+            if depth < len(maxima) - 1:
+                signal = apply_(torch.baddbmm(network.biases[depth], signal, network.kernels[depth]))
+    return maxima
+
+
+CONDITIONS = (
+    "convex loss",
+    "smooth loss",
+    "decreasing SGD step",
+    "constant SGD step",
+    "normalised data",
+    "binary classes",
+    "rho-Lipschitz loss",
+    "minimiser reached",
+)
+"""All conditions in the order of Table 1; the last is not in it, but the proofs that need it take it for granted."""
+
+NEGLIGIBLE = 0.01
+"""Share of a bound that the distance to the minimiser may add: a gradient g of the objective adds up to 2 |g|/lam."""
+
+_ROWS_AT_ONCE = 2048
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One condition of a bound, decided for one network."""
+
+    name: str  # The condition
+    holds: bool | None  # Whether it holds; None if that takes a trained model
+    because: str  # Why, in one phrase
+
+    def __str__(self) -> str:
+        verdict = {True: "holds", False: "does not hold", None: "not checked"}[self.holds]
+        return f"{verdict} ({self.because})"
+
+
+@dataclass(frozen=True)
+class UpperBound:
+    """One row of the paper's Table 1 for one network."""
+
+    work: str  # Whose bound it is
+    formula: str  # The bound as a formula
+    sensitivity: Sensitivity  # Its value, with basis "published"
+    conditions: tuple[Condition, ...]
+
+    @property
+    def value(self) -> float:
+        """The number."""
+        return self.sensitivity.value
+
+    @property
+    def applies(self) -> bool | None:
+        """False if a condition does not hold, True if all hold, None if one was not checked and the others hold."""
+        verdicts = [condition.holds for condition in self.conditions]
+        return False if False in verdicts else None if None in verdicts else True
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the bound, its conditions and whether it applies."""
+        return {
+            "work": self.work,
+            "formula": self.formula,
+            "value": self.value,
+            "applies": self.applies,
+            "conditions": [asdict(condition) for condition in self.conditions],
+        }
+
+
+@dataclass(frozen=True)
+class MeasuredFacts:
+    """What a trained network and its training records say about the conditions."""
+
+    norm: float  # Largest L2 norm of a record
+    loss: float  # Loss of the network on all records, without the penalty
+    loss_at_mean: float
+    gradient: float
+    objective_gradient: float  # Norm of the gradient of the whole objective, which is 0 at a minimiser
+
+
+def upper_bounds(model: Model, records: Records) -> tuple[UpperBound, ...]:
+    """Compute the bounds of Table 1 for a trained model, and check their conditions on it."""
+    return upper_bounds_for(
+        model.features,
+        model.classes,
+        model.records,
+        settings=model.settings,
+        facts=measured_facts(model, records),
+    )
+
+
+def upper_bounds_for(
+    features: int,
+    classes: int,
+    records: int,
+    *,
+    settings: TrainingSettings | None = None,
+    maxima: Sequence[float] | None = None,
+    facts: MeasuredFacts | None = None,
+) -> tuple[UpperBound, ...]:
+    """Compute the bounds of Table 1 from the shape of a network, and check what the shape decides.
+
+    ``2 rho/(lam n)`` (Chaudhuri et al., normalised data of two classes; Wu et al., decreasing step; the paper),
+    ``C ||x|| rho/(lam n)`` (Chaudhuri et al.) and ``2 eta rho/(1 - (1 - eta lam)^n)`` (Wu et al., constant step), with
+    ``lam = l2/2`` and ``||x||`` the largest norm that the data space allows, ``sqrt(features) x_0``.
+    """
+    chosen = settings or TrainingSettings()
+    published = published_sensitivity_for(
+        features,
+        chosen.hidden,
+        classes,
+        records,
+        l2=chosen.l2,
+        activation_name=chosen.activation,
+        maxima=maxima,
+    )
+    rho, lam, eta = published.rho.value, chosen.l2 / 2, chosen.learning_rate
+    norm = math.sqrt(features) * (1.0 if maxima is None else float(maxima[0]))
+    tight = 2 * rho / (lam * records)
+    general = classes * norm * rho / (lam * records)
+    constant = 2 * eta * rho / -math.expm1(records * math.log1p(-eta * lam))
+    convex, smooth = _convex(chosen, facts), _smooth(chosen)
+    implied = (_lipschitz(rho, facts), _minimiser(tight, lam, facts))
+    data = (_normalised(norm, facts), _binary(classes))
+
+    def bound(work: str, formula: str, number: float, *conditions: Condition) -> UpperBound:
+        because = f"{work}'s {formula}, as the paper's Table 1 states it."
+        return UpperBound(work, formula, Sensitivity(number, "published", because), conditions)
+
+    return (
+        bound("Chaudhuri et al.", "2 rho/(lam n)", tight, convex, *data, *implied),
+        bound("Chaudhuri et al.", "C ||x|| rho/(lam n)", general, convex, *implied),
+        bound("Wu et al.", "2 rho/(lam n)", tight, convex, smooth, _step("decreasing"), implied[0]),
+        bound(
+            "Wu et al.",
+            "2 eta rho/(1 - (1 - eta lam)^n)",
+            constant,
+            convex,
+            smooth,
+            _step("constant"),
+            implied[0],
+        ),
+        bound("this paper", "2 rho/(lam n)", tight, convex, *implied),
+    )
+
+
+def _convex(settings: TrainingSettings, facts: MeasuredFacts | None) -> Condition:
+    name = "convex loss"
+    if not settings.hidden:
+        if isinstance(_base(settings.loss), Quadratic):
+            return Condition(name, False, "the square of a softmax is not convex")
+        return Condition(name, True, "cross-entropy of a linear model, which tilting keeps convex")
+    layers = " and ".join(str(width) for width in settings.hidden)
+    because = f"{layers} hidden neurons"
+    if facts is not None and facts.loss_at_mean > facts.loss:
+        because += f"; loss {facts.loss:.3g}, at the mean of equivalent networks {facts.loss_at_mean:.3g}"
+    return Condition(name, False, because)
+
+
+def _smooth(settings: TrainingSettings) -> Condition:
+    name = "smooth loss"
+    if not settings.hidden:
+        return Condition(name, True, "second derivatives of a linear model's loss are bounded")
+    if activation(settings.activation).bound is None:
+        return Condition(name, False, f"{settings.activation} has a kink")
+    return Condition(name, False, "second derivatives grow with the output weights")
+
+
+def _step(wanted: str) -> Condition:
+    return Condition(
+        f"{wanted} SGD step", False, "trained with Adam, which scales every step by past gradients"
+    )
+
+
+def _normalised(norm: float, facts: MeasuredFacts | None) -> Condition:
+    largest = norm if facts is None else facts.norm
+    where = "in the data space" if facts is None else "in the training set"
+    return Condition("normalised data", largest <= 1 + 1e-6, f"||x|| up to {largest:.4g} {where}")
+
+
+def _binary(classes: int) -> Condition:
+    return Condition("binary classes", classes == 2, f"{classes} classes")
+
+
+def _lipschitz(rho: float, facts: MeasuredFacts | None) -> Condition:
+    name = "rho-Lipschitz loss"
+    if facts is None:
+        return Condition(name, None, "needs a trained network")
+    exceeded = facts.gradient > rho
+    because = f"a record's gradient has norm {facts.gradient:.3g}, rho is {rho:.3g}"
+    # Gradients at one point can refute a Lipschitz constant and never prove it.
+    return Condition(name, False if exceeded else None, because)
+
+
+def _minimiser(bound: float, lam: float, facts: MeasuredFacts | None) -> Condition:
+    name = "minimiser reached"
+    if facts is None:
+        return Condition(name, None, "needs a trained network")
+    added = 2 * facts.objective_gradient / lam
+    because = (
+        f"the objective's gradient has norm {facts.objective_gradient:.2g}, which adds up to {added:.3g}"
+    )
+    return Condition(name, added <= NEGLIGIBLE * bound, because)
+
+
+def _base(loss: Loss) -> CrossEntropy | Quadratic:
+    return loss.base if isinstance(loss, Convexified) else loss
+
+
+def measured_facts(model: Model, records: Records) -> MeasuredFacts:
+    """Measure what the conditions of the bounds depend on."""
+    network = _doubled(model.network)
+    features = torch.from_numpy(np.asarray(records.features, dtype=np.float64))
+    labels = torch.from_numpy(records.labels)
+    loss = model.settings.loss
+    objective, gradient = _objective(network, model.settings, features, labels)
+    return MeasuredFacts(
+        norm=float(features.norm(dim=1).max()),
+        loss=objective,
+        loss_at_mean=float(value(loss, mean_of_equivalent(network).logits(features), labels)),
+        gradient=float(record_gradient_norms(network, _base(loss), features, labels).max()),
+        objective_gradient=gradient,
+    )
+
+
+def mean_of_equivalent(network: MLP) -> MLP:
+    """Return the mean of all networks that differ from a network only in the order of neurons in each hidden layer."""
+    last = len(network.kernels) - 1
+    kernels, biases = [], []
+    for depth, (kernel, bias) in enumerate(zip(network.kernels, network.biases, strict=True)):
+        # The last kernel is stored as (networks, outputs, inputs), the others as (networks, inputs, outputs).
+        into, out = (2, 1) if depth == last else (1, 2)
+        if depth > 0:
+            kernel = kernel.mean(into, keepdim=True).expand_as(kernel)
+        if depth < last:
+            kernel = kernel.mean(out, keepdim=True).expand_as(kernel)
+            bias = bias.mean(2, keepdim=True).expand_as(bias)
+        kernels.append(kernel.contiguous())
+        biases.append(bias.contiguous())
+    return replace(network, kernels=tuple(kernels), biases=tuple(biases))
+
+
+def record_gradient_norms(
+    network: MLP, base: CrossEntropy | Quadratic, features: Tensor, labels: Tensor
+) -> NDArray[np.float64]:
+    """Return the norm of the gradient of each record's own loss in the kernels, without biases as in the paper.
+
+    A record's gradient in one kernel is an outer product of what comes in and what flows back, so that its norm is the
+    product of theirs.
+    """
+    used = activation(network.activation)
+    parts = []
+    for part, own in zip(
+        torch.split(features, _ROWS_AT_ONCE), torch.split(labels, _ROWS_AT_ONCE), strict=True
+    ):
+        signals = [part]
+        for kernel, bias in zip(network.kernels[:-1], network.biases[:-1], strict=True):
+            signals.append(used.apply_(signals[-1] @ kernel[0] + bias[0, 0]))
+        logits = signals[-1] @ network.kernels[-1][0].T + network.biases[-1][0, 0]
+        # One network per record, each with a batch of one: the mean over the batch is the record's own loss.
+        slope = logit_gradient(base, logits.unsqueeze(1), own.unsqueeze(1)).squeeze(1)
+        squares = torch.zeros(len(part), dtype=part.dtype)
+        for depth in range(len(signals) - 1, -1, -1):
+            squares += slope.square().sum(1) * signals[depth].square().sum(1)
+            if depth:
+                kernel = network.kernels[depth][0]
+                back = slope @ (kernel if depth == len(signals) - 1 else kernel.T)
+                slope = used.backward(back, signals[depth])
+        parts.append(squares.sqrt())
+    return torch.cat(parts).numpy()
+
+
+def _objective(
+    network: MLP, settings: TrainingSettings, features: Tensor, labels: Tensor
+) -> tuple[float, float]:
+    """Return the loss of all records without the penalty, and the norm of the gradient of loss and penalty."""
+    parameters = [tensor.clone().requires_grad_() for _, tensor in network.parameters()]
+    kernels, biases = parameters[::2], parameters[1::2]
+    function = {"tanh": torch.tanh, "sigmoid": torch.sigmoid, "relu": torch.relu}[network.activation]
+    signal = features
+    for kernel, bias in zip(kernels[:-1], biases[:-1], strict=True):
+        signal = function(signal @ kernel[0] + bias[0, 0])
+    loss = value(settings.loss, signal @ kernels[-1][0].T + biases[-1][0, 0], labels)
+    penalty = settings.l2 * sum(kernel.square().sum() for kernel in kernels)
+    gradients = torch.autograd.grad(loss + penalty, parameters)
+    return float(loss.detach()), float(torch.stack([each.square().sum() for each in gradients]).sum().sqrt())
+
+
+def _doubled(network: MLP) -> MLP:
+    """Return the network in double precision."""
+    return replace(
+        network,
+        kernels=tuple(kernel.double() for kernel in network.kernels),
+        biases=tuple(bias.double() for bias in network.biases),
+    )
+
+
+Floats = NDArray[np.float64]
+Rows = NDArray[np.int64]
+Kind = Literal["mislabelled", "extreme", "ordinary"]
+Quantity = Literal["weight", "weights_l2", "logit"]
+
+KINDS: tuple[Kind, ...] = ("mislabelled", "extreme", "ordinary")
+QUANTITIES: tuple[Quantity, ...] = ("weight", "weights_l2", "logit")
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What removing one unit changed."""
+
+    rows: tuple[int, ...]  # The removed rows: one record, or all rows of one person
+    kind: Kind  # What kind of unit it was
+    weight: float  # The largest change of one weight
+    weights_l2: float  # The change of all weights together, in L2
+    logit: float  # The largest change of one logit
+
+
+@dataclass(frozen=True)
+class BoundCheck:
+    """A measured change compared with a bound."""
+
+    quantity: Quantity  # What changed
+    empirical: float  # The largest change seen in retraining
+    bound: float  # The bound
+    basis: Basis  # What the bound is based on
+
+    @property
+    def verdict(self) -> Literal["refuted", "consistent"]:
+        """``"refuted"`` if the change exceeds the bound, else ``"consistent"``, which proves nothing."""
+        return "refuted" if self.empirical > self.bound else "consistent"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all fields and the verdict by name."""
+        return {**asdict(self), "verdict": self.verdict}
+
+
+@dataclass(frozen=True)
+class EmpiricalSensitivity:
+    """The changes seen in retraining.
+
+    Parameters
+    ----------
+    removals : tuple of Removal
+        One entry for each unit that was removed.
+    records : int
+        The number of training records.
+    queries : int
+        The number of queries whose logits were compared.
+    unit : {"record", "person"}
+        What was removed each time.
+    """
+
+    removals: tuple[Removal, ...]
+    records: int
+    queries: int
+    unit: Unit = "record"
+
+    @property
+    def weight(self) -> Sensitivity:
+        """The largest change of one weight."""
+        return self._largest("weight")
+
+    @property
+    def weights_l2(self) -> Sensitivity:
+        """The largest change of all weights together, in L2."""
+        return self._largest("weights_l2")
+
+    @property
+    def logit(self) -> Sensitivity:
+        """The largest change of one logit of any query."""
+        return self._largest("logit")
+
+    def _largest(self, quantity: Quantity) -> Sensitivity:
+        """Return the largest change of one quantity."""
+        worst = max(self.removals, key=lambda removal: float(getattr(removal, quantity)))
+        article = "a" if worst.kind == "mislabelled" else "an"
+        because = (
+            f"The largest of {len(self.removals)} retrainings, without {article} {worst.kind} {self.unit}."
+        )
+        return Sensitivity(float(getattr(worst, quantity)), "empirical", because)
+
+    def against(
+        self, bounds: PublishedSensitivity | Mapping[Quantity, Sensitivity]
+    ) -> tuple[BoundCheck, ...]:
+        """Compare the largest changes with bounds.
+
+        Parameters
+        ----------
+        bounds : PublishedSensitivity or Mapping
+            The paper's formulas, or bounds by quantity.
+
+        Returns
+        -------
+        tuple of BoundCheck
+            One check for each quantity that has a bound.
+        """
+        if isinstance(bounds, PublishedSensitivity):
+            bounds = {"weight": bounds.weight, "weights_l2": bounds.weights_l2, "logit": bounds.logit}
+        return tuple(
+            BoundCheck(
+                quantity, self._largest(quantity).value, bounds[quantity].value, bounds[quantity].basis
+            )
+            for quantity in QUANTITIES
+            if quantity in bounds
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return every removal and the largest changes by name."""
+        return {
+            "unit": self.unit,
+            "records": self.records,
+            "queries": self.queries,
+            **{quantity: self._largest(quantity).value for quantity in QUANTITIES},
+            "removals": [asdict(removal) for removal in self.removals],
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Retraining:
+    """The result of one training."""
+
+    weights: Floats  # All weights as one vector
+    logits: Floats  # The logits of the queries
+
+
+def empirical_sensitivity(
+    records: Records,
+    *,
+    removals: int = 6,
+    kinds: Sequence[Kind] = KINDS,
+    queries: NDArray[np.floating] | None = None,
+    settings: TrainingSettings | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> EmpiricalSensitivity:
+    """Measure the sensitivity of a network by retraining it without single units: persons, or records.
+
+    One network is trained on all records and one without each removed unit, all at once. Weights are the kernels
+    without the biases, as in the paper.
+
+    Parameters
+    ----------
+    records : Records
+        The training records. With persons, a unit is all rows of one person.
+    removals : int
+        How many units are removed, one at a time.
+    kinds : sequence of {"mislabelled", "extreme", "ordinary"}
+        What kinds of units are removed, in turn.
+    queries : ndarray of shape (queries, features) or None
+        Logits are compared on these rows and on the removed records.
+    settings : TrainingSettings or None
+        How the networks are trained; the paper's settings by default.
+    seed : int
+        Seed of the initial weights, the order of the records and the choice of the removed units.
+    progress : callable or None
+        Called with the number of finished epochs and of all epochs.
+
+    Returns
+    -------
+    EmpiricalSensitivity
+        The changes, one entry per removed unit.
+
+    Examples
+    --------
+    >>> import quietmax as qm
+    >>> data = qm.load("mnist-5k", records=60)
+    >>> settings = qm.TrainingSettings(hidden=(4,), epochs=1)
+    >>> found = empirical_sensitivity(data.train, removals=2, settings=settings)
+    >>> found.logit.basis, len(found.removals)
+    ('empirical', 2)
+    """
+    planted, rows, kind_of = plant(records, removals=removals, kinds=kinds, seed=seed)
+    stack = train_stack(
+        planted.features,
+        planted.labels,
+        planted.classes,
+        [np.arange(len(planted))] * (removals + 1),
+        settings=settings or TrainingSettings(),
+        seeds=[seed] * (removals + 1),
+        left_out=[(), *rows],
+        progress=progress,
+    )
+    asked = planted.features[np.concatenate(rows)]
+    if queries is not None:
+        asked = np.concatenate([np.asarray(queries, dtype=np.float32), asked])
+    weights = torch.cat([kernel.flatten(1) for kernel in stack.kernels], 1).double().numpy()
+    logits = stack.stacked_logits(asked).double().numpy()
+    first, *others = (Retraining(*each) for each in zip(weights, logits, strict=True))
+    return _compared(first, others, rows, kind_of, records)
+
+
+def empirical_sensitivity_by(
+    retrain: Callable[[Records], Retraining],
+    records: Records,
+    *,
+    removals: int = 6,
+    kinds: Sequence[Kind] = KINDS,
+    seed: int = 0,
+) -> EmpiricalSensitivity:
+    """Measure the sensitivity of any deterministic training by retraining without single units."""
+    planted, rows, kind_of = plant(records, removals=removals, kinds=kinds, seed=seed)
+    others = [retrain(planted.take(np.delete(np.arange(len(planted)), gone))) for gone in rows]
+    return _compared(retrain(planted), others, rows, kind_of, records)
+
+
+def plant(
+    records: Records, *, removals: int, kinds: Sequence[Kind] = KINDS, seed: int = 0
+) -> tuple[Records, list[Rows], list[Kind]]:
+    """Choose units that will be removed and change them into units of the given kinds.
+
+    Mislabelled rows get the next class. Every feature of extreme rows is moved to the end of the range of all features
+    that is farther away. Ordinary rows are left as they are.
+
+    Parameters
+    ----------
+    records : Records
+        The records before the change. With persons, all rows of a chosen person are changed.
+    removals : int
+        The number of units to choose.
+    kinds : sequence of {"mislabelled", "extreme", "ordinary"}
+        The kinds of the chosen units, in turn.
+    seed : int
+        Seed of the choice.
+
+    Returns
+    -------
+    tuple of (Records, list of arrays of int, list of str)
+        The changed records, the rows of each chosen unit, and the kinds of the units.
+
+    Raises
+    ------
+    InvalidInput
+        If there are too few units, or a kind is unknown.
+
+    Examples
+    --------
+    >>> points = Records("points", np.array([[0.0], [0.2], [1.0]]), np.array([0, 1, 1]), classes=2)
+    >>> changed, rows, _ = plant(points, removals=1, kinds=["mislabelled"], seed=0)
+    >>> (changed.labels[rows[0]] != points.labels[rows[0]]).tolist()
+    [True]
+    """
+    units = len(np.unique(records.units))
+    if not 1 <= removals < units or not kinds or any(kind not in KINDS for kind in kinds):
+        raise InvalidInput(
+            f"removals must be between 1 and {units - 1} and kinds among {', '.join(KINDS)}, "
+            f"got {removals} and {tuple(kinds)}."
+        )
+    generator = np.random.default_rng((0x0B5E, seed))
+    chosen = generator.choice(units, removals, replace=False)
+    rows = [np.flatnonzero(records.units == unit) for unit in chosen]
+    kind_of: list[Kind] = [kinds[place % len(kinds)] for place in range(removals)]
+    features, labels = records.features.copy(), records.labels.copy()
+    low, high = float(features.min()), float(features.max())
+    for changed, kind in zip(rows, kind_of, strict=True):
+        if kind == "mislabelled":
+            labels[changed] = (labels[changed] + 1) % records.classes
+        elif kind == "extreme":
+            features[changed] = np.where(features[changed] > (low + high) / 2, low, high)
+    return replace(records, features=features, labels=labels), rows, kind_of
+
+
+def _compared(
+    first: Retraining,
+    others: Sequence[Retraining],
+    rows: Sequence[Rows],
+    kinds: Sequence[Kind],
+    records: Records,
+) -> EmpiricalSensitivity:
+    """Compare each retraining with the first training."""
+    removals = []
+    for other, gone, kind in zip(others, rows, kinds, strict=True):
+        moved = other.weights - first.weights
+        removals.append(
+            Removal(
+                rows=tuple(gone.tolist()),
+                kind=kind,
+                weight=float(np.abs(moved).max()),
+                weights_l2=float(np.linalg.norm(moved)),
+                logit=float(np.abs(other.logits - first.logits).max()),
+            )
+        )
+    return EmpiricalSensitivity(tuple(removals), len(records), len(first.logits), records.unit)
