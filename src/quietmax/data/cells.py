@@ -72,37 +72,12 @@ def _is_string(kind: pyarrow.DataType) -> bool:
 
 
 def as_strings(values: pd.Series[Any]) -> NDArray[np.object_]:
-    """Return every cell as a string without outer blanks; an integer has no decimals, a missing value is "".
-
-    Parameters
-    ----------
-    values : pandas.Series
-        The cells of a column.
-
-    Returns
-    -------
-    ndarray of str
-
-    Examples
-    --------
-    >>> as_strings(pd.Series([1.0, None, 2.5])).tolist()
-    ['1', '', '2.5']
-    """
+    """Return every cell as a string without outer blanks; an integer has no decimals, a missing value is ""."""
     return _map_cells(values, as_string)
 
 
 def as_string(value: Any) -> str:
-    """Return one cell as a string; see `as_strings`.
-
-    Parameters
-    ----------
-    value : object
-        A number, boolean, string, bytes, date or time, or a missing value.
-
-    Returns
-    -------
-    str
-    """
+    """Return one cell as a string; see `as_strings`."""
     if isinstance(value, str):
         return value.strip()
     if value is None:
@@ -128,29 +103,7 @@ def as_string(value: Any) -> str:
 
 
 def as_numbers(values: pd.Series[Any], name: str) -> NDArray[np.float64]:
-    """Return every cell as a number, NaN for a missing value.
-
-    Parameters
-    ----------
-    values : pandas.Series
-        The cells of a column.
-    name : str
-        Name of the column, for errors; no error shows a value.
-
-    Returns
-    -------
-    ndarray of float64
-
-    Raises
-    ------
-    InvalidInput
-        If a cell is not a number.
-
-    Examples
-    --------
-    >>> as_numbers(pd.Series(["1.5", "?", "-inf"]), "age").tolist()
-    [1.5, nan, -inf]
-    """
+    """Return every cell as a number, NaN for a missing value."""
     numbers, unreadable = read_numbers(values, parse_number)
     refuse_unreadable(unreadable, name, NOT_A_NUMBER)
     return numbers
@@ -160,22 +113,7 @@ NOT_A_NUMBER = "no number in the numeric column '{}'; a missing value is an empt
 
 
 def refuse_unreadable(unreadable: NDArray[np.bool_], name: str, problem: str) -> None:
-    """Raise `InvalidData` for the first cell that cannot be read.
-
-    Parameters
-    ----------
-    unreadable : ndarray of bool
-        Which cells cannot be read.
-    name : str
-        Name of the column.
-    problem : str
-        What is wrong, with `{}` for the name.
-
-    Raises
-    ------
-    InvalidData
-        Names the row and the column; shows no value.
-    """
+    """Raise `InvalidData` for the first cell that cannot be read."""
     rows = np.flatnonzero(unreadable)
     if rows.size:
         raise InvalidData(f"{first_of(rows)} has {problem.format(name)}.")
@@ -184,20 +122,7 @@ def refuse_unreadable(unreadable: NDArray[np.bool_], name: str, problem: str) ->
 def read_numbers(
     values: pd.Series[Any], parse: Callable[[str], float | None]
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return the number of every cell, NaN for a missing value, and which cells are no numbers.
-
-    Parameters
-    ----------
-    values : pandas.Series
-        The cells of a column.
-    parse : callable
-        Returns the number that a string stands for, or None.
-
-    Returns
-    -------
-    numbers : ndarray of float64
-    unreadable : ndarray of bool
-    """
+    """Return the number of every cell, NaN for a missing value, and which cells are no numbers."""
     if isinstance(values.dtype, pd.ArrowDtype):
         column = _plain(_arrow(values))
         if pyarrow.types.is_boolean(column.type):
@@ -217,65 +142,20 @@ def read_numbers(
 
 
 def numbers_or_nan(numbers: NDArray[np.object_]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return numbers with NaN for None, and where None was.
-
-    Parameters
-    ----------
-    numbers : ndarray of float or None
-        The numbers.
-
-    Returns
-    -------
-    numbers : ndarray of float64
-    unreadable : ndarray of bool
-    """
+    """Return numbers with NaN for None, and where None was."""
     unreadable = np.array([number is None for number in numbers], dtype=bool)
     return np.where(unreadable, math.nan, numbers).astype(np.float64), unreadable
 
 
 def parse_number(string: str) -> float | None:
-    """Return the number that a string stands for.
-
-    Parameters
-    ----------
-    string : str
-        A cell as a string.
-
-    Returns
-    -------
-    float or None
-        NaN for a missing value, None if the string is not a number.
-
-    Examples
-    --------
-    >>> parse_number("-2.50"), parse_number("1,000")
-    (-2.5, None)
-    """
+    """Return the number that a string stands for."""
     if string in MISSING_MARKERS:
         return math.nan
     return float(string) if _DECIMAL.fullmatch(string) else None
 
 
 def parse_date(string: str, pattern: str | None = None) -> datetime | None:
-    """Return the date or timestamp that a string stands for.
-
-    Parameters
-    ----------
-    string : str
-        A cell as a string.
-    pattern : str, optional
-        The format, as for `datetime.strptime`; by default ISO 8601.
-
-    Returns
-    -------
-    datetime or None
-        None if the string is not a date.
-
-    Examples
-    --------
-    >>> parse_date("2024-01-31 08:30"), parse_date("31.1.24", "%d.%m.%y"), parse_date("31.1.24")
-    (datetime.datetime(2024, 1, 31, 8, 30), datetime.datetime(2024, 1, 31, 0, 0), None)
-    """
+    """Return the date or timestamp that a string stands for."""
     try:
         if pattern is not None:
             return datetime.strptime(string, pattern)
@@ -285,77 +165,23 @@ def parse_date(string: str, pattern: str | None = None) -> datetime | None:
 
 
 def is_missing(strings: Iterable[str], missing_values: Iterable[str] = ()) -> NDArray[np.bool_]:
-    """Return for every string whether it stands for a missing value.
-
-    Parameters
-    ----------
-    strings : iterable of str
-        Cells as strings.
-    missing_values : iterable of str
-        What stands for a missing value in this column, besides `MISSING_MARKERS`.
-
-    Returns
-    -------
-    ndarray of bool
-
-    Examples
-    --------
-    >>> is_missing(["12", "?", "-999"], ["-999"]).tolist()
-    [False, True, True]
-    """
+    """Return for every string whether it stands for a missing value."""
     markers = MISSING_MARKERS.union(missing_values)
     return np.array([string in markers for string in strings], dtype=bool)
 
 
 def is_valid_unicode(strings: Iterable[str]) -> NDArray[np.bool_]:
-    """Return for every string whether it is valid Unicode: whether it has no half of a surrogate pair.
-
-    Parameters
-    ----------
-    strings : iterable of str
-        Cells as strings.
-
-    Returns
-    -------
-    ndarray of bool
-
-    Examples
-    --------
-    >>> is_valid_unicode(["Zoë", "\\ud800"]).tolist()
-    [True, False]
-    """
+    """Return for every string whether it is valid Unicode: whether it has no half of a surrogate pair."""
     return np.array([string.isascii() or not _SURROGATE.search(string) for string in strings], dtype=bool)
 
 
 def exact_number(string: str) -> Decimal | None:
-    """Return the exact number that a category is.
-
-    Parameters
-    ----------
-    string : str
-        A category. 01 is a code, not a number.
-
-    Returns
-    -------
-    Decimal or None
-    """
+    """Return the exact number that a category is."""
     return Decimal(string) if _LITERAL.fullmatch(string) else None
 
 
 def map_distinct(strings: NDArray[np.object_], rule: Callable[[str], int]) -> NDArray[np.int64]:
-    """Return the rule's integer for every string; equal strings are computed once.
-
-    Parameters
-    ----------
-    strings : ndarray of str
-        Cells as strings.
-    rule : callable
-        Returns the integer of a string.
-
-    Returns
-    -------
-    ndarray of int64
-    """
+    """Return the rule's integer for every string; equal strings are computed once."""
     known = {string: rule(string) for string in set(strings.tolist())}
     return np.fromiter(map(known.__getitem__, strings.tolist()), dtype=np.int64, count=len(strings))
 
@@ -364,23 +190,6 @@ def numbered(strings: Iterable[str]) -> tuple[NDArray[np.int64], list[str]]:
     """Number the distinct strings from 0, in the order in which they come.
 
     Not `pandas.factorize`: before version 3, pandas takes strings for equal if they are equal up to a NUL character.
-
-    Parameters
-    ----------
-    strings : iterable of str
-        Any strings.
-
-    Returns
-    -------
-    numbers : ndarray of int64
-        The number of every string.
-    distinct : list of str
-
-    Examples
-    --------
-    >>> numbers, distinct = numbered(["b", "a", "b"])
-    >>> numbers.tolist(), distinct
-    ([0, 1, 0], ['b', 'a'])
     """
     given = list(strings)
     distinct = list(dict.fromkeys(given))
@@ -389,17 +198,7 @@ def numbered(strings: Iterable[str]) -> tuple[NDArray[np.int64], list[str]]:
 
 
 def holds_numbers(values: pd.Series[Any]) -> bool:
-    """Return whether the type of a column allows booleans, integers or floating-point numbers alone.
-
-    Parameters
-    ----------
-    values : pandas.Series
-        The cells of a column.
-
-    Returns
-    -------
-    bool
-    """
+    """Return whether the type of a column allows booleans, integers or floating-point numbers alone."""
     return isinstance(values.dtype, np.dtype) and values.dtype.kind in "biuf"
 
 
@@ -485,17 +284,7 @@ def _plain(column: Any) -> Any:
 
 
 def holds_strings(values: pd.Series[Any]) -> bool:
-    """Return whether the type of a column is that of strings (or unknown), rather than of dates or numbers.
-
-    Parameters
-    ----------
-    values : pandas.Series
-        The cells of a column.
-
-    Returns
-    -------
-    bool
-    """
+    """Return whether the type of a column is that of strings (or unknown), rather than of dates or numbers."""
     if isinstance(values.dtype, pd.ArrowDtype):
         kind = values.dtype.pyarrow_dtype
         kind = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
@@ -504,23 +293,7 @@ def holds_strings(values: pd.Series[Any]) -> bool:
 
 
 def parse_boolean(string: str) -> int:
-    """Return 1 if a string says yes, 0 if it says no.
-
-    Parameters
-    ----------
-    string : str
-        A cell as a string.
-
-    Returns
-    -------
-    int
-        -2 if it says neither.
-
-    Examples
-    --------
-    >>> parse_boolean("TRUE"), parse_boolean("n"), parse_boolean("1.0"), parse_boolean("maybe")
-    (1, 0, 1, -2)
-    """
+    """Return 1 if a string says yes, 0 if it says no."""
     folded = string.casefold()
     number = exact_number(folded)
     if folded in YES or number == 1:
@@ -529,20 +302,5 @@ def parse_boolean(string: str) -> int:
 
 
 def first_of(rows: NDArray[np.int64]) -> str:
-    """Return the number of the first of some rows, counted from 1, and how many follow, for messages.
-
-    Parameters
-    ----------
-    rows : ndarray of int64
-        Row numbers, counted from 0.
-
-    Returns
-    -------
-    str
-
-    Examples
-    --------
-    >>> first_of(np.array([4])), first_of(np.array([4, 7, 9]))
-    ('Row 5', 'Row 5 (and 2 more)')
-    """
+    """Return the number of the first of some rows, counted from 1, and how many follow, for messages."""
     return f"Row {rows[0] + 1}" + (f" (and {len(rows) - 1} more)" if len(rows) > 1 else "")

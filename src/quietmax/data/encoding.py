@@ -70,24 +70,12 @@ _MICROSECOND = timedelta(microseconds=1)
 
 @dataclass(frozen=True)
 class Losses:
-    """How many cells of a column the encoding does not take as they are; for the owner of the table only.
+    """How many cells of a column the encoding does not take as they are; for the owner of the table only."""
 
-    Parameters
-    ----------
-    missing : int
-        Cells without a value.
-    clipped : int
-        Numbers and dates outside the bounds.
-    unknown : int
-        Values that are none of the categories.
-    unreadable : int
-        Cells that are an error: no number, no date, neither yes nor no.
-    """
-
-    missing: int
-    clipped: int = 0
-    unknown: int = 0
-    unreadable: int = 0
+    missing: int  # Cells without a value
+    clipped: int = 0  # Numbers and dates outside the bounds
+    unknown: int = 0  # Values that are none of the categories
+    unreadable: int = 0  # Cells that are an error: no number, no date, neither yes nor no
 
 
 @dataclass(frozen=True)
@@ -999,22 +987,7 @@ class Encoding:
 
     @classmethod
     def from_json(cls, text: str) -> Encoding:
-        """Read an encoding from JSON.
-
-        Parameters
-        ----------
-        text : str
-            What `to_json` returned, in this or an earlier version.
-
-        Returns
-        -------
-        Encoding
-
-        Raises
-        ------
-        InvalidInput
-            If the string is not the JSON of an encoding.
-        """
+        """Read an encoding from JSON."""
         try:
             content = json.loads(text)
             age = _FORMATS.index(content["format"])
@@ -1057,20 +1030,7 @@ def _column_from_json(entry: Mapping[str, Any]) -> Column:
 
 
 def require_columns(table: pd.DataFrame, names: Sequence[str]) -> None:
-    """Check that a table has the named columns, and each name once.
-
-    Parameters
-    ----------
-    table : pandas.DataFrame
-        The table.
-    names : sequence of str
-        Names of the columns that are needed.
-
-    Raises
-    ------
-    InvalidInput
-        If a column is missing or two columns have the same name.
-    """
+    """Check that a table has the named columns, and each name once."""
     present = Counter(str(column).strip() for column in table.columns)
     repeated = sorted(name for name, count in present.items() if count > 1)
     if repeated:
@@ -1087,23 +1047,6 @@ def _with_string_names(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def quoted(names: Sequence[str], limit: int = 30) -> str:
-    """Return names in quotes, separated by commas, for messages.
-
-    Parameters
-    ----------
-    names : sequence of str
-        The names.
-    limit : int
-        How many are shown at most.
-
-    Returns
-    -------
-    str
-
-    Examples
-    --------
-    >>> quoted(["a", "b"], limit=2), quoted(["a", "b", "c"], limit=2)
-    ("'a', 'b'", "'a', 'b' and 1 more")
-    """
+    """Return names in quotes, separated by commas, for messages."""
     shown = ", ".join(f"'{name}'" for name in names[:limit])
     return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"

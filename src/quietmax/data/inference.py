@@ -136,18 +136,7 @@ _GROUPED = re.compile(r"[+-]?[0-9]{1,3}([.,][0-9]{3})+")
 
 @dataclass(frozen=True)
 class Proposal:
-    """What a column seems to hold.
-
-    Parameters
-    ----------
-    declared : mapping
-        The declarations about the column, by the keys of `Schema`.
-    because : str
-        What is proposed and how it was found; it shows nothing of the records that `declared` does not show.
-    identifies : {0, 1, 2}
-        Whether the column may be the `person` column: 2 if its name says so, 1 if it names some number or id and the
-        values repeat like those of people with several rows.
-    """
+    """What a column seems to hold."""
 
     declared: Mapping[str, Any] = field(default_factory=dict)
     because: str = ""
@@ -155,26 +144,7 @@ class Proposal:
 
 
 def propose(name: str, values: pd.Series[Any]) -> Proposal:
-    """Propose a declaration for a column.
-
-    Parameters
-    ----------
-    name : str
-        Name of the column.
-    values : pandas.Series
-        The cells.
-
-    Returns
-    -------
-    Proposal
-
-    Examples
-    --------
-    >>> propose("age", pd.Series(["17", "NA", "90"])).declared
-    {'bounds': (0.0, 100.0)}
-    >>> propose("smoker", pd.Series(["Yes", "no", ""])).because
-    'boolean: from the values'
-    """
+    """Propose a declaration for a column."""
     if _has_numbers(values):
         numbers = as_numbers(values, name)
         present = numbers[~np.isnan(numbers)]
@@ -196,25 +166,7 @@ def propose(name: str, values: pd.Series[Any]) -> Proposal:
 
 
 def with_proposals(schema: Schema, proposals: Mapping[str, Proposal]) -> Schema:
-    """Return the schema with the proposals for some columns; what the schema says itself stays.
-
-    Parameters
-    ----------
-    schema : Schema
-        The declarations.
-    proposals : mapping of str to Proposal
-        The proposals by the names of the columns.
-
-    Returns
-    -------
-    Schema
-
-    Examples
-    --------
-    >>> age = propose("age", pd.Series([17, 90]))
-    >>> with_proposals(Schema(bounds={"income": (0, 9)}), {"age": age}).bounds
-    {'income': (0.0, 9.0), 'age': (0.0, 100.0)}
-    """
+    """Return the schema with the proposals for some columns; what the schema says itself stays."""
     values: dict[str, Any] = {}
     for name, proposal in proposals.items():
         for key, value in proposal.declared.items():
@@ -227,24 +179,7 @@ def with_proposals(schema: Schema, proposals: Mapping[str, Proposal]) -> Schema:
 
 
 def infer_classes(labels: NDArray[np.object_]) -> tuple[tuple[str, ...], bool]:
-    """Return the distinct labels, and whether some of them differ in case only.
-
-    Parameters
-    ----------
-    labels : ndarray of str
-        Labels, none of them missing.
-
-    Returns
-    -------
-    classes : tuple of str
-        In the order of numbers if all are integers.  Of spellings that differ in case, the most frequent one.
-    ignore_case : bool
-
-    Examples
-    --------
-    >>> infer_classes(np.array(["10", "2"], dtype=object))
-    (('2', '10'), False)
-    """
+    """Return the distinct labels, and whether some of them differ in case only."""
     counts = Counter(labels.tolist())
     spellings = _spellings(counts)
     integers = all(re.fullmatch("-?[0-9]+", string) for string in spellings)
@@ -252,22 +187,7 @@ def infer_classes(labels: NDArray[np.object_]) -> tuple[tuple[str, ...], bool]:
 
 
 def round_outwards(low: float, high: float) -> tuple[float, float]:
-    """Return round bounds around two numbers.
-
-    Parameters
-    ----------
-    low, high : float
-        The smallest and the largest number.
-
-    Returns
-    -------
-    (float, float)
-
-    Examples
-    --------
-    >>> round_outwards(17, 90), round_outwards(1987, 2021), round_outwards(-3.2, 0.4)
-    ((0.0, 100.0), (1980.0, 2030.0), (-4.0, 1.0))
-    """
+    """Return round bounds around two numbers."""
     if 0 <= low <= high / 2 or 0 <= low == high:
         return 0.0, _rounded_up(high) if high > 0 else 1.0
     if low / 2 <= high <= 0 or low == high:
@@ -471,22 +391,7 @@ def _spellings(counts: Mapping[str, int]) -> list[str]:
 
 
 def is_free_text(values: pd.Series[Any]) -> bool:
-    """Return whether a column seems to hold sentences: long strings with blanks, nearly all different.
-
-    Parameters
-    ----------
-    values : pandas.Series
-        The cells.
-
-    Returns
-    -------
-    bool
-
-    Examples
-    --------
-    >>> is_free_text(pd.Series([f"called on day {day} about a loan" for day in range(30)]))
-    True
-    """
+    """Return whether a column seems to hold sentences: long strings with blanks, nearly all different."""
     try:
         strings = as_strings(values)
     except InvalidData:
@@ -498,22 +403,7 @@ def is_free_text(values: pd.Series[Any]) -> bool:
 
 
 def words(name: str) -> list[str]:
-    """Return the words of a column's name, in lower case and without accents.
-
-    Parameters
-    ----------
-    name : str
-        Name of a column.
-
-    Returns
-    -------
-    list of str
-
-    Examples
-    --------
-    >>> words("Numéro-Client"), words("LoanId")
-    (['numero', 'client'], ['loan', 'id'])
-    """
+    """Return the words of a column's name, in lower case and without accents."""
     decomposed = unicodedata.normalize("NFKD", name)
     plain = "".join(letter for letter in decomposed if not unicodedata.combining(letter))
     return re.findall("[a-z0-9]+", re.sub("([a-z0-9])([A-Z])", r"\1 \2", plain).casefold())

@@ -147,30 +147,7 @@ class Schema:
 
     @classmethod
     def from_dict(cls, declarations: Mapping[str, Any], origin: str | None = None) -> Schema:
-        """Return the schema with these declarations.
-
-        Parameters
-        ----------
-        declarations : mapping
-            Values by the names of the parameters of `Schema`; `classes` may also be their number, if the labels
-            are 0, 1, ...
-        origin : str, optional
-            The file that the declarations come from, for errors.
-
-        Returns
-        -------
-        Schema
-
-        Raises
-        ------
-        InvalidInput
-            If a key is unknown or a value has the wrong type.
-
-        Examples
-        --------
-        >>> Schema.from_dict({"label": "ill", "classes": 2, "bounds": {"age": [0, 120]}}).classes
-        ('0', '1')
-        """
+        """Return the schema with these declarations."""
         renamed = {_OLD_KEYS.get(key, key): value for key, value in declarations.items()}
         known = {entry.name for entry in fields(cls)}
         unknown = sorted(set(renamed) - known)
@@ -264,17 +241,7 @@ class Schema:
         return tuple(found)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what is declared, by key, as JSON values; `from_dict` reads it.
-
-        Returns
-        -------
-        dict
-
-        Examples
-        --------
-        >>> Schema(label="ill", booleans=("smoker",)).to_dict()
-        {'label': 'ill', 'booleans': ['smoker']}
-        """
+        """Return what is declared, by key, as JSON values; `from_dict` reads it."""
         values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         return {key: _json_value(value) for key, value in values.items() if value}
 

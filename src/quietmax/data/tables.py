@@ -64,46 +64,17 @@ _MAX_TEXT_BYTES = 2**31 - 2
 
 @dataclass(frozen=True, eq=False)
 class RawTable:
-    """The content of a file before it is encoded.
+    """The content of a file before it is encoded."""
 
-    Parameters
-    ----------
-    frame : pandas.DataFrame
-        Rows and named columns.
-    image_shape : (int, int, int), optional
-        Channels, height and width, where the features of an NPZ file are images.
-    type_bounds : (float, float), optional
-        Bounds that follow from the number type of an NPZ file (bool, uint8).
-    complete : bool
-        Whether missing values cannot occur.
-    unnamed : int
-        Number of columns of a text file that have no name in its header; they are not in the frame.
-    """
-
-    frame: pd.DataFrame
+    frame: pd.DataFrame  # Rows and named columns
     image_shape: tuple[int, int, int] | None = None
     type_bounds: tuple[float, float] | None = None
-    complete: bool = False
+    complete: bool = False  # Whether missing values cannot occur
     unnamed: int = 0
 
 
 def is_table_path(name: str | Path) -> bool:
-    """Return whether a name is the path of a file rather than the name of a registered data set.
-
-    Parameters
-    ----------
-    name : str or Path
-        A path, or the name of a data set.
-
-    Returns
-    -------
-    bool
-
-    Examples
-    --------
-    >>> is_table_path("people.csv"), is_table_path("mnist")
-    (True, False)
-    """
+    """Return whether a name is the path of a file rather than the name of a registered data set."""
     return isinstance(name, Path) or Path(name).suffix.lower() in SUFFIXES or "/" in name or "\\" in name
 
 
@@ -213,23 +184,6 @@ def text_frames(file: Path, max_bytes: int) -> Iterator[pd.DataFrame]:
     """Read a CSV or TSV file part by part, as `read_table` reads it in one piece.
 
     Parts end where a record ends, so a cell is read alike whatever part it is in. A file in UTF-16 is one part.
-
-    Parameters
-    ----------
-    file : Path
-        The file.
-    max_bytes : int
-        Size of a part in the file; more if a single record is larger.
-
-    Yields
-    ------
-    pandas.DataFrame
-        Strings; every part has the columns of the header.
-
-    Raises
-    ------
-    InvalidInput
-        If the file is damaged.
     """
     delimiters = text_delimiters(file)
     try:
@@ -250,23 +204,7 @@ _HEADER_BYTES = 2**20
 
 
 def text_columns(file: Path) -> list[str]:
-    """Return the names of the columns of a CSV or TSV file; no row is read.
-
-    Parameters
-    ----------
-    file : Path
-        The file.
-
-    Returns
-    -------
-    list of str
-        Without columns that have no name.
-
-    Raises
-    ------
-    InvalidInput
-        If the file has no header.
-    """
+    """Return the names of the columns of a CSV or TSV file; no row is read."""
     try:
         with file.open("rb") as stream:
             content = stream.read(_HEADER_BYTES)
@@ -493,28 +431,7 @@ def _require_distinct(file: Path, names: Sequence[str]) -> None:
 
 
 def as_frame(table: Any) -> pd.DataFrame:
-    """Return a table as a pandas frame, without converting any value.
-
-    Parameters
-    ----------
-    table : pandas.DataFrame, pyarrow.Table, polars.DataFrame or object with `__arrow_c_stream__`
-        The table.  Columns that are not pandas' keep their Arrow types.
-
-    Returns
-    -------
-    pandas.DataFrame
-        Column names are strings without outer blanks, as in a text file.
-
-    Raises
-    ------
-    InvalidInput
-        If the object is not a table, or two columns have the same name.
-
-    Examples
-    --------
-    >>> as_frame(pyarrow.table({" age ": [30, None]})).dtypes.to_dict()
-    {'age': int64[pyarrow]}
-    """
+    """Return a table as a pandas frame, without converting any value."""
     if isinstance(table, pd.DataFrame):
         frame = table
     elif hasattr(table, "__arrow_c_stream__"):
@@ -544,27 +461,6 @@ def as_series(values: Any, name: str) -> pd.Series[Any]:
 
     A type that the container declares (pandas, polars, Arrow, NumPy) is kept.  The entries of a list or of an array
     of objects stay Python objects: pandas would choose one type by looking at all of them.
-
-    Parameters
-    ----------
-    values : sequence, numpy.ndarray, pandas.Series, pandas.Index, polars.Series or Arrow array
-        The entries.
-    name : str
-        What they are, for errors; no error shows an entry.
-
-    Returns
-    -------
-    pandas.Series
-
-    Raises
-    ------
-    InvalidInput
-        If the values are not a flat sequence.
-
-    Examples
-    --------
-    >>> as_series(["a", "b"], "groups").dtype, as_series(pyarrow.array([1, None]), "groups").dtype
-    (dtype('O'), int64[pyarrow])
     """
     problem = f"{name} must be a flat sequence of numbers or strings, one for each row."
     flat = hasattr(values, "__iter__") and getattr(values, "ndim", 1) == 1
@@ -613,30 +509,7 @@ def _existing(path: str | Path) -> Path:
 def read_records(
     source: str | Path | Any, schema: Schema, *, infer: bool = False, features: str = "features"
 ) -> Records:
-    """Read a table and encode it as the schema declares.
-
-    Parameters
-    ----------
-    source : str, Path or table
-        A CSV, TSV, Parquet or NPZ file, or a table as for `as_frame`.
-    schema : Schema
-        The declarations.  The labels of an NPZ file are the array `labels` unless the schema names another.
-    infer : bool
-        Whether to read from the records what the schema does not declare; the encoding lists it in `inferred`.
-    features : str
-        NPZ only: name of the array of features.
-
-    Returns
-    -------
-    Records
-
-    Raises
-    ------
-    DataUnavailable
-        If the file cannot be read.
-    InvalidInput
-        If the table does not match the schema, or the schema leaves something open and `infer` is not set.
-    """
+    """Read a table and encode it as the schema declares."""
     if not isinstance(source, str | Path):
         return encode_table(source, schema, infer=infer)
     label = schema.label
@@ -691,27 +564,7 @@ def encode_table(table: Any, schema: Schema, *, infer: bool = False, y: Any = No
 
 
 def labelled_frame(table: Any, schema: Schema, y: Any = None) -> tuple[pd.DataFrame, str]:
-    """Return a table as a frame that has its labels, and the name of the label column.
-
-    Parameters
-    ----------
-    table : pandas.DataFrame, pyarrow.Table, polars.DataFrame or object with `__arrow_c_stream__`
-        The rows.
-    schema : Schema
-        The declarations.
-    y : array-like, optional
-        One label per row, instead of the label column of the table.
-
-    Returns
-    -------
-    frame : pandas.DataFrame
-    label : str
-
-    Raises
-    ------
-    InvalidInput
-        If there are no labels, or not one for each row.
-    """
+    """Return a table as a frame that has its labels, and the name of the label column."""
     frame, label = as_frame(table), schema.label
     if y is not None:
         labels = as_series(y, "y")
@@ -737,28 +590,7 @@ def encode_rows(
     *,
     image_shape: tuple[int, int, int] | None = None,
 ) -> Records:
-    """Encode labelled rows of a table: all of them, or any part.
-
-    Parameters
-    ----------
-    frame : pandas.DataFrame
-        The rows.
-    encoding : Encoding
-        The public encoding of the table.
-    name : str
-        Name of the data set.
-    image_shape : (int, int, int), optional
-        Channels, height and width, where the features are pixels.
-
-    Returns
-    -------
-    Records
-
-    Raises
-    ------
-    InvalidInput
-        If a column is missing or a cell cannot be read.
-    """
+    """Encode labelled rows of a table: all of them, or any part."""
     try:
         features = encoding.encode(frame)
     except InvalidData as error:
@@ -773,28 +605,7 @@ def encode_rows(
 
 
 def declared_encoding(table: RawTable, schema: Schema, label: str, *, infer: bool) -> Encoding:
-    """Return the encoding that the schema declares for a table.
-
-    Parameters
-    ----------
-    table : RawTable
-        The table. Unless `infer` is set, its columns and their types are looked at, and no row.
-    schema : Schema
-        The declarations.
-    label : str
-        Name of the label column.
-    infer : bool
-        Whether to read from the records what the schema does not declare.
-
-    Returns
-    -------
-    Encoding
-
-    Raises
-    ------
-    InvalidInput
-        If the table does not match the schema, or the schema leaves something open and `infer` is not set.
-    """
+    """Return the encoding that the schema declares for a table."""
     check_declarations(table.frame, schema, label)
     if schema.confirm and not infer:
         raise InvalidInput(_unconfirmed_message(schema))
@@ -842,22 +653,7 @@ _REFINEMENTS = {
 
 
 def check_declarations(frame: pd.DataFrame, schema: Schema, label: str | None) -> None:
-    """Refuse declarations about columns that do not exist, or that contradict each other.
-
-    Parameters
-    ----------
-    frame : pandas.DataFrame
-        The table.
-    schema : Schema
-        The declarations.
-    label : str, optional
-        Name of the label column.
-
-    Raises
-    ------
-    InvalidInput
-        If a declaration does not match the columns of the table or another declaration.
-    """
+    """Refuse declarations about columns that do not exist, or that contradict each other."""
     keys = (*_TYPE_KEYS, *_REFINEMENTS, "complete", "missing_values")
     named = [name for key in keys for name in getattr(schema, key) if name != ANY_COLUMN]
     named += [name for name in schema.ignore if name]  # a column without a name is ignored anyway
@@ -935,27 +731,7 @@ def _undeclared_message(columns: list[str], text: list[str], label: str | None) 
 
 
 def declared_column(name: str, table: RawTable, schema: Schema) -> Column | None:
-    """Return a column as declared.
-
-    Parameters
-    ----------
-    name : str
-        Name of the column.
-    table : RawTable
-        The table.
-    schema : Schema
-        The declarations.
-
-    Returns
-    -------
-    Column or None
-        None if the schema does not say what the column holds.
-
-    Raises
-    ------
-    InvalidInput
-        If the declarations of the column are not valid.
-    """
+    """Return a column as declared."""
     missing = not table.complete and not {name, ANY_COLUMN} & set(schema.complete)
     values, ignore_case = schema.missing_values.get(name, ()), name in schema.ignore_case
     if name in schema.categories:
@@ -1004,26 +780,7 @@ NO_PERSON = "Give each such row a value of its own, or delete it."
 
 
 def person_names(frame: pd.DataFrame, person: str, *, ignore_case: bool = False) -> NDArray[np.object_]:
-    """Return the person of every row, as a string.
-
-    Parameters
-    ----------
-    frame : pandas.DataFrame
-        The table.
-    person : str
-        Name of the column that tells people apart.
-    ignore_case : bool
-        Whether names that differ in case only are of one person: each name is returned in lower case.
-
-    Returns
-    -------
-    ndarray of str
-
-    Raises
-    ------
-    InvalidInput
-        If there is no such column, or a row has no value in it.
-    """
+    """Return the person of every row, as a string."""
     require_columns(frame, [person])
     names = as_strings(frame[person])
     absent = np.flatnonzero(is_missing(names))
@@ -1042,30 +799,6 @@ def person_type(frame: pd.DataFrame, person: str) -> str:
 
     A customer whom a file calls 00007 is called 7 in a column of integers.  So the people of two tables can be
     compared only if the column has the same type in both.
-
-    Parameters
-    ----------
-    frame : pandas.DataFrame
-        The table.
-    person : str
-        Name of the column.
-
-    Returns
-    -------
-    str
-        "string" for any column of strings, else the name of its type.  No cell is looked at.
-
-    Raises
-    ------
-    InvalidInput
-        If there is no such column.
-
-    Examples
-    --------
-    >>> person_type(pd.DataFrame({"who": ["00007", "00008"]}), "who")
-    'string'
-    >>> person_type(pd.DataFrame({"who": [7, 8]}), "who")
-    'int64'
     """
     require_columns(frame, [person])
     given = frame[person].dtype
@@ -1078,20 +811,7 @@ def person_type(frame: pd.DataFrame, person: str) -> str:
 
 
 def require_person_type(frame: pd.DataFrame, encoding: Encoding) -> None:
-    """Refuse a table whose `person` column has another type than the table that an encoding was made for.
-
-    Parameters
-    ----------
-    frame : pandas.DataFrame
-        The table.
-    encoding : Encoding
-        The encoding of a model.
-
-    Raises
-    ------
-    InvalidInput
-        If the types differ.
-    """
+    """Refuse a table whose `person` column has another type than the table that an encoding was made for."""
     if encoding.person is None:
         return
     found = person_type(frame, encoding.person)
@@ -1104,57 +824,14 @@ def require_person_type(frame: pd.DataFrame, encoding: Encoding) -> None:
 
 
 def read_queries(path: str | Path, *, encoding: Encoding | None, width: int) -> NDArray[np.float32]:
-    """Read a file as queries to a model.
-
-    Parameters
-    ----------
-    path : str or Path
-        A CSV, TSV, Parquet or NPZ file.
-    encoding : Encoding or None
-        The encoding of a model trained on a table: the file has the columns of that table, with or without the
-        label.  With None the file has exactly `width` columns of numbers, scaled as in training.
-    width : int
-        Number of features of the model.
-
-    Returns
-    -------
-    ndarray of float32, shape (queries, width)
-
-    Raises
-    ------
-    DataUnavailable
-        If the file cannot be read, or the encoding does not belong to the model.
-    InvalidInput
-        If the columns do not match or a value is not a finite number.
-    """
+    """Read a file as queries to a model."""
     return query_features(read_table(path).frame, encoding=encoding, width=width, place=f"The file {path}")
 
 
 def query_features(
     frame: pd.DataFrame, *, encoding: Encoding | None, width: int, place: str
 ) -> NDArray[np.float32]:
-    """Return the rows of a table as queries to a model.
-
-    Parameters
-    ----------
-    frame : pandas.DataFrame
-        The rows.
-    encoding, width
-        As for `read_queries`.
-    place : str
-        Where the rows are, as the beginning of a sentence.
-
-    Returns
-    -------
-    ndarray of float32, shape (rows, width)
-
-    Raises
-    ------
-    DataUnavailable
-        If the encoding does not belong to the model.
-    InvalidInput
-        If the columns do not match or a value is not a finite number.
-    """
+    """Return the rows of a table as queries to a model."""
     if encoding is not None:
         if len(encoding.feature_names) != width:
             raise DataUnavailable(

@@ -44,13 +44,7 @@ _EPSILON = 1e-12
 
 
 def missing_extra() -> str | None:
-    """Return how to install the sentence encoder, or None if it is installed.
-
-    Returns
-    -------
-    str or None
-        One or two sentences.
-    """
+    """Return how to install the sentence encoder, or None if it is installed."""
     absent = [name for name in (_PACKAGE, "tokenizers") if importlib.util.find_spec(name) is None]
     if not absent:
         return None
@@ -58,13 +52,7 @@ def missing_extra() -> str | None:
 
 
 def read_encoder() -> None:
-    """Read the sentence encoder, which takes up to a second; `embed` does so when it is first called.
-
-    Raises
-    ------
-    DataUnavailable
-        If the encoder is not installed, or its files are not the known ones.
-    """
+    """Read the sentence encoder, which takes up to a second; `embed` does so when it is first called."""
     _network()
 
 
@@ -73,21 +61,6 @@ def embed(texts: Iterable[str]) -> NDArray[np.float32]:
 
     A text is cut after `MAX_CHARACTERS` characters and `MAX_TOKENS` tokens.  Half of a surrogate pair, which no valid
     string contains, is read as a question mark.
-
-    Parameters
-    ----------
-    texts : iterable of str
-        The texts.  Equal texts are computed once.
-
-    Returns
-    -------
-    ndarray of float32, shape (texts, 384)
-        Rows of length 1.
-
-    Raises
-    ------
-    DataUnavailable
-        If the encoder is not installed, or its files are not the known ones.
     """
     strings = list(texts)
     if not strings:
