@@ -16,6 +16,7 @@ import quietmax
 ROOT = Path(quietmax.__file__).parent
 # What a package may import of ours: itself and the packages before it. Everything may import `errors`.
 ORDER = [
+    "_before_noise",
     "_io",
     "_lazy",
     "_plugins",
@@ -42,7 +43,7 @@ ORDER = [
     "cli",
     "__main__",
 ]
-APART = {"spending", "accounting", "noise", "_io", "_plugins", "_ray", "_threads"}
+APART = {"spending", "accounting", "noise", "_before_noise", "_io", "_plugins", "_ray", "_threads"}
 """These import no other package of ours."""
 HEAVY = ("torch", "sklearn", "pandas", "scipy", "matplotlib")
 

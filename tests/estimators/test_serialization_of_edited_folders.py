@@ -387,7 +387,7 @@ def test_the_steps_that_were_fitted_before_are_a_condition_of_the_opened_model(t
         assert opened.guarantee == pipeline[-1].guarantee_
         assert opened.guarantee.status == "conditional"
         assert "StandardScaler" in " ".join(opened.guarantee.assumptions)
-        _refused(_edit(folder, lambda found: found["guarantee"]["parameters"].pop("fitted_steps")))
+        _refused(_edit(folder, lambda found: found["guarantee"]["parameters"].pop("own_code")))
 
 
 def _leaves(value, path=()):

@@ -40,7 +40,7 @@ class TrainingSet:
         return data_conditions(
             classes_declared=self.rows.classes_declared,
             encoding=self.rows.encoding,
-            fitted_steps=self.rows.fitted_steps,
+            code_before=self.rows.code_before,
         )
 
 

@@ -35,7 +35,7 @@ from quietmax.estimators.head.guarantees import (
 )
 from quietmax.estimators.head.training import BIAS, whitening_kind
 from quietmax.estimators.head.weights import HeadWeights, PrivateHeadWeights
-from quietmax.estimators.training_set import with_holdout
+from quietmax.estimators.training_set import code_before, with_holdout
 from quietmax.estimators.validation import CLASSES, SIZE, Condition, alike, runs_own_code, weakened
 from quietmax.mechanisms.base import GaussianScores, Mechanism, NoisyMax
 from quietmax.models.features.base import FeatureMap
@@ -552,7 +552,7 @@ def _read_teachers(stored: _Stored) -> _Read:
         size_declared=stored.declared("size_declared", SIZE),
         classes_declared=stored.declared("classes_declared", CLASSES),
         encoding=stored.encoding,
-        fitted_steps=stored.guarantee.parameters.get("fitted_steps", ()),
+        code_before=code_before(stored.guarantee.parameters),
     )
     return predictor, guarantee
 
@@ -613,7 +613,7 @@ def _read_dpsgd(stored: _Stored) -> _Read:
         centring=centring,
         unit=stored.guarantee.unit,
         encoding=stored.encoding,
-        fitted_steps=facts.get("fitted_steps", ()),
+        code_before=code_before(facts),
         parameters={"dimension": network.widths[0], "classes": network.classes},
     )
     return PrivateNetwork(network, centring), guarantee

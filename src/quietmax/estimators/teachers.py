@@ -37,6 +37,7 @@ from quietmax.estimators.blocks import FILES_IN_MEMORY, Blocks, LocalEngine, Tab
 from quietmax.estimators.ray_blocks import chosen_engine
 from quietmax.estimators.training_set import (
     NOBODY,
+    CodeBefore,
     Piece,
     TrainingRows,
     data_assumptions,
@@ -284,11 +285,11 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             count,
             size,
             features=self.feature_map_,
-            own_modules=not isinstance(self.ensemble_.teachers, MLP),
+            own_modules=type(self.ensemble_.teachers) is not MLP,
             size_declared=self.declared_size is not None,
             classes_declared=found.classes_declared,
             encoding=found.encoding,
-            fitted_steps=found.fitted_steps,
+            code_before=found.code_before,
         )
         self.guarantee_ = with_holdout(guarantee, found.holdout)
         return self
@@ -731,7 +732,7 @@ def vote_guarantee(
     size_declared: bool,
     classes_declared: bool,
     encoding: Encoding | None,
-    fitted_steps: Sequence[str],
+    code_before: CodeBefore,
 ) -> Guarantee:
     """Return the guarantee of all answers of teachers.
 
@@ -749,7 +750,7 @@ def vote_guarantee(
         Whether the teachers are the user's own modules.
     size_declared : bool
         Whether the number of records or persons was declared.
-    classes_declared, encoding, fitted_steps
+    classes_declared, encoding, code_before
         See `data_conditions`.
 
     Returns
@@ -762,7 +763,7 @@ def vote_guarantee(
         "declared_size": size,
         "classes_declared": classes_declared,
         "size_declared": size_declared,
-        **({"fitted_steps": list(fitted_steps)} if fitted_steps else {}),
+        **code_before,
     }
     own_map = runs_own_code(features)
     description = describe_map(features) if isinstance(features, FeatureMap) else None
@@ -778,7 +779,7 @@ def vote_guarantee(
         guarantee,
         *((OWN_MAP,) if own_map else ()),
         *((OWN_MODULES,) if own_modules else ()),
-        *data_conditions(classes_declared=classes_declared, encoding=encoding, fitted_steps=fitted_steps),
+        *data_conditions(classes_declared=classes_declared, encoding=encoding, code_before=code_before),
         *(() if size_declared else (size_condition(answers.unit),)),
     )
 

@@ -8,8 +8,7 @@ records.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quietmax._before_noise import foreign_callers, foreign_records, is_plain
 from quietmax._lazy import lazy_module
 from quietmax.accounting.guarantee import MADE_WITHOUT_RECORDS, Guarantee, Unit
 from quietmax.data.cells import as_strings, is_missing, is_valid_unicode, numbered
@@ -32,6 +32,7 @@ from quietmax.estimators.validation import (
     class_numbers,
     person_assumptions,
 )
+from quietmax.models.stacked import TrainingSettings
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -147,8 +148,8 @@ class TrainingRows:
         Which persons of the table were held out; None if nobody was.
     classes_declared : bool
         Whether the classes were declared; otherwise they were read off the labels.
-    fitted_steps : tuple of str
-        What was fitted on the private records before this estimator, as far as it can be seen.
+    own_code : tuple of str
+        Code that is not Quietmax's and saw the private records before this estimator, as far as it can be seen.
     in_memory : bool
         Whether the rows are in memory before they are read.
     count : int or None
@@ -164,10 +165,15 @@ class TrainingRows:
     encoding: Encoding | None
     holdout: Holdout | None
     classes_declared: bool
-    fitted_steps: tuple[str, ...]
+    own_code: tuple[str, ...]
     in_memory: bool
     count: int | None
     source: TableRows | None = None
+
+    @property
+    def code_before(self) -> CodeBefore:
+        """What ran before this estimator, as `data_conditions` takes it."""
+        return code_before({"own_code": self.own_code})
 
 
 def data_assumptions(unit: Unit, encoding: Encoding | None) -> tuple[str, ...]:
@@ -206,7 +212,7 @@ LIBRARY_TEXT = (
 
 
 def data_conditions(
-    *, classes_declared: bool, encoding: Encoding | None, fitted_steps: Sequence[str]
+    *, classes_declared: bool, encoding: Encoding | None, code_before: CodeBefore
 ) -> tuple[Condition, ...]:
     """Return the conditions on which a guarantee rests because of its training set.
 
@@ -216,8 +222,8 @@ def data_conditions(
         Whether the classes were declared.
     encoding : Encoding or None
         The encoding of a table.
-    fitted_steps : sequence of str
-        What was fitted on the private records before the estimator.
+    code_before : mapping
+        What ran before the estimator, as `code_before` returns it.
 
     Returns
     -------
@@ -226,7 +232,7 @@ def data_conditions(
 
     Examples
     --------
-    >>> data_conditions(classes_declared=True, encoding=None, fitted_steps=())
+    >>> data_conditions(classes_declared=True, encoding=None, code_before={})
     ()
     """
     conditions = [] if classes_declared else [CLASSES]
@@ -237,14 +243,28 @@ def data_conditions(
                 (f"What was read off the records is public: {', '.join(encoding.inferred)}.",),
             )
         )
-    if fitted_steps:
-        conditions.append(
-            Condition(
-                "Other steps saw the private records before this estimator (THEORY 3.8).",
-                (f"What these steps learned from the private records is public: {', '.join(fitted_steps)}.",),
-            )
-        )
+    for name, names in code_before.items():
+        because, assumption = _CODE_BEFORE[name]
+        conditions.append(Condition(because, (f"{assumption}: {', '.join(names)}.",)))
     return tuple(conditions)
+
+
+CodeBefore = Mapping[str, Sequence[str]]
+_CODE_BEFORE = {
+    "own_code": (
+        "Code that is not on Quietmax's list saw the private records before this estimator (THEORY 3.8).",
+        "This code computes each record from that record alone, and what it learned from the records is public",
+    ),
+    "fitted_steps": (  # in folders of version 0.2
+        "Other steps saw the private records before this estimator (THEORY 3.8).",
+        "What these steps learned from the private records is public",
+    ),
+}
+
+
+def code_before(facts: Mapping[str, Any]) -> CodeBefore:
+    """Return what ran before an estimator, by the name that the facts of a guarantee have for it."""
+    return {name: list(facts[name]) for name in _CODE_BEFORE if facts.get(name)}
 
 
 def training_rows(
@@ -280,6 +300,7 @@ def training_rows(
     # An estimator whose fit fails is not fitted: it has parts of two trainings, and the guarantee of one of them.
     for name in ("_evaluations", "guarantee_"):
         estimator.__dict__.pop(name, None)
+    own_code = _own_code(estimator, X, y, groups)
     source = _source(estimator, X, y)
     if source is None:
         records, given = checked_records(estimator, X, y, dtypes=dtypes)
@@ -318,7 +339,7 @@ def training_rows(
         encoding,
         held_out,
         declared,
-        steps_before(estimator),
+        own_code,
         in_memory,
         count,
         source if isinstance(source, TableRows) and groups is None else None,
@@ -333,6 +354,20 @@ NOBODY = (
     "Nobody is left to train on. A smaller `holdout` keeps more people for training. Whether somebody is left "
     "depends on the records: this error is for their owner and not part of a release."
 )
+
+
+def _own_code(estimator: Any, *values: Any) -> tuple[str, ...]:
+    """Return the names of what is not on the list of `_before_noise` and computes something from the records."""
+    found = [*foreign_callers(estimator)]
+    for value in (*values, estimator.classes):
+        found += foreign_records(value)
+    network = getattr(estimator, "network", None)
+    # A function that makes modules is a condition of its own.
+    if isinstance(network, TrainingSettings) and not is_plain(network, "training"):
+        found.append(type(network).__name__)
+    if not is_plain(estimator.schema, "encoding"):
+        found.append(type(estimator.schema).__name__)
+    return tuple(dict.fromkeys(found))
 
 
 def _source(estimator: Any, X: Any, y: Any) -> Records | TableRows | None:
@@ -483,67 +518,3 @@ def _holds_numbers(X: Any) -> bool:
     except (TypeError, ValueError):
         return False
     return values.dtype.kind not in "SU"
-
-
-def steps_before(estimator: Any) -> tuple[str, ...]:
-    """Return what was fitted on the private records before an estimator that is being fitted now.
-
-    scikit-learn tells an estimator nothing about what it is in, so this looks at the calls in progress: a `Pipeline`
-    counts by its earlier steps that learn something, every other estimator (a search over settings, a stack, a vote,
-    a calibration, a wrapper of the user's own) counts by itself. So does a class of the user's own that inherits from
-    an estimator of quietmax: it may compute anything before it calls the `fit` that it inherits. This cannot see a
-    transformer that was applied by hand, nor a fit in other threads or processes.
-
-    Parameters
-    ----------
-    estimator : object
-        The estimator.
-
-    Returns
-    -------
-    tuple of str
-        Names of steps and of other estimators, outermost first.
-
-    Examples
-    --------
-    >>> steps_before(None)
-    ()
-    """
-    from sklearn.base import BaseEstimator
-    from sklearn.pipeline import Pipeline
-
-    callers: list[Any] = []
-    frame = sys._getframe(1)
-    while frame.f_back is not None:
-        caller = frame.f_locals.get("self") if "self" in frame.f_code.co_varnames else None
-        if isinstance(caller, BaseEstimator) and not any(caller is each for each in (estimator, *callers)):
-            callers.append(caller)
-        frame = frame.f_back
-    found: list[str] = []
-    for caller in reversed(callers):
-        if isinstance(caller, Pipeline):
-            found += [
-                type(step).__name__
-                for _, step in caller.steps[:-1]
-                if step is not estimator and _learns(step)
-            ]
-        elif not _is_own(type(caller)):
-            found.append(type(caller).__name__)
-    inherits = any(_is_own(each) for each in type(estimator).__mro__)
-    return (*found, type(estimator).__name__) if inherits and not _is_own(type(estimator)) else tuple(found)
-
-
-def _is_own(kind: type) -> bool:
-    """Return whether a class is one of quietmax."""
-    return kind.__module__.startswith("quietmax.")
-
-
-def _learns(step: Any) -> bool:
-    """Return whether a step of a pipeline may compute a row from other rows."""
-    from sklearn.preprocessing import FunctionTransformer
-    from sklearn.utils import get_tags
-
-    if step is None or isinstance(step, str):
-        return False
-    own = not type(step).__module__.startswith("sklearn.")
-    return own or isinstance(step, FunctionTransformer) or bool(get_tags(step).requires_fit)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, log_ndtr, logsumexp
 
+from quietmax._before_noise import is_own_class
 from quietmax._plugins import with_plugins
 from quietmax.accounting.costs import (
     Analysis,
@@ -313,7 +314,7 @@ def proves_bounds(model_class: type, when: Callable[[Any], bool]) -> None:
 
     Bounds that any other class states, including subclasses, are an assumption, as if they were passed as an argument.
     """
-    if not model_class.__module__.startswith("quietmax."):
+    if not is_own_class(model_class):
         raise InvalidInput(
             f"Only classes of quietmax can prove bounds, got {model_class.__name__}. The bounds of other classes are "
             "assumptions."

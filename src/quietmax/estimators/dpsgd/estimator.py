@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -30,6 +31,7 @@ from quietmax.estimators.evaluate import EvaluationMixin, open_evaluations
 from quietmax.estimators.head.exact_sums import whitening_on_grid
 from quietmax.estimators.head.training import default_features
 from quietmax.estimators.training_set import (
+    CodeBefore,
     TrainingRows,
     data_assumptions,
     data_conditions,
@@ -277,7 +279,7 @@ class DPSGD(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ignore[mi
             features=self.feature_map_,
             unit=found.unit,
             encoding=found.encoding,
-            fitted_steps=found.fitted_steps,
+            code_before=found.code_before,
             centring=centring,
             parameters={"dimension": dimension, "classes": len(self.classes_)},
         )
@@ -497,7 +499,7 @@ def network_guarantee(
     centring: Centring | None = None,
     unit: Unit = "record",
     encoding: Encoding | None = None,
-    fitted_steps: Sequence[str] = (),
+    code_before: CodeBefore = MappingProxyType({}),
     parameters: Mapping[str, Any] | None = None,
 ) -> Guarantee:
     """Return the guarantee of a network trained by a plan.
@@ -515,7 +517,7 @@ def network_guarantee(
         Whether the network is the user's own module.
     size_declared : bool
         Whether the number of records or persons was declared.
-    classes_declared, encoding, fitted_steps
+    classes_declared, encoding, code_before
         See `data_conditions`.
     features : object, optional
         The feature map.
@@ -550,7 +552,7 @@ def network_guarantee(
             **(parameters or {}),
             "classes_declared": classes_declared,
             "size_declared": size_declared,
-            **({"fitted_steps": list(fitted_steps)} if fitted_steps else {}),
+            **code_before,
             "noise_source": {"source": "exact" if exact else "seeded", "exact": exact},
         },
         assumptions=(
@@ -565,7 +567,7 @@ def network_guarantee(
         guarantee,
         *((own_module_condition(unit),) if own_module else ()),
         *((OWN_MAP,) if runs_own_code(features) else ()),
-        *data_conditions(classes_declared=classes_declared, encoding=encoding, fitted_steps=fitted_steps),
+        *data_conditions(classes_declared=classes_declared, encoding=encoding, code_before=code_before),
         *(() if size_declared else (size_condition(unit),)),
         *(() if exact else (SEEDED_WEIGHTS,)),
     )

@@ -575,7 +575,7 @@ class PrivateHead(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ign
         return {
             "unit": data.unit,
             "classes_declared": data.classes_declared,
-            "fitted_steps": list(data.fitted_steps),
+            "own_code": list(data.own_code),
         }
 
     def _facts(self, table: Blocks, allowance: Allowance, source: NoiseSource) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from quietmax.estimators.head.training import (
     gradient_sensitivity,
     output_plan,
 )
-from quietmax.estimators.training_set import data_assumptions, data_conditions
+from quietmax.estimators.training_set import code_before, data_assumptions, data_conditions
 from quietmax.estimators.validation import (
     OWN_MAP,
     SEEDED_WEIGHTS,
@@ -134,7 +134,7 @@ def _conditions(facts: Facts, own_map: bool, encoding: Encoding | None) -> tuple
     data = data_conditions(
         classes_declared=facts["classes_declared"] is True,
         encoding=encoding,
-        fitted_steps=facts.get("fitted_steps", ()),
+        code_before=code_before(facts),
     )
     return (OWN_MAP, *data) if own_map else data
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
 
+from quietmax._before_noise import is_plain
 from quietmax._lazy import lazy_module
 from quietmax._plugins import with_plugins
 from quietmax.errors import InvalidInput
@@ -306,7 +307,7 @@ class Pipeline(FeatureMap):
 
 
 def runs_user_code(feature_map: FeatureMap) -> bool:
-    """Return whether a map runs the user's code: a frozen torch module or a class of their own, also inside a map.
+    """Return whether a map or something in it is not on the list of `_before_noise`, such as a frozen torch module.
 
     Parameters
     ----------
@@ -322,11 +323,7 @@ def runs_user_code(feature_map: FeatureMap) -> bool:
     >>> runs_user_code(Pipeline((UnitNorm(), Identity())))
     False
     """
-    if type(feature_map) in (Pipeline, Joined):
-        return any(runs_user_code(step) for step in feature_map.maps)  # type: ignore[attr-defined]
-    if type(feature_map) in (Mirrored, Turned, Reduced):
-        return runs_user_code(feature_map.feature_map)  # type: ignore[attr-defined]
-    return type(feature_map) is FrozenModule or type(feature_map) not in _KINDS.values()
+    return not is_plain(feature_map, "map")
 
 
 def describe_map(feature_map: FeatureMap) -> dict[str, Any]:

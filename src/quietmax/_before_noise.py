@@ -1,0 +1,399 @@
+"""What may stand between a row and the noise in a guarantee that is `proven`: one list for all estimators (THEORY 3.8).
+
+Everything else is somebody else's code: it may compute a row from its place in memory, from its batch, from a thread or
+from other rows, so it makes a guarantee `conditional` and is named there. The identity of a type decides, and what its
+object holds. Names, modules, tags and other attributes that an author sets decide nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from inspect import CO_VARARGS
+from itertools import chain
+from types import GeneratorType, NoneType
+from typing import Any, Literal
+
+Role = Literal["estimator", "step", "map", "encoding", "training", "records", "column", "cell"]
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """One line of the list.
+
+    Parameters
+    ----------
+    role : str
+        Where these types may stand.
+    types : tuple of str
+        Modules and names. "module.*" means every type that the module has under the type's own name.
+    because : str
+        Why a row stays a function of that row.
+    test : str
+        The test that checks it.
+    """
+
+    role: Role
+    types: tuple[str, ...]
+    because: str
+    test: str
+
+
+_MAPS = "tests/invariant/test_feature_maps.py"
+_TABLES = "tests/invariant/test_tables.py"
+_FOREIGN = "tests/invariant/test_foreign_code.py"
+
+ALLOWED = (
+    Allowed(
+        "estimator",
+        (
+            "quietmax.estimators.head.estimator.PrivateHead",
+            "quietmax.estimators.teachers.Teachers",
+            "quietmax.estimators.dpsgd.estimator.DPSGD",
+        ),
+        "sums are exact, and each teacher is trained alone; no subclass, and no method set on the object",
+        "tests/invariant/test_estimators.py",
+    ),
+    Allowed(
+        "step",
+        ("sklearn.pipeline.Pipeline",),
+        "runs its steps in order; each must be on this list, and `memory` must be None",
+        _FOREIGN,
+    ),
+    Allowed(
+        "step",
+        ("sklearn.preprocessing.FunctionTransformer",),
+        "hands the records on, since it must have no function",
+        _FOREIGN,
+    ),
+    Allowed(
+        "step",
+        ("sklearn.preprocessing.Binarizer",),
+        "compares each number with one public number, which rounds nothing",
+        _FOREIGN,
+    ),
+    Allowed(
+        "map",
+        (
+            *(f"quietmax.models.features.tabular.{name}" for name in ("Identity", "Scaling", "OneHot")),
+            "quietmax.models.features.tabular.UnitNorm",
+            "quietmax.models.features.tabular.TableFeatures",
+            "quietmax.models.features.encoder.Embedding",
+        ),
+        "single operations per number, and sums whose order depends on the width alone",
+        _MAPS,
+    ),
+    Allowed(
+        "map",
+        (
+            "quietmax.models.features.generic.RandomFourier",
+            "quietmax.models.features.images.Scattering",
+            *(f"quietmax.models.features.patches.{name}" for name in ("Patches", "Mirrored", "Turned")),
+            "quietmax.models.features.patches.Joined",
+            "quietmax.models.features.patches.Reduced",
+        ),
+        "batches of one shape and alignment, checked at every place on public records before training",
+        _MAPS,
+    ),
+    Allowed(
+        "map",
+        ("quietmax.models.features.encoder.Encoder",),
+        "as above; an ONNX file gets one record at a time, on one thread, with no operation of its own",
+        "tests/invariant/test_encoder.py",
+    ),
+    Allowed(
+        "map",
+        ("quietmax.models.features.generic.Pipeline",),
+        "runs its maps in order; each must be on this list",
+        _MAPS,
+    ),
+    Allowed(
+        "encoding",
+        (
+            "quietmax.data.schema.Schema",
+            "quietmax.data.encoding.Encoding",
+            *(f"quietmax.data.encoding.{kind}Column" for kind in ("Numeric", "Categorical", "Boolean")),
+            *(f"quietmax.data.encoding.{kind}Column" for kind in ("Date", "Hashed")),
+        ),
+        "each cell is read alone, by its declared type",
+        _TABLES,
+    ),
+    Allowed(
+        "encoding",
+        ("quietmax.data.encoding.TextColumn",),
+        "each text is embedded alone, without padding, on one thread, by files with a fixed SHA-256",
+        "tests/invariant/test_text.py",
+    ),
+    Allowed(
+        "training",
+        (
+            "quietmax.models.stacked.TrainingSettings",
+            *(f"quietmax.models.losses.{name}" for name in ("CrossEntropy", "Quadratic", "Convexified")),
+        ),
+        "the built-in networks of teachers are trained apart from each other",
+        "tests/invariant/test_estimators.py",
+    ),
+    Allowed(
+        "records",
+        (
+            "builtins.list",
+            "builtins.tuple",
+            "builtins.range",
+            "numpy.ndarray",
+            "numpy.memmap",
+            "torch.Tensor",
+        ),
+        "each number is converted alone; the numbers of an array must be of a type of NumPy",
+        _FOREIGN,
+    ),
+    Allowed(
+        "records",
+        (
+            "pandas.DataFrame",
+            "pandas.Series",
+            "pandas.Index",
+            "pandas.RangeIndex",
+            "pandas.arrays.*",
+            "polars.DataFrame",
+            "polars.Series",
+            "pyarrow.lib.*",
+        ),
+        "each cell is converted alone; of extension types, only the columns listed below",
+        _TABLES,
+    ),
+    Allowed(
+        "records",
+        (
+            "builtins.str",
+            "pathlib.PosixPath",
+            "pathlib.WindowsPath",
+            "pyarrow.dataset.*",
+            "builtins.generator",
+            *(f"builtins.{name}_iterator" for name in ("list", "tuple")),
+            "builtins.map",
+            *(f"quietmax.data.sources.{kind}Part" for kind in ("Parquet", "Text", "Fragment", "Stream")),
+            "quietmax.data.sources.FramePart",
+            "quietmax.data.sources.TableRows",
+            "quietmax.data.records.Records",
+        ),
+        "rows of files and streams are encoded alike, whatever part they are in",
+        _TABLES,
+    ),
+    Allowed(
+        "column",
+        ("numpy.dtypes.*", "pandas.arrays.*"),
+        "the types of NumPy and pandas; a type of another package converts with code of its own",
+        _TABLES,
+    ),
+    Allowed(
+        "cell",
+        (
+            *(f"builtins.{name}" for name in ("NoneType", "bool", "int", "float", "str", "bytes")),
+            *(f"numpy.{name}{bits}" for name in ("int", "uint") for bits in (8, 16, 32, 64)),
+            *(f"numpy.{name}" for name in ("bool", "bool_", "float16", "float32", "float64", "longdouble")),
+            *(f"numpy.{name}" for name in ("longlong", "ulonglong", "intc", "uintc", "str_", "bytes_")),
+            *(f"numpy.{name}" for name in ("datetime64", "timedelta64")),
+            *(f"datetime.{name}" for name in ("date", "datetime", "time", "timedelta")),
+            *("decimal.Decimal", "uuid.UUID", "pathlib.PosixPath", "pathlib.WindowsPath"),
+            *(f"pandas.{name}" for name in ("Timestamp", "Timedelta", "Period", "Interval")),
+            *(f"pandas.api.typing.{name}" for name in ("NAType", "NaTType")),
+        ),
+        "compares, hashes and converts as Python, NumPy and pandas define it; no subclass",
+        _TABLES,
+    ),
+)
+"""The list. `docs/sharp-edges.md` shows it; a pipeline step may also be None or "passthrough"."""
+
+_UNNAMED = {
+    "NoneType": NoneType,
+    "generator": GeneratorType,
+    "list_iterator": type(iter(list[int]())),
+    "tuple_iterator": type(iter(tuple[int]())),
+}
+"""Types of Python that no module names."""
+
+
+def is_allowed(kind: type, *roles: Role) -> bool:
+    """Return whether a type is on the list for one of these roles."""
+    return any(_is(kind, name) for line in ALLOWED if line.role in roles for name in line.types)
+
+
+def _is(kind: type, name: str) -> bool:
+    """Return whether a name of the list means this very type; a module that nobody imported has no objects."""
+    module, _, own = name.rpartition(".")
+    found = (
+        vars(sys.modules[module]).get(kind.__name__ if own == "*" else own) if module in sys.modules else None
+    )
+    return kind is (_UNNAMED.get(own) if found is None and module == "builtins" else found)
+
+
+def is_own_class(kind: type) -> bool:
+    """Return whether a class is the one that a module of quietmax has under its name."""
+    return kind.__module__.startswith("quietmax.") and _is(kind, f"{kind.__module__}.{kind.__name__}")
+
+
+def is_plain(value: Any, role: Role) -> bool:
+    """Return whether a value is on the list for a role, and everything that it holds; numbers, strings and dates are.
+
+    An object that holds something else, such as a function in the place of a method, runs code that nobody checked.
+    """
+    kind = type(value)
+    if kind in (tuple, list):
+        return all(is_plain(each, role) for each in value)
+    if kind is dict:
+        return is_plain([*value.items()], role)
+    if _is(kind, "numpy.ndarray"):
+        return not any(foreign_records(value))
+    if is_allowed(kind, "cell"):
+        return True
+    if not is_allowed(kind, role):
+        return False
+    cached = {name for name, each in vars(kind).items() if isinstance(each, cached_property)}
+    return all(is_plain(each, role) for name, each in vars(value).items() if name not in cached)
+
+
+# --- scikit-learn -----------------------------------------------------------------------------------------------------
+
+
+def foreign_callers(estimator: Any) -> Iterator[str]:
+    """Yield the names of what saw the private records before an estimator that is being fitted now, outermost first.
+
+    scikit-learn tells an estimator nothing about what it is in, so this looks at the calls in progress. What has a
+    method `fit` counts by itself (a search over settings, a stack, a vote, a calibration, a wrapper of the user's own),
+    and a `Pipeline` by its earlier steps. So does an estimator of the user's own that inherits from one of ours: it may
+    compute anything before it calls the `fit` that it inherits. A worker of joblib counts, because what called it is in
+    another thread or process. This cannot see what was applied by hand, nor other threads and processes.
+    """
+    from sklearn.pipeline import Pipeline
+
+    callers: list[Any] = []
+    kinds = set()
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        caller = _first_argument(frame)
+        kinds.add(type(caller))
+        if callable(getattr(type(caller), "fit", None)) and not any(
+            caller is each for each in (estimator, *callers)
+        ):
+            callers.append(caller)
+        frame = frame.f_back
+    if any(_is(kind, "joblib.parallel.BatchedCalls") for kind in kinds) and not any(
+        _is(kind, "joblib.parallel.Parallel") for kind in kinds
+    ):
+        yield "joblib"
+    for caller in reversed(callers):
+        if issubclass(type(caller), Pipeline):
+            yield from _foreign_steps(caller, caller.steps[:-1])
+        elif not _runs_our_methods(caller):
+            yield type(caller).__name__
+    if not (is_allowed(type(estimator), "estimator") and _runs_our_methods(estimator)):
+        yield type(estimator).__name__
+
+
+def _first_argument(frame: Any) -> Any:
+    """Return the first argument of a call in progress: the object, if the call is one of a method."""
+    code = frame.f_code
+    if not code.co_argcount and not code.co_flags & CO_VARARGS:
+        return None
+    first = frame.f_locals.get(code.co_varnames[0 if code.co_argcount else code.co_kwonlyargcount])
+    return first if code.co_argcount or not first else first[0]
+
+
+def _runs_our_methods(value: Any) -> bool:
+    """Return whether an object is of a class of ours, and no method was replaced on the object."""
+    kind = type(value)
+    ours = is_allowed(kind, "estimator") or is_own_class(kind)
+    return ours and not any(callable(getattr(kind, name, None)) for name in vars(value))
+
+
+_LOOKED_AT = ("steps", "_callback_fit_ctx", "_parent_callback_ctx")
+"""What a pipeline holds besides settings. The callbacks of the contexts are those in `_skl_callbacks`, a setting."""
+
+
+def _foreign_steps(pipeline: Any, steps: Iterable[tuple[str, Any]]) -> Iterator[str]:
+    """Yield the names of what is not on the list in a pipeline and in some of its steps."""
+    from sklearn.pipeline import Pipeline
+
+    state = {name: each for name, each in vars(pipeline).items() if name not in _LOOKED_AT}
+    if not is_allowed(type(pipeline), "step") or pipeline.memory is not None or not is_plain(state, "step"):
+        yield type(pipeline).__name__
+    for _, step in steps:
+        if issubclass(type(step), Pipeline):
+            yield from _foreign_steps(step, step.steps)
+        elif not (is_plain(step, "step") and (step == "passthrough" if type(step) is str else True)):
+            yield type(step).__name__
+
+
+# --- Records, labels and persons --------------------------------------------------------------------------------------
+
+
+def foreign_records(values: Any) -> Iterator[str]:
+    """Yield the types in records, labels or persons that are not on the list: somebody else's code converts them."""
+    kind = type(values)
+    if not is_allowed(kind, "records", "cell"):
+        yield kind.__name__
+    for name, parts in _PARTS.items():
+        if _is(kind, name):
+            yield from parts(values)
+
+
+def _foreign_rows(rows: Iterable[Any]) -> Iterator[str]:
+    """Yield the foreign types in a sequence of cells or of rows."""
+    nested = {kind: is_allowed(kind, "records") and kind is not str for kind in set(map(type, rows))}
+    yield from _foreign_cells(each for each in rows if not nested[type(each)])
+    yield from chain.from_iterable(foreign_records(each) for each in rows if nested[type(each)])
+
+
+def _foreign_numbers(array: Any) -> Iterator[str]:
+    """Yield the foreign types in an array of NumPy."""
+    if not is_allowed(type(array.dtype), "column"):
+        yield str(array.dtype)
+    elif array.dtype.kind == "O":
+        yield from _foreign_cells(array.ravel().tolist())
+
+
+def _foreign_encoding(encoding: Any) -> Iterator[str]:
+    if not is_plain(encoding, "encoding"):
+        yield type(encoding).__name__
+
+
+def _foreign_column(array: Any) -> Iterator[str]:
+    """Yield the foreign types in the array of a column of pandas."""
+    if not is_allowed(type(array), "column"):
+        yield type(array).__name__
+    elif _is(type(array), "pandas.arrays.Categorical"):
+        yield from _foreign_column(array.categories.array)
+    elif _is(type(array), "pandas.arrays.NumpyExtensionArray") or _is(
+        type(array), "pandas.arrays.StringArray"
+    ):
+        yield from _foreign_numbers(array.to_numpy())
+
+
+def _foreign_cells(cells: Iterable[Any]) -> Iterator[str]:
+    """Yield the types of cells that are not on the list."""
+    kinds = {type(cell) for cell in cells}
+    yield from sorted(kind.__name__ for kind in kinds if not is_allowed(kind, "cell"))
+
+
+_PARTS: dict[str, Callable[[Any], Iterable[str]]] = {
+    "builtins.list": _foreign_rows,
+    "builtins.tuple": _foreign_rows,
+    "numpy.ndarray": _foreign_numbers,
+    "numpy.memmap": _foreign_numbers,
+    "pandas.DataFrame": lambda frame: chain.from_iterable(
+        _foreign_column(each.array) for _, each in frame.items()
+    ),
+    "pandas.Series": lambda column: _foreign_column(column.array),
+    "pandas.Index": lambda column: _foreign_column(column.array),
+    "pandas.arrays.*": lambda column: _foreign_column(column),
+    "quietmax.data.records.Records": lambda records: chain(
+        _foreign_encoding(records.encoding), foreign_records(records.persons)
+    ),
+    "quietmax.data.sources.TableRows": lambda table: chain(
+        _foreign_encoding(table.encoding), *map(foreign_records, table.parts)
+    ),
+    "quietmax.data.sources.FramePart": lambda part: foreign_records(part.frame),
+}
+"""What else must be on the list, for containers on it."""
