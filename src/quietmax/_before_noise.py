@@ -21,24 +21,12 @@ Role = Literal["estimator", "step", "map", "encoding", "training", "records", "c
 
 @dataclass(frozen=True)
 class Allowed:
-    """One line of the list.
+    """One line of the list."""
 
-    Parameters
-    ----------
-    role : str
-        Where these types may stand.
-    types : tuple of str
-        Modules and names. "module.*" means every type that the module has under the type's own name.
-    because : str
-        Why a row stays a function of that row.
-    test : str
-        The test that checks it.
-    """
-
-    role: Role
-    types: tuple[str, ...]
-    because: str
-    test: str
+    role: Role  # Where these types may stand
+    types: tuple[str, ...]  # Modules and names
+    because: str  # Why a row stays a function of that row
+    test: str  # The test that checks it
 
 
 _MAPS = "tests/invariant/test_feature_maps.py"

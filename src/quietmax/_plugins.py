@@ -14,13 +14,7 @@ Value = TypeVar("Value")
 
 @cache
 def entry_points(group: str) -> tuple[metadata.EntryPoint, ...]:
-    """Return the entry points of a group. They are read once: the metadata of all installed packages takes long.
-
-    Parameters
-    ----------
-    group : str
-        The entry-point group.
-    """
+    """Return the entry points of a group. They are read once: the metadata of all installed packages takes long."""
     return tuple(metadata.entry_points(group=group))
 
 
@@ -30,21 +24,6 @@ def with_plugins(
     """Return the built-in objects by name, followed by those of installed plug-ins.
 
     A plug-in that fails to load, that `read` rejects or whose name is in use is skipped with a warning.
-
-    Parameters
-    ----------
-    built_in : Mapping[str, Value]
-        The built-in objects by name.
-    group : str
-        The entry-point group, for example ``"quietmax.attacks"``.
-    read : callable
-        Takes the name of an entry point and the loaded object, and returns the name and the object to register. It
-        raises an exception if the object is not valid.
-
-    Returns
-    -------
-    Mapping[str, Value]
-        All objects by name; read-only.
     """
     known = dict(built_in)
     for entry in entry_points(group=group):

@@ -74,63 +74,19 @@ class RayEngine:
 
 
 def is_ray_address(text: str) -> bool:
-    """Return whether a text can be the address of a cluster.
-
-    Parameters
-    ----------
-    text : str
-        A text.
-
-    Returns
-    -------
-    bool
-
-    Examples
-    --------
-    >>> [is_ray_address(text) for text in ("auto", "10.0.0.1:6379", "people.csv", "a/b:1")]
-    [True, True, False, False]
-    """
+    """Return whether a text can be the address of a cluster."""
     return re.fullmatch(_ADDRESS, text) is not None
 
 
 @dataclass(frozen=True)
 class Lost:
-    """What `Actors.next` returns for a call whose worker was lost.
+    """What `Actors.next` returns for a call whose worker was lost."""
 
-    Parameters
-    ----------
-    reason : str
-        What Ray reported.
-    """
-
-    reason: str
+    reason: str  # What Ray reported
 
 
 class Actors:
-    """Workers of one core each, which are Ray actors. Each makes at most one call at a time.
-
-    Parameters
-    ----------
-    engine : RayEngine
-        Which cluster, and how many workers.
-    kind : type
-        The class of the actors, at the top level of a module.
-    arguments : callable, optional
-        Takes the number of a worker, and returns the arguments of `kind`. It is called when the worker is started, and
-        again when it is replaced.
-
-    Attributes
-    ----------
-    count : int
-        Number of workers, which are numbered from 0.
-
-    Raises
-    ------
-    QuietmaxError
-        If Ray is not installed, or the cluster does not answer.
-    InvalidInput
-        If the cluster has fewer cores than workers.
-    """
+    """Workers of one core each, which are Ray actors. Each makes at most one call at a time."""
 
     def __init__(
         self, engine: RayEngine, kind: type[Any], arguments: Callable[[int], tuple[Any, ...]] = lambda _: ()
@@ -172,32 +128,11 @@ class Actors:
                 self._ray.shutdown()
 
     def put(self, value: Any) -> Any:
-        """Copy a value to the cluster.
-
-        Parameters
-        ----------
-        value : object
-            What several workers need.
-
-        Returns
-        -------
-        object
-            A reference, which a call takes instead of the value.
-        """
+        """Copy a value to the cluster."""
         return self._ray.put(value)
 
     def send(self, worker: int, method: str, *arguments: Any) -> None:
-        """Call a method of an idle worker, which is started if there is none of this number.
-
-        Parameters
-        ----------
-        worker : int
-            Number of the worker.
-        method : str
-            Name of a method.
-        *arguments
-            Its arguments.
-        """
+        """Call a method of an idle worker, which is started if there is none of this number."""
         if worker not in self._actors:
             actor = self._start(worker)
             self._actors[worker] = actor
@@ -205,22 +140,7 @@ class Actors:
         self._calls[getattr(self._actors[worker], method).remote(*arguments)] = worker
 
     def next(self) -> tuple[int, Any]:
-        """Wait for the next call that ends.
-
-        Returns
-        -------
-        worker : int
-            Number of the worker.
-        result : object
-            What the method returned. `Lost` if the worker was lost; the next call starts another one in its place.
-
-        Raises
-        ------
-        QuietmaxError
-            If a worker does not start.
-        Exception
-            What the method raised.
-        """
+        """Wait for the next call that ends."""
         call = self._ended_call()
         worker = self._calls.pop(call)
         try:
@@ -232,29 +152,7 @@ class Actors:
             return worker, Lost(type(error).__name__)
 
     def results(self, method: str, jobs: Iterable[tuple[Any, ...]]) -> Iterator[tuple[int, Any]]:
-        """Give jobs to the workers until all are done. The job of a worker that is lost is done again.
-
-        Parameters
-        ----------
-        method : str
-            Name of a method.
-        jobs : iterable of tuple
-            Its arguments. A job is taken when a worker is idle: the first ones in the order of the workers.
-
-        Yields
-        ------
-        job : int
-            Number of the job.
-        result : object
-            What the method returned. Results come as they are ready.
-
-        Raises
-        ------
-        QuietmaxError
-            If workers are lost again and again, or do not start.
-        Exception
-            What the method raised.
-        """
+        """Give jobs to the workers until all are done. The job of a worker that is lost is done again."""
         numbered, idle = enumerate(jobs), deque(range(self.count))
         running: dict[int, tuple[int, tuple[Any, ...]]] = {}
         losses: Counter[int] = Counter()
@@ -327,36 +225,7 @@ def ray_map(
     total: int | None = None,
     probe: Callable[[], bytes] | None = None,
 ) -> Iterator[Any]:
-    """Call a function once for each job, on the workers of a Ray cluster.
-
-    Parameters
-    ----------
-    engine : RayEngine
-        Which cluster. Its progress is called with the number of jobs that are done.
-    function : callable
-        A function at the top level of a module. It computes with one thread. Arrays that it gets are read-only.
-    jobs : iterable of tuple
-        Its arguments. A job is taken when a worker is idle.
-    shared : tuple
-        Arguments before those of the jobs, the same for all of them. They are copied to the cluster once.
-    total : int, optional
-        Number of jobs, for the progress.
-    probe : callable, optional
-        Computes something from public numbers, at the top level of a module or a `partial` of such a function. All
-        workers must get the same bytes.
-
-    Yields
-    ------
-    object
-        What the function returned, in the order of the jobs.
-
-    Raises
-    ------
-    QuietmaxError
-        If there is no Ray, workers are lost again and again, or the probe differs between two workers.
-    Exception
-        What the function raised.
-    """
+    """Call a function once for each job, on the workers of a Ray cluster."""
     probed: set[bytes] = set()
     with Actors(engine, _Caller, lambda _: (probe,)) as actors:
         common = [actors.put(value) for value in shared]
@@ -392,11 +261,6 @@ def check_alike(probed: set[bytes]) -> None:
 
     Which worker computes what depends on the number of rows and on time. So if two machines round differently, the
     numbers of one record would depend on other records (THEORY 3.8).
-
-    Parameters
-    ----------
-    probed : set of bytes
-        What the workers computed.
     """
     if len(probed) > 1:
         raise QuietmaxError(

@@ -51,18 +51,7 @@ AdultEncoding = Annotated[
 
 
 def arguments_of(group: object) -> dict[str, Any]:
-    """The options of a group that were given, by field name.
-
-    Parameters
-    ----------
-    group : dataclass instance
-        A group of options, None (or an empty list) where an option was not given.
-
-    Returns
-    -------
-    dict
-        Keyword arguments for the function or class that the group's fields are named after.
-    """
+    """The options of a group that were given, by field name."""
     return {name: value for name, value in vars(group).items() if value is not None and value != []}
 
 
@@ -162,25 +151,7 @@ class DataOptions(TableOptions):
     download: Download = False
 
     def load(self, name: str, *, quiet: bool) -> Split:
-        """Load and split a data set or table, with a progress bar.
-
-        Parameters
-        ----------
-        name : str
-            Name of a data set, or path of a table.
-        quiet : bool
-            Show no progress.
-
-        Returns
-        -------
-        Split
-            Training part, and test part or holdout; for a data set of the paper also a pool.
-
-        Raises
-        ------
-        InvalidInput
-            If an option does not apply to the data.
-        """
+        """Load and split a data set or table, with a progress bar."""
         from quietmax.data.load import load
 
         facts = self.given()
@@ -199,24 +170,7 @@ class DataOptions(TableOptions):
             )
 
     def rows(self, name: str) -> TableRows:
-        """Prepare a table that is read part by part.
-
-        Parameters
-        ----------
-        name : str
-            A file, a folder or a pattern.
-
-        Returns
-        -------
-        TableRows
-
-        Raises
-        ------
-        DataUnavailable
-            If a file cannot be read.
-        InvalidInput
-            If an option does not apply to files, or a file does not match the declarations.
-        """
+        """Prepare a table that is read part by part."""
         from quietmax.data.load import load_rows
 
         if self.records is not None:
@@ -255,22 +209,7 @@ class MemoryOptions:
     ] = None
 
     def reads_parts(self, data: str) -> bool:
-        """Whether a table is read part by part: a folder, a pattern, or one file whose memory is limited.
-
-        Parameters
-        ----------
-        data : str
-            What the user named: a table or a data set.
-
-        Returns
-        -------
-        bool
-
-        Raises
-        ------
-        InvalidInput
-            If the options do not apply to it.
-        """
+        """Whether a table is read part by part: a folder, a pattern, or one file whose memory is limited."""
         from quietmax.data.registry import datasets
         from quietmax.data.sources import FILE_SUFFIXES, names_several_files
 
@@ -282,22 +221,7 @@ class MemoryOptions:
         return several or given
 
     def engine(self, *, quiet: bool) -> LocalEngine:
-        """Where rows are kept.
-
-        Parameters
-        ----------
-        quiet : bool
-            Print nothing; otherwise the place and size of temporary files is printed before they are written.
-
-        Returns
-        -------
-        LocalEngine
-
-        Raises
-        ------
-        InvalidInput
-            If an option is not valid.
-        """
+        """Where rows are kept."""
         from quietmax.estimators.blocks import LocalEngine
 
         if self.cache_dir is not None and not self.cache_dir.expanduser().is_dir():
@@ -335,26 +259,7 @@ class ResumableOptions(MemoryOptions):
 
 
 def engine_of(memory: MemoryOptions, ray: str | None, *, quiet: bool) -> LocalEngine | RayEngine:
-    """Where a command computes.
-
-    Parameters
-    ----------
-    memory : MemoryOptions
-        How tables are read on this machine.
-    ray : str or None
-        Address of a Ray cluster; None without --ray.
-    quiet : bool
-        As for `MemoryOptions.engine`.
-
-    Returns
-    -------
-    LocalEngine or RayEngine
-
-    Raises
-    ------
-    InvalidInput
-        If options contradict each other or are not valid.
-    """
+    """Where a command computes."""
     from quietmax._ray import RayEngine
 
     if ray is None:
@@ -366,23 +271,7 @@ def engine_of(memory: MemoryOptions, ray: str | None, *, quiet: bool) -> LocalEn
 
 
 def memory_size(text: str) -> int:
-    """Parse the value of ``--max-memory``: bytes, or a number with the unit K, M, G or T.
-
-    Parameters
-    ----------
-    text : str
-        The value.
-
-    Returns
-    -------
-    int
-        Bytes.
-
-    Examples
-    --------
-    >>> memory_size("512M"), memory_size("1.5GiB") == 3 * 2**29
-    (536870912, True)
-    """
+    """Parse the value of ``--max-memory``: bytes, or a number with the unit K, M, G or T."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     if found is None:
         raise InvalidInput(f"max_memory must be a size, as in 512M or 4G, got {text!r}.")
@@ -390,23 +279,7 @@ def memory_size(text: str) -> int:
 
 
 def class_names(text: str | None) -> int | list[str] | None:
-    """Parse the value of ``--classes``: names separated by commas, or the number of classes.
-
-    Parameters
-    ----------
-    text : str or None
-        The value, None if the option was not given.
-
-    Returns
-    -------
-    int, list of str or None
-        The number of classes, or their names in order.
-
-    Examples
-    --------
-    >>> class_names("no, yes"), class_names("2"), class_names("0,1")
-    (['no', 'yes'], 2, ['0', '1'])
-    """
+    """Parse the value of ``--classes``: names separated by commas, or the number of classes."""
     if not text:
         return None
     names = [name.strip() for name in text.split(",")]
@@ -420,23 +293,7 @@ def class_names(text: str | None) -> int | list[str] | None:
 
 
 def column_bounds(texts: list[str] | None) -> dict[str, tuple[float, float]]:
-    """Parse the values of ``--bounds``.
-
-    Parameters
-    ----------
-    texts : list of str or None
-        Values of the form ``column=low:high``.
-
-    Returns
-    -------
-    dict of str to pair of float
-        Lowest and highest value by column.
-
-    Examples
-    --------
-    >>> column_bounds(["age=0:100"])
-    {'age': (0.0, 100.0)}
-    """
+    """Parse the values of ``--bounds``."""
     bounds = {}
     for text in texts or []:
         name, _, interval = text.rpartition("=")
@@ -451,23 +308,7 @@ def column_bounds(texts: list[str] | None) -> dict[str, tuple[float, float]]:
 
 
 def column_categories(texts: list[str] | None) -> dict[str, tuple[str, ...]]:
-    """Parse the values of ``--categories``.
-
-    Parameters
-    ----------
-    texts : list of str or None
-        Values of the form ``column=first,second,...``.
-
-    Returns
-    -------
-    dict of str to tuple of str
-        Categories by column.
-
-    Examples
-    --------
-    >>> column_categories(["sex=Female,Male"])
-    {'sex': ('Female', 'Male')}
-    """
+    """Parse the values of ``--categories``."""
     categories = {}
     for text in texts or []:
         name, equals, values = text.partition("=")
@@ -480,19 +321,7 @@ def column_categories(texts: list[str] | None) -> dict[str, tuple[str, ...]]:
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command one option for each field of its parameters that are dataclasses.
-
-    Parameters
-    ----------
-    command : callable
-        A command whose parameters are all keyword-only. The fields of its dataclass parameters are annotated like
-        Typer parameters.
-
-    Returns
-    -------
-    callable
-        A command with a flat signature for Typer; it builds the dataclasses and calls ``command``.
-    """
+    """Give a command one option for each field of its parameters that are dataclasses."""
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, type[Any]] = {}
     parameters: list[Parameter] = []

@@ -28,13 +28,7 @@ _COLOURS = {"proven": "green", "weak": "dark_orange", "conditional": "yellow", "
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON document; infinities and NaN, which JSON does not have, become null.
-
-    Parameters
-    ----------
-    value : object
-        Dictionaries, lists, tuples, strings, numbers, booleans, None, and objects with a method ``to_json``.
-    """
+    """Print one JSON document; infinities and NaN, which JSON does not have, become null."""
     sys.stdout.write(json.dumps(_jsonable(value), indent=2, allow_nan=False) + "\n")
 
 
@@ -63,25 +57,6 @@ def print_table(
     """Print a table. The first column is left-aligned, the others right-aligned; long entries are wrapped.
 
     Numbers and other short words are not broken unless even they need more than the terminal's width.
-
-    Parameters
-    ----------
-    title : str
-        Line above the table.
-    columns : sequence of str
-        Column headings.
-    rows : iterable of sequences of str
-        The entries, row by row.
-    caption : str, optional
-        Text below the table.
-    prose : bool, default False
-        Left-align all columns: the entries are sentences.
-    optional : sequence of str
-        Headings of columns that are left out, the first one first, if the terminal is too narrow; a line says so.
-    max_rows : int, optional
-        Print no more rows than this; a line says so.
-    more : str
-        Where all rows are, for that line.
     """
     entries = [list(row) for row in rows]
     shown = entries[:max_rows]
@@ -142,13 +117,7 @@ def _left_out(columns: Sequence[str], widths: Sequence[int], optional: Sequence[
 
 
 def print_guarantee(guarantee: Guarantee) -> None:
-    """Print a guarantee, coloured by its grade, and its assumptions.
-
-    Parameters
-    ----------
-    guarantee : Guarantee
-        What is claimed of the model or of the answers.
-    """
+    """Print a guarantee, coloured by its grade, and its assumptions."""
     text = guarantee.grade_in_words + str(guarantee).removeprefix(guarantee.status)
     console.print(Text.assemble(("Guarantee:", "bold"), " ", (text, _COLOURS[guarantee.grade])))
     for assumption in guarantee.assumptions:
@@ -156,43 +125,18 @@ def print_guarantee(guarantee: Guarantee) -> None:
 
 
 def print_error(message: str) -> None:
-    """Print one line on stderr.
-
-    Parameters
-    ----------
-    message : str
-        What is wrong, and what is valid.
-    """
+    """Print one line on stderr."""
     errors.print(f"quietmax: {message}", style="bold red", soft_wrap=True)
 
 
 def print_note(message: str) -> None:
-    """Print one line on stderr that is not an error.
-
-    Parameters
-    ----------
-    message : str
-        What the user should know before the result.
-    """
+    """Print one line on stderr that is not an error."""
     errors.print(message, soft_wrap=True)
 
 
 @contextmanager
 def progress_bar(description: str, *, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar with the remaining time on stderr, if stderr is a terminal.
-
-    Parameters
-    ----------
-    description : str
-        What is running.
-    quiet : bool, default False
-        Show nothing.
-
-    Yields
-    ------
-    callable
-        Takes the number of finished steps and the total.
-    """
+    """Show a progress bar with the remaining time on stderr, if stderr is a terminal."""
     text = TextColumn("{task.description}", markup=False)
     columns = (text, BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=errors, transient=True, disable=quiet or not errors.is_terminal) as bar:

@@ -53,21 +53,11 @@ _Job = tuple[TextPart | ParquetPart, list[str], Path]
 
 @dataclass(frozen=True)
 class AnsweredFiles:
-    """What `answer_files` did.
+    """What `answer_files` did."""
 
-    Parameters
-    ----------
-    written : int
-        Number of files that were answered now.
-    skipped : int
-        Number of files that had been answered before.
-    queries : int
-        Number of queries that were answered now.
-    """
-
-    written: int
-    skipped: int
-    queries: int
+    written: int  # Number of files that were answered now
+    skipped: int  # Number of files that had been answered before
+    queries: int  # Number of queries that were answered now
 
 
 def answer_files(
@@ -84,34 +74,6 @@ def answer_files(
     Every file of queries becomes a file of answers of the same name, format and number of rows, in the same order:
     the column `label`, and the column `probability of C` for every class C. Files that were answered before, and have
     the same size and time of change since then, are left out.
-
-    Parameters
-    ----------
-    folder : str or Path
-        The model folder.
-    model : PrivateModel
-        The model, opened from the folder.
-    source : str or Path
-        A CSV, TSV or Parquet file, a folder of such files, or a pattern such as `"people/*.parquet"`.
-    output : str or Path
-        The folder of the answers; it is made if it does not exist.
-    progress : callable, optional
-        Takes the bytes of queries that are answered, and their total.
-    engine : RayEngine, optional
-        The workers of a Ray cluster answer the files, each one file at a time. All machines must see the files of
-        queries and of answers at the same paths.
-
-    Returns
-    -------
-    AnsweredFiles
-
-    Raises
-    ------
-    DataUnavailable
-        If a file cannot be read.
-    InvalidInput
-        If the model is paid per answer, a file does not fit it, or the folder holds something else. The message names
-        the file. Finished files of answers stay.
     """
     if model.remaining is not None:
         raise InvalidInput(PAID)

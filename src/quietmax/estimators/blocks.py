@@ -82,26 +82,12 @@ Sum = TypeVar("Sum", bound=Addable)
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Rows in memory: one block, or a whole table that is not large.
+    """Rows in memory: one block, or a whole table that is not large."""
 
-    Parameters
-    ----------
-    rows : array of shape (records, features)
-        Encoded records; in training rows on the grid, of length at most 1.
-    labels : array of shape (records,)
-        Class indices.
-    classes : int
-        Number of classes.
-    repeats : array of shape (records,), optional
-        How many rows the person of each row has. None if every row is a record of its own.
-    persons : array of bytes of shape (records,), optional
-        A digest of the person of each row, until the rows of each person have been counted.
-    """
-
-    rows: NDArray[Any]
-    labels: Labels
-    classes: int
-    repeats: Labels | None = None
+    rows: NDArray[Any]  # Encoded records; in training rows on the grid, of length at most 1
+    labels: Labels  # Class indices
+    classes: int  # Number of classes
+    repeats: Labels | None = None  # How many rows the person of each row has
     persons: NDArray[np.bytes_] | None = None
 
     def __len__(self) -> int:
@@ -133,48 +119,20 @@ class Table:
         return sum(array.nbytes for array in self._arrays() if array is not None)
 
     def take(self, part: slice) -> Table:
-        """Return consecutive rows, without copying them.
-
-        Parameters
-        ----------
-        part : slice
-            Which rows.
-
-        Returns
-        -------
-        Table
-        """
+        """Return consecutive rows, without copying them."""
         repeats = None if self.repeats is None else self.repeats[part]
         persons = None if self.persons is None else self.persons[part]
         return Table(self.rows[part], self.labels[part], self.classes, repeats, persons)
 
     def pieces(self, count: int) -> list[Table]:
-        """Divide the rows into consecutive parts of about equal length.
-
-        Parameters
-        ----------
-        count : int
-            How many parts; fewer if that makes parts of less than `ROWS_AT_ONCE` rows, more if parts would be longer
-            than a block may be.
-
-        Returns
-        -------
-        list of Table
-            At least one.
-        """
+        """Divide the rows into consecutive parts of about equal length."""
         most = min(MAX_BLOCK_ROWS, CHUNKS_PER_BLOCK * chunk_rows(self.features))
         count = max(1, min(count, len(self) // ROWS_AT_ONCE), -(-len(self) // most))
         edges = [len(self) * piece // count for piece in range(count + 1)]
         return [self.take(slice(start, stop)) for start, stop in itertools.pairwise(edges)]
 
     def chunks(self) -> Iterator[tuple[torch.Tensor, slice]]:
-        """Iterate over chunks of rows.
-
-        Yields
-        ------
-        tuple of tensor and slice
-            Rows in float64, and their place. The tensor is overwritten by the next chunk.
-        """
+        """Iterate over chunks of rows."""
         height = chunk_rows(self.features)
         buffer = torch.empty((min(height, len(self)), self.features), dtype=torch.float64)
         for start in range(0, len(self), height):
@@ -201,42 +159,12 @@ class Table:
 
 
 def chunk_rows(features: int) -> int:
-    """Return the number of rows of a chunk: at most `EXACT_ROWS`, and a multiple of 8, which is faster to multiply.
-
-    Parameters
-    ----------
-    features : int
-        Number of features.
-
-    Returns
-    -------
-    int
-
-    Examples
-    --------
-    >>> chunk_rows(50), chunk_rows(4000)
-    (4096, 128)
-    """
+    """Return the number of rows of a chunk: at most `EXACT_ROWS`, and a multiple of 8, which is faster to multiply."""
     return min(max(_CACHED // max(features, 1) // 8 * 8, 16), EXACT_ROWS)
 
 
 def block_rows(columns: int) -> int:
-    """Return the number of rows of a block of about `BLOCK_BYTES`.
-
-    Parameters
-    ----------
-    columns : int
-        Numbers per row.
-
-    Returns
-    -------
-    int
-
-    Examples
-    --------
-    >>> block_rows(51), block_rows(4)
-    (164482, 1048576)
-    """
+    """Return the number of rows of a block of about `BLOCK_BYTES`."""
     most = min(MAX_BLOCK_ROWS, CHUNKS_PER_BLOCK * chunk_rows(columns))
     return min(most, max(BLOCK_BYTES // (4 * columns), ROWS_AT_ONCE))
 
@@ -286,17 +214,7 @@ class LocalEngine:
 
 
 class Blocks:
-    """The rows of a training set in blocks.
-
-    Parameters
-    ----------
-    classes : int
-        Number of classes.
-    engine : LocalEngine
-        Where the blocks are kept.
-    max_memory : int, optional
-        Used if the engine states no limit.
-    """
+    """The rows of a training set in blocks."""
 
     def __init__(
         self, classes: int, engine: LocalEngine | None = None, max_memory: int | None = None
@@ -352,20 +270,7 @@ class Blocks:
         return len(self) if self._persons is None else self._persons
 
     def reserve(self, rows: int | None, columns: int) -> None:
-        """State how many bytes of files the rows will need.
-
-        Parameters
-        ----------
-        rows : int or None
-            The number of rows; None if it is not known.
-        columns : int
-            Numbers per row.
-
-        Raises
-        ------
-        DataUnavailable
-            If the disk has too little space.
-        """
+        """State how many bytes of files the rows will need."""
         if self._limit is None or rows is None:
             return
         limit = 0 if self.engine.resume else self._limit
@@ -390,15 +295,7 @@ class Blocks:
         self._report(f"The rows need up to {needed / 1e9:.1f} GB of temporary files in {place}.")
 
     def read(self, source: TableRows, key: bytes) -> None:
-        """Read and encode the rows of a table, part by part.
-
-        Parameters
-        ----------
-        source : TableRows
-            Where the rows are.
-        key : bytes
-            The key of the digests of persons.
-        """
+        """Read and encode the rows of a table, part by part."""
         if not self.engine.resume:
             self.extend(tables_of(source, key, self.classes))
             return
@@ -417,13 +314,7 @@ class Blocks:
                 self._passes.advance(len(block))
 
     def extend(self, tables: Iterable[Table]) -> None:
-        """Append rows, in blocks of a suitable size.
-
-        Parameters
-        ----------
-        tables : iterable of Table
-            Rows. They are not copied if they form a block as they are.
-        """
+        """Append rows, in blocks of a suitable size."""
         if self.engine.resume:
             raise InvalidInput(_NOT_RESUMED)
         for block in in_blocks(tables):
@@ -431,28 +322,11 @@ class Blocks:
             self._passes.advance(len(block))
 
     def sum(self, work: Callable[[Table], Sum]) -> Sum:
-        """Add up what a function returns for every block.
-
-        Parameters
-        ----------
-        work : callable
-            Takes a block. It may get a part of a block, so that all threads have something to do.
-
-        Returns
-        -------
-        object
-            The sum.
-        """
+        """Add up what a function returns for every block."""
         return _sum(self._blocks, work, self._passes.advance)
 
     def update(self, function: Callable[[Table], Table | Iterable[Table]]) -> None:
-        """Replace every block by what a function makes of it, one after the other.
-
-        Parameters
-        ----------
-        function : callable
-            Takes a block and returns one or several; it may overwrite the arrays of the block.
-        """
+        """Replace every block by what a function makes of it, one after the other."""
         old, self._blocks = self._blocks, []
         old.reverse()
         while old:
@@ -468,17 +342,7 @@ class Blocks:
             self._passes.advance(rows)
 
     def rows_at(self, numbers: Labels) -> NDArray[Any]:
-        """Return some rows by their numbers, in the order in which they were appended.
-
-        Parameters
-        ----------
-        numbers : array of int
-            From 0 to the number of rows minus 1, in any order.
-
-        Returns
-        -------
-        array of shape (numbers, features)
-        """
+        """Return some rows by their numbers, in the order in which they were appended."""
         starts = np.cumsum([0, *map(len, self._blocks)])
         places = np.searchsorted(starts, numbers, side="right") - 1
         rows: NDArray[Any] = np.empty((len(numbers), self.features), np.float32)
@@ -489,17 +353,7 @@ class Blocks:
         return rows
 
     def slices(self, parts: Sequence[slice]) -> Table:
-        """Return consecutive rows of every block, with their labels, as one table in memory.
-
-        Parameters
-        ----------
-        parts : sequence of slice
-            Which rows of each block, in the order of the blocks.
-
-        Returns
-        -------
-        Table
-        """
+        """Return consecutive rows of every block, with their labels, as one table in memory."""
         edges = np.cumsum([0, *(part.stop - part.start for part in parts)])
         table = Table(
             np.empty((edges[-1], self.features), np.float32), np.empty(edges[-1], np.int64), self.classes
@@ -510,13 +364,7 @@ class Blocks:
         return table
 
     def advance(self, rows: int) -> None:
-        """Report that some rows were worked on outside of this table.
-
-        Parameters
-        ----------
-        rows : int
-            Rows times passes.
-        """
+        """Report that some rows were worked on outside of this table."""
         self._passes.advance(rows)
 
     def count_persons(self) -> None:
@@ -560,15 +408,7 @@ class Blocks:
                 self._remove(block.labels_file)
 
     def expect(self, passes: int, rows: int | None = None) -> None:
-        """Announce how many passes over the rows are left, for the time left.
-
-        Parameters
-        ----------
-        passes : int
-            Calls of `sum` and `update`; reading the rows is one more.
-        rows : int, optional
-            The number of rows, if not all of them have been read.
-        """
+        """Announce how many passes over the rows are left, for the time left."""
         self._passes.expect(passes, len(self) if rows is None else rows)
 
     def _kept(self, table: Table) -> Table | _StoredTable:
@@ -615,17 +455,7 @@ class Blocks:
 
 
 def joined(tables: Sequence[Table]) -> Table:
-    """Return tables of the same columns as one.
-
-    Parameters
-    ----------
-    tables : sequence of Table
-        At least one.
-
-    Returns
-    -------
-    Table
-    """
+    """Return tables of the same columns as one."""
     rows, labels, repeats, persons = (
         None if parts[0] is None else np.concatenate(parts)
         for parts in zip(*(table._arrays() for table in tables), strict=True)
@@ -636,17 +466,7 @@ def joined(tables: Sequence[Table]) -> Table:
 
 
 def in_blocks(tables: Iterable[Table]) -> Iterator[Table]:
-    """Cut or join tables to blocks of a suitable size.
-
-    Parameters
-    ----------
-    tables : iterable of Table
-        Rows. They are not copied if they form a block as they are.
-
-    Yields
-    ------
-    Table
-    """
+    """Cut or join tables to blocks of a suitable size."""
     waiting: list[Table] = []
     count = 0
     for table in tables:
@@ -668,21 +488,7 @@ def _cut(tables: list[Table]) -> Iterator[Table]:
 
 
 def tables_of(source: TableRows, key: bytes, classes: int) -> Iterator[Table]:
-    """Read and encode the rows of a table.
-
-    Parameters
-    ----------
-    source : TableRows
-        Where the rows are.
-    key : bytes
-        The key of the digests of persons.
-    classes : int
-        Number of classes.
-
-    Yields
-    ------
-    Table
-    """
+    """Read and encode the rows of a table."""
     for records in source.records():
         persons = None if records.persons is None else person_digests(records.persons, key)
         yield Table(records.features, records.labels, classes, persons=persons)
@@ -917,23 +723,7 @@ def _sum(
 
 
 def added(values: Iterable[Sum]) -> Sum:
-    """Add values in pairs, pairs of pairs and so on, so that few rounding errors add up where there are any.
-
-    Parameters
-    ----------
-    values : iterable
-        At least one value.
-
-    Returns
-    -------
-    object
-        The sum.
-
-    Examples
-    --------
-    >>> added([1, 2, 3, 4, 5])
-    15
-    """
+    """Add values in pairs, pairs of pairs and so on, so that few rounding errors add up where there are any."""
     sums: list[Sum] = []
     for count, value in enumerate(values, start=1):
         total = value
@@ -976,23 +766,6 @@ def person_digests(names: NDArray[np.object_], key: bytes) -> NDArray[np.bytes_]
     """Return a keyed digest of each row's person.
 
     Two persons share one of the 2^128 digests with probability below `n^2 / 2^129`.
-
-    Parameters
-    ----------
-    names : array of str of shape (rows,)
-        The person of each row.
-    key : bytes
-        A random key, the same for all rows of a training set.
-
-    Returns
-    -------
-    array of 16 bytes each, of shape (rows,)
-
-    Examples
-    --------
-    >>> one, other, again = person_digests(np.array(["ann", "bob", "ann"], dtype=object), b"key")
-    >>> bool(one == again), bool(one == other)
-    (True, False)
     """
     codes, distinct = numbered(names)
     digests = [

@@ -84,49 +84,7 @@ def evaluate(
     mu: float | None = None,
     disjoint: bool = False,
 ) -> Evaluation:
-    """Evaluate a fitted private estimator so that the result may be published.
-
-    Parameters
-    ----------
-    estimator : PrivateHead or DPSGD
-        A fitted estimator whose weights are released.
-    X : array-like, data frame, Records, or a source of rows
-        The people to evaluate on, as for `fit`: files and streams are read part by part. If the estimator was trained
-        on records that a split held people out of, only people whom the same rule holds out are counted. The rule
-        cannot recognise people in plain arrays,
-        with `groups` or without: there everybody is counted, and may be in the training set.
-    y : array-like, optional
-        The labels, unless they are in the frame or the records.
-    groups : array-like, optional
-        Whose row each row is. Required exactly if the estimator protects persons and `X` does not name them.
-    epsilon, delta : float, optional
-        The budget of the evaluation; see `evaluation_mu`.
-    mu : float, optional
-        The budget of the evaluation, instead of `epsilon` and `delta`.
-    disjoint : bool
-        Whether you declare that no evaluated person is in the training set. The guarantee is then conditional.
-
-    Returns
-    -------
-    Evaluation
-        The published figures. Its guarantee covers the estimator and all of its evaluations together.
-
-    Raises
-    ------
-    BudgetExhausted
-        If no budget is stated and nothing is left.
-    InvalidInput
-        If the estimator is paid per answer, or the rows do not fit it.
-
-    Examples
-    --------
-    >>> from quietmax import PrivateHead
-    >>> X, y = np.array([[0.0, 1.0], [1.0, 0.0]] * 5000), np.array([0, 1] * 5000)
-    >>> head = PrivateHead(declared_size=8000, classes=(0, 1), random_state=0).fit(X[:8000], y[:8000])
-    >>> evaluation = evaluate(head, X[8000:], y[8000:], disjoint=True)
-    >>> evaluation.accuracy.low > 0.98, evaluation.guarantee.mu == head.guarantee_.mu
-    (True, True)
-    """
+    """Evaluate a fitted private estimator so that the result may be published."""
     from sklearn.utils import check_random_state
     from sklearn.utils.validation import check_is_fitted
 
@@ -172,26 +130,7 @@ class EvaluationMixin:
         mu: float | None = None,
         disjoint: bool = False,
     ) -> Evaluation:
-        """Evaluate the estimator so that the result may be published: the function `evaluate` of this module.
-
-        Parameters
-        ----------
-        X : array-like, data frame, Records, or a source of rows
-            The people to evaluate on, as for `fit`: files and streams are read part by part.
-        y : array-like, optional
-            Their labels, unless the frame or the records have them.
-        groups : array-like, optional
-            Whose row each row is.
-        epsilon, delta, mu : float, optional
-            The budget of the evaluation. By default it is free for people who were held out of the training, once.
-        disjoint : bool
-            Whether you declare that no evaluated person is in the training set. The guarantee is then conditional.
-
-        Returns
-        -------
-        Evaluation
-            Noisy accuracy, confusion matrix, recall and calibration, with intervals and a guarantee.
-        """
+        """Evaluate the estimator so that the result may be published: the function `evaluate` of this module."""
         return evaluate(self, X, y, groups, epsilon=epsilon, delta=delta, mu=mu, disjoint=disjoint)
 
 
@@ -229,35 +168,7 @@ def _as_records(estimator: Any, X: Any, y: Any, groups: Any) -> tuple[Records | 
 
 
 def evaluation_records(frame: pd.DataFrame, encoding: Encoding, name: str = "evaluation") -> Records:
-    """Encode the table that a model is evaluated on, as in training.
-
-    Parameters
-    ----------
-    frame : pandas.DataFrame
-        The table with its labels.
-    encoding : Encoding
-        The encoding of the model.
-    name : str
-        Name of the table.
-
-    Returns
-    -------
-    Records
-        The encoded table. Unlike in training, all rows may be of one class.
-
-    Raises
-    ------
-    InvalidInput
-        If the table does not fit, or its `person` column has another type than in training.
-
-    Examples
-    --------
-    >>> from quietmax.data import Schema, encode_table
-    >>> table = pd.DataFrame({"who": ["01", "02"], "age": [30, 60], "ill": ["no", "yes"]})
-    >>> schema = Schema(label="ill", classes=("no", "yes"), bounds={"age": (0, 100)}, person="who")
-    >>> evaluation_records(table, encode_table(table, schema).encoding).persons.tolist()
-    ['01', '02']
-    """
+    """Encode the table that a model is evaluated on, as in training."""
     persons = None
     if encoding.person is not None:
         require_person_type(frame, encoding)
@@ -458,18 +369,10 @@ class _AnswerCounts:
 
 @dataclass(frozen=True)
 class StoredEvaluation:
-    """An evaluation that was charged to the people who were evaluated.
+    """An evaluation that was charged to the people who were evaluated."""
 
-    Parameters
-    ----------
-    charge : EvaluationCharge
-        What it cost.
-    result : Evaluation or None
-        The published figures. None: the budget was set aside, and nothing was evaluated.
-    """
-
-    charge: EvaluationCharge
-    result: Evaluation | None
+    charge: EvaluationCharge  # What it cost
+    result: Evaluation | None  # The published figures
 
 
 class _Account(Protocol):
@@ -528,13 +431,7 @@ class _MemoryAccount:
 
 
 def open_evaluations(estimator: Any) -> None:
-    """Open the account of evaluations of an estimator that was fitted now.
-
-    Parameters
-    ----------
-    estimator : PrivateHead or DPSGD
-        The estimator, with its guarantee.
-    """
+    """Open the account of evaluations of an estimator that was fitted now."""
     estimator._evaluations = _MemoryAccount(new_identity(), estimator.guarantee_)
 
 
@@ -554,15 +451,6 @@ def save_evaluations(estimator: Any, folder: str | Path, write: Callable[[str, s
 
     Of several folders, the first one keeps the evaluation that is free; later evaluations of the estimator are stored
     there too.
-
-    Parameters
-    ----------
-    estimator : PrivateHead or DPSGD
-        The estimator.
-    folder : str or Path
-        Where it is saved.
-    write : callable
-        Writes the folder. It gets the id of the estimator's evaluations and the content of their file.
     """
     account, target = _account(estimator), Path(folder).resolve()
     assert account.id is not None
@@ -603,25 +491,7 @@ _FORMAT = "quietmax evaluations"
 
 
 def read_evaluations(folder: str | Path, model: PrivateModel) -> list[StoredEvaluation]:
-    """Read the evaluations of a model folder.
-
-    Parameters
-    ----------
-    folder : str or Path
-        The model folder.
-    model : PrivateModel
-        The model, opened from the folder.
-
-    Returns
-    -------
-    list of StoredEvaluation
-        The oldest first; empty if the model was never evaluated. Their guarantees were computed again.
-
-    Raises
-    ------
-    DataUnavailable
-        If the file is missing, cannot be read or belongs to another model. What was spent is then unknown.
-    """
+    """Read the evaluations of a model folder."""
     if isinstance(model.classifier, Predictor):
         return []
     return _FolderAccount(Path(folder), model.evaluation_id, model.guarantee).read()
@@ -669,40 +539,6 @@ def evaluate_folder(
     """Evaluate a saved model, and store the result in its folder.
 
     The folder keeps account of what its evaluations cost. The result is stored with its cost before it is returned.
-
-    Parameters
-    ----------
-    folder : str or Path
-        The model folder.
-    model : PrivateModel
-        The model, opened from the folder.
-    records : Records or TableRows
-        The people to evaluate on, encoded as the model's; see `encoded_rows` for files of any size. If the model was
-        trained with a holdout, only people whom the same rule holds out are counted, who cannot be in the training set.
-    epsilon, delta, mu : float, optional
-        The budget, as for `evaluate`.
-    exact : bool
-        Return the owner's exact figures instead. They are not for publication: nothing is charged and nothing is
-        stored.
-    engine : LocalEngine or RayEngine, optional
-        For rows that are read part by part: where their answers are kept, and what reports progress.
-
-    Returns
-    -------
-    Evaluation
-        The figures. Their guarantee covers the model and all of its evaluations together.
-
-    Raises
-    ------
-    BudgetExhausted
-        If no budget is stated and nothing is left.
-    InvalidInput
-        If the model is paid per answer, the rows do not fit it, or no budget is stated for people who may be in the
-        training set.
-    DataUnavailable
-        If the file of the evaluations is missing or damaged.
-    QuietmaxError
-        If the result cannot be written.
     """
     if isinstance(model.classifier, Predictor):
         raise InvalidInput(PAID_PER_ANSWER)
@@ -723,16 +559,6 @@ def split_name(model: PrivateModel) -> str | None:
     Two models with the same name of the split hold the same people out of a table. The name says what is held out,
     records or people, and how they are recognised: by an encoding, which names the `person` column and its type. People
     of plain arrays are recognised by nothing, so the split belongs to the one model.
-
-    Parameters
-    ----------
-    model : PrivateModel
-        The model.
-
-    Returns
-    -------
-    str or None
-        None if nobody was held out.
     """
     holdout, encoding, unit = model.holdout, model.encoding, model.guarantee.unit
     if holdout is None:

@@ -132,25 +132,6 @@ def ratio(right: float, wrong: float, right_noise: float, wrong_noise: float) ->
     and s_w (Wilson's interval, with the terms of Fieller's for the noise). The true n is unknown: its place takes an
     upper bound that holds with probability 0.998. A continuity correction of half a person keeps the interval valid
     for few people and for shares near 0 and 1. People with several rows add fractions, which vary no more.
-
-    Parameters
-    ----------
-    right, wrong : float
-        The noisy counts.
-    right_noise, wrong_noise : float
-        The standard deviations of their noise; 0 for exact counts.
-
-    Returns
-    -------
-    Estimate
-        From 0 to 1. If the counts do not exceed the noise, the interval is all of it and there is no value.
-
-    Examples
-    --------
-    >>> print(ratio(1718.0, 280.0, 7.0, 7.0))
-    0.860 (0.842 to 0.876)
-    >>> print(ratio(2.0, 3.0, 7.0, 7.0))
-    unknown
     """
     size = right + wrong
     right_variance, wrong_variance = right_noise**2, wrong_noise**2
@@ -175,19 +156,11 @@ def ratio(right: float, wrong: float, right_noise: float, wrong_noise: float) ->
 
 @dataclass(frozen=True)
 class Bin:
-    """The answers whose confidence lies in one interval.
+    """The answers whose confidence lies in one interval."""
 
-    Parameters
-    ----------
-    low, high : float
-        The interval. The confidence of an answer is the probability that the model gives to it.
-    right : Estimate
-        The share of right answers among them. The model is calibrated if it lies between `low` and `high`.
-    """
-
-    low: float
+    low: float  # The interval. The confidence of an answer is the probability that the model gives to it
     high: float
-    right: Estimate
+    right: Estimate  # The share of right answers among them
 
 
 @dataclass(frozen=True)
@@ -375,18 +348,7 @@ class Evaluation:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Evaluation:
-        """Return the evaluation that `to_json` wrote. Figures are computed again from the counts.
-
-        Parameters
-        ----------
-        record : mapping
-            What `to_json` returned.
-
-        Raises
-        ------
-        ValueError, TypeError or KeyError
-            If the record is not that of an evaluation which may be published.
-        """
+        """Return the evaluation that `to_json` wrote. Figures are computed again from the counts."""
         evaluation = cls(
             classes=tuple(map(str, record["classes"])),
             confusion=tuple(tuple(map(float, row)) for row in record["confusion"]),
@@ -428,22 +390,7 @@ class _Answering(Protocol):
 def free_probabilities(
     classifier: _Answering, features: NDArray[np.float32], classes: int
 ) -> NDArray[np.float64]:
-    """Answer each row on its own, so that no other row changes its rounding.
-
-    Parameters
-    ----------
-    classifier : object
-        Released weights: anything with ``predict_proba``.
-    features : array of shape (rows, features)
-        Public features.
-    classes : int
-        Number of classes.
-
-    Returns
-    -------
-    array of shape (rows, classes)
-        Probabilities.
-    """
+    """Answer each row on its own, so that no other row changes its rounding."""
     row = np.empty((1, features.shape[1]), dtype=np.float32)  # one place in memory for all rows
     probabilities = np.empty((len(features), classes))
     for number, values in enumerate(features):
@@ -453,24 +400,7 @@ def free_probabilities(
 
 
 def binned_answers(probabilities: NDArray[np.float64]) -> tuple[Counts, Counts]:
-    """Return the predicted class of each row, and the bin of its confidence.
-
-    Parameters
-    ----------
-    probabilities : array of shape (rows, classes)
-        What `free_probabilities` returned.
-
-    Returns
-    -------
-    tuple of two arrays of int
-        Classes and bins.
-
-    Examples
-    --------
-    >>> predicted, bins = binned_answers(np.array([[0.1, 0.9], [0.5, 0.5]]))
-    >>> predicted.tolist(), bins.tolist()
-    ([1, 0], [4, 0])
-    """
+    """Return the predicted class of each row, and the bin of its confidence."""
     classes = probabilities.shape[1]
     predicted = probabilities.argmax(axis=1)
     confidence = probabilities[np.arange(len(probabilities)), predicted]
@@ -481,32 +411,7 @@ def binned_answers(probabilities: NDArray[np.float64]) -> tuple[Counts, Counts]:
 def count_answers(
     labels: Counts, predicted: Counts, bins: Counts, rows_of_person: Counts | None, classes: int
 ) -> tuple[Counts, Counts]:
-    """Count right and wrong answers in units of 2^-24 people. The sums are exact.
-
-    Parameters
-    ----------
-    labels, predicted : array of int, shape (rows,)
-        True and predicted classes.
-    bins : array of int, shape (rows,)
-        Bins of confidence.
-    rows_of_person : array of int, shape (rows,), or None
-        Number of rows of each row's person. None: each row is a person.
-    classes : int
-        Number of classes.
-
-    Returns
-    -------
-    tuple of arrays of int
-        The table of true and predicted classes, and the table of confidence and right or wrong.
-
-    Examples
-    --------
-    >>> bins, two_rows_of_one = np.array([4, 2]), np.array([2, 2])
-    >>> table, _ = count_answers(np.array([0, 1]), np.array([0, 0]), bins, two_rows_of_one, classes=2)
-    >>> table / 2**24
-    array([[0.5, 0. ],
-           [0.5, 0. ]])
-    """
+    """Count right and wrong answers in units of 2^-24 people. The sums are exact."""
     shares = np.full(len(labels), _SHARE) if rows_of_person is None else _SHARE // rows_of_person
     confusion = np.zeros((classes, classes), dtype=np.int64)
     np.add.at(confusion, (labels, predicted), shares)
@@ -520,27 +425,12 @@ def count_answers(
 
 @dataclass(frozen=True)
 class EvaluationCharge:
-    """What one evaluation cost the people who were counted.
+    """What one evaluation cost the people who were counted."""
 
-    Parameters
-    ----------
-    mu : float
-        The Gaussian cost.
-    composition : {"parallel", "sequential"}
-        "parallel": they were held out of training. "sequential": they may be in the training set too.
-    assumes : tuple of {"disjoint", "seeded", "names", "encoding"}
-        What the evaluation rests on: a declaration that they were held out, seeded noise, or a rule that recognises
-        them by their names or by the encoding of their records.
-    id : str
-        A random id of the evaluation.
-    reserved : bool
-        True: this is not an evaluation, but budget that is left to the folder that the model was saved to first.
-    """
-
-    mu: float
-    composition: Composition
+    mu: float  # The Gaussian cost
+    composition: Composition  # "parallel": they were held out of training
     assumes: tuple[Assumed, ...] = ()
-    id: str = field(default_factory=new_identity)
+    id: str = field(default_factory=new_identity)  # A random id of the evaluation
     reserved: bool = False
 
 
@@ -553,41 +443,7 @@ def evaluation_mu(
     delta: float | None = None,
     mu: float | None = None,
 ) -> float:
-    """Return the mu of the next evaluation.
-
-    Parameters
-    ----------
-    training : Guarantee
-        What is guaranteed of the model.
-    charges : sequence of EvaluationCharge
-        What earlier evaluations cost.
-    composition : {"parallel", "sequential"}
-        How the evaluation composes with the training.
-    epsilon, delta : float, optional
-        The budget of the evaluation. `delta` is 1e-5 by default.
-    mu : float, optional
-        The budget of the evaluation, instead of `epsilon` and `delta`.
-
-    Returns
-    -------
-    float
-        The stated budget. By default, for people who were held out, what is left of a budget as large as that of the
-        training: the model and its evaluation together then have the guarantee of the model.
-
-    Raises
-    ------
-    BudgetExhausted
-        If no budget is stated and nothing is left.
-    InvalidInput
-        If no budget is stated for people who may be in the training set, or the stated one is incomplete or stated
-        twice.
-
-    Examples
-    --------
-    >>> training = Guarantee("gaussian", mu=0.5, status="proven", because="Example.")
-    >>> evaluation_mu(training, [EvaluationCharge(0.3, "parallel")], "parallel")
-    0.4
-    """
+    """Return the mu of the next evaluation."""
     if mu is not None and epsilon is not None:
         raise InvalidInput("Only one of mu and epsilon can be given.")
     if delta is not None and epsilon is None:
@@ -616,26 +472,7 @@ def evaluation_mu(
 
 
 def free_mu(training: Guarantee, charges: Sequence[EvaluationCharge]) -> float:
-    """Return the mu that evaluations of held-out people may still cost without weakening the guarantee of the model.
-
-    Parameters
-    ----------
-    training : Guarantee
-        What is guaranteed of the model.
-    charges : sequence of EvaluationCharge
-        What earlier evaluations cost.
-
-    Returns
-    -------
-    float
-        Rounded down; 0 if nothing is left.
-
-    Examples
-    --------
-    >>> training = Guarantee("gaussian", mu=0.5, status="proven", because="Example.")
-    >>> free_mu(training, [EvaluationCharge(0.3, "parallel")])
-    0.4
-    """
+    """Return the mu that evaluations of held-out people may still cost without weakening the guarantee of the model."""
     left = _as_gaussian(training).amount - _amount(charges, "parallel")
     return root_rounded_down(left) if left > 0 else 0.0
 
@@ -661,26 +498,6 @@ def composed_guarantee(training: Guarantee, charges: Sequence[EvaluationCharge])
     holdout, and everybody for the other evaluations: ``mu^2 = max(mu_training^2, sum mu_parallel^2) + sum
     mu_sequential^2`` (THEORY 3.8). A pure guarantee counts by its Gaussian cost. For an (epsilon, delta) guarantee,
     evaluations of the holdout count as (epsilon, delta) at the same delta, and other evaluations are added.
-
-    Parameters
-    ----------
-    training : Guarantee
-        What is guaranteed of the model.
-    charges : sequence of EvaluationCharge
-        What the evaluations cost, at least one.
-
-    Returns
-    -------
-    Guarantee
-        For the unit of the model.
-
-    Examples
-    --------
-    >>> training = Guarantee("gaussian", mu=0.3, status="proven", because="Example.")
-    >>> composed_guarantee(training, [EvaluationCharge(0.3, "parallel")]).mu
-    0.3
-    >>> composed_guarantee(training, [EvaluationCharge(0.4, "sequential")]).mu
-    0.5
     """
     parallel, sequential = _amount(charges, "parallel"), _amount(charges, "sequential")
     because = (
@@ -734,22 +551,7 @@ def exact_evaluation(
     classes: Sequence[object],
     unit: Literal["record", "person"],
 ) -> Evaluation:
-    """Return the owner's exact figures. They are not for publication.
-
-    Parameters
-    ----------
-    confusion, calibration
-        What `count_answers` returned.
-    classes : sequence
-        The class names.
-    unit : {"record", "person"}
-        What counts as one.
-
-    Returns
-    -------
-    Evaluation
-        Without noise and without a guarantee. Its intervals cover sampling alone.
-    """
+    """Return the owner's exact figures. They are not for publication."""
     return _evaluation(
         np.concatenate([confusion.reshape(-1), calibration.reshape(-1)]) / _SHARE,
         classes,
@@ -781,31 +583,7 @@ def noisy_evaluation(
     charges: Sequence[EvaluationCharge],
     source: NoiseSource = EXACT,
 ) -> Evaluation:
-    """Draw the noise of an evaluation that was charged, and return the publishable figures.
-
-    Parameters
-    ----------
-    confusion, calibration
-        What `count_answers` returned.
-    classes : sequence
-        The class names.
-    training : Guarantee
-        What is guaranteed of the model.
-    charges : sequence of EvaluationCharge
-        What the evaluations of this model cost; the last one is this one.
-    source : NoiseSource
-        Where the noise comes from. Exact noise by default.
-
-    Returns
-    -------
-    Evaluation
-        The noisy counts with their guarantee.
-
-    Raises
-    ------
-    InvalidInput
-        If the noise is not exact, and the charge does not say so.
-    """
+    """Draw the noise of an evaluation that was charged, and return the publishable figures."""
     charge = charges[-1]
     if not (type(source) is ExactNoise and source.exact) and "seeded" not in charge.assumes:
         raise InvalidInput("An evaluation with seeded noise must be charged as one that assumes 'seeded'.")

@@ -99,23 +99,7 @@ _ROUNDING = 1 + 2.0**-30
 
 
 def vote_bounds(unit: Unit) -> ScoreBounds:
-    """Return how far one unit moves the votes on any query.
-
-    Parameters
-    ----------
-    unit : {"record", "person"}
-        What is in one shard alone.
-
-    Returns
-    -------
-    ScoreBounds
-        1 per class, sqrt(2) in L2.
-
-    Examples
-    --------
-    >>> round(vote_bounds("person").vector.value, 4)
-    1.4142
-    """
+    """Return how far one unit moves the votes on any query."""
     because = f"One {unit} changes one teacher's vote: one class loses at most 1, another gains at most 1 (THEORY 3.4)."
     return ScoreBounds(
         one=Sensitivity(_ROUNDING, "certified", because),
@@ -478,26 +462,13 @@ class TeacherEnsemble:
 
     The bounds are proven for teachers that `Teachers.fit` trained on separate shards or that were opened from a model
     folder. For an ensemble that you make yourself, they are an assumption: its teachers may have seen the same records.
-
-    Parameters
-    ----------
-    teachers : MLP or sequence of torch modules
-        The teachers: a stack of built-in networks, or modules; None for a module that failed.
-    silent : array of bool of shape (teachers,)
-        Teachers that vote evenly: those without records or with weights that are not finite.
-    classes : int
-        Number of classes.
-    soft : bool
-        Whether teachers vote with their probabilities instead of one label.
-    unit : {"record", "person"}
-        What changes one teacher alone: one record, or all records of one person.
     """
 
     teachers: MLP | Sequence[torch.nn.Module | None]
     silent: NDArray[np.bool_]
-    classes: int
-    soft: bool
-    unit: Unit = "record"
+    classes: int  # Number of classes
+    soft: bool  # Whether teachers vote with their probabilities instead of one label
+    unit: Unit = "record"  # What changes one teacher alone: one record, or all records of one person
     _fitted: bool = field(default=False, init=False, repr=False)
 
     @classmethod
@@ -515,18 +486,7 @@ class TeacherEnsemble:
         return vote_bounds(self.unit)
 
     def scores(self, features: NDArray[np.floating]) -> Floats:
-        """Count the votes.
-
-        Parameters
-        ----------
-        features : array of shape (queries, features)
-            Public features.
-
-        Returns
-        -------
-        array of shape (queries, classes)
-            Votes; each row sums to the number of teachers.
-        """
+        """Count the votes."""
         inputs = np.ascontiguousarray(features, dtype=np.float32)
         votes = np.zeros((len(inputs), self.classes))
         for start in range(0, len(inputs), 512):
@@ -560,27 +520,7 @@ proves_bounds(TeacherEnsemble, when=lambda ensemble: ensemble._fitted and type(e
 
 
 def shard_of(names: Sequence[bytes], teachers: int, key: bytes) -> NDArray[np.int64]:
-    """Return the shard of each record: a keyed hash of its own name alone, so that no other record matters.
-
-    Parameters
-    ----------
-    names : sequence of bytes
-        The name of each record's person, or its content.
-    teachers : int
-        Number of shards.
-    key : bytes
-        The secret key.
-
-    Returns
-    -------
-    array of int of shape (records,)
-        Shard numbers.
-
-    Examples
-    --------
-    >>> bool(shard_of([b"ann", b"bob"], 10, b"key")[1] == shard_of([b"bob"], 10, b"key")[0])
-    True
-    """
+    """Return the shard of each record: a keyed hash of its own name alone, so that no other record matters."""
     return (_hashes(names, key).view(">u8") % np.uint64(teachers)).astype(np.int64)
 
 
@@ -638,29 +578,7 @@ class _Shards:
 def teacher_stacks(
     count: int, size: int, features: int, classes: int, network: TrainingSettings
 ) -> list[int]:
-    """Divide teachers into stacks that are trained together, by public numbers alone; see `stack_edges`.
-
-    Parameters
-    ----------
-    count : int
-        Number of teachers.
-    size : int
-        The public number of records or persons.
-    features, classes : int
-        Numbers of features and classes.
-    network : TrainingSettings
-        How the teachers are trained.
-
-    Returns
-    -------
-    list of int
-        A stack has the teachers from one of these numbers to the next.
-
-    Examples
-    --------
-    >>> teacher_stacks(100, 10_000, 50, 2, NETWORK)
-    [0, 25, 50, 75, 100]
-    """
+    """Divide teachers into stacks that are trained together, by public numbers alone; see `stack_edges`."""
     shard = 4 * features * -(-size // count)
     training = training_bytes((features, *network.hidden, classes), network)
     return stack_edges(count, shard + training, STACK_BYTES)
@@ -680,16 +598,6 @@ def vote_noise(budget: Budget) -> tuple[float, float]:
 
     The exponential mechanism with exponent eps/2 equals the largest of votes plus Gumbel noise of scale 2/eps, standard
     deviation 2.565/eps.
-
-    Parameters
-    ----------
-    budget : Budget
-        The budget of all queries.
-
-    Returns
-    -------
-    tuple of float
-        Both standard deviations; the second is infinite without a delta.
     """
     queries = budget.queries or 1
     pure = np.pi / np.sqrt(6) * 2 * queries / budget.epsilon
@@ -700,25 +608,7 @@ def vote_noise(budget: Budget) -> tuple[float, float]:
 
 
 def default_teachers(budget: Budget, records: int) -> int:
-    """Return the default number of teachers: about eight standard deviations of noise, at least 20 records each.
-
-    Parameters
-    ----------
-    budget : Budget
-        The budget of all queries.
-    records : int
-        The public number of records.
-
-    Returns
-    -------
-    int
-        At least 3.
-
-    Examples
-    --------
-    >>> default_teachers(Budget(1.0, 1e-5, queries=1), 10_000)
-    21
-    """
+    """Return the default number of teachers: about eight standard deviations of noise, at least 20 records each."""
     return int(np.clip(round(8 * min(vote_noise(budget))), 3, max(records // 20, 3)))
 
 
@@ -734,30 +624,7 @@ def vote_guarantee(
     encoding: Encoding | None,
     code_before: CodeBefore,
 ) -> Guarantee:
-    """Return the guarantee of all answers of teachers.
-
-    Parameters
-    ----------
-    answers : Guarantee
-        The guarantee of the predictor that answers.
-    teachers : int
-        Number of teachers.
-    size : int
-        The public number of records or persons.
-    features : object or None
-        The feature map.
-    own_modules : bool
-        Whether the teachers are the user's own modules.
-    size_declared : bool
-        Whether the number of records or persons was declared.
-    classes_declared, encoding, code_before
-        See `data_conditions`.
-
-    Returns
-    -------
-    Guarantee
-        That of the answers, with the public facts of the training and the conditions that apply.
-    """
+    """Return the guarantee of all answers of teachers."""
     facts = {
         "teachers": teachers,
         "declared_size": size,

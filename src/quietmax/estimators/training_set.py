@@ -42,46 +42,15 @@ else:
 
 @dataclass(frozen=True, eq=False)
 class Persons:
-    """Whom each row belongs to.
+    """Whom each row belongs to."""
 
-    Parameters
-    ----------
-    names : array of str of shape (rows,)
-        A stable name of each row's person, which depends on nothing but that row.
-
-    Attributes
-    ----------
-    codes : array of int of shape (rows,)
-        One number per row, equal for the rows of one person; the numbers themselves mean nothing.
-    rows : array of int of shape (rows,)
-        The number of rows k_u of each row's person.
-    count : int
-        The number of persons.
-
-    Examples
-    --------
-    >>> persons = Persons.of(["ann", "bob", "ann"])
-    >>> persons.count, persons.codes.tolist(), persons.rows.tolist()
-    (2, [0, 1, 0], [2, 1, 2])
-    """
-
-    names: NDArray[np.object_]
+    names: NDArray[np.object_]  # A stable name of each row's person, which depends on nothing but that row
 
     @classmethod
     def of(cls, groups: Any) -> Persons:
         """Return the persons that `groups` names, one entry per row.
 
         Each entry becomes a string by itself: 1, 1.0 and "1" name the same person.
-
-        Parameters
-        ----------
-        groups : array-like of shape (rows,)
-            Numbers or strings.
-
-        Raises
-        ------
-        InvalidInput
-            If an entry is missing, or not a number or a string. The message shows no entry.
         """
         try:
             names = as_strings(as_series(groups, "groups"))
@@ -111,63 +80,27 @@ class Persons:
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """Some rows of a training set.
+    """Some rows of a training set."""
 
-    Parameters
-    ----------
-    records : array of shape (rows, columns)
-        Finite numbers.
-    labels : array of int of shape (rows,)
-        Indices into the classes.
-    persons : array of str of shape (rows,), optional
-        The name of each row's person; None if every row stands for itself.
-    """
-
-    records: NDArray[np.float32]
-    labels: NDArray[np.int64]
+    records: NDArray[np.float32]  # Finite numbers
+    labels: NDArray[np.int64]  # Indices into the classes
     persons: NDArray[np.object_] | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class TrainingRows:
-    """A training set whose rows are read piece by piece; what is public about it is known before.
+    """A training set whose rows are read piece by piece; what is public about it is known before."""
 
-    Parameters
-    ----------
-    pieces : iterator of Piece
-        The rows; they can be read once. An error in the rows of a table is raised while they are read.
-    columns : int
-        Number of columns of a record.
-    classes : array of shape (classes,)
-        The labels of the classes.
-    unit : {"record", "person"}
-        What a guarantee protects.
-    encoding : Encoding or None
-        How the rows of a table become records; None for plain arrays.
-    holdout : Holdout or None
-        Which persons of the table were held out; None if nobody was.
-    classes_declared : bool
-        Whether the classes were declared; otherwise they were read off the labels.
-    own_code : tuple of str
-        Code that is not Quietmax's and saw the private records before this estimator, as far as it can be seen.
-    in_memory : bool
-        Whether the rows are in memory before they are read.
-    count : int or None
-        The number of rows (before a holdout), if it is known before they are read. It is not public.
-    source : TableRows or None
-        Where the rows of a table are, from which `pieces` reads them; None for arrays, records and `groups`.
-    """
-
-    pieces: Iterator[Piece]
-    columns: int
-    classes: NDArray[Any]
-    unit: Unit
-    encoding: Encoding | None
-    holdout: Holdout | None
-    classes_declared: bool
+    pieces: Iterator[Piece]  # The rows; they can be read once
+    columns: int  # Number of columns of a record
+    classes: NDArray[Any]  # The labels of the classes
+    unit: Unit  # What a guarantee protects
+    encoding: Encoding | None  # How the rows of a table become records; None for plain arrays
+    holdout: Holdout | None  # Which persons of the table were held out; None if nobody was
+    classes_declared: bool  # Whether the classes were declared; otherwise they were read off the labels
     own_code: tuple[str, ...]
-    in_memory: bool
-    count: int | None
+    in_memory: bool  # Whether the rows are in memory before they are read
+    count: int | None  # The number of rows (before a holdout), if it is known before they are read
     source: TableRows | None = None
 
     @property
@@ -177,24 +110,7 @@ class TrainingRows:
 
 
 def data_assumptions(unit: Unit, encoding: Encoding | None) -> tuple[str, ...]:
-    """Return what every guarantee assumes about who is a person, and about the encoder of text columns.
-
-    Parameters
-    ----------
-    unit : {"record", "person"}
-        What the guarantee protects.
-    encoding : Encoding or None
-        The encoding of a table.
-
-    Returns
-    -------
-    tuple of str
-
-    Examples
-    --------
-    >>> data_assumptions("person", None)
-    ("All rows of one person, and nobody else's, have the same entry in `groups`.",)
-    """
+    """Return what every guarantee assumes about who is a person, and about the encoder of text columns."""
     if encoding is None:
         return person_assumptions(unit, None)
     encoders = (
@@ -214,27 +130,7 @@ LIBRARY_TEXT = (
 def data_conditions(
     *, classes_declared: bool, encoding: Encoding | None, code_before: CodeBefore
 ) -> tuple[Condition, ...]:
-    """Return the conditions on which a guarantee rests because of its training set.
-
-    Parameters
-    ----------
-    classes_declared : bool
-        Whether the classes were declared.
-    encoding : Encoding or None
-        The encoding of a table.
-    code_before : mapping
-        What ran before the estimator, as `code_before` returns it.
-
-    Returns
-    -------
-    tuple of Condition
-        Empty if everything was declared.
-
-    Examples
-    --------
-    >>> data_conditions(classes_declared=True, encoding=None, code_before={})
-    ()
-    """
+    """Return the conditions on which a guarantee rests because of its training set."""
     conditions = [] if classes_declared else [CLASSES]
     if encoding is not None and encoding.inferred:
         conditions.append(
@@ -270,33 +166,7 @@ def code_before(facts: Mapping[str, Any]) -> CodeBefore:
 def training_rows(
     estimator: Any, X: Any, y: Any, groups: Any, *, dtypes: Sequence[Any] = (np.float32,)
 ) -> TrainingRows:
-    """Check what an estimator is trained on; set `classes_`, `encoding_`, `holdout_` and `n_features_in_`.
-
-    Parameters
-    ----------
-    estimator : object
-        The estimator that is being fitted, with the parameters `schema` and `classes`.
-    X : array-like, data frame, Records, or a source of rows
-        Arrays as in scikit-learn. With a schema, a pandas or polars frame, an Arrow table, or a source: a path of a
-        file or folder, a pattern, a pyarrow dataset, an iterator of record batches, or `TableRows`. Records as they
-        are.
-    y : array-like or None
-        The labels. With a schema they may be in the frame instead. None for Records and sources.
-    groups : array-like or None
-        Whose row each row is. With a schema or Records that have a `person` column, None.
-    dtypes : sequence of types
-        Arrays of one of these types are not copied; the estimator converts them part by part to save memory.
-
-    Returns
-    -------
-    TrainingRows
-        Their rows have not been encoded yet.
-
-    Raises
-    ------
-    InvalidInput
-        If something is wrong. The message shows no value.
-    """
+    """Check what an estimator is trained on; set `classes_`, `encoding_`, `holdout_` and `n_features_in_`."""
     # An estimator whose fit fails is not fitted: it has parts of two trainings, and the guarantee of one of them.
     for name in ("_evaluations", "guarantee_"):
         estimator.__dict__.pop(name, None)
@@ -419,20 +289,7 @@ def _check_holdout(records: Records, groups: Any) -> None:
 
 
 def with_holdout(guarantee: Guarantee, holdout: Holdout | None) -> Guarantee:
-    """Return a guarantee that names the rule by which people were held out of the training.
-
-    Parameters
-    ----------
-    guarantee : Guarantee
-        What is guaranteed of the model.
-    holdout : Holdout or None
-        The rule; None if nobody was held out.
-
-    Returns
-    -------
-    Guarantee
-        With the parameter `holdout`, or without it.
-    """
+    """Return a guarantee that names the rule by which people were held out of the training."""
     parameters = {name: value for name, value in guarantee.parameters.items() if name != "holdout"}
     if holdout is not None:
         parameters["holdout"] = holdout.to_json()
@@ -465,32 +322,7 @@ def _person_names(names: NDArray[np.object_] | None, groups: Any, rows: int) -> 
 
 
 def queries(estimator: Any, X: Any) -> NDArray[np.float32]:
-    """Check the queries of a prediction, and encode the rows of a frame as in training.
-
-    Parameters
-    ----------
-    estimator : object
-        A fitted estimator.
-    X : array-like, data frame or Records
-        For an estimator that was trained on a table: a frame with its columns, or rows that are encoded already.
-
-    Returns
-    -------
-    array of float32 of shape (queries, columns)
-        Encoded rows.
-
-    Raises
-    ------
-    InvalidInput
-        If a column is missing, or a cell cannot be read.
-
-    Examples
-    --------
-    >>> from quietmax.estimators import PrivateHead
-    >>> head = PrivateHead(classes=(0, 1)).fit(np.eye(2), [0, 1])
-    >>> queries(head, [[0.5, 0.25]])
-    array([[0.5 , 0.25]], dtype=float32)
-    """
+    """Check the queries of a prediction, and encode the rows of a frame as in training."""
     from sklearn.utils.validation import check_is_fitted, validate_data
 
     check_is_fitted(estimator)

@@ -34,71 +34,20 @@ LARGEST_SIZE = 10**9
 
 
 def check_choice(name: str, value: object, valid: Collection[str]) -> None:
-    """Raise `InvalidInput` unless an argument is one of the valid strings.
-
-    Parameters
-    ----------
-    name : str
-        Name of the argument, for the message.
-    value : object
-        What was passed.
-    valid : collection of str
-        The valid values.
-
-    Examples
-    --------
-    >>> check_choice("method", "newton", ("gradient", "output"))
-    Traceback (most recent call last):
-    ...
-    quietmax.errors.InvalidInput: method must be one of gradient, output, got 'newton'.
-    """
+    """Raise `InvalidInput` unless an argument is one of the valid strings."""
     if not (isinstance(value, str) and value in valid):
         raise InvalidInput(f"{name} must be one of {', '.join(valid)}, got {value!r}.")
 
 
 def check_positive(**values: float | None) -> None:
-    """Raise `InvalidInput` unless every argument is None or a positive finite number.
-
-    Parameters
-    ----------
-    **values : float or None
-        The arguments by name.
-
-    Examples
-    --------
-    >>> check_positive(steps=0)
-    Traceback (most recent call last):
-    ...
-    quietmax.errors.InvalidInput: steps must be a positive number, got 0.
-    """
+    """Raise `InvalidInput` unless every argument is None or a positive finite number."""
     for name, value in values.items():
         if value is not None and not 0.0 < value < math.inf:
             raise InvalidInput(f"{name} must be a positive number, got {value!r}.")
 
 
 def checked_size(size: int) -> int:
-    """Return a declared number of records or persons as an integer.
-
-    Parameters
-    ----------
-    size : int
-        The declared size; a float without a fraction is accepted.
-
-    Returns
-    -------
-    int
-        The size.
-
-    Raises
-    ------
-    InvalidInput
-        If it is not an integer between 1 and `LARGEST_SIZE`.
-
-    Examples
-    --------
-    >>> checked_size(1000)
-    1000
-    """
+    """Return a declared number of records or persons as an integer."""
     if (
         isinstance(size, bool)
         or not isinstance(size, Real)
@@ -114,33 +63,7 @@ BUILT_IN_FEATURES = ("auto", "identity", "unit-norm", "scattering", "embedding")
 
 
 def named_features(features: Any, image_shape: ImageShape | None, *, encoding: Encoding | None = None) -> Any:
-    """Return the feature map that a name stands for; anything but a string is returned as it is.
-
-    Parameters
-    ----------
-    features : str or object
-        "identity", "unit-norm", "scattering", "embedding", the name of a plug-in, or a feature map.
-    image_shape : tuple of int or None
-        Channels, height and width of the records, which "scattering" needs.
-    encoding : Encoding, optional
-        How the rows of a table were encoded as numbers between 0 and 1; None if the records are arrays.
-
-    Returns
-    -------
-    object
-        The feature map.
-
-    Raises
-    ------
-    InvalidInput
-        If the name is unknown, if "scattering" is asked for without an image shape, or "embedding" for a table whose
-        columns are not all parts of an embedding.
-
-    Examples
-    --------
-    >>> named_features("unit-norm", None)
-    UnitNorm(constant=1.0)
-    """
+    """Return the feature map that a name stands for; anything but a string is returned as it is."""
     if not isinstance(features, str):
         return features
     if features not in BUILT_IN_FEATURES:
@@ -178,30 +101,7 @@ def _check_embedding(encoding: Encoding) -> None:
 def checked_records(
     estimator: Any, X: ArrayLike, y: ArrayLike, *, dtypes: Sequence[Any] = (np.float32,)
 ) -> tuple[NDArray[np.float32], NDArray[Any]]:
-    """Check a training set as scikit-learn does, with messages that show no value and no number of records.
-
-    Parameters
-    ----------
-    estimator : object
-        The estimator that is being fitted; its `n_features_in_` is set.
-    X : array-like of shape (records, columns)
-        The records.
-    y : array-like of shape (records,)
-        Their labels.
-    dtypes : sequence of types
-        Records of one of these types are not copied. Others are converted to the first.
-
-    Returns
-    -------
-    tuple of arrays
-        The records as one of these types, and the labels. If NumPy has no type that leaves all labels as they are, the
-        labels are an array of objects.
-
-    Raises
-    ------
-    InvalidInput
-        If the records are not finite numbers, or the labels are not those of a classification.
-    """
+    """Check a training set as scikit-learn does, with messages that show no value and no number of records."""
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import validate_data
 
@@ -301,29 +201,6 @@ def class_numbers(
     """Return the classes, and the index of every label among them.
 
     A label belongs to the class that is equal to it in Python: 1.0 and True belong to 1, and "1" does not.
-
-    Parameters
-    ----------
-    labels : array of shape (records,)
-        The private labels, as `checked_records` returns them.
-    declared : sequence or None
-        The public classes. If None, the sorted distinct labels are used.
-
-    Returns
-    -------
-    tuple of arrays
-        The classes in the declared order, and one index per label.
-
-    Raises
-    ------
-    InvalidInput
-        If there are fewer than two different classes, a label that is not declared, or labels that cannot be sorted
-        and no declared classes. The message shows no label.
-
-    Examples
-    --------
-    >>> class_numbers(np.array(["yes", "no", "yes"]), ("no", "yes"))
-    (array(['no', 'yes'], dtype='<U3'), array([1, 0, 1]))
     """
     classes = _distinct(labels) if declared is None else _declared_array(declared)
     if classes.ndim != 1:
@@ -353,38 +230,14 @@ def _distinct(labels: NDArray[Any]) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class Condition:
-    """A condition that makes a proven guarantee conditional.
+    """A condition that makes a proven guarantee conditional."""
 
-    Parameters
-    ----------
-    because : str
-        The sentence that is added to the guarantee's reason.
-    assumptions : tuple of str
-        The assumptions on which the guarantee then rests.
-    """
-
-    because: str
-    assumptions: tuple[str, ...]
+    because: str  # The sentence that is added to the guarantee's reason
+    assumptions: tuple[str, ...]  # The assumptions on which the guarantee then rests
 
 
 def size_condition(unit: Unit) -> Condition:
-    """Return the condition of a size that was not declared.
-
-    Parameters
-    ----------
-    unit : {"record", "person"}
-        What the size counts.
-
-    Returns
-    -------
-    Condition
-        The size is public.
-
-    Examples
-    --------
-    >>> size_condition("person").because
-    'The number of persons was not declared by declared_size (--declared-size; THEORY 3.1).'
-    """
+    """Return the condition of a size that was not declared."""
     return Condition(
         f"The number of {unit}s was not declared by declared_size (--declared-size; THEORY 3.1).",
         (f"The number of {unit}s is public: it was read off them, since no declared_size was given.",),
@@ -427,20 +280,7 @@ SEEDED_WEIGHTS = Condition(
 
 
 def weakened(guarantee: Guarantee, *conditions: Condition) -> Guarantee:
-    """Return a guarantee that also rests on some conditions.
-
-    Parameters
-    ----------
-    guarantee : Guarantee
-        The guarantee without them.
-    *conditions : Condition
-        The conditions, in the order in which they are stated.
-
-    Returns
-    -------
-    Guarantee
-        Conditional if it was proven and there is a condition; otherwise its status is kept.
-    """
+    """Return a guarantee that also rests on some conditions."""
     for condition in conditions:
         status: Status = "conditional" if guarantee.status == "proven" else guarantee.status
         reason = f"{guarantee.because} {condition.because}"
@@ -453,23 +293,6 @@ def person_assumptions(unit: Unit, column: str | None) -> tuple[str, ...]:
 
     If several people share a value, the guarantee protects all of them together. One of them alone changes what the
     rows of the others count, and so has up to twice the mu (or epsilon): the others leave, and come back without them.
-
-    Parameters
-    ----------
-    unit : {"record", "person"}
-        What the guarantee protects.
-    column : str or None
-        The person column of the table; None if `groups` named the persons.
-
-    Returns
-    -------
-    tuple of str
-        Nothing for a guarantee that protects single records.
-
-    Examples
-    --------
-    >>> person_assumptions("person", "customer_id")
-    ("All rows of one person, and nobody else's, have the same value in column 'customer_id'.",)
     """
     if unit == "record":
         return ()
@@ -479,18 +302,7 @@ def person_assumptions(unit: Unit, column: str | None) -> tuple[str, ...]:
 
 
 def map_assumptions(description: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Return what a guarantee assumes because of the feature map.
-
-    Parameters
-    ----------
-    description : mapping or None
-        The feature map as `describe_map` returns it; None for no map.
-
-    Returns
-    -------
-    tuple of str
-        Where each file of an encoder comes from, and `LIBRARY_ROUNDING` if the map computes records in batches.
-    """
+    """Return what a guarantee assumes because of the feature map."""
     if description is None:
         return ()
     return (*_encoder_assumptions(description), *((LIBRARY_ROUNDING,) if is_batched(description) else ()))
@@ -507,43 +319,14 @@ def _encoder_assumptions(description: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def runs_own_code(features: object) -> bool:
-    """Return whether a feature map is the user's own, or runs code of theirs.
-
-    Parameters
-    ----------
-    features : object or None
-        The feature map; None for no map.
-
-    Returns
-    -------
-    bool
-        False for no map and for the maps of `quietmax.models.features`.
-
-    Examples
-    --------
-    >>> runs_own_code(None), runs_own_code(object())
-    (False, True)
-    """
+    """Return whether a feature map is the user's own, or runs code of theirs."""
     if isinstance(features, FeatureMap):
         return runs_user_code(features)
     return features is not None
 
 
 def alike(stored: Any, computed: Any, within: float = 1e-9) -> bool:
-    """Return whether two JSON values are equal up to rounding.
-
-    Parameters
-    ----------
-    stored, computed : object
-        The values.
-    within : float
-        The relative error by which numbers may differ, since libraries round differently.
-
-    Examples
-    --------
-    >>> alike({"mu": [0.1]}, {"mu": [0.1 + 1e-17]}), alike(True, 1)
-    (True, False)
-    """
+    """Return whether two JSON values are equal up to rounding."""
     if isinstance(stored, bool) or isinstance(computed, bool):
         return stored is computed
     if isinstance(stored, int | float) and isinstance(computed, int | float):

@@ -131,26 +131,7 @@ def load_model(folder: str | Path) -> Model:
 
 
 def mlp_from(tensors: Mapping[str, Tensor], widths: Sequence[int], activation: str) -> MLP:
-    """Return the networks whose tensors `MLP.parameters` named.
-
-    Parameters
-    ----------
-    tensors : mapping of str to Tensor
-        The tensors by name.
-    widths : sequence of int
-        Number of features, of neurons in each hidden layer, and of classes.
-    activation : str
-        Activation of the hidden layers.
-
-    Returns
-    -------
-    MLP
-
-    Raises
-    ------
-    ValueError, TypeError, KeyError
-        If the tensors are not those of such networks.
-    """
+    """Return the networks whose tensors `MLP.parameters` named."""
     if len(widths) < 2:
         raise ValueError(f"the layer widths {list(widths)} are not those of a network")
     networks = len(tensors["kernel.0"])
@@ -175,38 +156,7 @@ def write_folder(
     answered: int | None = None,
     files: Mapping[str, str | bytes] | None = None,
 ) -> Path:
-    """Write a description and its tensors as one model folder, atomically.
-
-    Parameters
-    ----------
-    folder : str or Path
-        The folder to write.
-    description : mapping
-        JSON values; the format and its version are added.
-    tensors : mapping of str to Tensor
-        The weights by name.
-    overwrite : bool
-        Whether to replace a model that is there.
-    released : bool
-        Whether the weights may be published. If not, only the owner of the files can read them.
-    answered : int, optional
-        Opens an account in the folder, with so many answers already paid for. Its id is the ``account_id`` of the
-        description.
-    files : mapping of str to str or bytes, optional
-        Further files of the folder by name.
-
-    Returns
-    -------
-    Path
-        The folder.
-
-    Raises
-    ------
-    InvalidInput
-        If something is there that must not be replaced.
-    QuietmaxError
-        If the folder cannot be written.
-    """
+    """Write a description and its tensors as one model folder, atomically."""
     target = check_target(folder, overwrite=overwrite)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -278,26 +228,7 @@ def _replace(target: Path, staging: Path) -> None:
 
 
 def check_target(folder: str | Path, *, overwrite: bool) -> Path:
-    """Check that a model may be written to a folder.
-
-    Parameters
-    ----------
-    folder : str or Path
-        The folder.
-    overwrite : bool
-        Whether a model that is there may be replaced.
-
-    Returns
-    -------
-    Path
-        The folder.
-
-    Raises
-    ------
-    InvalidInput
-        If something is there that must not be replaced: anything without `overwrite`, and always anything but a
-        model, or a model whose account counts paid answers.
-    """
+    """Check that a model may be written to a folder."""
     target = Path(folder)
     if target.exists() and not overwrite:
         raise InvalidInput(f"'{target}' already exists; `overwrite` replaces it.")
@@ -322,30 +253,7 @@ def _is_paid_per_answer(folder: Path) -> bool:
 def read_folder(
     folder: str | Path, kind: str | None = None, *, library: Literal["torch", "numpy"] = "torch"
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read the description and the tensors of a model folder.
-
-    Parameters
-    ----------
-    folder : str or Path
-        The folder.
-    kind : str, optional
-        The kind of model that is expected.
-    library : {"torch", "numpy"}
-        Whose arrays the tensors are.
-
-    Returns
-    -------
-    description : dict
-        JSON values, in the words of this version.
-    tensors : dict of str to Tensor or ndarray
-
-    Raises
-    ------
-    DataUnavailable
-        If there is no model, or it is damaged.
-    InvalidInput
-        If it is of another kind.
-    """
+    """Read the description and the tensors of a model folder."""
     source = Path(folder)
     description = read_description(source)
     if kind is not None and description.get("kind") != kind:
@@ -367,23 +275,7 @@ def read_folder(
 
 
 def read_description(folder: str | Path) -> dict[str, Any]:
-    """Read the description of a model folder.
-
-    Parameters
-    ----------
-    folder : str or Path
-        The folder.
-
-    Returns
-    -------
-    dict
-        JSON values, in the words of this version.
-
-    Raises
-    ------
-    DataUnavailable
-        If there is no model, or its description cannot be read.
-    """
+    """Read the description of a model folder."""
     path = Path(folder) / _DESCRIPTION
     if not path.is_file():
         raise DataUnavailable(f"There is no model in {folder}: {_DESCRIPTION} is missing.")
@@ -424,17 +316,7 @@ def _upgraded(description: dict[str, Any]) -> dict[str, Any]:
 
 
 def settings_to_json(settings: TrainingSettings) -> dict[str, Any]:
-    """Return training settings as JSON values.
-
-    Parameters
-    ----------
-    settings : TrainingSettings
-        The settings.
-
-    Returns
-    -------
-    dict
-    """
+    """Return training settings as JSON values."""
     return {**asdict(settings), "hidden": list(settings.hidden), "loss": _loss_to_json(settings.loss)}
 
 

@@ -36,41 +36,14 @@ from quietmax.noise.sources import EXACT, NoiseSource, SeededNoise
 
 @dataclass(frozen=True, eq=False)
 class Centring:
-    """What makes rows of features centred, from released and public numbers.
+    """What makes rows of features centred, from released and public numbers."""
 
-    Parameters
-    ----------
-    centre : array of shape (features,)
-        The released mean of the features, clipped to the radius and divided by it.
-    radius : float
-        Features are clipped to this length.
-    scale : array of shape (features + 1,), optional
-        A factor for each feature and for the constant one, from `whitening_on_grid`.
-    """
-
-    centre: Floats
-    radius: float
+    centre: Floats  # The released mean of the features, clipped to the radius and divided by it
+    radius: float  # Features are clipped to this length
     scale: Floats | None = None
 
     def rows(self, features: NDArray[np.floating]) -> NDArray[np.float32]:
-        """Return what the network sees; each row depends on its own features alone.
-
-        Parameters
-        ----------
-        features : array of shape (records, features)
-            Public features.
-
-        Returns
-        -------
-        array of shape (records, features)
-            Rows of length below 5.
-
-        Examples
-        --------
-        >>> Centring(np.array([0.5, 0.0]), radius=2.0).rows(np.array([[2.0, 0.0], [0.0, 2.0]])).round(2)
-        array([[ 4.64,  0.  ],
-               [-2.2 ,  4.4 ]], dtype=float32)
-        """
+        """Return what the network sees; each row depends on its own features alone."""
         rows = np.empty(np.shape(features), dtype=np.float32)
         for start in range(0, len(rows), ROWS_AT_ONCE):
             part = slice(start, start + ROWS_AT_ONCE)
@@ -90,31 +63,7 @@ def released_centre(
     seed: int | None = None,
     persons: Persons | None = None,
 ) -> Floats:
-    """Release the mean of clipped features by the centring steps of a plan.
-
-    Parameters
-    ----------
-    features : array of shape (records, features), or StoredRows
-        The public features of the private records.
-    plan : Plan
-        Sampling rate, number of centring steps, noise multiplier and size.
-    radius : float
-        The length to which features are clipped.
-    seed : int, optional
-        None: exact noise, and batches from the operating system. Otherwise seeded noise and batches.
-    persons : Persons, optional
-        Whom each record belongs to; a person then adds the mean of its rows.
-
-    Returns
-    -------
-    array of shape (features,)
-        The mean divided by the radius, on the grid, shortened to length at most 1, which a true mean cannot exceed.
-
-    Raises
-    ------
-    InvalidInput
-        If there are more than `LARGEST_TABLE` records.
-    """
+    """Release the mean of clipped features by the centring steps of a plan."""
     settings, records = plan.settings, len(features)
     check_length(records)
     source: NoiseSource = EXACT
@@ -133,17 +82,7 @@ def released_centre(
 
 
 def centre_noise(plan: Plan) -> float:
-    """Return the standard deviation of the noise on each coordinate of a released centre.
-
-    Parameters
-    ----------
-    plan : Plan
-        The public numbers of the run.
-
-    Returns
-    -------
-    float
-    """
+    """Return the standard deviation of the noise on each coordinate of a released centre."""
     settings = plan.settings
     expected = settings.sampling_rate * plan.size
     return plan.noise_multiplier / (math.sqrt(settings.centring_steps) * expected)

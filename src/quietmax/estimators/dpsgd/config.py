@@ -57,49 +57,17 @@ _MOMENTUM_GAIN = {"sgd": 1.0, "momentum": 10.0}
 
 @dataclass(frozen=True)
 class PrivateSettings:
-    """Settings of DP-SGD, except the data, the noise and the seed. All are public numbers.
+    """Settings of DP-SGD, except the data, the noise and the seed. All are public numbers."""
 
-    Parameters
-    ----------
-    hidden : tuple of int, default=()
-        Widths of the hidden layers; () is a linear model.
-    activation : str, default="tanh"
-        Activation of the hidden layers: "tanh", "sigmoid" or "relu".
-    sampling_rate : float, default=0.1
-        Poisson sampling rate: the probability that a record or person is in a step's batch.
-    steps : int, default=100
-        Number of steps, with those for centring.
-    max_grad_norm : float, default=1.0
-        Per-example gradient clipping norm.
-    learning_rate : float, default=1.0
-        Step size, before it falls.
-    decay : float, default=0.0
-        Share of the gradient steps, the last ones, over which the learning rate falls linearly to almost zero.
-    optimizer : {"sgd", "momentum", "adam"}, default="sgd"
-        What the noisy gradients are given to.
-    l2 : float, default=0.0
-        L2 penalty on the kernels. Its gradient is added after the noise, since it does not depend on the records.
-    sampling : {"poisson", "shuffled"}, default="poisson"
-        "poisson" takes each record independently in every step. "shuffled" goes through the records in a new order
-        each epoch, in batches of ``sampling_rate * size``: what most programs do, and what no accountant here proves.
-    centring_steps : int, default=0
-        How many of the steps, the first ones, release the sum of the features of a batch instead of a gradient.
-
-    Raises
-    ------
-    InvalidInput
-        If a setting is invalid.
-    """
-
-    hidden: tuple[int, ...] = ()
-    activation: str = "tanh"
+    hidden: tuple[int, ...] = ()  # Widths of the hidden layers; () is a linear model
+    activation: str = "tanh"  # Activation of the hidden layers: "tanh", "sigmoid" or "relu"
     sampling_rate: float = 0.1
-    steps: int = 100
-    max_grad_norm: float = 1.0
-    learning_rate: float = 1.0
-    optimizer: Optimizer = "sgd"
-    l2: float = 0.0
-    sampling: Sampling = "poisson"
+    steps: int = 100  # Number of steps, with those for centring
+    max_grad_norm: float = 1.0  # Per-example gradient clipping norm
+    learning_rate: float = 1.0  # Step size, before it falls
+    optimizer: Optimizer = "sgd"  # What the noisy gradients are given to
+    l2: float = 0.0  # L2 penalty on the kernels
+    sampling: Sampling = "poisson"  # "poisson" takes each record independently in every step
     centring_steps: int = 0
     decay: float = 0.0
 
@@ -138,17 +106,7 @@ class PrivateSettings:
         return self.steps - self.centring_steps
 
     def learning_rates(self) -> NDArray[np.float64]:
-        """Return the learning rate of every gradient step.
-
-        Returns
-        -------
-        array of shape (gradient_steps,)
-
-        Examples
-        --------
-        >>> PrivateSettings(steps=6, learning_rate=9.0, decay=0.5).learning_rates()
-        array([9., 9., 9., 9., 6., 3.])
-        """
+        """Return the learning rate of every gradient step."""
         left = np.arange(self.gradient_steps, 0, -1)
         factors = np.minimum(1.0, left / max(1.0, self.decay * self.gradient_steps))
         return np.asarray(self.learning_rate * factors)
@@ -156,31 +114,15 @@ class PrivateSettings:
 
 @dataclass(frozen=True)
 class Plan:
-    """All public numbers of a run: settings, noise, and the (epsilon, delta) they were calibrated for.
+    """All public numbers of a run: settings, noise, and the (epsilon, delta) they were calibrated for."""
 
-    Parameters
-    ----------
-    settings : PrivateSettings
-        How the network is trained.
-    noise_multiplier : float
-        Standard deviation of the noise as a multiple of the clipping norm.
-    epsilon, delta : float
-        The budget.
-    accountant : str
-        The accountant that calibrated the noise.
-    analysis : {"proven", "published"}
-        How the steps were counted.
-    size : int
-        The public number of records or persons.
-    """
-
-    settings: PrivateSettings
-    noise_multiplier: float
-    epsilon: float
+    settings: PrivateSettings  # How the network is trained
+    noise_multiplier: float  # Standard deviation of the noise as a multiple of the clipping norm
+    epsilon: float  # The budget
     delta: float
-    accountant: Accountant
-    analysis: NoiseAnalysis
-    size: int
+    accountant: Accountant  # The accountant that calibrated the noise
+    analysis: NoiseAnalysis  # How the steps were counted
+    size: int  # The public number of records or persons
 
     @property
     def schedule(self) -> Schedule:
@@ -213,41 +155,7 @@ def make_plan(
     inputs: Inputs = "plain",
     **given: Any,
 ) -> Plan:
-    """Return the settings and the noise of a run; settings that are not given come from a preset.
-
-    Parameters
-    ----------
-    size : int
-        The public number of records or persons.
-    epsilon : float
-        epsilon of the whole run.
-    delta : float, optional
-        delta of the whole run; 1/(10 * size) by default.
-    accountant : {"pld", "rdp", "zcdp", "ac", "nc"}, default="pld"
-        See `quietmax.accounting.dpsgd`.
-    analysis : {"proven", "published"}, default="proven"
-        "proven": Poisson samples, every step counted. "published": shuffled epochs, counted as the paper's program
-        counts them.
-    preset : {"default", "paper"}, default="default"
-        Where settings that are not given come from.
-    length : float, default=1.0
-        A public guess at the length of a record's features, for the default preset without centring.
-    inputs : {"plain", "centred", "scaled"}, default="plain"
-        What the network sees. Centred and scaled ones require the default preset and the proven analysis.
-    **given : optional
-        Fields of `PrivateSettings`; None for those that are not given.
-
-    Returns
-    -------
-    Plan
-        The complete settings.
-
-    Examples
-    --------
-    >>> chosen = make_plan(10_000, epsilon=1.0, preset="paper", accountant="zcdp", analysis="published")
-    >>> chosen.settings.steps, chosen.settings.sampling, round(chosen.noise_multiplier, 1)
-    (10000, 'shuffled', 49.0)
-    """
+    """Return the settings and the noise of a run; settings that are not given come from a preset."""
     check_choice("preset", preset, PRESETS)
     check_choice("inputs", inputs, ("plain", "centred", "scaled"))
     size = checked_size(size)
@@ -275,23 +183,7 @@ def make_plan(
 
 
 def default_length(columns: int) -> float:
-    """Guess the length of records that are encoded into [0, 1].
-
-    Parameters
-    ----------
-    columns : int
-        Number of columns.
-
-    Returns
-    -------
-    float
-        `LENGTH_PER_COLUMN` times the root of the number of columns.
-
-    Examples
-    --------
-    >>> default_length(100)
-    3.0
-    """
+    """Guess the length of records that are encoded into [0, 1]."""
     return LENGTH_PER_COLUMN * math.sqrt(columns)
 
 

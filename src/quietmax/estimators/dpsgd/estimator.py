@@ -452,18 +452,10 @@ class DPSGD(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ignore[mi
 
 @dataclass(frozen=True, eq=False)
 class PrivateNetwork(LogitClassifier):
-    """A network whose weights were released: everything computed from it is post-processing.
+    """A network whose weights were released: everything computed from it is post-processing."""
 
-    Parameters
-    ----------
-    network : MLP or TorchModel
-        The network.
-    centring : Centring, optional
-        How features are centred before the network sees them.
-    """
-
-    network: MLP | TorchModel
-    centring: Centring | None = None
+    network: MLP | TorchModel  # The network
+    centring: Centring | None = None  # How features are centred before the network sees them
 
     @property
     def classes(self) -> int:
@@ -471,18 +463,7 @@ class PrivateNetwork(LogitClassifier):
         return self.network.classes
 
     def scores(self, features: NDArray[np.floating]) -> Floats:
-        """Compute the logits.
-
-        Parameters
-        ----------
-        features : array of shape (records, features)
-            Public features.
-
-        Returns
-        -------
-        array of shape (records, classes)
-            Logits.
-        """
+        """Compute the logits."""
         rows = features if self.centring is None else self.centring.rows(features)
         logits = self.network.logits(rows)
         return logits.double().numpy() if isinstance(logits, torch.Tensor) else logits
@@ -506,32 +487,6 @@ def network_guarantee(
 
     Full batches with the proven analysis are exactly sqrt(steps)/multiplier-Gaussian private. Everything else is the
     one point (epsilon, delta) that the noise was calibrated for.
-
-    Parameters
-    ----------
-    plan : Plan
-        The public numbers of the run.
-    exact : bool
-        Whether the noise is exact; otherwise it is seeded.
-    own_module : bool
-        Whether the network is the user's own module.
-    size_declared : bool
-        Whether the number of records or persons was declared.
-    classes_declared, encoding, code_before
-        See `data_conditions`.
-    features : object, optional
-        The feature map.
-    centring : Centring, optional
-        How the features were centred.
-    unit : {"record", "person"}, default="record"
-        What is sampled and protected.
-    parameters : mapping, optional
-        Further public facts that the guarantee names.
-
-    Returns
-    -------
-    Guarantee
-        Conditional if it rests on a condition, otherwise proven.
     """
     description = _described(features)
     steps = plan.settings.steps

@@ -45,15 +45,9 @@ clipping norm keeps the contribution of a record or person below it."""
 
 @dataclass(frozen=True, eq=False)
 class Gradients:
-    """One gradient per layer, in the layout of `MLP`.
+    """One gradient per layer, in the layout of `MLP`."""
 
-    Parameters
-    ----------
-    kernels, biases : tuple of tensors
-        Gradients of the kernels and of the biases.
-    """
-
-    kernels: tuple[Tensor, ...]
+    kernels: tuple[Tensor, ...]  # Gradients of the kernels and of the biases
     biases: tuple[Tensor, ...]
 
     @classmethod
@@ -71,26 +65,7 @@ class Gradients:
 
 
 class ClippedSums:
-    """Sums over a batch of the clipped cross-entropy gradients of its records, for K networks at once.
-
-    Parameters
-    ----------
-    network : MLP
-        The K networks.
-    inputs : tensor of shape (records + 1, features)
-        All records; the last row is padding and counts nothing.
-    targets : tensor of shape (records + 1,)
-        Their class indices.
-    max_grad_norms : tensor of shape (K,)
-        Per-example gradient clipping norm of each network.
-    weights : tensor of shape (K,), optional
-        Factors of the networks' sums.
-    alpha : float, optional
-        Convexifies the loss of each record as a batch of one, `(1/a) ln[(exp(a*l) + C - 1)/C]`. Its gradient is that
-        of the cross-entropy l times `1/(1 + (C - 1)*p_y^a)`, since exp(-l) = p_y.
-    row_weights : tensor of shape (records + 1,), optional
-        Factor of each row's clipped gradient: 1/k for the k rows of a person.
-    """
+    """Sums over a batch of the clipped cross-entropy gradients of its records, for K networks at once."""
 
     def __init__(
         self,
@@ -111,15 +86,7 @@ class ClippedSums:
         self._activation = activation(network.activation)
 
     def add_to(self, gradients: Gradients, records: Tensor) -> None:
-        """Add the sums over some records to gradients.
-
-        Parameters
-        ----------
-        gradients : Gradients
-            Changed in place.
-        records : tensor of shape (K, width) or (1, width)
-            Row indices of each network's batch; one row if all networks share it.
-        """
+        """Add the sums over some records to gradients."""
         for part in torch.split(records, FAST_ROWS, 1):
             self._add_part(gradients, part)
 
@@ -189,24 +156,6 @@ def exact_clipped_sum(
 
     One row more or less changes it by at most ``max_grad_norm`` in L2, up to rounding the finished sum to float64 (see
     `rounding_share`). With weights of 1/k, the same holds for all k rows of a person together.
-
-    Parameters
-    ----------
-    network : MLP
-        The network.
-    inputs : tensor of shape (records, features)
-        The records of the batch.
-    labels : tensor of shape (records,)
-        Their class indices.
-    max_grad_norm : float
-        Per-example gradient clipping norm.
-    row_weights : tensor of float64 of shape (records,), optional
-        Factor from 0 to 1 of each row's clipped gradient.
-
-    Returns
-    -------
-    Gradients
-        The sums.
     """
     slices = (slice(start, start + ROWS_AT_ONCE) for start in range(0, len(inputs), ROWS_AT_ONCE))
     parts = (
@@ -221,24 +170,7 @@ def exact_clipped_sum_of_parts(
     max_grad_norm: float,
     size: int = _INTEGER_ROWS,
 ) -> Gradients:
-    """Return the sum of `exact_clipped_sum` for rows that come part by part. The order of the rows does not matter.
-
-    Parameters
-    ----------
-    network : MLP
-        The network.
-    parts : iterable of tuples of tensors
-        Records, class indices, and factors or None, of at most `ROWS_AT_ONCE` rows each.
-    max_grad_norm : float
-        Per-example gradient clipping norm.
-    size : int
-        The public number of records or persons. A sum is clamped to what twice as many can add to a coordinate.
-
-    Returns
-    -------
-    Gradients
-        The sums.
-    """
+    """Return the sum of `exact_clipped_sum` for rows that come part by part. The order of the rows does not matter."""
     sums = _ExactSums(network, max_grad_norm)
     for inputs, labels, weights in parts:
         sums.add(inputs.double(), labels, weights)
@@ -252,23 +184,6 @@ def rounding_share(weights: int, size: int) -> float:
     the public size, and rounded to float64 by at most half of its last bit, `2^(b + s - 12)` units. A unit is at most
     `2^(-21 - b)` of the clipping norm. So the difference of two sums changes by at most `2^(s - 32)` of the clipping
     norm in every coordinate; clamping moves nothing further apart.
-
-    Parameters
-    ----------
-    weights : int
-        Number of coordinates.
-    size : int
-        The public number of records or persons.
-
-    Returns
-    -------
-    float
-        At least 2^-20.
-
-    Examples
-    --------
-    >>> rounding_share(10_000, 500_000) == 2.0**-20, rounding_share(10_000, 2**21) == 2.0**-18
-    (True, True)
     """
     return max(2.0**-20, math.sqrt(weights) * 2.0**-32) * 2.0 ** _more_bits(size)
 

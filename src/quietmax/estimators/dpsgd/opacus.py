@@ -37,23 +37,7 @@ _ROWS_AT_ONCE = 256
 
 
 def own_module_condition(unit: Unit) -> Condition:
-    """Return the condition of a module of the user's own.
-
-    Parameters
-    ----------
-    unit : {"record", "person"}
-        What the guarantee protects.
-
-    Returns
-    -------
-    Condition
-        The module computes records one by one, and rounding is small.
-
-    Examples
-    --------
-    >>> own_module_condition("person").because
-    "The module is the user's own."
-    """
+    """Return the condition of a module of the user's own."""
     return Condition(
         "The module is the user's own.",
         (
@@ -76,40 +60,7 @@ def train_private_module(
     persons: Persons | None = None,
     progress: Progress | None = None,
 ) -> torch.nn.Module:
-    """Train a module with the steps of `train_private_stack`.
-
-    Parameters
-    ----------
-    module : torch.nn.Module
-        Returns logits. It is trained in place.
-    features : array of shape (records, features), or StoredRows
-        Inputs of the module.
-    labels : array of shape (records,)
-        Class indices.
-    settings : PrivateSettings
-        How to train; ``hidden`` and ``activation`` are not used. The penalty ``l2`` is on parameters of two or more
-        dimensions.
-    noise_multiplier : float
-        Standard deviation of the noise as a multiple of the clipping norm.
-    size : int
-        The public number of records or persons.
-    seed : int, optional
-        Seed of batches and noise. None draws both from the operating system, the noise exactly.
-    persons : Persons, optional
-        Whom each record belongs to; the unit that is protected is then the person.
-    progress : callable, optional
-        Called with the steps done and all steps.
-
-    Returns
-    -------
-    torch.nn.Module
-        The module in evaluation mode.
-
-    Raises
-    ------
-    InvalidInput
-        If the module mixes records, cannot be clipped per record or has no trainable parameter.
-    """
+    """Train a module with the steps of `train_private_stack`."""
     records, targets = len(features), torch.from_numpy(labels)
     clipped = _Clipped(module.train(), settings.max_grad_norm)
     parameters = clipped.parameters

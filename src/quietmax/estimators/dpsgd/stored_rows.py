@@ -29,18 +29,7 @@ from quietmax.models.features.base import FeatureMap
 
 
 class NumberedPersons(Persons):
-    """Whom each row belongs to, without the names.
-
-    Parameters
-    ----------
-    digests : array of 16 bytes each, of shape (rows,)
-        What `person_digests` returned. They are not kept.
-
-    Examples
-    --------
-    >>> NumberedPersons(np.array([b"zoe", b"ann", b"zoe"])).codes.tolist()
-    [0, 1, 0]
-    """
+    """Whom each row belongs to, without the names."""
 
     def __init__(self, digests: NDArray[np.bytes_]) -> None:
         super().__init__(np.empty(0, object))
@@ -54,27 +43,7 @@ class NumberedPersons(Persons):
 
 
 class StoredRows:
-    """The rows of a training set, which are read by their numbers.
-
-    Parameters
-    ----------
-    data : TrainingRows
-        The training set. All of it is read and encoded here, so that every error in it is found here.
-    engine : LocalEngine or "local"
-        Where the rows are kept.
-
-    Attributes
-    ----------
-    labels : array of int8 or int32 of shape (rows,)
-        Class indices.
-    persons : Persons or None
-        Whom each row belongs to; None if every row stands for itself.
-
-    Raises
-    ------
-    InvalidInput
-        If something is wrong with the rows, or there are none.
-    """
+    """The rows of a training set, which are read by their numbers."""
 
     def __init__(self, data: TrainingRows, engine: LocalEngine | Literal["local"] = "local") -> None:
         kept = LocalEngine() if engine == "local" else engine
@@ -139,23 +108,7 @@ class StoredRows:
         *,
         finite: bool = True,
     ) -> None:
-        """Replace the rows by what a function makes of them, block by block.
-
-        Parameters
-        ----------
-        function : callable
-            Takes some rows and returns as many. Each new row must depend on its own old one alone.
-        feature_map : object, optional
-            The feature map that the function applies. If its dimension is known, few rows are taken at once where their
-            features are many.
-        finite : bool
-            Whether the new rows must be finite.
-
-        Raises
-        ------
-        InvalidInput
-            If a number is not finite, but must be.
-        """
+        """Replace the rows by what a function makes of them, block by block."""
 
         def changed(block: Table) -> Iterator[Table]:
             columns = block.features
@@ -172,11 +125,5 @@ class StoredRows:
         self._blocks.update(changed)
 
     def expect(self, passes: float) -> None:
-        """Announce how often every row will still be read or replaced, for the time left.
-
-        Parameters
-        ----------
-        passes : float
-            A mean over the rows.
-        """
+        """Announce how often every row will still be read or replaced, for the time left."""
         self._blocks.expect(max(1, round(passes)))

@@ -121,45 +121,6 @@ def train_private_stack(
         w <- w - learning_rate * (sum of clipped gradients + N(0, (multiplier*max_grad_norm)^2)) / (sampling_rate*size),
 
     or the same gradient given to momentum or Adam.
-
-    Parameters
-    ----------
-    features : array of shape (records, features), or StoredRows
-        Shared by all networks. Stored rows are for one network alone.
-    labels : array of shape (records,)
-        Class indices.
-    classes : int
-        Number of classes.
-    rows : sequence of arrays
-        The records of each network.
-    settings : PrivateSettings
-        How to train.
-    noise_multipliers : sequence of float
-        Standard deviation of each network's noise as a multiple of its clipping norm.
-    seeds : sequence of int
-        Seed of each network's initial weights, batches and noise.
-    max_grad_norms : sequence of float, optional
-        Clipping norm of each network; by default that of the settings.
-    sizes : sequence of int, optional
-        The public numbers of records or persons by which steps are scaled; by default the true ones.
-    alpha : float, optional
-        Convexifies each record's loss by itself.
-    persons : Persons, optional
-        Whom each record belongs to. A network has all records of a person or none.
-    progress : callable, optional
-        Called with the steps done and all steps.
-
-    Returns
-    -------
-    MLP
-        The stack of networks.
-
-    Raises
-    ------
-    InvalidInput
-        If the arguments do not fit together.
-    QuietmaxError
-        If training diverges.
     """
     targets = torch.as_tensor(labels)
     limits = [settings.max_grad_norm] * len(rows) if max_grad_norms is None else list(max_grad_norms)
@@ -347,26 +308,7 @@ class _Batches:
 def seeded_batches(
     rows: Rows | int, seed: int, size: int, settings: PrivateSettings, persons: Persons | None = None
 ) -> Iterator[Rows]:
-    """Draw batches of row indices without end, from a seed.
-
-    Parameters
-    ----------
-    rows : array of int, or int
-        The records to draw from, or the number of all records.
-    seed : int
-        The seed.
-    size : int
-        The public number of records or persons, for the width of shuffled batches.
-    settings : PrivateSettings
-        Sampling and sampling rate.
-    persons : Persons, optional
-        Whom each record belongs to; persons are then drawn with all their rows.
-
-    Yields
-    ------
-    array of int
-        The rows of one step.
-    """
+    """Draw batches of row indices without end, from a seed."""
     return _seeded_batches(_Units(rows, persons), seed, size, settings)
 
 
@@ -428,39 +370,6 @@ def train_private(
 
     A run of ``settings.steps`` steps with Poisson sampling is what `quietmax.accounting.dpsgd.noise_multiplier`
     calibrates with ``analysis="proven"``. Centring steps come before this function, which takes the others.
-
-    Parameters
-    ----------
-    features : array of shape (records, features), or StoredRows
-        The private records.
-    labels : array of shape (records,)
-        Class indices.
-    classes : int
-        Number of classes.
-    settings : PrivateSettings
-        How to train.
-    noise_multiplier : float
-        Standard deviation of the noise as a multiple of the clipping norm.
-    size : int
-        The public number of records or persons.
-    seed : int
-        Seed of the initial weights alone.
-    persons : Persons, optional
-        Whom each record belongs to; the unit that is protected is then the person.
-    progress : callable, optional
-        Called with the steps done and all steps.
-
-    Returns
-    -------
-    MLP
-        The released network.
-
-    Raises
-    ------
-    InvalidInput
-        If an argument is invalid, or there are more than `LARGEST_TABLE` records.
-    QuietmaxError
-        If training diverges.
     """
     targets = torch.as_tensor(np.ascontiguousarray(labels))
     if not isinstance(features, StoredRows):
@@ -506,22 +415,6 @@ def secret_batches(
 
     With Poisson sampling a record or person is taken if its own 64-bit word is below the rate's share of 2^64, rounded
     down: never more often than stated, and a lower rate is at least as private.
-
-    Parameters
-    ----------
-    records : int
-        The number of records to draw from.
-    size : int
-        The public number of records or persons, for the width of shuffled batches.
-    settings : PrivateSettings
-        Sampling and sampling rate.
-    persons : Persons, optional
-        Whom each record belongs to; persons are then drawn with all their rows.
-
-    Yields
-    ------
-    array of int
-        The rows of one step.
     """
     return _secret_batches(_Units(records, persons), size, settings)
 
@@ -560,45 +453,16 @@ def _released(sums: Gradients, settings: PrivateSettings, noise_multiplier: floa
 
 @dataclass(frozen=True, eq=False)
 class Sweep:
-    """Networks trained by `train_sweep`.
+    """Networks trained by `train_sweep`."""
 
-    Parameters
-    ----------
-    splits : tuple of Split
-        The splits.
-    accountants : tuple of str
-        The accountants.
-    epsilons : tuple of float
-        The epsilons.
-    plans : tuple of Plan
-        The plans of one split, ordered by accountant, then epsilon.
-    networks : MLP
-        The networks, ordered by split, then as the plans.
-    """
-
-    splits: tuple[Split, ...]
-    accountants: tuple[Accountant, ...]
-    epsilons: tuple[float, ...]
-    plans: tuple[Plan, ...]
-    networks: MLP
+    splits: tuple[Split, ...]  # The splits
+    accountants: tuple[Accountant, ...]  # The accountants
+    epsilons: tuple[float, ...]  # The epsilons
+    plans: tuple[Plan, ...]  # The plans of one split, ordered by accountant, then epsilon
+    networks: MLP  # The networks, ordered by split, then as the plans
 
     def network(self, split: int, accountant: Accountant, epsilon: float) -> MLP:
-        """Return one of the networks.
-
-        Parameters
-        ----------
-        split : int
-            Index of the split.
-        accountant : str
-            The accountant.
-        epsilon : float
-            The epsilon.
-
-        Returns
-        -------
-        MLP
-            The network.
-        """
+        """Return one of the networks."""
         place = self.accountants.index(accountant) * len(self.epsilons) + self.epsilons.index(epsilon)
         return self.networks.network(split * len(self.plans) + place)
 
@@ -623,35 +487,7 @@ def train_sweep(
     alpha: float | None = None,
     progress: Progress | None = None,
 ) -> Sweep:
-    """Train one network per split, accountant and epsilon, all at once.
-
-    Parameters
-    ----------
-    data : sequence of Split
-        Splits of the same records. A split's seed fixes initial weights, batches and noise.
-    epsilons : sequence of float
-        The epsilons.
-    accountants : sequence of str
-        The accountants.
-    analysis : {"proven", "published"}, default="published"
-        How the steps are counted.
-    preset : {"default", "paper"}, default="paper"
-        Where the settings come from.
-    alpha : float, optional
-        Convexifies each record's loss by itself.
-    progress : callable, optional
-        Called with the steps done and all steps.
-
-    Returns
-    -------
-    Sweep
-        The trained networks.
-
-    Raises
-    ------
-    InvalidInput
-        If the splits are not of the same records and the same size, or if the settings of the networks differ.
-    """
+    """Train one network per split, accountant and epsilon, all at once."""
     if not data or any(each.records is not data[0].records for each in data):
         raise InvalidInput("All splits of a sweep must be splits of the same records.")
     sizes = {len(each.train_rows) for each in data}

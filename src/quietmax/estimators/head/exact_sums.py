@@ -55,43 +55,13 @@ Rows = Table | Blocks
 
 
 def on_grid(values: Floats) -> Floats:
-    """Round towards zero to multiples of 2^-20, so that no length grows.
-
-    Parameters
-    ----------
-    values : array
-        Any numbers.
-
-    Returns
-    -------
-    array
-        The rounded numbers.
-    """
+    """Round towards zero to multiples of 2^-20, so that no length grows."""
     units: Floats = np.trunc(values * _UNIT)
     return units / _UNIT
 
 
 def clipped_rows(features: NDArray[np.float32], radius: float) -> Floats:
-    """Divide rows by a radius, shorten them to length at most 1 and put them on the grid.
-
-    Parameters
-    ----------
-    features : array of shape (records, features)
-        Public features; numbers that are not finite, before or after the division, count as 0.
-    radius : float
-        The length to which features are clipped.
-
-    Returns
-    -------
-    array of shape (records, features)
-        The rows in float64.
-
-    Examples
-    --------
-    >>> clipped_rows(np.array([[3.0, 4.0], [0.25, 0.0]], np.float32), 1.0).round(3)
-    array([[0.6 , 0.8 ],
-           [0.25, 0.  ]])
-    """
+    """Divide rows by a radius, shorten them to length at most 1 and put them on the grid."""
     with np.errstate(over="ignore", invalid="ignore"):
         scaled = features.astype(np.float64)
         scaled /= radius
@@ -106,20 +76,6 @@ def unit_rows(rows: Floats, centre: Floats, bias: float) -> Floats:
     """Compute `(f - m, b) / ||(f - m, b)||` on the grid, for rows f, centre m and constant feature b.
 
     A linear classifier of the result is an affine one of f: dividing by a length changes no decision.
-
-    Parameters
-    ----------
-    rows : array of shape (records, features)
-        Rows f on the grid, of length at most 1.
-    centre : array of shape (features,)
-        The centre m on the grid, of length at most 1.
-    bias : float
-        The constant feature b.
-
-    Returns
-    -------
-    array of shape (records, features + 1)
-        Rows on the grid, of length at most 1.
     """
     shifted = np.empty((len(rows), rows.shape[1] + 1))
     np.subtract(rows, centre, out=shifted[:, :-1])
@@ -135,21 +91,6 @@ def whitening_on_grid(whitening: Floats) -> Floats:
     """Scale a whitening to spectral norm below 1 and round it to multiples of 2^-32.
 
     Products with rows on the grid are then exact: all partial sums are multiples of 2^-52 and at most 1.
-
-    Parameters
-    ----------
-    whitening : array of shape (features, features) or (features,)
-        A symmetric matrix, or the diagonal of one. Its scale does not matter to `whitened_rows`.
-
-    Returns
-    -------
-    array of the same shape
-        A for `whitened_rows`.
-
-    Examples
-    --------
-    >>> whitening_on_grid(np.array([8.0, 2.0])).round(2)
-    array([1.  , 0.25])
     """
     if whitening.ndim == 2:
         whitening = (whitening + whitening.T) / 2
@@ -164,24 +105,7 @@ def _spectral_norm(whitening: Floats) -> float:
 
 
 def is_whitening(whitening: Floats, features: int) -> bool:
-    """Return whether an array is one that `whitening_on_grid` may have returned.
-
-    Parameters
-    ----------
-    whitening : array
-        Any numbers.
-    features : int
-        The number of features.
-
-    Returns
-    -------
-    bool
-
-    Examples
-    --------
-    >>> is_whitening(whitening_on_grid(np.eye(2)), 2), is_whitening(np.eye(2) / 3, 2)
-    (True, False)
-    """
+    """Return whether an array is one that `whitening_on_grid` may have returned."""
     if whitening.dtype != np.float64 or whitening.shape not in ((features, features), (features,)):
         return False
     units = whitening * 2.0**WHITENING_BITS
@@ -191,20 +115,7 @@ def is_whitening(whitening: Floats, features: int) -> bool:
 
 
 def whitened_rows(rows: Floats, whitening: Floats) -> Floats:
-    """Compute `A g / ||A g||` on the grid, for rows g and a symmetric matrix A.
-
-    Parameters
-    ----------
-    rows : array of shape (records, features)
-        Rows g on the grid, of length at most 1.
-    whitening : array of shape (features, features) or (features,)
-        A, or its diagonal, from `whitening_on_grid`.
-
-    Returns
-    -------
-    array of shape (records, features)
-        Rows on the grid, of length at most 1.
-    """
+    """Compute `A g / ||A g||` on the grid, for rows g and a symmetric matrix A."""
     diagonal = whitening.ndim == 1
     images = rows * whitening if diagonal else _exact_product(rows, whitening)
     # The products are exact; rounded to multiples of 2^-26, so is the sum of squares: at most 2^52 units of 2^-52.
@@ -234,35 +145,14 @@ class ExactSum:
 
     The sum over one block fits into 63 bits. Its low part is below 2^32 and its high part at most 2^31, so that 2^31
     blocks can be added in any order without an overflow.
-
-    Parameters
-    ----------
-    high, low : array of int64
-        The two parts; `low` is at least 0.
-
-    Examples
-    --------
-    >>> total = ExactSum.of(np.array([-1, 2**40])) + ExactSum.of(np.array([-1, 5]))
-    >>> total.to_grid(drop=1).tolist()
-    [-1.0, 549755813891.0]
     """
 
-    high: NDArray[np.int64]
+    high: NDArray[np.int64]  # the high and the low part; `low` is at least 0
     low: NDArray[np.int64]
 
     @classmethod
     def of(cls, total: NDArray[np.int64]) -> ExactSum:
-        """Return the sum over one block.
-
-        Parameters
-        ----------
-        total : array of int64
-            The integers.
-
-        Returns
-        -------
-        ExactSum
-        """
+        """Return the sum over one block."""
         return cls(total >> _LOW_BITS, total & (2**_LOW_BITS - 1))
 
     def __add__(self, other: ExactSum) -> ExactSum:
@@ -273,18 +163,6 @@ class ExactSum:
 
         Two sums that differ by d in a coordinate differ by at most `d / 2^drop + 1` in the result: rounding adds at
         most one step, and clamping moves nothing further apart.
-
-        Parameters
-        ----------
-        drop : int
-            From 0 to 31.
-        bits : int
-            The result is at most `2^bits` in absolute value.
-
-        Returns
-        -------
-        array of float64
-            Integers.
         """
         high, low = self.high + (self.low >> _LOW_BITS), self.low & (2**_LOW_BITS - 1)
         # Beyond this limit the result is clamped anyway; within it nothing overflows.
@@ -299,43 +177,12 @@ def gradient_grid(size: float) -> float:
     """Return the grid of released gradient sums for a public size N: `2^-30`, from `N = 2^22` on more in proportion.
 
     A sum over N records is at most `sqrt(2) N`, and float64 holds every multiple of the grid up to 2 N.
-
-    Parameters
-    ----------
-    size : float
-        The public number of records or persons.
-
-    Returns
-    -------
-    float
-        A power of two.
-
-    Examples
-    --------
-    >>> gradient_grid(2**22) == GRID, gradient_grid(2**22 + 1) == 2 * GRID
-    (True, True)
     """
     return _grown(GRID, size / 2**22)
 
 
 def moments_grid(size: float) -> float:
-    """Return the grid of released second moments for a public size N: `2^-20`, from `N = 2^24` on more in proportion.
-
-    Parameters
-    ----------
-    size : float
-        The public number of records or persons.
-
-    Returns
-    -------
-    float
-        A power of two.
-
-    Examples
-    --------
-    >>> moments_grid(2**24) == MOMENTS_GRID, moments_grid(2**24 + 1) == 2 * MOMENTS_GRID
-    (True, True)
-    """
+    """Return the grid of released second moments for a public size N: `2^-20`, growing from `N = 2^24` on."""
     return _grown(MOMENTS_GRID, size / 2**24)
 
 
@@ -350,21 +197,6 @@ def repeatable_exp(values: Floats) -> Floats:
 
     Library exponentials may round differently at the end of an array. This function does not depend on a number's
     place.
-
-    Parameters
-    ----------
-    values : array
-        Numbers from 0 down.
-
-    Returns
-    -------
-    array
-        Their exponentials.
-
-    Examples
-    --------
-    >>> float(abs(repeatable_exp(np.array([-1.0])) - math.exp(-1.0))[0]) < 1e-15
-    True
     """
     clipped = np.maximum(values, -700.0)
     powers = np.rint(clipped * 1.4426950408889634)
@@ -380,18 +212,7 @@ def repeatable_exp(values: Floats) -> Floats:
 
 
 def probabilities(logits: Floats) -> Floats:
-    """Compute the softmax of every column; a column's result does not depend on the other columns.
-
-    Parameters
-    ----------
-    logits : array of shape (classes, records)
-        The logits.
-
-    Returns
-    -------
-    array of shape (classes, records)
-        Probabilities.
-    """
+    """Compute the softmax of every column; a column's result does not depend on the other columns."""
     if len(logits) == 2:
         # The larger one has exp(0) = 1: one exponential per column is enough.
         smaller = repeatable_exp(-np.abs(logits[0] - logits[1]))
@@ -409,16 +230,6 @@ def weights_on_grid(weights: Floats) -> Floats:
     """Round weights to a grid coarse enough that every logit of a row on the grid is exact in float64.
 
     A logit's partial sums are at most `||W_c||`, in multiples of 2^-20 times the grid: at most 2^53 of them.
-
-    Parameters
-    ----------
-    weights : array of shape (classes, features)
-        The weights.
-
-    Returns
-    -------
-    array of shape (classes, features)
-        The rounded weights.
     """
     longest = math.sqrt(float(np.square(weights).sum(axis=1).max()))
     bits = _MANTISSA - BITS - 1 - max(0, math.frexp(longest)[1])
@@ -428,22 +239,7 @@ def weights_on_grid(weights: Floats) -> Floats:
 
 
 def residuals(weights: torch.Tensor, rows: torch.Tensor, labels: Labels) -> Floats:
-    """Compute `p - e_y` of every row.
-
-    Parameters
-    ----------
-    weights : tensor of shape (classes, features)
-        Weights from `weights_on_grid`.
-    rows : tensor of shape (records, features)
-        Rows on the grid.
-    labels : array of shape (records,)
-        Class indices y.
-
-    Returns
-    -------
-    array of shape (classes, records)
-        The residuals.
-    """
+    """Compute `p - e_y` of every row."""
     errors = probabilities((weights @ rows.T).numpy())
     errors[labels, np.arange(len(labels))] -= 1.0
     return errors
@@ -454,20 +250,6 @@ def clipped_residuals(errors: Floats, max_grad_norm: float, shares: Floats | Non
 
     Rows f have length at most 1. Then `||(1/k) (p - e_y) f^T|| <= S/k`, and the k rows of one person together
     contribute at most S.
-
-    Parameters
-    ----------
-    errors : array of shape (classes, records)
-        The residuals `p - e_y`.
-    max_grad_norm : float
-        S.
-    shares : array of shape (records,), optional
-        1/k of every row; None if all are 1.
-
-    Returns
-    -------
-    array of shape (classes, records)
-        The clipped residuals.
     """
     squares = np.zeros(errors.shape[1])
     for error in errors:
@@ -483,22 +265,6 @@ def gradient_sum(table: Rows, weights: Floats, max_grad_norm: float, *, grid: fl
 
     One record, or all rows of one person, change it by at most `certified.head_gradient(S, coordinates=C*d, grid=grid)`
     in L2.
-
-    Parameters
-    ----------
-    table : Table or Blocks
-        The records.
-    weights : array of shape (classes, features)
-        The current weights.
-    max_grad_norm : float
-        S, the per-record gradient clipping norm.
-    grid : float
-        What `gradient_grid` returns for the public size.
-
-    Returns
-    -------
-    array of shape (classes, features)
-        The sum.
     """
     grid_weights = torch.from_numpy(weights_on_grid(weights))
 
@@ -528,16 +294,6 @@ def row_sum(table: Rows) -> Floats:
     """Sum rows on the grid without rounding; where a person has k rows, each of them divided by k and rounded.
 
     One record, or all rows of one person, change the sum by at most 1 in L2.
-
-    Parameters
-    ----------
-    table : Table or Blocks
-        Rows on the grid, of length at most 1.
-
-    Returns
-    -------
-    array of shape (features,)
-        The exact sum; a coordinate beyond 2^33 is clamped.
     """
 
     def block_sum(block: Table) -> ExactSum:
@@ -558,18 +314,6 @@ def moment_sum(table: Rows, *, grid: float = MOMENTS_GRID) -> Floats:
 
     h is a row, times `1/sqrt(k)` on the grid where a person has k rows. So one record, or all rows of one person,
     change the sum by a matrix of Frobenius norm at most 1, plus one grid step per entry.
-
-    Parameters
-    ----------
-    table : Table or Blocks
-        The records.
-    grid : float
-        What `moments_grid` returns for the public size.
-
-    Returns
-    -------
-    array of shape (features, features)
-        The symmetric matrix; an entry beyond `2^45` grid steps is clamped.
     """
 
     def block_sum(block: Table) -> ExactSum:

@@ -44,22 +44,7 @@ Facts = Mapping[str, Any]
 
 
 def weights_guarantee(facts: Facts, *, own_map: bool, encoding: Encoding | None = None) -> Guarantee:
-    """Return the guarantee of released weights.
-
-    Parameters
-    ----------
-    facts : mapping
-        The public facts of the training.
-    own_map : bool
-        Whether the feature map runs the user's own code.
-    encoding : Encoding, optional
-        How the rows of a table were encoded.
-
-    Returns
-    -------
-    Guarantee
-        mu-Gaussian differential privacy.
-    """
+    """Return the guarantee of released weights."""
     because = f"Gaussian mechanism on a certified minimiser. {weight_sensitivity(facts).because}"
     if facts["training_method"] == "gradient":
         because = "Gaussian mechanisms on exact clipped gradient sums compose to mu (THEORY 3.1)."
@@ -94,24 +79,7 @@ def _training_amount(facts: Facts) -> Fraction:
 def query_guarantee(
     answers: Guarantee, facts: Facts, *, own_map: bool, encoding: Encoding | None = None
 ) -> Guarantee:
-    """Return the guarantee of all answers from weights that are not released.
-
-    Parameters
-    ----------
-    answers : Guarantee
-        The guarantee of the predictor that answers.
-    facts : mapping
-        The public facts of the training.
-    own_map : bool
-        Whether the feature map runs the user's own code.
-    encoding : Encoding, optional
-        How the rows of a table were encoded.
-
-    Returns
-    -------
-    Guarantee
-        Pure differential privacy.
-    """
+    """Return the guarantee of all answers from weights that are not released."""
     guarantee = Guarantee.of(
         answers.cost,
         status=answers.status,
@@ -140,18 +108,7 @@ def _conditions(facts: Facts, own_map: bool, encoding: Encoding | None) -> tuple
 
 
 def weight_sensitivity(facts: Facts) -> Sensitivity:
-    """Return how far one record moves what is released: a gradient sum, or the minimiser of the output method.
-
-    Parameters
-    ----------
-    facts : mapping
-        The public facts of the training.
-
-    Returns
-    -------
-    Sensitivity
-        In L2.
-    """
+    """Return how far one record moves what is released: a gradient sum, or the minimiser of the output method."""
     if facts["training_method"] == "gradient":
         # Heads of earlier versions have no fact `grid`; they could not have more than 2^22 records.
         grid = facts.get("grid", GRID)
@@ -160,34 +117,12 @@ def weight_sensitivity(facts: Facts) -> Sensitivity:
 
 
 def max_weight_norm(facts: Facts) -> float:
-    """Return a public bound on the length of the minimiser of the output method.
-
-    Parameters
-    ----------
-    facts : mapping
-        The public facts of the training.
-
-    Returns
-    -------
-    float
-        The bound that `solver.max_solution_norm` states.
-    """
+    """Return a public bound on the length of the minimiser of the output method."""
     return max_solution_norm(_objective(facts), facts["classes"], float(facts["tolerance"]))
 
 
 def least_tolerance(facts: Facts) -> float:
-    """Return the tolerance of the output method with these facts, which float64 can certify.
-
-    Parameters
-    ----------
-    facts : mapping
-        The public facts of the training.
-
-    Returns
-    -------
-    float
-        What `solver.certifiable_tolerance` returns.
-    """
+    """Return the tolerance of the output method with these facts, which float64 can certify."""
     wanted = TILTED_TOLERANCE
     if facts["loss"] != "convexified":
         wanted = output_plan(facts["declared_size"], 1.0, regularisation=facts["regularisation"]).tolerance

@@ -82,22 +82,7 @@ class Objective(Protocol):
 
 
 def output_sensitivity(objective: MeanCrossEntropy | Tilted, classes: int, tolerance: float) -> Sensitivity:
-    """Return how far one record moves a minimiser that was found up to a tolerance.
-
-    Parameters
-    ----------
-    objective : MeanCrossEntropy or Tilted
-        What is minimised.
-    classes : int
-        Number of classes.
-    tolerance : float
-        Bound on the length of the gradient at the solution.
-
-    Returns
-    -------
-    Sensitivity
-        Of the weights, in L2.
-    """
+    """Return how far one record moves a minimiser that was found up to a tolerance."""
     if isinstance(objective, Tilted):
         return certified.head_tilted(
             alpha=objective.alpha,
@@ -112,22 +97,7 @@ def output_sensitivity(objective: MeanCrossEntropy | Tilted, classes: int, toler
 
 
 def max_solution_norm(objective: Objective, classes: int, tolerance: float) -> float:
-    """Return a public bound on the length of the weights that `minimise` returns.
-
-    Parameters
-    ----------
-    objective : Objective
-        What is minimised.
-    classes : int
-        Number of classes.
-    tolerance : float
-        Bound on the length of the gradient at the solution.
-
-    Returns
-    -------
-    float
-        The bound, valid for up to ``objective.max_records`` records.
-    """
+    """Return a public bound on the length of the weights that `minimise` returns."""
     return (objective.max_weight_norm(classes) + tolerance / objective.regularisation) * (1 + 2.0**-40)
 
 
@@ -203,18 +173,10 @@ class _TiltedSum:
 
 @dataclass(frozen=True)
 class MeanCrossEntropy:
-    """The objective `(1/N) sum_i l_i(W) + (lam/2) ||W||^2` with the public size N.
+    """The objective `(1/N) sum_i l_i(W) + (lam/2) ||W||^2` with the public size N."""
 
-    Parameters
-    ----------
-    size : float
-        N, the public number of records.
-    regularisation : float
-        lam.
-    """
-
-    size: float
-    regularisation: float
+    size: float  # N, the public number of records
+    regularisation: float  # lam
 
     def smoothness(self, table: Rows) -> float:
         """Return `n / (2 N) + lam` for a ``table`` of n records: the Hessian of l in the logits is at most 1/2."""
@@ -266,20 +228,11 @@ class Tilted:
     """The convexified loss `(1/a) ln(M + sum_i exp(a l_i(W))) + (lam/2) ||W||^2` (THEORY 3.2).
 
     With persons of several rows the sum is `sum_i (1/k_i) exp(a l_i(W))`.
-
-    Parameters
-    ----------
-    alpha : float
-        a, public.
-    mass : float
-        M, public.
-    regularisation : float
-        lam.
     """
 
-    alpha: float
-    mass: float
-    regularisation: float
+    alpha: float  # a, public
+    mass: float  # M, public
+    regularisation: float  # lam
 
     def smoothness(self, table: Rows) -> float:  # noqa: ARG002
         """Return `1/2 + 2 a + lam` for every ``table``: shares sum to at most 1, `a grad l grad l^T` is at most 2 a."""
@@ -337,21 +290,11 @@ class Tilted:
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """A certified minimiser.
+    """A certified minimiser."""
 
-    Parameters
-    ----------
-    weights : array of shape (classes, features)
-        The solution; its classes sum to zero.
-    gradient_bound : float
-        A bound on the length of the true gradient at the solution, at most the tolerance.
-    fast : bool
-        Whether L-BFGS found it.
-    """
-
-    weights: Floats
-    gradient_bound: float
-    fast: bool
+    weights: Floats  # The solution; its classes sum to zero
+    gradient_bound: float  # A bound on the length of the true gradient at the solution, at most the tolerance
+    fast: bool  # Whether L-BFGS found it
 
 
 def certifiable_tolerance(
@@ -361,33 +304,6 @@ def certifiable_tolerance(
 
     It is four times the rounding error at the longest minimiser, or ``at_least`` if that is more. Certified weights
     lie within tau/lam of the minimiser, where the rounding error is hardly larger.
-
-    Parameters
-    ----------
-    objective : Objective
-        What will be minimised.
-    features, classes : int
-        The shape of the weights.
-    at_least : float
-        The smallest tolerance that is useful.
-    repeated : bool
-        Whether the unit is a person with several rows; then it holds for any number of rows.
-
-    Returns
-    -------
-    float
-        The tolerance, a function of public numbers alone.
-
-    Raises
-    ------
-    InvalidInput
-        If the solver would need more than about `sqrt(LARGEST_CONDITION_NUMBER)` steps per digit. This is decided
-        before any record is looked at.
-
-    Examples
-    --------
-    >>> certifiable_tolerance(MeanCrossEntropy(1000, 0.01), 20, 3, at_least=7e-6)
-    7e-06
     """
     ratio = objective.max_smoothness / objective.regularisation
     if ratio > LARGEST_CONDITION_NUMBER:
@@ -407,22 +323,6 @@ def minimise(
     """Find weights with `||grad F|| <= tolerance` for certain, and make their classes sum to zero.
 
     The classes of the true minimiser sum to zero, so the projection only brings the weights closer to it.
-
-    Parameters
-    ----------
-    table : Table or Blocks
-        The records.
-    objective : Objective
-        What is minimised.
-    tolerance : float
-        Bound on the length of the gradient.
-    fast_iterations : int, optional
-        Iterations of L-BFGS before accelerated gradient descent takes over; 0 leaves L-BFGS out.
-
-    Returns
-    -------
-    Solution
-        The certified minimiser.
     """
     certified_objective = _CertifiedObjective(table, objective, tolerance)
     start = np.zeros((table.classes, table.features))

@@ -104,25 +104,7 @@ _SPARE = 1.0 - 1e-12
 
 
 def default_features(columns: int, image_shape: tuple[int, int, int] | None = None) -> FeatureMap:
-    """Return the feature map of a head with ``features="auto"``.
-
-    Parameters
-    ----------
-    columns : int
-        Number of columns of the records.
-    image_shape : tuple of int, optional
-        Channels, height and width, if the records are images.
-
-    Returns
-    -------
-    FeatureMap
-        `image_features` for images; for a table, each record divided by its length together with a constant.
-
-    Examples
-    --------
-    >>> default_features(100)
-    UnitNorm(constant=3.0)
-    """
+    """Return the feature map of a head with ``features="auto"``."""
     if image_shape is not None:
         return image_features(image_shape)
     return UnitNorm(CONSTANT_PER_COLUMN * math.sqrt(columns))
@@ -131,22 +113,7 @@ def default_features(columns: int, image_shape: tuple[int, int, int] | None = No
 def clipped_features(
     feature_map: FeatureMap, records: NDArray[np.float32], radius: float
 ) -> NDArray[np.float32]:
-    """Return the public features of every record, clipped to ``radius``, divided by it and put on the grid.
-
-    Parameters
-    ----------
-    feature_map : FeatureMap
-        The public map.
-    records : array of shape (records, columns)
-        The private records.
-    radius : float
-        The length to which features are clipped.
-
-    Returns
-    -------
-    array of shape (records, features + 1)
-        Rows of length at most 1; the last column is left empty for the constant feature.
-    """
+    """Return the public features of every record, clipped to ``radius``, divided by it and put on the grid."""
     rows = np.empty((len(records), feature_map.dimension(records.shape[1]) + 1), dtype=np.float32)
     rows[:, -1] = 0.0
 
@@ -184,38 +151,12 @@ def _may_run_on_any_thread(feature_map: FeatureMap) -> bool:
 
 
 def centred(rows: NDArray[np.float32], centre: Floats) -> NDArray[np.float32]:
-    """Subtract the released centre from every row, append the constant feature and divide by the length.
-
-    Parameters
-    ----------
-    rows : array of shape (records, features + 1)
-        What `clipped_features` returned. It is overwritten, since it can be large.
-    centre : array of shape (features,)
-        The released centre, or zeros.
-
-    Returns
-    -------
-    array of shape (records, features + 1)
-        Rows of length at most 1 on the grid.
-    """
+    """Subtract the released centre from every row, append the constant feature and divide by the length."""
     return _replace_rows(rows, lambda part: unit_rows(part[:, :-1], centre, BIAS))
 
 
 def whitened(rows: NDArray[np.float32], whitening: Floats) -> NDArray[np.float32]:
-    """Multiply every row by a matrix and divide by the length.
-
-    Parameters
-    ----------
-    rows : array of shape (records, features + 1)
-        What `centred` returned. It is overwritten, since it can be large.
-    whitening : array of shape (features + 1, features + 1) or (features + 1,)
-        A matrix from `whitening_matrix`, or a diagonal from `whitening_on_grid`.
-
-    Returns
-    -------
-    array of shape (records, features + 1)
-        Rows of length at most 1 on the grid.
-    """
+    """Multiply every row by a matrix and divide by the length."""
     return _replace_rows(rows, lambda part: whitened_rows(part, whitening))
 
 
@@ -224,46 +165,16 @@ def whitened(rows: NDArray[np.float32], whitening: Floats) -> NDArray[np.float32
 
 @dataclass(frozen=True)
 class Allowance:
-    """How mu is divided among the releases of a training; mu^2 adds up.
+    """How mu is divided among the releases of a training; mu^2 adds up."""
 
-    Parameters
-    ----------
-    size : float or None
-        mu of the noisy count; None if the size is declared.
-    centre : float or None
-        mu of the noisy centre; None if there is no centring.
-    moments : float or None
-        mu of the noisy second moments; None if they are not used.
-    training : float
-        mu of all other releases together.
-    """
-
-    size: float | None
-    centre: float | None
-    moments: float | None
-    training: float
+    size: float | None  # mu of the noisy count; None if the size is declared
+    centre: float | None  # mu of the noisy centre; None if there is no centring
+    moments: float | None  # mu of the noisy second moments; None if they are not used
+    training: float  # mu of all other releases together
 
     @classmethod
     def of(cls, mu: float, size_share: float, centring_share: float, moments_share: float = 0.0) -> Allowance:
-        """Divide mu^2 by shares.
-
-        Parameters
-        ----------
-        mu : float
-            mu of the whole training.
-        size_share, centring_share, moments_share : float
-            Shares of mu^2 for the count, the centre and the second moments; 0 for no such release.
-
-        Returns
-        -------
-        Allowance
-            The four parts.
-
-        Examples
-        --------
-        >>> Allowance.of(1.0, 0.0, 0.36)
-        Allowance(size=None, centre=0.5999999999994, moments=None, training=0.7999999999992)
-        """
+        """Divide mu^2 by shares."""
         rest = 1 - size_share - centring_share - moments_share
         return cls(
             _part(mu, size_share),
@@ -279,45 +190,13 @@ def _part(mu: float, share: float) -> float | None:
 
 
 def released_size(units: int, mu: float, source: NoiseSource) -> float:
-    """Release a noisy number of records or persons.
-
-    Parameters
-    ----------
-    units : int
-        The true number; one record or person changes it by 1.
-    mu : float
-        mu of this release.
-    source : NoiseSource
-        Where the noise comes from.
-
-    Returns
-    -------
-    float
-        An integer from 1 to 2^35, up to which the grids of sums are fine enough for their integers.
-    """
+    """Release a noisy number of records or persons."""
     noisy = release_gaussian([float(units)], sensitivity=1.0, mu=mu, source=source).values[0]
     return min(max(1.0, float(np.rint(noisy))), _LARGEST_COUNT)
 
 
 def released_centre(table: Rows, size: float, mu: float, source: NoiseSource) -> Floats:
-    """Release the noisy mean of clipped rows.
-
-    Parameters
-    ----------
-    table : Table or Blocks
-        What `clipped_features` returned; one record or person changes the sum of its rows by at most 1 in L2.
-    size : float
-        The public number of records or persons by which the sum is divided.
-    mu : float
-        mu of this release.
-    source : NoiseSource
-        Where the noise comes from.
-
-    Returns
-    -------
-    array of shape (features,)
-        The mean on the grid, shortened to length at most 1, which a true mean cannot exceed.
-    """
+    """Release the noisy mean of clipped rows."""
     noisy = release_gaussian(row_sum(table)[:-1], sensitivity=1.0, mu=mu, source=source).values / size
     length = math.sqrt(float(np.square(noisy).sum()))
     return on_grid(noisy * ((1.0 - 2.0**-BITS) / max(length, 1.0)))
@@ -327,22 +206,6 @@ def released_moments(table: Rows, size: float, mu: float, source: NoiseSource) -
     """Release the noisy second moments of the rows (THEORY 3.10).
 
     The noise has standard deviation 1/mu on the diagonal and 1/(sqrt(2) mu) above it.
-
-    Parameters
-    ----------
-    table : Table or Blocks
-        The records; one record or person changes the sum of their moments by at most 1 in Frobenius norm.
-    size : float
-        The public number of records or persons.
-    mu : float
-        mu of this release.
-    source : NoiseSource
-        Where the noise comes from.
-
-    Returns
-    -------
-    array of shape (features, features)
-        A symmetric matrix, not divided by the number of records.
     """
     grid = moments_grid(size)
     sensitivity = certified.head_moments(features=table.features, grid=grid)
@@ -361,26 +224,6 @@ def whitening_matrix(moments: Floats, size: float, mu: float) -> Floats:
 
     `M_+` is the positive part of M, and `c = sqrt(d) / (mu N)` is about the size of the noise in it. Rows multiplied by
     the matrix vary about equally in all directions, so that few gradient steps are enough.
-
-    Parameters
-    ----------
-    moments : array of shape (features, features)
-        What `released_moments` returned.
-    size : float
-        The public number of records or persons N.
-    mu : float
-        mu of the moments.
-
-    Returns
-    -------
-    array of shape (features, features)
-        A matrix for `whitened`.
-
-    Examples
-    --------
-    >>> whitening_matrix(np.diag([90.0, 10.0]), 100.0, 1e6).round(3)
-    array([[0.333, 0.   ],
-           [0.   , 0.999]])
     """
     variances, directions = np.linalg.eigh(moments / size)
     floor = math.sqrt(len(moments)) / (mu * size)
@@ -388,22 +231,7 @@ def whitening_matrix(moments: Floats, size: float, mu: float) -> Floats:
 
 
 def whitening_kind(whitening: Floats | None) -> Whitening:
-    """Return what a whitening was computed from: a matrix from second moments, a diagonal from the centre.
-
-    Parameters
-    ----------
-    whitening : array or None
-        A matrix, a diagonal or None.
-
-    Returns
-    -------
-    {"none", "moments", "centre"}
-
-    Examples
-    --------
-    >>> whitening_kind(None), whitening_kind(np.eye(3)), whitening_kind(np.ones(3))
-    ('none', 'moments', 'centre')
-    """
+    """Return what a whitening was computed from: a matrix from second moments, a diagonal from the centre."""
     if whitening is None:
         return "none"
     return "moments" if whitening.ndim == 2 else "centre"
@@ -417,20 +245,11 @@ class GradientPlan:
     """Settings of the gradient method: `W <- W - (rate / size) * (clipped gradient sum + noise)`.
 
     The rate of step t = 0, ..., T - 1 is `2 (T - t) / (T + 1)` times `learning_rate`: it falls linearly.
-
-    Parameters
-    ----------
-    steps : int
-        Number T of full-batch steps.
-    learning_rate : float
-        Mean of the learning rates of all steps.
-    max_grad_norm : float
-        Per-record gradient clipping norm.
     """
 
-    steps: int
-    learning_rate: float
-    max_grad_norm: float
+    steps: int  # Number T of full-batch steps
+    learning_rate: float  # Mean of the learning rates of all steps
+    max_grad_norm: float  # Per-record gradient clipping norm
 
     def to_json(self) -> dict[str, Any]:
         """Return the three numbers and the schedule by name."""
@@ -439,18 +258,10 @@ class GradientPlan:
 
 @dataclass(frozen=True)
 class OutputPlan:
-    """Settings of the output method: minimise until `||gradient|| <= tolerance`, then release.
+    """Settings of the output method: minimise until `||gradient|| <= tolerance`, then release."""
 
-    Parameters
-    ----------
-    regularisation : float
-        lam of the penalty `(lam / 2) ||W||^2`.
-    tolerance : float
-        Bound on the length of the gradient at the solution.
-    """
-
-    regularisation: float
-    tolerance: float
+    regularisation: float  # lam of the penalty `(lam / 2) ||W||^2`
+    tolerance: float  # Bound on the length of the gradient at the solution
 
     def to_json(self) -> dict[str, Any]:
         """Return the two numbers by name."""
@@ -467,31 +278,7 @@ def gradient_plan(
     learning_rate: float | None = None,
     max_grad_norm: float | None = None,
 ) -> GradientPlan:
-    """Return the settings of the gradient method; those that are not given follow from public numbers.
-
-    Parameters
-    ----------
-    size : float
-        The public number of records or persons.
-    features : int
-        The number of features, the constant one included.
-    mu : float
-        mu of all steps together.
-    whitening : {"none", "moments", "centre"}
-        Whether the rows are whitened, and what by.
-    steps, learning_rate, max_grad_norm : optional
-        Given settings; the learning rate is the mean of all steps.
-
-    Returns
-    -------
-    GradientPlan
-        The complete settings.
-
-    Examples
-    --------
-    >>> gradient_plan(10_000, 3970, 0.26)
-    GradientPlan(steps=100, learning_rate=104.0, max_grad_norm=0.2)
-    """
+    """Return the settings of the gradient method; those that are not given follow from public numbers."""
     if steps is None:
         steps = _default_steps(size, features, whitening)
     elif steps < 1 or steps != int(steps):
@@ -514,25 +301,7 @@ def _default_steps(size: float, features: int, whitening: Whitening) -> int:
 
 
 def step_mus(steps: int, mu: float) -> Floats:
-    """Divide mu among the gradient steps: the squares fall linearly, like the learning rate, and add up to mu^2.
-
-    Parameters
-    ----------
-    steps : int
-        Number of steps.
-    mu : float
-        mu of all steps together.
-
-    Returns
-    -------
-    array of shape (steps,)
-        mu of each step.
-
-    Examples
-    --------
-    >>> step_mus(2, 3.0) ** 2
-    array([6., 3.])
-    """
+    """Divide mu among the gradient steps: the squares fall linearly, like the learning rate, and add up to mu^2."""
     falling = np.arange(steps, 0, -1, dtype=np.float64)
     return np.asarray(mu * np.sqrt(falling * (2.0 / (steps * (steps + 1.0)))))
 
@@ -542,25 +311,6 @@ def moments_share(size: float, features: int, mu: float) -> float:
 
     They pay if their noise is small beside them. Its largest eigenvalue is about `sqrt(d) / (mu_g N)`, and the mean
     eigenvalue of the moments of rows of length 1 is `1/d`.
-
-    Parameters
-    ----------
-    size : float
-        The public number of records or persons N.
-    features : int
-        The number of features d, the constant one included.
-    mu : float
-        mu of the whole training.
-
-    Returns
-    -------
-    float
-        A function of public numbers alone.
-
-    Examples
-    --------
-    >>> moments_share(1_000_000, 52, 0.26), moments_share(60_000, 3970, 0.26)
-    (0.1, 0.0)
     """
     noise = math.sqrt(features) / (mu * math.sqrt(MOMENTS_SHARE) * size)
     pays = size >= MOMENTS_FROM and noise * features <= MOMENTS_NOISE
@@ -570,29 +320,7 @@ def moments_share(size: float, features: int, mu: float) -> float:
 def output_plan(
     size: float, strength: float, *, noise: float = OUTPUT_NOISE, regularisation: float | None = None
 ) -> OutputPlan:
-    """Return the settings of the output method: `lam = sqrt(2) / (kappa * N * strength)` unless it is given.
-
-    Parameters
-    ----------
-    size : float
-        The public number of records N.
-    strength : float
-        mu if the weights are released, epsilon per answer if they are not.
-    noise : float, optional
-        kappa, about the scale of the noise on a logit.
-    regularisation : float, optional
-        A given lam.
-
-    Returns
-    -------
-    OutputPlan
-        The complete settings.
-
-    Examples
-    --------
-    >>> round(output_plan(10_000, 0.26).regularisation, 5)
-    0.00218
-    """
+    """Return the settings of the output method: `lam = sqrt(2) / (kappa * N * strength)` unless it is given."""
     if regularisation is None:
         regularisation = max(math.sqrt(2) / (noise * size * strength), SMALLEST_REGULARISATION)
     return OutputPlan(float(regularisation), TOLERANCE * math.sqrt(2) / size)
@@ -604,51 +332,12 @@ def output_plan(
 def gradient_sensitivity(
     max_grad_norm: float, classes: int, features: int, grid: float = GRID
 ) -> Sensitivity:
-    """Return how far one record moves a released gradient sum.
-
-    Parameters
-    ----------
-    max_grad_norm : float
-        Per-record gradient clipping norm.
-    classes, features : int
-        The shape of the weights, the constant feature included.
-    grid : float
-        The grid of the sum; `gradient_grid` of the public size.
-
-    Returns
-    -------
-    Sensitivity
-        In L2, the rounding to the grid included.
-    """
+    """Return how far one record moves a released gradient sum."""
     return certified.head_gradient(max_grad_norm, coordinates=classes * features, grid=grid)
 
 
 def descend(table: Rows, plan: GradientPlan, size: float, mu: float, source: NoiseSource) -> Floats:
-    """Take noisy full-batch gradient steps: exactly mu-Gaussian private for all steps together (THEORY 3.1).
-
-    Parameters
-    ----------
-    table : Table or Blocks
-        The records.
-    plan : GradientPlan
-        Steps, learning rate and clipping norm.
-    size : float
-        The public number of records.
-    mu : float
-        mu of all steps together.
-    source : NoiseSource
-        Where the noise comes from.
-
-    Returns
-    -------
-    array of shape (classes, features)
-        The released weights; the classes sum to zero.
-
-    Raises
-    ------
-    InvalidInput
-        If the weights grow beyond all bounds. This is decided on released numbers alone.
-    """
+    """Take noisy full-batch gradient steps: exactly mu-Gaussian private for all steps together (THEORY 3.1)."""
     grid = gradient_grid(size)
     sensitivity = gradient_sensitivity(plan.max_grad_norm, table.classes, table.features, grid)
     weights = np.zeros((table.classes, table.features))

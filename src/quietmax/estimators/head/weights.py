@@ -24,26 +24,12 @@ class HeadWeights(LogitClassifier):
     """The classifier `scores(f) = W (f - m, b) / ||(f - m, b)||` of public features f, clipped to a radius.
 
     If the weights were released, everything computed here is post-processing.
-
-    Parameters
-    ----------
-    weights : array of shape (classes, features + 1)
-        W; the last column is for the constant feature b.
-    centre : array of shape (features,)
-        m.
-    bias : float
-        b.
-    radius : float
-        Features are clipped to this length and divided by it.
-    whitening : array of shape (features + 1, features + 1) or (features + 1,), optional
-        The released matrix A, or its diagonal, by which the rows are multiplied before they are divided by their length
-        again.
     """
 
-    weights: Floats
-    centre: Floats
-    bias: float
-    radius: float
+    weights: Floats  # W; the last column is for the constant feature b
+    centre: Floats  # m
+    bias: float  # b
+    radius: float  # Features are clipped to this length and divided by it
     whitening: Floats | None = field(default=None, kw_only=True)
 
     @property
@@ -52,18 +38,7 @@ class HeadWeights(LogitClassifier):
         return len(self.weights)
 
     def scores(self, features: NDArray[np.floating]) -> Floats:
-        """Compute the logits.
-
-        Parameters
-        ----------
-        features : array of shape (records, features)
-            Public features.
-
-        Returns
-        -------
-        array of shape (records, classes)
-            Logits.
-        """
+        """Compute the logits."""
         inputs = np.asarray(features, dtype=np.float32)
         logits = np.empty((len(inputs), self.classes))
         for start in range(0, len(inputs), ROWS_AT_ONCE):
@@ -75,18 +50,7 @@ class HeadWeights(LogitClassifier):
         return logits
 
     def predict_proba(self, features: NDArray[np.floating]) -> Floats:
-        """Compute class probabilities.
-
-        Parameters
-        ----------
-        features : array of shape (records, features)
-            Public features.
-
-        Returns
-        -------
-        array of shape (records, classes)
-            Probabilities.
-        """
+        """Compute class probabilities."""
         logits = self.scores(features)
         exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
         return np.asarray(exponentials / exponentials.sum(axis=1, keepdims=True))
@@ -98,16 +62,9 @@ class PrivateHeadWeights(HeadWeights):
 
     The bounds are proven for weights that `PrivateHead.fit` made or that were opened from a model folder. For weights
     that you make yourself, here or by `certified`, they are an assumption.
-
-    Parameters
-    ----------
-    weights, centre, bias, radius, whitening
-        As for `HeadWeights`.
-    bounds : ScoreBounds
-        How far one record or person moves the scores of any query.
     """
 
-    bounds: ScoreBounds
+    bounds: ScoreBounds  # How far one record or person moves the scores of any query
     _fitted: bool = field(default=False, init=False, repr=False)
 
     @classmethod
@@ -118,23 +75,6 @@ class PrivateHeadWeights(HeadWeights):
 
         A score computed in float64 is off by at most `(d + 2) 2^-53 ||W||`, twice that between neighbours, doubled to
         be safe.
-
-        Parameters
-        ----------
-        head : HeadWeights
-            The weights.
-        sensitivity : Sensitivity
-            How far one record or person moves them in L2.
-        max_norm : float
-            A public bound on their length. Longer weights are scaled down to it, which moves no two further apart, so
-            nothing here depends on the records.
-        unit : {"record", "person"}
-            What the sensitivity is for.
-
-        Returns
-        -------
-        PrivateHeadWeights
-            The weights with their bounds. The bounds are as good as the sensitivity, which is not checked here.
         """
         length = math.sqrt(float(np.square(head.weights).sum()))
         weights = head.weights * min(1.0, max_norm / max(length, max_norm))

@@ -46,22 +46,7 @@ class FeatureMap(ABC):
 
     @abstractmethod
     def dimension(self, columns: int) -> int:
-        """Return the number of features of a record.
-
-        Parameters
-        ----------
-        columns : int
-            Numbers per record.
-
-        Returns
-        -------
-        int
-
-        Raises
-        ------
-        InvalidInput
-            If the map cannot take that many numbers.
-        """
+        """Return the number of features of a record."""
 
     @abstractmethod
     def _features(self, records: Floats) -> Floats:
@@ -95,47 +80,16 @@ class FeatureMap(ABC):
 
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
-        """Return the map's public parameters as JSON values, with its `kind`.
-
-        Returns
-        -------
-        dict
-            Read by `feature_map_from_json`.
-        """
+        """Return the map's public parameters as JSON values, with its `kind`."""
 
     @classmethod
     @abstractmethod
     def from_json(cls, values: Mapping[str, Any]) -> FeatureMap:
-        """Return the map that `to_json` described.
-
-        Parameters
-        ----------
-        values : mapping
-            What `to_json` returned.
-
-        Returns
-        -------
-        FeatureMap
-        """
+        """Return the map that `to_json` described."""
 
 
 def as_matrix(records: ArrayLike) -> Floats:
-    """Return records as a finite float32 matrix.
-
-    Parameters
-    ----------
-    records : array, shape (n, m)
-        Numbers.
-
-    Returns
-    -------
-    ndarray of float32, shape (n, m)
-
-    Raises
-    ------
-    InvalidInput
-        If they are not a matrix of finite numbers.
-    """
+    """Return records as a finite float32 matrix."""
     try:
         with np.errstate(over="ignore"):
             matrix = np.ascontiguousarray(records, dtype=np.float32)
@@ -276,42 +230,12 @@ def _same_features(feature_map: BatchedMap, mixed: Floats, expected: Floats) -> 
 
 
 def bits(values: Floats) -> NDArray[np.uint32]:
-    """Return the bit patterns of float32 numbers, which tell -0 from 0 and compare NaN.
-
-    Parameters
-    ----------
-    values : ndarray of float32
-        Any shape.
-
-    Returns
-    -------
-    ndarray of uint32
-
-    Examples
-    --------
-    >>> bits(np.float32([0.0, -0.0]))
-    array([         0, 2147483648], dtype=uint32)
-    """
+    """Return the bit patterns of float32 numbers, which tell -0 from 0 and compare NaN."""
     return np.ascontiguousarray(values).view(np.uint32)
 
 
 def square_sums(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the sum of squares of every row, by single additions in an order that depends on the width alone.
-
-    Parameters
-    ----------
-    rows : ndarray of float64, shape (n, m)
-        The rows.
-
-    Returns
-    -------
-    ndarray of float64, shape (n, 1)
-
-    Examples
-    --------
-    >>> square_sums(np.array([[3.0, 4.0, 0.0]]))
-    array([[25.]])
-    """
+    """Return the sum of squares of every row, by single additions in an order that depends on the width alone."""
     width = rows.shape[1]
     lanes = min(_ADDED_AT_ONCE, 1 << max(0, width - 1).bit_length())
     sums = np.empty((len(rows), 1))

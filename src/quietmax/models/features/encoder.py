@@ -144,17 +144,7 @@ class Encoder(BatchedMap):
         return _stored_name(str(self.sha256), self.suffix)
 
     def dimension(self, columns: int) -> int:
-        """Return the number of features: the numbers in the output.
-
-        Parameters
-        ----------
-        columns : int
-            Numbers per record.
-
-        Returns
-        -------
-        int
-        """
+        """Return the number of features: the numbers in the output."""
         return _width(self, columns)
 
     def _prepare(self) -> None:
@@ -223,12 +213,7 @@ class Encoder(BatchedMap):
         return (inputs - mean) / std
 
     def to_json(self) -> dict[str, Any]:
-        """Return the file's name and SHA-256 and the settings as JSON values.
-
-        Returns
-        -------
-        dict
-        """
+        """Return the file's name and SHA-256 and the settings as JSON values."""
         return {
             "kind": self.kind,
             "file": self.file,
@@ -243,17 +228,7 @@ class Encoder(BatchedMap):
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Encoder:
-        """Return the map that `to_json` described.
-
-        Parameters
-        ----------
-        values : mapping
-            What `to_json` returned, and as ``folder`` the model folder that has the file.
-
-        Returns
-        -------
-        Encoder
-        """
+        """Return the map that `to_json` described."""
         settings = {
             name: values[name]
             for name in ("file", "image_shape", "input_shape", "output", "pool", "mean", "std")
@@ -291,44 +266,19 @@ class Embedding(FeatureMap):
             raise InvalidInput(f"centre must be a finite number, got {self.centre}.")
 
     def dimension(self, columns: int) -> int:
-        """Return the number of features: one per number.
-
-        Parameters
-        ----------
-        columns : int
-            Numbers per record.
-
-        Returns
-        -------
-        int
-        """
+        """Return the number of features: one per number."""
         return columns
 
     def _features(self, records: Floats) -> Floats:
         return UnitNorm().transform(records - np.float32(self.centre))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the centre as JSON values.
-
-        Returns
-        -------
-        dict
-        """
+        """Return the centre as JSON values."""
         return {"kind": self.kind, "centre": self.centre}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Embedding:
-        """Return the map that `to_json` described.
-
-        Parameters
-        ----------
-        values : mapping
-            What `to_json` returned.
-
-        Returns
-        -------
-        Embedding
-        """
+        """Return the map that `to_json` described."""
         return cls(float(values["centre"]))
 
 
@@ -432,17 +382,9 @@ def _width(encoder: Encoder, columns: int) -> int:
 
 @dataclass(frozen=True)
 class _Network:
-    """A network that was read from a file.
+    """A network that was read from a file."""
 
-    Parameters
-    ----------
-    run : callable
-        Computes the outputs of a batch of inputs.
-    input_shape : tuple of int or None
-        Shape of an input as the file states it, None where it leaves a dimension open; None if it states nothing.
-    """
-
-    run: Program
+    run: Program  # Computes the outputs of a batch of inputs
     input_shape: tuple[int | None, ...] | None = None
 
 

@@ -84,17 +84,7 @@ class RandomFourier(BatchedMap):
             raise InvalidInput(f"The public seed must be an integer of at least 0, got {self.seed}.")
 
     def dimension(self, columns: int) -> int:
-        """Return the number of features: `count`.
-
-        Parameters
-        ----------
-        columns : int
-            Numbers per record.
-
-        Returns
-        -------
-        int
-        """
+        """Return the number of features: `count`."""
         if columns < 1:
             raise InvalidInput("The records must have at least one column.")
         return self.count
@@ -109,27 +99,12 @@ class RandomFourier(BatchedMap):
         return (torch.cat([angles.cos(), angles.sin()], dim=1) / math.sqrt(pairs)).float()
 
     def to_json(self) -> dict[str, Any]:
-        """Return count, bandwidth and seed as JSON values.
-
-        Returns
-        -------
-        dict
-        """
+        """Return count, bandwidth and seed as JSON values."""
         return {"kind": self.kind, "count": self.count, "bandwidth": self.bandwidth, "seed": self.seed}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RandomFourier:
-        """Return the map that `to_json` described.
-
-        Parameters
-        ----------
-        values : mapping
-            What `to_json` returned.
-
-        Returns
-        -------
-        RandomFourier
-        """
+        """Return the map that `to_json` described."""
         bandwidth = values["bandwidth"]
         return cls(int(values["count"]), None if bandwidth is None else float(bandwidth), int(values["seed"]))
 
@@ -165,17 +140,7 @@ class FrozenModule(BatchedMap):
     kind: ClassVar[str] = "frozen-module"
 
     def dimension(self, columns: int) -> int:
-        """Return the number of features: `outputs`.
-
-        Parameters
-        ----------
-        columns : int
-            Numbers per record.
-
-        Returns
-        -------
-        int
-        """
+        """Return the number of features: `outputs`."""
         if self.input_shape is not None and int(np.prod(self.input_shape)) != columns:
             raise InvalidInput(
                 f"The records have {columns} numbers, which do not form an input of shape {self.input_shape}."
@@ -204,31 +169,14 @@ class FrozenModule(BatchedMap):
             self.module.train(training)
 
     def to_json(self) -> NoReturn:
-        """Raise an error: a module's code cannot be written to a file that is safe to load.
-
-        Raises
-        ------
-        InvalidInput
-            Always.
-        """
+        """Raise an error: a module's code cannot be written to a file that is safe to load."""
         raise InvalidInput(
             "A model on a frozen torch module cannot be saved, because the module's code cannot be stored safely."
         )
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> NoReturn:  # noqa: ARG003
-        """Raise an error, as `to_json` does.
-
-        Parameters
-        ----------
-        values : mapping
-            Not used.
-
-        Raises
-        ------
-        InvalidInput
-            Always.
-        """
+        """Raise an error, as `to_json` does."""
         raise InvalidInput("A frozen torch module cannot be read from a file.")
 
 
@@ -261,17 +209,7 @@ class Pipeline(FeatureMap):
             raise InvalidInput("A pipeline must be a tuple of at least one feature map and nothing else.")
 
     def dimension(self, columns: int) -> int:
-        """Return the number of features: those of the last map.
-
-        Parameters
-        ----------
-        columns : int
-            Numbers per record.
-
-        Returns
-        -------
-        int
-        """
+        """Return the number of features: those of the last map."""
         for step in self.maps:
             columns = step.dimension(columns)
         return columns
@@ -282,89 +220,29 @@ class Pipeline(FeatureMap):
         return records
 
     def to_json(self) -> dict[str, Any]:
-        """Return the maps in order as JSON values.
-
-        Returns
-        -------
-        dict
-        """
+        """Return the maps in order as JSON values."""
         return {"kind": self.kind, "maps": [step.to_json() for step in self.maps]}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Pipeline:
-        """Return the map that `to_json` described.
-
-        Parameters
-        ----------
-        values : mapping
-            What `to_json` returned.
-
-        Returns
-        -------
-        Pipeline
-        """
+        """Return the map that `to_json` described."""
         return cls(tuple(feature_map_from_json(step) for step in values["maps"]))
 
 
 def runs_user_code(feature_map: FeatureMap) -> bool:
-    """Return whether a map or something in it is not on the list of `_before_noise`, such as a frozen torch module.
-
-    Parameters
-    ----------
-    feature_map : FeatureMap
-        The map.
-
-    Returns
-    -------
-    bool
-
-    Examples
-    --------
-    >>> runs_user_code(Pipeline((UnitNorm(), Identity())))
-    False
-    """
+    """Return whether a map or something in it is not on the list of `_before_noise`, such as a frozen torch module."""
     return not is_plain(feature_map, "map")
 
 
 def describe_map(feature_map: FeatureMap) -> dict[str, Any]:
-    """Return a map's public parameters; only the kind of a map that runs the user's code.
-
-    Parameters
-    ----------
-    feature_map : FeatureMap
-        The map.
-
-    Returns
-    -------
-    dict
-
-    Examples
-    --------
-    >>> describe_map(UnitNorm(constant=0.5))["kind"]
-    'unit-norm'
-    """
+    """Return a map's public parameters; only the kind of a map that runs the user's code."""
     if runs_user_code(feature_map):
         return {"kind": getattr(feature_map, "kind", type(feature_map).__name__)}
     return feature_map.to_json()
 
 
 def is_batched(description: Mapping[str, Any]) -> bool:
-    """Return whether a map is a `BatchedMap` or a pipeline with one.
-
-    Parameters
-    ----------
-    description : mapping
-        The map as `describe_map` returns it.
-
-    Returns
-    -------
-    bool
-
-    Examples
-    --------
-    >>> is_batched(describe_map(Pipeline((UnitNorm(), RandomFourier(count=2)))))
-    True
-    """
+    """Return whether a map is a `BatchedMap` or a pipeline with one."""
     kind = _KINDS.get(description["kind"])
     steps = description.get("maps", ())
     return (kind is not None and issubclass(kind, BatchedMap)) or any(map(is_batched, steps))
@@ -399,15 +277,6 @@ def plugin_maps() -> Mapping[str, type[FeatureMap]]:
     Another package adds a map by naming its class as an entry point in the group `quietmax.features`. The name of the
     entry point is the class's `kind`. The class can be called without arguments, or with `image_shape` if it has such a
     parameter.
-
-    Returns
-    -------
-    mapping of str to type
-
-    Examples
-    --------
-    >>> "unit-norm" in plugin_maps()  # it is built in
-    False
     """
     known = with_plugins(_KINDS, ENTRY_POINT_GROUP, _read_plugin)
     return {name: known[name] for name in known.keys() - _KINDS.keys()}
@@ -423,41 +292,14 @@ def _read_plugin(name: str, loaded: Any) -> tuple[str, type[FeatureMap]]:
 
 
 def make_plugin_map(name: str, image_shape: tuple[int, int, int] | None) -> FeatureMap:
-    """Make the feature map of a plug-in with its default parameters.
-
-    Parameters
-    ----------
-    name : str
-        One of `plugin_maps`.
-    image_shape : tuple of int or None
-        Channels, height and width of the records, for a map that has such a parameter.
-
-    Returns
-    -------
-    FeatureMap
-    """
+    """Make the feature map of a plug-in with its default parameters."""
     kind = plugin_maps()[name]
     takes_shape = "image_shape" in inspect.signature(kind).parameters
     return kind(image_shape=image_shape) if takes_shape else kind()  # type: ignore[call-arg]
 
 
 def can_be_stored(feature_map: object) -> bool:
-    """Return whether a model folder can describe a map: one of quietmax or of an installed plug-in.
-
-    Parameters
-    ----------
-    feature_map : object or None
-        The map; None for no map.
-
-    Returns
-    -------
-    bool
-
-    Examples
-    --------
-    >>> can_be_stored(UnitNorm()), can_be_stored(object())
-    (True, False)
-    """
+    """Return whether a model folder can describe a map: one of quietmax or of an installed plug-in."""
     if type(feature_map) in (Pipeline, Joined):
         return all(can_be_stored(step) for step in feature_map.maps)  # type: ignore[attr-defined]
     if not isinstance(feature_map, FeatureMap):
@@ -466,22 +308,7 @@ def can_be_stored(feature_map: object) -> bool:
 
 
 def encoders(feature_map: FeatureMap | None) -> tuple[Encoder, ...]:
-    """Return the encoders in a map, whose files a model folder must hold.
-
-    Parameters
-    ----------
-    feature_map : FeatureMap or None
-        The map; None for no map.
-
-    Returns
-    -------
-    tuple of Encoder
-
-    Examples
-    --------
-    >>> encoders(Pipeline((UnitNorm(), Identity())))
-    ()
-    """
+    """Return the encoders in a map, whose files a model folder must hold."""
     if isinstance(feature_map, Pipeline):
         return tuple(each for step in feature_map.maps for each in encoders(step))
     return (feature_map,) if isinstance(feature_map, Encoder) else ()
@@ -494,29 +321,7 @@ def _located(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def feature_map_from_json(values: Mapping[str, Any], folder: Path | None = None) -> FeatureMap:
-    """Return the map that `to_json` described.
-
-    Parameters
-    ----------
-    values : mapping
-        What `to_json` returned.
-    folder : Path, optional
-        The folder that has the files of encoders.
-
-    Returns
-    -------
-    FeatureMap
-
-    Raises
-    ------
-    InvalidInput
-        If the values do not describe a map.
-
-    Examples
-    --------
-    >>> feature_map_from_json(UnitNorm(constant=0.5).to_json())
-    UnitNorm(constant=0.5)
-    """
+    """Return the map that `to_json` described."""
     try:
         located, kind = values if folder is None else _located(values, folder), values["kind"]
         return (_KINDS.get(kind) or plugin_maps()[kind]).from_json(located)

@@ -112,17 +112,7 @@ class Scattering(BatchedMap):
         return down, across
 
     def dimension(self, columns: int) -> int:
-        """Return the number of features: K paths at every position.
-
-        Parameters
-        ----------
-        columns : int
-            Numbers per record.
-
-        Returns
-        -------
-        int
-        """
+        """Return the number of features: K paths at every position."""
         if columns != math.prod(self.image_shape):
             raise InvalidInput(
                 f"The records have {columns} numbers, which do not form images of shape {self.image_shape}."
@@ -161,12 +151,7 @@ class Scattering(BatchedMap):
             _whitening(self)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the image shape and the constants as JSON values.
-
-        Returns
-        -------
-        dict
-        """
+        """Return the image shape and the constants as JSON values."""
         return {
             "kind": self.kind,
             "image_shape": list(self.image_shape),
@@ -178,17 +163,7 @@ class Scattering(BatchedMap):
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Scattering:
-        """Return the map that `to_json` described.
-
-        Parameters
-        ----------
-        values : mapping
-            What `to_json` returned.
-
-        Returns
-        -------
-        Scattering
-        """
+        """Return the map that `to_json` described."""
         channels, height, width = values["image_shape"]
         return cls(
             (channels, height, width),
@@ -216,23 +191,7 @@ def _whitening(scattering: Scattering) -> torch.Tensor:
 
 
 def unit_brightness(images: torch.Tensor) -> torch.Tensor:
-    """Return images divided by the root of their mean square, so that units do not matter.
-
-    Parameters
-    ----------
-    images : Tensor, shape (n, channels, height, width)
-        The images.
-
-    Returns
-    -------
-    Tensor
-        Of the same shape.
-
-    Examples
-    --------
-    >>> unit_brightness(torch.full((1, 1, 1, 2), 5.0))
-    tensor([[[[1., 1.]]]])
-    """
+    """Return images divided by the root of their mean square, so that units do not matter."""
     flat = images.flatten(1)
     lengths: torch.Tensor = flat.norm(dim=1, keepdim=True).clamp_min(_TINY) / math.sqrt(flat.shape[1])
     return (flat / lengths).reshape(images.shape)
@@ -243,24 +202,6 @@ def scatter(images: torch.Tensor, scales: int = 2, angles: int = 8) -> torch.Ten
 
     Order 0 is `x * phi`, order 1 `|x * psi_1| * phi`, order 2 `||x * psi_1| * psi_2| * phi` over the
     wavelets psi_2 coarser than psi_1, in kymatio's order: `1 + J L + L^2 J (J - 1) / 2` paths.
-
-    Parameters
-    ----------
-    images : Tensor, shape (n, rows, columns)
-        Grey images.
-    scales : int
-        J, the number of scales.
-    angles : int
-        L, the number of angles.
-
-    Returns
-    -------
-    Tensor, shape (n, paths, rows / 2^J, columns / 2^J)
-
-    Examples
-    --------
-    >>> scatter(torch.ones(1, 28, 28)).shape
-    torch.Size([1, 81, 7, 7])
     """
     filters = _filters(images.shape[-2], images.shape[-1], scales, angles)
     padded = _reflect(images.to(torch.float32), scales)
@@ -397,25 +338,6 @@ def dead_leaves(count: int, image_shape: tuple[int, int, int], seed: int) -> NDA
     cover one another. Like natural images and drawings they have edges of all directions and scales with flat
     regions between them, and they depend on no record. Radii have density proportional to `r^-2` between 1/14 and
     10/14 of the image's mean side; brightness is uniform, and each channel differs from it by at most 0.25.
-
-    Parameters
-    ----------
-    count : int
-        Number of images.
-    image_shape : (int, int, int)
-        Channels, height and width.
-    seed : int
-        Public seed.
-
-    Returns
-    -------
-    ndarray of float32, shape (count, channels, height, width)
-        Values in [0, 1].
-
-    Examples
-    --------
-    >>> dead_leaves(2, (3, 16, 16), seed=0).shape
-    (2, 3, 16, 16)
     """
     channels, height, width = image_shape
     generator = np.random.default_rng(seed)

@@ -47,21 +47,11 @@ _FEWEST_PIXELS, _LARGEST_SIDE, _REDUCED_SIDE = 5, 40, 32
 
 @dataclass(frozen=True)
 class Filters:
-    """What the map computes with; all of it comes from synthetic images.
+    """What the map computes with; all of it comes from synthetic images."""
 
-    Parameters
-    ----------
-    filters : Tensor, shape (K, 3, side, side)
-        Whitened patches.
-    offsets : Tensor, shape (K,)
-        What is subtracted from the responses.
-    whitening : Tensor, shape (2 K, 2 K)
-        The matrix that every cell's responses are multiplied by.
-    """
-
-    filters: torch.Tensor
-    offsets: torch.Tensor
-    whitening: torch.Tensor
+    filters: torch.Tensor  # Whitened patches
+    offsets: torch.Tensor  # What is subtracted from the responses
+    whitening: torch.Tensor  # The matrix that every cell's responses are multiplied by
 
 
 @lru_cache(maxsize=1)
@@ -85,27 +75,6 @@ def responses(images: torch.Tensor, filters: torch.Tensor, offsets: torch.Tensor
 
     The response z of a patch of the image is the filter applied to the patch, divided by the patch's contrast, minus
     the offset. A cell averages `max(z - 0.5, 0)` and `max(-z - 0.5, 0)` over its patches.
-
-    Parameters
-    ----------
-    images : Tensor, shape (n, channels, height, width)
-        Images of unit brightness.
-    filters : Tensor, shape (K, channels, side, side)
-        Filters of mean 0.
-    offsets : Tensor, shape (K,)
-        What is subtracted.
-    cells : int
-        Cells in each direction.
-
-    Returns
-    -------
-    Tensor, shape (n, 2 K, cells^2)
-
-    Examples
-    --------
-    >>> responses(torch.ones(1, 1, 2, 2), torch.zeros(1, 1, 1, 1), torch.tensor([2.0]), 1)
-    tensor([[[0.0000],
-             [1.5000]]])
     """
     box = torch.full((1, *filters.shape[1:]), 1 / filters[0].numel())
 
@@ -122,22 +91,7 @@ def responses(images: torch.Tensor, filters: torch.Tensor, offsets: torch.Tensor
 
 
 def normalised(means: torch.Tensor) -> torch.Tensor:
-    """Return the square roots of responses, brought to mean 0 and variance 1 in every cell.
-
-    Parameters
-    ----------
-    means : Tensor, shape (n, 2 K, positions)
-        What `responses` returned.
-
-    Returns
-    -------
-    Tensor, shape (n, positions, 2 K)
-
-    Examples
-    --------
-    >>> normalised(torch.tensor([[[1.0], [9.0]]]))
-    tensor([[[-1.,  1.]]])
-    """
+    """Return the square roots of responses, brought to mean 0 and variance 1 in every cell."""
     roots = means.mT.sqrt().contiguous()
     centred = roots - roots.mean(dim=2, keepdim=True)
     return centred / centred.square().mean(dim=2, keepdim=True).sqrt().clamp_min(_TINY)
@@ -202,17 +156,7 @@ class Patches(BatchedMap):
             )
 
     def dimension(self, columns: int) -> int:
-        """Return the number of features: 800 for every cell.
-
-        Parameters
-        ----------
-        columns : int
-            Numbers per record.
-
-        Returns
-        -------
-        int
-        """
+        """Return the number of features: 800 for every cell."""
         _check_columns(columns, self.image_shape)
         return 2 * self.filters * self.cells**2
 
@@ -226,12 +170,7 @@ class Patches(BatchedMap):
         return _unit((cells @ shipped.whitening).mT.flatten(1))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the image shape, the constants and the digest of the filters as JSON values.
-
-        Returns
-        -------
-        dict
-        """
+        """Return the image shape, the constants and the digest of the filters as JSON values."""
         return {
             "kind": self.kind,
             "image_shape": list(self.image_shape),
@@ -241,22 +180,7 @@ class Patches(BatchedMap):
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Patches:
-        """Return the map that `to_json` described.
-
-        Parameters
-        ----------
-        values : mapping
-            What `to_json` returned.
-
-        Returns
-        -------
-        Patches
-
-        Raises
-        ------
-        InvalidInput
-            If the map was described with other filters.
-        """
+        """Return the map that `to_json` described."""
         if values["sha256"] != DIGEST:
             raise InvalidInput(
                 f"The map needs filters of SHA-256 {values['sha256']}, but this version of Quietmax comes with those "
@@ -304,17 +228,7 @@ class Mirrored(BatchedMap):
         return self.feature_map.image_shape
 
     def dimension(self, columns: int) -> int:
-        """Return the number of features: those of the map at the left half of the positions.
-
-        Parameters
-        ----------
-        columns : int
-            Numbers per record.
-
-        Returns
-        -------
-        int
-        """
+        """Return the number of features: those of the map at the left half of the positions."""
         across = self.feature_map.grid[1]
         return self.feature_map.dimension(columns) // across * ((across + 1) // 2)
 
@@ -331,27 +245,12 @@ class Mirrored(BatchedMap):
         return _unit(total.reshape(len(batch), -1, across)[..., : (across + 1) // 2].flatten(1))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the map as JSON values.
-
-        Returns
-        -------
-        dict
-        """
+        """Return the map as JSON values."""
         return {"kind": self.kind, "maps": [self.feature_map.to_json()]}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Mirrored:
-        """Return the map that `to_json` described.
-
-        Parameters
-        ----------
-        values : mapping
-            What `to_json` returned.
-
-        Returns
-        -------
-        Mirrored
-        """
+        """Return the map that `to_json` described."""
         (inner,) = values["maps"]
         return cls(_image_map(inner))
 
@@ -409,17 +308,7 @@ class Turned(BatchedMap):
         return self.feature_map.image_shape
 
     def dimension(self, columns: int) -> int:
-        """Return the number of features: those of the map.
-
-        Parameters
-        ----------
-        columns : int
-            Numbers per record.
-
-        Returns
-        -------
-        int
-        """
+        """Return the number of features: those of the map."""
         return self.feature_map.dimension(columns)
 
     def _prepare(self) -> None:
@@ -441,12 +330,7 @@ class Turned(BatchedMap):
         return _unit(total)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the angles, the number of pairs and the map as JSON values.
-
-        Returns
-        -------
-        dict
-        """
+        """Return the angles, the number of pairs and the map as JSON values."""
         return {
             "kind": self.kind,
             "degrees": list(self.degrees),
@@ -456,17 +340,7 @@ class Turned(BatchedMap):
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Turned:
-        """Return the map that `to_json` described.
-
-        Parameters
-        ----------
-        values : mapping
-            What `to_json` returned.
-
-        Returns
-        -------
-        Turned
-        """
+        """Return the map that `to_json` described."""
         (inner,) = values["maps"]
         return cls(_image_map(inner), tuple(values["degrees"]), int(values["pairs"]))
 
@@ -510,17 +384,7 @@ class Joined(BatchedMap):
         return self.maps[0].image_shape
 
     def dimension(self, columns: int) -> int:
-        """Return the number of features: those of all maps.
-
-        Parameters
-        ----------
-        columns : int
-            Numbers per record.
-
-        Returns
-        -------
-        int
-        """
+        """Return the number of features: those of all maps."""
         return sum(each.dimension(columns) for each in self.maps)
 
     def _prepare(self) -> None:
@@ -534,27 +398,12 @@ class Joined(BatchedMap):
         return torch.cat([each._batch(batch) for each in self.maps], dim=1) / math.sqrt(len(self.maps))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the maps in order as JSON values.
-
-        Returns
-        -------
-        dict
-        """
+        """Return the maps in order as JSON values."""
         return {"kind": self.kind, "maps": [each.to_json() for each in self.maps]}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Joined:
-        """Return the map that `to_json` described.
-
-        Parameters
-        ----------
-        values : mapping
-            What `to_json` returned.
-
-        Returns
-        -------
-        Joined
-        """
+        """Return the map that `to_json` described."""
         return cls(tuple(_image_map(each) for each in values["maps"]))
 
 
@@ -603,17 +452,7 @@ class Reduced(BatchedMap):
             raise InvalidInput(f"Images of shape {self.image_shape} cannot be reduced to the shape {small}.")
 
     def dimension(self, columns: int) -> int:
-        """Return the number of features: those of the map.
-
-        Parameters
-        ----------
-        columns : int
-            Numbers per record.
-
-        Returns
-        -------
-        int
-        """
+        """Return the number of features: those of the map."""
         _check_columns(columns, self.image_shape)
         return self.feature_map.dimension(math.prod(self.feature_map.image_shape))
 
@@ -630,12 +469,7 @@ class Reduced(BatchedMap):
         return self.feature_map._batch(small.float().flatten(1))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the image shape and the map as JSON values.
-
-        Returns
-        -------
-        dict
-        """
+        """Return the image shape and the map as JSON values."""
         return {
             "kind": self.kind,
             "image_shape": list(self.image_shape),
@@ -644,17 +478,7 @@ class Reduced(BatchedMap):
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Reduced:
-        """Return the map that `to_json` described.
-
-        Parameters
-        ----------
-        values : mapping
-            What `to_json` returned.
-
-        Returns
-        -------
-        Reduced
-        """
+        """Return the map that `to_json` described."""
         (inner,) = values["maps"]
         channels, height, width = values["image_shape"]
         return cls((channels, height, width), _image_map(inner))
@@ -747,26 +571,6 @@ def drawings(
     """Draw synthetic curves twice: with other widths, bent, turned, slanted, stretched and shifted a little.
 
     A drawing has one or two Bezier curves with random control points. It depends on no record.
-
-    Parameters
-    ----------
-    count : int
-        Number of pairs.
-    image_shape : (int, int, int)
-        Channels, height and width; all channels are equal.
-    seed : int
-        Public seed.
-
-    Returns
-    -------
-    two arrays of float32, shape (count, channels, height, width)
-        Values in [0, 1]; images of the same index show the same curves.
-
-    Examples
-    --------
-    >>> first, second = drawings(2, (1, 16, 16), seed=0)
-    >>> first.shape, second.shape
-    ((2, 1, 16, 16), (2, 1, 16, 16))
     """
     generator = np.random.default_rng(seed)
     points = generator.uniform(-1.0, 1.0, (count, 2, 4, 2))

@@ -61,44 +61,19 @@ class Identity(FeatureMap):
     kind: ClassVar[str] = "identity"
 
     def dimension(self, columns: int) -> int:
-        """Return the number of features: as many as numbers.
-
-        Parameters
-        ----------
-        columns : int
-            Numbers per record.
-
-        Returns
-        -------
-        int
-        """
+        """Return the number of features: as many as numbers."""
         return columns
 
     def _features(self, records: Floats) -> Floats:
         return records
 
     def to_json(self) -> dict[str, Any]:
-        """Return the kind as JSON values.
-
-        Returns
-        -------
-        dict
-        """
+        """Return the kind as JSON values."""
         return {"kind": self.kind}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Identity:  # noqa: ARG003
-        """Return the map that `to_json` described.
-
-        Parameters
-        ----------
-        values : mapping
-            What `to_json` returned.
-
-        Returns
-        -------
-        Identity
-        """
+        """Return the map that `to_json` described."""
         return cls()
 
 
@@ -140,17 +115,7 @@ class Scaling(FeatureMap):
             )
 
     def dimension(self, columns: int) -> int:
-        """Return the number of features: as many as columns.
-
-        Parameters
-        ----------
-        columns : int
-            Numbers per record.
-
-        Returns
-        -------
-        int
-        """
+        """Return the number of features: as many as columns."""
         if columns != len(self.low):
             raise InvalidInput(
                 f"The records must have {len(self.low)} columns, one for each pair of bounds; got {columns}."
@@ -162,27 +127,12 @@ class Scaling(FeatureMap):
         return np.asarray((np.clip(records, low, high) - low) / (high - low), dtype=np.float32)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the bounds as JSON values.
-
-        Returns
-        -------
-        dict
-        """
+        """Return the bounds as JSON values."""
         return {"kind": self.kind, "low": list(self.low), "high": list(self.high)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Scaling:
-        """Return the map that `to_json` described.
-
-        Parameters
-        ----------
-        values : mapping
-            What `to_json` returned.
-
-        Returns
-        -------
-        Scaling
-        """
+        """Return the map that `to_json` described."""
         return cls(tuple(values["low"]), tuple(values["high"]))
 
 
@@ -223,17 +173,7 @@ class OneHot(FeatureMap):
             )
 
     def dimension(self, columns: int) -> int:
-        """Return the number of features: one per category, and one per column kept.
-
-        Parameters
-        ----------
-        columns : int
-            Numbers per record.
-
-        Returns
-        -------
-        int
-        """
+        """Return the number of features: one per category, and one per column kept."""
         if columns != len(self.categories):
             raise InvalidInput(
                 f"The records must have {len(self.categories)} columns, one for each entry of `categories`; got "
@@ -249,28 +189,13 @@ class OneHot(FeatureMap):
         return np.concatenate(parts, axis=1).astype(np.float32)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the categories as JSON values.
-
-        Returns
-        -------
-        dict
-        """
+        """Return the categories as JSON values."""
         columns = [None if column is None else list(column) for column in self.categories]
         return {"kind": self.kind, "categories": columns}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> OneHot:
-        """Return the map that `to_json` described.
-
-        Parameters
-        ----------
-        values : mapping
-            What `to_json` returned.
-
-        Returns
-        -------
-        OneHot
-        """
+        """Return the map that `to_json` described."""
         return cls(tuple(None if column is None else tuple(column) for column in values["categories"]))
 
 
@@ -310,17 +235,7 @@ class UnitNorm(FeatureMap):
             )
 
     def dimension(self, columns: int) -> int:
-        """Return the number of features: one more than numbers if there is a constant.
-
-        Parameters
-        ----------
-        columns : int
-            Numbers per record.
-
-        Returns
-        -------
-        int
-        """
+        """Return the number of features: one more than numbers if there is a constant."""
         return columns + (self.constant > 0.0)
 
     def _features(self, records: Floats) -> Floats:
@@ -332,27 +247,12 @@ class UnitNorm(FeatureMap):
         return np.asarray(unit, dtype=np.float32)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the constant as JSON values.
-
-        Returns
-        -------
-        dict
-        """
+        """Return the constant as JSON values."""
         return {"kind": self.kind, "constant": self.constant}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> UnitNorm:
-        """Return the map that `to_json` described.
-
-        Parameters
-        ----------
-        values : mapping
-            What `to_json` returned.
-
-        Returns
-        -------
-        UnitNorm
-        """
+        """Return the map that `to_json` described."""
         return cls(float(values["constant"]))
 
 
@@ -429,17 +329,7 @@ class TableFeatures(FeatureMap):
         return self.columns + len(self.numbers) * sum(self.bins)
 
     def dimension(self, columns: int) -> int:
-        """Return the number of features: the encoded row, one per bin, and one per pair of crossed features.
-
-        Parameters
-        ----------
-        columns : int
-            Numbers per record.
-
-        Returns
-        -------
-        int
-        """
+        """Return the number of features: the encoded row, one per bin, and one per pair of crossed features."""
         if columns != self.columns:
             raise InvalidInput(f"The encoded rows must have {self.columns} numbers, got {columns}.")
         return self._binned + sum((b - a) * (d - c) for (a, b), (c, d) in self.crosses)
@@ -523,12 +413,7 @@ class TableFeatures(FeatureMap):
         return np.asarray(factors / typical)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the positions, bins and crosses as JSON values.
-
-        Returns
-        -------
-        dict
-        """
+        """Return the positions, bins and crosses as JSON values."""
         return {
             "kind": self.kind,
             "columns": self.columns,
@@ -541,17 +426,7 @@ class TableFeatures(FeatureMap):
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> TableFeatures:
-        """Return the map that `to_json` described.
-
-        Parameters
-        ----------
-        values : mapping
-            What `to_json` returned.
-
-        Returns
-        -------
-        TableFeatures
-        """
+        """Return the map that `to_json` described."""
         return cls(
             int(values["columns"]),
             tuple(int(position) for position in values["numbers"]),
