@@ -26,7 +26,8 @@ import numpy as np
 
 from quietmax.accounting import PureCost
 from quietmax.estimators import PrivateHead
-from quietmax.ledger import Charge, Charged, Ledger, Terms
+from quietmax.ledger import Charge, Ledger, Terms
+from quietmax.ledger.transactions import Charged
 from quietmax.mechanisms import Algorithm1
 from quietmax.models.stacked import TrainingSettings, train_stack
 from quietmax.noise import EXACT

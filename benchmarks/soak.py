@@ -6,7 +6,7 @@ same query again (cached answers), and with ids, of which every tenth is sent tw
 every connection is closed and opened again after a thousand requests. At the end the journal must verify, the budget
 must have paid for exactly the new answers, and memory and descriptors must be flat: in the last quarter of the
 responses at most 3% above the third one. In the first half each worker fills its index of the answer cache, which holds
-200,000 answers in at most 37 MiB and reaches that after 350,000 new ones (`quietmax.ledger.answer_cache`).
+200,000 answers in at most 37 MiB and reaches that after 350,000 new ones (`quietmax.ledger.transactions`).
 """
 
 from __future__ import annotations

@@ -25,8 +25,10 @@ from quietmax.accounting.costs import Cost
 from quietmax.cli import main
 from quietmax.errors import InvalidInput
 from quietmax.estimators import open_private
-from quietmax.ledger import Charge, Charged, Ledger, LimitExceeded, Replayed, Terms, find_key
+from quietmax.ledger import Charge, Ledger, LimitExceeded, Terms
+from quietmax.ledger.accounts import find_key
 from quietmax.ledger.database import MIGRATIONS
+from quietmax.ledger.transactions import Charged, Replayed
 from quietmax.privacy_card import read_card
 from quietmax.server import Service, Settings, create_app, deploy, load_models
 from quietmax.server.log import Log
@@ -377,7 +379,8 @@ def test_stored_answers_are_free_and_new_ones_are_charged(name: str, ledger_at: 
     address = ledger_at(name)
     with Ledger(address) as ledger:
         before = ledger.account("patients")
-        keys = tuple(ledger.query_key(b"digest of a model", b"query %d" % number) for number in range(4))
+        queries = memoryview(b"query 0query 1query 2query 3")
+        keys = tuple(ledger.query_keys(b"digest of a model", queries, 7))
         charge = Charge(before.id, noted["client"], noted["model"], noted["unit_cost"], 3, queries=keys[:3])
         free = ledger.charge(charge)
         assert isinstance(free, Charged)

@@ -11,7 +11,8 @@ from typing import Any
 
 from quietmax.accounting import Budget, PureCost, per_query
 from quietmax.errors import QuietmaxError
-from quietmax.ledger import AccountState, Charge, Charged, Failed, Ledger, LimitExceeded, NewAnswers, Terms
+from quietmax.ledger import AccountState, Charge, Ledger, LimitExceeded, Terms
+from quietmax.ledger.transactions import Charged, Failed, NewAnswers
 
 REASON = "three words suffice"
 
@@ -34,6 +35,11 @@ def charge_patients(ledger: Ledger) -> AccountState:
     for _ in range(3):
         pay(ledger, Charge(account.id, ann, "m/1", 1000, rows=1))
     return ledger.account("patients")
+
+
+def query_key(ledger: Ledger, model: bytes, query: bytes) -> bytes:
+    """The keyed hash of one query."""
+    return ledger.query_keys(model, memoryview(query), len(query))[0]
 
 
 def account_of(ledger: Ledger, digest: str, name: str = "other") -> str | None:

@@ -11,22 +11,11 @@ from sqlalchemy import text
 from quietmax.accounting import GaussianCost, PureCost
 from quietmax.accounting.costs import LIMIT
 from quietmax.errors import InvalidInput, LedgerDamaged
-from quietmax.ledger import (
-    Charge,
-    Charged,
-    ChargeResult,
-    Ledger,
-    LimitExceeded,
-    NewAnswers,
-    Pruned,
-    Replayed,
-    Subaccount,
-    Terms,
-)
-from quietmax.ledger.accounts import check_reason, now, token_client_name
-from quietmax.ledger.database import Cursor, write_transaction
-from quietmax.ledger.transactions import prune
-from tests.ledger.scenarios import REASON, account_of, exceeded, journal_kinds, open_patients, pay
+from quietmax.ledger import Charge, ChargeResult, Ledger, LimitExceeded, Terms
+from quietmax.ledger.accounts import Subaccount, check_reason, token_client_name
+from quietmax.ledger.database import Cursor, now, write_transaction
+from quietmax.ledger.transactions import Charged, NewAnswers, Pruned, Replayed, prune
+from tests.ledger.scenarios import REASON, account_of, exceeded, journal_kinds, open_patients, pay, query_key
 
 
 def test_times_are_in_microseconds() -> None:
@@ -62,7 +51,7 @@ def test_accounts_and_keys_record_when_they_were_created(sqlite_ledger: Ledger) 
 
 def test_a_reason_has_at_least_three_words_and_at_most_a_thousand_characters() -> None:
     for kept in (REASON, "a b " + "c" * 996):
-        assert check_reason(kept) == kept
+        check_reason(kept)
     for refused in ("two words", "", "a b " + "c" * 997):
         with pytest.raises(InvalidInput, match="at least 3 words"):
             check_reason(refused)
@@ -315,7 +304,7 @@ def test_pruning_deletes_old_requests_and_answers_and_the_journal_still_verifies
     """A pruned id is charged like a new one: there is never a second draw for one charge."""
     account, ann = open_patients(ledger), ledger.client("ann")
     ledger.charge_training(account, "head/1", "digest", PureCost(0.25))
-    query = ledger.query_key(b"model", b"query")
+    query = query_key(ledger, b"model", b"query")
 
     def ask(request_id: str) -> ChargeResult:
         request = ledger.request_key(ann, request_id)

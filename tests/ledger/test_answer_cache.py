@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from quietmax.ledger import Charge, Failed, Ledger, NewAnswers
-from quietmax.ledger import answer_cache as cache_module
-from quietmax.ledger.answer_cache import AnswerCache
+from quietmax.ledger import Charge, Ledger
+from quietmax.ledger import transactions as cache_module
 from quietmax.ledger.database import Cursor, read_transaction, write_transaction
-from quietmax.ledger.transactions import ChargeBatch, store_answers
+from quietmax.ledger.transactions import AnswerCache, ChargeBatch, Failed, NewAnswers, store_answers
 from tests.ledger.scenarios import (
     charge_patients,
     hold_writer,
     open_patients,
     open_with_unit_cost,
     pay,
+    query_key,
     wait_until,
 )
 
@@ -56,7 +56,7 @@ def test_the_index_holds_max_answers_and_drops_the_oldest(path: Path) -> None:
 
 def test_only_the_newest_answers_are_indexed_and_they_survive_a_restart(ledger: Ledger) -> None:
     account, units = open_with_unit_cost(ledger)
-    queries = [ledger.query_key(b"model", b"%d" % number) for number in range(12)]
+    queries = [query_key(ledger, b"model", b"%d" % number) for number in range(12)]
     for start in range(0, 12, 2):
         ledger.store_answers(
             NewAnswers(account.id, tuple(queries[start : start + 2]), b"%02d%02d" % (start, start + 1))
@@ -86,7 +86,7 @@ def test_answers_stored_by_another_process_are_found(address: str) -> None:
     with Ledger(address) as one, Ledger(address) as other:
         account, units = open_with_unit_cost(one)
         ann = one.client("ann")
-        query = one.query_key(b"model", b"query")
+        query = query_key(one, b"model", b"query")
         asked = Charge(account.id, ann, "m/1", units, 1, queries=(query,))
         assert pay(other, asked).answers == 1
         one.store_answers(NewAnswers(account.id, (query,), b"answer"))
@@ -97,13 +97,13 @@ def test_answers_of_a_rolled_back_transaction_are_not_found(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     account, units = open_with_unit_cost(ledger)
-    query = ledger.query_key(b"model", b"query")
+    query = query_key(ledger, b"model", b"query")
     charge = Charge(account.id, ledger.client("ann"), "m/1", units, 1, queries=(query,))
     gate, results = hold_writer(ledger), list[Any]()
     with monkeypatch.context() as patch:
         patch.setattr(ChargeBatch, "save", lambda _: 1 / 0)
         ledger.submit_answers(NewAnswers(account.id, (query,), b"answer", deadline=0.0), results.append)
-        ledger.submit_charge(charge, results.append)
+        ledger.submit_charges([charge], results.extend)
         gate.set()
         wait_until(lambda: len(results) == 2)
         assert all(isinstance(result, Failed) for result in results)
@@ -165,7 +165,7 @@ def test_the_oldest_answers_are_dropped_once_a_sixteenth_more_than_the_limit_is_
 
 def test_an_answer_that_is_stored_after_an_equal_one_was_pruned_is_found(ledger: Ledger) -> None:
     account, ann = open_patients(ledger), ledger.client("ann")
-    query = ledger.query_key(b"model", b"query")
+    query = query_key(ledger, b"model", b"query")
     charge = Charge(account.id, ann, "m/1", 1, 1, queries=(query,))
     pay(ledger, charge)
     ledger.store_answers(NewAnswers(account.id, (query,), b"old"))

@@ -4,11 +4,11 @@ import pytest
 from sqlalchemy import inspect, text
 
 from quietmax.errors import InvalidInput
-from quietmax.ledger import ApiKey, Charge, Charged, ChargeResult, InvalidKey, Ledger, api_keys, find_key
-from quietmax.ledger.accounts import now
-from quietmax.ledger.answer_cache import AnswerCache
-from quietmax.ledger.database import Cursor, write_transaction
-from quietmax.ledger.transactions import ChargeBatch, lock_accounts
+from quietmax.ledger import ApiKey, Charge, ChargeResult, Ledger
+from quietmax.ledger import accounts as accounts_module
+from quietmax.ledger.accounts import find_key
+from quietmax.ledger.database import Cursor, lock_accounts, now, write_transaction
+from quietmax.ledger.transactions import AnswerCache, ChargeBatch, Charged, InvalidKey
 from tests.ledger.scenarios import open_patients, open_with_unit_cost
 
 
@@ -94,7 +94,7 @@ def test_secrets_are_compared_in_constant_time(ledger: Ledger, monkeypatch: pyte
         compared.append((one, other))
         return one == other
 
-    monkeypatch.setattr("quietmax.ledger.api_keys.hmac.compare_digest", compare)
+    monkeypatch.setattr("quietmax.ledger.accounts.hmac.compare_digest", compare)
     shown, _ = ledger.create_key("ann")
     known = _keys_by_id(ledger)
     find_key(known, shown, now())
@@ -159,7 +159,7 @@ def test_a_session_stays_ended_until_it_would_have_expired(
     sqlite_ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moment = now()
-    monkeypatch.setattr(api_keys, "now", lambda: moment)
+    monkeypatch.setattr(accounts_module, "now", lambda: moment)
     for session, expires in (("past", moment - 1), ("just now", moment), ("later", moment + 1)):
         sqlite_ledger.end_session(session, expires)
     assert sqlite_ledger.ended_sessions() == {"later"}

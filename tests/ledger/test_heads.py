@@ -11,18 +11,22 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Engine, text
 
 from quietmax.accounting import PureCost
 from quietmax.errors import InvalidInput, LedgerDamaged, LedgerUnavailable
-from quietmax.ledger import Charge, Failed, Ledger, Terms
+from quietmax.ledger import Charge, Ledger, Terms
 from quietmax.ledger import heads as heads_module
+from quietmax.ledger.database import migrate, open_engine
 from quietmax.ledger.heads import Head, HeadFile
+from quietmax.ledger.transactions import Failed
 from tests.ledger.scenarios import (
     REASON,
     charge_error,
@@ -34,7 +38,8 @@ from tests.ledger.scenarios import (
 
 CHARGE_AND_WAIT = """
 import os, sys, time
-from quietmax.ledger import Charge, Charged, Ledger
+from quietmax.ledger import Charge, Ledger
+from quietmax.ledger.transactions import Charged
 ledger = Ledger(sys.argv[1])
 account, ann = ledger.account("patients"), ledger.client("ann")
 def charge(count):
@@ -99,9 +104,19 @@ def write_slot(path: Path, head: Head) -> None:
         file.write(head.to_slot())
 
 
-def read_slots(path: Path) -> list[Head]:
-    """The heads that the head file names."""
-    return HeadFile(head_of(path), "").read()[1]
+def stored(path: Path) -> tuple[str | None, list[Head]]:
+    """The id of the ledger and the heads that a head file names."""
+    unused: Any = None
+    return HeadFile(path, "", unused).read()
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    """The database of an empty ledger."""
+    opened = open_engine(tmp_path / "empty.sqlite")
+    migrate(opened)
+    yield opened
+    opened.dispose()
 
 
 def test_an_old_copy_is_not_charged_and_says_what_to_do(path: Path) -> None:
@@ -198,40 +213,42 @@ def test_a_damaged_head_file_stops_charges_until_it_is_accepted(path: Path) -> N
 def test_the_head_file_is_up_to_date_after_every_write_and_created_again_if_missing(path: Path) -> None:
     with Ledger(path) as ledger:
         account = charge_patients(ledger)
-        assert HeadFile(head_of(path), "").read()[1][-1] == Head(2, account.sequence, 3000, account.head)
+        assert stored(head_of(path))[1][-1] == Head(2, account.sequence, 3000, account.head)
         ledger.set_quota("patients", "ann", 0.5, "half for ann alone")
         ledger.create_key("bob")
-        heads = {head.account: head.sequence for head in HeadFile(head_of(path), "").read()[1]}
+        heads = {head.account: head.sequence for head in stored(head_of(path))[1]}
         assert heads == {1: 2, 2: account.sequence + 1}
         head_of(path).unlink()
         ledger._heads._flushed_at = -1e9  # the file is opened again after every flush
         for _ in range(2):
             pay(ledger, Charge(account.id, ledger.client("ann"), "m/1", 1, rows=1))
-        assert HeadFile(head_of(path), "").read()[1] == [
+        assert stored(head_of(path))[1] == [
             Head(2, account.sequence + 3, 3002, ledger.account("patients").head)
         ]
     assert head_of(path).stat().st_mode & 0o777 == 0o600
     head_of(path).unlink()
     with Ledger(path):
-        assert len(HeadFile(head_of(path), "").read()[1]) == 2
+        assert len(stored(head_of(path))[1]) == 2
 
 
-def test_two_writers_of_a_head_file_never_replace_a_newer_row(tmp_path: Path) -> None:
-    one, other = (HeadFile(tmp_path / "head", "ledger") for _ in range(2))
+def test_two_writers_of_a_head_file_never_replace_a_newer_row(tmp_path: Path, engine: Engine) -> None:
+    one, other = (HeadFile(tmp_path / "head", "ledger", engine) for _ in range(2))
     one.record([Head(2, 7, 70, "seven")])
     other.record([Head(2, 6, 60, "six"), Head(3, 1, 10, "first")])
     assert one.read() == ("ledger", [Head(2, 7, 70, "seven"), Head(3, 1, 10, "first")])
 
 
-def test_the_same_row_recorded_twice_is_no_damage(tmp_path: Path) -> None:
-    one, other = (HeadFile(tmp_path / "head", "ledger") for _ in range(2))
+def test_the_same_row_recorded_twice_is_no_damage(tmp_path: Path, engine: Engine) -> None:
+    one, other = (HeadFile(tmp_path / "head", "ledger", engine) for _ in range(2))
     for each in (one, other):
         each.record([Head(2, 7, 70, "seven")])
         assert (each.damage, each.error) == (None, None)
 
 
-def test_without_a_database_the_row_of_another_process_is_not_replaced(tmp_path: Path) -> None:
-    one, other = (HeadFile(tmp_path / "head", "ledger") for _ in range(2))
+def test_a_row_of_another_process_that_is_not_in_the_journal_is_not_replaced(
+    tmp_path: Path, engine: Engine
+) -> None:
+    one, other = (HeadFile(tmp_path / "head", "ledger", engine) for _ in range(2))
     one.record([Head(2, 7, 70, "seven")])
     other.record([Head(2, 8, 80, "eight")])
     assert one.read() == ("ledger", [Head(2, 7, 70, "seven")])
@@ -245,33 +262,40 @@ def test_an_older_row_of_the_journal_is_replaced_at_once(path: Path) -> None:
         rows = list(ledger.export("patients"))
         write_slot(path, Head(2, 3, 2000, rows[2].hash))
         ledger._heads.record([Head(2, 5, 4000, "e" * 64)])
-        assert read_slots(path)[-1] == Head(2, 5, 4000, "e" * 64)
+        assert stored(head_of(path))[1][-1] == Head(2, 5, 4000, "e" * 64)
         assert (ledger._heads.damage, ledger._heads.error) == (None, None)
 
 
-def test_a_reset_head_file_holds_the_given_rows_whether_there_was_a_file_or_not(tmp_path: Path) -> None:
-    file = HeadFile(tmp_path / "head", "ledger")
+def test_a_reset_head_file_holds_the_given_rows_whether_there_was_a_file_or_not(
+    tmp_path: Path, engine: Engine
+) -> None:
+    file = HeadFile(tmp_path / "head", "ledger", engine)
     for _ in range(2):
         file.reset([Head(1, 2, 0, "two")])
         assert file.read() == ("ledger", [Head(1, 2, 0, "two")])
         file.record([Head(2, 9, 90, "nine")])
 
 
-def test_heads_without_a_file_or_of_a_ledger_that_is_only_read_are_kept_in_memory(tmp_path: Path) -> None:
-    for file in (HeadFile(None, "ledger"), HeadFile(tmp_path / "head", "ledger", read_only=True)):
+def test_heads_without_a_file_or_of_a_ledger_that_is_only_read_are_kept_in_memory(
+    tmp_path: Path, engine: Engine
+) -> None:
+    for file in (
+        HeadFile(None, "ledger", engine),
+        HeadFile(tmp_path / "head", "ledger", engine, read_only=True),
+    ):
         file.record([Head(2, 7, 70, "seven")])
         assert (file.read(), file.error) == ((None, []), None)
         file.close()
-    assert list(tmp_path.iterdir()) == []
+    assert not (tmp_path / "head").exists()
 
 
 def test_the_head_file_is_flushed_every_few_seconds_and_when_it_is_closed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, flushed = SimpleNamespace(now=100.0), list[float]()
     monkeypatch.setattr(heads_module, "time", SimpleNamespace(monotonic=lambda: clock.now))
     monkeypatch.setattr(os, "fdatasync", lambda _: flushed.append(clock.now))
-    file = HeadFile(tmp_path / "head", "ledger")
+    file = HeadFile(tmp_path / "head", "ledger", engine)
     every = heads_module._FLUSH_SECONDS
     for number, moment in enumerate((100.0, 100.0 + every, 101.0 + every, 101.0 + 2 * every), start=1):
         clock.now = moment
@@ -314,7 +338,7 @@ def test_the_head_file_names_the_last_row_after_several_writers(address: str, he
             thread.join()
         state = ledgers[0].account("patients")
         assert state.spent_units == 3120
-        assert HeadFile(head_file, "").read()[1][-1] == Head(2, state.sequence, 3120, state.head)
+        assert stored(head_file)[1][-1] == Head(2, state.sequence, 3120, state.head)
         for ledger in ledgers:
             ledger.ping()
 
@@ -406,7 +430,7 @@ def test_a_process_that_knows_little_trusts_the_head_file_of_the_others(
             assert "account 2 was at row 7 and is at row 4" in str(charge_error(idle, charge))
             with pytest.raises(LedgerDamaged, match="account 2 was at row 7 and is at row 4"):
                 idle.client("bob")
-        assert HeadFile(head_file, "").read()[1][-1].sequence == 7, "it was not replaced"
+        assert stored(head_file)[1][-1].sequence == 7, "it was not replaced"
 
 
 @pytest.mark.parametrize("closed", [False, True])
@@ -461,7 +485,7 @@ def test_a_row_of_another_ledger_in_the_head_file_is_not_replaced(path: Path) ->
         forged = Head(2, 3, 2000, "f" * 64)
         write_slot(path, forged)
         ledger._heads.record([Head(2, 5, 4000, "e" * 64)])  # as if it came between the check and the commit
-        assert read_slots(path)[-1] == forged
+        assert stored(head_of(path))[1][-1] == forged
         error = charge_error(ledger, Charge(account.id, 1, "m/1", 1, rows=1))
         assert "row 3 of account 2 is not the one that was committed" in str(error)
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quietmax.accounting.costs import LIMIT
-from quietmax.ledger.journal import START, JournalEntry, answer_digest, row_hash
+from quietmax.ledger.database import START, JournalEntry, answer_digest, row_hash
 
 
 def test_a_row_is_hashed_as_one_json_list_in_utf_8() -> None:

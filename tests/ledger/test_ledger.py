@@ -20,25 +20,27 @@ from quietmax.ledger import (
     AccountState,
     ApiKey,
     Charge,
-    Charged,
     ChargeResult,
-    Failed,
-    InvalidKey,
     Ledger,
     LimitExceeded,
+    Terms,
+    Verification,
+)
+from quietmax.ledger import accounts as accounts_module
+from quietmax.ledger.accounts import SpendingPoint, Subaccount
+from quietmax.ledger.database import START, AccountTransaction, JournalEntry
+from quietmax.ledger.ledger import ledger_exists
+from quietmax.ledger.transactions import (
+    Charged,
+    Failed,
+    InvalidKey,
     NewAnswers,
     Part,
     Replayed,
     RequestIdReused,
-    SpendingPoint,
     StoredAnswer,
-    Subaccount,
-    Terms,
-    Verification,
+    _Balance,
 )
-from quietmax.ledger.journal import START, JournalEntry
-from quietmax.ledger.ledger import ledger_exists
-from quietmax.ledger.transactions import AccountTransaction, _Balance
 from tests.ledger.scenarios import (
     charge_error,
     edit,
@@ -47,6 +49,7 @@ from tests.ledger.scenarios import (
     open_patients,
     open_with_unit_cost,
     pay,
+    query_key,
     wait_until,
     writer_driver,
 )
@@ -93,7 +96,7 @@ def test_results_are_immutable_and_frequent_objects_have_slots() -> None:
 
 def test_request_keys_have_32_bytes_and_query_keys_16(sqlite_ledger: Ledger) -> None:
     assert len(sqlite_ledger.request_key(1, "first")) == 32
-    assert len(sqlite_ledger.query_key(b"model", b"query")) == 16
+    assert len(query_key(sqlite_ledger, b"model", b"query")) == 16
 
 
 def test_request_keys_of_different_clients_differ(ledger: Ledger) -> None:
@@ -133,9 +136,12 @@ def test_training_that_costs_nothing_is_recorded_too(sqlite_ledger: Ledger) -> N
     assert journal_kinds(sqlite_ledger) == ["open", "training"]
 
 
-def test_the_spending_history_starts_at_zero_and_ends_at_the_balance(charged_ledger: Ledger) -> None:
+def test_the_spending_history_starts_at_zero_and_ends_at_the_balance(
+    charged_ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accounts_module, "_HISTORY_POINTS", 4)
     account = charged_ledger.account("patients")
-    curve = charged_ledger.spending_history(account, points=4)
+    curve = charged_ledger.spending_history(account)
     assert curve[0].spent_units == 0
     assert curve[-1].spent_units == account.spent_units
     assert len(curve) <= 5
@@ -326,7 +332,7 @@ def test_both_sides_in_one_batch_are_charged_in_parallel(ledger: Ledger) -> None
         charge = Charge(
             account.id, client, "m/1", units, rows=1, request=bytes([number]), kind="training", part=part
         )
-        ledger.submit_charge(charge, results.append)
+        ledger.submit_charges([charge], results.extend)
     hold.set()
     wait_until(lambda: len(results) == 3)
     assert [result.units for result in results if isinstance(result, Charged)] == [100, 20, 10]
@@ -337,7 +343,7 @@ def test_both_sides_in_one_batch_are_charged_in_parallel(ledger: Ledger) -> None
 def test_the_keys_of_many_queries_are_those_of_each(sqlite_ledger: Ledger) -> None:
     for size in (1, 2046, 2047, 2048, 4094, 5000):
         content = bytes(number % 251 for number in range(3 * size))
-        each = [sqlite_ledger.query_key(b"model", content[i * size : (i + 1) * size]) for i in range(3)]
+        each = [query_key(sqlite_ledger, b"model", content[i * size : (i + 1) * size]) for i in range(3)]
         assert sqlite_ledger.query_keys(b"model", memoryview(content), size) == each
         assert len(set(each)) == 3
         assert {len(key) for key in each} == {16}
@@ -364,11 +370,11 @@ def test_keys_of_queries_depend_on_the_query_the_model_and_the_secret_of_the_led
 ) -> None:
     with Ledger(f"sqlite:///{tmp_path}/other.sqlite") as other:
         keys = [
-            sqlite_ledger.query_key(b"model", b"query"),
-            sqlite_ledger.query_key(b"model", b"query\0"),
-            sqlite_ledger.query_key(b"other", b"query"),
-            sqlite_ledger.query_key(b"modelq", b"uery"),
-            other.query_key(b"model", b"query"),
+            query_key(sqlite_ledger, b"model", b"query"),
+            query_key(sqlite_ledger, b"model", b"query\0"),
+            query_key(sqlite_ledger, b"other", b"query"),
+            query_key(sqlite_ledger, b"modelq", b"uery"),
+            query_key(other, b"model", b"query"),
         ]
     assert len(set(keys)) == len(keys)
 
@@ -403,7 +409,7 @@ def test_an_interrupted_evaluation_takes_nothing_of_what_is_granted_later(
 def test_the_keys_of_queries_are_gmac_tags_and_stay_the_same(sqlite_ledger: Ledger) -> None:
     """They are stored: with other keys, everything that was asked before would be paid again."""
     key = hashlib.blake2b(b"query model", key=sqlite_ledger._salt, digest_size=32).digest()
-    assert sqlite_ledger.query_key(b"model", b"query") == AESGCM(key).encrypt(bytes(12), b"", b"query")
+    assert query_key(sqlite_ledger, b"model", b"query") == AESGCM(key).encrypt(bytes(12), b"", b"query")
 
 
 def test_it_is_known_for_which_models_an_account_has_paid(sqlite_ledger: Ledger) -> None:
@@ -467,12 +473,13 @@ def test_a_ledger_can_be_created_below_a_writable_folder_only(
 
 
 def test_the_spending_history_has_the_first_row_the_last_and_rows_at_equal_distances(
-    sqlite_ledger: Ledger,
+    sqlite_ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(accounts_module, "_HISTORY_POINTS", 4)
     account, ann = open_patients(sqlite_ledger), sqlite_ledger.client("ann")
-    assert sqlite_ledger.spending_history(replace(account, sequence=0), points=4)[0].spent_units == 0
+    assert sqlite_ledger.spending_history(replace(account, sequence=0))[0].spent_units == 0
     for _ in range(15):
         pay(sqlite_ledger, Charge(account.id, ann, "m/1", 10, rows=1))
     rows = [SpendingPoint(row.time, row.spent_units) for row in sqlite_ledger.export("patients")]
-    history = sqlite_ledger.spending_history(sqlite_ledger.account("patients"), points=4)
+    history = sqlite_ledger.spending_history(sqlite_ledger.account("patients"))
     assert history == [rows[number - 1] for number in (1, 4, 8, 12, 16)]

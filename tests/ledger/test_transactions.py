@@ -15,23 +15,19 @@ from hypothesis import strategies as st
 from quietmax.accounting import Budget, PureCost, per_query
 from quietmax.accounting.costs import LIMIT
 from quietmax.errors import InvalidInput, LedgerDamaged
-from quietmax.ledger import (
-    Charge,
+from quietmax.ledger import Charge, ChargeResult, Ledger, LimitExceeded, Terms
+from quietmax.ledger.accounts import Subaccount
+from quietmax.ledger.database import Cursor, lock_accounts, now, write_transaction
+from quietmax.ledger.transactions import (
+    AnswerCache,
+    ChargeBatch,
     Charged,
-    ChargeResult,
-    Ledger,
-    LimitExceeded,
     NewAnswers,
     Part,
     Replayed,
     RequestIdReused,
-    Subaccount,
-    Terms,
+    store_answers,
 )
-from quietmax.ledger.accounts import now
-from quietmax.ledger.answer_cache import AnswerCache
-from quietmax.ledger.database import Cursor, write_transaction
-from quietmax.ledger.transactions import ChargeBatch, lock_accounts, store_answers
 from tests.ledger.scenarios import (
     charge_error,
     exceeded,
@@ -40,6 +36,7 @@ from tests.ledger.scenarios import (
     open_patients,
     open_with_unit_cost,
     pay,
+    query_key,
     wait_until,
 )
 
@@ -82,7 +79,7 @@ def test_charges_of_one_client_for_one_model_in_one_transaction_share_a_journal_
         (ben, "m/2", None),
     ]:
         charge = Charge(account.id, client, model, units, rows=1, request=request, body=b"body")
-        ledger.submit_charge(charge, results.append)
+        ledger.submit_charges([charge], results.extend)
     hold.set()
     wait_until(lambda: len(results) == 7)
     rows = [row for row in ledger.export("patients") if row.kind == "charge"]
@@ -144,7 +141,7 @@ def test_a_charge_reports_what_remains_for_its_client(ledger: Ledger) -> None:
 def test_a_charge_of_nothing_writes_nothing(sqlite_ledger: Ledger) -> None:
     account = open_patients(sqlite_ledger)
     ann, bob = sqlite_ledger.client("ann"), sqlite_ledger.client("bob")
-    query = sqlite_ledger.query_key(b"model", b"query")
+    query = query_key(sqlite_ledger, b"model", b"query")
     sqlite_ledger.store_answers(NewAnswers(account.id, (query,), b"answer"))
     assert pay(sqlite_ledger, Charge(account.id, ann, "m/1", 0, rows=0)).units == 0
     assert pay(sqlite_ledger, Charge(account.id, bob, "m/1", 5, 1, queries=(query,))).units == 0
@@ -155,7 +152,7 @@ def test_a_charge_of_nothing_writes_nothing(sqlite_ledger: Ledger) -> None:
 def test_only_a_client_that_pays_gets_a_subaccount(sqlite_ledger: Ledger) -> None:
     account = open_patients(sqlite_ledger)
     ann, bob = sqlite_ledger.client("ann"), sqlite_ledger.client("bob")
-    query = sqlite_ledger.query_key(b"model", b"query")
+    query = query_key(sqlite_ledger, b"model", b"query")
     sqlite_ledger.store_answers(NewAnswers(account.id, (query,), b"answer"))
     with write_transaction(sqlite_ledger._engine) as connection:
         cursor = Cursor(connection)
@@ -173,7 +170,7 @@ def test_a_client_whose_request_is_answered_from_the_cache_gets_no_subaccount(
     sqlite_ledger: Ledger,
 ) -> None:
     account, ann = open_patients(sqlite_ledger), sqlite_ledger.client("ann")
-    query = sqlite_ledger.query_key(b"model", b"query")
+    query = query_key(sqlite_ledger, b"model", b"query")
     sqlite_ledger.store_answers(NewAnswers(account.id, (query,), b"answer"))
     cached = Charge(account.id, ann, "m/1", 5, 1, queries=(query,), request=b"id", body=b"body")
     assert pay(sqlite_ledger, cached).units == 0
@@ -253,7 +250,7 @@ def test_one_account_does_not_answer_a_request_that_another_one_has_paid_for(led
     gate, results = hold_writer(ledger), list[Any]()
     for number in (account.id, other.id):
         together = replace(charge, account=number, request=ledger.request_key(ann, "together"))
-        ledger.submit_charge(together, results.append)
+        ledger.submit_charges([together], results.extend)
     gate.set()
     wait_until(lambda: len(results) == 2)
     assert [type(each) for each in results] == [Charged, RequestIdReused]
@@ -271,7 +268,7 @@ def test_a_retry_before_the_answer_was_stored_pays_nothing_and_only_the_first_an
     account, units = open_with_unit_cost(ledger)
     ann = ledger.client("ann")
     request = ledger.request_key(ann, "lost")
-    query = ledger.query_key(b"model", b"query")
+    query = query_key(ledger, b"model", b"query")
     charge = Charge(account.id, ann, "m/1", units, rows=1, request=request, body=b"body", queries=(query,))
     first, second = pay(ledger, charge), pay(ledger, charge)
     assert (first.units, first.resumed) == (units, False)
@@ -288,7 +285,7 @@ def test_a_retry_before_the_answer_was_stored_pays_nothing_and_only_the_first_an
 def test_two_draws_of_one_request_in_one_batch_leave_only_the_first(ledger: Ledger) -> None:
     account, units = open_with_unit_cost(ledger)
     ann = ledger.client("ann")
-    request, query = ledger.request_key(ann, "twice"), ledger.query_key(b"model", b"query")
+    request, query = ledger.request_key(ann, "twice"), query_key(ledger, b"model", b"query")
     charge = Charge(account.id, ann, "m/1", units, 1, queries=(query,), request=request)
     assert pay(ledger, charge).units + pay(ledger, charge).units == units
     gate, results = hold_writer(ledger), list[Any]()
@@ -316,13 +313,13 @@ def test_a_resumed_request_pays_only_what_it_has_not_paid_yet(ledger: Ledger) ->
 def test_identical_queries_are_free_once_their_answer_is_stored(ledger: Ledger) -> None:
     account, units = open_with_unit_cost(ledger)
     ann, bob = ledger.client("ann"), ledger.client("bob")
-    queries = tuple(ledger.query_key(b"model", bytes([number])) for number in range(3))
+    queries = tuple(query_key(ledger, b"model", bytes([number])) for number in range(3))
     assert pay(ledger, Charge(account.id, ann, "m/1", units, 3, queries=queries)).answers == 3
     ledger.store_answers(NewAnswers(account.id, queries[:2], b"answer 0answer 1"))
     charged = pay(ledger, Charge(account.id, bob, "m/1", units, 3, queries=queries))
     assert (charged.answers, charged.units) == (1, units)
     assert dict(charged.cached) == {queries[0]: b"answer 0", queries[1]: b"answer 1"}
-    another_version = ledger.query_key(b"retrained", bytes([0]))
+    another_version = query_key(ledger, b"retrained", bytes([0]))
     assert pay(ledger, Charge(account.id, bob, "m/2", units, 1, queries=(another_version,))).answers == 1
 
 
@@ -361,7 +358,7 @@ def test_any_sequence_of_charges_agrees_with_a_naive_count(
         if together:
             gate, results = hold_writer(ledger), list[Any]()
             for charge in charges:
-                ledger.submit_charge(charge, results.append)
+                ledger.submit_charges([charge], results.extend)
             gate.set()
             wait_until(lambda: len(results) == len(charges))
         else:

@@ -11,14 +11,13 @@ from sqlalchemy import text
 from quietmax.accounting import GaussianCost, PureCost
 from quietmax.accounting.costs import LIMIT
 from quietmax.errors import LedgerDamaged
-from quietmax.ledger import Charge, Charged, Ledger, NewAnswers, Part, Replayed, Subaccount, Terms, database
+from quietmax.ledger import Charge, Ledger, Terms, database
 from quietmax.ledger import verify as verify_module
-from quietmax.ledger.accounts import now
-from quietmax.ledger.database import KEYS_ACCOUNT, Cursor, write_transaction
-from quietmax.ledger.journal import START
-from quietmax.ledger.transactions import lock_accounts
+from quietmax.ledger.accounts import Subaccount
+from quietmax.ledger.database import KEYS_ACCOUNT, START, Cursor, lock_accounts, now, write_transaction
+from quietmax.ledger.transactions import Charged, NewAnswers, Part, Replayed
 from quietmax.ledger.verify import verify
-from tests.ledger.scenarios import charge_patients, edit, open_patients
+from tests.ledger.scenarios import charge_patients, edit, open_patients, query_key
 
 DEEP_JSON = "[" * 100_000
 
@@ -513,7 +512,7 @@ def test_draws_after_a_crash_and_answers_from_the_cache_are_sound(ledger: Ledger
         assert isinstance(ledger.charge(charge), Charged)
     assert ledger.verify().sound
     answer(ledger, charge, b"draw")
-    query = ledger.query_key(b"model", b"query")
+    query = query_key(ledger, b"model", b"query")
     ledger.store_answers(NewAnswers(charge.account, (query,), b"cached"))
     cached = replace(asked(ledger, "cached"), queries=(query,))
     assert answer(ledger, cached, b"cached") == b"cached"

@@ -16,24 +16,25 @@ from sqlalchemy.pool import QueuePool
 
 from quietmax.accounting.costs import LIMIT
 from quietmax.errors import LedgerUnavailable
-from quietmax.ledger import Charge, Charged, Failed, Ledger, LimitExceeded, NewAnswers, StoredAnswer
+from quietmax.ledger import Charge, Ledger, LimitExceeded
 from quietmax.ledger import database as database_module
-from quietmax.ledger import writer as writer_module
-from quietmax.ledger.transactions import ChargeBatch
-from quietmax.ledger.writer import LedgerWriter, _Conflict
+from quietmax.ledger import ledger as ledger_module
+from quietmax.ledger.ledger import LedgerWriter, _Conflict
+from quietmax.ledger.transactions import ChargeBatch, Charged, Failed, NewAnswers, StoredAnswer
 from tests.ledger.scenarios import (
     charge_error,
     hold_writer,
     open_patients,
     open_with_unit_cost,
     pay,
+    query_key,
     wait_until,
 )
 
 CHARGE: Any = (Charge(1, 1, "m/1", 1, rows=1), print)
 ANSWERS: Any = (NewAnswers(1, (b"q" * 16,), b"answer"), print)
 REQUESTED: Any = (NewAnswers(1, request=b"request", answer=b"answer"), print)
-FLUSH_INTERVAL: Any = pytest.approx(writer_module._FLUSH_INTERVAL)
+FLUSH_INTERVAL: Any = pytest.approx(ledger_module._FLUSH_INTERVAL)
 
 
 def test_concurrent_charges_share_a_transaction(ledger: Ledger) -> None:
@@ -43,7 +44,7 @@ def test_concurrent_charges_share_a_transaction(ledger: Ledger) -> None:
     before = ledger.writer.batches
     results: list[Any] = []
     for _ in range(500):
-        ledger.submit_charge(Charge(account.id, ann, "m/1", LIMIT // 400, rows=1), results.append)
+        ledger.submit_charges([Charge(account.id, ann, "m/1", LIMIT // 400, rows=1)], results.extend)
     gate.set()
     wait_until(lambda: len(results) == 500)
     assert Counter(type(result) for result in results) == {Charged: 400, LimitExceeded: 100}
@@ -59,13 +60,13 @@ def test_a_batch_is_written_when_it_is_as_large_as_the_last(
     results: list[Any] = []
     gate = hold_writer(ledger)
     for _ in range(3):
-        ledger.submit_charge(Charge(account.id, ann, "m/1", 1, rows=1), results.append)
+        ledger.submit_charges([Charge(account.id, ann, "m/1", 1, rows=1)], results.extend)
     gate.set()
     wait_until(lambda: len(results) == 3)
     monkeypatch.setattr(ledger.writer, "_window", 600.0)
     before = ledger.writer.batches
     for _ in range(3):
-        ledger.submit_charge(Charge(account.id, ann, "m/1", 1, rows=1), results.append)
+        ledger.submit_charges([Charge(account.id, ann, "m/1", 1, rows=1)], results.extend)
     wait_until(lambda: len(results) == 6)
     assert ledger.writer.batches - before == 1
 
@@ -73,7 +74,7 @@ def test_a_batch_is_written_when_it_is_as_large_as_the_last(
 def test_charges_that_are_submitted_together_get_their_results_together_and_in_order(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer_module, "_MAX_BATCH", 2)  # so that they need several transactions
+    monkeypatch.setattr(ledger_module, "_MAX_BATCH", 2)  # so that they need several transactions
     with Ledger(path) as ledger:
         account = open_patients(ledger)
         ann = ledger.client("ann")
@@ -117,21 +118,21 @@ def test_a_charge_takes_the_lock_of_sqlite_soon_after_another_process_releases_i
 
 
 def test_a_full_batch_is_written_and_the_rest_comes_next(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer_module, "_MAX_BATCH", 4)
+    monkeypatch.setattr(ledger_module, "_MAX_BATCH", 4)
     with Ledger(path) as ledger:
         account = open_patients(ledger)
         ann = ledger.client("ann")
         gate, results = hold_writer(ledger), list[Any]()
         before = ledger.writer.batches
         for _ in range(9):
-            ledger.submit_charge(Charge(account.id, ann, "m/1", 1, rows=1), results.append)
+            ledger.submit_charges([Charge(account.id, ann, "m/1", 1, rows=1)], results.extend)
         gate.set()
         wait_until(lambda: len(results) == 9, 60)
         assert ledger.writer.batches - before == 3
 
 
 def test_charges_and_answers_fill_a_batch_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer_module, "_MAX_BATCH", 4)
+    monkeypatch.setattr(ledger_module, "_MAX_BATCH", 4)
     items = [(0.0, item) for item in (CHARGE, ANSWERS, ANSWERS, CHARGE, CHARGE)]
     simulated, charges, answers, _ = _collect(monkeypatch, *items)
     assert (len(charges), len(answers), len(simulated.items)) == (2, 2, 1)
@@ -139,7 +140,7 @@ def test_charges_and_answers_fill_a_batch_together(monkeypatch: pytest.MonkeyPat
 
 def test_answers_without_a_request_id_are_written_with_the_next_charge_or_soon(ledger: Ledger) -> None:
     account, units = open_with_unit_cost(ledger)
-    query = ledger.query_key(b"model", b"query")
+    query = query_key(ledger, b"model", b"query")
     charge = Charge(account.id, ledger.client("ann"), "m/1", units, 1, queries=(query,))
     before = ledger.writer.batches
     ledger.submit_answers(NewAnswers(account.id, (query,), b"answer"), lambda _: None)
@@ -196,8 +197,8 @@ def test_what_waits_is_written_when_the_ledger_is_closed(path: Path) -> None:
         ann = ledger.client("ann")
         gate = hold_writer(ledger)
         for _ in range(50):
-            ledger.submit_charge(Charge(account.id, ann, "m/1", 1, rows=1), results.append)
-        ledger.submit_charge(Charge(account.id, ann, "m/1", LIMIT, rows=1), results.append)
+            ledger.submit_charges([Charge(account.id, ann, "m/1", 1, rows=1)], results.extend)
+        ledger.submit_charges([Charge(account.id, ann, "m/1", LIMIT, rows=1)], results.extend)
         gate.set()
     assert [type(result) for result in results] == [Charged] * 50 + [LimitExceeded]
     with Ledger(path) as ledger:
@@ -216,7 +217,7 @@ def test_what_is_submitted_after_close_fails_at_once(path: Path) -> None:
         while not ledger.writer._ended:
             time.sleep(0.001)
         results: list[Any] = []
-        ledger.submit_charge(charge, results.append)  # behind the end, while the thread still writes
+        ledger.submit_charges([charge], results.extend)  # behind the end, while the thread still writes
         ledger.submit_answers(NewAnswers(0), results.append)
         assert [type(each) for each in results] == [Failed, Failed]
         gate.set()
@@ -228,7 +229,7 @@ def test_an_error_in_a_callback_does_not_stop_the_writer(path: Path) -> None:
     with Ledger(path) as ledger:
         account = open_patients(ledger)
         charge = Charge(account.id, ledger.client("ann"), "m/1", 1, rows=1)
-        ledger.submit_charge(charge, lambda _: [][0])
+        ledger.submit_charges([charge], lambda _: [][0])
         assert isinstance(ledger.charge(charge), Charged)
 
 
@@ -307,7 +308,7 @@ def test_a_repeated_conflict_is_reported_in_the_words_of_the_database(
 
 def _stopped_writer(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A writer without a thread, at the time 100."""
-    monkeypatch.setattr(writer_module, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    monkeypatch.setattr(ledger_module, "time", SimpleNamespace(monotonic=lambda: 100.0))
     writer: Any = object.__new__(LedgerWriter)
     writer._closing = False
     writer._retries = []
@@ -420,11 +421,11 @@ def _collect(
 ) -> tuple[SimulatedQueue, list[Any], list[Any], Any]:
     """Let a writer collect one batch; return the queue, the charges, the answers and the writer."""
     simulated = SimulatedQueue(*items)
-    monkeypatch.setattr(writer_module, "time", simulated)
+    monkeypatch.setattr(ledger_module, "time", simulated)
     writer: Any = object.__new__(LedgerWriter)
     writer._queue = writer._wake = simulated
     writer._closing, writer._last_batch_size = False, last_batch_size
-    writer._window = writer_module._MIN_WINDOW
+    writer._window = ledger_module._MIN_WINDOW
     writer._retries, writer._refused = list(retries), Counter({(1, 1): refused} if refused else {})
     batch = writer._next_batch()
     return simulated, batch.charges, batch.answers, writer
@@ -452,7 +453,7 @@ def test_answers_without_a_request_id_are_held_for_the_flush_interval(
     assert (charges, answers) == ([CHARGE], [ANSWERS])
     simulated, charges, answers, _ = _collect(monkeypatch, (3.0, ANSWERS), (0.015, ANSWERS), (0.015, ANSWERS))
     assert (charges, answers) == ([], [ANSWERS, ANSWERS])  # a second one does not make the first wait longer
-    assert simulated.now == pytest.approx(1003.0 + writer_module._FLUSH_INTERVAL)
+    assert simulated.now == pytest.approx(1003.0 + ledger_module._FLUSH_INTERVAL)
 
 
 def test_refused_charges_are_counted_after_their_interval_or_with_what_comes_first(
@@ -460,7 +461,7 @@ def test_refused_charges_are_counted_after_their_interval_or_with_what_comes_fir
 ) -> None:
     simulated, charges, answers, _ = _collect(monkeypatch, refused=2)
     assert (charges, answers) == ([], [])
-    assert simulated.timeouts == [pytest.approx(writer_module._REFUSED_FLUSH_INTERVAL)]
+    assert simulated.timeouts == [pytest.approx(ledger_module._REFUSED_FLUSH_INTERVAL)]
     simulated, _, answers, _ = _collect(monkeypatch, (0.1, ANSWERS), refused=2)
     assert answers == [ANSWERS]
     assert simulated.timeouts[1:] == [FLUSH_INTERVAL]
@@ -473,7 +474,7 @@ def test_a_batch_waits_for_as_many_charges_as_the_last_had_within_the_batch_wind
     assert (len(charges), simulated.slept) == (2, [])
     simulated, charges, _, _ = _collect(monkeypatch, (3.0, CHARGE), (9.0, CHARGE), last_batch_size=2)
     assert len(charges) == 1
-    assert sum(simulated.slept) == pytest.approx(writer_module._MIN_WINDOW)
+    assert sum(simulated.slept) == pytest.approx(ledger_module._MIN_WINDOW)
     simulated, charges, _, _ = _collect(monkeypatch, *[(0.0, CHARGE)] * 3, last_batch_size=9)
     assert (len(charges), len(simulated.slept)) == (3, 1), "it waits once, and not for each charge"
     simulated, _, answers, _ = _collect(monkeypatch, (3.0, REQUESTED), last_batch_size=2)
@@ -508,7 +509,7 @@ def test_the_batch_window_is_twice_the_last_wait_and_half_after_a_wait_in_vain(
 def test_answers_that_failed_are_retried_after_a_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     simulated, charges, answers, writer = _collect(monkeypatch, retries=(ANSWERS,))
     assert (charges, answers, writer._retries) == ([], [ANSWERS], [])
-    assert (simulated.slept, simulated.timeouts) == ([writer_module._RETRY_DELAY], [FLUSH_INTERVAL])
+    assert (simulated.slept, simulated.timeouts) == ([ledger_module._RETRY_DELAY], [FLUSH_INTERVAL])
 
 
 def test_closing_writes_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -544,7 +545,7 @@ def test_the_clock_may_go_back_by_a_second(
     writer: Any = object.__new__(LedgerWriter)
     clock = SimpleNamespace(now=0)
     clock.time_ns = lambda: 1000 * clock.now
-    monkeypatch.setattr(writer_module, "time", clock)
+    monkeypatch.setattr(ledger_module, "time", clock)
     for back, warnings in ((1_000_000, []), (1_000_001, ["1.0"]), (10**13, ["10000000.0"])):
         caplog.clear()
         writer._newest, clock.now = 2 * 10**15, 2 * 10**15 - back
@@ -574,7 +575,7 @@ def test_refused_charges_are_not_counted_before_their_interval_is_over(
     with Ledger(path) as ledger:
         account = open_patients(ledger)
         refused = Charge(account.id, ledger.client("ann"), "m/1", LIMIT + 1, rows=1)
-        monkeypatch.setattr(writer_module, "_REFUSED_FLUSH_INTERVAL", 1.5 * time.monotonic())
+        monkeypatch.setattr(ledger_module, "_REFUSED_FLUSH_INTERVAL", 1.5 * time.monotonic())
         for _ in range(3):
             assert isinstance(ledger.charge(refused), LimitExceeded)
         assert ledger.subaccounts(account) == []

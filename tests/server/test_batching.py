@@ -16,7 +16,8 @@ import pytest
 from numpy.typing import NDArray
 
 from quietmax.accounting.costs import LIMIT
-from quietmax.ledger import Failed, Terms
+from quietmax.ledger import Terms
+from quietmax.ledger.transactions import Failed
 from quietmax.mechanisms import Answerer, Answers
 from quietmax.server import Service, Settings, batching
 from quietmax.server.batching import Pipeline

@@ -21,7 +21,8 @@ from quietmax.data.records import Records, hold_out
 from quietmax.errors import BudgetExhausted, DataUnavailable, InvalidInput, LedgerUnavailable, QuietmaxError
 from quietmax.estimators import DPSGD, PrivateHead, Teachers, open_private, save_private
 from quietmax.estimators.evaluate import evaluate_folder
-from quietmax.ledger import Charge, Charged, Failed, Ledger, Terms
+from quietmax.ledger import Charge, Ledger, Terms
+from quietmax.ledger.transactions import Charged, Failed
 from quietmax.models import TrainingSettings
 from quietmax.models.features import Identity
 from quietmax.server import Deployment, deploy, load_models

@@ -82,8 +82,7 @@ def command(
 
 def _read_ledger(address: str, card: PrivacyCard, account: str | None) -> LedgerRecord:
     """Read what a ledger states about the training set of a model; the ledger is not changed."""
-    from quietmax.ledger.accounts import now
-    from quietmax.ledger.database import KEYS_ACCOUNT
+    from quietmax.ledger.database import KEYS_ACCOUNT, now
     from quietmax.ledger.ledger import Ledger
     from quietmax.review_forms import LedgerRecord
     from quietmax.server.deployment import find_account

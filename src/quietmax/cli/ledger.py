@@ -19,9 +19,8 @@ from quietmax.errors import InvalidInput, QuietmaxError, counted
 
 if TYPE_CHECKING:
     from quietmax.accounting.costs import Cost
-    from quietmax.ledger.accounts import AccountState, Subaccount
-    from quietmax.ledger.api_keys import ApiKey
-    from quietmax.ledger.journal import JournalEntry
+    from quietmax.ledger.accounts import AccountState, ApiKey, Subaccount
+    from quietmax.ledger.database import JournalEntry
     from quietmax.ledger.ledger import Ledger
     from quietmax.ledger.transactions import Part
 

@@ -1,47 +1,57 @@
-"""Accounts: one for each training set, with subaccounts of clients, and what an administrator may change.
+"""Accounts, clients and API keys: what they are, and what an administrator and the service may change.
 
 A training set has one budget, whoever asks and however often a model is trained on it again (THEORY 3.6). An account is
 found by the digest of its records or by its name. Sharing an account is always safe. A second account for the same
 records needs an administrator's reason, which the journal keeps.
 
-All functions run inside the caller's transaction.
+An API key has the form `qm_<id>_<secret>`. The secret has 256 bits of operating-system entropy and is shown once; the
+ledger keeps only its SHA-256. The id finds the row, and the hash of the secret is compared in constant time. A slow
+password hash would add nothing, because 256 random bits cannot be guessed.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import re
-import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
-from sqlalchemy import Connection, Row, insert, select
+from sqlalchemy import Connection, Engine, Row
 
 from quietmax.accounting.costs import LIMIT, Analysis, Budget, Cost, Measure, Meter, cost_from_json
 from quietmax.errors import InvalidInput, LedgerDamaged, counted
 from quietmax.ledger.database import (
     KEYS_ACCOUNT,
+    PARSE_ERRORS,
+    START,
+    AccountTransaction,
     Cursor,
-    accounts,
-    clients,
-    journal,
-    subaccounts,
-    training_sets,
+    lock_accounts,
+    now,
+    read_transaction,
+    run,
+    write_transaction,
 )
-from quietmax.ledger.journal import START
-from quietmax.ledger.transactions import AccountTransaction, lock_accounts
+from quietmax.ledger.heads import FileGuard, Head, HeadFile, read_heads
+from quietmax.ledger.transactions import DAY, Pruned, prune
 
-PARSE_ERRORS = (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError)
-"""What parsing JSON of the ledger can raise after somebody edited it."""
+Role = Literal["admin", "client"]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _TOKEN_CLIENT_NAME = re.compile(r"oidc:[!-~]{1,255}@[!-?A-~]{1,200}")
 """The issuer follows the last @. No client of an API key has such a name, because of the colon."""
+_KEY = re.compile(r"qm_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
+_UNKNOWN_KEY_HASH = hashlib.sha256(b"no such key").hexdigest()
+_MAX_KEY_DAYS = 36_500
 _MAX_UNITS = 2**62
 _MIN_REASON_WORDS = 3
 _MAX_REASON_LENGTH = 1000
-_EXCLUSIVE_KINDS = ("exclusive", "alone")  # version 0.1 wrote "alone"
+_HISTORY_POINTS = 120
 
 # --- states -------------------------------------------------------------------------------------------------------
 
@@ -70,13 +80,7 @@ class Terms:
     analysis: Analysis = "proven"
 
     def total(self, measure: Measure) -> Cost:
-        """Return the total cost in a privacy measure.
-
-        Parameters
-        ----------
-        measure : {"pure", "gaussian"}
-            The privacy measure.
-        """
+        """Return the total cost in a privacy measure."""
         return Budget(self.epsilon, self.delta).total(measure, self.analysis)
 
     def to_json(self) -> dict[str, Any]:
@@ -190,7 +194,70 @@ class AccountState:
         }
 
 
+@dataclass(frozen=True)
+class SpendingPoint:
+    """What was spent from an account at one time."""
+
+    time: int  # Microseconds since 1970
+    spent_units: int  # The balance
+
+
+@dataclass(frozen=True)
+class ApiKey:
+    """An API key as the ledger knows it. Times are in microseconds since 1970.
+
+    Parameters
+    ----------
+    id : str
+        The public part of the key.
+    client : str
+        The name of the client that uses it.
+    client_id : int
+        The id of the client.
+    role : {"client", "admin"}
+        An admin also sees the spending of all clients.
+    created : int
+        When it was created.
+    expires : int or None
+        When it expires. None: never.
+    revoked : int or None
+        When it was revoked. None: it was not.
+    secret_hash : str
+        The SHA-256 of the secret.
+    """
+
+    id: str
+    client: str
+    client_id: int
+    role: Role
+    created: int
+    expires: int | None
+    revoked: int | None
+    secret_hash: str
+
+    def is_valid(self, now: int) -> bool:
+        """Return whether the key is neither revoked nor expired at a time."""
+        return self.revoked is None and (self.expires is None or self.expires > now)
+
+    @property
+    def has_wrong_types(self) -> bool:
+        """Whether a field has another type than was written: SQLite accepts any type in an edit."""
+        strings, times = (self.id, self.role, self.secret_hash), (self.created, self.expires, self.revoked)
+        return {type(each) for each in strings} != {str} or not {type(each) for each in times} <= {
+            int,
+            type(None),
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all fields but the hash and the client's id."""
+        return {
+            name: getattr(self, name) for name in ("id", "client", "role", "created", "expires", "revoked")
+        }
+
+
 # --- reading ------------------------------------------------------------------------------------------------------
+
+_ACCOUNTS = "SELECT id, name, total, terms, limit_units, spent_units, sequence, head, opened FROM accounts"
 
 
 def damaged(what: str) -> LedgerDamaged:
@@ -206,59 +273,46 @@ def account_state(row: Row[Any]) -> AccountState:
         raise damaged(f"The total or the terms of account {row.name!r} cannot be read") from error
     if not all(type(each) is int for each in (row.limit_units, row.spent_units, row.sequence, row.opened)):
         raise damaged(f"The balance, the budget or the last row of account {row.name!r} is not an integer")
-    return AccountState(
-        row.id,
-        row.name,
-        total,
-        terms,
-        row.limit_units,
-        row.spent_units,
-        row.sequence,
-        row.head,
-        row.opened,
-    )
+    return AccountState(**{**row._mapping, "total": total, "terms": terms})
 
 
-def find_by_name(connection: Connection, name: str) -> AccountState | None:
-    """Return the account of a name, if there is one."""
-    row = connection.execute(select(accounts).where(accounts.c.name == name)).one_or_none()
+def account_rows(connection: Connection) -> list[Row[Any]]:
+    """Return the rows of all accounts, that of the API keys included, in the order of their ids."""
+    return list(run(connection, f"{_ACCOUNTS} ORDER BY id").all())
+
+
+def _find(connection: Connection, condition: str, value: str) -> AccountState | None:
+    """Return the account that meets an SQL condition on ``:value``, if there is one."""
+    row = run(connection, f"{_ACCOUNTS} WHERE {condition}", value=value).one_or_none()
     return None if row is None else account_state(row)
 
 
-def find_by_digest(connection: Connection, digest: str) -> AccountState | None:
-    """Return the account of a training set, if there is one."""
-    row = connection.execute(
-        select(accounts)
-        .join_from(accounts, training_sets, accounts.c.id == training_sets.c.account)
-        .where(training_sets.c.digest == digest)
-    ).one_or_none()
-    return None if row is None else account_state(row)
+_OF_NAME = "name = :value"
+_OF_DIGEST = "id = (SELECT account FROM training_sets WHERE digest = :value)"
 
 
-def get_account(connection: Connection, name: str) -> AccountState:
-    """Return the account of a name."""
-    found = find_by_name(connection, name) if name != KEYS_ACCOUNT else None
+def _get_account(connection: Connection, name: str) -> AccountState:
+    found = _find(connection, _OF_NAME, name) if name != KEYS_ACCOUNT else None
     if found is None:
-        known = ", ".join(account.name for account in list_accounts(connection)) or "none"
+        known = ", ".join(account.name for account in _list_accounts(connection)) or "none"
         raise InvalidInput(f"The ledger has no account {name[:80]!r}. Its accounts: {known}.")
     return found
 
 
-def list_accounts(connection: Connection) -> list[AccountState]:
+def _list_accounts(connection: Connection) -> list[AccountState]:
     """Return all accounts of training sets, by name."""
-    rows = connection.execute(
-        select(accounts).where(accounts.c.name != KEYS_ACCOUNT).order_by(accounts.c.name)
-    ).all()
+    rows = run(connection, f"{_ACCOUNTS} WHERE name != :keys ORDER BY name", keys=KEYS_ACCOUNT)
     return [account_state(row) for row in rows]
 
 
 def list_subaccounts(connection: Connection, account: int) -> list[Subaccount]:
     """Return the subaccounts of an account, those that spent most first."""
-    rows = connection.execute(
-        select(clients.c.name, subaccounts.c.limit_units, subaccounts.c.spent_units, subaccounts.c.refused)
-        .join_from(subaccounts, clients, subaccounts.c.client == clients.c.id)
-        .where(subaccounts.c.account == account)
-        .order_by(subaccounts.c.spent_units.desc(), clients.c.name)
+    rows = run(
+        connection,
+        "SELECT clients.name, limit_units, spent_units, refused"
+        " FROM subaccounts JOIN clients ON subaccounts.client = clients.id"
+        " WHERE account = :account ORDER BY spent_units DESC, clients.name",
+        account=account,
     )
     found = [Subaccount(*row) for row in rows]
     for each in found:
@@ -267,22 +321,59 @@ def list_subaccounts(connection: Connection, account: int) -> list[Subaccount]:
     return found
 
 
-def unproven_models(connection: Connection, account: int) -> list[tuple[str, str]]:
-    """Return the models without a proven guarantee that ever used an account."""
-    rows = connection.execute(
-        select(journal.c.model, journal.c.detail)
-        .where(journal.c.account == account, journal.c.kind == "unproven")
-        .order_by(journal.c.sequence)
+def list_keys(connection: Connection) -> list[ApiKey]:
+    """Return all API keys, the oldest first."""
+    rows = run(
+        connection,
+        "SELECT keys.id, clients.name, client, role, created, expires, revoked, secret_hash"
+        " FROM keys JOIN clients ON keys.client = clients.id ORDER BY created, keys.id",
+    )
+    return [ApiKey(*row) for row in rows]
+
+
+def key_detail(key: ApiKey) -> str:
+    """Return the detail of the journal row of a new key: enough to detect a later change of the key."""
+    return json.dumps({"expires": key.expires, "hash": key.secret_hash, "id": key.id, "role": key.role})
+
+
+def find_key(known: Mapping[str, ApiKey], presented: str, now: int) -> ApiKey | None:
+    """Return the key that a caller presents, if it is right and valid.
+
+    A wrong secret and a wrong id take the same time.
+    """
+    form = _KEY.fullmatch(presented)
+    key_id, secret = form.groups() if form else ("", "")
+    key = known.get(key_id)
+    expected = _UNKNOWN_KEY_HASH if key is None else key.secret_hash
+    matches = hmac.compare_digest(_hash_secret(secret), expected)
+    return key if key is not None and matches and key.is_valid(now) else None
+
+
+def _hash_secret(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def token_client_name(issuer: str, subject: str) -> str | None:
+    """Return the name of the client that a token of an identity provider states."""
+    name = f"oidc:{subject}@{issuer.removeprefix('https://')}"
+    return name if _TOKEN_CLIENT_NAME.fullmatch(name) else None
+
+
+def _unproven_models(connection: Connection, account: int) -> list[tuple[str, str]]:
+    rows = run(
+        connection,
+        "SELECT model, detail FROM journal WHERE account = :account AND kind = 'unproven' ORDER BY sequence",
+        account=account,
     )
     return [(row.model, _read_detail(account, row.detail, "status")) for row in rows]
 
 
-def exclusive_model(connection: Connection, account: int) -> tuple[str, str] | None:
-    """Return the model that an account is reserved for, if there is one."""
-    row = connection.execute(
-        select(journal.c.model, journal.c.detail).where(
-            journal.c.account == account, journal.c.kind.in_(_EXCLUSIVE_KINDS)
-        )
+def _exclusive_model(connection: Connection, account: int) -> tuple[str, str] | None:
+    """Return the model that an account is reserved for and its digest, if there is one; version 0.1 wrote "alone"."""
+    row = run(
+        connection,
+        "SELECT model, detail FROM journal WHERE account = :account AND kind IN ('exclusive', 'alone')",
+        account=account,
     ).one_or_none()
     return None if row is None else (row.model, _read_detail(account, row.detail, "digest"))
 
@@ -296,63 +387,84 @@ def _read_detail(account: int, detail: str, name: str) -> str:
     return value
 
 
-# --- opening ------------------------------------------------------------------------------------------------------
+def _lost_accounts(connection: Connection) -> list[int]:
+    """Return the ids of accounts that spent something by the journal, and that the database has lost."""
+    rows = run(
+        connection,
+        "SELECT detail FROM journal WHERE kind = 'loss' AND account = (SELECT id FROM accounts WHERE name = :keys)",
+        keys=KEYS_ACCOUNT,
+    ).scalars()
+    try:
+        return sorted({int(number) for detail in rows for number in json.loads(detail).get("accounts", {})})
+    except PARSE_ERRORS as error:
+        raise damaged("A journal row of the account of the API keys cannot be read") from error
 
 
-def open_account(
-    connection: Connection,
-    name: str,
-    total: Cost,
-    terms: Terms,
-    *,
-    digest: str | None,
-    named_by_owner: bool,
-    because: str | None,
-) -> AccountState:
-    """Return the account of a training set; open one if neither its digest nor its name is known.
-
-    An existing account keeps its budget: another total is an error.
-    """
-    check_name(name, "account")
-    if because is not None:
-        check_reason(because)
-    keys_account = lock_keys_account(connection)  # so that two processes do not open the same account
-    current = None if digest is None else find_by_digest(connection, digest)
-    if current is not None and current.name != name and because is None:
-        if named_by_owner:
-            raise InvalidInput(
-                f"These records belong to the account {current.name!r}: all models trained on them share its budget. "
-                f"To count them in {name!r}, a reason (`because`) is required."
-            )
-        return _with_total(current, total)
-    account = find_by_name(connection, name)
-    if account is None:
-        account = _create_account(connection, keys_account, name, total, terms, because)
-    _with_total(account, total)
-    if digest is not None and (current is None or current.id != account.id):
-        _bind_training_set(connection, keys_account, digest, current, account, because)
-    if keys_account.rows:
-        keys_account.save(Cursor(connection))
-    return account
+def _check_opening(connection: Connection, name: str, because: str | None) -> None:
+    if because is None and (lost := _lost_accounts(connection)):
+        raise InvalidInput(
+            f"The ledger has lost {counted(len(lost), 'account')}, so the new account {name!r} could be a second "
+            "budget for the same records. `account` and a reason (`because`) are required."
+        )
 
 
-def _bind_training_set(
-    connection: Connection,
-    keys_account: AccountTransaction,
-    digest: str,
-    before: AccountState | None,
-    account: AccountState,
-    because: str | None,
-) -> None:
-    """Bind a training set to an account. The journal keeps it, so that nobody can bind it to another one unnoticed."""
-    bound: dict[str, Any] = {"id": account.id, "digest": digest}
-    if before is None:
-        keys_account.add(now(), "training-set", detail=detail_json(**bound))
-    else:
-        connection.execute(training_sets.delete().where(training_sets.c.digest == digest))
-        changed = detail_json(**bound, account=account.name, before=before.name, because=because)
-        keys_account.add(now(), "reassign", detail=changed)
-    connection.execute(insert(training_sets), {"digest": digest, "account": account.id})
+# --- changes inside a transaction ---------------------------------------------------------------------------------
+
+_SET_QUOTA = (
+    "INSERT INTO subaccounts (account, client, limit_units, spent_units, refused)"
+    " VALUES (:account, :client, :quota, 0, 0)"
+    " ON CONFLICT (account, client) DO UPDATE SET limit_units = excluded.limit_units"
+)
+
+
+def check_name(name: str, what: str) -> None:
+    """Raise `InvalidInput` unless the name of an account or client is valid."""
+    if not _NAME.fullmatch(name):
+        raise InvalidInput(
+            f"The {what} name must be 1 to 64 letters, digits, dots, dashes or underscores, the first a letter or "
+            f"digit, got {name[:80]!r}."
+        )
+
+
+def check_reason(because: str) -> None:
+    """Raise `InvalidInput` unless an administrator's reason is long enough to mean something to an auditor."""
+    if len(because.split()) < _MIN_REASON_WORDS or len(because) > _MAX_REASON_LENGTH:
+        raise InvalidInput(
+            f"The reason must have at least {_MIN_REASON_WORDS} words and at most {_MAX_REASON_LENGTH} characters, "
+            f"got {because[:80]!r}."
+        )
+
+
+def lock_account(connection: Connection, account: int) -> AccountTransaction:
+    """Lock an account until the transaction ends."""
+    return lock_accounts(Cursor(connection), [account])[account]
+
+
+def lock_keys_account(connection: Connection) -> AccountTransaction:
+    """Lock the account that records API keys; it also guards the creation of accounts and clients."""
+    number = run(connection, "SELECT id FROM accounts WHERE name = :keys", keys=KEYS_ACCOUNT).scalar_one()
+    return lock_account(connection, number)
+
+
+def detail_json(**fields: Any) -> str:
+    """Return the detail of a journal row, without the fields that are None."""
+    return json.dumps({name: value for name, value in fields.items() if value is not None}, sort_keys=True)
+
+
+def client_id(connection: Connection, name: str, *, create: bool = False) -> int:
+    """Return the id of a client."""
+    number = "SELECT id FROM clients WHERE name = :name"
+    found = run(connection, number, name=name).scalar_one_or_none()
+    if found is None and create:
+        if not _TOKEN_CLIENT_NAME.fullmatch(name):
+            check_name(name, "client")
+        run(connection, "INSERT INTO clients (name) VALUES (:name)", name=name)
+        found = run(connection, number, name=name).scalar_one()
+    if found is None:
+        raise InvalidInput(
+            f"The ledger has no client {name[:80]!r}. 'quietmax ledger key create' creates a client."
+        )
+    return int(found)
 
 
 def _with_total(account: AccountState, total: Cost) -> AccountState:
@@ -374,229 +486,426 @@ def _create_account(
     because: str | None,
 ) -> AccountState:
     Meter(total)  # raises if the total is 0
-    check_opening(connection, name, because)
+    _check_opening(connection, name, because)
     moment = now()
-    connection.execute(
-        insert(accounts),
-        {
-            "name": name,
-            "total": json.dumps(total.to_json()),
-            "terms": json.dumps(terms.to_json()),
-            "limit_units": LIMIT,
-            "spent_units": 0,
-            "sequence": 0,
-            "head": START,
-            "opened": moment,
-        },
+    described = {"total": total.to_json(), "terms": terms.to_json()}
+    run(
+        connection,
+        "INSERT INTO accounts (name, total, terms, limit_units, spent_units, sequence, head, opened)"
+        " VALUES (:name, :total, :terms, :limit, 0, 0, :head, :opened)",
+        name=name,
+        limit=LIMIT,
+        head=START,
+        opened=moment,
+        **{field: json.dumps(value) for field, value in described.items()},
     )
-    account = _lock(connection, get_account(connection, name).id)
-    opened = detail_json(total=total.to_json(), terms=terms.to_json(), because=because)
-    account.add(moment, "open", detail=opened)
+    account = lock_account(connection, _get_account(connection, name).id)
+    account.add(moment, "open", detail=detail_json(**described, because=because))
     account.save(Cursor(connection))
     keys_account.add(moment, "account", detail=detail_json(id=account.account, name=name))
-    return get_account(connection, name)
+    return _get_account(connection, name)
 
 
-def lost_accounts(connection: Connection) -> list[int]:
-    """Return the ids of accounts that spent something by the journal, and that the database has lost."""
-    rows = connection.execute(
-        select(journal.c.detail)
-        .join_from(journal, accounts, journal.c.account == accounts.c.id)
-        .where(accounts.c.name == KEYS_ACCOUNT, journal.c.kind == "loss")
-    ).scalars()
-    try:
-        return sorted({int(number) for detail in rows for number in json.loads(detail).get("accounts", {})})
-    except PARSE_ERRORS as error:
-        raise damaged("A journal row of the account of the API keys cannot be read") from error
-
-
-def check_opening(connection: Connection, name: str, because: str | None) -> None:
-    """Raise `InvalidInput` if a new account needs a reason: one that was lost may have paid for the same records."""
-    if because is None and (lost := lost_accounts(connection)):
-        raise InvalidInput(
-            f"The ledger has lost {counted(len(lost), 'account')}, so the new account {name!r} could be a second "
-            "budget for the same records. `account` and a reason (`because`) are required."
-        )
-
-
-# --- changes by an administrator ----------------------------------------------------------------------------------
-
-
-def grant(connection: Connection, name: str, terms: Terms, because: str) -> AccountState:
-    """Set the budget of an account. What was spent stays spent."""
-    check_reason(because)
-    current = get_account(connection, name)
-    account = _lock(connection, current.id)
-    if (exclusive := exclusive_model(connection, current.id)) is not None:
-        raise InvalidInput(
-            f"The account {name!r} is reserved for the model {exclusive[0]}, whose guarantee does not compose with "
-            "others, and cannot be raised. Other models need another account."
-        )
-    wanted = terms.total(current.total.measure)
-    limit = int(wanted.amount * LIMIT / Fraction(current.total.amount))
-    if not account.spent_units <= limit <= _MAX_UNITS:
-        raise InvalidInput(
-            f"The budget of {name!r} cannot become {wanted}: it must be at least what is spent, and at most about 900 "
-            "times the first budget."
-        )
-    account.limit_units = limit
-    account.add(now(), "grant", detail=detail_json(terms=terms.to_json(), because=because))
-    account.save(Cursor(connection))
-    return get_account(connection, name)
-
-
-def set_quota(
-    connection: Connection, name: str, client: str, share: float | None, because: str
-) -> AccountState:
-    """Limit a client to a share of an account's budget."""
-    check_reason(because)
-    if _TOKEN_CLIENT_NAME.fullmatch(client):  # may get a quota before the first request
-        lock_keys_account(connection)
-        client_id(connection, client, create=True)
-    account = _lock(connection, get_account(connection, name).id)
-    if share is not None and not 0 <= share <= 1:
-        raise InvalidInput(f"share must be between 0 and 1, got {share!r}.")
-    limit = None if share is None else int(Fraction(str(share)) * account.limit_units)
-    _limit_client(connection, account, client, limit)
-    account.add(
-        now(), "quota", client=client, detail=detail_json(share=share, quota_units=limit, because=because)
-    )
-    account.save(Cursor(connection))
-    return get_account(connection, name)
-
-
-def revoke(connection: Connection, name: str, client: str | None, because: str) -> AccountState:
-    """Take back what is unspent, of an account or of one client."""
-    check_reason(because)
-    account = _lock(connection, get_account(connection, name).id)
-    limit = None
-    if client is None:
-        account.limit_units = account.spent_units
+def _bind_training_set(
+    connection: Connection,
+    keys_account: AccountTransaction,
+    digest: str,
+    before: AccountState | None,
+    account: AccountState,
+    because: str | None,
+) -> None:
+    """Bind a training set to an account. The journal keeps it, so that nobody can bind it to another one unnoticed."""
+    bound: dict[str, Any] = {"id": account.id, "digest": digest}
+    if before is None:
+        keys_account.add(now(), "training-set", detail=detail_json(**bound))
     else:
-        spent = {each.client: each.spent_units for each in list_subaccounts(connection, account.account)}
-        limit = spent.get(client, 0)
-        _limit_client(connection, account, client, limit)
-    account.add(now(), "revoke", client=client or "", detail=detail_json(quota_units=limit, because=because))
-    account.save(Cursor(connection))
-    return get_account(connection, name)
+        run(connection, "DELETE FROM training_sets WHERE digest = :digest", digest=digest)
+        changed = detail_json(**bound, account=account.name, before=before.name, because=because)
+        keys_account.add(now(), "reassign", detail=changed)
+    run(connection, "INSERT INTO training_sets (digest, account) VALUES (:digest, :id)", **bound)
 
 
 def _limit_client(
     connection: Connection, account: AccountTransaction, client: str, limit: int | None
 ) -> None:
     number = client_id(connection, client)
-    where = (subaccounts.c.account == account.account) & (subaccounts.c.client == number)
-    spent = connection.execute(select(subaccounts.c.spent_units).where(where)).scalar_one_or_none()
-    if spent is None:
-        connection.execute(
-            insert(subaccounts),
-            {
-                "account": account.account,
-                "client": number,
-                "limit_units": limit,
-                "spent_units": 0,
-                "refused": 0,
-            },
-        )
-    elif limit is not None and spent > limit:
+    spent = _spent_by(connection, account, client)
+    if limit is not None and spent > limit:
         raise InvalidInput(
             f"The quota of client {client!r} must be at least what the client has spent, "
             f"{spent / account.limit_units:.4g} of the budget."
         )
-    else:
-        connection.execute(subaccounts.update().where(where).values(limit_units=limit))
+    run(connection, _SET_QUOTA, account=account.account, client=number, quota=limit)
 
 
-# --- changes by the service ---------------------------------------------------------------------------------------
+def _spent_by(connection: Connection, account: AccountTransaction, client: str) -> int:
+    """Return the units that a client has spent of an account."""
+    shares = list_subaccounts(connection, account.account)
+    return next((each.spent_units for each in shares if each.client == client), 0)
 
 
-def record_unproven(connection: Connection, account: int, model: str, status: str) -> None:
-    """Record, once, that a model without a proven guarantee uses an account."""
-    locked = _lock(connection, account)
-    if (model, status) not in unproven_models(connection, account):
-        locked.add(now(), "unproven", model=model, detail=detail_json(status=status))
-        locked.save(Cursor(connection))
+# --- the accounts of a ledger -------------------------------------------------------------------------------------
 
 
-def reserve_exclusively(connection: Connection, account: AccountState, model: str, digest: str) -> None:
-    """Record that an account pays for one model only. Its guarantee does not compose with others."""
-    locked = _lock(connection, account.id)
-    exclusive = exclusive_model(connection, account.id)
-    if exclusive is not None and exclusive[1] == digest:
-        return
-    if exclusive is not None or locked.spent_units:
-        raise InvalidInput(
-            f"The guarantee of the model {model} does not compose with others, and the account {account.name!r} has "
-            "already paid for something. The model needs an account of its own."
-        )
-    if locked.limit_units < LIMIT:
-        raise InvalidInput(
-            f"The model {model} needs the whole budget that the account {account.name!r} was opened with, but the "
-            "budget was lowered. 'quietmax ledger grant' raises it."
-        )
-    locked.add(now(), "exclusive", model=model, detail=detail_json(digest=digest))
-    locked.save(Cursor(connection))
+class Accounts:
+    """The part of a `Ledger` that reads and changes accounts, clients and API keys."""
 
+    _engine: Engine
+    _guard: FileGuard
+    _heads: HeadFile
 
-def client_id(connection: Connection, name: str, *, create: bool = False) -> int:
-    """Return the id of a client."""
-    found = connection.execute(select(clients.c.id).where(clients.c.name == name)).scalar_one_or_none()
-    if found is None and create:
-        if not _TOKEN_CLIENT_NAME.fullmatch(name):
-            check_name(name, "client")
-        connection.execute(insert(clients), {"name": name})
-        found = connection.execute(select(clients.c.id).where(clients.c.name == name)).scalar_one()
-    if found is None:
-        raise InvalidInput(
-            f"The ledger has no client {name[:80]!r}. 'quietmax ledger key create' creates a client."
-        )
-    return int(found)
+    @contextmanager
+    def _write(self) -> Iterator[Connection]:
+        """Open a transaction that writes, unless the ledger has lost rows; record the new heads."""
+        self._guard.check()
+        with write_transaction(self._engine) as connection:
+            self._heads.check_all(connection)
+            yield connection
+            heads = read_heads(connection)
+        self._heads.record(heads)
 
+    @contextmanager
+    def _change(
+        self, name: str, kind: str, because: str, client: str = ""
+    ) -> Iterator[tuple[Connection, AccountTransaction, dict[str, Any]]]:
+        """Lock an account for a change by an administrator; write its journal row with the details that were added."""
+        check_reason(because)
+        with self._write() as connection:
+            account = lock_account(connection, _get_account(connection, name).id)
+            detail: dict[str, Any] = {"because": because}
+            yield connection, account, detail
+            account.add(now(), kind, client=client, detail=detail_json(**detail))
+            account.save(Cursor(connection))
 
-def token_client_name(issuer: str, subject: str) -> str | None:
-    """Return the name of the client that a token of an identity provider states."""
-    name = f"oidc:{subject}@{issuer.removeprefix('https://')}"
-    return name if _TOKEN_CLIENT_NAME.fullmatch(name) else None
+    # Accounts
 
+    def open_account(
+        self,
+        name: str,
+        total: Cost,
+        terms: Terms,
+        *,
+        digest: str | None = None,
+        named_by_owner: bool = False,
+        because: str | None = None,
+    ) -> AccountState:
+        """Return the account of a training set; open one if neither its digest nor its name is known.
 
-# --- shared -------------------------------------------------------------------------------------------------------
+        Parameters
+        ----------
+        name : str
+            The name of the account: letters, digits, dots, dashes and underscores.
+        total : Cost
+            The budget of a new account. An existing account must have been opened with the same.
+        terms : Terms
+            The (epsilon, delta) behind `total`.
+        digest : str, optional
+            The digest of the training set.
+        named_by_owner : bool
+            Whether the owner chose the name. If so, records that belong to another account are an error.
+        because : str, optional
+            The reason to move records that belong to another account to this one.
+        """
+        check_name(name, "account")
+        if because is not None:
+            check_reason(because)
+        with self._write() as connection:
+            keys_account = lock_keys_account(connection)  # so that two processes do not open the same account
+            current = None if digest is None else _find(connection, _OF_DIGEST, digest)
+            if current is not None and current.name != name and because is None:
+                if named_by_owner:
+                    raise InvalidInput(
+                        f"These records belong to the account {current.name!r}: all models trained on them share its "
+                        f"budget. To count them in {name!r}, a reason (`because`) is required."
+                    )
+                return _with_total(current, total)
+            account = _find(connection, _OF_NAME, name)
+            if account is None:
+                account = _create_account(connection, keys_account, name, total, terms, because)
+            _with_total(account, total)
+            if digest is not None and (current is None or current.id != account.id):
+                _bind_training_set(connection, keys_account, digest, current, account, because)
+            if keys_account.rows:
+                keys_account.save(Cursor(connection))
+            return account
 
+    def find_account(self, name: str, digest: str | None = None) -> AccountState | None:
+        """Return the account of a training set's digest, else of a name, if there is one."""
+        check_name(name, "account")
+        with read_transaction(self._engine) as connection:
+            found = None if digest is None else _find(connection, _OF_DIGEST, digest)
+            return found or _find(connection, _OF_NAME, name)
 
-def lock_keys_account(connection: Connection) -> AccountTransaction:
-    """Lock the account that records API keys; it also guards the creation of accounts and clients."""
-    number = connection.execute(select(accounts.c.id).where(accounts.c.name == KEYS_ACCOUNT)).scalar_one()
-    return _lock(connection, number)
+    def account(self, name: str) -> AccountState:
+        """Return an account; raise `InvalidInput` if there is none of this name."""
+        with read_transaction(self._engine) as connection:
+            return _get_account(connection, name)
 
+    def accounts(self) -> list[AccountState]:
+        """Return all accounts, by name."""
+        with read_transaction(self._engine) as connection:
+            return _list_accounts(connection)
 
-def _lock(connection: Connection, account: int) -> AccountTransaction:
-    return lock_accounts(Cursor(connection), [account])[account]
+    def subaccounts(self, account: AccountState) -> list[Subaccount]:
+        """Return the clients' shares of an account, those that spent most first."""
+        with read_transaction(self._engine) as connection:
+            return list_subaccounts(connection, account.id)
 
+    def spending_history(self, account: AccountState) -> list[SpendingPoint]:
+        """Return what was spent from an account over time, at about 120 journal rows that are spread evenly."""
+        steps = (round(account.sequence * step / _HISTORY_POINTS) for step in range(_HISTORY_POINTS))
+        wanted = ", ".join(str(number) for number in sorted({1, account.sequence, *steps}))
+        with read_transaction(self._engine) as connection:
+            rows = run(
+                connection,
+                f"SELECT time, spent_units FROM journal WHERE account = :account AND sequence IN ({wanted})"
+                " ORDER BY sequence",
+                account=account.id,
+            )
+            return [SpendingPoint(*row) for row in rows]
 
-def check_name(name: str, what: str) -> str:
-    """Return the name of an account or client if it is valid."""
-    if _NAME.fullmatch(name):
-        return name
-    raise InvalidInput(
-        f"The {what} name must be 1 to 64 letters, digits, dots, dashes or underscores, the first a letter or digit, "
-        f"got {name[:80]!r}."
-    )
+    def lost_accounts(self) -> list[int]:
+        """Return the ids of accounts that have spent something and were lost; a new account then needs a reason."""
+        with read_transaction(self._engine) as connection:
+            return _lost_accounts(connection)
 
+    def check_opening(self, name: str, because: str | None) -> None:
+        """Raise `InvalidInput` if a new account needs a reason and has none, because accounts were lost."""
+        with read_transaction(self._engine) as connection:
+            _check_opening(connection, name, because)
 
-def check_reason(because: str) -> str:
-    """Return an administrator's reason if it is long enough to mean something to an auditor."""
-    if len(because.split()) >= _MIN_REASON_WORDS and len(because) <= _MAX_REASON_LENGTH:
-        return because
-    raise InvalidInput(
-        f"The reason must have at least {_MIN_REASON_WORDS} words and at most {_MAX_REASON_LENGTH} characters, "
-        f"got {because[:80]!r}."
-    )
+    def charged_models(self, account: AccountState) -> list[str]:
+        """Return the models that an account was charged for, as ``name/version``, by name."""
+        statement = "SELECT DISTINCT model FROM journal WHERE account = :account AND model != ''"
+        with read_transaction(self._engine) as connection:
+            return sorted(run(connection, statement, account=account.id).scalars())
 
+    def heads(self) -> list[tuple[str, Head]]:
+        """Return the last journal row of every account with its name, that of the API keys included."""
+        with read_transaction(self._engine) as connection:
+            names = {row.id: row.name for row in account_rows(connection)}
+            return [(names[head.account], head) for head in read_heads(connection)]
 
-def now() -> int:
-    """Return the time in microseconds since 1970."""
-    return time.time_ns() // 1000
+    # Changes by an administrator
 
+    def grant(self, account: str, terms: Terms, because: str) -> AccountState:
+        """Set the budget of an account. What was spent stays spent.
 
-def detail_json(**fields: Any) -> str:
-    """Return the detail of a journal row, without the fields that are None."""
-    return json.dumps({name: value for name, value in fields.items() if value is not None}, sort_keys=True)
+        Parameters
+        ----------
+        account : str
+            The name of the account.
+        terms : Terms
+            The new budget.
+        because : str
+            The reason, at least three words; the journal keeps it.
+        """
+        with self._change(account, "grant", because) as (connection, locked, detail):
+            current = _get_account(connection, account)
+            if (exclusive := _exclusive_model(connection, current.id)) is not None:
+                raise InvalidInput(
+                    f"The account {account!r} is reserved for the model {exclusive[0]}, whose guarantee does not "
+                    "compose with others, and cannot be raised. Other models need another account."
+                )
+            wanted = terms.total(current.total.measure)
+            limit = int(wanted.amount * LIMIT / Fraction(current.total.amount))
+            if not locked.spent_units <= limit <= _MAX_UNITS:
+                raise InvalidInput(
+                    f"The budget of {account!r} cannot become {wanted}: it must be at least what is spent, and at "
+                    "most about 900 times the first budget."
+                )
+            locked.limit_units = limit
+            detail["terms"] = terms.to_json()
+        return self.account(account)
+
+    def set_quota(self, account: str, client: str, share: float | None, because: str) -> AccountState:
+        """Limit a client to a share of an account's budget.
+
+        Parameters
+        ----------
+        account : str
+            The name of the account.
+        client : str
+            The client's name.
+        share : float or None
+            The quota as a fraction of the budget, from 0 to 1. None: no quota.
+        because : str
+            The reason, at least three words; the journal keeps it.
+        """
+        if share is not None and not 0 <= share <= 1:
+            raise InvalidInput(f"share must be between 0 and 1, got {share!r}.")
+        if _TOKEN_CLIENT_NAME.fullmatch(client):
+            self.client(client)  # may get a quota before the first request
+        with self._change(account, "quota", because, client) as (connection, locked, detail):
+            limit = None if share is None else int(Fraction(str(share)) * locked.limit_units)
+            _limit_client(connection, locked, client, limit)
+            detail |= {"share": share, "quota_units": limit}
+        return self.account(account)
+
+    def revoke(self, account: str, client: str | None, because: str) -> AccountState:
+        """Take back what is unspent, of an account or of one client.
+
+        Parameters
+        ----------
+        account : str
+            The name of the account.
+        client : str or None
+            The client's name. None: the whole account.
+        because : str
+            The reason, at least three words; the journal keeps it.
+        """
+        with self._change(account, "revoke", because, client or "") as (connection, locked, detail):
+            if client is None:
+                locked.limit_units = locked.spent_units
+            else:
+                detail["quota_units"] = _spent_by(connection, locked, client)
+                _limit_client(connection, locked, client, detail["quota_units"])
+        return self.account(account)
+
+    def prune(self, days: float) -> Pruned:
+        """Delete what is stored for requests and queries of long ago. The journal and all balances stay.
+
+        A request id that was pruned is unknown: it is charged and drawn like a new one. So is a query that was pruned
+        from the answer cache.
+
+        Parameters
+        ----------
+        days : float
+            Keep what was charged or drawn in the last so many days; at least an hour, so that no request is in flight.
+
+        Returns
+        -------
+        Pruned
+            How much was deleted.
+        """
+        with self._write() as connection:
+            return prune(Cursor(connection), days, now())
+
+    # Models without a proven guarantee, or with one that does not compose
+
+    def record_unproven(self, account: AccountState, model: str, status: str) -> None:
+        """Record, once, that a model (``name/version``) without a proven guarantee uses an account."""
+        with self._write() as connection:
+            locked = lock_account(connection, account.id)
+            if (model, status) not in _unproven_models(connection, account.id):
+                locked.add(now(), "unproven", model=model, detail=detail_json(status=status))
+                locked.save(Cursor(connection))
+
+    def unproven_models(self, account: AccountState) -> list[tuple[str, str]]:
+        """Return the models without a proven guarantee that ever used an account, with their status."""
+        with read_transaction(self._engine) as connection:
+            return _unproven_models(connection, account.id)
+
+    def _reserve_exclusively(self, account: AccountState, model: str, digest: str) -> None:
+        """Record that an account pays for one model only. Its guarantee does not compose with others."""
+        with self._write() as connection:
+            locked = lock_account(connection, account.id)
+            exclusive = _exclusive_model(connection, account.id)
+            if exclusive is not None and exclusive[1] == digest:
+                return
+            if exclusive is not None or locked.spent_units:
+                raise InvalidInput(
+                    f"The guarantee of the model {model} does not compose with others, and the account "
+                    f"{account.name!r} has already paid for something. The model needs an account of its own."
+                )
+            if locked.limit_units < LIMIT:
+                raise InvalidInput(
+                    f"The model {model} needs the whole budget that the account {account.name!r} was opened with, but "
+                    "the budget was lowered. 'quietmax ledger grant' raises it."
+                )
+            locked.add(now(), "exclusive", model=model, detail=detail_json(digest=digest))
+            locked.save(Cursor(connection))
+
+    # Clients, API keys and sessions
+
+    def client(self, name: str) -> int:
+        """Return the id of a client; the client is created if new."""
+        with self._write() as connection:
+            lock_keys_account(connection)
+            return client_id(connection, name, create=True)
+
+    def create_key(self, client: str, role: Role = "client", days: float | None = None) -> tuple[str, ApiKey]:
+        """Create an API key; the client is created if new.
+
+        Parameters
+        ----------
+        client : str
+            The client's name.
+        role : {"client", "admin"}
+            The role.
+        days : float, optional
+            Days until the key expires. Default: never.
+
+        Returns
+        -------
+        (str, ApiKey)
+            The key itself, to be shown once, and what the ledger keeps of it.
+        """
+        check_name(client, "client")  # also if the client exists: the clients of tokens have no API keys
+        if role not in get_args(Role):
+            raise InvalidInput(f"role must be admin or client, got {role!r}.")
+        if days is not None and not 0 < days <= _MAX_KEY_DAYS:
+            raise InvalidInput(f"days must be greater than 0 and at most {_MAX_KEY_DAYS}, got {days}.")
+        secret, created = secrets.token_urlsafe(32), now()
+        expires = None if days is None else created + int(days * DAY)
+        with self._write() as connection:
+            keys_account = lock_keys_account(connection)
+            number = client_id(connection, client, create=True)
+            key = ApiKey(
+                secrets.token_hex(8), client, number, role, created, expires, None, _hash_secret(secret)
+            )
+            run(
+                connection,
+                "INSERT INTO keys (id, client, role, secret_hash, created, expires)"
+                " VALUES (:id, :client, :role, :secret_hash, :created, :expires)",
+                **{**asdict(key), "client": number},
+            )
+            keys_account.add(created, "key-created", client=client, detail=key_detail(key))
+            keys_account.save(Cursor(connection))
+        return f"qm_{key.id}_{secret}", key
+
+    def revoke_key(self, key_id: str) -> ApiKey:
+        """Revoke an API key. A revoked key stays as it is."""
+        with self._write() as connection:
+            keys_account = lock_keys_account(connection)
+            key = next((each for each in list_keys(connection) if each.id == key_id), None)
+            if key is None:
+                raise InvalidInput(
+                    f"The ledger has no key with the id {key_id[:40]!r}. 'quietmax ledger key list' lists the keys."
+                )
+            if key.revoked is not None:
+                return key
+            moment = now()
+            run(connection, "UPDATE keys SET revoked = :moment WHERE id = :id", moment=moment, id=key_id)
+            detail = json.dumps({"id": key_id, "revoked": moment})
+            keys_account.add(moment, "key-revoked", client=key.client, detail=detail)
+            keys_account.save(Cursor(connection))
+            return replace(key, revoked=moment)
+
+    def keys(self) -> list[ApiKey]:
+        """Return all API keys, the oldest first."""
+        with read_transaction(self._engine) as connection:
+            if self._heads.damage is None:
+                self._heads.check_all(connection)  # else keys that were revoked could come back
+            found = list_keys(connection)
+        for key in found:
+            if key.has_wrong_types:
+                raise damaged(f"The key {key.id!r} cannot be read")
+        return found
+
+    def end_session(self, session: str, expires: int) -> None:
+        """Record that a session of the dashboard was closed, for all processes, until it would have expired.
+
+        `expires` is in microseconds since 1970.
+        """
+        outdated = "DELETE FROM ended_sessions WHERE expires <= :now OR id = :id"
+        ended = "INSERT INTO ended_sessions (id, expires) VALUES (:id, :expires)"
+        with self._write() as connection:
+            run(connection, outdated, now=now(), id=session)
+            run(connection, ended, id=session, expires=expires)
+
+    def ended_sessions(self) -> frozenset[str]:
+        """Return the ids of the sessions that were closed and have not expired yet."""
+        with read_transaction(self._engine) as connection:
+            ended = run(connection, "SELECT id FROM ended_sessions WHERE expires > :now", now=now())
+            return frozenset(ended.scalars())

@@ -1,4 +1,4 @@
-"""The ledger's database: address, engine, transactions, cursor, tables and migrations, in this order.
+"""The ledger's database: address, engine, transactions, cursor, hash chain, tables, locked accounts and migrations.
 
 A committed transaction is durable. SQLite uses a write-ahead log with `synchronous=FULL`, which flushes the log at
 every commit. PostgreSQL uses `synchronous_commit=on`; a server that runs with `fsync=off` is an error. Transactions
@@ -7,50 +7,33 @@ that write take SQLite's write lock when they begin.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import (
-    BigInteger,
-    CheckConstraint,
-    Column,
-    Connection,
-    Engine,
-    ForeignKey,
-    Index,
-    Integer,
-    LargeBinary,
-    MetaData,
-    PrimaryKeyConstraint,
-    Table,
-    Text,
-    create_engine,
-    event,
-    inspect,
-    select,
-    text,
-)
+import orjson
+from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
 from quietmax.errors import InvalidInput, LedgerDamaged, LedgerUnavailable, QuietmaxError, short_message
-from quietmax.ledger.journal import START, answer_digest, row_hash
 
 _CONNECT_TIMEOUT = 2
+_STREAMED_ROWS = 10_000
 _TIMEOUT = 10
 _MIN_LOCK_PAUSE, _MAX_LOCK_PAUSE = 0.0001, 0.005
-_WRITE_OPTIONS = {"quietmax_writes": True}
 _LIKE_URL = re.compile(r"[A-Za-z][\w+.-]*(:|//)|.*:[^/]*@")
 """A word followed by a colon or two slashes, or a user and a password before an @."""
 
@@ -73,7 +56,7 @@ def configured_url(address: str | None, address_file: Path | None, password_file
     if address is not None and address_file is not None:
         raise InvalidInput("Only one of `ledger` and `ledger_file` can be set.")
     if address_file is not None:
-        address = read_secret(address_file)
+        address = _read_secret(address_file)
     if address is None:
         state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
         address = f"sqlite:///{Path(state) / 'quietmax' / 'ledger.sqlite'}"
@@ -84,10 +67,10 @@ def configured_url(address: str | None, address_file: Path | None, password_file
         raise InvalidInput(
             "`ledger_password_file` requires a postgresql:// ledger whose address has no password."
         )
-    return url.set(password=read_secret(password_file)).render_as_string(hide_password=False)
+    return url.set(password=_read_secret(password_file)).render_as_string(hide_password=False)
 
 
-def read_secret(path: Path) -> str:
+def _read_secret(path: Path) -> str:
     """Read a file that holds one secret; white space around it is ignored."""
     try:
         secret = path.read_text(encoding="utf-8").strip()
@@ -139,26 +122,19 @@ def open_engine(address: str | Path, *, read_only: bool = False) -> Engine:
 
 def _open_sqlite(path: Path, read_only: bool) -> Engine:
     options: dict[str, Any] = {"timeout": _TIMEOUT, "check_same_thread": False, "isolation_level": None}
-    if read_only:
-        address = _read_only_address(path)
-        pragmas: tuple[str, ...] = ()
-    else:
-        address = _create_file(path)
-        pragmas = ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON")
+    target = _read_only_address(path) if read_only else _create_file(path)
     engine = create_engine(
         URL.create("sqlite", database=str(path)),
         poolclass=QueuePool,
         pool_size=4,
         max_overflow=16,
-        creator=lambda: sqlite3.connect(address, uri=read_only, **options),
+        creator=lambda: sqlite3.connect(target, uri=read_only, **options),
     )
 
     @event.listens_for(engine, "connect")
     def _set_pragmas(connection: sqlite3.Connection, _record: Any) -> None:
-        cursor = connection.cursor()
-        for pragma in pragmas:
-            cursor.execute(f"PRAGMA {pragma}")
-        cursor.close()
+        for pragma in () if read_only else ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+            connection.execute(f"PRAGMA {pragma}").close()
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
@@ -215,17 +191,11 @@ def _open_postgresql(url: URL, read_only: bool) -> Engine:
         },
     )
     with _translate_errors(engine), engine.connect() as connection:
-        if connection.execute(text("SHOW fsync")).scalar_one() != "on":
+        if run(connection, "SHOW fsync").scalar_one() != "on":
             raise InvalidInput(
                 "The PostgreSQL server must run with fsync=on: with fsync=off a crash can lose charges."
             )
     return engine
-
-
-def is_migrated(engine: Engine) -> bool:
-    """Tell whether a ledger has the newest schema."""
-    with read_transaction(engine) as connection:
-        return _known_version(connection, len(MIGRATIONS)) == len(MIGRATIONS)
 
 
 def unavailable(engine: Engine, error: BaseException) -> LedgerUnavailable:
@@ -242,14 +212,7 @@ def unavailable(engine: Engine, error: BaseException) -> LedgerUnavailable:
 
 @contextmanager
 def read_transaction(engine: Engine) -> Iterator[Connection]:
-    """Open a connection in a transaction that only reads."""
-    with _translate_errors(engine), engine.connect() as connection, connection.begin():
-        yield connection
-
-
-@contextmanager
-def snapshot_transaction(engine: Engine) -> Iterator[Connection]:
-    """Open a connection in a transaction that only reads, and sees the whole database as it was at the first query."""
+    """Open a connection in a transaction that only reads, and sees the database as it was at the first query."""
     with _translate_errors(engine), engine.connect() as connection:
         if engine.dialect.name == "postgresql":
             connection = connection.execution_options(isolation_level="REPEATABLE READ")
@@ -262,7 +225,7 @@ def write_transaction(engine: Engine) -> Iterator[Connection]:
     """Open a connection in a transaction that writes: durable after the block, rolled back if the block raises."""
     with (
         _translate_errors(engine),
-        engine.connect().execution_options(**_WRITE_OPTIONS) as connection,
+        engine.connect().execution_options(quietmax_writes=True) as connection,
         connection.begin(),
     ):
         yield connection
@@ -391,210 +354,328 @@ def _to_dialect(statement: str, sqlite: bool, listed: int | None = None) -> str:
     return statement.replace(" FOR UPDATE", "") if sqlite else statement.replace("?", "%s")
 
 
+# --- hash chain ---------------------------------------------------------------------------------------------------
+
+START = "0" * 64
+"""The previous hash of the first row."""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalEntry:
+    """One row of the journal. Its hash covers the hash of the row before it.
+
+    To edit, delete or move a row, one must rewrite all later rows, and then the last hash is no longer the one that an
+    auditor wrote down (`quietmax ledger status`). The account of the API keys also records which accounts were opened,
+    and which training sets each of them pays for, so that no training set can get a second budget unnoticed. A charge
+    names its request, and a row ``answered`` has a keyed digest of each stored answer, so that no answer can be removed
+    and drawn again unnoticed.
+    """
+
+    account: int  # The id of the account
+    sequence: int  # The number of the row within its account, from 1
+    time: int  # Microseconds since 1970
+    kind: str
+    client: str  # The client's name, or an empty string
+    model: str  # The model, as `name/version`, or an empty string
+    answers: int  # The number of answers charged
+    units: int  # The units added to the balance
+    spent_units: int  # The balance after this row
+    limit_units: int  # The budget after this row
+    detail: str  # A JSON object with what else belongs to the row, or an empty string
+    previous: str  # The hash of the row before
+    hash: str = ""  # The hash of this row
+
+    def expected_hash(self) -> str:
+        """Return the hash that follows from the other fields."""
+        return row_hash(*_HASHED_FIELDS(self))
+
+    @property
+    def has_wrong_types(self) -> bool:
+        """Whether a field has another type than was written: SQLite accepts any type in an edit."""
+        return any(type(getattr(self, name)) is not kind for name, kind in _FIELD_TYPES.items())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all fields by name."""
+        return asdict(self)
+
+
+_FIELD_TYPES = {each.name: int if each.type == "int" else str for each in fields(JournalEntry)}
+_HASHED_FIELDS = attrgetter(*list(_FIELD_TYPES)[:-1])
+_ADDED_FIELDS = attrgetter(*list(_FIELD_TYPES)[2:-2])
+
+
+def row_hash(*fields: int | str) -> str:
+    """Return the SHA-256 of the fields, written as one JSON list without spaces, in UTF-8."""
+    return hashlib.sha256(orjson.dumps(fields)).hexdigest()
+
+
+def answer_digest(salt: bytes, request: bytes, body: bytes, answer: bytes) -> str:
+    """Return the digest of a stored answer. Without the salt it reveals nothing about the answer."""
+    content = b"answer %d %d " % (len(request), len(body)) + request + body + answer
+    return hashlib.blake2b(content, key=salt, digest_size=16).hexdigest()
+
+
 # --- tables -------------------------------------------------------------------------------------------------------
 
 KEYS_ACCOUNT = "(keys)"
 """The account whose journal records API keys. No account of a training set can have this name."""
+PARSE_ERRORS = (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError)
+"""What parsing JSON of the ledger can raise after somebody edited it."""
+_ENDED_SESSIONS = """
+CREATE TABLE IF NOT EXISTS ended_sessions (
+    id TEXT NOT NULL PRIMARY KEY,
+    expires BIGINT NOT NULL
+)"""
+_TABLES = f"""
+CREATE TABLE meta (
+    name TEXT NOT NULL PRIMARY KEY,
+    value TEXT NOT NULL
+);
+CREATE TABLE accounts (
+    id {{id}},
+    name TEXT NOT NULL UNIQUE,
+    total TEXT NOT NULL,
+    terms TEXT NOT NULL,
+    limit_units BIGINT NOT NULL,
+    spent_units BIGINT NOT NULL,
+    sequence BIGINT NOT NULL,
+    head TEXT NOT NULL,
+    opened BIGINT NOT NULL,
+    CONSTRAINT never_overspent CHECK (0 <= spent_units AND spent_units <= limit_units)
+);
+CREATE TABLE training_sets (
+    digest TEXT NOT NULL PRIMARY KEY,
+    account BIGINT NOT NULL REFERENCES accounts (id)
+);
+CREATE TABLE clients (
+    id {{id}},
+    name TEXT NOT NULL UNIQUE
+);
+CREATE TABLE subaccounts (
+    account BIGINT NOT NULL REFERENCES accounts (id),
+    client BIGINT NOT NULL REFERENCES clients (id),
+    limit_units BIGINT,
+    spent_units BIGINT NOT NULL,
+    refused BIGINT NOT NULL,
+    PRIMARY KEY (account, client),
+    CONSTRAINT quota_never_overspent
+        CHECK (0 <= spent_units AND (limit_units IS NULL OR spent_units <= limit_units))
+);
+CREATE TABLE keys (
+    id TEXT NOT NULL PRIMARY KEY,
+    client BIGINT NOT NULL REFERENCES clients (id),
+    role TEXT NOT NULL,
+    secret_hash TEXT NOT NULL,
+    created BIGINT NOT NULL,
+    expires BIGINT,
+    revoked BIGINT
+);
+CREATE TABLE journal (
+    {", ".join(f"{name} {'BIGINT' if kind is int else 'TEXT'} NOT NULL" for name, kind in _FIELD_TYPES.items())},
+    PRIMARY KEY (account, sequence),
+    FOREIGN KEY (account) REFERENCES accounts (id)
+);
+CREATE TABLE requests (
+    request {{bytes}} NOT NULL PRIMARY KEY,
+    body {{bytes}} NOT NULL,
+    account BIGINT NOT NULL,
+    units BIGINT NOT NULL,
+    time BIGINT NOT NULL,
+    answer {{bytes}}
+);
+CREATE TABLE answers (
+    id {{new_id}},
+    account BIGINT NOT NULL REFERENCES accounts (id),
+    keys {{bytes}} NOT NULL,
+    answers {{bytes}} NOT NULL,
+    time BIGINT NOT NULL DEFAULT 0
+);
+CREATE INDEX answers_by_account ON answers (account, id);
+CREATE INDEX journal_rare ON journal (account, kind) WHERE kind != 'charge';
+{_ENDED_SESSIONS}"""
+"""`accounts`: `total` is the cost that `LIMIT` units stand for, as JSON; `terms` is the (epsilon, delta) that the owner
+promised; `sequence` and `head` are the number and the hash of the last journal row. `requests`: `request` is a keyed
+hash of client and request id, `body` a hash of the request, `units` what was charged for it. `answers` is the answer
+cache: one row holds the answers that were drawn together; `keys` are keyed hashes of model version and features, 16
+bytes each; `answers` are the packed answers in the same order; `time` is 0 for rows of version 0.1. `ended_sessions`:
+sessions of the dashboard that were closed before they expire. Times are in microseconds since 1970."""
+_COLUMN_TYPES = {
+    "sqlite": {
+        "id": "INTEGER NOT NULL PRIMARY KEY",
+        "new_id": "INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT",
+        "bytes": "BLOB",
+    },
+    "postgresql": {
+        "id": "BIGSERIAL PRIMARY KEY",
+        "new_id": "BIGSERIAL PRIMARY KEY",
+        "bytes": "BYTEA",
+    },
+}
+"""`new_id` is never used again after its row was deleted."""
 
-metadata = MetaData()
 
-_BigInt = BigInteger().with_variant(Integer, "sqlite")
+def run(connection: Connection, statement: str, **values: object) -> Any:
+    """Run SQL in which ``:name`` stands for a value."""
+    return connection.execute(text(statement), values)
 
-meta = Table("meta", metadata, Column("name", Text, primary_key=True), Column("value", Text, nullable=False))
 
-accounts = Table(
-    "accounts",
-    metadata,
-    Column("id", _BigInt, primary_key=True, autoincrement=True),
-    Column("name", Text, nullable=False, unique=True),
-    Column("total", Text, nullable=False),
-    Column("terms", Text, nullable=False),
-    Column("limit_units", _BigInt, nullable=False),
-    Column("spent_units", _BigInt, nullable=False),
-    Column("sequence", _BigInt, nullable=False),
-    Column("head", Text, nullable=False),
-    Column("opened", _BigInt, nullable=False),
-    CheckConstraint("0 <= spent_units AND spent_units <= limit_units", name="never_overspent"),
+def stream(connection: Connection, statement: str, **values: object) -> Any:
+    """Run a query as `run` does, but without holding all rows in memory."""
+    return connection.execute(text(statement).execution_options(yield_per=_STREAMED_ROWS), values)
+
+
+# --- locked accounts ----------------------------------------------------------------------------------------------
+
+_LOCK_ACCOUNTS = (
+    "SELECT id, limit_units, spent_units, sequence, head FROM accounts"
+    " WHERE id IN (??) ORDER BY id FOR UPDATE"
 )
-"""`total` is the cost that `LIMIT` units stand for, as JSON. `terms` is the (epsilon, delta) that the owner promised.
-`sequence` and `head` are the number and the hash of the last journal row."""
-
-training_sets = Table(
-    "training_sets",
-    metadata,
-    Column("digest", Text, primary_key=True),
-    Column("account", _BigInt, ForeignKey("accounts.id"), nullable=False),
+_UPDATE_ACCOUNT = "UPDATE accounts SET limit_units = ?, spent_units = ?, sequence = ?, head = ? WHERE id = ?"
+_INSERT_JOURNAL = (
+    f"INSERT INTO journal ({', '.join(_FIELD_TYPES)}) VALUES ({', '.join('?' for _ in _FIELD_TYPES)})"
 )
 
-clients = Table(
-    "clients",
-    metadata,
-    Column("id", _BigInt, primary_key=True, autoincrement=True),
-    Column("name", Text, nullable=False, unique=True),
-)
 
-subaccounts = Table(
-    "subaccounts",
-    metadata,
-    Column("account", _BigInt, ForeignKey("accounts.id"), nullable=False),
-    Column("client", _BigInt, ForeignKey("clients.id"), nullable=False),
-    Column("limit_units", _BigInt, nullable=True),
-    Column("spent_units", _BigInt, nullable=False),
-    Column("refused", _BigInt, nullable=False),
-    PrimaryKeyConstraint("account", "client"),
-    CheckConstraint(
-        "0 <= spent_units AND (limit_units IS NULL OR spent_units <= limit_units)",
-        name="quota_never_overspent",
-    ),
-)
+@dataclass(slots=True)
+class _NewRow:
+    """A journal row that is not in the chain yet, with the fields of `JournalEntry`."""
 
-keys = Table(
-    "keys",
-    metadata,
-    Column("id", Text, primary_key=True),
-    Column("client", _BigInt, ForeignKey("clients.id"), nullable=False),
-    Column("role", Text, nullable=False),
-    Column("secret_hash", Text, nullable=False),
-    Column("created", _BigInt, nullable=False),
-    Column("expires", _BigInt, nullable=True),
-    Column("revoked", _BigInt, nullable=True),
-)
+    time: int
+    kind: str
+    client: str
+    model: str
+    answers: int
+    units: int
+    spent_units: int
+    limit_units: int
+    detail: str
 
-journal = Table(
-    "journal",
-    metadata,
-    Column("account", _BigInt, ForeignKey("accounts.id"), nullable=False),
-    Column("sequence", _BigInt, nullable=False),
-    Column("time", _BigInt, nullable=False),
-    Column("kind", Text, nullable=False),
-    Column("client", Text, nullable=False),
-    Column("model", Text, nullable=False),
-    Column("answers", _BigInt, nullable=False),
-    Column("units", _BigInt, nullable=False),
-    Column("spent_units", _BigInt, nullable=False),
-    Column("limit_units", _BigInt, nullable=False),
-    Column("detail", Text, nullable=False),
-    Column("previous", Text, nullable=False),
-    Column("hash", Text, nullable=False),
-    PrimaryKeyConstraint("account", "sequence"),
-)
 
-ended_sessions = Table(
-    "ended_sessions",
-    metadata,
-    Column("id", Text, primary_key=True),
-    Column("expires", _BigInt, nullable=False),
-)
-"""Sessions of the dashboard that were closed before they expire. `expires` is in microseconds since 1970."""
+@dataclass(slots=True)
+class AccountTransaction:
+    """A locked account inside a transaction: its balance, the end of its hash chain and the journal rows to write."""
 
-requests = Table(
-    "requests",
-    metadata,
-    Column("request", LargeBinary, primary_key=True),
-    Column("body", LargeBinary, nullable=False),
-    Column("account", _BigInt, nullable=False),
-    Column("units", _BigInt, nullable=False),
-    Column("time", _BigInt, nullable=False),
-    Column("answer", LargeBinary, nullable=True),
-)
-"""`request` is a keyed hash of client and request id, `body` a hash of the request, `units` what was charged for it."""
+    account: int  # The id of the account
+    limit_units: int  # Its budget
+    spent_units: int  # Its balance
+    sequence: int  # The number of its last journal row
+    head: str  # The hash of its last journal row
+    rows: list[_NewRow] = field(default_factory=list)  # The new journal rows
 
-answers = Table(
-    "answers",
-    metadata,
-    Column("id", _BigInt, primary_key=True, autoincrement=True),
-    Column("account", _BigInt, ForeignKey("accounts.id"), nullable=False),
-    Column("keys", LargeBinary, nullable=False),
-    Column("answers", LargeBinary, nullable=False),
-    Column("time", _BigInt, nullable=False, server_default="0"),
-    sqlite_autoincrement=True,
-)
-"""The answer cache. One row holds the answers that were drawn together: `keys` are keyed hashes of model version and
-features, 16 bytes each; `answers` are the packed answers in the same order. `time` is 0 for rows of version 0.1."""
+    def add(
+        self,
+        now: int,
+        kind: str,
+        *,
+        client: str = "",
+        model: str = "",
+        answers: int = 0,
+        units: int = 0,
+        detail: str = "",
+    ) -> None:
+        """Add a journal row and add its units to the balance.
 
-Index("answers_by_account", answers.c.account, answers.c.id)
-_not_a_charge = journal.c.kind != "charge"
-Index(
-    "journal_rare",
-    journal.c.account,
-    journal.c.kind,
-    sqlite_where=_not_a_charge,
-    postgresql_where=_not_a_charge,
-)
+        Charges without a request id that one client makes for one model in one transaction share a row.
+        """
+        self.spent_units += units
+        if self.rows and kind == "charge" and not detail:
+            last = self.rows[-1]
+            if (last.kind, last.client, last.model, last.detail) == (kind, client, model, ""):
+                last.answers += answers
+                last.units += units
+                last.spent_units = self.spent_units
+                return
+        self.rows.append(
+            _NewRow(now, kind, client, model, answers, units, self.spent_units, self.limit_units, detail)
+        )
+
+    def save(self, cursor: Cursor) -> None:
+        """Write the balance and the new journal rows."""
+        chained = []
+        for row in self.rows:
+            self.sequence += 1
+            fields = (self.account, self.sequence, *_ADDED_FIELDS(row), self.head)
+            self.head = row_hash(*fields)
+            chained.append((*fields, self.head))
+        cursor.execute(
+            _UPDATE_ACCOUNT, (self.limit_units, self.spent_units, self.sequence, self.head, self.account)
+        )
+        cursor.execute_many(_INSERT_JOURNAL, chained)
+
+
+def lock_accounts(cursor: Cursor, ids: Iterable[int]) -> dict[int, AccountTransaction]:
+    """Lock accounts until the transaction ends."""
+    wanted = set(ids)
+    found = {row[0]: AccountTransaction(*row) for row in cursor.fetch_listed(_LOCK_ACCOUNTS, wanted)}
+    if len(found) < len(wanted):
+        raise LedgerDamaged("An account is missing from the ledger. Restore the ledger from a backup.")
+    return found
 
 
 # --- migrations ---------------------------------------------------------------------------------------------------
 
 _ADVISORY_LOCK = 7_238_164_001
 _ADOPTED_PER_ROW = 500
-
-
-@dataclass(frozen=True)
-class Migration:
-    """One step of the schema. The n-th step leads to version n."""
-
-    description: str  # What the step changes
-    apply: Callable[[Connection], None]  # Makes the change on a connection
+_ADOPTED_TABLES = ("accounts", "training_sets")
+_INSERT_META = "INSERT INTO meta (name, value) VALUES (:name, :value)"
 
 
 def _create_tables(connection: Connection) -> None:
-    metadata.create_all(connection)
-    connection.execute(
-        accounts.insert(),
-        {
-            "name": KEYS_ACCOUNT,
-            "total": "{}",
-            "terms": "{}",
-            "limit_units": 0,
-            "spent_units": 0,
-            "sequence": 0,
-            "head": START,
-            "opened": time.time_ns() // 1000,
-        },
+    """Create all tables."""
+    for statement in _TABLES.format(**_COLUMN_TYPES[connection.dialect.name]).split(";"):
+        run(connection, statement)
+    run(
+        connection,
+        "INSERT INTO accounts (name, total, terms, limit_units, spent_units, sequence, head, opened)"
+        " VALUES (:name, '{}', '{}', 0, 0, 0, :head, :opened)",
+        name=KEYS_ACCOUNT,
+        head=START,
+        opened=now(),
     )
-    connection.execute(
-        meta.insert(),
-        [
-            {"name": "ledger", "value": secrets.token_hex(16)},
-            {"name": "query_salt", "value": secrets.token_hex(32)},
-            {"name": "query_hash", "value": "gmac"},
-        ],
-    )
+    for name, value in (
+        ("ledger", secrets.token_hex(16)),
+        ("query_salt", secrets.token_hex(32)),
+        ("query_hash", "gmac"),
+    ):
+        run(connection, _INSERT_META, name=name, value=value)
 
 
 def _rename_words(connection: Connection) -> None:
     """Keep all rows, which the hash chain covers. New rows use words that version 0.1 cannot read."""
-    connection.execute(meta.delete().where(meta.c.name == "pulse"))  # now "write_probe"
+    run(connection, "DELETE FROM meta WHERE name = 'pulse'")  # now "write_probe"
 
 
 def _forget_session_secret(connection: Connection) -> None:
     """Delete the secret that signed sessions: whoever read a copy of the ledger could sign an administrator's."""
-    connection.execute(meta.delete().where(meta.c.name == "session_secret"))
-    ended_sessions.create(connection, checkfirst=True)
+    run(connection, "DELETE FROM meta WHERE name = 'session_secret'")
+    run(connection, _ENDED_SESSIONS)
 
 
 def _adopt_requests(connection: Connection) -> None:
     """Put the requests that earlier versions stored into the hash chain, and give cached answers a time."""
     if "time" not in {column["name"] for column in inspect(connection).get_columns("answers")}:
-        connection.execute(text("ALTER TABLE answers ADD COLUMN time BIGINT NOT NULL DEFAULT 0"))
+        run(connection, "ALTER TABLE answers ADD COLUMN time BIGINT NOT NULL DEFAULT 0")
     salt = read_salt(connection)
-    for account in connection.execute(select(accounts)).all():
-        stored = select(requests).where(requests.c.account == account.id).order_by(requests.c.request)
-        rows = connection.execute(stored).all()
-        last: Mapping[str, Any] = account._asdict()
-        for start in range(0, len(rows), _ADOPTED_PER_ROW):
-            described = {
-                bytes(row.request).hex(): {
+    for (account,) in run(connection, "SELECT id FROM accounts ORDER BY id").all():
+        described = [
+            (
+                row.request.hex(),
+                {
                     "time": row.time,
                     "units": row.units,
                     "keep": not row.body,
                     "answer": None
                     if row.answer is None
                     else answer_digest(salt, row.request, row.body, row.answer),
-                }
-                for row in rows[start : start + _ADOPTED_PER_ROW]
-            }
-            last = _add_adopted(connection, last, json.dumps({"requests": described}))
+                },
+            )
+            for row in run(
+                connection,
+                "SELECT * FROM requests WHERE account = :account ORDER BY request",
+                account=account,
+            )
+        ]
+        _adopt(connection, account, [{"requests": dict(chunk)} for chunk in _chunks(described)])
 
 
 def _adopt_accounts(connection: Connection) -> None:
@@ -602,25 +683,39 @@ def _adopt_accounts(connection: Connection) -> None:
 
     The last row of each account is stated too: rows `adopted` cannot come after it.
     """
-    opened = connection.execute(select(accounts).order_by(accounts.c.id)).all()
-    last: Mapping[str, Any] = next(row for row in opened if row.name == KEYS_ACCOUNT)._asdict()
-    bound = connection.execute(select(training_sets).order_by(training_sets.c.digest)).all()
-    names = [
+    opened = run(connection, "SELECT id, name, sequence FROM accounts ORDER BY id").all()
+    bound = run(connection, "SELECT digest, account FROM training_sets ORDER BY digest").all()
+    described: list[tuple[str, str, Any]] = [
         ("accounts", str(row.id), {"name": row.name, "sequence": row.sequence})
         for row in opened
         if row.name != KEYS_ACCOUNT
     ]
-    described = names + [("training_sets", row.digest, row.account) for row in bound]
-    for start in range(0, len(described), _ADOPTED_PER_ROW):
-        detail: dict[str, dict[str, Any]] = {"accounts": {}, "training_sets": {}}
-        for table, name, value in described[start : start + _ADOPTED_PER_ROW]:
-            detail[table][name] = value
-        last = _add_adopted(connection, last, json.dumps(detail))
+    described += [("training_sets", row.digest, row.account) for row in bound]
+    details = [
+        {table: {name: value for each, name, value in chunk if each == table} for table in _ADOPTED_TABLES}
+        for chunk in _chunks(described)
+    ]
+    _adopt(connection, next(row.id for row in opened if row.name == KEYS_ACCOUNT), details)
+
+
+def _chunks(items: list[Any]) -> Iterator[list[Any]]:
+    """Yield as many items at a time as one journal row adopts."""
+    for start in range(0, len(items), _ADOPTED_PER_ROW):
+        yield items[start : start + _ADOPTED_PER_ROW]
+
+
+def _adopt(connection: Connection, account: int, details: Sequence[object]) -> None:
+    """Append journal rows that adopt what an earlier version stored."""
+    cursor = Cursor(connection)
+    locked = lock_accounts(cursor, [account])[account]
+    for detail in details:
+        locked.add(now(), "adopted", detail=json.dumps(detail))
+    locked.save(cursor)
 
 
 def read_salt(connection: Connection) -> bytes:
     """Return the salt of all keyed hashes."""
-    found = connection.execute(select(meta.c.value).where(meta.c.name == "query_salt")).scalar_one_or_none()
+    found = run(connection, "SELECT value FROM meta WHERE name = 'query_salt'").scalar_one_or_none()
     try:
         return bytes.fromhex(found or "missing")
     except (TypeError, ValueError) as error:
@@ -629,75 +724,53 @@ def read_salt(connection: Connection) -> bytes:
         ) from error
 
 
-def _add_adopted(connection: Connection, last: Mapping[str, Any], detail: str) -> Mapping[str, Any]:
-    """Append a journal row that adopts what an earlier version stored; return the account's new state."""
-    fields = {
-        "account": last["id"],
-        "sequence": last["sequence"] + 1,
-        "time": time.time_ns() // 1000,
-        "kind": "adopted",
-        "client": "",
-        "model": "",
-        "answers": 0,
-        "units": 0,
-        "spent_units": last["spent_units"],
-        "limit_units": last["limit_units"],
-        "detail": detail,
-        "previous": last["head"],
-    }
-    head = row_hash(*fields.values())
-    connection.execute(journal.insert(), {**fields, "hash": head})
-    state = {**last, "sequence": fields["sequence"], "head": head}
-    connection.execute(
-        accounts.update()
-        .where(accounts.c.id == last["id"])
-        .values(sequence=state["sequence"], head=state["head"])
-    )
-    return state
-
-
-MIGRATIONS = (
-    Migration("accounts, clients, keys, journal, requests and the answer cache", _create_tables),
-    Migration("terms with 'analysis'; journal kinds exclusive, migrated-budget, reassign", _rename_words),
-    Migration("no secret of sessions; sessions that ended", _forget_session_secret),
-    Migration("requests in the hash chain; the time of cached answers", _adopt_requests),
-    Migration("accounts and training sets in the hash chain", _adopt_accounts),
+Migration = Callable[[Connection], None]
+MIGRATIONS: tuple[Migration, ...] = (
+    _create_tables,
+    _rename_words,
+    _forget_session_secret,
+    _adopt_requests,
+    _adopt_accounts,
 )
+"""The steps of the schema. The n-th step leads to version n."""
 
 
-def migrate(engine: Engine, migrations: Sequence[Migration] = MIGRATIONS) -> int:
+def migrate(engine: Engine, migrations: Sequence[Migration] = MIGRATIONS) -> None:
     """Bring the schema to the newest version, with all missing migrations or none."""
     with write_transaction(engine) as connection:
         if connection.dialect.name == "postgresql":
-            connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _ADVISORY_LOCK})
-        newest = len(migrations)
-        missing = migrations[_known_version(connection, newest) :]
-        for migration in missing:
-            migration.apply(connection)
+            run(connection, "SELECT pg_advisory_xact_lock(:lock)", lock=_ADVISORY_LOCK)
+        missing = migrations[_known_version(connection, len(migrations)) :]
+        for apply in missing:
+            apply(connection)
         if missing:
-            connection.execute(meta.delete().where(meta.c.name == "version"))
-            connection.execute(meta.insert(), {"name": "version", "value": str(newest)})
-        return newest
+            run(connection, "DELETE FROM meta WHERE name = 'version'")
+            run(connection, _INSERT_META, name="version", value=str(len(migrations)))
+
+
+def is_migrated(engine: Engine) -> bool:
+    """Tell whether a ledger has the newest schema."""
+    with read_transaction(engine) as connection:
+        return _known_version(connection, len(MIGRATIONS)) == len(MIGRATIONS)
 
 
 def _known_version(connection: Connection, newest: int) -> int:
-    """Return the version of the schema; raise if it is newer than the newest that is known."""
-    current = _schema_version(connection)
-    if current > newest:
-        raise LedgerDamaged(
-            f"The ledger has schema version {current}. This version of Quietmax supports versions up to {newest}."
-        )
-    return current
-
-
-def _schema_version(connection: Connection) -> int:
-    """Return the version of the schema; 0 for an empty database."""
+    """Return the version of the schema, 0 for an empty database; raise if it is newer than the newest that is known."""
     present = set(inspect(connection).get_table_names())
     if not present:
         return 0
     if "meta" not in present or "journal" not in present:
         raise LedgerDamaged("The database has tables that are not those of a Quietmax ledger.")
-    found = str(connection.execute(select(meta.c.value).where(meta.c.name == "version")).scalar_one_or_none())
+    found = str(run(connection, "SELECT value FROM meta WHERE name = 'version'").scalar_one_or_none())
     if not found.isdigit():
         raise LedgerDamaged("The ledger's schema version is missing. Restore the ledger from a backup.")
+    if int(found) > newest:
+        raise LedgerDamaged(
+            f"The ledger has schema version {found}. This version of Quietmax supports versions up to {newest}."
+        )
     return int(found)
+
+
+def now() -> int:
+    """Return the time in microseconds since 1970."""
+    return time.time_ns() // 1000

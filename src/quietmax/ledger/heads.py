@@ -1,4 +1,4 @@
-"""The head file: the end of every account's hash chain, kept outside the database.
+"""What notices that a ledger has lost rows: the head file outside the database, and the guard of SQLite's files.
 
 A database that was rolled back (an old copy put in place, a lost write-ahead log, a failover to a replica that lags)
 verifies: its chain is shorter, but intact. So every commit writes the number, the hash and the balance of the last row
@@ -22,29 +22,19 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from sqlalchemy import Connection, Engine, select
+from sqlalchemy import Connection, Engine
 
 from quietmax.errors import LedgerDamaged, LedgerUnavailable, QuietmaxError
-from quietmax.ledger.accounts import check_reason, client_id, detail_json, lock_keys_account, now
-from quietmax.ledger.database import Cursor, accounts, journal, read_transaction
-from quietmax.ledger.transactions import AccountTransaction, lock_accounts
+from quietmax.ledger.database import PARSE_ERRORS, AccountTransaction, Cursor, read_transaction, run
 
 _SLOT_BYTES = 256
 _FLUSH_SECONDS = 5.0
-_UNREADABLE = (ValueError, TypeError, KeyError, RecursionError)
-"""What parsing a damaged file can raise."""
 _ROW_HASHES = "SELECT sequence, hash FROM journal WHERE account = ? AND sequence IN (?, ?)"
-LOST_CLIENT = "lost"
-"""The client that is charged for what a ledger has lost."""
-_ADD_SPENT = (
-    "INSERT INTO subaccounts (account, client, spent_units, refused) VALUES (?, ?, ?, 0)"
-    " ON CONFLICT (account, client) DO UPDATE SET spent_units = subaccounts.spent_units + excluded.spent_units"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +48,17 @@ class Head:
 
     def to_slot(self) -> bytes:
         """Return the slot of the file that holds it."""
-        return _slot(
-            f'{{"account": {self.account}, "sequence": {self.sequence}, '
-            f'"spent_units": {self.spent_units}, "hash": "{self.hash}"}}'
-        )
+        return _slot(asdict(self))
+
+
+def head_of(locked: AccountTransaction) -> Head:
+    """Return the head of a locked account."""
+    return Head(locked.account, locked.sequence, locked.spent_units, locked.head)
 
 
 def read_heads(connection: Connection) -> list[Head]:
     """Return the heads of all accounts of a ledger."""
-    columns = accounts.c.id, accounts.c.sequence, accounts.c.spent_units, accounts.c.head
-    rows = connection.execute(select(*columns).order_by(accounts.c.id))
+    rows = run(connection, "SELECT id, sequence, spent_units, head FROM accounts ORDER BY id")
     return [Head(*row) for row in rows if type(row.sequence) is int]  # SQLite accepts any type in an edit
 
 
@@ -82,9 +73,7 @@ def head_path(engine: Engine) -> Path | None:
 class HeadFile:
     """The newest heads that this process knows, and the file that keeps them."""
 
-    def __init__(
-        self, path: Path | None, ledger: str, engine: Engine | None = None, *, read_only: bool = False
-    ) -> None:
+    def __init__(self, path: Path | None, ledger: str, engine: Engine, *, read_only: bool = False) -> None:
         self.path = path
         self.error: QuietmaxError | None = None
         self.damage: LedgerDamaged | None = None
@@ -126,26 +115,19 @@ class HeadFile:
 
     def check_locked(self, cursor: Cursor, locked: Iterable[AccountTransaction]) -> None:
         """Raise `LedgerDamaged` if the ledger has lost rows that this process or the file knows of."""
-        current = {each.account: each for each in locked}
-        if self.damage is None and self._are_last_seen(current.values()):
+        heads = {each.account: head_of(each) for each in locked}
+        if self.damage is None and self._are_last_seen(heads):
             return
-        heads = {
-            number: Head(number, each.sequence, each.spent_units, each.head)
-            for number, each in current.items()
-        }
         self._check(cursor, heads, self._expected(heads))
 
-    def _are_last_seen(self, locked: Iterable[AccountTransaction]) -> bool:
+    def _are_last_seen(self, heads: Mapping[int, Head]) -> bool:
         """Tell whether nobody else has written to these accounts, nor to their slots in the file."""
         with self._lock:
-            return all(self._is_last_seen(each) for each in locked)
-
-    def _is_last_seen(self, locked: AccountTransaction) -> bool:
-        number = locked.account
-        known = self._known.get(number)
-        if known is None or (known.sequence, known.hash) != (locked.sequence, locked.head):
-            return False
-        return self.path is None or self._read_slot(number) == self._verified.get(number)
+            return all(
+                self._known.get(number) == head
+                and (self.path is None or self._read_slot(number) == self._verified.get(number))
+                for number, head in heads.items()
+            )
 
     def _read_slot(self, account: int) -> bytes:
         """Return a slot of the file, or nothing if it is not open. A slot that is just written may be half old."""
@@ -208,19 +190,19 @@ class HeadFile:
             if self.path is None or self._read_only or not newer:
                 return
             try:
-                self._replace(newer, before)
+                self._replace(self.path, newer, before)
             except OSError as error:
                 self._forget_file()
                 self.error = LedgerUnavailable(f"Cannot write {self.path}: {error.strerror}.")
-            except _UNREADABLE:  # the charge is durable, whatever the file holds
+            except PARSE_ERRORS:  # the charge is durable, whatever the file holds
                 self._forget_file()
                 self.error = LedgerUnavailable(f"Cannot write {self.path}: the file is damaged.")
             except QuietmaxError as error:
                 self.error = error
 
-    def _replace(self, heads: list[Head], before: Mapping[int, Head | None]) -> None:
+    def _replace(self, path: Path, heads: list[Head], before: Mapping[int, Head | None]) -> None:
         """Write heads into the file. What another process wrote there is looked up before it is replaced."""
-        while doubtful := self._write(heads, before):
+        while doubtful := self._write(path, heads, before):
             for head, slot in doubtful:
                 if not self._is_in_journal(head):
                     self.damage = _went_back(head, None)
@@ -229,8 +211,6 @@ class HeadFile:
         self.error = None
 
     def _is_in_journal(self, head: Head) -> bool:
-        if self._engine is None:
-            return False
         with read_transaction(self._engine) as connection:
             return _journal_hash(connection, head) == head.hash
 
@@ -262,7 +242,7 @@ class HeadFile:
             return str(json.loads(slots[0])["ledger"]), heads
         except OSError as error:
             raise LedgerUnavailable(f"Cannot read {self.path}: {error.strerror}.") from error
-        except _UNREADABLE as error:
+        except PARSE_ERRORS as error:
             raise LedgerDamaged(
                 f"The file {self.path}, which says what charges the ledger must have, is damaged."
             ) from error
@@ -271,30 +251,26 @@ class HeadFile:
         """Return the heads that the file has, of some accounts or of all. What cannot be understood is left out."""
         if self.path is None:
             return []
-        file = self._open_file()
-        numbers = range(1, os.fstat(file).st_size // _SLOT_BYTES) if wanted is None else wanted
-        fcntl.flock(file, fcntl.LOCK_SH)
-        try:
+        with self._locked_file(self.path, fcntl.LOCK_SH) as file:
+            numbers = range(1, os.fstat(file).st_size // _SLOT_BYTES) if wanted is None else wanted
             slots = [os.pread(file, _SLOT_BYTES, _SLOT_BYTES * number) for number in numbers]
-        finally:
-            fcntl.flock(file, fcntl.LOCK_UN)
         found = []
         for slot in slots:
-            with suppress(*_UNREADABLE):  # an empty slot too
+            with suppress(*PARSE_ERRORS):  # an empty slot too
                 found.append(Head(**json.loads(slot)))
         return found
 
-    def _write(self, heads: list[Head], before: Mapping[int, Head | None]) -> list[tuple[Head, bytes]]:
+    def _write(
+        self, path: Path, heads: list[Head], before: Mapping[int, Head | None]
+    ) -> list[tuple[Head, bytes]]:
         """Write the heads that are newer than those in the file; return what must be looked up before it is replaced.
 
         The file is created, readable by its owner only, if missing.
         """
-        file = self._open_file()
         doubtful = []
-        fcntl.flock(file, fcntl.LOCK_EX)
-        try:
+        with self._locked_file(path, fcntl.LOCK_EX) as file:
             if not os.fstat(file).st_size:
-                os.pwrite(file, _slot(f'{{"ledger": "{self._ledger}"}}'), 0)
+                os.pwrite(file, _slot({"ledger": self._ledger}), 0)
             for head in heads:
                 slot = os.pread(file, _SLOT_BYTES, _SLOT_BYTES * head.account)
                 if slot != self._verified.get(head.account) and not _is_empty(slot):
@@ -306,18 +282,21 @@ class HeadFile:
                         continue
                 self._verified[head.account] = slot = head.to_slot()
                 os.pwrite(file, slot, _SLOT_BYTES * head.account)
-        finally:
-            fcntl.flock(file, fcntl.LOCK_UN)
         if time.monotonic() - self._flushed_at > _FLUSH_SECONDS:
             self._flush()
         return doubtful
 
-    def _open_file(self) -> int:
+    @contextmanager
+    def _locked_file(self, path: Path, lock: int) -> Iterator[int]:
+        """Open the file, unless it is open, and lock it."""
         if self._file is None:
-            assert self.path is not None
-            flags = os.O_RDONLY if self._read_only else os.O_RDWR | os.O_CREAT
-            self._file = os.open(self.path, flags, 0o600)
-        return self._file
+            self._file = os.open(path, os.O_RDONLY if self._read_only else os.O_RDWR | os.O_CREAT, 0o600)
+        file = self._file
+        fcntl.flock(file, lock)
+        try:
+            yield file
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)
 
     def _flush(self) -> None:
         """Flush the file and close it: the next write opens it again, or a new one if it was removed."""
@@ -332,8 +311,8 @@ class HeadFile:
             os.close(file)
 
 
-def _slot(content: str) -> bytes:
-    return content.encode().ljust(_SLOT_BYTES - 1) + b"\n"
+def _slot(content: Mapping[str, int | str]) -> bytes:
+    return json.dumps(content).encode().ljust(_SLOT_BYTES - 1) + b"\n"
 
 
 def _is_empty(slot: bytes) -> bool:
@@ -342,9 +321,10 @@ def _is_empty(slot: bytes) -> bool:
 
 def _journal_hash(connection: Connection, head: Head) -> str | None:
     """Return the hash that the journal has in the row of a head."""
-    row = (journal.c.account == head.account) & (journal.c.sequence == head.sequence)
-    found: str | None = connection.execute(select(journal.c.hash).where(row)).scalar_one_or_none()
-    return found
+    statement = "SELECT hash FROM journal WHERE account = :account AND sequence = :sequence"
+    found = run(connection, statement, account=head.account, sequence=head.sequence)
+    hash_: str | None = found.scalar_one_or_none()
+    return hash_
 
 
 def _went_back(head: Head, current: Head | None) -> LedgerDamaged:
@@ -358,28 +338,37 @@ def _went_back(head: Head, current: Head | None) -> LedgerDamaged:
     )
 
 
-def record_loss(
-    connection: Connection, spent: Mapping[int, int], because: str, *, same_ledger: bool
-) -> list[int]:
-    """Charge what was spent before the database lost it, to the client ``lost``.
+class FileGuard:
+    """Detects that files of SQLite were moved, deleted or replaced while in use: charges would be lost."""
 
-    Accounts that the database does not have cannot be charged. The journal names them, and from then on a new account
-    needs a reason: it could be a second budget for the same records.
-    """
-    check_reason(because)
-    keys_account = lock_keys_account(connection)
-    known = set(connection.execute(select(accounts.c.id)).scalars()) if same_ledger else set()
-    lost = sorted(number for number, units in spent.items() if units and number not in known)
-    named = {number: spent[number] for number in lost} or None
-    keys_account.add(now(), "loss", detail=detail_json(because=because, accounts=named))
-    keys_account.save(Cursor(connection))
-    client = client_id(connection, LOST_CLIENT, create=True)
-    for number in sorted((known & set(spent)) - {keys_account.account}):
-        cursor = Cursor(connection)
-        account = lock_accounts(cursor, [number])[number]
-        units = min(max(spent[number] - account.spent_units, 0), account.limit_units - account.spent_units)
-        if units:
-            account.add(now(), "loss", client=LOST_CLIENT, units=units, detail=detail_json(because=because))
-            account.save(cursor)
-            cursor.execute(_ADD_SPENT, (number, client, units))
-    return lost
+    def __init__(self, engine: Engine) -> None:
+        self._path = Path(str(engine.url.database)) if engine.dialect.name == "sqlite" else None
+        self._log = None if self._path is None else Path(f"{self._path}-wal")
+        self._opened = _identity(self._path)
+        self._opened_log: tuple[int, int] | None = None
+
+    def check(self) -> None:
+        """Raise `LedgerUnavailable` if a file is no longer the one that was opened."""
+        if self._opened_log is not None and _identity(self._log) != self._opened_log:
+            raise LedgerUnavailable(
+                f"The file {self._log} was removed or replaced while in use; it holds the latest charges. Stop the "
+                "service with SIGTERM, which saves them, and start it again."
+            )
+        if self._path is not None and _identity(self._path) != self._opened:
+            raise LedgerUnavailable(
+                f"The ledger {self._path} was moved, deleted or replaced while in use. Put the file back, or restart."
+            )
+
+    def watch_log(self, watch: bool) -> None:
+        """Watch SQLite's write-ahead log too, while a connection that has it open stays open."""
+        self._opened_log = _identity(self._log) if watch else None
+
+
+def _identity(path: Path | None) -> tuple[int, int] | None:
+    if path is None:
+        return None
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

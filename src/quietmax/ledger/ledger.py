@@ -1,62 +1,84 @@
-"""The ledger: budgets that outlive the process and cannot be overspent, in SQLite or PostgreSQL."""
+"""The ledger: budgets that outlive the process and cannot be overspent, in SQLite or PostgreSQL. And its writer.
+
+Group commit: one thread writes everything that waits in one transaction, so that one disk flush serves many charges.
+While a batch is being flushed, the next one fills. Clients whose charges were in the same batch tend to send their next
+requests at the same time. So a batch waits a few milliseconds (the batch window) until it has as many charges as the
+last one; a single client never waits. Callbacks run in this thread, after the commit: `Charged` means that the charge
+survives a crash. If a transaction fails, its charges are not retried, because nobody is answered. Answers that could
+not be stored are retried until their deadline.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import logging
+import math
 import os
+import queue
 import secrets
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from sqlalchemy import Connection, select, text
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import SQLAlchemyError
 
 from quietmax.accounting.costs import LIMIT, Cost, GaussianCost, delta_of
-from quietmax.errors import InvalidInput, LedgerDamaged, LedgerUnavailable, QuietmaxError
-from quietmax.ledger import accounts as _accounts
-from quietmax.ledger import api_keys as _api_keys
-from quietmax.ledger import verify as _verify
-from quietmax.ledger.accounts import AccountState, Subaccount, Terms
-from quietmax.ledger.answer_cache import KEY_BYTES
-from quietmax.ledger.api_keys import ApiKey, Role
+from quietmax.errors import InvalidInput, LedgerDamaged, LedgerTooLate, LedgerUnavailable, QuietmaxError
+from quietmax.ledger.accounts import (
+    Accounts,
+    AccountState,
+    check_reason,
+    client_id,
+    damaged,
+    detail_json,
+    lock_account,
+    lock_keys_account,
+)
 from quietmax.ledger.database import (
     Cursor,
-    accounts,
+    JournalEntry,
+    charge_transaction,
     default_url,
     hide_password,
     is_migrated,
-    journal,
-    meta,
+    lock_accounts,
     migrate,
+    now,
     open_engine,
     parse_url,
     read_transaction,
-    requests,
-    snapshot_transaction,
+    run,
+    unavailable,
     write_transaction,
+    writer_connection,
 )
-from quietmax.ledger.heads import Head, HeadFile, head_path, read_heads, record_loss
-from quietmax.ledger.journal import JournalEntry
+from quietmax.ledger.heads import FileGuard, HeadFile, head_of, head_path, read_heads
 from quietmax.ledger.transactions import (
+    KEY_BYTES,
+    AnswerCache,
     Charge,
+    ChargeBatch,
     Charged,
     ChargeResult,
     Failed,
     LimitExceeded,
     NewAnswers,
     Part,
-    Pruned,
     StoredAnswer,
-    prune,
+    count_refused,
     spent_by_part,
+    store_answers,
 )
-from quietmax.ledger.verify import Anchor, Verification
-from quietmax.ledger.writer import AnswersCallback, ChargeCallback, ChargesCallback, FileGuard, LedgerWriter
+from quietmax.ledger.verify import Anchor, Verification, read_journal, verify
 
 TRAINING_CLIENT = "training"
 """The client that is charged for what training and evaluations spent."""
@@ -64,24 +86,41 @@ _SECRET_BYTES = 32
 _MAX_HASHED = 2047
 """Bytes to hash at once: hashlib would release the interpreter lock for more, and wait to get it back."""
 _FIXED_NONCE = bytes(12)
-_HISTORY_POINTS = 120
+LOST_CLIENT = "lost"
+"""The client that is charged for what a ledger has lost."""
+_ADD_SPENT = (
+    "INSERT INTO subaccounts (account, client, spent_units, refused) VALUES (:account, :client, :units, 0)"
+    " ON CONFLICT (account, client) DO UPDATE SET spent_units = subaccounts.spent_units + excluded.spent_units"
+)
 _PROBE_BYTES = 2**17
 """The size of a write that tests the disk. Its text is twice as long, more than a batch of charges usually writes."""
-_WRITE_PROBE = text(
+_WRITE_PROBE = (
     "INSERT INTO meta (name, value) VALUES ('write_probe', :value)"
     " ON CONFLICT (name) DO UPDATE SET value = excluded.value"
 )
 
+_MAX_BATCH = 1024
+_MIN_WINDOW = 0.006  # how long a batch waits for as many charges as the last one had, ...
+_MAX_WINDOW = 0.03  # ... or twice as long as the last one had to wait, at most this long
+_FLUSH_INTERVAL = 0.02  # how long answers that nobody waits for are held back
+_REFUSED_FLUSH_INTERVAL = (
+    0.5  # how long refused charges wait to be counted, so that a flood of them writes little
+)
+_RETRY_DELAY = 0.1
+_CLOCK_TOLERANCE = 1_000_000  # microseconds; clocks of replicas differ, and are adjusted
+_log = logging.getLogger(__name__)
 
-@dataclass(frozen=True)
-class SpendingPoint:
-    """What was spent from an account at one time."""
+ChargeCallback = Callable[[ChargeResult], None]
+ChargesCallback = Callable[[list[ChargeResult]], None]
+AnswersCallback = Callable[[StoredAnswer | Failed], None]
+_PendingCharge = tuple[Charge, ChargeCallback]
+_PendingAnswers = tuple[NewAnswers, AnswersCallback]
 
-    time: int  # Microseconds since 1970
-    spent_units: int  # The balance
+_CLOSED = LedgerTooLate("The ledger is closed. Nothing was charged.")
+_TOO_LATE = LedgerTooLate("The request reached its deadline before the ledger. Nothing was charged.")
 
 
-class Ledger:
+class Ledger(Accounts):
     """Accounts, clients, API keys and the journal.
 
     Threads can share a ledger, and several processes can open the same one.
@@ -109,6 +148,7 @@ class Ledger:
     --------
     >>> import tempfile
     >>> from quietmax.accounting import PureCost
+    >>> from quietmax.ledger import Terms
     >>> folder = tempfile.TemporaryDirectory()
     >>> with Ledger(Path(folder.name) / "ledger.sqlite") as ledger:
     ...     account = ledger.open_account("patients", PureCost(1.0), Terms(1.0))
@@ -143,7 +183,7 @@ class Ledger:
         if not read_only:
             migrate(self._engine)
         with read_transaction(self._engine) as connection:
-            values = {row.name: row.value for row in connection.execute(select(meta))}
+            values = {row.name: row.value for row in run(connection, "SELECT name, value FROM meta")}
         self._salt, self._id = _secret(values, "query_salt"), str(values.get("ledger"))
         self._query_hashes: dict[bytes, AESGCM] = {}  # by the digest of the model
         self._has_gmac_keys = values.get("query_hash") == "gmac"  # a ledger of version 0.1 keeps its hash
@@ -184,40 +224,18 @@ class Ledger:
 
     # Charges and answers
 
-    def submit_charge(self, charge: Charge, done: ChargeCallback) -> None:
-        """Decide a charge with the next batch.
-
-        Parameters
-        ----------
-        charge : Charge
-            The charge.
-        done : callable
-            Called with the `ChargeResult` after the disk flush, from the writer's thread.
-        """
-        self.submit_charges([charge], lambda results: done(results[0]))
-
     def submit_charges(self, charges: Sequence[Charge], done: ChargesCallback) -> None:
         """Decide charges with the next batch.
 
-        Parameters
-        ----------
-        charges : sequence of Charge
-            The charges.
-        done : callable
-            Called once with all `ChargeResult`, in the order of the charges, after the disk flush, from the writer's
-            thread.
+        `done` is called once with all `ChargeResult`, in the order of the charges, after the disk flush, from the
+        writer's thread.
         """
         self.writer.submit_charges(charges, done)
 
     def submit_answers(self, answers: NewAnswers, done: AnswersCallback) -> None:
         """Store answers with the next batch.
 
-        Parameters
-        ----------
-        answers : NewAnswers
-            The answers.
-        done : callable
-            Called with the `StoredAnswer` or `Failed` after the disk flush, from the writer's thread.
+        `done` is called with the `StoredAnswer` or `Failed` after the disk flush, from the writer's thread.
         """
         self.writer.submit_answers(answers, done)
 
@@ -234,28 +252,12 @@ class Ledger:
         ChargeResult
             `Charged` if the charge is durable; else why nothing may be answered.
         """
-        result: Future[ChargeResult] = Future()
-        self.submit_charge(charge, result.set_result)
-        return result.result()
+        decided: Future[list[ChargeResult]] = Future()
+        self.submit_charges([charge], decided.set_result)
+        return decided.result()[0]
 
     def store_answers(self, answers: NewAnswers) -> StoredAnswer:
-        """Store answers and wait until they are durable.
-
-        Parameters
-        ----------
-        answers : NewAnswers
-            The answers.
-
-        Returns
-        -------
-        StoredAnswer
-            The answer that may leave.
-
-        Raises
-        ------
-        QuietmaxError
-            If they cannot be stored.
-        """
+        """Store answers and wait until they are durable; return the answer that may leave."""
         result: Future[StoredAnswer | Failed] = Future()
         self.submit_answers(answers, result.set_result)
         stored = result.result()
@@ -294,8 +296,7 @@ class Ledger:
             If the account cannot pay for it.
         """
         if cost == "all":
-            with self._write() as connection:
-                _accounts.reserve_exclusively(connection, account, model, digest)
+            self._reserve_exclusively(account, model, digest)
             units = self.account(account.name).limit_units
         else:
             units = account.units(cost)
@@ -304,18 +305,11 @@ class Ledger:
         self._charge_release(account, model, units, request, "training", part)
 
     def is_training_charged(self, account: AccountState, digest: str) -> bool:
-        """Tell whether `charge_training` has charged a model.
-
-        Parameters
-        ----------
-        account : AccountState
-            The account.
-        digest : str
-            The digest of the model.
-        """
-        query = select(requests.c.request).where(requests.c.request == _training_request(account, digest))
+        """Tell whether `charge_training` has charged a model of this digest."""
+        request = _training_request(account, digest)
         with read_transaction(self._engine) as connection:
-            return connection.execute(query).first() is not None
+            found = run(connection, "SELECT 1 FROM requests WHERE request = :request", request=request)
+            return found.first() is not None
 
     def charge_evaluation(
         self, account: AccountState, model: str, digest: str, cost: GaussianCost, *, split: str | None = None
@@ -384,48 +378,17 @@ class Ledger:
             self.store_answers(NewAnswers(account.id, request=request, answer=b"trained"))
 
     def parts(self, account: AccountState) -> dict[Part, int]:
-        """Return what each side of each split has spent, in units.
-
-        Parameters
-        ----------
-        account : AccountState
-            The account.
-
-        Returns
-        -------
-        dict of Part to int
-            In the order of their names. Empty if everything that was charged concerns everybody.
-        """
+        """Return what each side of each split has spent, in units; empty if every charge concerns everybody."""
         with read_transaction(self._engine) as connection:
             spent = spent_by_part(Cursor(connection), [account.id])[account.id]
         return dict(sorted(spent.items(), key=lambda item: (item[0].split, item[0].side)))
 
     def request_key(self, client: int, request_id: str) -> bytes:
-        """Return the keyed hash that stands for a request id. Different clients have different keys.
-
-        Parameters
-        ----------
-        client : int
-            The id of the client.
-        request_id : str
-            The id that the client chose.
-        """
+        """Return the keyed hash that stands for a client's request id. Different clients have different keys."""
         return self._keyed_hash(b"request %d " % client + request_id.encode(), 32)
 
-    def query_key(self, model_digest: bytes, query: bytes) -> bytes:
-        """Return the keyed hash that stands for a query in the answer cache.
-
-        Parameters
-        ----------
-        model_digest : bytes
-            The digest of the model version.
-        query : bytes
-            The features of one row.
-        """
-        return self.query_keys(model_digest, memoryview(query), len(query))[0]
-
     def query_keys(self, model_digest: bytes, queries: memoryview, size: int) -> list[bytes]:
-        """Return the `query_key` of each of many queries.
+        """Return the keyed hash that stands for each of many queries in the answer cache.
 
         The keys are GMAC tags, a keyed universal hash: without the salt nobody can choose two queries whose keys are
         equal more often than by chance, about 2^-120 for each pair. Tags never leave the ledger, so one nonce serves
@@ -458,317 +421,6 @@ class Ledger:
     def _keyed_hash(self, content: bytes, size: int) -> bytes:
         return hashlib.blake2b(content, key=self._salt, digest_size=size).digest()
 
-    # Accounts
-
-    def open_account(
-        self,
-        name: str,
-        total: Cost,
-        terms: Terms,
-        *,
-        digest: str | None = None,
-        named_by_owner: bool = False,
-        because: str | None = None,
-    ) -> AccountState:
-        """Return the account of a training set; open one if neither its digest nor its name is known.
-
-        Parameters
-        ----------
-        name : str
-            The name of the account: letters, digits, dots, dashes and underscores.
-        total : Cost
-            The budget of a new account. An existing account must have been opened with the same.
-        terms : Terms
-            The (epsilon, delta) behind `total`.
-        digest : str, optional
-            The digest of the training set.
-        named_by_owner : bool
-            Whether the owner chose the name. If so, records that belong to another account are an error.
-        because : str, optional
-            The reason to move records that belong to another account to this one.
-        """
-        with self._write() as connection:
-            return _accounts.open_account(
-                connection,
-                name,
-                total,
-                terms,
-                digest=digest,
-                named_by_owner=named_by_owner,
-                because=because,
-            )
-
-    def find_account(self, name: str, digest: str | None = None) -> AccountState | None:
-        """Return the account of a digest, else of a name, if there is one.
-
-        Parameters
-        ----------
-        name : str
-            The name of the account.
-        digest : str, optional
-            The digest of the training set.
-        """
-        _accounts.check_name(name, "account")
-        with read_transaction(self._engine) as connection:
-            found = None if digest is None else _accounts.find_by_digest(connection, digest)
-            return found or _accounts.find_by_name(connection, name)
-
-    def account(self, name: str) -> AccountState:
-        """Return an account.
-
-        Parameters
-        ----------
-        name : str
-            The name of the account.
-
-        Raises
-        ------
-        InvalidInput
-            If there is no such account.
-        """
-        with read_transaction(self._engine) as connection:
-            return _accounts.get_account(connection, name)
-
-    def accounts(self) -> list[AccountState]:
-        """Return all accounts, by name."""
-        with read_transaction(self._engine) as connection:
-            return _accounts.list_accounts(connection)
-
-    def subaccounts(self, account: AccountState) -> list[Subaccount]:
-        """Return the clients' shares of an account, those that spent most first.
-
-        Parameters
-        ----------
-        account : AccountState
-            The account.
-        """
-        with read_transaction(self._engine) as connection:
-            return _accounts.list_subaccounts(connection, account.id)
-
-    def spending_history(self, account: AccountState, points: int = _HISTORY_POINTS) -> list[SpendingPoint]:
-        """Return what was spent over time.
-
-        Parameters
-        ----------
-        account : AccountState
-            The account.
-        points : int
-            About how many journal rows to read, spread evenly.
-        """
-        last = account.sequence
-        wanted = {1, last, *(round(last * step / points) for step in range(points))}
-        with read_transaction(self._engine) as connection:
-            rows = connection.execute(
-                select(journal.c.time, journal.c.spent_units)
-                .where(journal.c.account == account.id, journal.c.sequence.in_(wanted))
-                .order_by(journal.c.sequence)
-            )
-            return [SpendingPoint(*row) for row in rows]
-
-    def lost_accounts(self) -> list[int]:
-        """Return the ids of accounts that have spent something and were lost; a new account then needs a reason."""
-        with read_transaction(self._engine) as connection:
-            return _accounts.lost_accounts(connection)
-
-    def check_opening(self, name: str, because: str | None) -> None:
-        """Raise `InvalidInput` if a new account needs a reason, because accounts were lost.
-
-        Parameters
-        ----------
-        name : str
-            The name of the new account.
-        because : str or None
-            The reason, if there is one.
-        """
-        with read_transaction(self._engine) as connection:
-            _accounts.check_opening(connection, name, because)
-
-    def charged_models(self, account: AccountState) -> list[str]:
-        """Return the models that an account was charged for, as ``name/version``, by name.
-
-        Parameters
-        ----------
-        account : AccountState
-            The account.
-        """
-        rows = (
-            select(journal.c.model).where(journal.c.account == account.id, journal.c.model != "").distinct()
-        )
-        with read_transaction(self._engine) as connection:
-            return sorted(connection.execute(rows).scalars())
-
-    def heads(self) -> list[tuple[str, Head]]:
-        """Return the last journal row of every account with its name, that of the API keys included."""
-        with read_transaction(self._engine) as connection:
-            names = {row.id: row.name for row in connection.execute(select(accounts))}
-            return [(names[head.account], head) for head in read_heads(connection)]
-
-    def grant(self, account: str, terms: Terms, because: str) -> AccountState:
-        """Set the budget of an account. What was spent stays spent.
-
-        Parameters
-        ----------
-        account : str
-            The name of the account.
-        terms : Terms
-            The new budget.
-        because : str
-            The reason, at least three words; the journal keeps it.
-        """
-        with self._write() as connection:
-            return _accounts.grant(connection, account, terms, because)
-
-    def set_quota(self, account: str, client: str, share: float | None, because: str) -> AccountState:
-        """Limit a client to a share of an account's budget.
-
-        Parameters
-        ----------
-        account : str
-            The name of the account.
-        client : str
-            The client's name.
-        share : float or None
-            The quota as a fraction of the budget, from 0 to 1. None: no quota.
-        because : str
-            The reason, at least three words; the journal keeps it.
-        """
-        with self._write() as connection:
-            return _accounts.set_quota(connection, account, client, share, because)
-
-    def revoke(self, account: str, client: str | None, because: str) -> AccountState:
-        """Take back what is unspent.
-
-        Parameters
-        ----------
-        account : str
-            The name of the account.
-        client : str or None
-            The client's name. None: the whole account.
-        because : str
-            The reason, at least three words; the journal keeps it.
-        """
-        with self._write() as connection:
-            return _accounts.revoke(connection, account, client, because)
-
-    def record_unproven(self, account: AccountState, model: str, status: str) -> None:
-        """Record, once, that a model without a proven guarantee uses an account.
-
-        Parameters
-        ----------
-        account : AccountState
-            The account.
-        model : str
-            The model, as ``name/version``.
-        status : str
-            The status of its guarantee.
-        """
-        with self._write() as connection:
-            _accounts.record_unproven(connection, account.id, model, status)
-
-    def unproven_models(self, account: AccountState) -> list[tuple[str, str]]:
-        """Return the models without a proven guarantee that ever used an account, with their status.
-
-        Parameters
-        ----------
-        account : AccountState
-            The account.
-        """
-        with read_transaction(self._engine) as connection:
-            return _accounts.unproven_models(connection, account.id)
-
-    def prune(self, days: float) -> Pruned:
-        """Delete what is stored for requests and queries of long ago. The journal and all balances stay.
-
-        A request id that was pruned is unknown: it is charged and drawn like a new one. So is a query that was pruned
-        from the answer cache.
-
-        Parameters
-        ----------
-        days : float
-            Keep what was charged or drawn in the last so many days; at least an hour, so that no request is in flight.
-
-        Returns
-        -------
-        Pruned
-            How much was deleted.
-        """
-        with self._write() as connection:
-            return prune(Cursor(connection), days, _accounts.now())
-
-    # Clients and API keys
-
-    def client(self, name: str) -> int:
-        """Return the id of a client; the client is created if new.
-
-        Parameters
-        ----------
-        name : str
-            The client's name.
-        """
-        with self._write() as connection:
-            _accounts.lock_keys_account(connection)
-            return _accounts.client_id(connection, name, create=True)
-
-    def create_key(self, client: str, role: Role = "client", days: float | None = None) -> tuple[str, ApiKey]:
-        """Create an API key; the client is created if new.
-
-        Parameters
-        ----------
-        client : str
-            The client's name.
-        role : {"client", "admin"}
-            The role.
-        days : float, optional
-            Days until the key expires. Default: never.
-
-        Returns
-        -------
-        (str, ApiKey)
-            The key itself, to be shown once, and what the ledger keeps of it.
-        """
-        with self._write() as connection:
-            return _api_keys.create_key(connection, client, role, days)
-
-    def revoke_key(self, key_id: str) -> ApiKey:
-        """Revoke an API key.
-
-        Parameters
-        ----------
-        key_id : str
-            The id of the key.
-        """
-        with self._write() as connection:
-            return _api_keys.revoke_key(connection, key_id)
-
-    def keys(self) -> list[ApiKey]:
-        """Return all API keys, the oldest first."""
-        with read_transaction(self._engine) as connection:
-            if self._heads.damage is None:
-                self._heads.check_all(connection)  # else keys that were revoked could come back
-            found = _api_keys.list_keys(connection)
-        for key in found:
-            if key.has_wrong_types:
-                raise _accounts.damaged(f"The key {key.id!r} cannot be read")
-        return found
-
-    def end_session(self, session: str, expires: int) -> None:
-        """Record that a session of the dashboard was closed, for all processes that share the ledger.
-
-        Parameters
-        ----------
-        session : str
-            The id of the session.
-        expires : int
-            When the session would have expired, in microseconds since 1970. It is forgotten afterwards.
-        """
-        with self._write() as connection:
-            _api_keys.end_session(connection, session, expires)
-
-    def ended_sessions(self) -> frozenset[str]:
-        """Return the ids of the sessions that were closed and have not expired yet."""
-        with read_transaction(self._engine) as connection:
-            return _api_keys.ended_sessions(connection)
-
     # Checks
 
     def ping(self) -> None:
@@ -778,31 +430,19 @@ class Ledger:
             self._guard.check()
             if self._heads.error is not None:
                 raise self._heads.error
-            with read_transaction(self._engine) as connection:
-                self._heads.check_all(connection)
+            self.check_damage()
         else:
             with self._write() as connection:
-                connection.execute(_WRITE_PROBE, {"value": secrets.token_hex(_PROBE_BYTES)})
+                run(connection, _WRITE_PROBE, value=secrets.token_hex(_PROBE_BYTES))
             writer.error = None
 
     def export(self, account: str | None = None) -> Iterator[JournalEntry]:
-        """Read the journal.
-
-        Parameters
-        ----------
-        account : str, optional
-            The name of the only account to read.
-
-        Yields
-        ------
-        JournalEntry
-            One row.
-        """
+        """Read the journal, row by row, of one account or of all."""
+        number = None if account is None else self.account(account).id
         with read_transaction(self._engine) as connection:
-            number = None if account is None else _accounts.get_account(connection, account).id
-            for entry in _verify.read_journal(connection, number):
+            for entry in read_journal(connection, number):
                 if entry.has_wrong_types:
-                    raise _accounts.damaged(
+                    raise damaged(
                         f"Row {entry.sequence!r} of the journal of account {entry.account!r} cannot be read"
                     )
                 yield entry
@@ -815,8 +455,8 @@ class Ledger:
         anchors : mapping, optional
             Rows that an auditor wrote down: account name -> (row, hash). They must still be in the chain.
         """
-        with snapshot_transaction(self._engine) as connection:
-            found = _verify.verify(connection, anchors)
+        with read_transaction(self._engine) as connection:
+            found = verify(connection, anchors)
         damage = self._heads.damage
         return found if damage is None else replace(found, faults=(*found.faults, str(damage)))
 
@@ -825,35 +465,58 @@ class Ledger:
         with read_transaction(self._engine) as connection:
             self._heads.check_all(connection)
 
-    @contextmanager
-    def _write(self) -> Iterator[Connection]:
-        self._guard.check()
-        with write_transaction(self._engine) as connection:
-            self._heads.check_all(connection)
-            yield connection
-            heads = read_heads(connection)
-        self._heads.record(heads)
-
     def _newest_time(self) -> int:
         """Return the time of the newest journal row; now if there is none."""
-        last = (journal.c.account == accounts.c.id) & (journal.c.sequence == accounts.c.sequence)
+        newest = (
+            "SELECT journal.time FROM accounts JOIN journal"
+            " ON journal.account = accounts.id AND journal.sequence = accounts.sequence"
+        )
         with read_transaction(self._engine) as connection:
-            times = connection.execute(select(journal.c.time).join_from(accounts, journal, last)).scalars()
-            return max((each for each in times if type(each) is int), default=_accounts.now())
+            times = run(connection, newest).scalars()
+            return max((each for each in times if type(each) is int), default=now())
 
     def _accept_loss(self, because: str) -> None:
-        """Charge what the head file knows of and the database has lost, and begin a new head file."""
+        """Charge what the head file knows of and the database has lost, and begin a new head file.
+
+        What is known of the accounts that the database has is charged to the client ``lost``. Others cannot be charged.
+        The journal names them, and from then on a new account needs a reason: it could be a second budget for the same
+        records.
+        """
         if self._heads.damage is None:
             raise InvalidInput("The ledger has lost nothing that its head file names.")
+        check_reason(because)
         try:
-            ledger, known = self._heads.read()
+            ledger, heads = self._heads.read()
         except LedgerDamaged:
-            ledger, known = None, []
+            ledger, heads = None, []
+        spent = {head.account: head.spent_units for head in heads}
         with write_transaction(self._engine) as connection:
-            spent = {head.account: head.spent_units for head in known}
-            record_loss(connection, spent, because, same_ledger=ledger == self._id)
-            heads = read_heads(connection)
-        self._heads.reset(heads)
+            cursor = Cursor(connection)
+            keys_account = lock_keys_account(connection)
+            known = (
+                {number for (number,) in cursor.fetch("SELECT id FROM accounts")}
+                if ledger == self._id
+                else set()
+            )
+            lost = {
+                str(number): spent[number]
+                for number in sorted(spent)
+                if spent[number] and number not in known
+            }
+            keys_account.add(now(), "loss", detail=detail_json(because=because, accounts=lost or None))
+            keys_account.save(cursor)
+            client = client_id(connection, LOST_CLIENT, create=True)
+            for number in sorted((known & set(spent)) - {keys_account.account}):
+                account = lock_account(connection, number)
+                left = account.limit_units - account.spent_units
+                units = min(max(spent[number] - account.spent_units, 0), left)
+                if units:
+                    detail = detail_json(because=because)
+                    account.add(now(), "loss", client=LOST_CLIENT, units=units, detail=detail)
+                    account.save(cursor)
+                    run(connection, _ADD_SPENT, account=number, client=client, units=units)
+            current = read_heads(connection)
+        self._heads.reset(current)
 
 
 def ledger_exists(address: str | Path) -> bool:
@@ -888,5 +551,315 @@ def _secret(values: Mapping[str, str], name: str) -> bytes:
     except (KeyError, TypeError, ValueError):
         secret = b""
     if len(secret) != _SECRET_BYTES:
-        raise _accounts.damaged(f"The ledger's {name} is missing or was changed")
+        raise damaged(f"The ledger's {name} is missing or was changed")
     return secret
+
+
+# --- the writer ---------------------------------------------------------------------------------------------------
+
+
+class _Group:
+    """The results of charges that were submitted together. Whoever waits for them is woken up once."""
+
+    def __init__(self, done: ChargesCallback, count: int) -> None:
+        self._done = done
+        self._results: list[Any] = [None] * count
+        self._missing = count
+
+    def add(self, place: int, result: ChargeResult) -> None:
+        self._results[place] = result
+        self._missing -= 1
+        if not self._missing:
+            self._done(self._results)
+
+
+class _Conflict(Exception):
+    """Another process wrote the same row first; the transaction was rolled back."""
+
+
+@dataclass(slots=True)
+class _Batch:
+    """What one transaction writes. `urgent`: somebody waits for it."""
+
+    charges: list[_PendingCharge] = field(default_factory=list)
+    answers: list[_PendingAnswers] = field(default_factory=list)
+    urgent: bool = False
+
+    def add(self, item: _PendingCharge | _PendingAnswers) -> None:
+        if isinstance(item[0], Charge):
+            self.charges.append(item)
+            self.urgent = True
+        else:
+            self.answers.append(item)
+            self.urgent |= item[0].request is not None
+
+    @property
+    def full(self) -> bool:
+        return len(self.charges) + len(self.answers) >= _MAX_BATCH
+
+
+class LedgerWriter:
+    """The thread that writes charges and answers."""
+
+    def __init__(self, engine: Engine, guard: FileGuard, salt: bytes, heads: HeadFile, newest: int) -> None:
+        self._engine = engine
+        self._heads = heads
+        self._salt = salt
+        self._guard = guard
+        driver: Any = engine.dialect.dbapi
+        self._driver_error: type[Exception] = driver.Error
+        self._integrity_error: type[Exception] = driver.IntegrityError
+        self._connection: Connection | None = None
+        self._answer_cache = AnswerCache()
+        self._queue: queue.SimpleQueue[_PendingCharge | _PendingAnswers | None] = queue.SimpleQueue()
+        self._queue_lock = threading.Lock()
+        self._ended = False  # the end is in the queue
+        self._closing = False  # the thread has read the end
+        self._retries: list[_PendingAnswers] = []
+        self._refused: Counter[tuple[int, int]] = Counter()
+        self._refused_flushed = time.monotonic()
+        self._last_batch_size = 0
+        self._newest = newest
+        self._window = _MIN_WINDOW
+        self._wake_size = math.inf
+        self._wake = threading.Event()
+        self.batches = 0
+        self.error: QuietmaxError | None = None
+        self.last_flush = (0, 0)
+        self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
+        self._thread.start()
+
+    def submit_charges(self, charges: Sequence[Charge], done: ChargesCallback) -> None:
+        """Decide charges with the next batch."""
+        group = _Group(done, len(charges))
+        if not self._enqueue([(charge, partial(group.add, place)) for place, charge in enumerate(charges)]):
+            _notify(done, [Failed(_CLOSED)] * len(charges))
+        elif self._queue.qsize() >= self._wake_size:
+            self._wake.set()
+
+    def submit_answers(self, answers: NewAnswers, done: AnswersCallback) -> None:
+        """Store answers with the next batch."""
+        if not self._enqueue([(answers, done)]):
+            _notify(done, Failed(_CLOSED))
+
+    def close(self) -> None:
+        """Write what waits, then stop the thread."""
+        self._enqueue([None])
+        self._thread.join()
+
+    def _enqueue(self, items: Sequence[_PendingCharge | _PendingAnswers | None]) -> bool:
+        """Return whether the thread will read the items: nothing is put behind the end of the queue."""
+        with self._queue_lock:
+            if self._ended:
+                return False
+            for item in items:
+                self._queue.put(item)
+                self._ended = item is None
+            return True
+
+    # In the thread
+
+    def _run(self) -> None:
+        while not self._closing:
+            batch = self._next_batch()
+            self._last_batch_size = len(batch.charges)
+            if batch.charges or batch.answers or self._refused:
+                self._write(batch.charges, batch.answers)
+        if self._refused:
+            with contextlib.suppress(Exception):
+                self._commit([], [])
+        self._drop_connection()
+
+    def _next_batch(self) -> _Batch:
+        """Collect what waits.
+
+        Charges and answers of request ids are written at once. Answers that nobody waits for are held back for the
+        flush interval, or until something else is written. Refused charges wait longer to be counted.
+        """
+        batch = _Batch(answers=self._retries)
+        self._retries = []
+        flush_at: float | None = None
+        if batch.answers:
+            time.sleep(_RETRY_DELAY)
+            flush_at = time.monotonic() + _FLUSH_INTERVAL
+        elif self._refused:
+            flush_at = time.monotonic() + _REFUSED_FLUSH_INTERVAL
+        while True:
+            try:
+                item = self._queue.get(
+                    timeout=None if flush_at is None else max(flush_at - time.monotonic(), 0.001)
+                )
+            except queue.Empty:
+                return batch
+            self._drain_queue(batch, item)
+            if batch.urgent or batch.full or self._closing:
+                return batch
+            flush_at = min(flush_at or math.inf, time.monotonic() + _FLUSH_INTERVAL)
+
+    def _drain_queue(self, batch: _Batch, item: _PendingCharge | _PendingAnswers | None) -> None:
+        """Add an item and all that waits in the queue, up to a full batch; wait once for the batch window."""
+        waited = False
+        while True:
+            if item is None:
+                self._closing = True
+            else:
+                batch.add(item)
+            if self._closing or batch.full:
+                return
+            if batch.charges and not waited:
+                self._wait_for(self._last_batch_size - len(batch.charges))
+                waited = True
+            try:
+                item = self._queue.get_nowait()
+            except queue.Empty:
+                return
+
+    def _wait_for(self, count: int) -> None:
+        """Wait until the queue has so many items, at most the batch window; the thread wakes up once, not per item."""
+        started = time.monotonic()
+        self._wake.clear()
+        self._wake_size = count
+        if self._queue.qsize() < count:
+            arrived = self._wake.wait(self._window)
+            wanted = 2 * (time.monotonic() - started) if arrived else self._window / 2
+            self._window = min(max(wanted, _MIN_WINDOW), _MAX_WINDOW)
+        self._wake_size = math.inf
+
+    def _write(self, charges: list[_PendingCharge], answers: list[_PendingAnswers]) -> None:
+        """Write a batch without the charges that are past their deadline."""
+        now = time.monotonic()
+        for charge, done in charges:
+            if charge.deadline <= now:
+                _notify(done, Failed(_TOO_LATE))
+        in_time = [pending for pending in charges if pending[0].deadline > now]
+        try:
+            self._write_batch(in_time, answers)
+        except _Conflict:
+            # Another process wrote the same request id first. One transaction each, so that it is seen.
+            for pending_charge in in_time:
+                self._write_one([pending_charge], [])
+            for pending_answers in answers:
+                self._write_one([], [pending_answers])
+
+    def _write_one(self, charges: list[_PendingCharge], answers: list[_PendingAnswers]) -> None:
+        try:
+            self._write_batch(charges, answers)
+        except _Conflict as conflict:
+            for _, done in [*charges, *answers]:
+                _notify(done, Failed(unavailable(self._engine, conflict.__cause__ or conflict)))
+
+    def _write_batch(self, charges: list[_PendingCharge], answers: list[_PendingAnswers]) -> None:
+        """Commit a batch and call back. Raises `_Conflict` only."""
+        try:
+            results, stored = self._commit([charge for charge, _ in charges], [new for new, _ in answers])
+        except _Conflict:
+            raise
+        except Exception as error:
+            self._fail(error if isinstance(error, QuietmaxError) else _unexpected(error), charges, answers)
+            return
+        for place, (_, charge_done) in enumerate(charges):
+            _notify(charge_done, results[place])
+        for place, (_, answers_done) in enumerate(answers):
+            _notify(answers_done, stored[place])
+
+    def _fail(
+        self, error: QuietmaxError, charges: list[_PendingCharge], answers: list[_PendingAnswers]
+    ) -> None:
+        """Report a failed batch; keep the answers that can still be stored."""
+        self.error = error
+        now = time.monotonic()
+        for _, charge_done in charges:
+            _notify(charge_done, Failed(error))
+        for pending in answers:
+            new, answers_done = pending
+            if isinstance(error, LedgerUnavailable) and new.deadline > now and not self._closing:
+                self._retries.append(pending)
+            else:
+                _notify(answers_done, Failed(error))
+
+    def _commit(
+        self, charges: list[Charge], answers: list[NewAnswers]
+    ) -> tuple[list[ChargeResult], list[StoredAnswer]]:
+        """Run one transaction. Raises `LedgerUnavailable` (nothing may be answered) or `_Conflict` (rolled back)."""
+        self._guard.check()
+        started = time.time_ns()
+        refused = dict(self._refused)
+        try:
+            opened = self._connection is None
+            connection = self._open_connection()
+            with charge_transaction(connection) as cursor:
+                if opened:
+                    self._guard.watch_log(True)
+                ids = {charge.account for charge in charges} | {account for account, _ in refused}
+                ids |= {new.account for new in answers if new.queries or new.request is not None}
+                accounts = lock_accounts(cursor, ids)
+                self._heads.check_locked(cursor, accounts.values())
+                now = self._now()
+                # first, so that the charges find these answers
+                stored = store_answers(cursor, accounts, answers, self._salt, now)
+                batch = ChargeBatch(cursor, self._answer_cache, accounts, charges, now)
+                overdue = bool(refused) and time.monotonic() - self._refused_flushed > _REFUSED_FLUSH_INTERVAL
+                changed = bool(answers) or batch.changed or not charges or overdue
+                if changed:
+                    batch.save()
+                    count_refused(cursor, refused)
+                else:
+                    cursor.rollback()
+        except BaseException as error:
+            self._answer_cache.clear()
+            if isinstance(error, self._integrity_error):
+                raise _Conflict from error
+            if isinstance(error, (SQLAlchemyError, self._driver_error)):
+                self._drop_connection()
+                raise unavailable(self._engine, error) from error
+            raise
+        if changed:
+            self._heads.record(head_of(each) for each in accounts.values() if each.rows)
+            self._refused.clear()
+            self._refused_flushed = time.monotonic()
+            self.error = None
+        for place, charge in enumerate(charges):
+            if isinstance(batch.results[place], LimitExceeded):
+                self._refused[charge.account, charge.client] += 1
+        self.batches += 1
+        self.last_flush = (started, time.time_ns())
+        return batch.results, stored
+
+    def _now(self) -> int:
+        """Return the time in microseconds; warn if the clock has gone back since the last transaction."""
+        now = time.time_ns() // 1000
+        if now < self._newest - _CLOCK_TOLERANCE:
+            _log.warning(
+                "The clock went back by %.1f seconds. Keys that had expired may be valid again, and times in the "
+                "audit log are not in order.",
+                (self._newest - now) / 1e6,
+            )
+            self._newest = now
+        self._newest = max(self._newest, now)
+        return now
+
+    def _open_connection(self) -> Connection:
+        if self._connection is None:
+            self._connection = writer_connection(self._engine)
+        return self._connection
+
+    def _drop_connection(self) -> None:
+        self._guard.watch_log(False)
+        if self._connection is not None:
+            with contextlib.suppress(SQLAlchemyError):
+                self._connection.invalidate()
+            with contextlib.suppress(SQLAlchemyError):
+                self._connection.close()
+        self._connection = None
+
+
+def _notify(done: Callable[..., None], result: object) -> None:
+    """Call a callback; its errors must not stop the writer."""
+    try:  # noqa: SIM105 - contextlib.suppress takes longer than most callbacks
+        done(result)
+    except Exception:
+        pass
+
+
+def _unexpected(error: Exception) -> LedgerUnavailable:
+    return LedgerUnavailable(f"The ledger failed with an unexpected error ({type(error).__name__}: {error}).")

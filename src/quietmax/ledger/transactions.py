@@ -10,14 +10,14 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Literal, get_args
 
+import numpy as np
 import orjson
 
 from quietmax.errors import InvalidInput, LedgerDamaged, QuietmaxError
-from quietmax.ledger.answer_cache import AnswerCache
-from quietmax.ledger.database import Cursor
-from quietmax.ledger.journal import answer_digest, row_hash
+from quietmax.ledger.database import PARSE_ERRORS, AccountTransaction, Cursor, answer_digest, lock_accounts
 
 # --- parts of an account ------------------------------------------------------------------------------------------
 
@@ -71,7 +71,7 @@ def spent_by_part(cursor: Cursor, accounts: Iterable[int]) -> dict[int, dict[Par
     for account, detail in cursor.fetch_listed(_PART_ROWS, wanted):
         try:
             stated = Part.from_detail(detail)
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+        except PARSE_ERRORS as error:
             raise LedgerDamaged(
                 f"A journal row of account {account} cannot be read. Restore the ledger from a backup."
             ) from error
@@ -228,95 +228,107 @@ class StoredAnswer:
     first: bool  # Whether it is the answer of this attempt
 
 
-# --- accounts inside a transaction --------------------------------------------------------------------------------
+# --- answer cache -------------------------------------------------------------------------------------------------
 
-_LOCK_ACCOUNTS = (
-    "SELECT id, limit_units, spent_units, sequence, head FROM accounts"
-    " WHERE id IN (??) ORDER BY id FOR UPDATE"
-)
-_UPDATE_ACCOUNT = "UPDATE accounts SET limit_units = ?, spent_units = ?, sequence = ?, head = ? WHERE id = ?"
-_INSERT_JOURNAL = (
-    "INSERT INTO journal (account, sequence, time, kind, client, model, answers, units, spent_units, limit_units,"
-    " detail, previous, hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-)
+KEY_BYTES = 16
+_MAX_ANSWERS = 200_000
+_ROWS_PER_READ = 5_000
+_POSITION_BITS = 20
 
 
-@dataclass(slots=True)
-class _NewRow:
-    """A journal row that is not in the chain yet, with the fields of `JournalEntry`."""
+class AnswerCache:
+    """Finds stored answers to identical queries. Not thread-safe: it belongs to the thread that writes.
 
-    time: int
-    kind: str
-    client: str
-    model: str
-    answers: int
-    units: int
-    spent_units: int
-    limit_units: int
-    detail: str
+    Answers that were drawn together share one row of the table `answers`, in the order of their ids. With one indexed
+    row per query, a batch of 100 queries would write 100 pages of the database. So the index is in memory. It holds the
+    newest answers of each account. Every lookup first reads the rows that were added since, inside the transaction of
+    the lookup, so that answers stored by other processes are found too. Storing answers requires the account's lock, so
+    rows become visible in the order of their ids.
+    """
 
+    def __init__(self, max_answers: int = _MAX_ANSWERS) -> None:
+        self._max_answers = max_answers
+        # account -> first half of the key -> (id of the row << _POSITION_BITS) + position in the row
+        self._locations: dict[int, dict[int, int]] = {}
+        self._last_read: dict[int, int] = {}
 
-@dataclass(slots=True)
-class AccountTransaction:
-    """A locked account inside a transaction: its balance, the end of its hash chain and the journal rows to write."""
+    def find(self, cursor: Cursor, account: int, keys: Iterable[bytes]) -> dict[bytes, bytes]:
+        """Look up the stored answers to queries."""
+        self._refresh(cursor, account)
+        locations = self._locations[account]
+        wanted = list(keys)
+        halves = _first_halves(b"".join(wanted))
+        if locations.keys().isdisjoint(halves):
+            return {}
+        hits = {wanted[place]: locations[half] for place, half in enumerate(halves) if half in locations}
+        rows = {
+            row_id: (bytes(row_keys), bytes(answers))
+            for row_id, row_keys, answers in cursor.fetch_listed(
+                "SELECT id, keys, answers FROM answers WHERE id IN (??)",
+                {location >> _POSITION_BITS for location in hits.values()},
+            )
+        }
+        found = {}
+        for key, location in hits.items():
+            row_keys, answers = rows.get(location >> _POSITION_BITS, (b"", b""))
+            if not row_keys:  # pruned: else an answer that is stored later would not be found
+                locations.pop(_first_halves(key)[0], None)
+            position = location & ((1 << _POSITION_BITS) - 1)
+            if row_keys[position * KEY_BYTES : (position + 1) * KEY_BYTES] == key:
+                width = len(answers) * KEY_BYTES // len(row_keys)
+                found[key] = answers[position * width : (position + 1) * width]
+        return found
 
-    account: int  # The id of the account
-    limit_units: int  # Its budget
-    spent_units: int  # Its balance
-    sequence: int  # The number of its last journal row
-    head: str  # The hash of its last journal row
-    rows: list[_NewRow] = field(default_factory=list)  # The new journal rows
+    def clear(self) -> None:
+        """Drop the index. Needed after a rollback: rows that the transaction had seen may not exist."""
+        self._locations.clear()
+        self._last_read.clear()
 
-    def add(
-        self,
-        now: int,
-        kind: str,
-        *,
-        client: str = "",
-        model: str = "",
-        answers: int = 0,
-        units: int = 0,
-        detail: str = "",
-    ) -> None:
-        """Add a journal row and add its units to the balance.
-
-        Charges without a request id that one client makes for one model in one transaction share a row.
-        """
-        self.spent_units += units
-        if self.rows and kind == "charge" and not detail:
-            last = self.rows[-1]
-            if (last.kind, last.client, last.model, last.detail) == (kind, client, model, ""):
-                last.answers += answers
-                last.units += units
-                last.spent_units = self.spent_units
+    def _refresh(self, cursor: Cursor, account: int) -> None:
+        """Index the rows that were added since the last call."""
+        if account not in self._locations:
+            self._locations[account] = {}
+            self._last_read[account] = self._first_id(cursor, account)
+        while True:
+            rows = cursor.fetch(
+                "SELECT id, keys FROM answers WHERE account = ? AND id > ? ORDER BY id LIMIT ?",
+                (account, self._last_read[account], _ROWS_PER_READ),
+            )
+            for row_id, keys in rows:
+                self._add(account, row_id, bytes(keys))
+            if len(rows) < _ROWS_PER_READ:
                 return
-        self.rows.append(
-            _NewRow(now, kind, client, model, answers, units, self.spent_units, self.limit_units, detail)
-        )
 
-    def save(self, cursor: Cursor) -> None:
-        """Write the balance and the new journal rows."""
-        chained = []
-        for row in self.rows:
-            self.sequence += 1
-            described = (row.time, row.kind, row.client, row.model, row.answers, row.units)
-            balance = (row.spent_units, row.limit_units, row.detail)
-            fields = (self.account, self.sequence, *described, *balance, self.head)
-            self.head = row_hash(*fields)
-            chained.append((*fields, self.head))
-        cursor.execute(
-            _UPDATE_ACCOUNT, (self.limit_units, self.spent_units, self.sequence, self.head, self.account)
-        )
-        cursor.execute_many(_INSERT_JOURNAL, chained)
+    def _first_id(self, cursor: Cursor, account: int) -> int:
+        """Return the id after which the newest `max_answers` answers begin."""
+        count, before = 0, 2**62
+        while True:
+            rows = cursor.fetch(
+                "SELECT id, LENGTH(keys) FROM answers WHERE account = ? AND id < ? ORDER BY id DESC LIMIT ?",
+                (account, before, _ROWS_PER_READ),
+            )
+            for row_id, length in rows:
+                count += length // KEY_BYTES
+                before = row_id
+                if count > self._max_answers:
+                    return int(row_id)
+            if len(rows) < _ROWS_PER_READ:
+                return 0
+
+    def _add(self, account: int, row_id: int, keys: bytes) -> None:
+        locations = self._locations[account]
+        for location, half in enumerate(_first_halves(keys), row_id << _POSITION_BITS):
+            locations.setdefault(half, location)  # of equal queries, the first that was stored counts
+        self._last_read[account] = row_id
+        if len(locations) > self._max_answers + self._max_answers // 16:  # dropping many takes little longer
+            for half in list(islice(locations, len(locations) - self._max_answers)):
+                del locations[half]
 
 
-def lock_accounts(cursor: Cursor, ids: Iterable[int]) -> dict[int, AccountTransaction]:
-    """Lock accounts until the transaction ends."""
-    wanted = set(ids)
-    found = {row[0]: AccountTransaction(*row) for row in cursor.fetch_listed(_LOCK_ACCOUNTS, wanted)}
-    if len(found) < len(wanted):
-        raise LedgerDamaged("An account is missing from the ledger. Restore the ledger from a backup.")
-    return found
+def _first_halves(keys: bytes) -> list[int]:
+    """Return the parts of keys that are indexed; a whole key is compared after its row was read."""
+    halves: list[int] = np.frombuffer(keys, "<i8")[:: KEY_BYTES // 8].tolist()
+    return halves
 
 
 # --- charges inside a transaction ---------------------------------------------------------------------------------

@@ -5,17 +5,32 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import Connection, Row
 
 from quietmax.accounting.costs import LIMIT, cost_from_json
 from quietmax.errors import LedgerDamaged, counted
-from quietmax.ledger.accounts import PARSE_ERRORS, AccountState, Terms, account_state, list_subaccounts
-from quietmax.ledger.api_keys import key_detail, list_keys
-from quietmax.ledger.database import KEYS_ACCOUNT, accounts, journal, read_salt, requests, training_sets
-from quietmax.ledger.journal import START, JournalEntry, answer_digest
+from quietmax.ledger.accounts import (
+    AccountState,
+    Terms,
+    account_rows,
+    account_state,
+    key_detail,
+    list_keys,
+    list_subaccounts,
+)
+from quietmax.ledger.database import (
+    KEYS_ACCOUNT,
+    PARSE_ERRORS,
+    START,
+    JournalEntry,
+    answer_digest,
+    read_salt,
+    run,
+    stream,
+)
 from quietmax.ledger.transactions import Part
 
 Anchor = tuple[int, str]
@@ -57,10 +72,11 @@ class Verification:
 
 def read_journal(connection: Connection, account: int | None = None) -> Iterator[JournalEntry]:
     """Read the journal, account by account in the order of the rows."""
-    statement = select(journal).order_by(journal.c.account, journal.c.sequence)
-    if account is not None:
-        statement = statement.where(journal.c.account == account)
-    for row in connection.execute(statement.execution_options(yield_per=10_000)):
+    where = "" if account is None else "WHERE account = :account"
+    columns = ", ".join(each.name for each in fields(JournalEntry))
+    statement = f"SELECT {columns} FROM journal {where} ORDER BY account, sequence"
+    named = {} if account is None else {"account": account}
+    for row in stream(connection, statement, **named):
         yield JournalEntry(*row)
 
 
@@ -75,7 +91,7 @@ def verify(connection: Connection, anchors: Mapping[str, Anchor] | None = None) 
     salt = read_salt(connection)
     faults: list[str] = []
     count = 0
-    rows = connection.execute(select(accounts).order_by(accounts.c.id)).all()
+    rows = account_rows(connection)
     names = {row.name for row in rows}
     bindings = None
     if KEYS_ACCOUNT not in names:
@@ -94,8 +110,8 @@ def verify(connection: Connection, anchors: Mapping[str, Anchor] | None = None) 
         if name not in names
     ]
     ids = {row.id for row in rows}
-    for what, table in (("journal has rows", journal), ("ledger has requests", requests)):
-        unknown = set(connection.execute(select(table.c.account).distinct()).scalars()) - ids
+    for what, table in (("journal has rows", "journal"), ("ledger has requests", "requests")):
+        unknown = set(run(connection, f"SELECT DISTINCT account FROM {table}").scalars()) - ids
         faults += [
             f"The {what} of account {number}, which does not exist." for number in sorted(unknown, key=str)
         ]
@@ -305,7 +321,9 @@ class _Bindings:
                 opened = "was not opened" if stated is None else f"was opened as {stated!r}"
                 faults.append(f"Account {row.name!r}: according to the journal it {opened}.")
         faults += [f"Account {name!r} is missing." for name in names.values()]
-        bound = {row.digest: row.account for row in connection.execute(select(training_sets))}
+        bound = {
+            row.digest: row.account for row in run(connection, "SELECT digest, account FROM training_sets")
+        }
         stated_sets = self._training_sets
         wrong = sum(bound.get(each) != stated_sets.get(each) for each in {*bound, *stated_sets})
         if wrong:
@@ -398,9 +416,8 @@ class _Requests:
     def compare(self, connection: Connection, account: int, salt: bytes) -> list[str]:
         """Compare the stored requests of the account with the journal; return what is wrong."""
         unknown = changed = 0
-        for row in connection.execute(
-            select(requests).where(requests.c.account == account).execution_options(yield_per=10_000)
-        ):
+        statement = "SELECT request, body, units, time, answer FROM requests WHERE account = :account"
+        for row in stream(connection, statement, account=account):
             stated = self._known.pop(row.request, None)
             if stated is None:
                 unknown += 1

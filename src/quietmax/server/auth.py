@@ -21,8 +21,7 @@ from dataclasses import dataclass
 from starlette.types import Scope
 
 from quietmax.errors import QuietmaxError
-from quietmax.ledger.accounts import token_client_name
-from quietmax.ledger.api_keys import ApiKey, find_key
+from quietmax.ledger.accounts import ApiKey, find_key, token_client_name
 from quietmax.ledger.ledger import Ledger
 from quietmax.server.errors import HttpError, ledger_error, unauthorized
 from quietmax.server.rate_limit import RateLimiter

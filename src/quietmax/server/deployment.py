@@ -23,7 +23,7 @@ from quietmax.data.encoding import Encoding
 from quietmax.errors import BudgetExhausted, InvalidInput, QuietmaxError, counted
 from quietmax.estimators.evaluation import EvaluationCharge
 from quietmax.ledger.accounts import AccountState, Terms
-from quietmax.ledger.journal import START
+from quietmax.ledger.database import START
 from quietmax.ledger.ledger import TRAINING_CLIENT, Ledger
 from quietmax.ledger.transactions import Charge, Charged, Failed, LimitExceeded, NewAnswers
 from quietmax.mechanisms.base import Answerer, Answers

@@ -24,8 +24,7 @@ from quietmax.data.encoding import (
     Encoding,
     NumericColumn,
 )
-from quietmax.ledger.accounts import AccountState
-from quietmax.ledger.ledger import SpendingPoint
+from quietmax.ledger.accounts import AccountState, SpendingPoint
 from quietmax.server.auth import SESSION_SECONDS, Caller, is_cross_site, is_local
 from quietmax.server.deployment import Deployment
 from quietmax.server.errors import HttpError, bad_request
