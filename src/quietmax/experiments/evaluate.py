@@ -18,7 +18,7 @@ from quietmax.attacks.base import Attack
 from quietmax.attacks.metrics import AttackReport, released_by
 from quietmax.attacks.targets import QueryResult
 from quietmax.audit.bounds import epsilon_from_guesses
-from quietmax.audit.mechanism import audit_mechanism
+from quietmax.audit.distinguishing import audit_mechanism
 from quietmax.experiments.grid import Trial
 from quietmax.experiments.inputs import SharedInputs
 from quietmax.experiments.methods import Method, PreparedMethod, declared_delta, method
