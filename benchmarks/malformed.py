@@ -127,11 +127,13 @@ def junk(rng: random.Random) -> Any:
     return copy.deepcopy(rng.choice(JUNK))
 
 
-def mutated_document(rng: random.Random, target: Target) -> Any:
-    """A valid request with a few places changed, removed or repeated."""
-    value = document(rng, target, rng.randint(1, 3))
+def mutated_document(rng: random.Random, value: Any) -> Any:
+    """A request with a few places changed, removed or repeated."""
     for _ in range(rng.randint(1, 4)):
-        container, key = rng.choice(list(places(value)) or [(value, "inputs")])
+        found = list(places(value))
+        if not found:
+            break
+        container, key = rng.choice(found)
         kind = rng.randrange(4)
         if kind == 0 and isinstance(container, dict):
             container[rng.choice(["name", "data", "shape", "x", "parameters", ""])] = junk(rng)
@@ -193,7 +195,7 @@ def mutated_json(rng: random.Random, target: Target) -> bytes:
     if rng.random() < 0.5:
         body = mutated_bytes(rng, encoded(document(rng, target, rng.randint(1, 3))))
     else:
-        body = encoded(mutated_document(rng, target))
+        body = encoded(mutated_document(rng, document(rng, target, rng.randint(1, 3))))
     return posted(f"/v2/models/{target.free}/infer", body, infer_headers(target, body))
 
 
@@ -384,7 +386,7 @@ async def send_http(target: Target, numbers: range, seed: int, outcome: Outcome)
 
 
 def message(name: str, **fields: Any) -> Any:
-    from quietmax.server.grpc_codec import message_class
+    from quietmax.server.grpc_server import message_class
 
     return message_class(name)(**fields)
 

@@ -109,11 +109,12 @@ def serve(kind: str, address: str, port: int, workers: int) -> None:
 
     from quietmax.ledger import Ledger, Terms
     from quietmax.mechanisms import Answers
-    from quietmax.server import Service, Settings, deploy, load_models
-    from quietmax.server.log import Log
-    from quietmax.server.metrics import Metrics
-    from quietmax.server.run import Listener, run
-    from quietmax.server.supervisor import supervise
+    from quietmax.server import Service, Settings
+    from quietmax.server.deployment import deploy
+    from quietmax.server.repository import load_models
+    from quietmax.server.run import run, supervise
+    from quietmax.server.settings import Listener
+    from quietmax.server.telemetry import Log, Metrics
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
@@ -131,7 +132,7 @@ def serve(kind: str, address: str, port: int, workers: int) -> None:
         deployments = deploy(ledger, loaded, budget=Terms(100.0))
         if kind == "plain":
             deployments = [replace(deployments[0], unit_cost=0, answer=plain)]
-        return Service(ledger, deployments, Settings(anonymous=True, log_requests=False), metrics=metrics)
+        return Service(ledger, deployments, Settings(anonymous=True, request_log=False), metrics=metrics)
 
     listener = Listener(port=port)
     with listener.open_socket() as opened:

@@ -19,7 +19,8 @@ from quietmax.estimators.validation import SETTINGS_PUBLIC, person_assumptions
 from quietmax.ledger import Ledger
 from quietmax.ledger.accounts import Terms
 from quietmax.privacy_card import OBSERVED, PrivacyCard, read_card
-from quietmax.server import deploy, load_models
+from quietmax.server.deployment import deploy
+from quietmax.server.repository import load_models
 
 GUARANTEE = Guarantee(
     "gaussian",

@@ -17,7 +17,9 @@ import pytest
 from quietmax.cli.demo import QUESTIONS, _paper, _survey, _table
 from quietmax.data import load
 from quietmax.ledger import Ledger
-from quietmax.server import Service, Settings, deploy, load_models
+from quietmax.server import Service, Settings
+from quietmax.server.deployment import deploy
+from quietmax.server.repository import load_models
 from quietmax.server.run import run_in_thread
 
 DESK, PHONE = {"width": 1280, "height": 900}, {"width": 375, "height": 812}
@@ -44,7 +46,7 @@ def address(demo: Path) -> Iterator[str]:
     """The service that the demo tells its reader to start."""
     with Ledger(demo / "demo.sqlite") as ledger:
         deployments = deploy(ledger, load_models([str(demo / "affair")]))
-        with run_in_thread(Service(ledger, deployments, Settings(anonymous=True, log_requests=False))) as url:
+        with run_in_thread(Service(ledger, deployments, Settings(anonymous=True, request_log=False))) as url:
             yield url
 
 

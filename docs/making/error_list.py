@@ -20,8 +20,6 @@ KINDS = {
     "LedgerDamaged",
     "LedgerUnavailable",
 }
-# Functions that make an `HttpError` of one status from a sentence.
-STATUSES = {"bad_request": 400, "unauthorized": 401, "unprocessable": 422, "unavailable": 503}
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,7 @@ class Refusal:
 
 
 def refusals(sources: Path = SOURCES) -> list[Refusal]:
-    """All places that raise one of `KINDS`, or call one of `STATUSES`, with a sentence written there."""
+    """All places that raise one of `KINDS`, or return one, with a sentence written there."""
     return sorted(
         (refusal for path in sorted(sources.rglob("*.py")) for refusal in _of_file(path, sources)),
         key=lambda refusal: (refusal.package, refusal.place),
@@ -51,9 +49,9 @@ def _of_file(path: Path, sources: Path) -> Iterator[Refusal]:
         )
         if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
             continue
-        if call.func.id not in KINDS | STATUSES.keys():
+        if call.func.id not in KINDS:
             continue
-        status, arguments = STATUSES.get(call.func.id), list(call.args)
+        status, arguments = None, list(call.args)
         if arguments and isinstance(arguments[0], ast.Constant) and isinstance(arguments[0].value, int):
             status, arguments = arguments[0].value, arguments[1:]
         sentence = _text(arguments[0]) if arguments else None

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from quietmax.cli import load_command
-from quietmax.cli._configuration import Setting, settings_of
+from quietmax.cli.serve import ServeOption, options_of
 
 MARKER = "<!-- the options of serve -->"
 
@@ -18,7 +18,7 @@ def as_markdown() -> str:
         "| command line | environment | TOML key | default | meaning |",
         "| --- | --- | --- | --- | --- |",
     ]
-    for setting in settings_of(load_command("serve")):
+    for setting in options_of(load_command("serve")):
         flags = " ".join(f"`{flag}`" for flag in setting.flags) or f"`{setting.key.upper()}...`"
         variable = "" if setting.variable is None else f"`{setting.variable}`"
         key = f"`{setting.key}`" if setting.in_file else ""
@@ -26,14 +26,14 @@ def as_markdown() -> str:
     return "\n".join(lines)
 
 
-def _default(setting: Setting) -> str:
+def _default(setting: ServeOption) -> str:
     value = setting.option.default
     if value is None or value == []:
         return ""
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
-def _meaning(setting: Setting) -> str:
+def _meaning(setting: ServeOption) -> str:
     text = html.escape(setting.option.help.replace("\\[", "["), quote=False).replace("|", "\\|")
     return re.sub(r"(--[a-z][a-z-]+)", r"`\1`", text)
 

@@ -18,7 +18,9 @@ import quietmax as qm
 from quietmax.estimators import save_private
 from quietmax.ledger import Ledger
 from quietmax.privacy_card import read_card
-from quietmax.server import Client, Service, Settings, deploy, load_models
+from quietmax.server import Client, Service, Settings
+from quietmax.server.deployment import deploy
+from quietmax.server.repository import load_models
 from quietmax.server.run import run_in_thread
 
 # What `quietmax schema draft loans.csv` proposes, after somebody has checked and confirmed every line.
@@ -79,7 +81,7 @@ def query_over_http(people: pd.DataFrame) -> None:
     """
     with tempfile.TemporaryDirectory() as place, Ledger(f"{place}/ledger.sqlite") as ledger:
         deployments = deploy(ledger, load_models(["repaid"]))
-        service = Service(ledger, deployments, Settings(anonymous=True, log_requests=False))
+        service = Service(ledger, deployments, Settings(anonymous=True, request_log=False))
         with run_in_thread(service) as url, Client(url) as client:
             print("answers:", *client.predict("repaid", people))
 

@@ -12,7 +12,8 @@ from quietmax.errors import DataUnavailable
 from quietmax.ledger import Charge, Ledger
 from quietmax.privacy_card import OBSERVED, leakage_file, read_card, record_leakage
 from quietmax.review_forms import BLANK, NOT_IN_LEDGER
-from quietmax.server import deploy, load_models
+from quietmax.server.deployment import deploy
+from quietmax.server.repository import load_models
 from tests.cli.conftest import Run, assert_error
 from tests.cli.own_table import DECLARED
 

@@ -189,7 +189,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_examples_work_when_they_are_pasted(
     run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from quietmax.server import supervisor
+    from quietmax.server import run as supervisor
 
     monkeypatch.setattr(supervisor, "supervise", lambda *_: None)
     assert folder.is_dir()

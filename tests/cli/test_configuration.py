@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from quietmax.cli import load_command
-from quietmax.cli._configuration import Setting, check_variables, settings_of
+from quietmax.cli.serve import ServeOption, check_variables, options_of
 from tests.cli.conftest import Run, assert_error
 from tests.docs.scripts import script
 
 option_table = script("docs/making/option_table.py")
-SETTINGS = settings_of(load_command("serve"))
+SETTINGS = options_of(load_command("serve"))
 IDS = [setting.key for setting in SETTINGS]
 SAMPLES: dict[type, tuple[Any, str]] = {
     bool: (True, "true"),
@@ -40,7 +40,7 @@ def parsed(*arguments: str) -> dict[str, Any]:
     return dict(context.params)
 
 
-def sample(setting: Setting) -> tuple[Any, str]:
+def sample(setting: ServeOption) -> tuple[Any, str]:
     """A value that is not the default: in TOML, and as text."""
     value, text = SAMPLES[setting.option.type_descriptor.annotation]
     return (False, "false") if setting.option.default is True else (value, text)
@@ -48,7 +48,7 @@ def sample(setting: Setting) -> tuple[Any, str]:
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=IDS)
 def test_every_option_can_be_set_by_its_variable_and_its_key(
-    setting: Setting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    setting: ServeOption, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     value, text = sample(setting)
     name = setting.option.name

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from quietmax.ledger import Ledger
-from quietmax.server import deploy, load_models
+from quietmax.server.deployment import deploy
+from quietmax.server.repository import load_models
 from tests.cli.conftest import Run, assert_error
 from tests.cli.own_table import DECLARED
 from tests.cli.test_card import change_description

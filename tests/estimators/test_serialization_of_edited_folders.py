@@ -29,7 +29,7 @@ from quietmax.models import CrossEntropy, TrainingSettings
 from quietmax.models.features import UnitNorm
 from quietmax.predictor import Predictor
 from quietmax.privacy_card import read_card
-from quietmax.server import load_models
+from quietmax.server.repository import load_models
 from quietmax.spending import FileAccount
 
 GENERATOR = np.random.default_rng(0)

@@ -5,10 +5,15 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
 import re
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,11 +26,14 @@ from numpy.typing import ArrayLike, NDArray
 from quietmax.data import Encoding, Schema, encode_table
 from quietmax.errors import LedgerUnavailable
 from quietmax.ledger import Ledger, Terms
-from quietmax.server import Service, Settings, deploy, load_models
+from quietmax.server import Service, Settings
 from quietmax.server.auth import Caller
 from quietmax.server.codec import InferenceRequest
-from quietmax.server.log import Log
-from quietmax.server.run import Listener, run_in_thread
+from quietmax.server.deployment import deploy
+from quietmax.server.repository import load_models
+from quietmax.server.run import run_in_thread
+from quietmax.server.settings import Listener
+from quietmax.server.telemetry import Log
 
 T = TypeVar("T")
 FEATURES, CLASSES = 6, 4
@@ -97,6 +105,63 @@ class Running:
     def post_body(self, body: bytes | str, **headers: str) -> httpx.Response:
         """Send a body to the model `plain` as it is."""
         return self.http.post("/v2/models/plain/infer", content=body, headers=headers)
+
+
+@dataclass
+class Command:
+    """`quietmax serve` as a process: what it says when it listens, and the lines of its log so far."""
+
+    process: subprocess.Popen[str]
+    told: dict[str, Any]
+    lines: list[str]
+
+    def events(self) -> list[str]:
+        return [json.loads(line)["event"] for line in self.lines]
+
+
+@contextmanager
+def serve_command(
+    ledger: Path, *options: object, read_log: bool = True, **environment: str | None
+) -> Iterator[Command]:
+    """Run `quietmax serve` until it listens; at the end, stop it."""
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "quietmax", "serve", "--ledger", str(ledger), "--port", "0", "--json"),
+            *map(str, options),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={name: value for name, value in {**os.environ, **environment}.items() if value is not None},
+    )
+    lines: list[str] = []
+    try:
+        assert process.stdout is not None
+        told = "".join(iter(process.stdout.readline, "}\n")) + "}"
+        if read_log:
+            threading.Thread(target=lambda: lines.extend(process.stderr or ()), daemon=True).start()
+        yield Command(process, json.loads(told), lines)
+    finally:
+        process.terminate()
+        try:
+            process.wait(60)
+        finally:
+            process.kill()
+
+
+def until(condition: Callable[[], Any], seconds: float = 60) -> None:
+    """Wait until a condition holds; an error of a connection counts as no."""
+    deadline = time.monotonic() + seconds
+    while True:
+        with suppress(httpx.TransportError, ConnectionError):
+            if condition():
+                return
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def is_ready(url: str) -> bool:
+    return httpx.get(f"{url}/v2/health/ready", timeout=30).status_code == 200
 
 
 def inference(rows: ArrayLike, **more: Any) -> dict[str, Any]:

@@ -16,9 +16,15 @@ import pytest
 from quietmax.errors import InvalidInput
 from quietmax.ledger import Terms
 from quietmax.server import Settings
-from quietmax.server.body_memory import BODIES_FULL
-from quietmax.server.errors import bad_request
-from tests.server.running_service import Running, Start, inference, some_rows
+from quietmax.server.errors import HttpError
+from quietmax.server.protocol import BODIES_FULL
+from tests.server.running_service import (
+    Running,
+    Start,
+    inference,
+    some_rows,
+    until,
+)
 
 SIZE = 2**20
 SMALL = Settings(max_bytes=SIZE, max_body_memory=4 * SIZE, timeout=30)
@@ -39,13 +45,6 @@ def _sent(service: Running, body: bytes, length: int | None = None) -> Iterator[
         yield connection
 
 
-def _until_held(service: Running, held: int) -> None:
-    deadline = time.monotonic() + 30
-    while service.service.bodies.held != held:
-        assert time.monotonic() < deadline, service.service.bodies.held
-        time.sleep(0.01)
-
-
 def _error(connection: socket.socket) -> tuple[int, str]:
     received = b""
     while part := connection.recv(2**16):
@@ -62,15 +61,15 @@ def test_a_body_that_does_not_fit_is_503_before_it_is_read(start: Start) -> None
     ):
         for _ in range(4):
             opened.enter_context(_sent(service, b" " * (SIZE - 1), SIZE))
-        _until_held(service, 4 * (SIZE - 1))
+        until(lambda: service.service.bodies.held == 4 * (SIZE - 1))
         with _sent(service, b"", SIZE) as refused:
             assert _error(refused) == (503, BODIES_FULL)
         assert service.http.get("/v2/models").status_code == 200, "a request without a body is answered"
         assert 'refused_connections_total{reason="body"} 1.0' in service.http.get("/metrics").text
         opened.close()
-        _until_held(service, 0)
+        until(lambda: service.service.bodies.held == 0)
         assert service.infer(some_rows(1)).status_code == 200
-        _until_held(service, 0)
+        until(lambda: service.service.bodies.held == 0)
 
 
 def test_bodies_that_grow_beyond_the_limit_together_are_refused(start: Start) -> None:
@@ -81,12 +80,12 @@ def test_bodies_that_grow_beyond_the_limit_together_are_refused(start: Start) ->
     ):
         for _ in range(4):
             opened.enter_context(_sent(service, b" " * (SIZE - 1)))
-        _until_held(service, 4 * (SIZE - 1))
+        until(lambda: service.service.bodies.held == 4 * (SIZE - 1))
         with _sent(service, b" " * 100) as refused:
             assert _error(refused) == (503, BODIES_FULL)
-        _until_held(service, 4 * (SIZE - 1))
+        until(lambda: service.service.bodies.held == 4 * (SIZE - 1))
         opened.close()
-        _until_held(service, 0)
+        until(lambda: service.service.bodies.held == 0)
 
 
 def test_a_body_counts_until_its_request_has_ended_also_if_its_client_has_gone(start: Start) -> None:
@@ -106,7 +105,7 @@ def test_a_body_counts_until_its_request_has_ended_also_if_its_client_has_gone(s
         time.sleep(0.2)
         assert service.service.bodies.held == len(body)
         going.set()
-        _until_held(service, 0)
+        until(lambda: service.service.bodies.held == 0)
 
 
 def test_requests_that_wait_behind_another_on_a_connection_that_ends_are_forgotten(start: Start) -> None:
@@ -117,7 +116,7 @@ def test_requests_that_wait_behind_another_on_a_connection_that_ends_are_forgott
             asked.set()
             while not going.is_set():
                 await asyncio.sleep(0.01)
-            raise bad_request("There is nobody to answer.")
+            raise HttpError(400, "There is nobody to answer.")
 
         service.service.infer = wait  # type: ignore[method-assign,assignment]
         body = json.dumps(inference(some_rows(1))).encode()
@@ -127,10 +126,10 @@ def test_requests_that_wait_behind_another_on_a_connection_that_ends_are_forgott
         request += f"Content-Length: {len(body)}\r\n\r\n{body.decode()}"
         with _sent(service, body + request.encode() * 3, len(body)):
             assert asked.wait(30)
-            _until_held(service, 4 * len(body))
-        _until_held(service, len(body))
+            until(lambda: service.service.bodies.held == 4 * len(body))
+        until(lambda: service.service.bodies.held == len(body))
         going.set()
-        _until_held(service, 0)
+        until(lambda: service.service.bodies.held == 0)
 
 
 def test_the_memory_for_bodies_must_hold_the_largest_one() -> None:

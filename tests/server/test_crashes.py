@@ -11,7 +11,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -32,12 +31,20 @@ import torch
 from quietmax.accounting.costs import LIMIT
 from quietmax.errors import LedgerUnavailable
 from quietmax.ledger import Ledger, Terms
-from quietmax.server import Service, Settings, deploy, load_models, supervisor
-from quietmax.server.log import Log
-from quietmax.server.metrics import Metrics
-from quietmax.server.run import Listener, run
-from quietmax.server.supervisor import supervise
-from tests.server.running_service import FEATURES, inference
+from quietmax.server import Service, Settings
+from quietmax.server import run as supervisor
+from quietmax.server.deployment import deploy
+from quietmax.server.repository import load_models
+from quietmax.server.run import run, supervise
+from quietmax.server.settings import Listener
+from quietmax.server.telemetry import Log, Metrics
+from tests.server.running_service import (
+    FEATURES,
+    inference,
+    is_ready,
+    serve_command,
+    until,
+)
 
 TIMEOUT = 30
 KILLS = int(os.environ.get("QUIETMAX_KILLS", "40"))
@@ -54,7 +61,7 @@ def _create_service(
     ledger = Ledger(address)
     budget = Terms(100.0)
     loaded = load_models([f"plain={folder}"], budget=budget, queries=queries, accept_unproven=True)
-    settings = Settings(log_requests=False, timeout=TIMEOUT)
+    settings = Settings(request_log=False, timeout=TIMEOUT)
     return Service(ledger, deploy(ledger, loaded, budget=budget), settings, _log_to(log), metrics)
 
 
@@ -338,7 +345,7 @@ def _killed(address: str, folder: Path, kills: int, queries: int, seed: int) -> 
                 restarts.append(server.start())
             if queries > kills:
                 before = load.statuses[200]
-                _until(lambda: load.statuses[200] > before or load.statuses[403])
+                until(lambda: load.statuses[200] > before or load.statuses[403])
         assert load.statuses[200] > 0
         load.check_statuses(200, 403, 503)
         _check_ledger(address, load, queries)
@@ -384,7 +391,7 @@ def _killed_workers(address: str, folder: Path, kills: int, queries: int, seed: 
                     assert account.spent_units <= LIMIT
             server.ready()
             before = load.statuses[200]
-            _until(lambda: load.statuses[200] > before or load.statuses[403])
+            until(lambda: load.statuses[200] > before or load.statuses[403])
         assert load.statuses[200] > 0
         load.check_statuses(200, 403, 503)
     answers_paid = _check_ledger(address, load, queries)
@@ -419,7 +426,7 @@ def test_asked_to_stop_the_service_answers_what_it_has_charged(address: str, mod
     with _servers(1, address, models / "plain", queries) as (servers, keys):
         load = Load(servers, keys, 8)
         with load:
-            _until(lambda: load.received_without_ids > 20 and len(load.answers) > 20)
+            until(lambda: load.received_without_ids > 20 and len(load.answers) > 20)
             servers[0].port.close()
             servers[0].process.terminate()
             servers[0].process.join(60)
@@ -448,7 +455,7 @@ def _stop_database(server: Any, models: Path, seconds: float) -> None:
     address, queries = server.get_uri(), 100_000
     with _servers(1, address, models / "plain", queries) as (servers, keys):
         with Load(servers, keys, 8) as load:
-            _until(lambda: load.statuses[200] > 20)
+            until(lambda: load.statuses[200] > 20)
             postmaster = server.get_postmaster_info().process
             postmaster.send_signal(signal.SIGQUIT)
             postmaster.wait(60)
@@ -463,16 +470,9 @@ def _stop_database(server: Any, models: Path, seconds: float) -> None:
             server.ensure_postgres_running()
             servers[0].ready()
             before = load.statuses[200]
-            _until(lambda: load.statuses[200] > before + 20)
+            until(lambda: load.statuses[200] > before + 20)
         load.check_statuses(200, 503)
     _check_ledger(address, load, queries)
-
-
-def _until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
 
 
 def test_a_database_gone_for_a_second_gives_errors_no_answers_and_comes_back(
@@ -507,17 +507,17 @@ def test_a_full_disk_refuses_cleanly_and_is_not_ready(small_disk: Path, models: 
     with _servers(1, address, models / "plain", queries) as (servers, keys):
         server = servers[0]
         with Load(servers, keys, 4) as load:
-            _until(lambda: load.statuses[200] > 5)
+            until(lambda: load.statuses[200] > 5)
             with suppress(OSError), (small_disk / "filler").open("wb", buffering=0) as filler:
                 while True:
                     filler.write(b"x" * 4096)
-            _until(lambda: load.statuses[503] > 20)
+            until(lambda: load.statuses[503] > 20)
             # SQLite's own files may still free a page, so a single check can find room.
-            _until(lambda: httpx.get(f"{server.url}/v2/health/ready", timeout=60).status_code == 503)
+            until(lambda: httpx.get(f"{server.url}/v2/health/ready", timeout=60).status_code == 503)
             (small_disk / "filler").unlink()
             server.ready()
             before = load.statuses[200]
-            _until(lambda: load.statuses[200] > before + 5)
+            until(lambda: load.statuses[200] > before + 5)
         load.check_statuses(200, 503)
         _check_ledger(address, load, queries)
 
@@ -525,45 +525,27 @@ def test_a_full_disk_refuses_cleanly_and_is_not_ready(small_disk: Path, models: 
 def _ready_after(url: str) -> float:
     """Wait until a service is ready; how long that took."""
     begun = time.monotonic()
-    while True:
-        with suppress(httpx.HTTPError):
-            if httpx.get(f"{url}/v2/health/ready", timeout=5).status_code == 200:
-                return time.monotonic() - begun
-        assert time.monotonic() - begun < 120, "the service did not become ready"
-        time.sleep(0.01)
+    until(lambda: is_ready(url), 120)
+    return time.monotonic() - begun
 
 
 def test_the_command_serves_restarts_after_a_kill_and_stops_on_request(models: Path, tmp_path: Path) -> None:
-    quietmax = [sys.executable, "-c", "from quietmax.cli import main; main()"]
-    command = [*quietmax, "serve", f"head={models / 'head'}", "--json", "--anonymous"]
-    where = ["--ledger", str(tmp_path / "ledger.sqlite"), "--port", "0"]
-    process = subprocess.Popen(
-        [*command, *where], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT, text=True
-    )
-    try:
-        assert process.stdout is not None
-        body = json.loads("".join(iter(process.stdout.readline, "}\n")) + "}")
-        _ready_after(body["url"])
+    with serve_command(tmp_path / "ledger.sqlite", f"head={models / 'head'}", "--anonymous") as command:
+        url, process = command.told["url"], command.process
+        _ready_after(url)
         for _ in range(2):
             question = inference(np.zeros((1, FEATURES)))
-            assert (
-                httpx.post(f"{body['url']}/v2/models/head/infer", json=question, timeout=60).status_code
-                == 200
-            )
+            assert httpx.post(f"{url}/v2/models/head/infer", json=question, timeout=60).status_code == 200
             (service,) = psutil.Process(process.pid).children()
             service.kill()
             service.wait(60)
-            _ready_after(body["url"])
+            _ready_after(url)
         process.terminate()
-        _, logged = process.communicate(timeout=60)
-    finally:
-        process.kill()
-        process.wait()
-    assert process.returncode == 0
-    assert body["models"] == [{"name": "head", "version": "1", "account": "visitors", "status": "proven"}]
-    events = [json.loads(line)["event"] for line in logged.splitlines()]
-    expected = ["started", "died"] * 2 + ["started", "stopped"]
-    assert [event for event in events if event != "request"] == expected
+        assert process.wait(60) == 0
+        served = [{"name": "head", "version": "1", "account": "visitors", "status": "proven"}]
+        assert command.told["models"] == served
+        expected = ["started", "died"] * 2 + ["started", "stopped"]
+        until(lambda: [event for event in command.events() if event != "request"] == expected)
 
 
 def _supervised(create: Callable[[Metrics], Service], opened: socket.socket, log: Path) -> None:
@@ -608,7 +590,7 @@ def test_a_supervisor_waits_for_a_ledger_that_is_down_when_its_service_dies(
         place.mkdir()
         (service,) = psutil.Process(process.pid).children()
         service.kill()
-        _until(lambda: (tmp_path / "log").read_text().count("died") > 4)
+        until(lambda: (tmp_path / "log").read_text().count("died") > 4)
         place.rmdir()
         (tmp_path / "away").rename(place)
         _ready_after(url)

@@ -27,7 +27,7 @@ from quietmax.ledger import Terms
 from quietmax.models import Model, TrainingSettings, save_model
 from quietmax.models.mlp import initial_mlp
 from quietmax.server import Client, Settings
-from quietmax.server.errors import unavailable
+from quietmax.server.errors import HttpError
 from tests.server.running_service import (
     LEDGER_DOWN,
     TABLE,
@@ -124,7 +124,7 @@ def test_a_login_while_the_ledger_is_down_is_503_and_not_a_wrong_key(
     plain: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(*_: object) -> None:
-        raise unavailable(str(LEDGER_DOWN))
+        raise HttpError(503, str(LEDGER_DOWN))
 
     monkeypatch.setattr(plain.service.auth, "login", fail)
     assert httpx.post(f"{plain.url}/login", data={"key": plain.key}).status_code == 503

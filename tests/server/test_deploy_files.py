@@ -25,8 +25,8 @@ import yaml
 
 import quietmax
 from quietmax.cli import load_command
-from quietmax.cli._configuration import OTHER_VARIABLES, settings_of
-from quietmax.server.metrics import Metrics
+from quietmax.cli.serve import OTHER_VARIABLES, options_of
+from quietmax.server.telemetry import Metrics
 from tests.docs.scripts import script
 from tests.server.running_service import Start
 
@@ -59,7 +59,7 @@ def run_serve(*options: str, **variables: str) -> subprocess.CompletedProcess[st
 
 
 def test_variables_of_the_image_and_of_compose_are_options_of_serve() -> None:
-    known = {setting.variable for setting in settings_of(load_command("serve"))}
+    known = {setting.variable for setting in options_of(load_command("serve"))}
     used = dockerfile_variables() | {
         name for name in COMPOSE["services"]["quietmax"]["environment"] if name.startswith("QUIETMAX_")
     }

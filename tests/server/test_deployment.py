@@ -25,8 +25,9 @@ from quietmax.ledger import Charge, Ledger, Terms
 from quietmax.ledger.transactions import Charged, Failed
 from quietmax.models import TrainingSettings
 from quietmax.models.features import Identity
-from quietmax.server import Deployment, deploy, load_models
-from quietmax.server.deployment import account_name, check_deployments
+from quietmax.server import Deployment
+from quietmax.server.deployment import _account_name, check_deployments, deploy
+from quietmax.server.repository import load_models
 from quietmax.spending import FileAccount
 from tests.server.running_service import (
     LEDGER_DOWN,
@@ -153,7 +154,7 @@ def test_an_answer_from_the_folder_during_the_migration_is_charged_too(
     ],
 )
 def test_a_data_set_names_its_account(dataset: str, name: str) -> None:
-    assert account_name(dataset) == name
+    assert _account_name(dataset) == name
 
 
 PUBLIC: dict[str, Any] = {"declared_size": 120, "classes": (0, 1)}

@@ -12,16 +12,17 @@ from google.protobuf.descriptor import Descriptor
 from tritonclient.grpc import service_pb2
 
 from quietmax.mechanisms.base import Answers
-from quietmax.server import grpc_codec, load_models
+from quietmax.server import grpc_server as grpc_codec
 from quietmax.server.deployment import Deployment
 from quietmax.server.errors import HttpError
-from quietmax.server.grpc_codec import (
+from quietmax.server.grpc_server import (
     SERVICE,
+    _parse_request,
     decode_request,
     encode_response,
     message_class,
-    parse_request,
 )
+from quietmax.server.repository import load_models
 from tests.docs.scripts import script
 from tests.server.running_service import FEATURES, some_rows
 
@@ -98,7 +99,7 @@ def _message() -> Any:
 
 
 def _decode(message: Any, deployment: Deployment) -> Any:
-    return decode_request(parse_request(message.SerializeToString(), 3), deployment, 3)
+    return decode_request(_parse_request(message.SerializeToString(), 3), deployment, 3)
 
 
 @pytest.mark.parametrize(
@@ -227,7 +228,7 @@ def test_a_malformed_message_is_refused_with_a_sentence(head: Deployment, change
 @pytest.mark.parametrize("content", [b"\xff", b"\x0a\x05ab", b"\x0a\x01\xff", b"\x2a\x80\x80\x80\x80\x80"])
 def test_bytes_that_are_no_message_are_refused(content: bytes) -> None:
     with pytest.raises(HttpError, match="not a valid ModelInferRequest") as caught:
-        parse_request(content, 3)
+        _parse_request(content, 3)
     assert caught.value.status == 400
 
 
@@ -264,9 +265,9 @@ def test_a_message_of_countless_tiny_parts_is_refused_before_it_is_parsed(
     def parse(*_: object) -> None:
         raise AssertionError("parsed")
 
-    monkeypatch.setattr(grpc_codec, "parse_message", parse)
+    monkeypatch.setattr(grpc_codec, "_parse_message", parse)
     with pytest.raises(HttpError) as caught:
-        parse_request(LARGE[name], 1000)
+        _parse_request(LARGE[name], 1000)
     assert caught.value.status in (400, 413)
 
 
@@ -276,14 +277,14 @@ def test_a_large_valid_message_is_parsed(head: Deployment, survey: Deployment) -
     tensor.contents.fp32_contents.extend([0.5] * 5000 * FEATURES)
     content = message.SerializeToString()
     assert len(content) > 2**16
-    assert decode_request(parse_request(content, 5000), head, 5000).rows.shape == (5000, FEATURES)
+    assert decode_request(_parse_request(content, 5000), head, 5000).rows.shape == (5000, FEATURES)
     columns = service_pb2.ModelInferRequest()
     for name, value in (("age", b"30"), ("income", b"9000"), ("r\u00e9gion", b"north")):
         column = columns.inputs.add(name=name, datatype="BYTES", shape=[5000])
         column.contents.bytes_contents.extend([value] * 5000)
     content = columns.SerializeToString()
     assert len(content) > 2**16
-    assert len(decode_request(parse_request(content, 5000), survey, 5000).rows) == 5000
+    assert len(decode_request(_parse_request(content, 5000), survey, 5000).rows) == 5000
 
 
 def test_a_shape_of_thousands_of_dimensions_is_refused() -> None:

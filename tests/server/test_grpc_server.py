@@ -7,7 +7,6 @@ import fcntl
 import io
 import json
 import os
-import random
 import shutil
 import signal
 import socket
@@ -18,7 +17,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +34,22 @@ from tritonclient.utils import InferenceServerException
 from quietmax import __version__
 from quietmax.errors import InvalidInput
 from quietmax.ledger import Ledger, Terms
-from quietmax.server import Service, Settings, deploy, grpc_server
-from quietmax.server.log import Log
-from quietmax.server.run import Listener, run_in_thread
+from quietmax.server import Service, Settings, grpc_server
+from quietmax.server.deployment import deploy
+from quietmax.server.run import run_in_thread
+from quietmax.server.settings import Listener
+from quietmax.server.telemetry import Log
 from tests.server.running_service import (
     CLASSES,
-    FEATURES,
     LEDGER_DOWN,
+    Command,
     Running,
     Start,
+    is_ready,
+    serve_command,
     some_loans,
     some_rows,
+    until,
 )
 from tests.server.test_model_control import control_of
 
@@ -336,78 +341,6 @@ def test_while_the_ledger_is_away_the_status_is_unavailable(
         assert not client.is_server_ready()
 
 
-def _mutated(message: bytes, rng: random.Random) -> bytes:
-    """The message with a few bytes changed, removed, repeated or added."""
-    content = bytearray(message)
-    for _ in range(rng.randint(1, 4)):
-        place = rng.randrange(len(content) + 1)
-        kind = rng.randrange(5)
-        if kind == 0 and place < len(content):
-            content[place] = rng.randrange(256)
-        elif kind == 1:
-            del content[place : place + rng.randint(1, 8)]
-        elif kind == 2:
-            content[place:place] = rng.randbytes(rng.randint(1, 8))
-        elif kind == 3:
-            content[place:place] = content[place : place + rng.randint(1, 40)]
-        elif place < len(content):
-            content[place] ^= 1 << rng.randrange(8)
-    return bytes(content)
-
-
-def _valid_messages() -> list[bytes]:
-    """Requests to `plain`, typed and raw, and to `table`."""
-    raw = _message(some_rows(2))
-    raw.inputs[0].ClearField("contents")
-    raw.raw_input_contents.append(b"\0" * 8 * FEATURES)
-    raw.outputs.add(name="label")
-    raw.parameters["priority"].int64_param = 1
-    table = service_pb2.ModelInferRequest(model_name="table")
-    for name, value in (("age", b"30"), ("income", b"9000"), ("r\u00e9gion", b"north")):
-        table.inputs.add(name=name, datatype="BYTES", shape=[1]).contents.bytes_contents.append(value)
-    return [each.SerializeToString() for each in (_message(some_rows(2)), raw, table)]
-
-
-def _fuzz(running: Running, count: int, seed: int) -> tuple[Counter[grpc.StatusCode], int]:
-    """Send mutated messages, 50 at a time; returns how often each status came back, and the units of all answers."""
-    rng = random.Random(seed)
-    seeds = _valid_messages()
-    unit_costs = {each.name: each.unit_cost for each in running.service.deployments}
-    statuses: Counter[grpc.StatusCode] = Counter()
-    units = 0
-    metadata = tuple(_headers(running.key).items())
-    with grpc.insecure_channel(str(running.grpc)) as channel:
-        call = channel.unary_unary(INFER, lambda each: each, lambda each: each)
-        for _ in range(count // 50):
-            messages = [_mutated(rng.choice(seeds), rng) for _ in range(50)]
-            for future in [call.future(each, metadata=metadata, timeout=60) for each in messages]:
-                statuses[future.code()] += 1
-                if future.code() is grpc.StatusCode.OK:
-                    answer = service_pb2.ModelInferResponse.FromString(future.result())
-                    units += answer.parameters["new_answers"].int64_param * unit_costs[answer.model_name]
-    return statuses, units
-
-
-ANSWERS_OF_MALFORMED = {
-    grpc.StatusCode.OK,  # some mutations leave the message valid
-    grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.NOT_FOUND,
-    grpc.StatusCode.ALREADY_EXISTS,  # or give it an id
-    grpc.StatusCode.RESOURCE_EXHAUSTED,
-}
-
-
-@pytest.mark.parametrize("count", [1000, pytest.param(30_000, marks=pytest.mark.slow)])
-def test_mutated_messages_are_refused_and_only_answers_are_charged(start: Start, count: int) -> None:
-    with start("plain", "table", budget=Terms(10.0), queries=100_000, grpc=True) as running:
-        statuses, units = _fuzz(running, count, seed=count)
-        assert statuses.total() == count
-        assert set(statuses) <= ANSWERS_OF_MALFORMED, statuses
-        assert statuses[grpc.StatusCode.INVALID_ARGUMENT] > count / 4
-        assert running.ledger.accounts()[0].spent_units == units > 0
-        assert b'"failed"' not in running.log.getvalue()
-
-
 def test_with_a_certificate_grpc_speaks_tls_and_nothing_else(
     start: Start, certificate: tuple[Path, Path]
 ) -> None:
@@ -432,39 +365,6 @@ def test_the_port_is_kept_for_the_service_and_refused_to_another(start: Start) -
             pass
     with Listener(port=0, grpc_port=port).reserve_grpc_port() as again:
         assert again.grpc_port == port
-
-
-def _told(service: subprocess.Popen[str]) -> dict[str, Any]:
-    """What `quietmax serve --json` says when it listens."""
-    assert service.stdout is not None
-    told = ""
-    while not told.rstrip().endswith("}") or told.count("{") != told.count("}"):
-        line = service.stdout.readline()
-        assert line, "the service ended before it said where it listens"
-        told += line
-    document: dict[str, Any] = json.loads(told)
-    return document
-
-
-@pytest.fixture
-def served(models: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], int, str]]:
-    """`quietmax serve` with two workers: the process of the supervisor, the gRPC port and a key."""
-    address = str(tmp_path / "ledger.sqlite")
-    with Ledger(address) as ledger:
-        key, _ = ledger.create_key("ann")
-    shutil.copytree(models / "teachers", tmp_path / "teachers")
-    command = [sys.executable, "-m", "quietmax", "serve", str(tmp_path / "teachers"), "--ledger", address]
-    service = subprocess.Popen(
-        [*command, "--port", "0", "--grpc-port", "0", "--workers", "2", "--json"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    try:
-        yield service, int(_told(service)["grpc_port"]), key
-    finally:
-        service.terminate()
-        service.communicate(timeout=60)
 
 
 def _ask_until_ready(client: triton.InferenceServerClient, key: str, request_id: str) -> list[int]:
@@ -493,19 +393,22 @@ def _listening(service: subprocess.Popen[str], port: int) -> set[int]:
 
 
 def test_workers_that_were_killed_answer_grpc_again_and_a_retry_is_not_charged(
-    served: tuple[subprocess.Popen[str], int, str],
+    models: Path, tmp_path: Path
 ) -> None:
-    service, port, key = served
-    with triton.InferenceServerClient(f"127.0.0.1:{port}") as client:
-        first = _ask_until_ready(client, key, "once")
-        deadline = time.monotonic() + 30
-        while len(workers := _listening(service, port)) < 2:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        for child in workers:
-            os.kill(child, signal.SIGKILL)
-        assert _ask_until_ready(client, key, "once") == first
-        assert not _listening(service, port) & workers
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        key, _ = ledger.create_key("ann")
+    shutil.copytree(models / "teachers", tmp_path / "teachers")
+    options = ("--grpc-port", 0, "--workers", 2)
+    with serve_command(tmp_path / "ledger.sqlite", tmp_path / "teachers", *options) as command:
+        service, port = command.process, command.told["grpc_port"]
+        with triton.InferenceServerClient(f"127.0.0.1:{port}") as client:
+            first = _ask_until_ready(client, key, "once")
+            until(lambda: len(_listening(service, port)) == 2)
+            workers = _listening(service, port)
+            for child in workers:
+                os.kill(child, signal.SIGKILL)
+            assert _ask_until_ready(client, key, "once") == first
+            assert not _listening(service, port) & workers
         service.send_signal(signal.SIGTERM)
         assert service.wait(30) == 0
 
@@ -664,52 +567,38 @@ def test_a_request_with_two_keys_is_refused(charged: Running) -> None:
     assert charged.ledger.accounts()[0].spent_units == 0
 
 
-def _until_listening(port: int) -> None:
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port)).close()
-            return
-        except ConnectionError:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-
-
-def _presented(port: int) -> str:
-    """The certificate that a port shows to a new client."""
-    return ssl.get_server_certificate(("127.0.0.1", port), timeout=30)
+@pytest.fixture
+def with_tls(
+    models: Path, tmp_path: Path, new_certificate: Callable[[Path], tuple[Path, Path]]
+) -> Callable[..., AbstractContextManager[Command]]:
+    """Run `quietmax serve` with a certificate, of a head and with gRPC."""
+    certificate, private = new_certificate(tmp_path / "tls")
+    shutil.copytree(models / "head", tmp_path / "head")
+    options = ("--grpc-port", 0, "--tls-certificate", certificate, "--tls-key", private)
+    return partial(serve_command, tmp_path / "ledger.sqlite", tmp_path / "head", *options)
 
 
 def test_a_new_certificate_is_used_after_sighup_for_grpc_too(
-    models: Path, tmp_path: Path, new_certificate: Callable[[Path], tuple[Path, Path]]
+    with_tls: Callable[..., AbstractContextManager[Command]],
+    tmp_path: Path,
+    new_certificate: Callable[[Path], tuple[Path, Path]],
 ) -> None:
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         key, _ = ledger.create_key("ann")
-    shutil.copytree(models / "head", tmp_path / "head")
-    certificate, private = new_certificate(tmp_path / "tls")
-    later = new_certificate(tmp_path / "later")
-    command = [sys.executable, "-m", "quietmax", "serve", str(tmp_path / "head"), "--port", "0", "--json"]
-    command += ["--ledger", str(tmp_path / "ledger.sqlite"), "--grpc-port", "0"]
-    with subprocess.Popen(
-        [*command, "--tls-certificate", str(certificate), "--tls-key", str(private)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as service:
-        try:
-            port = int(_told(service)["grpc_port"])
-            _infer_with_tls(port, certificate, key)
-            assert _presented(port) == certificate.read_text()
-            for new, old in zip(later, (certificate, private), strict=True):
-                old.write_bytes(new.read_bytes())
-            service.send_signal(signal.SIGHUP)
-            deadline = time.monotonic() + 30
-            while _presented(port) != later[0].read_text():
-                assert time.monotonic() < deadline, "the old certificate is still in use"
-                time.sleep(0.1)
-            _infer_with_tls(port, later[0], key)
-        finally:
-            service.terminate()
+    certificate, later = tmp_path / "tls" / "certificate.pem", new_certificate(tmp_path / "later")
+    with with_tls() as command:
+        port = command.told["grpc_port"]
+        _infer_with_tls(port, certificate, key)
+
+        def presented() -> str:
+            return ssl.get_server_certificate(("127.0.0.1", port), timeout=30)
+
+        assert presented() == certificate.read_text()
+        for new in later:
+            shutil.copy(new, tmp_path / "tls")
+        command.process.send_signal(signal.SIGHUP)
+        until(lambda: presented() == later[0].read_text())
+        _infer_with_tls(port, later[0], key)
 
 
 def _infer_with_tls(port: int, certificate: Path, key: str) -> None:
@@ -748,8 +637,11 @@ def test_streams_and_connections_that_send_nothing_do_not_delay_a_stop(start: St
 _CROWDED = """
 import resource, sys
 from quietmax.ledger import Ledger
-from quietmax.server import Service, Settings, deploy, load_models
-from quietmax.server.run import Listener, run
+from quietmax.server import Service, Settings
+from quietmax.server.deployment import deploy
+from quietmax.server.repository import load_models
+from quietmax.server.run import run
+from quietmax.server.settings import Listener
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (700, 700))
 ledger = Ledger(sys.argv[2])
@@ -782,7 +674,7 @@ def test_idle_connections_of_both_protocols_leave_descriptors_for_the_ledger(
             assert service.stderr is not None
             port, grpc_port = map(int, service.stdout.readline().split())
             url = f"http://127.0.0.1:{port}"
-            _answers(url)
+            until(lambda: is_ready(url))
             for _ in range(200):
                 connection = opened.enter_context(socket.create_connection(("127.0.0.1", grpc_port)))
                 connection.sendall(HTTP2_PREFACE)
@@ -803,49 +695,28 @@ HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 """How a client of HTTP/2 begins, with empty settings."""
 
 
-def _answers(url: str) -> None:
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            if httpx.get(f"{url}/v2/health/ready", timeout=30).status_code == 200:
-                return
-        except httpx.HTTPError:
-            assert time.monotonic() < deadline
-        time.sleep(0.05)
+def _connects(port: int) -> bool:
+    with socket.create_connection(("127.0.0.1", port)):
+        return True
 
 
 def test_what_grpc_itself_writes_does_not_stop_the_service_when_nobody_reads_it(
-    models: Path, tmp_path: Path, new_certificate: Callable[[Path], tuple[Path, Path]]
+    with_tls: Callable[..., AbstractContextManager[Command]], tmp_path: Path
 ) -> None:
     """The core of gRPC writes a line for each failed handshake, in the thread that failed, and waits until it can."""
-    certificate, private = new_certificate(tmp_path / "tls")
-    Ledger(tmp_path / "ledger.sqlite").close()
-    shutil.copytree(models / "head", tmp_path / "head")
-    command = [sys.executable, "-m", "quietmax", "serve", str(tmp_path / "head"), "--port", "0", "--json"]
-    command += ["--ledger", str(tmp_path / "ledger.sqlite"), "--grpc-port", "0"]
-    environment = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
-    with subprocess.Popen(
-        [*command, "--tls-certificate", str(certificate), "--tls-key", str(private)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    ) as service:
-        try:
-            assert service.stderr is not None
-            fcntl.fcntl(service.stderr, fcntl.F_SETPIPE_SZ, 4096)
-            port = int(_told(service)["grpc_port"])
-            _until_listening(port)
-            for _ in range(100):
-                with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
-                    connection.sendall(b"not TLS\r\n\r\n")
-                    with suppress(ConnectionError):
-                        connection.recv(100)
-            with triton.InferenceServerClient(
-                f"127.0.0.1:{port}", ssl=True, root_certificates=str(certificate)
-            ) as client:
-                assert client.is_server_live(client_timeout=20)
-            service.send_signal(signal.SIGTERM)
-            assert service.wait(30) == 0
-        finally:
-            service.kill()
+    with with_tls(read_log=False, GRPC_VERBOSITY=None) as command:
+        fcntl.fcntl(command.process.stderr, fcntl.F_SETPIPE_SZ, 4096)
+        port = command.told["grpc_port"]
+        until(partial(_connects, port))
+        for _ in range(100):
+            with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+                connection.sendall(b"not TLS\r\n\r\n")
+                with suppress(ConnectionError):
+                    connection.recv(100)
+        certificate = str(tmp_path / "tls" / "certificate.pem")
+        with triton.InferenceServerClient(
+            f"127.0.0.1:{port}", ssl=True, root_certificates=certificate
+        ) as client:
+            assert client.is_server_live(client_timeout=20)
+        command.process.send_signal(signal.SIGTERM)
+        assert command.process.wait(30) == 0

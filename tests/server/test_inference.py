@@ -16,11 +16,10 @@ from fastapi import FastAPI
 from quietmax.accounting.costs import LIMIT
 from quietmax.data import Encoding
 from quietmax.ledger import Terms
-from quietmax.server import Service, Settings
-from quietmax.server import inference as endpoint
+from quietmax.server import Service, Settings, codec
+from quietmax.server.app import InferenceEndpoint
 from quietmax.server.codec import decode_request
 from quietmax.server.errors import HttpError
-from quietmax.server.inference import InferenceEndpoint
 from tests.server.running_service import (
     CLASSES,
     FEATURES,
@@ -192,7 +191,7 @@ def test_a_large_body_of_the_wrong_structure_is_refused_before_it_is_parsed(
         raise AssertionError("The body was parsed.")
 
     assert len(body) < plain.service.settings.max_bytes
-    monkeypatch.setattr(endpoint, "decode_request", parse)
+    monkeypatch.setattr(codec, "_parse", parse)
     started = time.process_time()
     refused = plain.post_body(body)
     assert time.process_time() - started < 3
@@ -209,7 +208,7 @@ def test_the_largest_requests_and_strings_full_of_commas_pass_the_check_of_the_s
         nested = inference(rows)
         nested["inputs"][0]["data"] = rows.tolist()
         for request in (inference(rows), nested):
-            endpoint.check_structure(
+            codec._check_structure(
                 json.dumps(request, indent=1).encode(), plain.service.deployment("plain"), 1000
             )
     columns: dict[str, list[Any]] = {
@@ -218,9 +217,9 @@ def test_the_largest_requests_and_strings_full_of_commas_pass_the_check_of_the_s
         "région": ['{"a": [1,2,3,4], "b": \\ [[[[' * 20] * 1000,
     }
     body = json.dumps(column_inference(columns)).encode()
-    endpoint.check_structure(body, table.service.deployment("table"), 1000)
+    codec._check_structure(body, table.service.deployment("table"), 1000)
     with pytest.raises(HttpError):
-        endpoint.check_structure(body, table.service.deployment("table"), 300)
+        codec._check_structure(body, table.service.deployment("table"), 300)
 
 
 def test_large_bodies_are_parsed_in_a_thread(plain: Running, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +230,7 @@ def test_large_bodies_are_parsed_in_a_thread(plain: Running, monkeypatch: pytest
         threads.append(threading.current_thread().name)
         return decode(*arguments)
 
-    monkeypatch.setattr(endpoint, "decode_request", noted)
+    monkeypatch.setattr(codec, "decode_request", noted)
     for spaces in (0, 2**20):
         assert plain.post_body(_body("[1,2,3,4,5,6]") + b" " * spaces).status_code == 200
     assert len(set(threads)) == 2
@@ -262,7 +261,7 @@ def test_every_401_403_and_404_is_logged_with_address_and_request_id(plain: Runn
 
 
 def test_refused_requests_are_logged_without_a_request_log_too(start: Start) -> None:
-    with start("head", settings=Settings(log_requests=False)) as service:
+    with start("head", settings=Settings(request_log=False)) as service:
         assert service.infer(some_rows(1), "head").status_code == 200
         assert httpx.post(f"{service.url}/v2/models/head/infer").status_code == 401
         assert [line["status"] for line in service.lines() if line["event"] == "request"] == [401]

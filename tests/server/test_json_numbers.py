@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quietmax.server import codec, json_numbers
-from quietmax.server.codec import decode_request
+from quietmax.server import codec
+from quietmax.server import codec as json_numbers
+from quietmax.server.codec import _cut_numbers, decode_request
 from quietmax.server.errors import HttpError
-from quietmax.server.json_numbers import cut_numbers
 
 DEPLOYMENT: Any = SimpleNamespace(
     encoding=None, inputs=3, image_shape=None, releases_probabilities=True, classes=("a", "b")
@@ -123,7 +123,7 @@ def _compare(count: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(json_numbers, "_PART", rng.choice([4, 16, 2**16]))
         assert _decoded(body) == whole, body
         answered += isinstance(whole[0], bytes)
-        cut += cut_numbers(body, 2) is not None
+        cut += _cut_numbers(body, 2) is not None
     assert answered > count / 20
     assert cut > count / 5
 
@@ -145,7 +145,7 @@ def test_two_hundred_thousand_mutated_bodies_are_decoded_as_by_the_parser_of_the
     st.lists(st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**63), 2**64 - 1), min_size=1)
 )
 def test_every_number_has_the_bits_that_the_standard_library_gives_it(numbers: list[float]) -> None:
-    cut = cut_numbers(json.dumps({"data": numbers}).encode(), 1)
+    cut = _cut_numbers(json.dumps({"data": numbers}).encode(), 1)
     assert cut is not None
     assert cut[1].tobytes() == np.array([float(number) for number in numbers]).tobytes()
 
@@ -155,7 +155,7 @@ def test_lists_are_read_alike_in_parts_of_any_size(monkeypatch: pytest.MonkeyPat
     text = orjson.dumps({"data": numbers.tolist()})
     for part in (24, 30, 64, 1000, 2**16):
         monkeypatch.setattr(json_numbers, "_PART", part)
-        cut = cut_numbers(text, 1)
+        cut = _cut_numbers(text, 1)
         assert cut is not None
         assert cut[0] == b'{"data":[]}'
         assert (cut[1] == numbers).all()
@@ -171,7 +171,7 @@ def test_lists_are_read_alike_in_parts_of_any_size(monkeypatch: pytest.MonkeyPat
     ],
 )  # fmt: skip
 def test_what_is_not_certain_is_left_to_the_parser_of_the_whole_body(text: str) -> None:
-    assert cut_numbers(text.encode(), 2) is None
+    assert _cut_numbers(text.encode(), 2) is None
 
 
 def test_a_large_body_takes_little_more_memory_than_its_numbers() -> None:

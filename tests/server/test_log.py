@@ -21,7 +21,7 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 
 from quietmax.server import Settings
-from quietmax.server.log import Log, libraries_logged
+from quietmax.server.telemetry import Log, libraries_logged
 from tests.server.running_service import LEDGER_DOWN, Running, Start, inference, log_schema, some_rows
 
 
@@ -57,7 +57,7 @@ def test_the_log_names_requests_but_never_inputs_outputs_ids_or_keys(plain: Runn
 
 
 def test_without_request_logs_a_request_leaves_no_line(start: Start) -> None:
-    with start("head", settings=Settings(log_requests=False)) as service:
+    with start("head", settings=Settings(request_log=False)) as service:
         assert service.infer(some_rows(1), "head").status_code == 200
         service.service.log.flush()
         events = [json.loads(line)["event"] for line in service.log.getvalue().splitlines()]
@@ -84,7 +84,7 @@ def test_nothing_waits_for_a_log_that_is_not_read_and_what_is_dropped_is_counted
     log.event("first")
     started = time.monotonic()
     for number in range(10_000):
-        log.request(rows=number)
+        log.event("request", rows=number)
     assert time.monotonic() - started < 5
     assert 9_800 <= log.dropped <= 9_901
     assert not log.flush(0.1)
@@ -180,8 +180,11 @@ _UNREAD = """
 import http.client, os, signal, sys, threading
 from pathlib import Path
 from quietmax.ledger import Ledger
-from quietmax.server import Service, Settings, deploy, load_models
-from quietmax.server.run import Listener, run
+from quietmax.server import Service, Settings
+from quietmax.server.deployment import deploy
+from quietmax.server.repository import load_models
+from quietmax.server.run import run
+from quietmax.server.settings import Listener
 
 folder = Path(sys.argv[1])
 ledger = Ledger(folder / "ledger.sqlite")

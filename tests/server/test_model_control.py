@@ -6,7 +6,6 @@ import http.client
 import io
 import json
 import os
-import re
 import shutil
 import signal
 import sqlite3
@@ -30,12 +29,23 @@ from quietmax.data import Records, hold_out
 from quietmax.estimators import PrivateHead, open_private, save_private
 from quietmax.estimators.evaluate import evaluate_folder
 from quietmax.ledger import Ledger
-from quietmax.server import Service, deploy, load_models
-from quietmax.server.log import Log
-from quietmax.server.model_control import DesiredModels, ModelControl, SharedState
-from quietmax.server.repository import ModelRepository
-from quietmax.server.run import Listener, _Server, run_in_thread
-from tests.server.running_service import Running, check_message, inference, run_async, some_rows
+from quietmax.server import Service
+from quietmax.server.deployment import deploy
+from quietmax.server.repository import DesiredModels, ModelControl, ModelRepository, SharedState, load_models
+from quietmax.server.run import _Server, run_in_thread
+from quietmax.server.settings import Listener
+from quietmax.server.telemetry import Log
+from tests.server.running_service import (
+    Command,
+    Running,
+    check_message,
+    inference,
+    is_ready,
+    run_async,
+    serve_command,
+    some_rows,
+    until,
+)
 
 Add = Callable[[str, str], Path]
 
@@ -337,7 +347,7 @@ def test_a_worker_that_cannot_follow_keeps_its_model_and_is_reported(
 def test_a_worker_that_cannot_follow_tries_again_until_it_can(
     tmp_path: Path, repository: Path, add: Add, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quietmax.server.model_control._MAX_RETRY_SECONDS", 0.2)
+    monkeypatch.setattr("quietmax.server.repository._MAX_RETRY_SECONDS", 0.2)
     add("head", "m/1")
     control = control_of(repository, tmp_path / "state")
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
@@ -352,13 +362,13 @@ def test_a_worker_that_cannot_follow_tries_again_until_it_can(
         other = type(version)("2", read.digest.hex(), "")
         control._state.write(DesiredModels(desired.revision + 1, {"m": other}))
         for _ in range(2):
-            wait_until(lambda: control.is_behind)
+            until(lambda: control.is_behind)
             (error,) = control.follow()
             assert not control.is_behind
             assert control._state.wait(desired.revision + 1, "m") == (0, 1, error)
         assert [each.label for each in control.deployments] == ["m/1"]
         (newer / "away").rename(newer / "model.json")
-        wait_until(lambda: control.is_behind)
+        until(lambda: control.is_behind)
         assert control.follow() == []
         assert [each.label for each in control.deployments] == ["m/2"]
         assert control._state.wait(desired.revision + 1, "m") == (1, 1, None)
@@ -369,7 +379,7 @@ def test_a_worker_that_cannot_follow_tries_again_until_it_can(
 def test_a_worker_that_starts_without_a_model_says_so_and_loads_it_later(
     tmp_path: Path, repository: Path, add: Add, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quietmax.server.model_control._MAX_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("quietmax.server.repository._MAX_RETRY_SECONDS", 0.0)
     folder = add("head", "m/1")
     control = control_of(repository, tmp_path / "state")
     control._models = {}  # as in a worker that restarts after another one has loaded the model
@@ -404,8 +414,8 @@ def test_the_service_goes_on_following_after_an_unexpected_error(
 
     monkeypatch.setattr(ModelControl, "follow", once_broken)
     with serving(tmp_path, repository) as running:
-        wait_until(lambda: len(calls) == 2)
-        wait_until(lambda: running.log.getvalue().count(b"RuntimeError") == 1)
+        until(lambda: len(calls) == 2)
+        until(lambda: running.log.getvalue().count(b"RuntimeError") == 1)
 
 
 def test_changes_that_wait_for_other_workers_keep_no_request_waiting(
@@ -445,17 +455,10 @@ def test_a_new_evaluation_is_charged_when_the_repository_is_loaded_again(
         assert [row.kind for row in ledger.export("people")].count("evaluation") == 1
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "waited in vain"
-        time.sleep(0.02)
-
-
 def test_a_change_waits_for_workers_that_live_and_for_no_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quietmax.server.model_control._CONFIRM_TIMEOUT", 0.2)
+    monkeypatch.setattr("quietmax.server.repository._CONFIRM_TIMEOUT", 0.2)
     state = SharedState(tmp_path)
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
@@ -472,47 +475,18 @@ def test_a_change_waits_for_workers_that_live_and_for_no_others(
         pass
 
 
-READ = re.compile(r"http://[\d.]+:\d+")
-
-
 @contextmanager
-def command(
-    tmp_path: Path, repository: Path, *options: str
-) -> Iterator[tuple[subprocess.Popen[str], Running]]:
+def command(tmp_path: Path, repository: Path, *options: str) -> Iterator[tuple[Command, Running]]:
     """Run `quietmax serve --repository` as a process."""
-    address = str(tmp_path / "ledger.sqlite")
-    with Ledger(address) as ledger:
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
         admin, _ = ledger.create_key("owner", "admin")
         key, _ = ledger.create_key("ann")
-    arguments = ["serve", "--repository", str(repository), "--ledger", address, "--port", "0", *options]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "quietmax", *arguments], stderr=subprocess.PIPE, text=True, bufsize=1
-    )
-    assert process.stderr is not None
-    lines: list[str] = []
-    url = None
-    try:
-        for line in process.stderr:
-            found = READ.search(line)
-            if found:
-                url = found[0]
-            if '"started"' in line:
-                break
-        assert url is not None
-        threading.Thread(target=lambda: lines.extend(process.stderr or ()), daemon=True).start()
-        running = Running(url, None, admin, key, lines)  # type: ignore[arg-type]
-        until = time.monotonic() + 60
-        while time.monotonic() < until:
-            try:
-                if running.http.get("/v2/health/ready").status_code == 200:
-                    break
-            except httpx.TransportError:
-                time.sleep(0.1)
-        yield process, running
+    with serve_command(tmp_path / "ledger.sqlite", "--repository", repository, *options) as started:
+        url = started.told["url"]
+        until(lambda: is_ready(url))
+        running = Running(url, None, admin, key, started.lines)  # type: ignore[arg-type]
+        yield started, running
         running.http.close()
-    finally:
-        process.terminate()
-        process.wait(60)
 
 
 def versions_of_workers(running: Running, count: int = 12) -> set[str | None]:
@@ -536,16 +510,15 @@ def children(process: int) -> list[int]:
 
 def test_all_workers_follow_a_load_a_kill_and_an_unload(tmp_path: Path, repository: Path, add: Add) -> None:
     add("head", "m/1")
-    with command(tmp_path, repository, "--workers", "2") as (process, running):
+    with command(tmp_path, repository, "--workers", "2") as (started, running):
+        process = started.process
         assert versions_of_workers(running) == {"1"}
         add("head", "m/2")
         assert post(running, "models/m/load").status_code == 200
         assert versions_of_workers(running) == {"2"}
         victim, other = children(process.pid)
         os.kill(victim, signal.SIGKILL)
-        until = time.monotonic() + 60
-        while len(set(children(process.pid)) - {victim, other}) < 1 and time.monotonic() < until:
-            time.sleep(0.05)
+        until(lambda: set(children(process.pid)) - {victim, other})
         os.kill(other, signal.SIGKILL)  # now both have been restarted and read what to serve
         time.sleep(1)
         assert versions_of_workers(running) == {"2"}
@@ -561,14 +534,13 @@ def test_sighup_loads_what_is_new_and_never_stops_the_service(
     tmp_path: Path, repository: Path, add: Add
 ) -> None:
     add("head", "m/1")
-    with command(tmp_path, repository) as (process, running):
+    with command(tmp_path, repository) as (started, running):
+        process = started.process
         add("head", "m/2")
         broken = add("head", "n/1")
         (broken / "model.json").write_text("{")
         process.send_signal(signal.SIGHUP)
-        until = time.monotonic() + 60
-        while not any("model_failed" in line for line in running.log) and time.monotonic() < until:
-            time.sleep(0.05)
+        until(lambda: "model_failed" in started.events())
         assert served(running) == ["m/2"]
         assert post(running, "models/m/unload").status_code == 200
         process.send_signal(signal.SIGHUP)

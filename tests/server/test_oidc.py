@@ -26,11 +26,12 @@ from cryptography.hazmat.primitives import serialization
 from quietmax.accounting.costs import LIMIT
 from quietmax.ledger import Charge, ChargeResult, Terms
 from quietmax.ledger.transactions import ChargeBatch
-from quietmax.server import Settings, oidc
+from quietmax.server import Settings
+from quietmax.server import auth as oidc
+from quietmax.server.auth import ALGORITHMS, Identity, IssuerKeys, TokenVerifier, _fetch_json
 from quietmax.server.errors import HttpError
-from quietmax.server.log import Log, libraries_logged
-from quietmax.server.oidc import ALGORITHMS, Identity, IssuerKeys, TokenVerifier, fetch_json
 from quietmax.server.settings import OidcSettings
+from quietmax.server.telemetry import Log, libraries_logged
 from tests.server.running_service import Running, Start, check_message, inference, run_async, some_rows
 from tests.server.token_issuer import AUDIENCE, TokenIssuer, serving
 
@@ -459,16 +460,16 @@ def test_documents_are_fetched_without_redirects_and_only_up_to_a_size_and_a_tim
     issuer: TokenIssuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving(issuer):
-        assert fetch_json(f"{issuer.url}/keys") == {"keys": issuer.public_keys()}
+        assert _fetch_json(f"{issuer.url}/keys") == {"keys": issuer.public_keys()}
         issuer.documents.update({"/moved": 302, "/large": b" " * (2**20 + 1), "/text": b"keys"})
         for path in ("/moved", "/large", "/text"):
             with pytest.raises(Exception):  # noqa: B017
-                fetch_json(issuer.url + path)
+                _fetch_json(issuer.url + path)
         monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-        fetch_json(f"{issuer.url}/keys")
+        _fetch_json(f"{issuer.url}/keys")
         monkeypatch.setattr(oidc, "_FETCH_TIMEOUT", 1e-9)
         with pytest.raises(Exception):  # noqa: B017
-            fetch_json(f"{issuer.url}/keys")
+            _fetch_json(f"{issuer.url}/keys")
     assert issuer.requests[:4] == ["/keys", "/moved", "/large", "/text"]
 
 
@@ -563,7 +564,7 @@ def test_a_token_that_expires_before_its_charge_pays_nothing(
     """The expiry is checked in the transaction too: it is over by the time that the charge is decided."""
     token = serving_issuer.token("ec")
     assert _infer(with_tokens, token).status_code == 200
-    (identity,) = with_tokens.service.auth._tokens._verifier._verified.values()
+    (identity,) = with_tokens.service.auth._tokens._verified.values()
     decided = ChargeBatch._decide
 
     def late(batch: ChargeBatch, charge: Charge) -> ChargeResult:

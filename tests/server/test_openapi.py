@@ -16,7 +16,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from quietmax.server import create_api
+from quietmax.server.app import _create_api
 from tests.server.running_service import (
     Running,
 )
@@ -26,7 +26,7 @@ def test_the_openapi_document_lists_every_route_and_no_other(plain: Running) -> 
     document = plain.http.get("/openapi.json").json()
     routes = {
         (path, method.lower())
-        for route in create_api(plain.service).routes
+        for route in _create_api(plain.service).routes
         if (path := getattr(route, "path", None)) and getattr(route, "include_in_schema", False)
         for method in getattr(route, "methods", ())
     }

@@ -9,7 +9,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,14 @@ from quietmax.ledger import Terms
 from quietmax.server import Settings
 from quietmax.server import protocol as limits
 from quietmax.server import run as run_module
-from tests.server.running_service import Running, Start, inference, running, some_rows
+from tests.server.running_service import (
+    Running,
+    Start,
+    inference,
+    running,
+    some_rows,
+    until,
+)
 
 GET = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n"
 
@@ -317,13 +324,6 @@ def test_a_head_request_is_answered_on_a_connection_that_stays_open(start: Start
         assert http.get("/v2/health/live").json() == {"live": True}
 
 
-def _until(condition: Callable[[], object], seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
-
-
 def _open_connections(service: Running) -> int:
     """How many connections the service has, with its own count of every 0.25 seconds."""
     told = service.http.get("/metrics").text
@@ -339,7 +339,7 @@ def test_a_body_that_does_not_arrive_is_replaced_before_a_connection_that_was_us
         stalled = [opened.enter_context(_connected(service)) for _ in range(6)]
         for each in stalled:
             each.sendall(announced + f"Authorization: Bearer {service.key}\r\n\r\n".encode())
-        _until(lambda: _open_connections(service) >= 7)
+        until(lambda: _open_connections(service) >= 7)
         used = [opened.enter_context(_connected(service)) for _ in range(5)]
         for each in used:
             each.sendall(GET + b"\r\n")

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from quietmax.accounting.costs import LIMIT
 from quietmax.ledger import Terms
-from quietmax.server import Settings, auth, rate_limit
-from quietmax.server.rate_limit import RateLimiter
+from quietmax.server import Settings, auth
+from quietmax.server import auth as rate_limit
+from quietmax.server.auth import RateLimiter
 from tests.server.running_service import Start, check_message, inference, some_rows
 
 
@@ -66,7 +67,7 @@ def test_no_span_of_time_has_more_requests_than_the_burst_and_the_rate(
 
 
 def test_memory_is_bounded_however_many_clients_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rate_limit, "_MAX_CLIENTS", 100)
+    monkeypatch.setattr(rate_limit, "_MAX_CLIENT_IDS", 100)
     clock = _Clock()
     limiter = RateLimiter(1.0, burst=2, clock=clock)
     for client in range(1000):

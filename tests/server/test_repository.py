@@ -23,8 +23,9 @@ from quietmax.mechanisms import Algorithm1, Answers
 from quietmax.models import Model
 from quietmax.models.features import Identity
 from quietmax.noise import ExactNoise
-from quietmax.server import Deployment, Service, Settings, deploy, load_models
-from quietmax.server.repository import LOADERS, ModelFolder, parse_model
+from quietmax.server import Deployment, Service, Settings
+from quietmax.server.deployment import deploy
+from quietmax.server.repository import LOADERS, ModelFolder, _parse_model, load_models
 from tests.server.running_service import CLASSES, FEATURES
 
 
@@ -126,13 +127,13 @@ def test_a_further_kind_is_one_function(
     [("a/b", "b", "1"), ("x=a/b", "x", "1"), ("x/7=a/b", "x", "7"), ("x/v1.2=/a", "x", "v1.2")],
 )
 def test_models_are_named_after_their_folder_or_as_stated(text: str, name: str, version: str) -> None:
-    assert parse_model(text)[:2] == (name, version)
+    assert _parse_model(text)[:2] == (name, version)
 
 
 @pytest.mark.parametrize("text", ["", "a b=c", "x/=c", "ä=c", "x/1 2=c", "/"])
 def test_invalid_names_of_models_are_refused(text: str) -> None:
     with pytest.raises(InvalidInput):
-        parse_model(text)
+        _parse_model(text)
 
 
 def test_two_models_of_one_name_and_version_are_refused(folder: Path) -> None:

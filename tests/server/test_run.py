@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from quietmax.errors import InvalidInput
-from quietmax.server.run import Listener
+from quietmax.server.settings import Listener
 from tests.server.running_service import inference, running, some_rows
 
 
@@ -81,8 +81,11 @@ _STOPPED = """
 import asyncio, os, signal, socket, sys, threading, time
 from pathlib import Path
 from quietmax.ledger import Ledger
-from quietmax.server import Service, Settings, deploy, load_models
-from quietmax.server.run import Listener, run
+from quietmax.server import Service, Settings
+from quietmax.server.deployment import deploy
+from quietmax.server.repository import load_models
+from quietmax.server.run import run
+from quietmax.server.settings import Listener
 
 folder, signals = Path(sys.argv[1]), int(sys.argv[2])
 ledger = Ledger(folder / "ledger.sqlite")

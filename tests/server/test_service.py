@@ -16,8 +16,10 @@ from quietmax.estimators import PrivateHead, open_private, save_private
 from quietmax.ledger import Ledger, Terms
 from quietmax.mechanisms import Answerer, Answers
 from quietmax.models.features import Identity
-from quietmax.server import Service, deploy, load_models
+from quietmax.server import Service
+from quietmax.server.deployment import deploy
 from quietmax.server.errors import HttpError
+from quietmax.server.repository import load_models
 from tests.server.running_service import (
     CLASSES,
     LEDGER_DOWN,
@@ -200,7 +202,13 @@ def test_versions_are_ordered_as_numbers(ledger: Ledger, folder: Path) -> None:
     (deployment,) = deploy(ledger, load_models([str(folder / "head")]))
     versions = ["2", "10", "1", "v2", "v10"]
     service = Service(ledger, [replace(deployment, version=version) for version in versions])
-    assert service.versions("head") == ["1", "2", "10", "v2", "v10"]
+    assert run_async(service.metadata(service.deployment("head")))["versions"] == [
+        "1",
+        "2",
+        "10",
+        "v2",
+        "v10",
+    ]
     assert service.deployment("head").version == "v10"
     assert service.deployment("head", "2").version == "2"
     for missing in (("head", "3"), ("head", ""), ("other", None)):

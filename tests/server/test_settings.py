@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from quietmax.errors import InvalidInput
 from quietmax.server import Settings
-from quietmax.server.settings import POSITIVE, OidcSettings, read_session_secret
+from quietmax.server.settings import Listener, OidcSettings, meanings, read_session_secret
+
+LIMITS = [
+    each.name
+    for each in fields(Settings)
+    if isinstance(each.default, int | float) and not isinstance(each.default, bool)
+]
 
 
-@pytest.mark.parametrize("name", POSITIVE)
+def test_the_docstring_says_what_every_setting_means() -> None:
+    assert len(LIMITS) == 10
+    for settings in (Settings, OidcSettings, Listener):
+        declared = [each.name for each in fields(settings) if each.init]
+        assert list(meanings(settings)) == declared
+        assert all(text[0].isupper() and text.endswith(".") for text in meanings(settings).values())
+
+
+@pytest.mark.parametrize("name", [*LIMITS, "rate_limit"])
 @pytest.mark.parametrize("limit", [0, -1, float("nan")])
 def test_a_limit_must_be_positive(name: str, limit: float) -> None:
     with pytest.raises(InvalidInput, match=f"{name} must be greater than 0"):

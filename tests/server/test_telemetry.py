@@ -87,7 +87,7 @@ def _start(
     start: Start, monkeypatch: pytest.MonkeyPatch, url: str
 ) -> contextlib.AbstractContextManager[Running]:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
-    return start("plain", budget=Terms(10.0), queries=20, settings=Settings(telemetry=True))
+    return start("plain", budget=Terms(10.0), queries=20, settings=Settings(otel=True))
 
 
 def _check(received: Receiver) -> None:

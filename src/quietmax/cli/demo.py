@@ -214,10 +214,10 @@ def _running_service(folder: Path, database: Path) -> Iterator[tuple[str, str, L
     """Serve a model in a thread, with a new ledger; yields the address, a client's key and the ledger."""
     from quietmax.ledger.ledger import Ledger
     from quietmax.server.deployment import deploy
-    from quietmax.server.log import Log
     from quietmax.server.repository import load_models
     from quietmax.server.run import run_in_thread
     from quietmax.server.service import Service
+    from quietmax.server.telemetry import Log
 
     with Ledger(database) as ledger:
         key, _ = ledger.create_key("demo")
@@ -388,10 +388,10 @@ def _print_digits(digits: dict[str, Any]) -> None:
 
 def _paper(output: Path) -> dict[str, Any]:
     """Compare the sensitivity formulas with the paper's digits, and write the report of the stored trials."""
-    from quietmax.experiments.findings import summarize
     from quietmax.experiments.paper import reproduce_sensitivity_table
     from quietmax.experiments.report import ReportInfo, efforts, html
     from quietmax.experiments.results import STORED_TRIALS, read_trials
+    from quietmax.experiments.summary import summarize
 
     rows = reproduce_sensitivity_table()
     trials = read_trials([STORED_TRIALS])

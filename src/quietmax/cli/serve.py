@@ -1,258 +1,330 @@
-"""`quietmax serve`: serve models over HTTP."""
+"""`quietmax serve`: serve models over HTTP.
+
+Every option is also an environment variable and a key of the file of ``--config``. The command line comes first, then
+the environment (``QUIETMAX_PORT``), the file (``port``), and the default. Click looks values up in this order; this
+module names the variables and checks the file. Most options are fields of the classes in `quietmax.server.settings`.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
+import inspect
 import os
+import re
 import sys
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
-from quietmax.cli._configuration import Config, ConfigurableCommand
 from quietmax.cli._options import Json
 from quietmax.cli._output import errors, print_json
-from quietmax.errors import InvalidInput, counted
+from quietmax.errors import InvalidData, InvalidInput, QuietmaxError, counted, unknown_name
+from quietmax.server.settings import Listener, OidcSettings, Settings, meanings, read_session_secret
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from quietmax.ledger.ledger import Ledger
+    from quietmax.ledger.accounts import Terms
     from quietmax.server.deployment import Deployment
-    from quietmax.server.log import Log
+    from quietmax.server.repository import ModelControl
     from quietmax.server.service import Service
-    from quietmax.server.settings import OidcSettings
+    from quietmax.server.telemetry import Log, Metrics
+
+PREFIX = "QUIETMAX_"
+_NOT_IN_FILE = ("config", "check")
+_NOT_A_VARIABLE = ("check",)
+# Kubernetes sets QUIETMAX_PORT=tcp://10.0.0.1:8080 in every pod beside a service that is called quietmax.
+_SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
+_SERVICE_VARIABLE = re.compile(
+    r".*_SERVICE_(HOST|PORT(_\w+)?)|.*_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?"
+)
+OTHER_VARIABLES = frozenset(
+    PREFIX + name
+    for name in (
+        *("DATA", "LEDGER_HEAD", "KEY"),
+        # of tests and benchmarks
+        *(
+            "BENCH_ROWS",
+            "CHROMIUM",
+            "INVARIANT_TABLES",
+            "KILLS",
+            "PYTHONS",
+            "SAME_NUMBERS",
+            "SCREENSHOTS",
+            "WRITE_FIXTURES",
+        ),
+    )
+)
+"""Variables that are no options of the command, but mean something elsewhere."""
+_TOML_TYPES: dict[type, tuple[tuple[type, ...], str]] = {
+    bool: ((bool,), "true or false"),
+    int: ((int,), "an integer"),
+    float: ((int, float), "a number"),
+    list: ((list,), "a list of strings"),
+}
+
+
+@dataclass(frozen=True)
+class ServeOption:
+    """One option with its other names."""
+
+    flags: tuple[str, ...]  # How the command line writes it; empty for an argument
+    key: str  # Its key in the TOML file and, in upper case, in the environment variable
+    option: Any  # The parameter of Click
+
+    @property
+    def variable(self) -> str | None:
+        """Its environment variable."""
+        return None if self.key in _NOT_A_VARIABLE else PREFIX + self.key.upper()
+
+    @property
+    def in_file(self) -> bool:
+        """Whether the TOML file can set it."""
+        return self.key not in _NOT_IN_FILE
+
+
+def options_of(command: Any) -> list[ServeOption]:
+    """List the options of a command, and its arguments, with their other names."""
+    settings = []
+    for option in command.params:
+        if option.name == "help":
+            continue
+        if option.param_type_name == "argument":
+            settings.append(ServeOption((), option.name, option))
+        else:
+            key = option.opts[0].lstrip("-").replace("-", "_")
+            settings.append(ServeOption((*option.opts, *option.secondary_opts), key, option))
+    return settings
+
+
+class ConfigurableCommand(TyperCommand):
+    """A command whose options are environment variables too."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        for setting in options_of(self):
+            variable = setting.variable
+            if variable is not None and not _is_service_link(variable):
+                setting.option.envvar = variable
+                setting.option.show_envvar = False  # the help would have twice as many lines
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the command line; an error says where the value was set."""
+        try:
+            left = super().parse_args(ctx, args)
+            check_variables(self, os.environ)
+            return left
+        except typer.BadParameter as problem:
+            option: Any = problem.param
+            source = None if option is None else ctx.get_parameter_source(option.name)
+            if source is not None and source.name == "ENVIRONMENT":
+                problem.message += f" (set by {option.envvar})"
+            elif source is not None and source.name == "DEFAULT_MAP":
+                problem.message += f" (set by {ctx.params['config']})"
+            raise
+
+
+def check_variables(command: Any, variables: Mapping[str, str]) -> None:
+    """Check that every variable of ours in an environment is one that the command knows."""
+    known = [setting.variable for setting in options_of(command) if setting.variable is not None]
+    for name, value in sorted(variables.items()):
+        if not name.startswith(PREFIX) or name in known or name in OTHER_VARIABLES:
+            continue
+        if _SERVICE_VARIABLE.fullmatch(name) or _SERVICE_LINK.match(value):
+            continue
+        (nearest,) = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+        raise InvalidInput(
+            f"Unknown environment variable {name}; the nearest valid name is {nearest}. Unset it if it is not meant "
+            "for this command."
+        )
+
+
+def _is_service_link(variable: str) -> bool:
+    return variable.endswith("_PORT") and bool(_SERVICE_LINK.match(os.environ.get(variable, "")))
+
+
+def _use_file(context: typer.Context, path: Path | None) -> Path | None:
+    """Take the values of the file as defaults of the other options."""
+    if path is not None:
+        context.default_map = read_file(path, options_of(context.command))
+    return path
+
+
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        is_eager=True,
+        callback=_use_file,
+        metavar="FILE",
+        help="TOML file with options: max_rows = 100 for --max-rows 100.",
+    ),
+]
+
+
+def read_file(path: Path, settings: list[ServeOption]) -> dict[str, Any]:
+    """Read a TOML file of options."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise QuietmaxError(f"Cannot read the configuration {path}: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidData(f"The configuration {path} is not a TOML file: {error}.") from error
+    known = {setting.key: setting for setting in settings if setting.in_file}
+    for key, value in values.items():
+        if key not in known:
+            raise InvalidData(f"{path}: {unknown_name('key', key, known)}")
+        _check_type(path, known[key], value)
+    return {known[key].option.name: value for key, value in values.items()}
+
+
+def _check_type(path: Path, setting: ServeOption, value: Any) -> None:
+    """Raise unless TOML gives the value the option's type: Click itself would turn 8080.5 into a port."""
+    annotation = setting.option.type_descriptor.annotation
+    kind = get_origin(annotation) or annotation
+    types, expected = _TOML_TYPES.get(kind, ((str,), "a string"))
+    valid = isinstance(value, types) and (kind is bool or not isinstance(value, bool))
+    if kind is list:
+        valid = valid and all(isinstance(each, str) for each in value)
+    if not valid:
+        raise InvalidData(f"{path}: {setting.key} must be {expected}.")
 
 
 COMMAND_CLASS = ConfigurableCommand
-_BUDGET, _NETWORK, _LIMITS = "Ledger and budget", "Network", "Limits"
-_ANSWERS = "Answers, log and telemetry"
 
 
-# Each option declared here is also an environment variable and a key of the file of --config, and has a row in the
-# table of docs/how-to/configure-the-service.md; see `quietmax.cli._configuration`.
+@dataclass(frozen=True)
+class _Models:
+    """What is served, and who pays.
+
+    Parameters
+    ----------
+    repository : Path or None
+        Directory of models as NAME/VERSION that administrators can load and unload while the service runs. The highest
+        version of each is served from the start.
+    accept_unproven : bool
+        Serve models without a proven guarantee; answers carry a warning.
+    ledger : str or None
+        SQLite file or postgresql://... URL. Default: one file per user.
+    ledger_file : Path or None
+        File that holds the URL of `ledger`, a secret.
+    ledger_password_file : Path or None
+        File that holds the password of a PostgreSQL ledger.
+    budget : float or None
+        Epsilon of the training set's total budget. Default: the model's own.
+    delta : float
+        Delta of `budget`.
+    queries : int or None
+        Ordinary model: number of answers that share `budget`.
+    mechanism : str or None
+        Ordinary model: algorithm1. Head charged per answer: sampled-neuron. Either: the name of a plug-in.
+    noise : str
+        Noise of algorithm1: gaussian or laplace.
+    account : str or None
+        Account of the training set. Default: the name of the data set.
+    because : str or None
+        Reason to move the records to another `account`; the audit log keeps it.
+    """
+
+    repository: Path | None = None
+    accept_unproven: bool = False
+    ledger: str | None = None
+    ledger_file: Path | None = None
+    ledger_password_file: Path | None = None
+    budget: float | None = None
+    delta: float = 0.0
+    queries: int | None = None
+    mechanism: str | None = None
+    noise: str = "gaussian"
+    account: str | None = None
+    because: str | None = None
+
+    def terms(self) -> Terms | None:
+        """Return the budget that the owner states, if any."""
+        from quietmax.ledger.accounts import Terms
+        from quietmax.noise.release import checked_positive
+
+        if self.budget is None and self.delta:
+            raise InvalidInput("`delta` requires `budget`.")
+        if self.because is not None and self.account is None:
+            raise InvalidInput("`because` requires `account`.")
+        return None if self.budget is None else Terms(checked_positive(self.budget, "budget"), self.delta)
+
+
+_DECLARED: dict[type, tuple[str, str]] = {
+    _Models: ("", "Models, ledger and budget"),
+    Listener: ("", "Network"),
+    OidcSettings: ("oidc_", "Network"),
+    Settings: ("", "Limits"),
+}
+"""Classes whose fields are options, what the options' names begin with, and their panel in the help."""
+
+
+def _declared_options(declared: type) -> Iterator[inspect.Parameter]:
+    """Yield an option for each field of a class of settings."""
+    types, helps = get_type_hints(declared), meanings(declared)
+    prefix, panel = _DECLARED[declared]
+    for each in dataclasses.fields(declared):
+        if not each.init or not each.metadata.get("option", True):
+            continue
+        key, kind = prefix + each.name, types[each.name]
+        default = None if each.default is dataclasses.MISSING else each.default
+        limits = each.metadata or ({"min": 1} if kind in (int, int | None) else {})
+        names = (_flag(key),) if default is False else ()
+        help_text = re.sub(r"`(\w+)`", lambda found: _flag(found[1]), helps[each.name])
+        own_panel = "Answers, log and telemetry" if kind is bool and declared is Settings else panel
+        option = typer.Option(*names, help=help_text, rich_help_panel=own_panel, **limits)
+        wanted = kind | None if default is None else kind
+        yield inspect.Parameter(
+            key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[wanted, option]
+        )
+
+
+def _flag(key: str) -> str:
+    """Return how the command line writes a key."""
+    return "--" + key.replace("_", "-")
+
+
+def _with_declared_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Let a function take the fields of all settings as options, in place of its argument `declared`."""
+    signature = inspect.signature(function, eval_str=True)
+    own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    added = [option for declared in _DECLARED for option in _declared_options(declared)]
+    function.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
+    return function
+
+
+def _from_options(declared: type, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a class of settings among the options."""
+    prefix, _ = _DECLARED[declared]
+    names = [each.name for each in dataclasses.fields(declared) if prefix + each.name in options]
+    return {name: options[prefix + name] for name in names}
+
+
+# The fields of the settings are options too, in the place of `declared`.
+@_with_declared_options
 def command(
     models: Annotated[
         list[str] | None,
         typer.Argument(help="Model folders: FOLDER, NAME=FOLDER or NAME/VERSION=FOLDER.", show_default=False),
     ] = None,
-    repository: Annotated[
-        Path | None,
-        typer.Option(
-            help="Directory of models as NAME/VERSION that administrators can load and unload while the service runs. "
-            "The highest version of each is served from the start.",
-        ),
-    ] = None,
+    *,
     config: Config = None,  # noqa: ARG001 (its callback has read the file)
-    accept_unproven: Annotated[
-        bool,
-        typer.Option(
-            "--accept-unproven", help="Serve models without a proven guarantee; answers carry a warning."
-        ),
-    ] = False,
-    ledger: Annotated[
-        str | None,
-        typer.Option(
-            help="SQLite file or postgresql://... URL. Default: one file per user.", rich_help_panel=_BUDGET
-        ),
-    ] = None,
-    ledger_file: Annotated[
-        Path | None,
-        typer.Option(help="File that holds the URL of --ledger, a secret.", rich_help_panel=_BUDGET),
-    ] = None,
-    ledger_password_file: Annotated[
-        Path | None,
-        typer.Option(help="File that holds the password of a PostgreSQL ledger.", rich_help_panel=_BUDGET),
-    ] = None,
-    budget: Annotated[
-        float | None,
-        typer.Option(
-            help="Epsilon of the training set's total budget. Default: the model's own.",
-            rich_help_panel=_BUDGET,
-        ),
-    ] = None,
-    delta: Annotated[float, typer.Option(help="Delta of --budget.", rich_help_panel=_BUDGET)] = 0.0,
-    queries: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Ordinary model: number of answers that share --budget.", rich_help_panel=_BUDGET
-        ),
-    ] = None,
-    mechanism: Annotated[
-        str | None,
-        typer.Option(
-            help="Ordinary model: algorithm1. Head charged per answer: sampled-neuron. Either: the name of a plug-in.",
-            rich_help_panel=_BUDGET,
-        ),
-    ] = None,
-    noise: Annotated[
-        str, typer.Option(help="Noise of algorithm1: gaussian or laplace.", rich_help_panel=_BUDGET)
-    ] = "gaussian",
-    account: Annotated[
-        str | None,
-        typer.Option(
-            help="Account of the training set. Default: the name of the data set.", rich_help_panel=_BUDGET
-        ),
-    ] = None,
-    because: Annotated[
-        str | None,
-        typer.Option(
-            help="Reason to move the records to another --account; the audit log keeps it.",
-            rich_help_panel=_BUDGET,
-        ),
-    ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.", rich_help_panel=_NETWORK)] = "127.0.0.1",
-    port: Annotated[
-        int,
-        typer.Option(min=0, max=65535, help="Port to listen on; 0: any free one.", rich_help_panel=_NETWORK),
-    ] = 8080,
-    grpc_port: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=65535,
-            help="Also listen for gRPC on this port; 0: any free one. Requires quietmax[grpc].",
-            rich_help_panel=_NETWORK,
-        ),
-    ] = None,
-    anonymous: Annotated[
-        bool,
-        typer.Option(
-            "--anonymous",
-            help="Answer requests without an API key (loopback only).",
-            rich_help_panel=_NETWORK,
-        ),
-    ] = False,
-    tls_certificate: Annotated[
-        Path | None, typer.Option(help="TLS certificate (PEM file).", rich_help_panel=_NETWORK)
-    ] = None,
-    tls_key: Annotated[
-        Path | None, typer.Option(help="TLS private key (PEM file).", rich_help_panel=_NETWORK)
-    ] = None,
-    behind_proxy: Annotated[
-        bool,
-        typer.Option(
-            "--behind-proxy", help="A proxy in front of the service ends TLS.", rich_help_panel=_NETWORK
-        ),
-    ] = False,
     session_secret_file: Annotated[
         Path | None,
         typer.Option(
-            help="File with the secret that signs sessions of the dashboard, for several replicas. Default: random.",
-            rich_help_panel=_NETWORK,
+            help="File with the secret that signs sessions of the dashboard, for several replicas. Default: random."
         ),
     ] = None,
-    oidc_issuer: Annotated[
-        str | None,
-        typer.Option(
-            help="URL of an OpenID Connect issuer whose bearer tokens are accepted beside API keys.",
-            rich_help_panel=_NETWORK,
-        ),
-    ] = None,
-    oidc_audience: Annotated[
-        str | None,
-        typer.Option(
-            help="Audience (claim aud) that tokens must name. Required with --oidc-issuer.",
-            rich_help_panel=_NETWORK,
-        ),
-    ] = None,
-    oidc_client_claim: Annotated[
-        str, typer.Option(help="Claim that names the client.", rich_help_panel=_NETWORK)
-    ] = "sub",
-    oidc_admin_claim: Annotated[
-        str | None,
-        typer.Option(
-            help="Claim that makes an administrator, for example realm_access.roles.",
-            rich_help_panel=_NETWORK,
-        ),
-    ] = None,
-    oidc_admin_value: Annotated[
-        str | None,
-        typer.Option(
-            help="Value that --oidc-admin-claim must be equal to or contain.", rich_help_panel=_NETWORK
-        ),
-    ] = None,
-    workers: Annotated[
-        int, typer.Option(min=1, help="Worker processes behind the port.", rich_help_panel=_NETWORK)
-    ] = 1,
-    max_rows: Annotated[
-        int, typer.Option(min=1, help="Most rows in one request.", rich_help_panel=_LIMITS)
-    ] = 1000,
-    max_bytes: Annotated[
-        int, typer.Option(min=1, help="Largest request body in bytes.", rich_help_panel=_LIMITS)
-    ] = 16 * 2**20,
-    max_body_memory: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Most bytes of all request bodies that a worker holds at the same time.",
-            rich_help_panel=_LIMITS,
-        ),
-    ] = 256 * 2**20,
-    timeout: Annotated[
-        float, typer.Option(help="Seconds until a request is given up.", rich_help_panel=_LIMITS)
-    ] = 10.0,
-    header_timeout: Annotated[
-        float,
-        typer.Option(
-            help="Seconds until the headers of a request must have arrived.", rich_help_panel=_LIMITS
-        ),
-    ] = 10.0,
-    idle_timeout: Annotated[
-        float,
-        typer.Option(help="Seconds until a connection without a request is closed.", rich_help_panel=_LIMITS),
-    ] = 60.0,
-    max_header_bytes: Annotated[
-        int,
-        typer.Option(
-            min=1, help="Largest size of the headers of a request in bytes.", rich_help_panel=_LIMITS
-        ),
-    ] = 32 * 2**10,
-    max_headers: Annotated[
-        int, typer.Option(min=1, help="Most headers of a request.", rich_help_panel=_LIMITS)
-    ] = 100,
-    max_connections: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Most open connections of a worker. The limit on file descriptors may lower it.",
-            rich_help_panel=_LIMITS,
-        ),
-    ] = 1000,
-    otel: Annotated[
-        bool,
-        typer.Option(
-            "--otel",
-            help="Export traces and metrics by OpenTelemetry (OTLP over HTTP), as the variables OTEL_* say.",
-            rich_help_panel=_ANSWERS,
-        ),
-    ] = False,
-    rate_limit: Annotated[
-        float | None,
-        typer.Option(
-            help="Requests per second of one client, in each worker. Default: no limit.",
-            rich_help_panel=_LIMITS,
-        ),
-    ] = None,
-    rate_burst: Annotated[
-        int | None,
-        typer.Option(
-            help="Requests that a client may send at once after a pause. Default: those of one second.",
-            rich_help_panel=_LIMITS,
-        ),
-    ] = None,
-    answer_cache: Annotated[
-        bool,
-        typer.Option(
-            help="Answer identical queries from the cache for free, or charge them again.",
-            rich_help_panel=_ANSWERS,
-        ),
-    ] = True,
-    request_log: Annotated[
-        bool, typer.Option(help="Write a log line per request.", rich_help_panel=_ANSWERS)
-    ] = True,
+    workers: Annotated[int, typer.Option(min=1, help="Worker processes behind the port.")] = 1,
     check: Annotated[
         bool,
         typer.Option(
@@ -261,6 +333,7 @@ def command(
         ),
     ] = False,
     as_json: Json = False,
+    **declared: Any,
 ) -> None:
     """Serve models over the Open Inference Protocol v2. The ledger charges every answer before it is drawn.
 
@@ -275,103 +348,116 @@ def command(
 
     quietmax serve model --accept-unproven --budget 10 --ledger trial.sqlite
     """
-    from quietmax.ledger.accounts import Terms
     from quietmax.ledger.database import configured_url
-    from quietmax.ledger.ledger import Ledger
-    from quietmax.noise.release import checked_positive
-    from quietmax.server.deployment import check_deployments, deploy
-    from quietmax.server.log import Log
-    from quietmax.server.metrics import Metrics
-    from quietmax.server.model_control import ModelControl, SharedState
-    from quietmax.server.repository import ModelRepository, load_models
-    from quietmax.server.run import Listener
-    from quietmax.server.service import Service
-    from quietmax.server.settings import Settings, read_session_secret
-    from quietmax.server.supervisor import shared_folder, supervise
-    from quietmax.server.telemetry import check_telemetry
+    from quietmax.server.deployment import deploy
+    from quietmax.server.repository import load_models
 
     _use_one_thread()
-    if not models and repository is None:
+    chosen = _Models(**_from_options(_Models, declared))
+    if not models and chosen.repository is None:
         raise InvalidInput("At least one model must be named in `models`, or a `repository`.")
-    if budget is None and delta:
-        raise InvalidInput("`delta` requires `budget`.")
-    if otel:
-        check_telemetry()
-    if because is not None and account is None:
-        raise InvalidInput("`because` requires `account`.")
-    listener = Listener(host, port, tls_certificate, tls_key, behind_proxy, grpc_port)
-    if anonymous:
-        listener.check_anonymous()
-    secret = (
-        {} if session_secret_file is None else {"session_secret": read_session_secret(session_secret_file)}
-    )
-    settings = Settings(
-        anonymous=anonymous,
-        max_bytes=max_bytes,
-        max_body_memory=max_body_memory,
-        max_rows=max_rows,
-        timeout=timeout,
-        header_timeout=header_timeout,
-        idle_timeout=idle_timeout,
-        max_header_bytes=max_header_bytes,
-        max_headers=max_headers,
-        max_connections=max_connections,
-        telemetry=otel,
-        rate_limit=rate_limit,
-        rate_burst=rate_burst,
-        answer_cache=answer_cache,
-        log_requests=request_log,
-        secure_cookies=listener.secure_cookies,
-        **secret,  # type: ignore[arg-type]
-        oidc=_oidc_settings(
-            oidc_issuer, oidc_audience, oidc_client_claim, oidc_admin_claim, oidc_admin_value
-        ),
-    )
-    address = configured_url(ledger, ledger_file, ledger_password_file)
-    terms = None if budget is None else Terms(checked_positive(budget, "budget"), delta)
+    terms = chosen.terms()
+    listener = Listener(**_from_options(Listener, declared))
+    settings = _settings(declared, session_secret_file, listener)
+    address = configured_url(chosen.ledger, chosen.ledger_file, chosen.ledger_password_file)
     read = partial(
         load_models,
         budget=terms,
-        queries=queries,
-        mechanism=mechanism,
-        noise=noise,
-        accept_unproven=accept_unproven,
+        queries=chosen.queries,
+        mechanism=chosen.mechanism,
+        noise=chosen.noise,
+        accept_unproven=chosen.accept_unproven,
     )
-    bind = partial(deploy, budget=terms, account=account)
+    bind = partial(deploy, budget=terms, account=chosen.account)
     loaded = read(models or [])
     with ExitStack() as stack:
-        control = None
-        if repository is not None:
-            state = SharedState(stack.enter_context(shared_folder("quietmax-models-")))
-            names = {each.name for each in loaded}
-            control = ModelControl(
-                ModelRepository(repository), state, lambda model: read([model])[0], bind, names
-            )
+        repository = chosen.repository
+        control = None if repository is None else _control(repository, loaded, read, bind, stack)
         if check:
-            listener.check_ports()
-            served = loaded if control is None else [*loaded, *control.start()]
-            _check(
-                address,
-                partial(check_deployments, models=served, budget=terms, account=account, because=because),
-            )
-            _print_checked(served, address, as_json=as_json)
-            return
-        opened = listener.open_socket()
-
-        def create_service(metrics: Metrics, reason: str | None = None) -> Service:
-            accounts = Ledger(address)
-            served = loaded if control is None else [*loaded, *control.start()]
-            return Service(
-                accounts, bind(accounts, served, because=reason), settings, metrics=metrics, control=control
+            _check(listener, _served(loaded, control), address, bind, chosen.because, as_json=as_json)
+        else:
+            listener = stack.enter_context(listener.reserve_grpc_port())
+            _serve(
+                listener, settings, address, loaded, control, bind, chosen.because, workers, as_json=as_json
             )
 
-        listener = stack.enter_context(listener.reserve_grpc_port())
-        first, log = create_service(Metrics(), because), Log()
-        try:
-            _announce(first, listener.url(opened), listener.grpc_port, log, as_json=as_json)
-        finally:
-            first.ledger.close()
-        supervise(create_service, listener, opened, log, workers)
+
+def _settings(declared: Mapping[str, Any], session_secret_file: Path | None, listener: Listener) -> Settings:
+    """Return the settings that the options state."""
+    if declared["otel"]:
+        from quietmax.server.telemetry import check_telemetry
+
+        check_telemetry()
+    if declared["anonymous"]:
+        listener.check_anonymous()
+    own = _from_options(Settings, declared)
+    if session_secret_file is not None:
+        own["session_secret"] = read_session_secret(session_secret_file)
+    oidc = _from_options(OidcSettings, declared)
+    if oidc["issuer"] is None:
+        if oidc["audience"] is not None or oidc["admin_claim"] is not None or oidc["admin_value"] is not None:
+            raise InvalidInput(
+                "`oidc_audience`, `oidc_admin_claim` and `oidc_admin_value` require `oidc_issuer`."
+            )
+    elif oidc["audience"] is None:
+        raise InvalidInput("`oidc_issuer` requires `oidc_audience`.")
+    else:
+        own["oidc"] = OidcSettings(**oidc)
+    return Settings(**own, secure_cookies=listener.secure_cookies)
+
+
+def _control(
+    repository: Path,
+    loaded: list[Deployment],
+    read: Callable[[list[str]], list[Deployment]],
+    bind: Callable[..., list[Deployment]],
+    stack: ExitStack,
+) -> ModelControl:
+    """Return what loads and unloads the models of a repository."""
+    from quietmax.server.repository import ModelControl, ModelRepository, SharedState
+    from quietmax.server.run import shared_folder
+
+    state = SharedState(stack.enter_context(shared_folder("quietmax-models-")))
+    names = {each.name for each in loaded}
+    return ModelControl(ModelRepository(repository), state, lambda model: read([model])[0], bind, names)
+
+
+def _served(loaded: list[Deployment], control: ModelControl | None) -> list[Deployment]:
+    """Return the models that are served at the start, those of the repository included."""
+    return loaded if control is None else [*loaded, *control.start()]
+
+
+def _serve(
+    listener: Listener,
+    settings: Settings,
+    address: str,
+    loaded: list[Deployment],
+    control: ModelControl | None,
+    bind: Callable[..., list[Deployment]],
+    because: str | None,
+    workers: int,
+    *,
+    as_json: bool,
+) -> None:
+    """Say what is served, and serve it until a signal asks to stop."""
+    from quietmax.ledger.ledger import Ledger
+    from quietmax.server.run import supervise
+    from quietmax.server.service import Service
+    from quietmax.server.telemetry import Log, Metrics
+
+    opened = listener.open_socket()
+
+    def create_service(metrics: Metrics, reason: str | None = None) -> Service:
+        ledger = Ledger(address)
+        bound = bind(ledger, _served(loaded, control), because=reason)
+        return Service(ledger, bound, settings, metrics=metrics, control=control)
+
+    first, log = create_service(Metrics(), because), Log()
+    try:
+        _announce(first, listener.url(opened), listener.grpc_port, log, as_json=as_json)
+    finally:
+        first.ledger.close()
+    supervise(create_service, listener, opened, log, workers)
 
 
 def _use_one_thread() -> None:
@@ -382,16 +468,30 @@ def _use_one_thread() -> None:
         os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
 
 
-def _check(address: str, check: Callable[[Ledger | None], None]) -> None:
-    """Check the models against the ledger, if it exists already."""
+def _check(
+    listener: Listener,
+    models: list[Deployment],
+    address: str,
+    bind: partial[list[Deployment]],
+    because: str | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Check the ports, and the models against the ledger, if it exists already; say what would be served."""
     from quietmax.ledger.ledger import Ledger, ledger_exists
+    from quietmax.server.deployment import check_deployments
 
+    listener.check_ports()
+    check: Callable[[Ledger | None], None] = partial(
+        check_deployments, models=models, because=because, **bind.keywords
+    )
     if not ledger_exists(address):
         check(None)
-        return
-    with Ledger(address, read_only=True) as ledger:
-        ledger.check_damage()
-        check(ledger)
+    else:
+        with Ledger(address, read_only=True) as ledger:
+            ledger.check_damage()
+            check(ledger)
+    _print_checked(models, address, as_json=as_json)
 
 
 def _print_checked(models: Sequence[Deployment], address: str, *, as_json: bool) -> None:
@@ -406,27 +506,6 @@ def _print_checked(models: Sequence[Deployment], address: str, *, as_json: bool)
     _print_line(f"The configuration is valid. The ledger is {shown}.")
     for each in models:
         _print_line(f"  {each.label} ({each.status})")
-
-
-def _oidc_settings(
-    issuer: str | None,
-    audience: str | None,
-    client_claim: str,
-    admin_claim: str | None,
-    admin_value: str | None,
-) -> OidcSettings | None:
-    """Return whose tokens are accepted; None if no issuer is given."""
-    from quietmax.server.settings import OidcSettings
-
-    if issuer is None:
-        if audience is not None or admin_claim is not None or admin_value is not None:
-            raise InvalidInput(
-                "`oidc_audience`, `oidc_admin_claim` and `oidc_admin_value` require `oidc_issuer`."
-            )
-        return None
-    if audience is None:
-        raise InvalidInput("`oidc_issuer` requires `oidc_audience`.")
-    return OidcSettings(issuer, audience, client_claim, admin_claim, admin_value)
 
 
 def _announce(service: Service, url: str, grpc_port: int | None, log: Log, *, as_json: bool) -> None:

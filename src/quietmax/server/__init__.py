@@ -1,20 +1,28 @@
-"""Serve models over HTTP: Open Inference Protocol v2, API keys, an enforced privacy budget, metrics, a dashboard."""
+"""Serve models over HTTP: Open Inference Protocol v2, API keys, an enforced privacy budget, metrics, a dashboard.
 
-from quietmax.server.app import create_api, create_app
-from quietmax.server.client import Client, Response
-from quietmax.server.deployment import Deployment, deploy
-from quietmax.server.repository import load_models
-from quietmax.server.service import Service
-from quietmax.server.settings import Settings
+Names are imported on first use: the options of `quietmax serve` need the settings, but no HTTP server.
+"""
 
-__all__ = [
-    "Client",
-    "Deployment",
-    "Response",
-    "Service",
-    "Settings",
-    "create_api",
-    "create_app",
-    "deploy",
-    "load_models",
-]
+from typing import TYPE_CHECKING
+
+from quietmax._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from quietmax.server.app import create_app
+    from quietmax.server.client import Client, Response
+    from quietmax.server.deployment import Deployment
+    from quietmax.server.service import Service
+    from quietmax.server.settings import Settings
+
+__all__ = ["Client", "Deployment", "Response", "Service", "Settings", "create_app"]
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "Client": "client",
+        "Deployment": "deployment",
+        "Response": "client",
+        "Service": "service",
+        "Settings": "settings",
+        "create_app": "app",
+    },
+)

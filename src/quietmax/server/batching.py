@@ -16,11 +16,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
-import queue
-import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
@@ -44,7 +43,7 @@ from quietmax.mechanisms.base import Answers, Floats
 from quietmax.server.auth import Caller
 from quietmax.server.codec import InferenceRequest, pack_answers, packed_width, unpack_answers
 from quietmax.server.deployment import Deployment, Rows
-from quietmax.server.errors import ledger_error, unavailable
+from quietmax.server.errors import HttpError, ledger_error
 from quietmax.server.settings import Settings
 from quietmax.server.telemetry import Trace, current_trace
 
@@ -114,15 +113,7 @@ class _DrawTime:
 
 
 class Pipeline:
-    """Charges, draws, stores and answers the requests of one event loop.
-
-    Parameters
-    ----------
-    ledger : Ledger
-        Charges requests and stores answers.
-    settings : Settings
-        Limits of the service.
-    """
+    """Charges, draws, stores and answers the requests of one event loop."""
 
     def __init__(self, ledger: Ledger, settings: Settings) -> None:
         self._ledger = ledger
@@ -136,34 +127,13 @@ class Pipeline:
         self._held: list[NewAnswers] = []
         self._draw_times: WeakKeyDictionary[Deployment, _DrawTime] = WeakKeyDictionary()
         self._sweeper = self._loop.create_task(self._sweep())
-        self._to_draw: queue.SimpleQueue[list[_Pending] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._draw_in_thread, name="drawing", daemon=True)
-        self._thread.start()
-
-    @property
-    def in_flight(self) -> int:
-        """Number of requests in flight."""
-        return len(self._in_flight)
+        self._to_draw: deque[list[_Pending]] = deque()
+        self._drawing = ThreadPoolExecutor(1, "drawing")
 
     async def infer(self, deployment: Deployment, request: InferenceRequest, caller: Caller) -> Result:
-        """Charge a request, then answer it.
-
-        Parameters
-        ----------
-        deployment : Deployment
-            The model that is asked.
-        request : InferenceRequest
-            The rows, and the request id.
-        caller : Caller
-            Who pays.
-
-        Returns
-        -------
-        Reply or ChargeResult
-            The answers, or why there are none.
-        """
+        """Charge a request, then answer it; return the answers, or why there are none."""
         if len(self._in_flight) >= self._settings.max_in_flight:
-            raise unavailable("Too many requests are in flight. Nothing was charged.")
+            raise HttpError(503, "Too many requests are in flight. Nothing was charged.")
         pending = _Pending(
             deployment,
             request.rows,
@@ -174,7 +144,8 @@ class Pipeline:
         self._in_flight.add(pending)
         try:
             if deployment.unit_cost == 0:
-                self._check_ledger()
+                if self._ledger.writer.error is not None:
+                    raise ledger_error(self._ledger.writer.error)
                 self._draw_soon(pending)
             else:
                 charge = self._charge(pending, request, caller)
@@ -190,13 +161,7 @@ class Pipeline:
             await asyncio.sleep(0.01)
         self._submit_held()
         self._sweeper.cancel()
-        self._to_draw.put(None)
-        await asyncio.to_thread(self._thread.join)
-
-    def _check_ledger(self) -> None:
-        error = self._ledger.writer.error
-        if error is not None:
-            raise ledger_error(error)
+        await asyncio.to_thread(self._drawing.shutdown)
 
     def _charge(self, pending: _Pending, request: InferenceRequest, caller: Caller) -> Charge:
         deployment = pending.deployment
@@ -257,22 +222,15 @@ class Pipeline:
     # In the drawing thread
 
     def _draw_in_thread(self) -> None:
-        closing = False
-        while not closing:
-            waiting: list[_Pending] = []
-            item = self._to_draw.get()
-            try:
-                while item is not None:
-                    waiting += item
-                    item = self._to_draw.get_nowait()
-                closing = True
-            except queue.Empty:
-                pass
-            for group in _groups(waiting):
-                finished, stored = self._answer_group(group)
-                if stored is not None:
-                    self._ledger.submit_answers(stored, _ignore)
-                self._finish(finished)
+        """Draw for all requests that wait; those of one deployment together."""
+        waiting: list[_Pending] = []
+        while self._to_draw:
+            waiting += self._to_draw.popleft()
+        for group in _groups(waiting):
+            finished, stored = self._answer_group(group)
+            if stored is not None:
+                self._ledger.submit_answers(stored, _ignore)
+            self._finish(finished)
 
     # In the drawing thread or the event loop
 
@@ -400,7 +358,8 @@ class Pipeline:
         for group in _groups(waiting):
             rows = sum(len(pending.rows) for pending in group)
             if self._draw_time(group).expected(rows) > _MAX_SECONDS_IN_LOOP:
-                self._to_draw.put(group)
+                self._to_draw.append(group)
+                self._drawing.submit(self._draw_in_thread)
                 continue
             finished, stored = self._answer_group(group)
             if stored is not None:

@@ -3,12 +3,14 @@
 A model takes one tensor `features`. A model of a table takes one tensor per column instead, by the name of the column,
 and answers with class names; it also takes rows that are encoded already, as `features`.
 
-orjson reads the JSON, and simdjson a long list of numbers in it (`quietmax.server.json_numbers`). orjson silently keeps
-the last of two equal keys, so a body in which a key could be repeated is read once more with the standard library.
+orjson reads the JSON. It silently keeps the last of two equal keys, so a body in which a key could be repeated is read
+once more with the standard library. simdjson reads a long list of numbers in it straight into an array: a request of
+100 rows holds some 78,000 numbers, which take most of its time as Python objects (5.6 against 1.4 ms measured).
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import struct
 from collections.abc import Iterable, Mapping
@@ -33,13 +35,17 @@ from quietmax.data.encoding import (
 from quietmax.errors import InvalidInput
 from quietmax.mechanisms.base import Answers
 from quietmax.server.deployment import Deployment, Rows
-from quietmax.server.errors import HttpError, bad_request, unprocessable
-from quietmax.server.json_numbers import cut_numbers
+from quietmax.server.errors import HttpError
+from quietmax.server.telemetry import phase
 
 if TYPE_CHECKING:
     import pandas as pd
 else:
     pd = lazy_module("pandas")
+import re
+import threading
+
+import simdjson
 
 INPUT, LABEL, PROBABILITIES = "features", "label", "probabilities"
 MAX_VALUE = 1e15
@@ -64,6 +70,13 @@ _LENGTH = struct.Struct("<I")
 """The length of an element of a binary BYTES tensor, before its bytes."""
 _MIN_CUT = 512
 """Shorter texts are parsed as a whole."""
+MAX_BYTES_UNCHECKED = 2**15
+"""The structure of a larger body is checked before it is parsed, and its columns are encoded in a thread."""
+_MAX_BYTES_IN_LOOP = 2**20
+_SPARE = 64
+"""Values, lists and objects of a request, and of each of its columns, that are not data."""
+_ANY_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
+"""A string, or the unfinished rest of the text: a search that starts again at every quote would take quadratic time."""
 _MAX_ID = 128
 _MAX_TENSORS = 16
 _MAX_DIMENSIONS = 8
@@ -79,15 +92,28 @@ class InferenceRequest:
     unknown: Mapping[str, int] = field(default_factory=dict)
 
 
+async def read_request(
+    body: bytes, json_length: int | None, deployment: Deployment, max_rows: int
+) -> InferenceRequest:
+    """Decode the body of an inference request: in a thread if it is large, so that other requests do not wait."""
+    with phase("parse"):
+        if len(body) <= (_MAX_BYTES_IN_LOOP if deployment.encoding is None else MAX_BYTES_UNCHECKED):
+            return decode_request(body, json_length, deployment, max_rows)
+        return await asyncio.to_thread(decode_request, body, json_length, deployment, max_rows)
+
+
 def decode_request(
     body: bytes, json_length: int | None, deployment: Deployment, max_rows: int
 ) -> InferenceRequest:
     """Decode the body of an inference request."""
     if json_length is not None and not 0 <= json_length <= len(body):
-        raise bad_request(
-            f"Inference-Header-Content-Length must be at most {len(body)}, the size of the body, got {json_length}."
+        raise HttpError(
+            400,
+            f"Inference-Header-Content-Length must be at most {len(body)}, the size of the body, got {json_length}.",
         )
     text = body if json_length is None else body[:json_length]
+    if len(body) > MAX_BYTES_UNCHECKED:
+        _check_structure(text, deployment, max_rows)
     binary = memoryview(body)[len(text) :]
     encoding = deployment.encoding
     text, request = _parse(text, encoding, max_rows)
@@ -127,10 +153,33 @@ def decode_tensors(
     return InferenceRequest(rows, _id(request), _outputs(request, deployment), unknown)
 
 
+def _check_structure(text: bytes, deployment: Deployment, max_rows: int) -> None:
+    """Raise if a JSON text has more values, lists or objects than the largest request to a model.
+
+    Counting takes a fraction of the time and memory of parsing. Only what stands outside of strings counts.
+    """
+    columns = 0 if deployment.encoding is None else len(deployment.encoding.columns)
+    row_lists = cells = 1
+    for size in (deployment.image_shape or ())[:-1]:
+        cells *= size
+        row_lists += cells
+    most = {
+        b",": max_rows * max(deployment.inputs, columns) + _SPARE * (1 + columns),
+        b"[": max_rows * max(row_lists, columns) + _SPARE * (1 + columns),
+        b"{": _SPARE * (1 + columns),
+    }
+    signs = np.frombuffer(text, np.uint8)  # bytes.count takes ten times as long for frequent bytes
+    if all(np.count_nonzero(signs == ord(sign)) <= limit for sign, limit in most.items()):
+        return
+    outside = _ANY_STRING.sub(b"", text)
+    if any(outside.count(sign) > limit for sign, limit in most.items()):
+        raise HttpError(413, f"The body has more values or lists than {max_rows} rows of this model.")
+
+
 def _parse(text: bytes, encoding: Encoding | None, max_rows: int) -> tuple[bytes, dict[str, Any]]:
     """Return the JSON object of a body, and its text; long lists of numbers are an array, and cut out of the text."""
     if len(text) >= _MIN_CUT and (encoding is None or takes_encoded_rows(encoding)):
-        cut = cut_numbers(text, max_rows)
+        cut = _cut_numbers(text, max_rows)
         with suppress(orjson.JSONDecodeError):
             if cut is not None and _has_empty_features(request := orjson.loads(cut[0])):
                 request["inputs"][0]["data"] = cut[1]
@@ -138,9 +187,9 @@ def _parse(text: bytes, encoding: Encoding | None, max_rows: int) -> tuple[bytes
     try:
         request = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise bad_request(f"The body is not valid JSON ({str(error)[:100]}).") from None
+        raise HttpError(400, f"The body is not valid JSON ({str(error)[:100]}).") from None
     if not isinstance(request, dict):
-        raise bad_request("The body must be a JSON object with `inputs`.")
+        raise HttpError(400, "The body must be a JSON object with `inputs`.")
     return text, request
 
 
@@ -156,19 +205,19 @@ def _inputs(request: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the input tensors, each with a name."""
     inputs = request.get("inputs")
     if not isinstance(inputs, list) or not inputs or not all(isinstance(tensor, dict) for tensor in inputs):
-        raise bad_request("`inputs` must be a list of tensors.")
+        raise HttpError(400, "`inputs` must be a list of tensors.")
     for tensor in inputs:
         if not isinstance(tensor.get("name"), str):
-            raise bad_request("The `name` of an input must be a string.")
+            raise HttpError(400, "The `name` of an input must be a string.")
     return inputs
 
 
 def _features_tensor(inputs: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the only input tensor of a model without columns."""
     if len(inputs) > 1:
-        raise unprocessable(f"`inputs` must have one tensor named `{INPUT}`, got {len(inputs)} tensors.")
+        raise HttpError(422, f"`inputs` must have one tensor named `{INPUT}`, got {len(inputs)} tensors.")
     if inputs[0]["name"] != INPUT:
-        raise unprocessable(f"The input tensor must be named `{INPUT}`.")
+        raise HttpError(422, f"The input tensor must be named `{INPUT}`.")
     return inputs[0]
 
 
@@ -177,7 +226,7 @@ def _id(request: Mapping[str, Any]) -> str | None:
     if identifier is None or identifier == "":
         return None
     if not isinstance(identifier, str) or len(identifier) > _MAX_ID:
-        raise bad_request(f"`id` must be a string of at most {_MAX_ID} characters.")
+        raise HttpError(400, f"`id` must be a string of at most {_MAX_ID} characters.")
     return identifier
 
 
@@ -188,7 +237,7 @@ def _parameters(owner: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(parameters, dict) or not all(
         isinstance(value, str | int | float) for value in parameters.values()
     ):
-        raise bad_request("`parameters` values must be strings, numbers or booleans.")
+        raise HttpError(400, "`parameters` values must be strings, numbers or booleans.")
     return parameters
 
 
@@ -200,14 +249,14 @@ def _outputs(request: Mapping[str, Any], deployment: Deployment) -> tuple[tuple[
     if wanted is None or wanted == []:
         return tuple((name, default_binary) for name in known)
     if not isinstance(wanted, list) or len(wanted) > _MAX_TENSORS:
-        raise bad_request(f"`outputs` must be a list of at most {_MAX_TENSORS} tensors.")
+        raise HttpError(400, f"`outputs` must be a list of at most {_MAX_TENSORS} tensors.")
     chosen: dict[str, bool] = {}
     for tensor in wanted:
         if not isinstance(tensor, dict) or not isinstance(tensor.get("name"), str):
-            raise bad_request("Each of `outputs` must be an object with a `name`.")
+            raise HttpError(400, "Each of `outputs` must be an object with a `name`.")
         name = tensor["name"]
         if name not in known or name in chosen:
-            raise unprocessable(f"`outputs` may name each of {', '.join(known)} once.")
+            raise HttpError(422, f"`outputs` may name each of {', '.join(known)} once.")
         chosen[name] = _parameters(tensor).get("binary_data", default_binary) is True
     return tuple(chosen.items())
 
@@ -225,7 +274,7 @@ def _rows(
     datatype = tensor.get("datatype")
     kind = INPUT_DATATYPES.get(datatype) if isinstance(datatype, str) else None
     if kind is None:
-        raise unprocessable(f"The `datatype` of `{INPUT}` must be one of {', '.join(INPUT_DATATYPES)}.")
+        raise HttpError(422, f"The `datatype` of `{INPUT}` must be one of {', '.join(INPUT_DATATYPES)}.")
     size = count * deployment.inputs
     binary_size = _parameters(tensor).get("binary_data_size")
     if binary_size is not None:
@@ -235,7 +284,7 @@ def _rows(
     with np.errstate(over="ignore"):
         rows = values.astype(np.float32, copy=False).reshape(count, deployment.inputs)
     if not np.abs(rows).max() <= MAX_VALUE:  # neither is NaN
-        raise unprocessable(f"Features must be between {-MAX_VALUE:g} and {MAX_VALUE:g}.")
+        raise HttpError(422, f"Features must be between {-MAX_VALUE:g} and {MAX_VALUE:g}.")
     return rows + np.float32(0)  # -0.0 becomes 0.0, as equal queries have equal bytes
 
 
@@ -246,12 +295,12 @@ def _row_count(tensor: Mapping[str, Any], deployment: Deployment, max_rows: int)
         or not 1 <= len(shape) <= _MAX_DIMENSIONS
         or not all(type(size) is int and 0 <= size < 2**31 for size in shape)
     ):
-        raise bad_request(f"The `shape` of `{INPUT}` must be a list of integers, as in [1, 784].")
+        raise HttpError(400, f"The `shape` of `{INPUT}` must be a list of integers, as in [1, 784].")
     if tuple(shape[1:]) not in ((deployment.inputs,), deployment.image_shape):
-        raise unprocessable(f"The `shape` of `{INPUT}` must be [rows, {deployment.inputs}], got {shape}.")
+        raise HttpError(422, f"The `shape` of `{INPUT}` must be [rows, {deployment.inputs}], got {shape}.")
     count = int(shape[0])
     if count < 1:
-        raise unprocessable(f"`{INPUT}` must have at least 1 row.")
+        raise HttpError(422, f"`{INPUT}` must have at least 1 row.")
     if count > max_rows:
         raise HttpError(413, f"`{INPUT}` must have at most {max_rows} rows, got {count}.")
     return count
@@ -261,12 +310,13 @@ def _binary_values(
     tensor: Mapping[str, Any], binary: bytes | memoryview, binary_size: Any, kind: np.dtype[Any], size: int
 ) -> NDArray[Any]:
     if tensor.get("data") is not None:
-        raise bad_request(f"`{INPUT}` must have either `data` or `binary_data_size`, got both.")
+        raise HttpError(400, f"`{INPUT}` must have either `data` or `binary_data_size`, got both.")
     needed = size * kind.itemsize
     if type(binary_size) is not int or binary_size != len(binary) or binary_size != needed:
-        raise unprocessable(
+        raise HttpError(
+            422,
             f"`{INPUT}` must have {needed} bytes of binary data, and `binary_data_size` must say so; "
-            f"got {len(binary)} bytes."
+            f"got {len(binary)} bytes.",
         )
     return np.frombuffer(binary, dtype=kind)
 
@@ -275,28 +325,28 @@ def _listed_values(
     tensor: Mapping[str, Any], binary: bytes | memoryview, kind: np.dtype[Any], size: int, check_types: bool
 ) -> NDArray[Any]:
     if binary:
-        raise bad_request("Binary data after the JSON requires an input with `binary_data_size`.")
+        raise HttpError(400, "Binary data after the JSON requires an input with `binary_data_size`.")
     data = tensor.get("data")
     if not isinstance(data, list | np.ndarray):
-        raise bad_request(f"The `data` of `{INPUT}` must be a list of numbers.")
+        raise HttpError(400, f"The `data` of `{INPUT}` must be a list of numbers.")
     if check_types and isinstance(data, list) and not _all_numbers(data):
-        raise unprocessable(f"The `data` of `{INPUT}` must be numbers or lists of numbers.")
+        raise HttpError(422, f"The `data` of `{INPUT}` must be numbers or lists of numbers.")
     try:
         with np.errstate(over="ignore"):
             values: NDArray[np.floating] = np.array(
                 data, dtype=np.float64 if kind.kind in "iu" else np.float32
             )
     except (ValueError, TypeError, OverflowError, RecursionError):
-        raise unprocessable(f"The `data` of `{INPUT}` must be rows of numbers of equal length.") from None
+        raise HttpError(422, f"The `data` of `{INPUT}` must be rows of numbers of equal length.") from None
     if values.size != size or (values.ndim > 1 and values.shape != tuple(tensor["shape"])):
-        raise unprocessable(
-            f"The `data` of `{INPUT}` must have the shape {tensor['shape']}, got {values.size} numbers."
+        raise HttpError(
+            422, f"The `data` of `{INPUT}` must have the shape {tensor['shape']}, got {values.size} numbers."
         )
     if kind.kind in "iu":
         limits = np.iinfo(kind)
         fits = (values == np.rint(values)) & (values >= limits.min) & (values <= limits.max)
         if not fits.all():
-            raise unprocessable(f"The `data` of `{INPUT}` must be integers of the stated `datatype`.")
+            raise HttpError(422, f"The `data` of `{INPUT}` must be integers of the stated `datatype`.")
     return values
 
 
@@ -327,22 +377,22 @@ def _frame(inputs: list[dict[str, Any]], binary: bytes, encoding: Encoding, max_
         name, parameters = tensor["name"], _parameters(tensor)
         datatype = tensor.get("datatype")
         if not isinstance(datatype, str) or datatype not in COLUMN_DATATYPES:
-            raise unprocessable(f"The `datatype` of `{name}` must be one of {', '.join(COLUMN_DATATYPES)}.")
+            raise HttpError(422, f"The `datatype` of `{name}` must be one of {', '.join(COLUMN_DATATYPES)}.")
         size = parameters.get("binary_data_size")
         if size is None:
             cells = _listed_column(tensor, datatype, count)
         else:
             if tensor.get("data") is not None:
-                raise bad_request(f"`{name}` must have either `data` or `binary_data_size`, got both.")
+                raise HttpError(400, f"`{name}` must have either `data` or `binary_data_size`, got both.")
             if type(size) is not int or not 0 <= size <= len(binary) - start:
-                raise unprocessable(f"The `binary_data_size` of `{name}` must be its number of bytes.")
+                raise HttpError(422, f"The `binary_data_size` of `{name}` must be its number of bytes.")
             cells = _binary_column(name, binary[start : start + size], datatype, count)
             start += size
         if datatype == "BYTES" and parameters.get("content_type", "str") not in ("str", _ISO_DATES):
-            raise unprocessable(f"The `content_type` of `{name}` must be str or {_ISO_DATES}.")
+            raise HttpError(422, f"The `content_type` of `{name}` must be str or {_ISO_DATES}.")
         columns[name] = cells
     if start != len(binary):
-        raise unprocessable(f"The columns have {start} bytes of binary data, got {len(binary)} bytes.")
+        raise HttpError(422, f"The columns have {start} bytes of binary data, got {len(binary)} bytes.")
     return pd.DataFrame(columns)
 
 
@@ -363,23 +413,24 @@ def _check_columns(given: list[str], names: list[str]) -> None:
     known = set(names)
     for name in given:
         if name not in known:
-            raise unprocessable(f"There is no column {name[:64]!r}; the columns are {quoted(names)}.")
+            raise HttpError(422, f"There is no column {name[:64]!r}; the columns are {quoted(names)}.")
     absent = [name for name in names if name not in given]
     if absent:
-        raise unprocessable(
-            f"The request has no column {quoted(absent, 10)}; every column must be given, null for a missing value."
+        raise HttpError(
+            422,
+            f"The request has no column {quoted(absent, 10)}; every column must be given, null for a missing value.",
         )
     if len(given) > len(names):
-        raise unprocessable("Every column must be given once.")
+        raise HttpError(422, "Every column must be given once.")
 
 
 def _common_length(inputs: list[dict[str, Any]], max_rows: int) -> int:
     """Return the number of rows of all columns."""
     count = _column_length(inputs[0])
     if any(_column_length(tensor) != count for tensor in inputs):
-        raise unprocessable("All columns must have the same number of rows.")
+        raise HttpError(422, "All columns must have the same number of rows.")
     if count < 1:
-        raise unprocessable("Columns must have at least 1 row.")
+        raise HttpError(422, "Columns must have at least 1 row.")
     if count > max_rows:
         raise HttpError(413, f"Columns must have at most {max_rows} rows, got {count}.")
     return count
@@ -393,9 +444,9 @@ def _column_length(tensor: Mapping[str, Any]) -> int:
         or not shape
         or not all(type(size) is int and 0 <= size < 2**31 for size in shape)
     ):
-        raise bad_request(f"The `shape` of `{tensor['name']}` must be a list of integers, as in [1].")
+        raise HttpError(400, f"The `shape` of `{tensor['name']}` must be a list of integers, as in [1].")
     if shape[1:] not in ([], [1]):
-        raise unprocessable(f"The `shape` of `{tensor['name']}` must be [rows] or [rows, 1].")
+        raise HttpError(422, f"The `shape` of `{tensor['name']}` must be [rows] or [rows, 1].")
     return int(shape[0])
 
 
@@ -406,11 +457,11 @@ def _listed_column(tensor: Mapping[str, Any], datatype: str, count: int) -> Any:
     """
     name, cells = tensor["name"], tensor.get("data")
     if not isinstance(cells, list):
-        raise bad_request(f"The `data` of `{name}` must be a list.")
+        raise HttpError(400, f"The `data` of `{name}` must be a list.")
     if cells and set(map(type, cells)) == {list} and all(len(cell) == 1 for cell in cells):
         cells = [cell[0] for cell in cells]
     if len(cells) != count:
-        raise unprocessable(f"The `data` of `{name}` must have {count} values, got {len(cells)}.")
+        raise HttpError(422, f"The `data` of `{name}` must have {count} values, got {len(cells)}.")
     kinds = set(map(type, cells)) - {type(None)}
     if datatype == "BYTES":
         _check_kinds(name, kinds, {str}, "strings")
@@ -426,13 +477,13 @@ def _listed_column(tensor: Mapping[str, Any], datatype: str, count: int) -> Any:
     try:
         values = np.array([0 if cell is None else cell for cell in cells], dtype=COLUMN_DATATYPES[datatype])
     except OverflowError:
-        raise unprocessable(f"The `data` of `{name}` must be integers of the stated `datatype`.") from None
+        raise HttpError(422, f"The `data` of `{name}` must be integers of the stated `datatype`.") from None
     return pd.arrays.IntegerArray(values, missing)
 
 
 def _check_kinds(name: str, kinds: set[type], allowed: set[type], words: str) -> None:
     if not kinds <= allowed:
-        raise unprocessable(f"The `data` of `{name}` must be {words} or null, as its `datatype` says.")
+        raise HttpError(422, f"The `data` of `{name}` must be {words} or null, as its `datatype` says.")
 
 
 def _binary_column(name: str, content: bytes, datatype: str, count: int) -> Any:
@@ -441,20 +492,20 @@ def _binary_column(name: str, content: bytes, datatype: str, count: int) -> Any:
         try:
             strings = split_strings(content)
         except ValueError:
-            raise unprocessable(
-                f"Each string of `{name}` must be 4 bytes for its length, then its bytes in UTF-8."
+            raise HttpError(
+                422, f"Each string of `{name}` must be 4 bytes for its length, then its bytes in UTF-8."
             ) from None
         if len(strings) != count:
-            raise unprocessable(f"`{name}` must have {count} strings of binary data, got {len(strings)}.")
+            raise HttpError(422, f"`{name}` must have {count} strings of binary data, got {len(strings)}.")
         return pd.Series(strings, dtype=object)
     kind = COLUMN_DATATYPES[datatype]
     if len(content) != count * kind.itemsize:
-        raise unprocessable(
-            f"`{name}` must have {count * kind.itemsize} bytes of binary data, got {len(content)} bytes."
+        raise HttpError(
+            422, f"`{name}` must have {count * kind.itemsize} bytes of binary data, got {len(content)} bytes."
         )
     values = np.frombuffer(content, dtype=kind)
     if datatype == "BOOL" and (values > 1).any():
-        raise unprocessable(f"The binary data of `{name}` must be bytes 0 and 1, as BOOL says.")
+        raise HttpError(422, f"The binary data of `{name}` must be bytes 0 and 1, as BOOL says.")
     return values.astype(bool) if datatype == "BOOL" else values
 
 
@@ -484,7 +535,7 @@ def _encode(frame: pd.DataFrame, encoding: Encoding) -> Rows:
     try:
         rows = encoding.encode(frame)
     except InvalidInput as error:
-        raise unprocessable(str(error)) from None
+        raise HttpError(422, str(error)) from None
     return rows + np.float32(0)
 
 
@@ -553,13 +604,13 @@ def _check_keys(text: bytes) -> None:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) < len(pairs):
-            raise bad_request("Keys of a JSON object must be unique.")
+            raise HttpError(400, "Keys of a JSON object must be unique.")
         return found
 
     try:
         json.loads(text, object_pairs_hook=unique)
     except (ValueError, RecursionError):
-        raise bad_request("The body is not valid JSON.") from None
+        raise HttpError(400, "The body is not valid JSON.") from None
 
 
 def output_datatypes(deployment: Deployment) -> dict[str, str]:
@@ -619,3 +670,89 @@ def unpack_answers(packed: NDArray[np.uint8]) -> Answers:
 def packed_width(deployment: Deployment) -> int:
     """Return the number of bytes of one packed answer."""
     return 8 + (4 * len(deployment.classes) if deployment.releases_probabilities else 0)
+
+
+Floats = NDArray[np.float64]
+
+_KEY = b'"data"'
+_LIST = re.compile(rb'"data"[ \t\r\n]*:[ \t\r\n]*\[')
+_SPACE = b" \t\r\n"
+_PART = 2**16
+_local = threading.local()
+
+
+def _cut_numbers(text: bytes, max_rows: int) -> tuple[bytes, Floats] | None:
+    """Cut the list of numbers that is the only `data` out of a JSON text.
+
+    Replacing one list by another changes nothing else about a JSON text. So the text is valid if the short text is,
+    and its only key `data` has the numbers where the short text has an empty list.
+    """
+    key = text.find(_KEY)
+    found = _LIST.match(text, key) if key >= 0 else None
+    if found is None:
+        return None
+    start = found.end() - 1
+    end = _list_end(text, start)
+    listed = text[start:end].rstrip(_SPACE)
+    if end < 0 or not listed.endswith(b"]"):
+        return None
+    short = b"%b[]%b" % (text[:start], text[end:])
+    # Without escapes, every string begins at an even quote and every key `data` is spelled like this.
+    if b"\\" in short or short.count(b'"', 0, key) % 2 or short.count(_KEY) > 1:
+        return None
+    numbers = _flat_numbers(listed) if listed.find(b"[", 1) < 0 else _nested_numbers(listed, max_rows)
+    return None if numbers is None else (short, numbers)
+
+
+def _list_end(text: bytes, start: int) -> int:
+    """Return where a list of numbers must end: before the brace or the next key. Negative: nowhere."""
+    brace = text.find(b"}", start)
+    quote = text.find(b'"', start, brace)
+    return brace if quote < 0 else text.rfind(b",", start, quote)
+
+
+def _flat_numbers(listed: bytes) -> Floats | None:
+    """Parse a list of numbers, a part at a time."""
+    parts = []
+    start, end = 1, len(listed) - 1
+    while True:
+        cut = end if end - start <= _PART else listed.rfind(b",", start, start + _PART)
+        part = _parse_numbers(b"[%b]" % listed[start:cut]) if cut >= start else None
+        if part is None:
+            return None
+        parts.append(part)
+        if cut == end:
+            return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        start = cut + 1
+
+
+def _nested_numbers(listed: bytes, max_rows: int) -> Floats | None:
+    """Parse a list of lists of numbers, all of one length."""
+    rows: list[Floats] = []
+    start, last = 1, len(listed) - 1
+    while True:
+        end = listed.find(b"]", start, last)
+        if end < 0:
+            break
+        opening = listed.find(b"[", start, end)
+        separator = listed[start:opening].strip(_SPACE)
+        if opening < 0 or separator != (b"," if rows else b"") or len(rows) == max_rows:
+            return None
+        row = _flat_numbers(listed[opening : end + 1])
+        if row is None or (rows and len(row) != len(rows[0])):
+            return None
+        rows.append(row)
+        start = end + 1
+    return np.stack(rows) if rows and not listed[start:last].strip(_SPACE) else None
+
+
+def _parse_numbers(text: bytes) -> Floats | None:
+    """Parse a short list of numbers; None if it is empty or anything else."""
+    if not hasattr(_local, "parser"):
+        _local.parser = simdjson.Parser()
+    try:
+        document = _local.parser.parse(text)
+        # An inner list would be flattened, but it has a bracket, which no caller passes.
+        return np.frombuffer(document.as_buffer(of_type="d")) if len(document) else None
+    except (ValueError, TypeError, RuntimeError):
+        return None

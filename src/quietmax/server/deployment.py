@@ -197,7 +197,7 @@ def check_deployments(
     trainings with a holdout are checked by `deploy` only.
     """
     for model in models:
-        name, found = account or account_name(model.dataset), None
+        name, found = account or _account_name(model.dataset), None
         if ledger is not None:
             name, _, found = find_account(ledger, model.dataset, account)
         _check_account(model, name, budget, found)
@@ -213,7 +213,7 @@ def check_deployments(
             )
 
 
-def account_name(dataset: str) -> str:
+def _account_name(dataset: str) -> str:
     """Turn the name of a data set into that of an account."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", dataset).strip("-._")[:64] or "records"
 
@@ -250,7 +250,7 @@ def find_account(
     ledger: Ledger, dataset: str, account: str | None = None
 ) -> tuple[str, str, AccountState | None]:
     """Find the account that pays for models of a data set."""
-    name = account_name(dataset) if account is None else account
+    name = _account_name(dataset) if account is None else account
     records = hashlib.sha256(f"data set {dataset}".encode()).hexdigest()
     return name, records, ledger.find_account(name, None if account is not None else records)
 

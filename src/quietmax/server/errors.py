@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 from quietmax.errors import LedgerDamaged, LedgerTooLate, LedgerUnavailable, QuietmaxError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_HEADERS = {401: {"www-authenticate": "Bearer"}, 503: {"retry-after": "1"}}
 
 
 class HttpError(QuietmaxError):
@@ -16,53 +22,38 @@ class HttpError(QuietmaxError):
         message: str,
         extra: dict[str, Any] | None = None,
         headers: dict[str, str] | None = None,
-        detail: str | None = None,
+        detail: str | None = None,  # What only the log tells
     ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.extra = extra or {}
-        self.headers = headers or {}
+        self.headers = headers or _HEADERS.get(status, {})
         self.detail = detail
 
     def to_json(self) -> dict[str, Any]:
-        """Return the body of the response: ``{"error": message, ...}``."""
+        """Return the body of the response."""
         return {"error": self.message, **self.extra}
 
 
-def bad_request(message: str) -> HttpError:
-    """400: the body is not an inference request. Nothing was charged."""
-    return HttpError(400, message)
-
-
-def unauthorized(message: str) -> HttpError:
-    """401: no API key, or one that is not valid."""
-    return HttpError(401, message, headers={"www-authenticate": "Bearer"})
-
-
-def no_such_model() -> HttpError:
-    """404: no model has this name and version."""
-    return HttpError(404, "There is no such model or version. GET /v2/models lists all.")
-
-
-def unprocessable(message: str) -> HttpError:
-    """422: an inference request that does not fit the model. Nothing was charged."""
-    return HttpError(422, message)
-
-
-def unavailable(message: str) -> HttpError:
-    """503: the service or its ledger cannot answer now."""
-    return HttpError(503, message, headers={"retry-after": "1"})
+def internal_error() -> HttpError:
+    """Return what a client is told about a fault of the service; the log names its kind."""
+    return HttpError(500, "Internal error. What was charged is not refunded.")
 
 
 def ledger_error(error: Exception) -> HttpError:
-    """503: the ledger failed. The log tells why; clients are not told where the ledger is."""
+    """Return what a client is told if the ledger failed: not why, which the log tells, nor where it is."""
     message = str(error) or "The ledger does not respond."
     if isinstance(error, LedgerUnavailable | LedgerDamaged) and not isinstance(error, LedgerTooLate):
         return HttpError(
-            503,
-            "The ledger is not available. No query is answered until it is.",
-            headers={"retry-after": "1"},
-            detail=message,
+            503, "The ledger is not available. No query is answered until it is.", detail=message
         )
-    return unavailable(message)
+    return HttpError(503, message)
+
+
+async def from_ledger(timeout: float, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+    """Call a function of the ledger in a thread; raise 503 if it fails or does not respond in time."""
+    try:
+        return await asyncio.wait_for(asyncio.to_thread(function, *arguments, **named), timeout)
+    except (QuietmaxError, TimeoutError) as error:
+        raise ledger_error(error) from error

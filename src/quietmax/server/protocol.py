@@ -23,11 +23,13 @@ import orjson
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from quietmax.server.body_memory import BODIES_FULL, BodyMemory
-from quietmax.server.log import Log
-from quietmax.server.metrics import Metrics
 from quietmax.server.settings import Settings
+from quietmax.server.telemetry import Log, Metrics
 
+BODIES_FULL = "The service holds too many request bodies. Send the request again later. Nothing was charged."
+"""What a client is told whose body does not fit. The status is 503."""
+MAX_CONTROL_BYTES = 2**16
+"""Largest body of a request that holds no rows."""
 _RESERVED_DESCRIPTORS = 128
 """File descriptors that connections leave to the ledger, the log and the models."""
 _CHECK_INTERVAL = 0.25
@@ -44,6 +46,30 @@ EXCHANGE = "quietmax.exchange"
 """What the scope of a request has under this name reads and writes it without the messages of ASGI."""
 _STOPPED = "The service stops and did not wait for the answer. A retry with the same id is not charged twice."
 _NOT_HTTP = (400, "The request is not valid HTTP/1.1.", "malformed")
+
+
+class BodyMemory:
+    """Counts the bytes of all request bodies that a process holds, over HTTP and gRPC together.
+
+    The limit on one body bounds nothing by itself: very many clients may send one at the same time. A body counts from
+    its first byte until its request has ended, also if its client has gone.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.held = 0
+
+    def fits(self, size: int) -> bool:
+        """Return whether so many more bytes are within the limit."""
+        return self.held + size <= self.limit
+
+    def hold(self, size: int) -> None:
+        """Count bytes that are held from now on."""
+        self.held += size
+
+    def release(self, size: int) -> None:
+        """Count bytes that are no longer held."""
+        self.held -= size
 
 
 class Phase(Enum):
@@ -182,8 +208,8 @@ class Connections:
             now = loop.time()
             for connection in tuple(self._open):
                 connection.end_if_late(now)
-            self.metrics.set_connections(len(self))
-            self.metrics.set_dropped_lines(self.log.dropped)
+            self.metrics.connections.set(len(self))
+            self.metrics.dropped_lines.set(self.log.dropped)
             if self._share is not None and self._share.listens:
                 self._share.update(len(self))
             self._log_full(now)
@@ -582,12 +608,12 @@ def _announced_bytes(headers: list[tuple[bytes, bytes]]) -> int:
 
 def connection_limits(settings: Settings, *, grpc: bool) -> tuple[int, int]:
     """Return how many connections HTTP and gRPC may have; together they leave enough file descriptors for the rest."""
-    available = descriptor_limit()
+    available = _descriptor_limit()
     for_grpc = min(settings.max_connections, available // 4) if grpc else 0
     return min(settings.max_connections, available - for_grpc), for_grpc
 
 
-def descriptor_limit() -> int:
+def _descriptor_limit() -> int:
     """Return how many connections the limit on file descriptors allows."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:

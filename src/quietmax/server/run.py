@@ -1,4 +1,4 @@
-"""Run the service with uvicorn, in this process or in a thread.
+"""Run the service with uvicorn: in this process, in a thread, or in worker processes that a supervisor restarts.
 
 The defaults are safe on a laptop and behind a proxy: loopback only unless TLS is set up, and proxy headers are never
 trusted.
@@ -7,144 +7,54 @@ trusted.
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import fcntl
 import gc
 import importlib.util
 import math
 import os
 import resource
+import shutil
 import signal
 import socket
-import ssl
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from functools import partial
+from multiprocessing import connection
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 from types import FrameType
-from typing import Any, Self
+from typing import Any, NoReturn
 
 import uvicorn
 
-from quietmax.errors import InvalidInput, QuietmaxError
+from quietmax.errors import InvalidInput, LedgerUnavailable, QuietmaxError
 from quietmax.server.app import create_app
-from quietmax.server.log import libraries_logged
 from quietmax.server.protocol import Connections, ConnectionShare, LimitedProtocol
 from quietmax.server.service import Service
-from quietmax.server.settings import is_loopback
+from quietmax.server.settings import Listener
+from quietmax.server.telemetry import Log, Metrics, libraries_logged
 
 _START_TIMEOUT = 120.0
 _SHUTDOWN_TIMEOUT = 15
 _SWITCH_INTERVAL = 0.0005
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_BACKLOG = 2048
+_SIGNALS = (*_STOP_SIGNALS, signal.SIGHUP)
+_MIN_UPTIME = 2.0
+_MAX_FAILURES = 3
+_LEDGER_UNAVAILABLE = 75
+_MAX_RESTART_DELAY = 5.0
+_RESTART_INTERVAL = 0.05
+_PR_SET_PDEATHSIG = 1
 
 
-@dataclass(frozen=True)
-class Listener:
-    """Where the service listens."""
-
-    host: str = "127.0.0.1"  # Address to listen on. Other addresses than loopback require TLS
-    port: int = 8080  # Port to listen on; 0 for any free one
-    tls_certificate: Path | None = None  # TLS certificate, a PEM file
-    tls_key: Path | None = None  # Private key of the certificate, a PEM file without a password
-    behind_proxy: bool = False  # Whether a proxy in front of the service ends TLS
-    grpc_port: int | None = None
-    ssl_context: ssl.SSLContext | None = field(init=False, default=None, compare=False, repr=False)
-    tls_content: tuple[bytes, bytes] | None = field(init=False, default=None, compare=False, repr=False)
-
-    def __post_init__(self) -> None:
-        if (self.tls_certificate is None) != (self.tls_key is None):
-            raise InvalidInput("TLS requires both `tls_certificate` and `tls_key`.")
-        if self.grpc_port is not None and importlib.util.find_spec("grpc") is None:
-            raise InvalidInput("gRPC requires the extra `grpc`: pip install 'quietmax[grpc]'.")
-        for file in (self.tls_certificate, self.tls_key):
-            if file is not None and not file.is_file():
-                raise InvalidInput(f"There is no file {file}.")
-        self.load_certificate()
-        if not is_loopback(self.host) and self.tls_certificate is None and not self.behind_proxy:
-            raise InvalidInput(
-                f"API keys would be sent to {self.host} without encryption. Listening beyond loopback requires "
-                "`tls_certificate` and `tls_key`, or `behind_proxy`."
-            )
-
-    def load_certificate(self) -> None:
-        """Read the certificate and its key from their files, again if they were read before."""
-        if self.tls_certificate is None or self.tls_key is None:
-            return
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        try:
-            content = (self.tls_certificate.read_bytes(), self.tls_key.read_bytes())
-            context.load_cert_chain(self.tls_certificate, self.tls_key, password=lambda: "")
-        except (OSError, ValueError) as error:
-            raise InvalidInput(
-                f"{self.tls_certificate} and {self.tls_key} must be a PEM certificate and its private key "
-                f"without a password ({error})."
-            ) from error
-        object.__setattr__(self, "ssl_context", context)
-        object.__setattr__(self, "tls_content", content)
-
-    @property
-    def secure_cookies(self) -> bool:
-        """Whether browsers reach the service over TLS."""
-        return self.tls_certificate is not None or self.behind_proxy
-
-    def check_anonymous(self) -> None:
-        """Raise `InvalidInput` unless only this machine can reach the service, as anonymous access requires."""
-        if not is_loopback(self.host) or self.behind_proxy:
-            raise InvalidInput("Anonymous access requires a loopback address and no proxy.")
-
-    def open_socket(self) -> socket.socket:
-        """Open the listening socket."""
-        opened = self._bind(self.port)
-        try:
-            opened.listen(_BACKLOG)
-        except OSError as error:
-            opened.close()
-            raise self._listen_error(self.port, error) from error
-        return opened
-
-    def check_ports(self) -> None:
-        """Raise `InvalidInput` if a port cannot be used. Nobody can connect in the meantime."""
-        for port in (self.port, self.grpc_port):
-            if port is not None:
-                self._bind(port).close()
-
-    @contextmanager
-    def reserve_grpc_port(self) -> Iterator[Self]:
-        """Keep the gRPC port for the server processes, which share it; another service cannot have it."""
-        if self.grpc_port is None:
-            yield self
-            return
-        with self._bind(self.grpc_port) as reserved:
-            # Set only now: a port that another service listens on was refused above.
-            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            yield replace(self, grpc_port=reserved.getsockname()[1])
-
-    def _bind(self, port: int) -> socket.socket:
-        bound = socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET)
-        try:
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            bound.bind((self.host, port))
-        except OSError as error:
-            bound.close()
-            raise self._listen_error(port, error) from error
-        return bound
-
-    def _listen_error(self, port: int, error: OSError) -> InvalidInput:
-        return InvalidInput(f"Cannot listen on {self.host}:{port} ({error.strerror}).")
-
-    def url(self, opened: socket.socket) -> str:
-        """Return the URL of the service."""
-        scheme = "http" if self.tls_certificate is None else "https"
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{scheme}://{host}:{opened.getsockname()[1]}"
-
-
-def uvicorn_config(service: Service, listener: Listener) -> uvicorn.Config:
+def _uvicorn_config(service: Service, listener: Listener) -> uvicorn.Config:
     """Return the configuration of uvicorn. Proxy headers are never trusted; uvicorn logs no requests."""
     return uvicorn.Config(
         create_app(service, _grpc_server(service, listener)),
@@ -181,7 +91,7 @@ class _Server(uvicorn.Server):
     """uvicorn's server with limited connections. It stops on the first signal, and at once on the second."""
 
     def __init__(self, service: Service, listener: Listener, share: ConnectionShare | None = None) -> None:
-        super().__init__(uvicorn_config(service, listener))
+        super().__init__(_uvicorn_config(service, listener))
         self._log = service.log
         self._connections = Connections(
             service.settings,
@@ -316,3 +226,214 @@ def run_in_thread(service: Service, listener: Listener | None = None) -> Iterato
     finally:
         server.should_exit = True
         thread.join()
+
+
+def supervise(
+    create_service: Callable[[Metrics], Service],
+    listener: Listener,
+    opened: socket.socket,
+    log: Log,
+    workers: int = 1,
+) -> None:
+    """Run a service in worker processes on one socket, and restart each that dies, until a signal asks to stop.
+
+    SIGTERM and SIGINT to the supervisor stop all workers gracefully; a second one kills them. SIGHUP is passed on to
+    the workers. A worker that ends for another reason is restarted, also if somebody else has asked it to stop.
+    """
+    shares = ConnectionShare.of_workers(workers)
+    with shared_folder("quietmax-metrics-") if workers > 1 else nullcontext() as folder:
+
+        def serve(number: int) -> None:
+            metrics = Metrics() if folder is None else Metrics.of_worker(folder, number)
+            try:
+                run(create_service(metrics), listener, opened, shares[number] if workers > 1 else None)
+            finally:
+                shares[number].close()
+
+        _Supervisor(serve, shares, opened, log).run()
+
+
+@contextmanager
+def shared_folder(prefix: str) -> Iterator[Path]:
+    """Make a folder that only this user can read, in memory if possible, for what the workers share.
+
+    The processes that use it hold a lock on it. Folders that nobody locks are left over from processes that were
+    killed, and are removed.
+    """
+    place = _shared_place()
+    for abandoned in place.glob(f"{prefix}*"):
+        with suppress(OSError), _locked(abandoned):
+            shutil.rmtree(abandoned, ignore_errors=True)
+    with ExitStack() as stack:
+        while True:
+            folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
+            # Another service that starts now may have found the folder before it was locked, and removed it.
+            with suppress(BlockingIOError, FileNotFoundError):
+                stack.enter_context(_locked(folder))
+                break
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock a folder for this process and its forks; raise OSError if another process has locked or removed it."""
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.stat(folder)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _shared_place() -> Path:
+    """Return a place for temporary files, in memory if possible."""
+    in_memory = Path("/dev/shm")
+    return in_memory if os.access(in_memory, os.W_OK) else Path(tempfile.gettempdir())
+
+
+@dataclass
+class _Worker:
+    """A worker process: what runs now, and how often it died right after its start."""
+
+    number: int
+    process: ForkProcess | None = None
+    failures: int = 0
+    started: float = 0.0
+    start_at: float = 0.0
+
+    def send(self, number: int) -> None:
+        """Send a signal to the process, if there is one."""
+        if self.process is not None and self.process.pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(self.process.pid, number)
+
+
+class _Supervisor:
+    """Starts workers, waits for what happens to them, and passes signals on."""
+
+    def __init__(
+        self,
+        serve: Callable[[int], None],
+        shares: list[ConnectionShare],
+        opened: socket.socket,
+        log: Log,
+    ) -> None:
+        self._serve = serve
+        self._shares = shares
+        self._opened = opened
+        self._log = log
+        self._workers = [_Worker(number) for number in range(len(shares))]
+        self._stopping = False
+        self._handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+
+    def run(self) -> None:
+        """Run the workers until all have ended."""
+        for number in _STOP_SIGNALS:
+            signal.signal(number, self._stop)
+        signal.signal(signal.SIGHUP, self._forward)
+        try:
+            while not self._stopping or any(worker.process for worker in self._workers):
+                for worker in self._workers:
+                    if worker.process is None and worker.start_at <= time.monotonic() and not self._stopping:
+                        self._start(worker)
+                for worker in self._ended():
+                    self._note_end(worker)
+        finally:
+            self._restore_signals()
+
+    def _start(self, worker: _Worker) -> None:
+        worker.started = time.monotonic()
+        process = ForkProcess(target=self._be_worker, args=(worker.number, os.getpid()), daemon=True)
+        # A worker that still had the supervisor's handlers would signal its siblings.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        try:
+            process.start()
+            worker.process = process
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if self._stopping:
+            worker.send(signal.SIGTERM)
+
+    def _be_worker(self, number: int, parent: int) -> None:
+        """In a new worker: restore the signal handlers, ignore SIGHUP, accept signals again, and serve."""
+        self._restore_signals()
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        _run_and_exit(lambda: self._serve(number), parent)
+
+    def _ended(self) -> list[_Worker]:
+        """Wait for a worker to end, or a moment if one is waiting to be started; return those that have ended."""
+        running = {worker.process.sentinel: worker for worker in self._workers if worker.process is not None}
+        wait = None if self._stopping or len(running) == len(self._workers) else _RESTART_INTERVAL
+        return [running[sentinel] for sentinel in connection.wait(running, wait)]  # type: ignore[index]
+
+    def _note_end(self, worker: _Worker) -> None:
+        """Note that a worker has ended, and when it starts again."""
+        assert worker.process is not None
+        worker.process.join()
+        code, worker.process = worker.process.exitcode, None
+        self._shares[worker.number].close()
+        if self._stopping:
+            return
+        now = time.monotonic()
+        uptime = now - worker.started
+        worker.failures = worker.failures + 1 if uptime < _MIN_UPTIME else 0
+        self._log.event("died", worker=worker.number, code=code, seconds=round(uptime, 2))
+        if code == _LEDGER_UNAVAILABLE:
+            worker.start_at = now + min(0.1 * 2 ** min(worker.failures, 8), _MAX_RESTART_DELAY)
+        elif worker.failures >= _MAX_FAILURES:
+            self._stop(signal.SIGTERM, None)
+            for other in self._workers:
+                if other.process is not None:
+                    other.process.join()
+            self._log.flush()
+            raise QuietmaxError("The service died several times right after its start; the log says why.")
+
+    def _stop(self, _number: int, _frame: FrameType | None) -> None:
+        """Ask all workers to stop; when asked a second time, kill them."""
+        for worker in self._workers:
+            worker.send(signal.SIGKILL if self._stopping else signal.SIGTERM)
+        self._stopping = True
+        self._opened.close()  # nobody waits for a worker that will not come
+
+    def _forward(self, number: int, _frame: FrameType | None) -> None:
+        for worker in self._workers:
+            worker.send(number)
+
+    def _restore_signals(self) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+
+def _run_and_exit(serve: Callable[[], None], parent: int) -> NoReturn:
+    """Serve in a worker, and exit without returning into the supervisor's code."""
+    code = 1
+    log = Log()
+    try:
+        _stop_with_parent(parent)
+        serve()
+        code = 0
+    except LedgerUnavailable as error:
+        code = _LEDGER_UNAVAILABLE
+        log.event("not_started", error=str(error))
+    except QuietmaxError as error:
+        log.event("not_started", error=str(error))
+    except KeyboardInterrupt:  # asked to stop before it was ready
+        code = 130
+    except BaseException as error:
+        log.failure(error)
+    finally:
+        log.flush()
+        os._exit(code)
+
+
+def _stop_with_parent(parent: int) -> None:
+    """Ask Linux to stop this process when its parent ends; elsewhere it goes on alone."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(1)

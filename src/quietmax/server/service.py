@@ -8,9 +8,10 @@ import json
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ParamSpec, TypeVar
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from quietmax.accounting.costs import LIMIT, Cost, PureCost, epsilon_of
 from quietmax.errors import LedgerUnavailable, QuietmaxError, counted
@@ -20,25 +21,28 @@ from quietmax.ledger.transactions import ChargeResult, Failed, InvalidKey, Limit
 from quietmax.mechanisms.base import Answers
 from quietmax.server.auth import Authenticator, Caller
 from quietmax.server.batching import Pipeline, Reply
-from quietmax.server.body_memory import BodyMemory
 from quietmax.server.codec import (
     INPUT,
     LABEL,
     InferenceRequest,
     column_datatype,
+    encode_response,
     output_datatypes,
     takes_encoded_rows,
 )
 from quietmax.server.deployment import Deployment, version_order
-from quietmax.server.errors import HttpError, ledger_error, no_such_model, unauthorized, unavailable
-from quietmax.server.log import Log
-from quietmax.server.metrics import Metrics
-from quietmax.server.model_control import ModelControl
+from quietmax.server.errors import HttpError, from_ledger, internal_error, ledger_error
+from quietmax.server.protocol import BodyMemory
 from quietmax.server.settings import Settings
-from quietmax.server.telemetry import Telemetry
+from quietmax.server.telemetry import Log, Metrics, Record, Telemetry, spent_fraction
+
+if TYPE_CHECKING:
+    from quietmax.server.repository import ModelControl
 
 P = ParamSpec("P")
 T = TypeVar("T")
+AUDITED = (401, 403, 404)
+"""Refused requests with these statuses are always logged."""
 _READY_TIMEOUT = 3.0
 _READY_FRESH_SECONDS = 0.2
 _ROUNDING = 2.0**-50
@@ -72,7 +76,7 @@ class Service:
     log : Log or None
         Where to write events. None: standard error.
     metrics : Metrics or None
-        Counters, from `quietmax.server.supervisor.supervise`. None: those of this process.
+        Counters, from `quietmax.server.run.supervise`. None: those of this process.
     control : ModelControl or None
         Loads and unloads further models. `deployments` must hold those of `ModelControl.start`, with their accounts.
 
@@ -96,8 +100,10 @@ class Service:
     >>> from quietmax.estimators import save_private
     >>> from quietmax.ledger import Ledger
     >>> from quietmax.models.features import Identity
-    >>> from quietmax.server import Client, Settings, deploy, load_models
-    >>> from quietmax.server.log import Log
+    >>> from quietmax.server import Client, Settings
+    >>> from quietmax.server.deployment import deploy
+    >>> from quietmax.server.repository import load_models
+    >>> from quietmax.server.telemetry import Log
     >>> from quietmax.server.run import run_in_thread
     >>> rng = np.random.default_rng(0)
     >>> X = rng.normal(size=(300, 2))
@@ -156,7 +162,7 @@ class Service:
 
     async def start(self) -> None:
         """Start to answer requests."""
-        if self.settings.telemetry:
+        if self.settings.otel:
             self.telemetry = Telemetry(self.ledger)
         self._pipeline = Pipeline(self.ledger, self.settings)
         if self._control is not None:
@@ -177,61 +183,42 @@ class Service:
         await asyncio.to_thread(self.ledger.close)
         self.log.event("stopped")
 
-    def next_request_id(self) -> str:
-        """Return a new id for a request, for the log and the header ``x-request-id``."""
-        return f"{self._request_prefix}-{next(self._request_count):x}"
+    def new_record(self, **known: Any) -> Record:
+        """Return the record of a new request, with an id for the log and the header ``x-request-id``."""
+        return Record(request=f"{self._request_prefix}-{next(self._request_count):x}", **known)
+
+    @contextmanager
+    def recorded(self, record: Record) -> Iterator[Record]:
+        """Count and log an inference request, whatever its protocol; another error than HttpError becomes a 500."""
+        started = time.perf_counter()
+        trace = None if self.telemetry is None else self.telemetry.begin()
+        try:
+            yield record
+        except HttpError as error:
+            record.status = error.status
+            record.error = error.detail
+            raise
+        except Exception as error:
+            self.log.failure(error, request=record.request)
+            raise internal_error() from error
+        finally:
+            seconds = time.perf_counter() - started
+            self.metrics.count_request(*record.model, record.status, seconds)
+            if self.telemetry is not None and trace is not None:
+                self.telemetry.end(trace, record)
+            if self.settings.request_log or record.status in AUDITED:
+                record.write(self.log, seconds)
 
     def deployment(self, name: str, version: str | None = None) -> Deployment:
-        """Find a model.
-
-        Parameters
-        ----------
-        name : str
-            Name of the model.
-        version : str or None
-            Version of the model. None: the highest.
-
-        Raises
-        ------
-        HttpError
-            404 if there is no such model.
-        """
+        """Find a model by its name and version, by default the highest."""
         models = self._models
         found = models.highest.get(name) if version is None else models.by_version.get((name, version))
         if found is None:
-            raise no_such_model()
+            raise HttpError(404, "There is no such model or version. GET /v2/models lists all.")
         return found
 
-    def versions(self, name: str) -> list[str]:
-        """List the versions of a model, the highest last.
-
-        Parameters
-        ----------
-        name : str
-            Name of the model.
-        """
-        return [version for known, version in self._models.by_version if known == name]
-
     async def repository_index(self, caller: Caller, *, ready: bool = False) -> list[dict[str, str]]:
-        """Describe the models that are served or could be loaded.
-
-        Parameters
-        ----------
-        caller : Caller
-            Must be an administrator.
-        ready : bool
-            Leave out those that are not served.
-
-        Returns
-        -------
-        list of dict
-            ``name``, ``version``, ``state`` (``READY`` or ``UNAVAILABLE``) and ``reason`` of each version.
-
-        Raises
-        ------
-        HttpError
-            403 unless the caller is an administrator.
-        """
+        """Describe the models that are served or could be loaded; with `ready`, the served ones alone."""
         _check_administrator(caller)
         rows = [] if self._control is None else await asyncio.to_thread(self._control.index)
         listed = {(row["name"], row["version"]) for row in rows}
@@ -242,41 +229,18 @@ class Service:
         ]
         return [row for row in rows if row["state"] == "READY" or not ready]
 
-    async def load_model(self, name: str, caller: Caller) -> None:
-        """Load the highest version of a model from the model repository; the version before it goes afterwards.
-
-        Parameters
-        ----------
-        name : str
-            Name of the model.
-        caller : Caller
-            Must be an administrator.
-
-        Raises
-        ------
-        HttpError
-            403 unless the caller is an administrator; 404 if there is no such model; 400 if it cannot be served, and
-            then everything stays as it was; 503 if the ledger or a worker does not follow.
-        """
+    async def load_model(self, name: str, caller: Caller, parameters: Any = None) -> None:
+        """Load the highest version of a model; the version before it goes once this one is ready."""
         control = self._checked_control(caller)
+        if parameters:
+            raise HttpError(
+                400, "Models are loaded from the model repository alone; `parameters` are not supported."
+            )
         bound = await self._controlled(control.load, name)
         self.log.event("model_loaded", model=bound.label, client=caller.client)
 
     async def unload_model(self, name: str, caller: Caller) -> None:
-        """Stop serving a model of the model repository. Requests in flight are answered; nothing is refunded.
-
-        Parameters
-        ----------
-        name : str
-            Name of the model.
-        caller : Caller
-            Must be an administrator.
-
-        Raises
-        ------
-        HttpError
-            403 unless the caller is an administrator; 404 if there is no such model; 503 if a worker does not follow.
-        """
+        """Stop serving a model of the repository. Requests in flight are answered; nothing is refunded."""
         control = self._checked_control(caller)
         await self._controlled(control.unload, name)
         self.log.event("model_unloaded", model=name, client=caller.client)
@@ -323,31 +287,9 @@ class Service:
     async def infer(
         self, deployment: Deployment, request: InferenceRequest, caller: Caller
     ) -> tuple[Answers, dict[str, Any]]:
-        """Answer an inference request.
-
-        Parameters
-        ----------
-        deployment : Deployment
-            The model that is asked.
-        request : InferenceRequest
-            The decoded request.
-        caller : Caller
-            Who is charged.
-
-        Returns
-        -------
-        answers : Answers
-            One answer for each row.
-        parameters : dict
-            The ``parameters`` of the response: cost, remaining budget and guarantee status.
-
-        Raises
-        ------
-        HttpError
-            If the request is not answered. 403: the budget or quota is exhausted, and nothing was charged.
-        """
+        """Answer an inference request: return the answers and the `parameters` of the response."""
         if self._pipeline is None:
-            raise unavailable("The service is starting or stopping.")
+            raise HttpError(503, "The service is starting or stopping.")
         result = await self._pipeline.infer(deployment, request, caller)
         if not isinstance(result, Reply):
             raise _charge_error(deployment, result)
@@ -361,6 +303,20 @@ class Service:
             parameters["unknown_columns"] = ", ".join(request.unknown)
         return result.answers, parameters
 
+    async def answer(
+        self, deployment: Deployment, request: InferenceRequest, caller: Caller
+    ) -> tuple[bytes, int | None]:
+        """Answer an inference request; return the encoded response, see `encode_response`."""
+        answers, parameters = await self.infer(deployment, request, caller)
+        head: dict[str, Any] = {
+            "model_name": deployment.name,
+            "model_version": deployment.version,
+            "parameters": parameters,
+        }
+        if request.id is not None:
+            head["id"] = request.id
+        return encode_response(head, answers, request.outputs, deployment)
+
     async def readiness_error(self) -> str | None:
         """Return why the service is not ready; None if it is. Asks the ledger at most five times a second."""
         checked_at, error = self._checked
@@ -373,56 +329,19 @@ class Service:
         if self._pipeline is None:
             return "The service is starting or stopping."
         try:
-            await asyncio.wait_for(asyncio.to_thread(self.ledger.ping), _READY_TIMEOUT)
-        except TimeoutError:
-            return "The ledger does not respond."
-        except QuietmaxError as error:
-            failed = ledger_error(error)
-            self.log.event("not_ready", error=failed.detail or failed.message)
-            return failed.message
+            await from_ledger(_READY_TIMEOUT, self.ledger.ping)
+        except HttpError as error:
+            self.log.event("not_ready", error=error.detail or error.message)
+            return error.message
         return ""
 
     async def read(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """Call a function that reads from the ledger, in a thread.
-
-        Parameters
-        ----------
-        function : callable
-            The function to call.
-        *arguments, **named
-            Its arguments.
-
-        Raises
-        ------
-        HttpError
-            503 if the ledger fails or does not respond in time.
-        """
-        try:
-            return await asyncio.wait_for(
-                asyncio.to_thread(function, *arguments, **named), self.settings.timeout
-            )
-        except (QuietmaxError, TimeoutError) as error:
-            raise ledger_error(error) from error
-
-    async def account(self, deployment: Deployment) -> AccountState:
-        """Read the account of a model as it stands now.
-
-        Parameters
-        ----------
-        deployment : Deployment
-            The model.
-        """
-        return await self.read(self.ledger.account, deployment.account.name)
+        """Call a function that reads from the ledger, in a thread."""
+        return await from_ledger(self.settings.timeout, function, *arguments, **named)
 
     async def metadata(self, deployment: Deployment) -> dict[str, Any]:
-        """Describe a model for the metadata endpoint.
-
-        Parameters
-        ----------
-        deployment : Deployment
-            The model.
-        """
-        account = await self.account(deployment)
+        """Describe a model for the metadata endpoint."""
+        account = await self.read(self.ledger.account, deployment.account.name)
         encoding = deployment.encoding
         encoded = {"name": INPUT, "datatype": "FP32", "shape": [-1, deployment.inputs]}
         inputs: list[dict[str, Any]] = [encoded]
@@ -459,7 +378,7 @@ class Service:
             parameters["encoding"] = json.loads(encoding.to_json())
         return {
             "name": deployment.name,
-            "versions": self.versions(deployment.name),
+            "versions": [version for name, version in self._models.by_version if name == deployment.name],
             "platform": f"quietmax_{deployment.kind}",
             "inputs": inputs,
             "outputs": outputs,
@@ -467,16 +386,8 @@ class Service:
         }
 
     async def budget(self, deployment: Deployment, caller: Caller) -> dict[str, Any]:
-        """Describe the budget behind a model for the budget endpoint.
-
-        Parameters
-        ----------
-        deployment : Deployment
-            The model.
-        caller : Caller
-            Sees its own spending; an administrator sees that of all clients.
-        """
-        account = await self.account(deployment)
+        """Describe the budget behind a model, with the caller's own spending; an administrator sees all clients'."""
+        account = await self.read(self.ledger.account, deployment.account.name)
         subaccounts = await self.read(self.ledger.subaccounts, account)
         document = await self.account_document(account, subaccounts, caller)
         remaining = account.remaining_units
@@ -496,17 +407,7 @@ class Service:
     async def account_document(
         self, account: AccountState, subaccounts: list[Subaccount], caller: Caller
     ) -> dict[str, Any]:
-        """Describe an account and who spent what of it.
-
-        Parameters
-        ----------
-        account : AccountState
-            The account.
-        subaccounts : list of Subaccount
-            The shares of its clients.
-        caller : Caller
-            Sees its own share; an administrator sees all.
-        """
+        """Describe an account and who spent what of it, as far as the caller may see it."""
         limit = account.limit_units
         total = _amount(account.total, limit)
         unproven = await self.read(self.ledger.unproven_models, account)
@@ -517,7 +418,7 @@ class Service:
             "total": total,
             "spent": min(cost_amount(account.total, account.spent_units), total),
             "remaining": _remaining_amount(account.total, account.remaining_units),
-            "spent_fraction": account.spent_units / limit if limit else 1.0,
+            "spent_fraction": spent_fraction(account),
             "spent_in_epsilon": await asyncio.to_thread(_spent_in_epsilon, account),
             "unproven_models": [f"{model} ({status})" for model, status in unproven],
             "clients": [
@@ -614,6 +515,6 @@ def _charge_error(deployment: Deployment, result: ChargeResult) -> HttpError:
     if isinstance(result, RequestIdReused):
         return HttpError(409, "This request id was used for another request. Nothing was charged.")
     if isinstance(result, InvalidKey):
-        return unauthorized("The API key was revoked or has expired, or the token has expired.")
+        return HttpError(401, "The API key was revoked or has expired, or the token has expired.")
     assert isinstance(result, Failed)
     return ledger_error(result.error)

@@ -8,11 +8,8 @@ from datetime import UTC
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs
 
-from fastapi import FastAPI, Request
-from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
-from starlette.requests import ClientDisconnect
+from fastapi.responses import HTMLResponse, Response
 
 from quietmax.accounting.guarantee import Guarantee, Status
 from quietmax.data.cells import as_string, parse_date
@@ -25,175 +22,35 @@ from quietmax.data.encoding import (
     NumericColumn,
 )
 from quietmax.ledger.accounts import AccountState, SpendingPoint
-from quietmax.server.auth import SESSION_SECONDS, Caller, is_cross_site, is_local
+from quietmax.server.auth import Caller
 from quietmax.server.deployment import Deployment
-from quietmax.server.errors import HttpError, bad_request
-from quietmax.server.inference import decoded_request, encoded_answer, record_of, recorded
-from quietmax.server.openapi import error_responses, responses
 from quietmax.server.service import Service, cost_amount
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-COOKIE = "quietmax_session"
 _CHART_WIDTH, _CHART_HEIGHT = 600, 160
-_MAX_LOGIN_BYTES = 2**12
 _MAX_BATCH_ROWS = 500
 """Rows of a CSV file that the page sends in one request."""
-_LOGIN_PAGE: dict[str, Any] = {
-    "description": "The login page.",
-    "content": {"text/html": {"schema": {"type": "string"}}},
-}
 
 
-def add_routes(app: FastAPI, service: Service) -> None:
-    """Add the routes of the dashboard.
-
-    Parameters
-    ----------
-    app : FastAPI
-        The application.
-    service : Service
-        The service to show.
-    """
-    _add_session_routes(app, service)
-
-    @app.get("/", tags=["dashboard"], response_class=HTMLResponse, responses=error_responses(403, 429, 503))
-    async def page(request: Request) -> Response:
-        """The dashboard, or the login page."""
-        caller = await _session(service, request)
-        if caller is None:
-            return _html("login.html", wrong=False)
-        service.auth.check_page_rate(caller)
-        return _html(
-            "page.html",
-            state=await _state(service, caller),
-            columns={
-                deployment.label: _fields(deployment.encoding)
-                for deployment in service.deployments
-                if deployment.encoding is not None
-            },
-            max_rows=min(service.settings.max_rows, _MAX_BATCH_ROWS),
-        )
-
-    @app.get("/state", tags=["dashboard"], responses=responses("DashboardState", 401, 403, 429, 503))
-    async def current_state(request: Request) -> Response:
-        """The contents of the dashboard as JSON."""
-        caller = await _required_session(service, request)
-        service.auth.check_page_rate(caller)
-        return JSONResponse(await _state(service, caller))
-
-    @app.post(
-        "/try",
-        tags=["dashboard"],
-        responses=responses("InferenceResponse", 400, 401, 403, 404, 409, 413, 422, 429, 503),
-    )
-    async def try_it(request: Request, model: str, version: str | None = None) -> Response:
-        """Send an inference request from the dashboard; it is charged like any other."""
-        _check_same_site(request)
-        caller = await _required_session(service, request)
-        service.auth.check_rate(caller)
-        record = record_of(request.scope)
-        record.route = "/try"
-        with recorded(service, record):
-            deployment = record.deployment = service.deployment(model, version)
-            body = await _read_body(request, service.settings.max_bytes)
-            query = await decoded_request(body, None, deployment, service.settings.max_rows)
-            record.rows = len(query.rows)
-            content, _ = await encoded_answer(service, deployment, query, caller)
-            record.status = 200
-        return Response(content, media_type="application/json")
-
-
-def _add_session_routes(app: FastAPI, service: Service) -> None:
-    @app.post(
-        "/login",
-        tags=["dashboard"],
-        status_code=303,
-        responses={
-            **error_responses(400, 403, 408, 413, 429, 503),
-            401: _LOGIN_PAGE,
-            303: {"description": "Logged in."},
+async def page(service: Service, caller: Caller) -> Response:
+    """Return the page."""
+    return _html(
+        "page.html",
+        state=await state(service, caller),
+        columns={
+            deployment.label: _fields(deployment.encoding)
+            for deployment in service.deployments
+            if deployment.encoding is not None
         },
-        response_class=Response,
-        response_model=None,
+        max_rows=min(service.settings.max_rows, _MAX_BATCH_ROWS),
     )
-    async def login(request: Request) -> Response:
-        """Open a session with the API key in the form field `key`."""
-        _check_same_site(request)
-        record = record_of(request.scope)
-        try:
-            service.auth.check_login(record.address)
-            fields = parse_qs((await _read_body(request, _MAX_LOGIN_BYTES)).decode("utf-8", "replace"))
-            cookie, caller = await service.auth.login(fields.get("key", [""])[0], record.address)
-        except HttpError as error:
-            if error.status not in (401, 429):
-                raise
-            record.event = "login_failed"
-            if error.status == 429:
-                raise
-            return _html("login.html", status=401, wrong=True)
-        record.event, record.client = "login", caller.client
-        response = RedirectResponse("/", 303)
-        response.set_cookie(
-            COOKIE,
-            cookie,
-            max_age=SESSION_SECONDS,
-            httponly=True,
-            samesite="strict",
-            secure=service.settings.secure_cookies,
-        )
-        return response
-
-    @app.post(
-        "/logout",
-        tags=["dashboard"],
-        status_code=303,
-        responses={**error_responses(403, 429, 503), 303: {"description": "Logged out."}},
-        response_class=Response,
-        response_model=None,
-    )
-    async def logout(request: Request) -> Response:
-        """Close the session: its cookie is no longer accepted."""
-        _check_same_site(request)
-        await service.auth.logout(request.cookies.get(COOKIE))
-        response = RedirectResponse("/", 303)
-        response.delete_cookie(COOKIE)
-        return response
 
 
-async def _session(service: Service, request: Request) -> Caller | None:
-    scope = request.scope
-    caller = await service.auth.authenticate_session(
-        request.cookies.get(COOKIE), scope["headers"], local=is_local(scope)
-    )
-    record_of(scope).client = None if caller is None else caller.client
-    return caller
-
-
-async def _required_session(service: Service, request: Request) -> Caller:
-    caller = await _session(service, request)
-    if caller is None:
-        raise HttpError(401, "The session has ended.")
-    return caller
-
-
-def _check_same_site(request: Request) -> None:
-    if is_cross_site(request.scope["headers"]):
-        raise HttpError(403, "Requests from other sites are not allowed.")
-
-
-async def _read_body(request: Request, limit: int) -> bytes:
-    parts, size = [], 0
-    try:
-        async for part in request.stream():
-            parts.append(part)
-            size += len(part)
-            if size > limit:
-                raise HttpError(413, f"The body must have at most {limit} bytes.")
-    except ClientDisconnect:
-        raise bad_request("The connection ended before the body was complete.") from None
-    return b"".join(parts)
+def login_page(*, wrong: bool) -> Response:
+    """Return the login page, after a key that was wrong as the answer to it."""
+    return _html("login.html", 401 if wrong else 200, wrong=wrong)
 
 
 @lru_cache(maxsize=1)
@@ -228,7 +85,7 @@ def _html(template: str, status: int = 200, **values: Any) -> Response:
     )
 
 
-async def _state(service: Service, caller: Caller) -> dict[str, Any]:
+async def state(service: Service, caller: Caller) -> dict[str, Any]:
     """Return what the dashboard shows: models with their guarantees, accounts with who spent what and when."""
     names = sorted({deployment.account.name for deployment in service.deployments})
     accounts = {name: await service.read(service.ledger.account, name) for name in names}
