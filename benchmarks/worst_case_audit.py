@@ -18,8 +18,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from quietmax.audit import AuditReport, audit_worst_case, self_tested
-from quietmax.audit.worst_case import WORST_CASES, WorstCase
+from quietmax.audit import AuditReport, audit_worst_case
+from quietmax.audit.bounds import self_tested
+from quietmax.audit.training import WORST_CASES, WorstCase
 
 CONFIDENCE, DELTA = 0.99, 1e-5
 

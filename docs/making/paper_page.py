@@ -10,28 +10,38 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from quietmax.experiments.alpha import STORED as STORED_ALPHAS
-from quietmax.experiments.alpha import AlphaRow, alpha_choices
-from quietmax.experiments.architectures import stored_architectures
-from quietmax.experiments.bounds_table import bounds_table, stored_observations
-from quietmax.experiments.cifar import STORED as STORED_CIFAR
-from quietmax.experiments.cifar import CifarTrial, NetworkRow, network_rows, private_rows
-from quietmax.experiments.figures import figures, write_figures, write_stability_figure
 from quietmax.experiments.findings import (
     ACCURACY_TOLERANCE,
+    Mean,
+    Summary,
     accuracy_comparisons,
     curve_comparisons,
     findings,
     leakages,
     multi_query,
     own_correlations,
+    summarize,
 )
 from quietmax.experiments.grid import Trial
+from quietmax.experiments.measurements import (
+    ALPHA,
+    ARCHITECTURES,
+    BOUNDS,
+    CIFAR,
+    AlphaRow,
+    ArchitectureRow,
+    CifarTrial,
+    NetworkRow,
+    Observed,
+    alpha_choices,
+    bounds_table,
+    network_rows,
+    private_rows,
+)
 from quietmax.experiments.methods import methods
 from quietmax.experiments.paper import Comparison, reproduce_sensitivity_table
-from quietmax.experiments.results import STORED_TRIALS, Result, read_trials
-from quietmax.experiments.stored import stored_table
-from quietmax.experiments.summary import Mean, Summary, summarize
+from quietmax.experiments.report import figures, write_figures, write_stability_figure
+from quietmax.experiments.results import STORED_TRIALS, Result, read_trials, stored_rows
 
 PAGE = Path(__file__).parents[1] / "paper.md"
 FIGURES = PAGE.parent / "figures" / "paper"
@@ -214,7 +224,7 @@ def sensitivities() -> str:
 def upper_bounds() -> str:
     """Table 1, and the change of the weights that retraining caused."""
     rows = []
-    for each in bounds_table(observed=stored_observations()):
+    for each in bounds_table(observed=stored_rows(Observed, BOUNDS)):
         _, general, _, constant, ours = (f"{bound.value:.3g}" for bound in each.bounds)
         seen = each.observed
         observed = "" if seen is None else f"{seen.weights_l2:.3g}"
@@ -252,14 +262,14 @@ def other_networks() -> str:
                 beside(each.observed_weights_l2, each.weights_l2),
                 beside(each.observed_logit, each.logit),
             )
-            for each in stored_architectures()
+            for each in stored_rows(ArchitectureRow, ARCHITECTURES)
         ),
     )
 
 
 def alphas() -> str:
     """Accuracy and leakage at some values of alpha."""
-    stored = stored_table(AlphaRow, STORED_ALPHAS)
+    stored = stored_rows(AlphaRow, ALPHA)
     rows = [each for each in stored if each.alpha in (None, 0.5, 1.0, 2.0, 5.0, 10.0)]
     lines = [
         (
@@ -288,7 +298,7 @@ def alphas() -> str:
 
 def cifar_networks() -> str:
     """CIFAR with other settings: the networks without privacy, and Algorithm 1."""
-    rows = network_rows(stored_table(CifarTrial, STORED_CIFAR))
+    rows = network_rows(stored_rows(CifarTrial, CIFAR))
     return table(
         (
             "data set",
@@ -328,7 +338,7 @@ def _beside(row: NetworkRow, part: str) -> str:
 
 def cifar_dpsgd(summaries: Sequence[Summary]) -> str:
     """CIFAR with other settings: DP-SGD as published, accountant RDP, beside the stored run."""
-    rows = private_rows(stored_table(CifarTrial, STORED_CIFAR))
+    rows = private_rows(stored_rows(CifarTrial, CIFAR))
     epsilons = sorted({row.epsilon for row in rows})
     lines: list[tuple[str, ...]] = []
 

@@ -16,18 +16,18 @@ from quietmax.accounting import PureCost
 from quietmax.accounting.dpsgd import Schedule, loss_delta
 from quietmax.attacks.metrics import clopper_pearson
 from quietmax.audit.bounds import (
+    Claim,
     CountedEvent,
     CountedGuesses,
     EventCounts,
     Parameter,
     SampledSteps,
     _mass_needed,
-    approximate_lower_bounds,
     epsilon_from_guesses,
     guess_tail,
     mu_from_guesses,
 )
-from quietmax.audit.report import Claim
+from quietmax.audit.distinguishing import _bound_rating
 from quietmax.errors import InvalidInput
 
 
@@ -72,7 +72,7 @@ def test_the_approximation_of_the_search_is_close_if_counts_are_not_small() -> N
     likely, unlikely = np.array([5000, 700]), np.array([2000, 200])
     parameters: tuple[Parameter, ...] = ("epsilon", "mu")
     for parameter in parameters:
-        near = approximate_lower_bounds(likely, unlikely, 10_000, parameter, 0.0, 0.999)
+        near = _bound_rating(parameter, 0.0, 0.999)(likely, unlikely, 10_000)
         exact = [
             EventCounts(int(one), int(other), 10_000).lower_bound(parameter, 0.0, 0.999)
             for one, other in zip(likely, unlikely, strict=True)
@@ -202,23 +202,25 @@ def test_the_estimated_power_is_how_often_repetitions_refute() -> None:
     claim = Claim.of(PureCost(1.0))
     generator = np.random.default_rng(0)
     for trials, least, most in ((150, 0.0, 0.3), (1000, 0.5, 0.9), (4000, 0.99, 1.0)):
-        event = CountedEvent(EventCounts(7 * trials // 10, 2 * trials // 10, trials), claim.rejected, 0.99)
+        event = CountedEvent(EventCounts(7 * trials // 10, 2 * trials // 10, trials), claim, 0.99)
         assert least <= event.power() <= most
         drawn = generator.binomial(trials, [0.7, 0.2], (300, 2))
         refuted = [
             EventCounts(int(p), int(q), trials).lower_bound("epsilon", 0.0, 0.99) > 1 for p, q in drawn
         ]
         assert abs(np.mean(refuted) - event.power()) < 0.2
-    needed = CountedEvent(EventCounts(105, 30, 150), claim.rejected, 0.99).samples_needed()
+    needed = CountedEvent(EventCounts(105, 30, 150), claim, 0.99).samples_needed()
     assert needed is not None
     assert 2000 < needed < 6000  # half of the samples bound the event
-    assert CountedEvent(EventCounts(50, 50, 100), claim.rejected, 0.99).samples_needed() is None
+    assert CountedEvent(EventCounts(50, 50, 100), claim, 0.99).samples_needed() is None
 
 
 def test_the_estimated_power_of_guesses_is_a_binomial_tail() -> None:
-    guesses = CountedGuesses(100, 100, 80, lambda right: right >= 75)
-    assert guesses.power() == pytest.approx(stats.binom.sf(74, 100, 80.5 / 101))
-    assert CountedGuesses(100, 100, 80, lambda _: False).power() == 0.0
+    claim = Claim.of(PureCost(0.5))
+    least = next(right for right in range(101) if guess_tail(100, 100, right, 0.5) <= 0.05)
+    guesses = CountedGuesses(100, 100, 80, claim, 0.95)
+    assert guesses.power() == pytest.approx(stats.binom.sf(least - 1, 100, 80.5 / 101))
+    assert CountedGuesses(100, 100, 80, Claim.of(PureCost(10.0)), 0.95).power() == 0.0
 
 
 def test_the_curve_of_sampled_steps_permits_every_test_of_them_and_half_the_noise_exceeds_it() -> None:

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from quietmax import PrivateHead, Teachers
-from quietmax.audit import audit_invariant, audit_model_invariant
+from quietmax.audit.invariant import audit_invariant, audit_model_invariant
 from quietmax.data import CategoricalColumn, Encoding, NumericColumn, Records
 from quietmax.data.encoding import BooleanColumn, DateColumn, HashedColumn
 from quietmax.errors import InvalidInput

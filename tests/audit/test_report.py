@@ -6,8 +6,7 @@ import pytest
 
 from quietmax.accounting import GaussianCost, Guarantee, PureCost
 from quietmax.accounting.guarantee import Definition
-from quietmax.audit import AuditReport, Finding, plot_findings
-from quietmax.audit.report import Claim
+from quietmax.audit.bounds import AuditReport, Claim, Finding, plot_findings
 from quietmax.errors import InvalidInput, QuietmaxError
 from quietmax.sensitivity.network import BoundCheck
 
@@ -51,5 +50,5 @@ def test_a_claim_is_read_from_costs_and_guarantees() -> None:
     assert Claim.of(approximate).parameter == "epsilon"
     with_delta = Guarantee("gaussian", mu=1.0, extra_delta=1e-7, because="Under test.")
     assert Claim.of(with_delta) == Claim("gaussian", 1.0, 1e-7)
-    assert Claim.of(GaussianCost(1.0)).epsilon(1e-5) == pytest.approx(4.377, abs=1e-3)
-    assert Claim.of(PureCost(3.0)).epsilon(1e-5) == 3.0
+    assert Claim.of(GaussianCost(1.0)).stated(1e-5)["epsilon_claimed"] == pytest.approx(4.377, abs=1e-3)
+    assert Claim.of(PureCost(3.0)).stated(1e-5)["epsilon_claimed"] == 3.0

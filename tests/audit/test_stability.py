@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from quietmax.attacks import Estimate
 from quietmax.audit import audit_stability
-from quietmax.audit.stability import Mean, NoisyStability
+from quietmax.audit.stability import NoisyStability
 from quietmax.data import Records, load
 from quietmax.errors import InvalidInput
 from quietmax.models import CrossEntropy, TrainingSettings, train_stack
@@ -92,7 +93,7 @@ def test_very_small_noise_changes_nothing() -> None:
 
 
 def test_the_verdict_follows_the_interval() -> None:
-    level, above, below = Mean(0.0, -1.0, 1.0), Mean(2.0, 1.0, 3.0), Mean(-2.0, -3.0, -1.0)
+    level, above, below = Estimate(0.0, -1.0, 1.0), Estimate(2.0, 1.0, 3.0), Estimate(-2.0, -3.0, -1.0)
     assert NoisyStability(0.1, level, level, above, closer=0.0).verdict == "refuted"
     assert NoisyStability(0.1, level, level, level, closer=1.0).verdict == "consistent"
     assert NoisyStability(0.1, level, level, below, closer=1.0).proof_verdict == "consistent"

@@ -12,8 +12,8 @@ import pytest
 from numpy.typing import NDArray
 
 from quietmax.accounting import Cost, GaussianCost, Guarantee, PureCost
-from quietmax.audit import AuditReport, audit_training, distinguish, label_score, mislabelled
-from quietmax.audit.training import network_draws, private_network_draws
+from quietmax.audit import AuditReport, audit_training, distinguish
+from quietmax.audit.training import label_score, mislabelled, network_draws, private_network_draws
 from quietmax.data import Records, load
 from quietmax.errors import InvalidInput
 from quietmax.estimators.dpsgd.config import Plan, make_plan

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quietmax.audit import audit_worst_case, self_tested
-from quietmax.audit.bounds import EventCounts
-from quietmax.audit.report import Claim
-from quietmax.audit.worst_case import _dpsgd, _head_answers, _teachers
+from quietmax.audit import audit_worst_case
+from quietmax.audit.bounds import Claim, EventCounts, self_tested
+from quietmax.audit.training import _dpsgd, _head_answers, _teachers
 from quietmax.errors import InvalidInput
 from tests.docs.scripts import ROOT, script
 

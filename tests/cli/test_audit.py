@@ -98,7 +98,7 @@ def test_a_plot_that_fails_does_not_lose_the_verdict(
     def fails(*_: object, **__: object) -> None:
         raise QuietmaxError("The disk is full.")
 
-    monkeypatch.setattr("quietmax.audit.report.plot_findings", fails)
+    monkeypatch.setattr("quietmax.audit.bounds.plot_findings", fails)
     chosen = [*arguments, "--json", "--plot", tmp_path / "audit.svg"]
     result = CliRunner().invoke(app, [str(argument) for argument in chosen])
     assert isinstance(result.exception, QuietmaxError)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from quietmax.cli import app, reproduce
 from quietmax.data import is_stand_in, readers
-from quietmax.experiments import estimate, grid, inputs, report, runner
+from quietmax.experiments import grid, inputs, report, runner
 from quietmax.experiments.grid import Effort, Workload
 from quietmax.experiments.paper import accuracy_table
 from quietmax.experiments.results import write_trials
@@ -36,7 +36,7 @@ def tiny_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grid, "workload", lambda *_: tiny)
     monkeypatch.setattr(grid, "EPSILONS", (1.0, 10.0))
     monkeypatch.setattr(grid, "LIKE_FOR_LIKE_EPSILONS", (1.0,))
-    monkeypatch.setattr(estimate, "estimated_seconds", lambda trials, **_: dict.fromkeys(trials, 3600.0))
+    monkeypatch.setattr(runner, "estimated_seconds", lambda trials, **_: dict.fromkeys(trials, 3600.0))
     monkeypatch.setattr(runner, "start_workers", start_in_this_process)
     monkeypatch.setattr(inputs, "default_features", lambda *_: UnitNorm())  # those of images take long
     monkeypatch.setattr(report, "write_figures", lambda *_: [])  # slow, and tested with `compare`
@@ -183,7 +183,7 @@ def test_an_interrupt_exits_with_130_and_says_that_results_are_kept(
 def test_without_any_data_set_of_the_paper_the_error_says_where_to_look(tmp_path: Path) -> None:
     done = run("reproduce", "figures", "--data-dir", tmp_path)
     assert done.exit_code == 1
-    assert "No data set of the paper is present" in " ".join(done.stderr.split())
+    assert "is present. 'quietmax datasets' lists" in " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize("command", ["accuracy-table", "figures", "findings", "multi-query", "all"])

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from quietmax.cli._tables import _TableOptions
+from quietmax.cli import reproduce
 from quietmax.data.records import Records
-from quietmax.experiments import alpha, architectures, bounds_table, cifar, runner
-from quietmax.experiments.alpha import Sweep
+from quietmax.experiments import measurements, runner
 from quietmax.models import TrainingSettings
 from tests.cli.conftest import Run, assert_error
 from tests.experiments.same_process import start_in_this_process
@@ -71,11 +70,11 @@ def test_without_data_a_measurement_says_where_to_look(run: Run, tmp_path: Path)
 
 
 def test_measuring_again_trains(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds_table, "_settings", lambda _: TrainingSettings(epochs=1))
+    monkeypatch.setattr(measurements, "_settings", lambda _: TrainingSettings(epochs=1))
     monkeypatch.setattr(
-        architectures, "TrainingSettings", lambda *given: replace(TrainingSettings(*given), epochs=1)
+        measurements, "TrainingSettings", lambda *given: replace(TrainingSettings(*given), epochs=1)
     )
-    monkeypatch.setattr(architectures, "ARCHITECTURES", ((1, "tanh", "cross-entropy"),))
+    monkeypatch.setattr(measurements, "ARCHITECTURE_CASES", ((1, "tanh", "cross-entropy"),))
     options = ("--measure", "--datasets", "mnist-5k", "--removals", 2, "--output", tmp_path)
     code, out, err = run("reproduce", "bounds-table", *options)
     assert code == 0, err
@@ -89,8 +88,8 @@ def test_measuring_alpha_runs_trials_that_a_second_run_finds(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "start_workers", start_in_this_process)
-    monkeypatch.setattr(alpha, "_OTHERWISE", Sweep(1, 2, 2, records=200, epochs=2))
-    monkeypatch.setattr(alpha, "PAPER_GRID", (0.5, 1.0))
+    less = {"records": 200, "shadows": 2, "epochs": 2, "attack_epochs": 2}
+    monkeypatch.setitem(measurements._SWEEPS, "mnist-5k", (1, less, (0.5, 1.0)))
     options = ("--measure", "--datasets", "mnist-5k", "--output", tmp_path)
     code, out, err = run("reproduce", "alpha", *options)
     assert code == 0, err
@@ -122,20 +121,21 @@ def test_measuring_cifar_continues_where_it_was_stopped(
 ) -> None:
     features = np.random.default_rng(0).random((100, 12), dtype=np.float32)
     images = Records("cifar-10", features, np.arange(100) % 10, classes=10)
-    first = cifar.Case("cifar-10", "pixel/255", 1e-3, 1, "convexified", 2.0)
-    second = cifar.Case("cifar-10", "pixel/255 - 0.5", 1e-3, 1, "cross-entropy", None)
+    first = measurements.Case("cifar-10", "pixel/255", 1e-3, 1, "convexified", 2.0)
+    second = measurements.Case("cifar-10", "pixel/255 - 0.5", 1e-3, 1, "cross-entropy", None)
     measured = []
-    measure = cifar.measure
+    measure = measurements.measure_case
 
-    def small(case: cifar.Case, records: Records, *, seed: int) -> list[cifar.CifarTrial]:
+    def noted(case: measurements.Case, records: Records, *, seed: int) -> list[measurements.CifarTrial]:
         measured.append(case)
-        return measure(case, records, size=40, seed=seed)
+        return measure(case, records, seed=seed)
 
-    monkeypatch.setattr(_TableOptions, "measured", lambda *_: ["cifar-10"])
-    monkeypatch.setattr(sys.modules["quietmax.data.load"], "load_records", lambda *_, **__: images)
-    monkeypatch.setattr(cifar, "measure", small)
+    monkeypatch.setattr(reproduce, "_available", lambda *_: ["cifar-10"])
+    monkeypatch.setattr(measurements, "load_records", lambda *_, **__: images)
+    monkeypatch.setattr(measurements, "dataset", lambda _: SimpleNamespace(records=40, alpha=2.0))
+    monkeypatch.setattr(measurements, "measure_case", noted)
     for cases in ([first], [first, second]):
-        monkeypatch.setattr(cifar, "cases", lambda _, cases=cases: cases)
+        monkeypatch.setattr(measurements, "cifar_cases", lambda _, cases=cases: cases)
         code, _, err = run("reproduce", "cifar", "--measure", "--output", tmp_path)
         assert code == 0, err
     assert measured == [first, second]

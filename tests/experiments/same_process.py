@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quietmax.experiments.grid import Trial
-from quietmax.experiments.workers import Compute, ComputeFactory, TrialOutcome, compute_trial
+from quietmax.experiments.runner import Compute, ComputeFactory, TrialOutcome, compute_trial
 
 
 class SameProcess:
@@ -33,5 +33,5 @@ class SameProcess:
 
 
 def start_in_this_process(factory: ComputeFactory, *_: object) -> SameProcess:
-    """Stand in for `quietmax.experiments.workers.start_workers`."""
+    """Stand in for `quietmax.experiments.runner.start_workers`."""
     return SameProcess(factory())

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from quietmax.data.records import Records
-from quietmax.experiments import estimate
-from quietmax.experiments.estimate import estimated_bytes, estimated_seconds
+from quietmax.experiments import runner as estimate
 from quietmax.experiments.grid import DataSource, Effort, Group, Trial, reproduction_trials
+from quietmax.experiments.runner import estimated_bytes, estimated_seconds
 
 
 def test_an_estimate_counts_shared_networks_once_and_grows_with_the_work() -> None:

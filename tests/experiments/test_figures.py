@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from quietmax.experiments.figures import figures, write_figures, write_stability_figure
+from quietmax.experiments.findings import summarize
 from quietmax.experiments.paper import curve
-from quietmax.experiments.summary import summarize
+from quietmax.experiments.report import figures, write_figures, write_stability_figure
 from tests.experiments.made_up import result, the_papers_own, trial
 
 
@@ -22,7 +21,6 @@ def test_curves_without_a_proven_guarantee_are_dashed_and_the_papers_are_thin() 
     assert not lines["private head"].dashed
     assert lines["Algorithm 1, Gaussian (no guarantee)"].dashed
     assert any(line.thin and name.startswith("paper:") for name, line in lines.items())
-    json.dumps([figure.to_json() for figure in drawn])
 
 
 def test_more_answers_are_paler(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from quietmax.data import is_stand_in
 from quietmax.experiments import paper
-from quietmax.experiments.evaluate import MeasureFactory
-from quietmax.experiments.figures import figures
 from quietmax.experiments.findings import (
+    Mean,
+    Summary,
     accuracy_comparisons,
     curve_comparisons,
     findings,
@@ -23,11 +23,14 @@ from quietmax.experiments.findings import (
     leakages,
     multi_query,
     own_correlations,
+    summarize,
+    write_tables,
 )
 from quietmax.experiments.grid import DataSource, Experiment, Trial, reproduction_trials
 from quietmax.experiments.paper import EPSILONS
+from quietmax.experiments.report import figures
 from quietmax.experiments.results import Result
-from quietmax.experiments.summary import Mean, Summary, summarize, write_tables
+from quietmax.experiments.runner import MeasureFactory
 from tests.experiments.made_up import result, the_papers_own, trial
 
 

@@ -27,7 +27,7 @@ HERE = Path(__file__).parent
 def test_a_trial_has_the_same_key_in_every_process_and_another_for_every_setting() -> None:
     trials = tiny_trials()
     program = "from toy_grid import tiny_trials; print([trial.key for trial in tiny_trials()])"
-    environment = os.environ | {"PYTHONPATH": str(HERE), "PYTHONHASHSEED": "7"}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]), "PYTHONHASHSEED": "7"}
     elsewhere = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment
     ).stdout.strip()

@@ -9,9 +9,9 @@ from quietmax.attacks.shadow_models import ShadowPool
 from quietmax.data import Holdout
 from quietmax.errors import InvalidInput
 from quietmax.experiments import inputs as inputs_module
-from quietmax.experiments.evaluate import measure
 from quietmax.experiments.grid import DataSource, Effort, Group, Trial
-from quietmax.experiments.inputs import SharedInputs, holdout_share, training_size
+from quietmax.experiments.inputs import SharedInputs, training_size
+from quietmax.experiments.methods import measure
 from quietmax.experiments.results import ResultStore
 
 
@@ -33,18 +33,16 @@ def test_a_comparison_trains_on_the_data_sets_number_of_records_or_on_what_the_h
     table: DataSource,
 ) -> None:
     mnist, fair = DataSource.of("mnist"), DataSource.of("fair")
-    assert holdout_share(mnist, None, None) is None
-    assert training_size(mnist, None, None) == 10_000
-    assert training_size(mnist, 500, None) == 500
-    assert holdout_share(fair, None, None) == 0.2
-    assert holdout_share(fair, 500, None) is None
-    assert holdout_share(table, None, None) == 0.2
-    assert holdout_share(table, None, 0.3) == 0.3
-    assert training_size(table, None, 0.2) == 480
+    assert training_size(mnist, None, None) == (10_000, None)
+    assert training_size(mnist, 500, None) == (500, None)
+    assert training_size(fair, None, None)[1] == 0.2
+    assert training_size(fair, 500, None) == (500, None)
+    assert training_size(table, None, None) == (480, 0.2)
+    assert training_size(table, None, 0.3) == (420, 0.3)
     with pytest.raises(InvalidInput, match="`holdout` is the share of a table"):
-        holdout_share(table, 100, None)
+        training_size(table, 100, None)
     with pytest.raises(InvalidInput, match="`holdout` must be above 0"):
-        holdout_share(table, None, 0.0)
+        training_size(table, None, 0.0)
 
 
 def test_the_holdout_is_the_test_part_and_is_stored_in_keys_only_where_there_is_one(

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from quietmax.errors import QuietmaxError
+from quietmax.experiments.findings import summarize
 from quietmax.experiments.report import ReportInfo, html, write_report
-from quietmax.experiments.summary import summarize
 from tests.experiments.made_up import result, the_papers_own, trial
 
 

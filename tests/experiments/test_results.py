@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from quietmax.errors import InvalidInput, QuietmaxError
+from quietmax.experiments.findings import summarize
 from quietmax.experiments.grid import DataSource, Group, Trial, reproduction_trials
 from quietmax.experiments.results import STORED_TRIALS, Arrays, ResultStore, read_trials, write_trials
-from quietmax.experiments.summary import summarize
 from tests.experiments.made_up import result, the_papers_own, trial
 from tests.experiments.toy_grid import GROUPS, tiny_trials
 
@@ -30,16 +30,6 @@ def test_results_are_json(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="JSON"):
         store.store_result(trial, {"number": float("nan")})
     assert store.result(trial) == {"number": 0.1}
-
-
-def test_results_of_version_0_1_are_found(tmp_path: Path) -> None:
-    trial, store = tiny_trials()[0], ResultStore(tmp_path)
-    path = tmp_path / "cells" / f"{trial.key}.json"
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps({"cell": trial.to_json(), "result": {"number": 0.1}}))
-    assert store.result(trial) == {"number": 0.1}
-    store.store_result(trial, {"number": 0.2})
-    assert store.result(trial) == {"number": 0.2}
 
 
 def test_of_two_workers_that_need_the_same_networks_one_trains_them(tmp_path: Path) -> None:

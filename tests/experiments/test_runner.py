@@ -15,11 +15,9 @@ import pytest
 import torch
 
 from quietmax.errors import InvalidInput
-from quietmax.experiments.evaluate import MeasureFactory
 from quietmax.experiments.grid import Trial
 from quietmax.experiments.results import Result, ResultStore
-from quietmax.experiments.runner import MAX_TRIES, Progress, run, run_trials
-from quietmax.experiments.workers import TrialOutcome
+from quietmax.experiments.runner import MAX_TRIES, MeasureFactory, TrialOutcome, run, run_trials
 from tests.experiments.same_process import SameProcess
 from tests.experiments.toy_grid import tiny_trials
 
@@ -94,20 +92,21 @@ def test_a_worker_that_joins_a_group_begins_at_its_end(tmp_path: Path) -> None:
     assert next(trial for worker, trial in workers.submitted if worker == 1) == trials[-1]
 
 
-def test_the_group_with_the_most_work_starts_first_and_the_time_left_falls_to_zero(tmp_path: Path) -> None:
+def test_the_group_with_the_most_work_starts_first_and_progress_is_the_share_of_the_work(
+    tmp_path: Path,
+) -> None:
     workers = SameProcess(number)
-    seen: list[Progress] = []
+    seen: list[tuple[int, int]] = []
     run(
         tiny_trials(),
         ResultStore(tmp_path),
         lambda: workers,
         weight=lambda trial: 10.0 if trial.group.repeat == 1 else 1.0,
-        progress=seen.append,
+        progress=lambda *done: seen.append(done),
     )
     assert workers.submitted[0][1].group.repeat == 1
-    assert seen[0].seconds_left is None
-    assert seen[-1].seconds_left == 0.0
-    assert [each.done for each in seen] == list(range(len(tiny_trials()) + 1))
+    # Five trials of 10 and five of 1: shares of the work in percent.
+    assert seen == [(done, 100) for done in (18, 36, 55, 73, 91, 93, 95, 96, 98, 100)]
 
 
 def test_an_interrupt_stops_the_workers_and_keeps_finished_results(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from quietmax.experiments.summary import summarize
+from quietmax.experiments.findings import summarize
 from tests.experiments.made_up import result, trial
 
 

@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 
 from quietmax.errors import InvalidInput, QuietmaxError
-from quietmax.experiments import workers as workers_module
+from quietmax.experiments import runner as workers_module
 from quietmax.experiments.grid import Trial
 from quietmax.experiments.results import Result, ResultStore
-from quietmax.experiments.runner import run
-from quietmax.experiments.workers import (
+from quietmax.experiments.runner import (
     Compute,
     LocalWorkers,
     RayWorkers,
     Workers,
     compute_trial,
+    run,
     start_workers,
 )
 from tests.experiments.toy_grid import tiny_trials

@@ -7,11 +7,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from quietmax.experiments.evaluate import MeasureFactory
 from quietmax.experiments.grid import DataSource, Effort, Group, Trial
 from quietmax.experiments.results import Result, ResultStore
-from quietmax.experiments.runner import run
-from quietmax.experiments.workers import Compute, LocalWorkers
+from quietmax.experiments.runner import Compute, LocalWorkers, MeasureFactory, run
 
 EFFORT = Effort(records=300, shadows=2, epochs=3, attack_epochs=3)
 GROUPS = [Group(DataSource("mnist-5k"), EFFORT, repeat) for repeat in range(2)]

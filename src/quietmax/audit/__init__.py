@@ -8,52 +8,29 @@
 'refuted'
 """
 
-from quietmax.audit.bounds import CONFIDENCE
-from quietmax.audit.distinguishing import distinguish
-from quietmax.audit.invariant import (
-    InvariantCheck,
-    InvariantReport,
-    audit_invariant,
-    audit_model_invariant,
-)
-from quietmax.audit.mechanism import Neighbours, ScoreChange, audit_mechanism, worst_case_neighbours
-from quietmax.audit.noise_share import estimator_with_share, mechanism_with_share
-from quietmax.audit.report import AuditReport, Finding, SelfTest, Verdict, plot_findings, self_tested
+from quietmax.audit.bounds import AuditReport, Finding
+from quietmax.audit.distinguishing import Neighbours, audit_mechanism, distinguish
+from quietmax.audit.invariant import InvariantReport, audit_invariant
 from quietmax.audit.stability import StabilityReport, audit_stability
 from quietmax.audit.training import (
-    TRAINING_CONFIDENCE,
-    answer_draws,
     audit_training,
-    label_score,
-    mislabelled,
+    audit_worst_case,
+    estimator_with_share,
+    mechanism_with_share,
 )
-from quietmax.audit.worst_case import audit_worst_case
 
 __all__ = [
-    "CONFIDENCE",
-    "TRAINING_CONFIDENCE",
     "AuditReport",
     "Finding",
-    "InvariantCheck",
     "InvariantReport",
     "Neighbours",
-    "ScoreChange",
-    "SelfTest",
     "StabilityReport",
-    "Verdict",
-    "answer_draws",
     "audit_invariant",
     "audit_mechanism",
-    "audit_model_invariant",
     "audit_stability",
     "audit_training",
     "audit_worst_case",
     "distinguish",
     "estimator_with_share",
-    "label_score",
     "mechanism_with_share",
-    "mislabelled",
-    "plot_findings",
-    "self_tested",
-    "worst_case_neighbours",
 ]

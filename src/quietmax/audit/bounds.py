@@ -1,4 +1,6 @@
-"""Lower bounds on epsilon and mu: from counts of an event, and from right guesses about canaries.
+"""Claims, the lower bounds on epsilon and mu that test them, and the report of an audit.
+
+A bound follows from counts of an event, or from right guesses about canaries.
 
 *Counts.* If an answer is (epsilon, delta)-private, then ``P <= exp(epsilon)*Q + delta`` for every event, P and Q its
 probabilities on two neighbouring inputs. If it is mu-Gaussian private, ``Phi^-1(P) - Phi^-1(Q) <= mu`` (Dong, Roth and
@@ -40,24 +42,35 @@ and carry over from i+1 to i. If even this needs more than r/m, then P[N >= v] <
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr, ndtri
 from scipy.stats import binom
 
+from quietmax._io import write_figure
+from quietmax.accounting.costs import Cost, PureCost
 from quietmax.accounting.dpsgd import Schedule, loss_delta
+from quietmax.accounting.guarantee import Definition, Guarantee, Unit
 from quietmax.attacks.metrics import clopper_pearson
 from quietmax.errors import InvalidInput
+from quietmax.sensitivity.network import BoundCheck
 
+Floats = NDArray[np.float64]
 Parameter = Literal["epsilon", "mu"]
+Verdict = Literal["refuted", "consistent"]
 
 CONFIDENCE = 1 - 1e-6
 """Default confidence of a bound from draws of a release: one audit in a million refutes a true claim."""
+ENOUGH_POWER = 0.9
+"""An audit notices something if a repetition would refute the claim with at least this probability."""
+_COLOURS: dict[Verdict, str] = {"refuted": "#c0392b", "consistent": "#1f77b4"}
+"""Not green: an audit says nothing about how much the claim allows."""
 _LARGEST_EPSILON = 64.0
 _LARGEST_EPSILON_OF_STEPS = 2.0**20
 _LARGEST_MU = 32.0
@@ -110,13 +123,13 @@ class SampledSteps:
         """Return whether no event can have probability ``p`` on one input and ``q`` on the other."""
         return np.asarray(np.asarray(p, np.float64) > self.permitted(q))
 
-    def permitted(self, q: ArrayLike) -> NDArray[np.float64]:
+    def permitted(self, q: ArrayLike) -> Floats:
         """Return the largest probability that an event of probability ``q`` can have on the neighbouring input."""
         epsilons, deltas = self._curve
         return np.asarray((np.exp(epsilons) * np.asarray(q, np.float64)[..., None] + deltas).min(-1))
 
     @cached_property
-    def _curve(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def _curve(self) -> tuple[Floats, Floats]:
         deltas = [loss_delta(self.noise_multiplier, each, self.schedule) for each in _EPSILONS]
         return _EPSILONS, np.array(deltas)
 
@@ -160,114 +173,6 @@ class SampledSteps:
         # The least noise that is known to be rejected: less noise might not be, and would give a larger epsilon.
         border = -_bisected(lambda log: rejected(-log), -high, -low, rounds=12)
         return SampledSteps(math.exp(border), self.schedule).epsilon(delta)
-
-
-ENOUGH_POWER = 0.9
-"""An audit notices something if a repetition would refute the claim with at least this probability."""
-Rejects = Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.bool_]]
-"""Whether lower limits of P and upper limits of Q contradict a claim."""
-
-
-@dataclass(frozen=True)
-class CountedEvent:
-    """What an event that was counted says about a repetition of the audit: would it refute the claim?"""
-
-    counts: EventCounts  # The counts
-    rejects: Rejects  # Whether lower limits of P and upper limits of Q contradict the claim
-    confidence: float  # The confidence of the two limits together
-    draws_per_trial: int = 2  # Draws of a whole audit on each input for each draw that bounds the event
-
-    def power(self, trials: int | None = None) -> float:
-        """Estimate the probability that ``trials`` new draws refute, if P and Q are as they were counted.
-
-        >>> claim = lambda p, q: p > np.e * q
-        >>> CountedEvent(EventCounts(700, 200, 1000), claim, 0.99).power()
-        0.6875
-        """
-        trials = self.counts.trials if trials is None else trials
-        # A count of 0 or of all may have been luck: half an event more or less, as in Jeffreys' estimate.
-        shares = [
-            (count + 0.5) / (self.counts.trials + 1) for count in (self.counts.likely, self.counts.unlikely)
-        ]
-        likely, unlikely = np.random.default_rng(0).binomial(trials, shares, (_REPETITIONS, 2)).T
-        limits = [clopper_pearson(counts, trials, (1 - self.confidence) / 2) for counts in (likely, unlikely)]
-        return float(self.rejects(limits[0][0], limits[1][1]).mean())
-
-    def samples_needed(self) -> int | None:
-        """Estimate the number of samples with power `ENOUGH_POWER`; None if 1,000 times as many would not do."""
-        for factor in _FACTORS:
-            trials = int(self.counts.trials * factor)
-            if self.power(trials) >= ENOUGH_POWER:
-                return self.draws_per_trial * trials
-        return None
-
-
-@dataclass(frozen=True)
-class CountedGuesses:
-    """What the guesses of a one-run audit say about a repetition, if each is right as often as they were."""
-
-    canaries: int  # Numbers of canaries, of guesses about them, and of right guesses
-    guesses: int
-    right: int
-    rejected: Callable[[int], bool]  # Whether a number of right guesses contradicts the claim
-
-    def power(self) -> float:
-        """Estimate the probability that a repetition refutes the claim."""
-        low, high = 0, self.guesses
-        if not self.rejected(high):
-            return 0.0
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if self.rejected(middle) else (middle, high)
-        return float(binom.sf(high - 1, self.guesses, (self.right + 0.5) / (self.guesses + 1)))
-
-    def samples_needed(self) -> int | None:
-        """Return None: more canaries disturb each other, so their number does not follow from the guesses."""
-        return None
-
-
-def approximate_lower_bounds(
-    likely: NDArray[np.int64],
-    unlikely: NDArray[np.int64],
-    trials: int,
-    parameter: Parameter,
-    delta: float,
-    confidence: float,
-) -> NDArray[np.float64]:
-    """Approximate `EventCounts.lower_bound` for many events, by Wilson's interval: good enough to choose an event."""
-    low, high = _approximate_limits(likely, unlikely, trials, confidence)
-    tiny = 1e-300
-    p = np.maximum(low - delta, tiny)
-    q = np.clip(high, tiny, 1.0)
-    if parameter == "epsilon":
-        return np.asarray(np.log(p / q))
-    return np.asarray(ndtri(p) - ndtri(q))
-
-
-def approximate_shares(
-    likely: NDArray[np.int64],
-    unlikely: NDArray[np.int64],
-    trials: int,
-    steps: SampledSteps,
-    confidence: float,
-) -> NDArray[np.float64]:
-    """Approximate how much of what ``steps`` permit each event shows: good enough to choose an event."""
-    p, q = _approximate_limits(likely, unlikely, trials, confidence)
-    return np.asarray((p - q) / np.maximum(steps.permitted(q) - q, 1e-300))
-
-
-def _approximate_limits(
-    likely: NDArray[np.int64], unlikely: NDArray[np.int64], trials: int, confidence: float
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return Wilson's limits: of P from below and of Q from above."""
-    z = -float(ndtri((1 - confidence) / 2))
-
-    def wilson(happened: NDArray[np.int64], sign: float) -> NDArray[np.float64]:
-        share = happened / trials
-        spread = z * np.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
-        return np.asarray((share + z * z / (2 * trials) + sign * spread) / (1 + z * z / trials))
-
-    return wilson(likely, -1.0), wilson(unlikely, 1.0)
 
 
 def guess_tail(canaries: int, guesses: int, right: int, epsilon: float, delta: float = 0.0) -> float:
@@ -322,17 +227,9 @@ def mu_from_guesses(
     return low
 
 
-def mu_rejected(
-    mu: float, canaries: int, guesses: int, right: int, *, extra_delta: float = 0.0, confidence: float
-) -> bool:
-    """Return whether the number of right guesses rejects ``mu``; the other parameters as in `mu_from_guesses`."""
-    needed = _mass_needed(np.array([mu]), canaries, guesses, right, extra_delta, 1 - confidence)
-    return bool(needed[0] > guesses / canaries)
-
-
 def _mass_needed(
-    mus: NDArray[np.float64], canaries: int, guesses: int, right: int, extra_delta: float, tail: float
-) -> NDArray[np.float64]:
+    mus: Floats, canaries: int, guesses: int, right: int, extra_delta: float, tail: float
+) -> Floats:
     """Return ``R_0 + H_0`` of the cheapest distribution with ``P[N >= right] = tail``, for each mu; see the module."""
     correct = np.full(len(mus), tail * right / canaries)
     wrong = np.full(len(mus), tail * (guesses - right) / canaries)
@@ -360,3 +257,381 @@ def _check_guesses(canaries: int, guesses: int, right: int) -> None:
             "The numbers must satisfy 0 <= right <= guesses <= canaries and guesses >= 1; got right "
             f"{right}, guesses {guesses}, canaries {canaries}."
         )
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The claim that an audit tests."""
+
+    definition: Definition  # The kind of claim
+    amount: float  # The claimed epsilon or mu
+    extra_delta: float = 0.0  # The delta that comes on top of it
+    steps: SampledSteps | None = None
+
+    @classmethod
+    def of(cls, claimed: Guarantee | Cost) -> Claim:
+        """Return the claim that ``claimed``, a guarantee or a cost, makes.
+
+        >>> Claim.of(PureCost(1.0))
+        Claim(definition='pure', amount=1.0, extra_delta=0.0, steps=None)
+        """
+        if not isinstance(claimed, Guarantee):
+            return cls(claimed.measure, claimed.epsilon if isinstance(claimed, PureCost) else claimed.mu)
+        if claimed.mu is not None:
+            return cls("gaussian", claimed.mu, claimed.extra_delta)
+        epsilon = 0.0 if claimed.epsilon is None else claimed.epsilon
+        return cls(claimed.definition, epsilon, claimed.at_epsilon(epsilon), _sampled_steps(claimed))
+
+    @property
+    def parameter(self) -> Parameter:
+        """What is bounded: mu of a Gaussian claim, else epsilon."""
+        return "mu" if self.definition == "gaussian" else "epsilon"
+
+    def lower_bound(self, counts: EventCounts, confidence: float) -> float:
+        """Return the lower bound on the claimed epsilon or mu that ``counts`` of an event give."""
+        if self.steps is not None:
+            return self.steps.lower_bound(*counts.limits(confidence), self.extra_delta)
+        return counts.lower_bound(self.parameter, self.extra_delta, confidence)
+
+    def rejected(self, p: Floats, q: Floats) -> NDArray[np.bool_]:
+        """Return whether events of probability ``p`` on one input and ``q`` on the other contradict the claim."""
+        if self.steps is not None:
+            return self.steps.rejected(p, q)
+        left = np.maximum(p - self.extra_delta, 0.0)
+        if self.parameter == "mu":
+            return np.asarray(ndtri(left) > ndtri(q) + self.amount)
+        return np.asarray(left > np.exp(self.amount) * q)
+
+    def rejected_by_guesses(self, canaries: int, guesses: int, right: int, confidence: float) -> bool:
+        """Return whether that many right guesses contradict the claim."""
+        if self.parameter == "epsilon":
+            return guess_tail(canaries, guesses, right, self.amount, self.extra_delta) <= 1 - confidence
+        needed = _mass_needed(
+            np.array([self.amount]), canaries, guesses, right, self.extra_delta, 1 - confidence
+        )
+        return bool(needed[0] > guesses / canaries)
+
+    def delta(self, delta: float) -> float:
+        """Return the claim's own delta; of a Gaussian claim, ``delta``."""
+        return delta if self.definition == "gaussian" else self.extra_delta
+
+    def stated(self, delta: float) -> dict[str, Any]:
+        """Return what a report says of the claim; of a Gaussian claim, also its epsilon at ``delta``."""
+        epsilon = self.amount
+        if self.definition == "gaussian":
+            gaussian = Guarantee("gaussian", mu=epsilon, because="Under audit.", extra_delta=self.extra_delta)
+            epsilon = gaussian.at_delta(delta)
+        return {
+            "definition": self.definition,
+            "claimed": self.amount,
+            "delta": self.delta(delta),
+            "epsilon_claimed": epsilon,
+        }
+
+
+def _sampled_steps(claimed: Guarantee) -> SampledSteps | None:
+    """Return the steps that a guarantee of DP-SGD with Poisson samples states; None for any other guarantee."""
+    stated = claimed.parameters
+    kind = tuple(stated.get(name) for name in ("estimator", "analysis", "sampling"))
+    if kind != ("dpsgd", "proven", "poisson") or claimed.definition != "approximate" or claimed.extra_delta:
+        return None
+    return SampledSteps(
+        float(stated["noise_multiplier"]), Schedule(float(stated["sampling_rate"]), int(stated["steps"]))
+    )
+
+
+@dataclass(frozen=True)
+class CountedEvent:
+    """What an event that was counted says about a repetition of the audit: would it refute the claim?"""
+
+    counts: EventCounts  # The counts
+    claim: Claim  # The claim that they test
+    confidence: float  # The confidence of both limits together
+
+    def power(self, trials: int | None = None) -> float:
+        """Estimate the probability that ``trials`` new draws refute, if P and Q are as they were counted.
+
+        >>> CountedEvent(EventCounts(700, 200, 1000), Claim("pure", 1.0), 0.99).power()
+        0.6875
+        """
+        trials = self.counts.trials if trials is None else trials
+        # A count of 0 or of all may have been luck: half an event more or less, as in Jeffreys' estimate.
+        shares = [
+            (count + 0.5) / (self.counts.trials + 1) for count in (self.counts.likely, self.counts.unlikely)
+        ]
+        likely, unlikely = np.random.default_rng(0).binomial(trials, shares, (_REPETITIONS, 2)).T
+        limits = [clopper_pearson(counts, trials, (1 - self.confidence) / 2) for counts in (likely, unlikely)]
+        return float(self.claim.rejected(limits[0][0], limits[1][1]).mean())
+
+    def samples_needed(self) -> int | None:
+        """Estimate the number of samples with power `ENOUGH_POWER`; None if 1,000 times as many would not do."""
+        for factor in _FACTORS:
+            trials = int(self.counts.trials * factor)
+            if self.power(trials) >= ENOUGH_POWER:
+                return 2 * trials  # half of the samples choose the event
+        return None
+
+
+@dataclass(frozen=True)
+class CountedGuesses:
+    """What the guesses of a one-run audit say about a repetition, if each is right as often as they were."""
+
+    canaries: int  # Numbers of canaries, of guesses about them, and of right guesses
+    guesses: int
+    right: int
+    claim: Claim  # The claim that they test
+    confidence: float  # The confidence with which a repetition may reject it
+
+    def power(self) -> float:
+        """Estimate the probability that a repetition refutes the claim."""
+
+        def rejected(right: int) -> bool:
+            return self.claim.rejected_by_guesses(self.canaries, self.guesses, right, self.confidence)
+
+        low, high = 0, self.guesses
+        if not rejected(high):
+            return 0.0
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if rejected(middle) else (middle, high)
+        return float(binom.sf(high - 1, self.guesses, (self.right + 0.5) / (self.guesses + 1)))
+
+
+@dataclass(frozen=True)
+class SelfTest:
+    """The same audit of the same claim, with a share of the noise that the claim requires."""
+
+    noise_share: float  # The share of the noise; 0.5 is half of it
+    lower_bound: float  # What the audit found with that noise
+    power: float  # Estimated probability that a repetition with that noise refutes the claim
+    samples_needed: int | None = None
+
+    @classmethod
+    def of(cls, report: AuditReport, noise_share: float) -> SelfTest:
+        """Return what ``report``, of an audit with a share of the noise, says about a repetition."""
+        assert report.repetition is not None, "every audit says what it counted"
+        power, needed = report.repetition.power(), None
+        # Of guesses it does not follow: more canaries disturb each other.
+        if power < ENOUGH_POWER and isinstance(report.repetition, CountedEvent):
+            needed = report.repetition.samples_needed()
+        return cls(noise_share, report.lower_bound, power, needed)
+
+    @property
+    def notices(self) -> bool:
+        """Whether a repetition with this noise would refute the claim with probability 0.9 or more."""
+        return self.power >= ENOUGH_POWER
+
+    def sentence(self, parameter: str, claimed: float) -> str:
+        """Return the result as a sentence about ``parameter``, epsilon or mu, that is ``claimed``."""
+        share = "half the noise" if self.noise_share == 0.5 else f"{self.noise_share:g} of the noise"
+        would = "would" if self.notices else "would not reliably" if self.power >= 0.5 else "would not"
+        side = "above" if self.lower_bound > claimed else "not above"
+        said = (
+            f"This audit {would} notice {share}: with it, {parameter} is at least {self.lower_bound:.3g}, {side} the "
+            f"claim of {claimed:.3g} (power about {self.power:.2g})."
+        )
+        if self.samples_needed is not None:
+            said += f" About {self.samples_needed:,} samples would."
+        return said
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all fields by name, and whether the noise is noticed."""
+        return {"notices": self.notices, **asdict(self)}
+
+
+def self_tested(audit: Callable[[float], AuditReport], noise_share: float = 0.5) -> AuditReport:
+    """Audit a claim, and if it is consistent, audit it again with less noise: would the audit have noticed?"""
+    report = audit(1.0)
+    if report.verdict == "refuted":
+        return report
+    return replace(report, self_test=SelfTest.of(audit(noise_share), noise_share))
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """A lower bound on a privacy parameter beside the claimed value.
+
+    Parameters
+    ----------
+    subject : str
+        What was audited.
+    definition : {"pure", "approximate", "gaussian"}
+        What ``claimed`` and ``lower_bound`` are: epsilon (pure), epsilon at ``delta`` (approximate) or mu (gaussian).
+    claimed : float
+        The claimed value.
+    lower_bound : float
+        A lower bound on the true value, correct with probability ``confidence``.
+    confidence : float
+        The confidence of the bounds.
+    evidence : str
+        The distinguishing event in words.
+    samples : int
+        Number of draws on each input, or of canaries.
+    delta : float
+        The delta of the two epsilons below.
+    epsilon_claimed, epsilon_lower_bound : float
+        Claim and bound as epsilon at ``delta``; they equal ``claimed`` and ``lower_bound`` unless the claim is
+        Gaussian.
+    details : Mapping[str, Any]
+        Further figures as JSON values.
+    unit : {"record", "person"}
+        What the neighbouring inputs differ in: one record, or one person with all rows.
+    repetition : CountedEvent, CountedGuesses or None
+        Estimates the probability that a repetition of this audit refutes the claim.
+    self_test : SelfTest or None
+        The same audit with less noise, if it was run.
+
+    Examples
+    --------
+    >>> AuditReport("coin", "pure", 1.0, 1.5, 0.999, "heads", 100, 0.0, 1.0, 1.5).verdict
+    'refuted'
+    """
+
+    subject: str
+    definition: Definition
+    claimed: float
+    lower_bound: float
+    confidence: float
+    evidence: str
+    samples: int
+    delta: float
+    epsilon_claimed: float
+    epsilon_lower_bound: float
+    details: Mapping[str, Any] = field(default_factory=dict)
+    unit: Unit = "record"
+    repetition: CountedEvent | CountedGuesses | None = field(default=None, repr=False, compare=False)
+    self_test: SelfTest | None = None
+
+    @property
+    def parameter(self) -> Parameter:
+        """What ``claimed`` and ``lower_bound`` are: mu of a Gaussian claim, else epsilon."""
+        return "mu" if self.definition == "gaussian" else "epsilon"
+
+    @property
+    def verdict(self) -> Verdict:
+        """`refuted` if the lower bound exceeds the claim, else `consistent`.
+
+        A true claim is refuted with probability at most ``1 - confidence``. `consistent` means that this adversary
+        found nothing; it is no proof.
+        """
+        return "refuted" if self.lower_bound > self.claimed else "consistent"
+
+    @property
+    def share(self) -> float:
+        """The lower bound divided by the claim: how much of the claim the adversary could show."""
+        return self.lower_bound / self.claimed if self.claimed > 0 else float("inf")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all fields by name, as JSON values."""
+        apart = ("details", "repetition", "self_test")
+        return {
+            **{each.name: getattr(self, each.name) for each in fields(self) if each.name not in apart},
+            "verdict": self.verdict,
+            "self_test": None if self.self_test is None else self.self_test.to_json(),
+            **self.details,
+        }
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return the rows of a table: name and value."""
+        name = self.parameter
+        lines = [
+            ("verdict", self.verdict),
+            ("unit", f"one {self.unit}"),
+            (f"{name} claimed", f"{self.claimed:.4g}"),
+            (f"{name} at least", f"{self.lower_bound:.4g}"),
+        ]
+        if self.definition == "gaussian":
+            lines += [
+                (f"epsilon claimed at delta {self.delta:g}", f"{self.epsilon_claimed:.4g}"),
+                (f"epsilon at least at delta {self.delta:g}", f"{self.epsilon_lower_bound:.4g}"),
+            ]
+        elif self.delta:
+            lines.append(("at delta", f"{self.delta:g}"))
+        lines += [
+            ("confidence", f"{self.confidence:.10g}"),
+            ("evidence", self.evidence),
+            ("samples", f"{self.samples:,}"),
+        ]
+        if self.self_test is not None:
+            tested = self.self_test
+            lines.append(
+                (
+                    f"{name} at least with {tested.noise_share:g} of the noise",
+                    f"{tested.lower_bound:.4g}, power {tested.power:.2g}",
+                )
+            )
+        return lines + [
+            (key.replace("_", " "), str(value))
+            for key, value in self.details.items()
+            if isinstance(value, str | int | float)
+        ]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One bar of a plot: what was found beside what is claimed.
+
+    Parameters
+    ----------
+    name : str
+        What the bar shows.
+    found : float
+        What the audit found.
+    claimed : float
+        What is claimed.
+    verdict : {"refuted", "consistent"}
+        Whether the claim is refuted.
+    """
+
+    name: str
+    found: float
+    claimed: float
+    verdict: Verdict
+
+    @classmethod
+    def of_report(cls, report: AuditReport) -> Finding:
+        """Return the lower bound of ``report`` beside its claim."""
+        return cls(
+            f"{report.subject}\n{report.parameter}", report.lower_bound, report.claimed, report.verdict
+        )
+
+    @classmethod
+    def of_check(cls, check: BoundCheck) -> Finding:
+        """Return the empirical change of ``check`` beside its bound."""
+        return cls(check.quantity.replace("_", " "), check.empirical, check.bound, check.verdict)
+
+    @property
+    def multiple(self) -> float:
+        """What was found as a multiple of the claim.
+
+        >>> Finding("one logit", 3.0, 2.0, "refuted").multiple
+        1.5
+        """
+        if self.claimed <= 0:
+            raise InvalidInput(
+                f"Only positive claims can be plotted, got {self.claimed:g} for '{self.name}'."
+            )
+        return self.found / self.claimed
+
+
+def plot_findings(findings: Sequence[Finding], path: str | Path, *, title: str = "") -> Path:
+    """Plot one bar per finding, as a multiple of its claim."""
+    from matplotlib.figure import Figure
+
+    if not findings:
+        raise InvalidInput("A plot requires at least one finding, got none.")
+    multiples = [finding.multiple for finding in findings]
+    figure = Figure(figsize=(6.4, 1.4 + 0.6 * len(findings)), layout="constrained")
+    axes = figure.add_subplot()
+    places = range(len(findings))
+    axes.barh(places, multiples, height=0.6, color=[_COLOURS[finding.verdict] for finding in findings])
+    axes.axvline(1.0, color="black", linewidth=1.2)
+    for place, finding, multiple in zip(places, findings, multiples, strict=True):
+        text = f"{finding.found:.3g} of {finding.claimed:.3g}: {finding.verdict}"
+        axes.annotate(text, (multiple, place), xytext=(4, 0), textcoords="offset points", va="center")
+    axes.set_yticks(places, [finding.name for finding in findings])
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.6 * max(1.0, *multiples))
+    axes.set_xlabel("found, as a multiple of the claim (line)")
+    axes.set_title(title, loc="left", fontsize="medium")
+    return write_figure(figure, path)

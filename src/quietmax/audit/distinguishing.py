@@ -4,37 +4,45 @@ Half of the draws serve to find an event that happens often on one input and sel
 its two probabilities. The event is fixed before the second half is looked at, so the bound holds however long the
 search was.
 
-Nothing here knows any mechanism. From labels, probability vectors or plain numbers the search computes: the label;
-single numbers; differences and log-ratios of pairs; log-odds; the log-odds of the label; the best linear combination;
-and *atoms*, values that repeat exactly from draw to draw. Noise has no atoms; a relation that noise leaves unchanged
-(as in THEORY 2.1) has.
+The search knows no mechanism. From labels, probability vectors or plain numbers it computes: the label; single numbers;
+differences and log-ratios of pairs; log-odds; the log-odds of the label; the best linear combination; and *atoms*,
+values that repeat exactly from draw to draw. Noise has no atoms; a relation that noise leaves unchanged (as in THEORY
+2.1) has.
+
+A mechanism's claim must hold for every pair of score vectors that one record can turn into one another. If the caller
+of `audit_mechanism` gives no pairs, it builds pairs that differ as much as the claim permits, in the directions that
+matter, from several starting points, and searches for the worst.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import ndtri
 
 from quietmax.accounting.costs import Cost
 from quietmax.accounting.guarantee import Guarantee, Unit
 from quietmax.audit.bounds import (
     CONFIDENCE,
+    AuditReport,
+    Claim,
     CountedEvent,
     EventCounts,
     Parameter,
-    approximate_lower_bounds,
-    approximate_shares,
     check_confidence,
 )
-from quietmax.audit.report import AuditReport, Claim
 from quietmax.errors import InvalidInput
-from quietmax.mechanisms.base import Answers
+from quietmax.mechanisms.base import Answers, Mechanism
+from quietmax.models.stacked import Progress
+from quietmax.noise.sources import NoiseSource, SeededNoise
+from quietmax.sensitivity.certified import ScoreBounds
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -45,7 +53,7 @@ Rating = Callable[[Integers, Integers, int], Floats]
 
 MIN_DRAWS = 64
 """Smallest number of draws on each input."""
-ATOM_WIDTH = 1e-6
+_ATOM_WIDTH = 1e-6
 """Values that agree to this are the same value."""
 _KEPT_COLUMNS = 5
 """Pairs are formed among the columns that differ most; all columns enter the linear combination."""
@@ -54,10 +62,16 @@ _TAIL = np.geomspace(1e-5, 1 / _BINS, 16)
 _QUANTILES = np.concatenate([np.arange(1, _BINS) / _BINS, _TAIL, 1 - _TAIL])
 """Quantiles of a statistic that separate its bins: evenly spaced, and closer together in the tails."""
 _BINS_PER_LABEL = 16
-_SMALLEST_PROBABILITY = 1e-300
 _SMALLEST_IN_LINEAR = 1e-12
 _ATOM_SHARE = 0.005
 _ATOMS_PER_COLUMN = 8
+_TINY = 1e-300
+_FAR_BEHIND = 60.0
+_BEHIND = (0.0, 1.5, 3.0)
+_ROWS_AT_ONCE = 8192
+# Rounds of the search for the worst pair: (share of the draws for each pair, confidence to rate by, pairs kept).
+_ROUNDS = ((0.04, 0.95, 5), (0.2, 0.999, 1))
+_MIN_DRAWS_OF_PAIR = 2000
 
 
 def distinguish(
@@ -120,26 +134,23 @@ def distinguish(
     if not 0 < delta < 1:
         raise InvalidInput(f"delta must lie strictly between 0 and 1, got {delta}.")
     searching = samples // 2
-    drawn = draw_pair(first, second, searching)
-    event, _ = find_event(drawn, claim_rating(claim, confidence))
+    drawn = _draw_pair(first, second, searching)
+    event, _ = _find_event(drawn, _claim_rating(claim, confidence))
     epsilon_event = None
     if claim.parameter == "mu" or claim.steps is not None:
-        epsilon_event, _ = find_event(drawn, rating_for("epsilon", claim.delta(delta), confidence))
-    fresh = draw_pair(first, second, samples - searching)
+        epsilon_event, _ = _find_event(drawn, _bound_rating("epsilon", claim.delta(delta), confidence))
+    fresh = _draw_pair(first, second, samples - searching)
     counts = event.counts(fresh)
     epsilon = bound = claim.lower_bound(counts, confidence)
     if epsilon_event is not None:
         epsilon = epsilon_event.counts(fresh).lower_bound("epsilon", claim.delta(delta), confidence)
     return AuditReport(
         subject=subject,
-        definition=claim.definition,
-        claimed=claim.amount,
+        **claim.stated(delta),
         lower_bound=bound,
         confidence=confidence,
         evidence=event.description,
         samples=samples,
-        delta=claim.delta(delta),
-        epsilon_claimed=claim.epsilon(delta),
         epsilon_lower_bound=epsilon,
         details={
             **(details or {}),
@@ -148,26 +159,26 @@ def distinguish(
             "event_trials": counts.trials,
         },
         unit=unit,
-        repetition=CountedEvent(counts, claim.rejected, confidence),
+        repetition=CountedEvent(counts, claim, confidence),
     )
 
 
 @dataclass(frozen=True, eq=False)
-class Observations:
+class _Observations:
     """Draws of one release."""
 
     labels: Integers | None  # The released labels: one per draw, or those of several queries
-    numbers: Floats | None  # The released numbers
+    numbers: Floats  # The released numbers, one row per draw; no columns if there are labels only
     probabilities: bool  # Whether each row of numbers is a probability vector
 
     @classmethod
-    def of(cls, released: Answers | NDArray[np.floating]) -> Observations:
+    def of(cls, released: Answers | NDArray[np.floating]) -> _Observations:
         """Read ``released``: answers, or an array with one row of numbers per draw."""
         labels = probabilities = None
         if isinstance(released, Answers):
             labels, probabilities = np.asarray(released.labels), released.probabilities
             if probabilities is None:
-                return cls(labels, None, False)
+                return cls(labels, np.zeros((len(labels), 0)), False)
         numbers = np.asarray(released if probabilities is None else probabilities, dtype=np.float64)
         numbers = numbers[:, None] if numbers.ndim == 1 else numbers.reshape(len(numbers), -1)
         # NaN would hide what tells the inputs apart: it belongs to no bin.
@@ -179,127 +190,109 @@ class Observations:
         return cls(labels, numbers, probabilities is not None)
 
     def __len__(self) -> int:
-        return len(self.labels) if self.labels is not None else len(self.released_numbers)
+        return len(self.numbers)
 
-    def part(self, start: int, stop: int) -> Observations:
-        """Return the draws from ``start`` to ``stop``."""
-        chosen = slice(start, stop)
-        return Observations(
-            None if self.labels is None else self.labels[chosen],
-            None if self.numbers is None else self.numbers[chosen],
-            self.probabilities,
-        )
+    def part(self, chosen: slice) -> _Observations:
+        """Return some of the draws."""
+        labels = None if self.labels is None else self.labels[chosen]
+        return _Observations(labels, self.numbers[chosen], self.probabilities)
 
     @property
     def columns(self) -> int:
         """How many numbers a draw contains."""
-        return 0 if self.numbers is None else self.numbers.shape[1]
-
-    @property
-    def released_numbers(self) -> Floats:
-        """The released numbers; an error if there are labels only."""
-        if self.numbers is None:
-            raise InvalidInput("This release contains labels only, no numbers.")
-        return self.numbers
+        return int(self.numbers.shape[1])
 
     @cached_property
     def logs(self) -> Floats:
         """Logarithms of the probabilities, 0 taken as 1e-300."""
-        return np.asarray(np.log(np.maximum(self.released_numbers, _SMALLEST_PROBABILITY)))
-
-    def number(self, column: int) -> Floats:
-        """Return one ``column``."""
-        return self.released_numbers[:, column]
-
-    def difference(self, one: int, other: int) -> Floats:
-        """Return column ``one`` minus column ``other``."""
-        return np.asarray(self.released_numbers[:, one] - self.released_numbers[:, other])
-
-    def log_ratio(self, one: int, other: int) -> Floats:
-        """Return ``ln p[one] - ln p[other]``."""
-        return np.asarray(self.logs[:, one] - self.logs[:, other])
-
-    def log_odds(self, column: int) -> Floats:
-        """Return the log-odds of class ``column``; the other probabilities are summed, which keeps their digits."""
-        others = np.delete(self.released_numbers, column, axis=1).sum(1)
-        return np.asarray(self.logs[:, column] - np.log(np.maximum(others, _SMALLEST_PROBABILITY)))
-
-    def log_odds_if_label(self, column: int) -> Floats:
-        """Return the log-odds of class ``column`` where it is the label, minus infinity elsewhere."""
-        return np.where(self.labels == column, self.log_odds(column), -np.inf)
-
-    def log_odds_of_label(self) -> Floats:
-        """Return the log-odds of the label of each draw."""
-        rows, labels = np.arange(len(self)), np.asarray(self.labels)
-        others = self.released_numbers.copy()
-        others[rows, labels] = 0.0
-        return np.asarray(self.logs[rows, labels] - np.log(np.maximum(others.sum(1), _SMALLEST_PROBABILITY)))
+        return np.asarray(np.log(np.maximum(self.numbers, _TINY)))
 
 
-class DrawnPair(NamedTuple):
-    """Equally many draws of the same release on two neighbouring inputs."""
-
-    first: Observations
-    second: Observations
-
-    def part(self, start: int, stop: int) -> DrawnPair:
-        """Return the draws from ``start`` to ``stop`` on both inputs."""
-        return DrawnPair(self.first.part(start, stop), self.second.part(start, stop))
+_Pair = tuple[_Observations, _Observations]
+"""Equally many draws of the same release on two neighbouring inputs."""
 
 
-def draw_pair(first: Draw, second: Draw, draws: int) -> DrawnPair:
+def _draw_pair(first: Draw, second: Draw, draws: int) -> _Pair:
     """Draw from ``first`` and ``second`` that many ``draws`` each, and check that both have the same shape."""
-    pair = DrawnPair(Observations.of(first(draws)), Observations.of(second(draws)))
-    if [len(drawn) for drawn in pair] != [draws, draws] or pair.first.columns != pair.second.columns:
+    pair = _Observations.of(first(draws)), _Observations.of(second(draws))
+    if [len(drawn) for drawn in pair] != [draws, draws] or pair[0].columns != pair[1].columns:
         raise InvalidInput(
-            f"Both inputs must return {draws} draws of the same release; got {len(pair.first)} and "
-            f"{len(pair.second)} draws of {pair.first.columns} and {pair.second.columns} numbers."
+            f"Both inputs must return {draws} draws of the same release; got {len(pair[0])} and "
+            f"{len(pair[1])} draws of {pair[0].columns} and {pair[1].columns} numbers."
         )
     return pair
 
 
-def rating_for(parameter: Parameter, delta: float, confidence: float) -> Rating:
-    """Return a function that rates events by the bound on ``parameter`` at ``delta`` and ``confidence``."""
-    return partial(approximate_lower_bounds, parameter=parameter, delta=delta, confidence=confidence)
+def _bound_rating(parameter: Parameter, delta: float, confidence: float) -> Rating:
+    """Return a function that rates events by an approximate bound: good enough to choose an event."""
+
+    def rate(likely: Integers, unlikely: Integers, trials: int) -> Floats:
+        low, high = _wilson_limits(likely, unlikely, trials, confidence)
+        p, q = np.maximum(low - delta, _TINY), np.clip(high, _TINY, 1.0)
+        return np.asarray(np.log(p / q) if parameter == "epsilon" else ndtri(p) - ndtri(q))
+
+    return rate
 
 
-def claim_rating(claim: Claim, confidence: float) -> Rating:
+def _claim_rating(claim: Claim, confidence: float) -> Rating:
     """Return a function that rates events by how much they say about ``claim``."""
-    if claim.steps is not None:
-        return partial(approximate_shares, steps=claim.steps, confidence=confidence)
-    return rating_for(claim.parameter, claim.extra_delta, confidence)
+    steps = claim.steps
+    if steps is None:
+        return _bound_rating(claim.parameter, claim.extra_delta, confidence)
+
+    def rate(likely: Integers, unlikely: Integers, trials: int) -> Floats:
+        """Approximate how much of what the steps permit each event shows."""
+        p, q = _wilson_limits(likely, unlikely, trials, confidence)
+        return np.asarray((p - q) / np.maximum(steps.permitted(q) - q, _TINY))
+
+    return rate
+
+
+def _wilson_limits(
+    likely: Integers, unlikely: Integers, trials: int, confidence: float
+) -> tuple[Floats, Floats]:
+    """Return Wilson's limits: of P from below and of Q from above."""
+    z = -float(ndtri((1 - confidence) / 2))
+
+    def wilson(happened: Integers, sign: float) -> Floats:
+        share = happened / trials
+        spread = z * np.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
+        return np.asarray((share + z * z / (2 * trials) + sign * spread) / (1 + z * z / trials))
+
+    return wilson(likely, -1.0), wilson(unlikely, 1.0)
 
 
 @dataclass(frozen=True, eq=False)
-class Statistic:
+class _Statistic:
     """One number per draw."""
 
     description: str  # The statistic in words
-    of: Callable[[Observations], Floats]  # Takes observations and returns one number per draw
+    of: Callable[[_Observations], Floats]  # Takes observations and returns one number per draw
     ordered: bool = True  # False if the values are numbers of bins whose order has no meaning
 
 
 @dataclass(frozen=True, eq=False)
-class Event:
+class _Event:
     """The event that a statistic falls into one of the marked bins."""
 
-    statistic: Statistic  # The statistic
+    statistic: _Statistic  # The statistic
     edges: Floats  # The inner borders of the bins
     inside: NDArray[np.bool_]  # The marked bins
     likely_in: Literal[0, 1]  # The input on which the event happens more often
     description: str  # The event in words
 
-    def counts(self, pair: DrawnPair) -> EventCounts:
+    def counts(self, pair: _Pair) -> EventCounts:
         """Count how often the event happened in both parts of ``pair``."""
         happened = [int(self.inside[_bins(self.statistic.of(drawn), self.edges)].sum()) for drawn in pair]
-        return EventCounts(happened[self.likely_in], happened[1 - self.likely_in], len(pair.first))
+        return EventCounts(happened[self.likely_in], happened[1 - self.likely_in], len(pair[0]))
 
 
-def find_event(pair: DrawnPair, rating: Rating) -> tuple[Event, float]:
+def _find_event(pair: _Pair, rating: Rating) -> tuple[_Event, float]:
     """Find the event with the highest rating."""
-    draws = len(pair.first)
-    learn, choose = pair.part(0, draws // 2), pair.part(draws // 2, draws)
-    best: tuple[Event, float] | None = None
+    half = len(pair[0]) // 2
+    learn = pair[0].part(slice(half)), pair[1].part(slice(half))
+    choose = pair[0].part(slice(half, None)), pair[1].part(slice(half, None))
+    best: tuple[_Event, float] | None = None
     for statistic in _statistics(*learn):
         found = _best_event(statistic, learn, choose, rating)
         if best is None or found[1] > best[1]:
@@ -308,9 +301,7 @@ def find_event(pair: DrawnPair, rating: Rating) -> tuple[Event, float]:
     return best
 
 
-def _best_event(
-    statistic: Statistic, learn: DrawnPair, choose: DrawnPair, rating: Rating
-) -> tuple[Event, float]:
+def _best_event(statistic: _Statistic, learn: _Pair, choose: _Pair, rating: Rating) -> tuple[_Event, float]:
     """Find the best event of one statistic: bins from one end, or bins ordered by likelihood ratio."""
     learned = [statistic.of(drawn) for drawn in learn]
     edges = _edges(np.concatenate(learned), statistic.ordered)
@@ -324,18 +315,18 @@ def _best_event(
         orders += [("below", np.arange(size)), ("at least", np.arange(size)[::-1])]
     inside = np.zeros(size, dtype=np.bool_)
     if size == 1:
-        return Event(statistic, edges, inside, 0, f"{statistic.description} is always the same"), -np.inf
+        return _Event(statistic, edges, inside, 0, f"{statistic.description} is always the same"), -np.inf
     # Every event is a beginning of one of the orders; it may be likely on either input.
     first, second = (np.cumsum(counts[[order for _, order in orders]], 1)[:, :-1] for counts in chosen)
-    rated = rating(np.stack([first, second]), np.stack([second, first]), len(choose.first))
+    rated = rating(np.stack([first, second]), np.stack([second, first]), len(choose[0]))
     likely_in, which, taken = np.unravel_index(int(np.argmax(rated)), rated.shape)
     name, order = orders[which]
     inside[order[: taken + 1]] = True
     description = _describe(statistic, edges, inside, name)
-    return Event(statistic, edges, inside, 1 if likely_in else 0, description), float(rated.max())
+    return _Event(statistic, edges, inside, 1 if likely_in else 0, description), float(rated.max())
 
 
-def _describe(statistic: Statistic, edges: Floats, inside: NDArray[np.bool_], order: str) -> str:
+def _describe(statistic: _Statistic, edges: Floats, inside: NDArray[np.bool_], order: str) -> str:
     """Describe an event in words."""
     count = int(inside.sum())
     if order == "below":
@@ -362,13 +353,13 @@ def _bins(values: Floats, edges: Floats) -> Integers:
     return np.asarray(np.searchsorted(edges, values, side="right"))
 
 
-def _statistics(first: Observations, second: Observations) -> Iterator[Statistic]:
+def _statistics(first: _Observations, second: _Observations) -> Iterator[_Statistic]:
     """Yield every statistic to try, those with parameters fitted to these draws."""
     if first.labels is not None and first.labels.ndim == 2:
         yield _likelihood_of_labels(first, second)
         return
     if first.labels is not None:
-        yield Statistic("the label", lambda drawn: np.asarray(drawn.labels, dtype=np.float64), ordered=False)
+        yield _Statistic("the label", lambda drawn: np.asarray(drawn.labels, dtype=np.float64), ordered=False)
     if not first.columns:
         return
     kept = _differing_columns(first, second)
@@ -381,7 +372,7 @@ def _statistics(first: Observations, second: Observations) -> Iterator[Statistic
     yield from _atoms(first, second, kept)
 
 
-def _likelihood_of_labels(first: Observations, second: Observations) -> Statistic:
+def _likelihood_of_labels(first: _Observations, second: _Observations) -> _Statistic:
     """Return the log-likelihood ratio of the labels of several answers, whose noise is independent."""
     one, other = np.asarray(first.labels), np.asarray(second.labels)
     queries, classes = one.shape[1], int(max(one.max(), other.max())) + 1
@@ -393,7 +384,7 @@ def _likelihood_of_labels(first: Observations, second: Observations) -> Statisti
 
     ratios = np.log(counted(other)) - np.log(counted(one))
 
-    def likelihood(drawn: Observations) -> Floats:
+    def likelihood(drawn: _Observations) -> Floats:
         # A label that was never seen says nothing.
         labels = np.asarray(drawn.labels)
         known = np.minimum(labels, classes - 1)
@@ -402,16 +393,16 @@ def _likelihood_of_labels(first: Observations, second: Observations) -> Statisti
         return np.asarray(np.where(labels < classes, values, 0.0).sum(1).round(9))
 
     what = "the label" if queries == 1 else f"the labels of {queries} answers"
-    return Statistic(f"the log-likelihood ratio of {what}", likelihood)
+    return _Statistic(f"the log-likelihood ratio of {what}", likelihood)
 
 
-def _differing_columns(first: Observations, second: Observations) -> list[int]:
+def _differing_columns(first: _Observations, second: _Observations) -> list[int]:
     """Return the columns whose values, relative to the row's median, differ most between the inputs."""
     if first.columns <= _KEPT_COLUMNS:
         return list(range(first.columns))
 
-    def centred(drawn: Observations) -> Floats:
-        values = drawn.logs if drawn.probabilities else drawn.released_numbers
+    def centred(drawn: _Observations) -> Floats:
+        values = drawn.logs if drawn.probabilities else drawn.numbers
         return np.asarray(values - np.median(values, axis=1, keepdims=True))
 
     one, other = centred(first), centred(second)
@@ -424,40 +415,63 @@ def _differing_columns(first: Observations, second: Observations) -> list[int]:
     return sorted(np.argsort(-score, kind="stable")[:_KEPT_COLUMNS].tolist())
 
 
-def _column_statistics(kept: list[int], *, probabilities: bool) -> Iterator[Statistic]:
+def _relation(drawn: _Observations, one: int, other: int | None = None, *, logs: bool = False) -> Floats:
+    """Return one column, or the difference of two, of the released numbers or of their logarithms."""
+    numbers = drawn.logs if logs else drawn.numbers
+    return numbers[:, one] if other is None else np.asarray(numbers[:, one] - numbers[:, other])
+
+
+def _column_statistics(kept: list[int], *, probabilities: bool) -> Iterator[_Statistic]:
     """Yield single columns, and differences (of probabilities also log-ratios) of pairs."""
     letter = "p" if probabilities else "x"
     for column in kept:
-        yield Statistic(f"{letter}[{column}]", partial(Observations.number, column=column))
+        yield _Statistic(f"{letter}[{column}]", partial(_relation, one=column))
     for one, other in itertools.combinations(kept, 2):
-        yield Statistic(
-            f"{letter}[{one}] - {letter}[{other}]", partial(Observations.difference, one=one, other=other)
-        )
+        pair = partial(_relation, one=one, other=other)
+        yield _Statistic(f"{letter}[{one}] - {letter}[{other}]", pair)
         if probabilities:
-            yield Statistic(
-                f"ln p[{one}] - ln p[{other}]", partial(Observations.log_ratio, one=one, other=other)
-            )
+            yield _Statistic(f"ln p[{one}] - ln p[{other}]", partial(pair, logs=True))
 
 
-def _log_odds_statistics(first: Observations, second: Observations, kept: list[int]) -> Iterator[Statistic]:
+def _log_odds(drawn: _Observations, column: int, *, if_label: bool = False) -> Floats:
+    """Return the log-odds of class ``column``; minus infinity where it is not the label, if it must be.
+
+    The other probabilities are summed, which keeps their digits.
+    """
+    others = np.delete(drawn.numbers, column, axis=1).sum(1)
+    odds = np.asarray(drawn.logs[:, column] - np.log(np.maximum(others, _TINY)))
+    return np.where(drawn.labels == column, odds, -np.inf) if if_label else odds
+
+
+def _log_odds_of_label(drawn: _Observations) -> Floats:
+    """Return the log-odds of the label of each draw."""
+    rows, labels = np.arange(len(drawn)), np.asarray(drawn.labels)
+    others = drawn.numbers.copy()
+    others[rows, labels] = 0.0
+    return np.asarray(drawn.logs[rows, labels] - np.log(np.maximum(others.sum(1), _TINY)))
+
+
+def _log_odds_statistics(
+    first: _Observations, second: _Observations, kept: list[int]
+) -> Iterator[_Statistic]:
     """Yield log-odds of classes, of classes that are the label, and the label with its log-odds."""
     if first.columns > 2:
         for column in kept:
-            yield Statistic(f"log-odds of class {column}", partial(Observations.log_odds, column=column))
+            yield _Statistic(f"log-odds of class {column}", partial(_log_odds, column=column))
     if first.labels is None:
         return
     for column in kept:
-        yield Statistic(
+        yield _Statistic(
             f"log-odds of class {column} when it is the label",
-            partial(Observations.log_odds_if_label, column=column),
+            partial(_log_odds, column=column, if_label=True),
         )
     yield _label_and_log_odds(first, second)
 
 
-def _label_and_log_odds(first: Observations, second: Observations) -> Statistic:
+def _label_and_log_odds(first: _Observations, second: _Observations) -> _Statistic:
     """Return the label together with the bin of its own log-odds, as one bin number."""
     edges = []
-    values = np.concatenate([first.log_odds_of_label(), second.log_odds_of_label()])
+    values = np.concatenate([_log_odds_of_label(first), _log_odds_of_label(second)])
     labels = np.concatenate([np.asarray(first.labels), np.asarray(second.labels)])
     for label in range(first.columns):
         own = np.sort(values[labels == label])
@@ -465,19 +479,19 @@ def _label_and_log_odds(first: Observations, second: Observations) -> Statistic:
         edges.append(own[places] if len(own) else np.zeros(_BINS_PER_LABEL - 1))
     table = np.stack(edges)
 
-    def bin_number(drawn: Observations) -> Floats:
-        within = (drawn.log_odds_of_label()[:, None] >= table[np.asarray(drawn.labels)]).sum(1)
+    def bin_number(drawn: _Observations) -> Floats:
+        within = (_log_odds_of_label(drawn)[:, None] >= table[np.asarray(drawn.labels)]).sum(1)
         return np.asarray(np.asarray(drawn.labels) * _BINS_PER_LABEL + within, dtype=np.float64)
 
-    return Statistic("the label and the log-odds of it", bin_number, ordered=False)
+    return _Statistic("the label and the log-odds of it", bin_number, ordered=False)
 
 
-def _linear_combination(first: Observations, second: Observations, *, logs: bool) -> Statistic:
+def _linear_combination(first: _Observations, second: _Observations, *, logs: bool) -> _Statistic:
     """Return the linear combination that separates the inputs best (Fisher's discriminant)."""
 
-    def values(drawn: Observations) -> Floats:
+    def values(drawn: _Observations) -> Floats:
         if not logs:
-            return drawn.released_numbers
+            return drawn.numbers
         floored = np.maximum(drawn.logs, np.log(_SMALLEST_IN_LINEAR))
         return np.asarray(floored - floored.mean(1, keepdims=True))
 
@@ -486,14 +500,16 @@ def _linear_combination(first: Observations, second: Observations, *, logs: bool
     ridge = 1e-9 * max(float(np.trace(spread)), 1e-300) * np.eye(len(spread))
     weights = np.linalg.lstsq(spread + ridge, other.mean(0) - one.mean(0), rcond=None)[0]
     what = "log-probabilities" if logs else "released numbers"
-    return Statistic(f"a linear combination of the {what}", lambda drawn: np.asarray(values(drawn) @ weights))
+    return _Statistic(
+        f"a linear combination of the {what}", lambda drawn: np.asarray(values(drawn) @ weights)
+    )
 
 
-def _atoms(first: Observations, second: Observations, kept: list[int]) -> Iterator[Statistic]:
+def _atoms(first: _Observations, second: _Observations, kept: list[int]) -> Iterator[_Statistic]:
     """Yield the evidence of all values that repeat exactly: the sum of ``ln(frequency / frequency there)``."""
-    compare = Observations.log_ratio if first.probabilities else Observations.difference
-    relations: list[Callable[[Observations], Floats]] = [
-        *(partial(Observations.number, column=column) for column in kept),
+    compare = partial(_relation, logs=first.probabilities)
+    relations: list[Callable[[_Observations], Floats]] = [
+        *(partial(_relation, one=column) for column in kept),
         *(partial(compare, one=one, other=other) for one, other in itertools.combinations(kept, 2)),
     ]
     tables = []
@@ -504,17 +520,17 @@ def _atoms(first: Observations, second: Observations, kept: list[int]) -> Iterat
     if not tables:
         return
 
-    def evidence(drawn: Observations) -> Floats:
+    def evidence(drawn: _Observations) -> Floats:
         total = np.zeros(len(drawn))
         for relation, keys, weights in tables:
-            rounded = np.rint(relation(drawn) / ATOM_WIDTH)
+            rounded = np.rint(relation(drawn) / _ATOM_WIDTH)
             place = np.minimum(np.searchsorted(keys, rounded), len(keys) - 1)
             total += np.where(keys[place] == rounded, weights[place], 0.0)
         return total
 
     what = "ln p[u] - ln p[w]" if first.probabilities else "x[u] - x[w]"
-    yield Statistic(
-        f"the evidence of values that repeat to {ATOM_WIDTH:g} ({what} or single values, in {len(tables)} relations)",
+    yield _Statistic(
+        f"the evidence of values that repeat to {_ATOM_WIDTH:g} ({what} or single values, in {len(tables)} relations)",
         evidence,
     )
 
@@ -522,7 +538,7 @@ def _atoms(first: Observations, second: Observations, kept: list[int]) -> Iterat
 def _repeated_values(first: Floats, second: Floats) -> tuple[Floats, Floats]:
     """Return values that repeat on either input, sorted, and ``ln(share on the second / share on the first)``."""
     least = max(8.0, _ATOM_SHARE * len(first))
-    counted = [np.unique(np.rint(values / ATOM_WIDTH), return_counts=True) for values in (first, second)]
+    counted = [np.unique(np.rint(values / _ATOM_WIDTH), return_counts=True) for values in (first, second)]
     often = []
     for keys, counts in counted:
         top = np.argsort(-counts, kind="stable")[:_ATOMS_PER_COLUMN]
@@ -533,3 +549,245 @@ def _repeated_values(first: Floats, second: Floats) -> tuple[Floats, Floats]:
         place = np.minimum(np.searchsorted(keys, repeated), len(keys) - 1)
         shares.append(np.log(np.where(keys[place] == repeated, counts[place], 0) + 1.0))
     return repeated, np.asarray(shares[1] - shares[0])
+
+
+@dataclass(frozen=True)
+class StatedScores:
+    """A model whose scores are its inputs, with stated bounds."""
+
+    classes: int  # The number of classes
+    bounds: ScoreBounds  # How far one record moves the scores
+
+    def scores(self, features: NDArray[np.floating]) -> Floats:
+        """Return the features themselves."""
+        return np.asarray(features, dtype=np.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class Neighbours:
+    """The scores of one query on two neighbouring training sets.
+
+    Parameters
+    ----------
+    first, second : array of float, shape (classes,)
+        The two score vectors; all scores are finite.
+    description : str
+        How they were chosen.
+
+    Examples
+    --------
+    >>> Neighbours([0.0, 1.0], [1.0, 0.0]).second
+    array([1., 0.])
+    """
+
+    first: Floats
+    second: Floats
+    description: str = "as given"
+
+    def __init__(self, first: ArrayLike, second: ArrayLike, description: str = "as given") -> None:
+        object.__setattr__(self, "first", np.asarray(first, dtype=np.float64))
+        object.__setattr__(self, "second", np.asarray(second, dtype=np.float64))
+        object.__setattr__(self, "description", description)
+        if self.first.ndim != 1 or self.first.shape != self.second.shape or len(self.first) < 2:
+            raise InvalidInput(
+                "Neighbours must be two vectors with one score per class, the same classes in both; got shapes "
+                f"{self.first.shape} and {self.second.shape}."
+            )
+        if not (np.isfinite(self.first).all() and np.isfinite(self.second).all()):
+            raise InvalidInput("The scores of neighbours must be finite; some are NaN or infinite.")
+
+
+def audit_mechanism(
+    mechanism: Mechanism,
+    classes: int | None = None,
+    *,
+    neighbours: Neighbours | Sequence[Neighbours] | None = None,
+    change: ScoreBounds | None = None,
+    claimed: Guarantee | Cost | None = None,
+    samples: int = 100_000,
+    confidence: float = CONFIDENCE,
+    delta: float = 1e-5,
+    noise: NoiseSource | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> AuditReport:
+    """Audit one answer of a prepared mechanism.
+
+    If there are several pairs of neighbours, a few draws of each choose the pair. Then ``samples`` draws on each input
+    find an event and bound it; see `distinguish`.
+
+    Parameters
+    ----------
+    mechanism : Mechanism
+        A prepared mechanism.
+    classes : int or None
+        Number of classes. Required without ``neighbours``.
+    neighbours : Neighbours, sequence of Neighbours or None
+        The pairs to tell apart. None: worst-case pairs within ``change``.
+    change : ScoreBounds or None
+        How far one record moves the scores. None: what the mechanism's own claim assumes.
+    claimed : Guarantee, Cost or None
+        The claim to test. None: the mechanism's own guarantee.
+    samples : int
+        Number of draws on each input.
+    confidence : float
+        The bound holds with at least this probability.
+    delta : float
+        Delta of the epsilon that is reported for a Gaussian claim.
+    noise : NoiseSource or None
+        Where the mechanism draws its noise from. None: seeded noise, so that the audit can be repeated.
+        `quietmax.noise.EXACT`: the noise of a real release.
+    seed : int
+        Determines the pairs and the seeded noise.
+    progress : callable or None
+        Called with (done, total) while pairs are compared.
+
+    Returns
+    -------
+    AuditReport
+        The lower bound beside the claim.
+
+    Examples
+    --------
+    >>> from quietmax.mechanisms import Algorithm1
+    >>> leaky = Algorithm1("laplace", 1 / 7, 1 / 7, logit_sensitivity=0.4, probability_sensitivity=1.0)
+    >>> audit_mechanism(leaky, classes=3, samples=4000).verdict
+    'refuted'
+    """
+    if neighbours is None:
+        if classes is None:
+            raise InvalidInput("classes is required if `neighbours` is not given.")
+        claim = Claim.of(claimed or mechanism.guarantee(classes))
+        pairs = _worst_case_neighbours(classes, _largest_change(mechanism, change), claim.amount, seed=seed)
+    else:
+        pairs = [neighbours] if isinstance(neighbours, Neighbours) else [*neighbours]
+    if not pairs or len({len(pair.first) for pair in pairs}) != 1:
+        raise InvalidInput("neighbours must be at least one pair, all with the same number of classes.")
+    width = len(pairs[0].first)
+    if classes is not None and classes != width:
+        raise InvalidInput(
+            f"classes must be the number of scores of the neighbours, {width}, or None; got {classes}."
+        )
+    stated = claimed or mechanism.guarantee(width)
+    source = noise or SeededNoise(np.random.default_rng((0xD1CE, seed)))
+    pair = _worst_pair(pairs, mechanism, source, Claim.of(stated), samples, progress)
+    return distinguish(
+        _draws(mechanism, pair.first, source),
+        _draws(mechanism, pair.second, source),
+        stated,
+        samples=samples,
+        confidence=confidence,
+        delta=delta,
+        subject=mechanism.name,
+        details={"classes": width, "neighbours": pair.description, "noise_source": source.name},
+    )
+
+
+def _largest_change(mechanism: Any, change: ScoreBounds | None) -> tuple[float, float]:
+    """Return how far one record moves one score, and all scores in L2.
+
+    Without a given ``change`` it is what the mechanism's claim assumes: certified bounds, or Algorithm 1's Delta z.
+    """
+    bounds = getattr(mechanism, "bounds", None) if change is None else change
+    if bounds is not None:
+        return float(bounds.one), float(bounds.vector)
+    logit = getattr(mechanism, "logit_sensitivity", None)
+    if logit is not None:
+        return float(logit), math.inf
+    raise InvalidInput(
+        "The mechanism does not state how far one record moves the scores; `neighbours` or `change` is required."
+    )
+
+
+def _worst_case_neighbours(
+    classes: int, change: tuple[float, float], claimed: float, *, seed: int = 0
+) -> list[Neighbours]:
+    """Build pairs of score vectors that differ as much as possible.
+
+    Directions: one score up; one up and another down; one up and all others down; all but one up; random. Starting
+    points: all scores equal, or two classes in front with the first of them 0, 1.5 or 3 units behind. A unit about
+    halves the chances of a class at the claimed noise. Both vectors lie symmetrically about the starting point.
+    """
+    if classes < 2:
+        raise InvalidInput(f"classes must be at least 2, got {classes}.")
+    generator = np.random.default_rng((0xA0D17, seed))
+
+    def longest(direction: Floats) -> Floats:
+        """Return the longest change along a direction that is within the limits."""
+        limit = min(change[0] / np.abs(direction).max(), change[1] / np.linalg.norm(direction))
+        return np.asarray(direction * limit)
+
+    first, others = np.eye(classes)[0], 1 - np.eye(classes)[0]
+    directions = {
+        "one up": first,
+        "one up, another down": first - np.eye(classes)[1],
+        "one up, all others down": first - others,
+        "one up, all others down a little": first - others / (classes - 1),
+        "all but one up": -others,
+    }
+    if classes == 2:
+        del directions["one up, all others down"], directions["one up, all others down a little"]
+    pairs = []
+    for name, direction in directions.items():
+        move = longest(direction)
+        unit = float(np.ptp(move)) / (min(claimed, 1.0) if claimed > 0 else 1.0)
+        starts = {"all equal": np.zeros(classes)} if classes > 2 else {}
+        for behind in _BEHIND:
+            start = np.full(classes, -_FAR_BEHIND * unit)
+            start[:2] = -behind * unit, 0.0
+            starts[f"two in front, the first {behind:g} units behind"] = start
+        pairs += [
+            Neighbours(start - move / 2, start + move / 2, f"{name}; {where}")
+            for where, start in starts.items()
+        ]
+    for name, direction in (
+        ("in a random direction", generator.normal(size=classes)),
+        ("by random signs", generator.choice([-1.0, 1.0], classes) * generator.uniform(0.5, 1, classes)),
+    ):
+        move = longest(direction)
+        start = generator.normal(size=classes) * np.ptp(move)
+        pairs.append(Neighbours(start - move / 2, start + move / 2, f"{name}; random start"))
+    return pairs
+
+
+def _worst_pair(
+    pairs: Sequence[Neighbours],
+    mechanism: Mechanism,
+    noise: NoiseSource,
+    claim: Claim,
+    samples: int,
+    progress: Progress | None,
+) -> Neighbours:
+    """Return the pair that a few draws tell apart best; promising pairs get more draws."""
+    left = list(pairs)
+    for share, confidence, kept in _ROUNDS:
+        if len(left) <= kept:
+            continue
+        rating = _claim_rating(claim, confidence)
+        draws = max(int(share * samples), _MIN_DRAWS_OF_PAIR)
+        rated = []
+        for done, pair in enumerate(left, 1):
+            first, second = (_draws(mechanism, scores, noise) for scores in (pair.first, pair.second))
+            rated.append(_find_event(_draw_pair(first, second, draws), rating)[1])
+            if progress is not None:
+                progress(done, len(left))
+        left = [left[place] for place in np.argsort(-np.array(rated), kind="stable")[:kept]]
+    return left[0]
+
+
+def _draws(mechanism: Mechanism, scores: Floats, noise: NoiseSource) -> Draw:
+    return lambda times: released_again(mechanism, scores, noise, times, at_once=_ROWS_AT_ONCE)
+
+
+def released_again(
+    mechanism: Mechanism, scores: Floats, noise: NoiseSource, times: int, *, at_once: int
+) -> Answers:
+    """Draw answers for the same scores, of one query or of several, many times, some thousand at once."""
+    parts = [
+        mechanism.release(np.tile(scores, (min(at_once, times - start), 1)), noise)
+        for start in range(0, times, at_once)
+    ]
+    released = [part.probabilities for part in parts if part.probabilities is not None]
+    return Answers(
+        np.concatenate([part.labels for part in parts]), np.concatenate(released) if released else None
+    )

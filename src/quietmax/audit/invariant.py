@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
-from quietmax.audit.report import Verdict
+from quietmax.audit.bounds import Verdict
 from quietmax.data.encoding import (
     BooleanColumn,
     Column,
@@ -90,16 +90,12 @@ class InvariantReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return all fields by name, as JSON values."""
-        checks = [
-            {"part": check.part, "comparisons": check.comparisons, "broken": check.broken}
-            for check in self.checks
-        ]
         return {
             "subject": self.subject,
             "verdict": self.verdict,
             "records": self.records,
             "threads": list(THREADS),
-            "checks": checks,
+            "checks": [asdict(check) for check in self.checks],
         }
 
 

@@ -22,8 +22,8 @@ import torch
 from numpy.typing import NDArray
 from scipy.stats import t as student
 
-from quietmax.audit.bounds import check_confidence
-from quietmax.audit.report import Verdict
+from quietmax.attacks.metrics import Estimate
+from quietmax.audit.bounds import Verdict, check_confidence
 from quietmax.data.records import Records
 from quietmax.errors import InvalidInput
 from quietmax.models.mlp import MLP
@@ -35,31 +35,13 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Mean:
-    """A mean over removed records with its two-sided confidence interval."""
-
-    value: float  # The mean
-    low: float  # The ends of the interval
-    high: float
-
-    @classmethod
-    def of(cls, values: Floats, confidence: float) -> Mean:
-        """Compute the mean of ``values`` with Student's interval at this ``confidence``."""
-        middle = float(values.mean())
-        half = float(
-            student.isf((1 - confidence) / 2, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values))
-        )
-        return cls(middle, middle - half, middle + half)
-
-
-@dataclass(frozen=True)
 class NoisyStability:
     """The effect of Gaussian noise on every weight."""
 
     noise: float  # Standard deviation of the noise
-    as_written: Mean  # `E[l(W_-i, x_i) - l(noisy W, x_i)]`, as in the proof
-    both_noisy: Mean  # The same with noise on W_-i too
-    change: Mean  # `both_noisy` minus the quantity without noise, record by record
+    as_written: Estimate  # `E[l(W_-i, x_i) - l(noisy W, x_i)]`, as in the proof
+    both_noisy: Estimate  # The same with noise on W_-i too
+    change: Estimate  # `both_noisy` minus the quantity without noise, record by record
     closer: float  # Share of the noisy networks that lie closer to W_-i than the plain W does
 
     @property
@@ -83,7 +65,7 @@ class StabilityReport:
 
     Parameters
     ----------
-    plain : Mean
+    plain : Estimate
         The quantity without noise.
     bound : Sensitivity
         The paper's bound.
@@ -95,7 +77,7 @@ class StabilityReport:
         Confidence of all intervals together.
     """
 
-    plain: Mean
+    plain: Estimate
     bound: Sensitivity
     noisy: tuple[NoisyStability, ...]
     records: int
@@ -195,13 +177,21 @@ def audit_stability(
     )
     rng = torch.Generator().manual_seed(seed % 2**63)
     return StabilityReport(
-        Mean.of(plain, part),
+        _mean(plain, part),
         bound.oaro,
         tuple(_with_noise(stack, own, plain, without, scale, draws, part, rng) for scale in noise),
         len(records),
         removed,
         confidence,
     )
+
+
+def _mean(values: Floats, confidence: float) -> Estimate:
+    """Compute the mean over removed records with Student's two-sided interval."""
+    middle = float(values.mean())
+    quantile = student.isf((1 - confidence) / 2, len(values) - 1)
+    half = float(quantile * values.std(ddof=1) / math.sqrt(len(values)))
+    return Estimate(middle, middle - half, middle + half)
 
 
 def _losses(stack: MLP, own: Records) -> tuple[Floats, Floats]:
@@ -242,8 +232,8 @@ def _with_noise(
     both = noisy_without - noisy_with
     return NoisyStability(
         scale,
-        Mean.of(without - noisy_with, confidence),
-        Mean.of(both, confidence),
-        Mean.of(both - plain, confidence),
+        _mean(without - noisy_with, confidence),
+        _mean(both, confidence),
+        _mean(both - plain, confidence),
         closer,
     )

@@ -5,54 +5,106 @@
 
 A canary is one record; of records with a person column it is one person with all rows (THEORY 3.7), in the training
 set with all of them or with none.
+
+*Worst case.* Differential privacy holds for every pair of neighbouring training sets, so an audit may choose them. On
+real records one canary moves a release less than its noise is made for, and an audit sees little. The sets of
+`audit_worst_case` let one record do nearly as much as the proofs permit:
+
+- Head, released weights: one noisy step on four records; the canary's clipped gradient has a direction of its own.
+- Head, answers per query: many records of class 0 in one direction, the canary of class 1 in another with cosine 0.3.
+  The records make the model sure of class 0 for the canary, so its gradient is long, but they hardly resist its pull
+  where they are not. The queries lie in the canary's direction, on the border of the two classes. The canary moves
+  their scores by about 0.75 of the certified bound.
+- Teachers: every teacher gets one record; half of the teachers vote for class 0 wherever they are asked, half for class
+  1. The canary is put into the shard of one teacher and turns its vote on queries beside it, from a tie.
+- DP-SGD: a linear model, a small clipping norm, and one column that only the canary has: every step that samples the
+  canary adds a clipped gradient in the same direction. The adversary sees the weights after every step, which the
+  accountant covers; a run of fewer steps from the same seed is the beginning of a longer one. The statistics are how
+  far the weights moved in that direction in all, and the log-likelihood ratio of the moves of all steps, at the claimed
+  noise and at half of it (Nasr et al. 2023).
+
+Answers are drawn as often as wanted from two trained models: their training has no noise.
+
+*Less noise.* To test an audit, `mechanism_with_share` and `estimator_with_share` return mechanisms and estimators with
+a share of the noise: would the audit notice that half is missing? Nothing here weakens a release. No mechanism or
+estimator has a setting for less noise than its budget requires. The noise that is half of what a claim requires is that
+of an honest release with a larger budget, at the same settings. Its own guarantee states the larger cost, and only the
+audit holds it against the smaller claim. So no model can be served or stored that has less noise than its guarantee
+states.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.base import clone
 
-from quietmax.accounting.costs import Cost
+from quietmax.accounting.costs import Cost, GaussianCost, PureCost, epsilon_of, mu_of
 from quietmax.accounting.guarantee import Guarantee
+from quietmax.attacks.shadow_models import concatenated
 from quietmax.audit.bounds import (
+    AuditReport,
+    Claim,
     CountedGuesses,
+    SampledSteps,
     check_confidence,
     epsilon_from_guesses,
-    guess_tail,
     mu_from_guesses,
-    mu_rejected,
 )
-from quietmax.audit.distinguishing import Draw, distinguish
-from quietmax.audit.noise_share import mechanism_with_share
-from quietmax.audit.report import AuditReport, Claim
+from quietmax.audit.distinguishing import Draw, distinguish, released_again
 from quietmax.data.records import Records
 from quietmax.errors import InvalidInput
-from quietmax.estimators.dpsgd.config import PrivateSettings
+from quietmax.estimators.dpsgd.config import PrivateSettings, make_plan
+from quietmax.estimators.dpsgd.estimator import DPSGD, network_guarantee
 from quietmax.estimators.dpsgd.training import train_private_stack
 from quietmax.estimators.head.estimator import PrivateHead
-from quietmax.estimators.teachers import Teachers
+from quietmax.estimators.head.training import GradientPlan
+from quietmax.estimators.teachers import Teachers, shard_of
 from quietmax.estimators.training_set import Persons
-from quietmax.mechanisms.base import Answerer, Answers
+from quietmax.mechanisms.algorithm1 import Algorithm1
+from quietmax.mechanisms.base import (
+    Answerer,
+    Answers,
+    Mechanism,
+    NoisyMax,
+    ProvenMechanism,
+    selection_epsilon,
+)
+from quietmax.models.features.tabular import Identity, UnitNorm
 from quietmax.models.mlp import initial_mlp
 from quietmax.models.stacked import Progress, TrainingSettings, train_stack
 from quietmax.noise.sources import SeededNoise
 
 Floats = NDArray[np.float64]
-Method = Literal["one-run", "repeated"]
+Rows = NDArray[np.int64]
 Trained = TypeVar("Trained")
+Estimator = TypeVar("Estimator", PrivateHead, Teachers, DPSGD)
 Fit = Callable[[Records], Trained]
 Score = Callable[[Trained, Records], NDArray[Any]]
+WorstCase = Literal["head", "head-query", "teachers", "dpsgd"]
 
 TRAINING_CONFIDENCE = 0.99
 """Default confidence of an audit of training: canaries and trainings are few, draws of a mechanism many."""
-_ANSWERS_AT_ONCE = 4096
 GUESSED_SHARES = (0.02, 0.1, 0.25, 0.5, 1.0)
 """Shares of the canaries to guess about, the surest ones first; all shares together use the permitted error."""
+DEFAULT_SAMPLES: dict[WorstCase, int] = {
+    "head": 6_000,
+    "head-query": 100_000,
+    "teachers": 100_000,
+    "dpsgd": 10_000,
+}
+"""Worst cases: trainings with, and as many without, the canary; for answers, draws of all answers of either model."""
+WORST_CASES = tuple(DEFAULT_SAMPLES)
+TEACHERS = 20
+DPSGD_SIZE, DPSGD_STEPS = 30, 4
+_ANSWERS_AT_ONCE = 4096
+_WORST_NORM, _NETWORKS_AT_ONCE = 4.0, 1024
+_HEAD_RECORDS, _HEAD_COSINE, _HEAD_PULL = 4000, 0.3, 20.0
 
 
 class _Predicts(Protocol):
@@ -66,7 +118,7 @@ def audit_training(
     canaries: Records,
     claimed: Guarantee | Cost | None = None,
     *,
-    method: Method = "one-run",
+    method: Literal["one-run", "repeated"] = "one-run",
     shares: Sequence[float] = GUESSED_SHARES,
     times: int = 500,
     confidence: float = TRAINING_CONFIDENCE,
@@ -94,8 +146,7 @@ def audit_training(
         The claim to test. None: the ``guarantee_`` of the trained model. A claim for one record is tested for whole
         persons if the records have them.
     method : {"one-run", "repeated"}
-        Train once and guess (bounds: `quietmax.audit.bounds`), or many times and distinguish
-        (`quietmax.audit.distinguishing`).
+        Train once and guess (bounds: `quietmax.audit.bounds`), or many times and `distinguish`.
     shares : sequence of float
         One run: shares of the canaries to guess about. The higher half of the scores is guessed to be in, the lower
         half to be out. Each share has its part of the permitted error, so the best may be reported.
@@ -192,14 +243,11 @@ def _one_run(
     best = max(games, key=lambda game: game["lower_bound"])
     return AuditReport(
         subject=subject,
-        definition=claim.definition,
-        claimed=claim.amount,
+        **claim.stated(delta),
         lower_bound=best["lower_bound"],
         confidence=confidence,
         evidence=f"{best['right']:,} of {best['guesses']:,} guesses about canaries were right",
         samples=count,
-        delta=claim.delta(delta),
-        epsilon_claimed=claim.epsilon(delta),
         epsilon_lower_bound=max(game["epsilon_lower_bound"] for game in games),
         details={
             "method": "one run",
@@ -209,19 +257,8 @@ def _one_run(
             **_claimed_for(tested, records),
         },
         unit=records.unit,
-        repetition=CountedGuesses(
-            count, best["guesses"], best["right"], partial(_rejected, claim, count, best["guesses"], part)
-        ),
+        repetition=CountedGuesses(count, best["guesses"], best["right"], claim, part),
     )
-
-
-def _rejected(claim: Claim, canaries: int, guesses: int, confidence: float, right: int) -> bool:
-    """Return whether that many right guesses contradict the claim."""
-    if claim.parameter == "mu":
-        return mu_rejected(
-            claim.amount, canaries, guesses, right, extra_delta=claim.extra_delta, confidence=confidence
-        )
-    return guess_tail(canaries, guesses, right, claim.amount, claim.extra_delta) <= 1 - confidence
 
 
 def _guess(
@@ -237,35 +274,6 @@ def _guess(
             canaries, guesses, right, extra_delta=claim.extra_delta, confidence=confidence
         )
     return {"guesses": guesses, "right": right, "lower_bound": bound, "epsilon_lower_bound": epsilon}
-
-
-def _repeated_draws(
-    fit: Fit[Trained],
-    score: Score[Trained],
-    records: Records,
-    canary: Records,
-    total: int,
-    progress: Progress | None,
-) -> tuple[Draw, Draw]:
-    """Return draws of the scores of models trained without and with the canary."""
-    _check_single(canary)
-    trained = 0
-
-    def draws(given: Records) -> Draw:
-        def draw(count: int) -> Floats:
-            nonlocal trained
-            found = []
-            for _ in range(count):
-                values = score(fit(given), canary)
-                found.append(np.asarray(values, dtype=np.float64).ravel())
-                trained += 1
-                if progress is not None:
-                    progress(trained, total)
-            return np.stack(found)
-
-        return draw
-
-    return draws(records), draws(joined(records, canary))
 
 
 def label_score(model: _Predicts, canaries: Records) -> Floats:
@@ -290,9 +298,78 @@ def mislabelled(records: Records, *, count: int, seed: int = 0) -> Records:
     chosen = np.sort(generator.choice(available, count, replace=False))
     further = np.zeros(available, np.int64)
     further[chosen] = generator.integers(1, records.classes, count)
-    canaries = records.take(np.isin(records.units, chosen))
-    wrong = (canaries.labels + further[records.units[np.isin(records.units, chosen)]]) % records.classes
+    rows = np.isin(records.units, chosen)
+    canaries = records.take(rows)
+    wrong = (canaries.labels + further[records.units[rows]]) % records.classes
     return replace(canaries, labels=wrong)
+
+
+def joined(records: Records, canaries: Records) -> Records:
+    """Return the ``records``, then the ``canaries``, which must have the same columns and none of the same persons."""
+    if records.features.shape[1] != canaries.features.shape[1]:
+        raise InvalidInput(
+            f"Canaries must have {records.features.shape[1]} features like the records, got "
+            f"{canaries.features.shape[1]}."
+        )
+    if (records.persons is None) != (canaries.persons is None):
+        raise InvalidInput("Records and canaries must both have persons, or neither.")
+    if records.persons is not None and not set(records.persons).isdisjoint(canaries.persons):  # type: ignore[arg-type]
+        raise InvalidInput("A canary must not be a person of the records.")
+    return concatenated(records, canaries)
+
+
+def _joined_with_one(records: Records, canary: Records) -> Records:
+    if _unit_count(canary) != 1:
+        raise InvalidInput(
+            f"Neighbouring training sets differ in exactly 1 canary, got {_unit_count(canary)} {canary.unit}s."
+        )
+    return joined(records, canary)
+
+
+def _unit_count(records: Records) -> int:
+    """Return the number of persons, or of records without persons."""
+    return int(records.units.max(initial=-1)) + 1
+
+
+def _claim_of(model: object) -> Guarantee | Cost:
+    """Return the guarantee of a trained model."""
+    own: Guarantee | None = getattr(model, "guarantee_", None)
+    if own is None:
+        raise InvalidInput("claimed is required: the trained model has no guarantee_.")
+    return own
+
+
+def _claimed_for(claimed: Guarantee | Cost, records: Records) -> dict[str, Any]:
+    """Return the unit of the claim if it is another one than the audit's."""
+    unit = claimed.unit if isinstance(claimed, Guarantee) else records.unit
+    return {} if unit == records.unit else {"claimed_for": f"one {unit}"}
+
+
+# Draws of what is released, without the canary and with it
+
+
+def _repeated_draws(
+    fit: Fit[Trained],
+    score: Score[Trained],
+    records: Records,
+    canary: Records,
+    total: int,
+    progress: Progress | None,
+) -> tuple[Draw, Draw]:
+    """Return draws of the scores of models trained without and with the canary."""
+    trained = itertools.count(1)
+
+    def draws(given: Records) -> Draw:
+        def once() -> Floats:
+            values = np.asarray(score(fit(given), canary), dtype=np.float64).ravel()
+            done = next(trained)
+            if progress is not None:
+                progress(done, total)
+            return values
+
+        return lambda count: np.stack([once() for _ in range(count)])
+
+    return draws(records), draws(_joined_with_one(records, canary))
 
 
 def network_draws(
@@ -301,7 +378,6 @@ def network_draws(
     *,
     settings: TrainingSettings,
     seed: int = 0,
-    at_once: int = 64,
     progress: Progress | None = None,
 ) -> tuple[Draw, Draw]:
     """Return draws for `distinguish`: the canary's logits from ordinary networks trained without and with it.
@@ -309,10 +385,9 @@ def network_draws(
     Many networks are trained at once, each from its own seed. The release is the plain answer to one query, the canary;
     of a person with several rows it is the mean of the answers.
     """
-    _check_single(canary)
-    everyone = joined(records, canary)
+    everyone = _joined_with_one(records, canary)
 
-    def train(rows: NDArray[np.int64], seeds: list[int]) -> Floats:
+    def train(rows: Rows, seeds: list[int]) -> Floats:
         stack = train_stack(
             everyone.features,
             everyone.labels,
@@ -324,7 +399,7 @@ def network_draws(
         )
         return np.asarray(stack.stacked_logits(canary.features).double().numpy().mean(1))
 
-    return _neighbouring_draws(len(records), len(canary), train, seed, at_once)
+    return _neighbouring_draws(len(records), len(everyone), train, seed, at_once=64)
 
 
 def private_network_draws(
@@ -335,7 +410,6 @@ def private_network_draws(
     noise_multiplier: float,
     size: int,
     seed: int = 0,
-    at_once: int = 512,
     progress: Progress | None = None,
 ) -> tuple[Draw, Draw]:
     """Return draws for `distinguish`: how far DP-SGD moved the canary's margin, trained without and with it.
@@ -344,12 +418,11 @@ def private_network_draws(
     adversary sees the released weights and the initial ones, which no record enters; the change of the margin is a
     function of both. Many networks are trained at once, each from its own seed.
     """
-    _check_single(canary)
-    everyone = joined(records, canary)
+    everyone = _joined_with_one(records, canary)
     persons = None if everyone.persons is None else Persons(everyone.persons)
     widths = (everyone.features.shape[1], *settings.hidden, records.classes)
 
-    def train(rows: NDArray[np.int64], seeds: list[int]) -> Floats:
+    def train(rows: Rows, seeds: list[int]) -> Floats:
         stack = train_private_stack(
             everyone.features,
             everyone.labels,
@@ -368,7 +441,28 @@ def private_network_draws(
         margins = own - (moved.sum(2) - own) / (records.classes - 1)
         return np.asarray(margins.double().numpy().mean(1))
 
-    return _neighbouring_draws(len(records), len(canary), train, seed, at_once)
+    return _neighbouring_draws(len(records), len(everyone), train, seed, at_once=512)
+
+
+def _neighbouring_draws(
+    records: int, everyone: int, train: Callable[[Rows, list[int]], Floats], seed: int, *, at_once: int
+) -> tuple[Draw, Draw]:
+    """Return draws without the canary, whose rows come after the records, and with it; each network has a seed."""
+    taken = 0
+
+    def draws(rows: Rows) -> Draw:
+        def draw(wanted: int) -> Floats:
+            nonlocal taken
+            parts = []
+            for start in range(0, wanted, at_once):
+                networks = min(at_once, wanted - start)
+                parts.append(train(rows, [(seed << 32) + taken + place for place in range(networks)]))
+                taken += networks
+            return np.concatenate(parts)
+
+        return draw
+
+    return draws(np.arange(records)), draws(np.arange(everyone))
 
 
 def answer_draws(
@@ -393,95 +487,366 @@ def answer_draws(
     def draws(fitted: PrivateHead | Teachers) -> Draw:
         predictor = fitted.predictor_
         mechanism = mechanism_with_share(predictor.mechanism, noise_share)
-        scores = Answerer(predictor.model, mechanism, features=fitted.feature_map_).scores(
-            np.asarray(queries, np.float32)
-        )
+        answerer = Answerer(predictor.model, mechanism, features=fitted.feature_map_)
+        scores = answerer.scores(np.asarray(queries, np.float32))
 
         def draw(times: int) -> Answers | Floats:
-            parts = []
-            for start in range(0, times, _ANSWERS_AT_ONCE):
-                count = min(_ANSWERS_AT_ONCE, times - start)
-                parts.append(mechanism.release(np.tile(scores, (count, 1)), source))
-            released = [part.probabilities for part in parts if part.probabilities is not None]
-            if released:
-                return np.concatenate(released).reshape(times, -1)
-            return Answers(np.concatenate([part.labels for part in parts]).reshape(times, len(scores)), None)
+            answers = released_again(mechanism, scores, source, times, at_once=_ANSWERS_AT_ONCE)
+            if answers.probabilities is not None:
+                return answers.probabilities.reshape(times, -1)
+            return Answers(answers.labels.reshape(times, len(scores)), None)
 
         return draw
 
     return draws(without), draws(inside)
 
 
-def _neighbouring_draws(
-    records: int,
-    canary_rows: int,
-    train: Callable[[NDArray[np.int64], list[int]], Floats],
-    seed: int,
-    at_once: int,
-) -> tuple[Draw, Draw]:
-    """Return draws without the canary, whose rows come after the records, and with it; each network has a seed."""
-    everything = np.arange(records + canary_rows)
-    taken = 0
-
-    def draws(rows: NDArray[np.int64]) -> Draw:
-        def draw(wanted: int) -> Floats:
-            nonlocal taken
-            parts = []
-            for start in range(0, wanted, at_once):
-                networks = min(at_once, wanted - start)
-                parts.append(train(rows, [(seed << 32) + taken + place for place in range(networks)]))
-                taken += networks
-            return np.concatenate(parts)
-
-        return draw
-
-    return draws(everything[:records]), draws(everything)
+# Worst cases
 
 
-def _claim_of(model: object) -> Guarantee | Cost:
-    """Return the guarantee of a trained model."""
-    own: Guarantee | None = getattr(model, "guarantee_", None)
-    if own is None:
-        raise InvalidInput("claimed is required: the trained model has no guarantee_.")
-    return own
+def audit_worst_case(
+    estimator: WorstCase,
+    *,
+    epsilon: float = 1.0,
+    delta: float = 1e-5,
+    queries: int = 1,
+    sampling_rate: float = 1.0,
+    samples: int | None = None,
+    noise_share: float = 1.0,
+    confidence: float = TRAINING_CONFIDENCE,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> AuditReport:
+    """Audit an estimator on two neighbouring training sets that are made to be told apart.
 
+    Parameters
+    ----------
+    estimator : {"head", "head-query", "teachers", "dpsgd"}
+        What is audited: released weights of a `PrivateHead`, its answers per query, `Teachers`, or DP-SGD.
+    epsilon, delta : float
+        The budget of training and answers together.
+    queries : int
+        Answers per query and teachers: number of answers.
+    sampling_rate : float
+        DP-SGD: Poisson sampling rate; 1 for full batches.
+    samples : int or None
+        Number of trainings with, and as many without, the canary; for answers, draws of all answers of either model.
+        None: `DEFAULT_SAMPLES`.
+    noise_share : float
+        Share of the noise that the claim requires; see `estimator_with_share`. The claim stays.
+    confidence : float
+        The bound holds with at least this probability.
+    seed : int
+        Determines the training sets and the seeded noise.
+    progress : callable or None
+        Called with (trained, total).
 
-def _claimed_for(claimed: Guarantee | Cost, records: Records) -> dict[str, Any]:
-    """Return the unit of the claim if it is another one than the audit's."""
-    unit = claimed.unit if isinstance(claimed, Guarantee) else records.unit
-    return {} if unit == records.unit else {"claimed_for": f"one {unit}"}
+    Returns
+    -------
+    AuditReport
+        The lower bound beside the claim.
 
-
-def _unit_count(records: Records) -> int:
-    """Return the number of persons, or of records without persons."""
-    return int(records.units.max(initial=-1)) + 1
-
-
-def _check_single(canary: Records) -> None:
-    if _unit_count(canary) != 1:
-        raise InvalidInput(
-            f"Neighbouring training sets differ in exactly 1 canary, got {_unit_count(canary)} {canary.unit}s."
-        )
-
-
-def joined(records: Records, canaries: Records) -> Records:
-    """Return the ``records``, then the ``canaries``, which must have the same columns and none of the same persons."""
-    if records.features.shape[1] != canaries.features.shape[1]:
-        raise InvalidInput(
-            f"Canaries must have {records.features.shape[1]} features like the records, got "
-            f"{canaries.features.shape[1]}."
-        )
-    persons = None
-    if records.persons is not None or canaries.persons is not None:
-        if records.persons is None or canaries.persons is None:
-            raise InvalidInput("Records and canaries must both have persons, or neither.")
-        if not set(records.persons).isdisjoint(canaries.persons):
-            raise InvalidInput("A canary must not be a person of the records.")
-        persons = np.concatenate([records.persons, canaries.persons])
-    return replace(
-        records,
-        features=np.concatenate([records.features, canaries.features]),
-        labels=np.concatenate([records.labels, canaries.labels]),
-        persons=persons,
-        raw_hashes=None,
+    Examples
+    --------
+    >>> audit_worst_case("teachers", epsilon=1.0, queries=4, noise_share=0.5, samples=20_000).verdict
+    'refuted'
+    """
+    if estimator not in WORST_CASES:
+        raise InvalidInput(f"estimator must be one of {', '.join(WORST_CASES)}; got {estimator!r}.")
+    _check_share(noise_share)
+    draws = DEFAULT_SAMPLES[estimator] if samples is None else samples
+    if estimator == "head":
+        without, inside, claimed = _worst_head(epsilon, delta, noise_share, seed, 2 * draws, progress)
+    elif estimator == "dpsgd":
+        without, inside, claimed = _dpsgd(epsilon, delta, sampling_rate, noise_share, seed)
+    else:
+        sets = _head_answers if estimator == "head-query" else _teachers
+        first, second, asked = sets(epsilon, delta, queries, seed)
+        without, inside = answer_draws(first, second, asked, noise_share=noise_share, seed=seed)
+        claimed = first.guarantee_
+    return distinguish(
+        without,
+        inside,
+        claimed,
+        samples=draws,
+        confidence=confidence,
+        delta=delta,
+        subject=f"{estimator}, worst case",
+        details={"method": "worst case", "noise_share": noise_share},
     )
+
+
+def _worst_head(
+    epsilon: float, delta: float, share: float, seed: int, total: int, progress: Progress | None
+) -> tuple[Draw, Draw, Guarantee]:
+    """Train one noisy step on four records, without and with the canary; the release is all weights."""
+    records = Records(
+        "four", np.eye(4, 2, dtype=np.float32) + np.float32(0.1), np.array([0, 1, 0, 1]), classes=2
+    )
+    canary = Records("canary", np.array([[0, 5]], np.float32), np.array([0]), classes=2)
+    reference = PrivateHead(
+        epsilon,
+        delta,
+        features=UnitNorm(),
+        classes=(0, 1),
+        declared_size=4,
+        centring=0.0,
+        steps=1,
+        random_state=0,
+    ).fit(records.features, records.labels)
+    fit = fit_like(reference, seed << 20, share)
+    draws = _repeated_draws(fit, lambda head, _: head.coef_.ravel(), records, canary, total, progress)
+    return *draws, reference.guarantee_
+
+
+def _head_answers(
+    epsilon: float, delta: float, queries: int, seed: int
+) -> tuple[PrivateHead, PrivateHead, NDArray[np.float32]]:
+    """Train a head for answers per query without and with the canary, and return queries on the border."""
+    features = np.tile(np.array([[1.0, 0.0]], np.float32), (_HEAD_RECORDS, 1))
+    canary = np.array([[_HEAD_COSINE, np.sqrt(1 - _HEAD_COSINE**2)]], np.float32)
+    labels = np.zeros(_HEAD_RECORDS, np.int64)
+
+    def head() -> PrivateHead:
+        return PrivateHead(
+            epsilon,
+            delta,
+            release="query",
+            queries=queries,
+            features=Identity(),
+            classes=(0, 1),
+            declared_size=_HEAD_RECORDS,
+            regularisation=_HEAD_PULL / _HEAD_RECORDS,
+            random_state=seed,
+        )
+
+    # The constant feature, 0.2, pulls towards class 0 as much as these queries lean away from it.
+    asked = np.array([[-0.04, 1.0]]) * (1 - 0.001 * np.arange(queries)[:, None])
+    first = head().fit(features, labels)
+    second = head().fit(np.concatenate([features, canary]), np.append(labels, 1))
+    return first, second, asked.astype(np.float32)
+
+
+def _teachers(
+    epsilon: float, delta: float, queries: int, seed: int
+) -> tuple[Teachers, Teachers, NDArray[np.float32]]:
+    """Train teachers that are split evenly, without and with a canary that turns one of them."""
+
+    def teachers() -> Teachers:
+        return Teachers(
+            epsilon,
+            delta,
+            queries,
+            TEACHERS,
+            classes=(0, 1),
+            declared_size=TEACHERS,
+            random_state=seed,
+        )
+
+    key = teachers()._key()
+    generator = np.random.default_rng((0x7EAC, seed))
+
+    def in_shard(start: list[float], label: int, shard: int) -> NDArray[np.float32]:
+        """Return a record near a point that the key puts into a shard."""
+        while True:
+            row = np.array([*start, 0.01 * generator.random()], np.float32)
+            if shard_of([row.tobytes() + b"%d" % label], TEACHERS, key)[0] == shard:
+                return row
+
+    labels = np.arange(TEACHERS) % 2
+    features = np.stack([in_shard([1.0, 0.0], int(label), shard) for shard, label in enumerate(labels)])
+    canary = in_shard([0.0, 1.0], 1, 0)[None]
+    first = teachers().fit(features, labels)
+    second = teachers().fit(np.concatenate([features, canary]), np.append(labels, 1))
+    return first, second, (canary * (1 - 0.001 * np.arange(queries)[:, None])).astype(np.float32)
+
+
+def _dpsgd(
+    epsilon: float, delta: float, sampling_rate: float, share: float, seed: int
+) -> tuple[Draw, Draw, Guarantee]:
+    """Train a linear model by DP-SGD, many at once; the canary differs from all records by a column of its own."""
+    features = np.zeros((DPSGD_SIZE + 1, 5), np.float32)
+    features[:-1, :4] = np.random.default_rng(0).random((DPSGD_SIZE, 4))
+    features[-1, 4] = _WORST_NORM
+    labels = (features[:, 0] >= features[:, 1]).astype(np.int64)
+    planned = make_plan(
+        DPSGD_SIZE,
+        epsilon=epsilon,
+        delta=delta,
+        sampling_rate=sampling_rate,
+        steps=DPSGD_STEPS,
+        max_grad_norm=0.001,
+        learning_rate=1.0,
+        optimizer="sgd",
+    )
+    settings = planned.settings
+    seen = _WORST_NORM / np.hypot(_WORST_NORM, 1.0)  # the rest of the canary's gradient is in the bias
+    step = settings.learning_rate * settings.max_grad_norm / (settings.sampling_rate * DPSGD_SIZE)
+
+    def moves(rows: Rows, seeds: list[int]) -> Floats:
+        """Return how far each step moved the weights of the canary's column, in units of the clipping norm."""
+        iterates = [initial_mlp((5, 2), settings.activation, tuple(seeds)).kernels[0]]
+        for steps in range(1, DPSGD_STEPS + 1):
+            stack = train_private_stack(
+                features,
+                labels,
+                2,
+                [rows] * len(seeds),
+                settings=replace(settings, steps=steps),
+                noise_multipliers=[share * planned.noise_multiplier] * len(seeds),
+                seeds=seeds,
+                sizes=[DPSGD_SIZE] * len(seeds),
+            )
+            iterates.append(stack.kernels[0])
+        column = np.stack([each[:, :, -1].double().numpy() for each in iterates])
+        return np.asarray(np.diff(column[..., 1] - column[..., 0], axis=0).T / (np.sqrt(2.0) * step))
+
+    def statistics(rows: Rows, seeds: list[int]) -> Floats:
+        """Return the move of all steps, and its evidence at the claimed noise and at half of it."""
+        moved = moves(rows, seeds)
+        found = [moved.sum(1)]
+        for sigma in (planned.noise_multiplier, planned.noise_multiplier / 2):
+            ratio = np.exp(seen * (2 * moved - seen) / (2 * sigma**2))
+            found.append(np.log1p(settings.sampling_rate * (ratio - 1)).sum(1))
+        return np.column_stack(found)
+
+    claimed = network_guarantee(
+        planned, exact=False, own_module=False, size_declared=True, classes_declared=True
+    )
+    draws = _neighbouring_draws(DPSGD_SIZE, DPSGD_SIZE + 1, statistics, seed, at_once=_NETWORKS_AT_ONCE)
+    return *draws, claimed
+
+
+# Less noise
+
+
+def _check_share(share: float) -> None:
+    """Raise `InvalidInput` unless ``share`` is above 0 and at most 1."""
+    if not 0 < share <= 1:
+        raise InvalidInput(f"noise_share must be above 0 and at most 1, got {share}.")
+
+
+def cost_with_share(cost: Cost, share: float) -> Cost:
+    """Return the cost whose noise is a share of that of another cost: the scale of noise is the inverse of a cost."""
+    _check_share(share)
+    return PureCost(cost.epsilon / share) if isinstance(cost, PureCost) else GaussianCost(cost.mu / share)
+
+
+def mechanism_with_share(mechanism: Mechanism, share: float) -> Mechanism:
+    """Return a prepared mechanism with the noise of a larger cost; its guarantee states that cost.
+
+    Parameters
+    ----------
+    mechanism : Mechanism
+        A prepared mechanism of this library.
+    share : float
+        The share of its noise.
+
+    Returns
+    -------
+    Mechanism
+        The mechanism with that share of the noise.
+
+    Examples
+    --------
+    >>> from quietmax.sensitivity import ScoreBounds, Sensitivity
+    >>> one = Sensitivity(1.0, "certified", "One record changes one vote.")
+    >>> votes = NoisyMax(bounds=ScoreBounds(one, one), per_query=PureCost(1.0))
+    >>> mechanism_with_share(votes, 0.5).guarantee(2).epsilon
+    2.0
+    """
+    _check_share(share)
+    if isinstance(mechanism, Algorithm1) and mechanism.epsilon_neuron is not None:
+        return replace(mechanism, epsilon_neuron=mechanism.epsilon_neuron / share)
+    if not isinstance(mechanism, ProvenMechanism) or mechanism.per_query is None:
+        raise InvalidInput(f"The noise of a {type(mechanism).__name__} cannot be scaled.")
+    if isinstance(mechanism, NoisyMax) and mechanism.method != "gaussian":
+        # A choice that is counted in mu has an epsilon of its own, which its noise is for.
+        epsilon = selection_epsilon(mechanism.per_query, mechanism.method)
+        return replace(mechanism, count_in=None, per_query=PureCost(epsilon / share))
+    scaled: Mechanism = replace(mechanism, per_query=cost_with_share(mechanism.per_query, share))  # type: ignore[type-var]
+    return scaled
+
+
+def estimator_with_share(fitted: Estimator, share: float) -> Estimator:
+    """Return an estimator like a fitted one, not fitted, whose larger budget has a share of its noise.
+
+    All other settings are those that the fitted one has computed from its budget: steps, learning rate, clipping norm,
+    regularisation, feature map, number of teachers.
+
+    Parameters
+    ----------
+    fitted : PrivateHead, Teachers or DPSGD
+        A fitted estimator.
+    share : float
+        The share of its noise.
+
+    Returns
+    -------
+    PrivateHead, Teachers or DPSGD
+        The estimator. Its ``guarantee_`` will state the larger budget.
+    """
+    _check_share(share)
+    if isinstance(fitted, PrivateHead):
+        settings = _head_settings(fitted, share)
+    elif isinstance(fitted, Teachers):
+        settings = _teacher_settings(fitted, share)
+    else:
+        settings = _dpsgd_settings(fitted, share)
+    changed: Estimator = clone(fitted)
+    return changed.set_params(**settings)  # type: ignore[no-any-return]
+
+
+def fit_like(fitted: Estimator, seed: int, share: float) -> Fit[Estimator]:
+    """Return a function that trains like a fitted estimator, with a share of its noise and another seed every time."""
+    seeds = itertools.count(seed)
+
+    def fit(records: Records) -> Estimator:
+        weaker = estimator_with_share(fitted, share).set_params(random_state=next(seeds) % 2**32)
+        return weaker.fit(records.features, records.labels, groups=records.persons)  # type: ignore[no-any-return]
+
+    return fit
+
+
+def _head_settings(fitted: PrivateHead, share: float) -> dict[str, object]:
+    plan = fitted.plan_
+    settings: dict[str, object] = {"features": fitted.feature_map_}
+    if fitted.release == "query":
+        return {**settings, "regularisation": plan.regularisation, "epsilon": fitted.epsilon / share}  # type: ignore[union-attr]
+    mu = mu_of(fitted.epsilon, fitted.delta) if fitted.mu is None else float(fitted.mu)
+    moments = fitted.guarantee_.parameters["mu_moments"]
+    settings |= {"mu": mu / share, "second_moments": 0.0 if moments is None else (moments / mu) ** 2}
+    kept = (
+        ("steps", "learning_rate", "max_grad_norm") if isinstance(plan, GradientPlan) else ("regularisation",)
+    )
+    return settings | {name: getattr(plan, name) for name in kept}
+
+
+def _teacher_settings(fitted: Teachers, share: float) -> dict[str, object]:
+    mechanism = fitted.predictor_.mechanism
+    settings: dict[str, object] = {"teachers": len(fitted.ensemble_.silent)}
+    if isinstance(mechanism, NoisyMax):
+        settings["method"] = mechanism.method
+    if mechanism.measure == "pure":
+        return {**settings, "epsilon": fitted.epsilon / share}
+    return {**settings, "epsilon": epsilon_of(mu_of(fitted.epsilon, fitted.delta) / share, fitted.delta)}
+
+
+def _dpsgd_settings(fitted: DPSGD, share: float) -> dict[str, object]:
+    plan = fitted.plan_
+    if plan.analysis != "proven" or plan.accountant != "pld":
+        raise InvalidInput(
+            "A share of the noise of DP-SGD requires analysis='proven' and accountant='pld', got "
+            f"{plan.analysis!r} and {plan.accountant!r}."
+        )
+    multiplier = share * plan.noise_multiplier
+    if plan.settings.sampling_rate == 1.0:
+        epsilon = epsilon_of(float(np.sqrt(plan.settings.steps)) / multiplier, plan.delta)
+    else:
+        epsilon = SampledSteps(multiplier, plan.schedule).epsilon(plan.delta)
+    kept = (
+        *("hidden", "activation", "sampling_rate", "steps", "centring_steps"),
+        *("max_grad_norm", "learning_rate", "decay", "optimizer", "l2"),
+    )
+    settings = {name: getattr(plan.settings, name) for name in kept}
+    return {**settings, "epsilon": epsilon, "delta": plan.delta, "features": fitted.feature_map_}

@@ -16,7 +16,7 @@ from quietmax.cli._output import console, print_json, print_table, progress_bar
 from quietmax.errors import InvalidInput, QuietmaxError, counted
 
 if TYPE_CHECKING:
-    from quietmax.audit.report import AuditReport
+    from quietmax.audit.bounds import AuditReport
     from quietmax.audit.training import Fit
     from quietmax.data.records import Records as TrainingRecords
     from quietmax.data.records import Split
@@ -114,9 +114,8 @@ def mechanism(
     Example: quietmax audit mechanism --mechanism algorithm1 --epsilon 1
     """
     from quietmax._io import check_figure
-    from quietmax.audit.bounds import CONFIDENCE
-    from quietmax.audit.mechanism import ScoreChange, audit_mechanism
-    from quietmax.audit.report import self_tested
+    from quietmax.audit.bounds import CONFIDENCE, self_tested
+    from quietmax.audit.distinguishing import audit_mechanism
     from quietmax.noise.sources import EXACT
 
     check_figure(plot)
@@ -131,7 +130,7 @@ def mechanism(
                 _prepared(name, noise, classes, epsilon, delta, bounds, share),
                 classes,
                 claimed=claiming.guarantee(classes),
-                change=ScoreChange(bounds.one.value, bounds.vector.value) if plug_in else None,
+                change=bounds if plug_in else None,
                 samples=samples,
                 confidence=CONFIDENCE if confidence is None else confidence,
                 delta=delta,
@@ -159,8 +158,8 @@ def _prepared(
 ) -> Mechanism:
     """Return the mechanism with its budget for one answer, and with a share of the noise that this requires."""
     from quietmax.accounting.costs import Budget, per_query
-    from quietmax.audit.mechanism import StatedScores
-    from quietmax.audit.noise_share import cost_with_share, mechanism_with_share
+    from quietmax.audit.distinguishing import StatedScores
+    from quietmax.audit.training import cost_with_share, mechanism_with_share
     from quietmax.mechanisms.base import plugin_mechanisms
 
     if name in _BUILT_IN_MECHANISMS:
@@ -228,7 +227,7 @@ def sensitivity(
     Example: quietmax audit sensitivity mnist-5k --removals 3
     """
     from quietmax._io import check_figure
-    from quietmax.audit.report import Finding, plot_findings
+    from quietmax.audit.bounds import Finding, plot_findings
     from quietmax.data.load import load
     from quietmax.sensitivity.network import empirical_sensitivity, published_sensitivity_for
 
@@ -372,7 +371,7 @@ def training(
     quietmax audit training mnist-5k --estimator head --canaries 500
     """
     from quietmax._io import check_figure
-    from quietmax.audit.report import self_tested
+    from quietmax.audit.bounds import self_tested
     from quietmax.audit.training import TRAINING_CONFIDENCE, mislabelled
     from quietmax.data.load import load
     from quietmax.data.tables import is_table_path
@@ -407,7 +406,7 @@ def _audit_worst_case(
     options: TrainingOptions, confidence: float, progress: Progress, noise_share: float
 ) -> AuditReport:
     """Audit on training sets that are made to be told apart."""
-    from quietmax.audit.worst_case import WORST_CASES, audit_worst_case
+    from quietmax.audit.training import WORST_CASES, audit_worst_case
 
     _check_choice("--estimator", options.estimator, WORST_CASES)
     return audit_worst_case(
@@ -436,7 +435,7 @@ def _audit_training(
     """Train one by one, or many networks at once where that is possible."""
     from quietmax.accounting.guarantee import Guarantee
     from quietmax.audit.distinguishing import distinguish
-    from quietmax.audit.training import audit_training, label_score, network_draws
+    from quietmax.audit.training import audit_training, fit_like, label_score, network_draws
 
     stated = Guarantee(
         "approximate", epsilon=options.epsilon, delta=options.delta, because="Stated on the command line."
@@ -469,7 +468,7 @@ def _audit_training(
     claimed: Guarantee | None = stated if options.estimator == "network" else None
     if noise_share != 1:
         reference = fit(split.train)
-        fit, claimed = _fit_like(reference, options.seed, noise_share), reference.guarantee_
+        fit, claimed = fit_like(reference, options.seed, noise_share), reference.guarantee_
     return audit_training(
         fit,
         label_score,
@@ -512,19 +511,6 @@ def _fit(split: Split, queries: int, options: TrainingOptions) -> Fit[Any]:
         elif options.estimator == "head-query":
             private.set_params(release="query", queries=queries)
         return private.fit(records.features, records.labels, groups=records.persons)
-
-    return fit
-
-
-def _fit_like(reference: Any, seed: int, noise_share: float) -> Fit[Any]:
-    """Return a function that trains like a fitted estimator, with a share of its noise."""
-    from quietmax.audit.noise_share import estimator_with_share
-
-    seeds = itertools.count(seed)
-
-    def fit(records: TrainingRecords) -> Any:
-        weaker = estimator_with_share(reference, noise_share).set_params(random_state=next(seeds) % 2**32)
-        return weaker.fit(records.features, records.labels, groups=records.persons)
 
     return fit
 
@@ -747,7 +733,7 @@ def _check_choice(option: str, given: str, allowed: tuple[str, ...]) -> None:
 
 def _print_report(title: str, report: AuditReport, plot: Path | None, as_json: bool) -> None:
     """Print the report first, so that a plot that fails does not lose it."""
-    from quietmax.audit.report import Finding, plot_findings
+    from quietmax.audit.bounds import Finding, plot_findings
 
     if as_json:
         print_json(report.to_json())

@@ -1,21 +1,30 @@
-"""`quietmax compare`: privacy and utility of all methods on a data set or the user's own table."""
+"""`quietmax compare`: privacy and utility of all methods on a data set or the user's own table.
+
+Also what the commands that run trials share: options, the run with its progress, failures, the files it wrote.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quietmax.cli._grids import Output, WorkerCount, finish, listed, numbers, run_with_progress
 from quietmax.cli._options import DataDir, Download, Json, Ray, Seed, TableOptions, with_groups
-from quietmax.cli._output import print_json, print_table
+from quietmax.cli._output import console, errors, print_json, print_table, progress_bar
 from quietmax.errors import InvalidInput, counted, unknown_name
 
 if TYPE_CHECKING:
-    from quietmax.experiments.grid import DataSource
-    from quietmax.experiments.summary import Summary
+    from quietmax.experiments.findings import Summary
+    from quietmax.experiments.grid import DataSource, Trial
+    from quietmax.experiments.runner import Run
+
+Output = Annotated[Path, typer.Option(help="Folder of results. Trials that it contains are not run again.")]
+WorkerCount = Annotated[
+    int | None,
+    typer.Option("--workers", min=1, help="Worker processes of one thread each. Default: one per core."),
+]
 
 DEFAULT_METHODS = (
     "plain",
@@ -90,22 +99,21 @@ def command(
 
     quietmax compare people.csv --label income --epsilons 1 --queries 1,100
     """
+    from quietmax.experiments.findings import summarize
     from quietmax.experiments.grid import DataSource, Effort, Group
-    from quietmax.experiments.inputs import SharedInputs, holdout_share, training_size
+    from quietmax.experiments.inputs import SharedInputs, training_size
     from quietmax.experiments.methods import check_attacks, method_trials
     from quietmax.experiments.report import OWNER_ONLY, SEEDED_NOISE, ReportInfo, write_report
     from quietmax.experiments.results import ResultStore
-    from quietmax.experiments.summary import summarize
 
     chosen_attacks = _attacks(attacks, shadows)
     chosen_methods = list(dict.fromkeys(listed(methods) or DEFAULT_METHODS))
     source = DataSource.of(subject, table.given())
     alpha = _check_source(source, data_dir, download)
-    share = holdout_share(source, records, holdout)
-    size = training_size(source, records, share, data_dir)
+    size, share = training_size(source, records, holdout, data_dir)
     effort = Effort(size, shadows, alpha, epochs, attack_epochs, chosen_attacks, share)
     groups = [Group(source, effort, repeat, seed) for repeat in range(repeats)]
-    chosen_epsilons = numbers(epsilons, "--epsilons") or list(DEFAULT_EPSILONS)
+    chosen_epsilons = _numbers(epsilons, "--epsilons") or list(DEFAULT_EPSILONS)
     trials = [
         trial
         for group in groups
@@ -141,6 +149,67 @@ def command(
     finish(done, written, quiet=as_json)
 
 
+def run_with_progress(
+    trials: Sequence[Trial],
+    output: Path,
+    *,
+    workers: int | None = None,
+    ray: str | None = None,
+    data_dir: Path | None = None,
+    quiet: bool = False,
+) -> Run:
+    """Run trials with a progress bar, and print those that failed."""
+    from quietmax.experiments.runner import run_trials
+
+    with progress_bar(counted(len(set(trials)), "trial"), quiet=quiet) as advance:
+        try:
+            done = run_trials(trials, output, workers=workers, ray=ray, data_dir=data_dir, progress=advance)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(
+                f"Interrupted. Finished trials are stored in {output}; the same command continues from there."
+            ) from None
+    for trial, failure in done.failures.items():
+        errors.print(f"failed: {trial}: {failure}", style="red", soft_wrap=True)
+    return done
+
+
+def finish(done: Run, written: Sequence[Path], *, quiet: bool) -> None:
+    """Print the written files and the counts of a run; exit with code 1 if a trial failed."""
+    if not quiet:
+        print_written(written)
+        found = len(done.results) - done.computed
+        console.print(
+            f"{counted(done.computed, 'trial')} computed in {done.seconds:.0f} s, {found} found, "
+            f"{len(done.failures)} failed."
+        )
+    if done.failures:
+        raise typer.Exit(1)
+
+
+def print_written(paths: Iterable[Path]) -> None:
+    """Print the written files."""
+    for path in paths:
+        console.print(f"wrote {path}", soft_wrap=True)
+
+
+def listed(values: list[str] | None) -> list[str]:
+    """Split the values of a list option, each of which may contain several separated by commas."""
+    return [part for value in values or [] for part in value.split(",") if part]
+
+
+def _numbers(values: list[str] | None, option: str) -> list[float]:
+    """Parse the positive numbers of a list option."""
+    try:
+        found = [float(value) for value in listed(values)]
+    except ValueError:
+        found = [float("nan")]
+    if not all(0 < value < float("inf") for value in found):
+        raise InvalidInput(
+            f"{option} must be positive numbers, as in 0.1 1 10, got {' '.join(values or [])!r}."
+        )
+    return sorted(set(found))
+
+
 def _attacks(values: list[str] | None, shadows: int) -> tuple[str, ...]:
     """The chosen attacks, each of which exists and has enough shadow networks."""
     from quietmax.attacks.builtin import registered_attacks
@@ -173,7 +242,7 @@ def _check_source(source: DataSource, data_dir: Path | None, download: bool) -> 
 
 def _counts(values: list[str] | None) -> list[int]:
     """The numbers of answers."""
-    counts = numbers(values, "--queries") or [1.0]
+    counts = _numbers(values, "--queries") or [1.0]
     if any(count != int(count) for count in counts):
         raise InvalidInput(f"--queries must be integers, got {' '.join(values or [])!r}.")
     return [int(count) for count in counts]
@@ -182,7 +251,7 @@ def _counts(values: list[str] | None) -> list[int]:
 def _print(
     summaries: Sequence[Summary], attacks: Sequence[str], about: str, output: Path, *, all_rows: bool
 ) -> None:
-    from quietmax.experiments.summary import STATUS_WORDS
+    from quietmax.experiments.findings import STATUS_WORDS
 
     print_table(
         "Privacy and utility",

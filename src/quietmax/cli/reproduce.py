@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quietmax.cli._grids import Output, WorkerCount, duration, finish, listed, run_with_progress
 from quietmax.cli._options import DataDir, Download, Json, Names, Ray, Seed, with_groups
-from quietmax.cli._output import console, print_json, print_table
-from quietmax.cli._tables import alpha, architectures, bounds_table, cifar
+from quietmax.cli._output import console, print_json, print_table, progress_bar
+from quietmax.cli.compare import Output, WorkerCount, finish, listed, print_written, run_with_progress
 from quietmax.errors import DataUnavailable, QuietmaxError
 
 if TYPE_CHECKING:
-    from quietmax.experiments.findings import Finding, Leakage, MultiQuery
+    from quietmax.experiments.findings import Summary
     from quietmax.experiments.grid import Experiment, Trial
-    from quietmax.experiments.paper import Comparison
-    from quietmax.experiments.report import ReportInfo
+    from quietmax.experiments.measurements import (
+        AlphaChoice,
+        AlphaRow,
+        ArchitectureRow,
+        BoundsRow,
+        NetworkRow,
+        PrivateRow,
+    )
+    from quietmax.experiments.report import ReportInfo, Table
     from quietmax.experiments.results import Result
     from quietmax.experiments.runner import Run
-    from quietmax.experiments.summary import Summary
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -34,18 +39,32 @@ app = typer.Typer(
     """,
 )
 
-app.command("bounds-table")(bounds_table)
-app.command("architectures")(architectures)
-app.command("alpha")(alpha)
-app.command("cifar")(cifar)
-
-_PRINTED = "to the printed digits"
+_TITLE = "The paper's evaluation again"
 Results = Annotated[
     list[Path] | None,
     typer.Option(
         help="Table of trials (trials.csv), may be repeated. Default: the full run of this package."
     ),
 ]
+
+
+def _available(
+    given: Sequence[str], otherwise: Sequence[str], data_dir: Path | None, download: bool = False
+) -> list[str]:
+    """The given data sets, whose files must be there; if none is given, those of the others that are present."""
+    from quietmax.data.load import load_records
+    from quietmax.data.registry import dataset_status
+
+    present = {name: dataset_status(name, data_dir).present for name in given or otherwise}
+    chosen = list(given) or [name for name in otherwise if download or present[name]]
+    if not chosen:
+        raise DataUnavailable(
+            f"None of {', '.join(otherwise)} is present. 'quietmax datasets' lists where their files come from."
+        )
+    for name in chosen:
+        if not present[name]:
+            load_records(name, data_dir=data_dir, download=download)
+    return chosen
 
 
 @dataclass(frozen=True)
@@ -76,27 +95,17 @@ class _GridOptions:
     @cached_property
     def datasets(self) -> list[str]:
         """The chosen data sets, by default those of the paper whose files are present."""
-        from quietmax.data.load import load_records
         from quietmax.data.registry import dataset_status, stand_in_for
         from quietmax.experiments.paper import accuracy_table
 
-        def present(name: str) -> bool:
-            return dataset_status(name, self.data_dir).present
-
         def chosen_for(name: str) -> str:
-            replaced = self.stand_ins and not self.download and not present(name)
-            return (stand_in_for(name) if replaced else None) or name
+            replaced = self.stand_ins and not self.download
+            if replaced and not dataset_status(name, self.data_dir).present:
+                return stand_in_for(name) or name
+            return name
 
-        given = [chosen_for(name) for name in listed(self.names) or accuracy_table()]
-        chosen = [name for name in given if self.names or self.download or present(name)]
-        if not chosen:
-            raise DataUnavailable(
-                "No data set of the paper is present. 'quietmax datasets' lists where their files come from."
-            )
-        for name in chosen:
-            if not present(name):
-                load_records(name, data_dir=self.data_dir, download=self.download)
-        return chosen
+        given, otherwise = (list(map(chosen_for, names)) for names in (listed(self.names), accuracy_table()))
+        return _available(given, otherwise, self.data_dir, self.download)
 
     def trials(self, experiments: Sequence[Experiment], profile: str | None = None) -> list[Trial]:
         from quietmax.experiments.grid import reproduction_trials
@@ -123,7 +132,7 @@ class _GridOptions:
         from quietmax.experiments.report import ReportInfo, efforts
 
         return ReportInfo(
-            "The paper's evaluation again",
+            _TITLE,
             f"Profile {self.profile}: {efforts((*done.results, *done.failures))}",
             self.seed,
             tuple(f"{trial}: {failure}" for trial, failure in done.failures.items()),
@@ -137,8 +146,13 @@ def sensitivity_table(names: Names = None, as_json: Json = False) -> None:
     Example: quietmax reproduce sensitivity-table
     """
     from quietmax.experiments.paper import reproduce_sensitivity_table
+    from quietmax.experiments.report import comparison
 
-    _print_comparisons("Sensitivities", reproduce_sensitivity_table(listed(names) or None), _PRINTED, as_json)
+    rows = reproduce_sensitivity_table(listed(names) or None)
+    if as_json:
+        print_json(rows)
+    else:
+        _print([comparison("sensitivities", rows)])
 
 
 @app.command()
@@ -149,16 +163,15 @@ def correlations(results: Results = None, as_json: Json = False) -> None:
 
     Example: quietmax reproduce correlations
     """
-    from quietmax.experiments.findings import own_correlations
+    from quietmax.experiments.findings import own_correlations, summarize
     from quietmax.experiments.paper import reproduce_correlations
-    from quietmax.experiments.summary import summarize
+    from quietmax.experiments.report import comparison
 
     printed, ours = reproduce_correlations(), own_correlations(summarize(_read_results(results)))
     if as_json:
-        print_json({"paper": [row.to_json() for row in printed], "ours": [row.to_json() for row in ours]})
-        return
-    _print_comparisons("Correlations of the paper's own numbers", printed, _PRINTED)
-    _print_comparisons("Correlations of our numbers", ours, "in sign and significance")
+        print_json({"paper": printed, "ours": ours})
+    else:
+        _print([comparison("correlations", printed), comparison("own-correlations", ours)])
 
 
 @app.command()
@@ -168,97 +181,61 @@ def report(results: Results = None, output: Output = Path("quietmax-results"), a
     Example: quietmax reproduce report --output paper
     """
     from quietmax.experiments.report import ReportInfo, efforts
-    from quietmax.experiments.results import write_trials
 
     found = _read_results(results)
-    info = ReportInfo(
-        "The paper's evaluation again", efforts(found), seed=min(each.group.seed for each in found)
-    )
-    write_trials(found, output / "trials.csv")
-    _write_everything(found, output, info, as_json)
+    seed = min(each.group.seed for each in found)
+    _write_everything(found, output, ReportInfo(_TITLE, efforts(found), seed), as_json)
 
 
-@app.command("accuracy-table")
-@with_groups
-def accuracy_table(*, grid: _GridOptions) -> None:
-    """Measure training and test accuracy with both losses, and the leakage of the network.
+def _add_part(name: str, table: str, experiments: Sequence[Experiment], summary: str) -> None:
+    """Add a command that runs a part of the evaluation, and shows and writes one of its tables."""
 
-    Without --datasets, all data sets of the paper whose files are present.
+    @with_groups
+    def command(*, grid: _GridOptions) -> None:
+        from quietmax.experiments.findings import summarize
+        from quietmax.experiments.report import paper_tables, write_report
 
-    Example: quietmax reproduce accuracy-table --datasets location
-    """
-    from quietmax.experiments.findings import accuracy_comparisons
-    from quietmax.experiments.report import write_comparisons
-    from quietmax.experiments.summary import summarize
+        done = grid.run(experiments)
+        summaries = summarize(done.results)
+        shown = paper_tables(summaries)[table]
+        if grid.as_json:
+            print_json(shown.rows)
+        else:
+            _print([shown])
+        if name == "figures":
+            written = write_report(summaries, grid.output, grid.info(done))
+            if not grid.as_json:
+                _print_coverage(summaries)
+        else:
+            written = [shown.write(grid.output / "tables" / f"{table}.csv")]
+        finish(done, written, quiet=grid.as_json)
 
-    done = grid.run(["accuracy"])
-    rows = accuracy_comparisons(summarize(done.results))
-    _print_comparisons("Accuracy and leakage of the network", rows, _accuracy_tolerance(), grid.as_json)
-    finish(done, [write_comparisons(rows, grid.output / "tables" / "accuracy.csv")], quiet=grid.as_json)
-
-
-@app.command()
-@with_groups
-def figures(*, grid: _GridOptions) -> None:
-    """Measure accuracy loss and leakage of Algorithm 1 and published DP-SGD at the paper's values of epsilon.
-
-    Without --datasets, all data sets of the paper whose files are present.
-
-    Example: quietmax reproduce figures --datasets location
-    """
-    from quietmax.experiments.findings import CURVE_TOLERANCE, curve_comparisons
-    from quietmax.experiments.report import write_report
-    from quietmax.experiments.summary import summarize
-
-    done = grid.run(["algorithm1", "dpsgd"])
-    summaries = summarize(done.results)
-    rows = curve_comparisons(summaries)
-    _print_comparisons("Accuracy loss and leakage", rows, f"within {CURVE_TOLERANCE:g}", grid.as_json)
-    if not grid.as_json:
-        _print_coverage(summaries)
-    finish(done, write_report(summaries, grid.output, grid.info(done)), quiet=grid.as_json)
+    app.command(name, help=f"{summary}\n\nExample: quietmax reproduce {name} --datasets location")(command)
 
 
-@app.command("findings")
-@with_groups
-def findings_command(*, grid: _GridOptions) -> None:
-    """Judge the paper's five findings from our own numbers.
-
-    Example: quietmax reproduce findings --datasets location adult mnist
-    """
-    from quietmax.experiments.findings import findings
-    from quietmax.experiments.grid import EXPERIMENTS
-    from quietmax.experiments.summary import summarize
-
-    done = grid.run(EXPERIMENTS)
-    found = findings(summarize(done.results))
-    if grid.as_json:
-        print_json([each.to_json() for each in found])
-    else:
-        _print_findings(found)
-    finish(done, [], quiet=grid.as_json)
-
-
-@app.command("multi-query")
-@with_groups
-def multi_query_command(*, grid: _GridOptions) -> None:
-    """Compute what one budget gives for many answers, under both of the paper's analyses.
-
-    Methods that answer any number of queries are shown for comparison.
-
-    Example: quietmax reproduce multi-query --datasets location
-    """
-    from quietmax.experiments.findings import multi_query
-    from quietmax.experiments.grid import EXPERIMENTS
-    from quietmax.experiments.summary import summarize
-
-    done = grid.run(EXPERIMENTS)
-    rows = multi_query(summarize(done.results))
-    if grid.as_json:
-        print_json([row.to_json() for row in rows])
-    else:
-        _print_multi_query(rows)
-    finish(done, [], quiet=grid.as_json)
+_PRESENT = "Without --datasets, all data sets of the paper whose files are present."
+_add_part(
+    "accuracy-table",
+    "accuracy",
+    ("accuracy",),
+    "Measure training and test accuracy with both losses, and the leakage of the network.\n\n" + _PRESENT,
+)
+_add_part(
+    "figures",
+    "curves",
+    ("algorithm1", "dpsgd"),
+    "Measure accuracy loss and leakage of Algorithm 1 and published DP-SGD at the paper's values of epsilon.\n\n"
+    + _PRESENT,
+)
+_EVERYTHING: tuple[Experiment, ...] = ("accuracy", "algorithm1", "dpsgd", "like-for-like")
+_add_part("findings", "findings", _EVERYTHING, "Judge the paper's five findings from our own numbers.")
+_add_part(
+    "multi-query",
+    "multi-query",
+    _EVERYTHING,
+    "Compute what one budget gives for many answers, under both of the paper's analyses.\n\n"
+    "Methods that answer any number of queries are shown for comparison.",
+)
 
 
 @app.command("all")
@@ -281,21 +258,9 @@ def everything(
         if grid.as_json:
             print_json(estimates)
         return
-    _run_everything(grid, estimates)
-
-
-def _run_everything(grid: _GridOptions, estimates: dict[str, float]) -> None:
-    from quietmax.experiments.grid import EXPERIMENTS
-    from quietmax.experiments.results import write_trials
-
-    done = grid.run(EXPERIMENTS)
-    more = {
-        "estimates": estimates,
-        "computed": done.computed,
-        "failures": {str(trial): failure for trial, failure in done.failures.items()},
-    }
-    if done.results:
-        write_trials(done.results, grid.output / "trials.csv")
+    done = grid.run(_EVERYTHING)
+    failures = {str(trial): failure for trial, failure in done.failures.items()}
+    more = {"estimates": estimates, "computed": done.computed, "failures": failures}
     _write_everything(done.results, grid.output, grid.info(done), grid.as_json, more)
     finish(done, [], quiet=grid.as_json)
 
@@ -308,38 +273,28 @@ def _write_everything(
     more: Mapping[str, object] | None = None,
 ) -> None:
     """Write the report of an evaluation, and print its tables."""
-    from quietmax.experiments import findings as ours
-    from quietmax.experiments.report import SEEDED_NOISE, paper_comparisons, write_report
-    from quietmax.experiments.summary import summarize
+    from quietmax.experiments.findings import summarize
+    from quietmax.experiments.report import SEEDED_NOISE, paper_tables, write_report
+    from quietmax.experiments.results import write_trials
 
     summaries = summarize(results)
-    written = write_report(summaries, output, info)
-    if results:
-        written.insert(0, output / "trials.csv")
-    tables = paper_comparisons(summaries)
-    found, many, leaks = ours.findings(summaries), ours.multi_query(summaries), ours.leakages(summaries)
-    if as_json:
-        print_json(
-            {
-                **{name: [row.to_json() for row in rows] for name, (_, rows) in tables.items()},
-                "findings": [each.to_json() for each in found],
-                "leakage": [row.to_json() for row in leaks],
-                "multi_query": [row.to_json() for row in many],
-                "about": SEEDED_NOISE,
-                "results": [each.flat() for each in summaries],
-                "written": [str(path) for path in written],
-                **(more or {}),
-            }
-        )
+    written = [write_trials(results, output / "trials.csv")] if results else []
+    written += write_report(summaries, output, info)
+    tables = paper_tables(summaries)
+    if not as_json:
+        _print_coverage(summaries)
+        _print(table for table in tables.values() if table.rows)
+        print_written(written)
         return
-    _print_coverage(summaries)
-    for title, rows in tables.values():
-        _print_comparisons(title.partition(" (")[0], rows, f"({title.partition(' (')[2]}")
-    _print_leakages(leaks)
-    _print_findings(found)
-    _print_multi_query(many)
-    for path in written:
-        console.print(f"wrote {path}", soft_wrap=True)
+    print_json(
+        {
+            **{name.replace("multi-query", "multi_query"): table.rows for name, table in tables.items()},
+            "about": SEEDED_NOISE,
+            "results": [each.flat() for each in summaries],
+            "written": [str(path) for path in written],
+            **(more or {}),
+        }
+    )
 
 
 def _read_results(paths: list[Path] | None) -> dict[Trial, Result]:
@@ -354,78 +309,362 @@ def _read_results(paths: list[Path] | None) -> dict[Trial, Result]:
 
 def _estimate(grid: _GridOptions) -> dict[str, float]:
     """Measure this machine's speed; return and print the core hours of both profiles, and the memory of a worker."""
-    from quietmax.experiments.estimate import estimated_bytes, estimated_seconds
-    from quietmax.experiments.grid import EXPERIMENTS
-    from quietmax.experiments.workers import usable_cores
+    from quietmax.experiments.runner import estimated_bytes, estimated_seconds, usable_cores
 
     cores = grid.workers or usable_cores()
     hours = {}
     if not grid.as_json:
         console.print("Measuring the speed of this machine ...")
     for profile in ("quick", "paper"):
-        trials = grid.trials(EXPERIMENTS, profile)
+        trials = grid.trials(_EVERYTHING, profile)
         seconds = sum(estimated_seconds(trials, data_dir=grid.data_dir).values())
         memory = estimated_bytes(trials, data_dir=grid.data_dir) / 2**30
         hours[profile], hours[f"{profile}_gib_per_worker"] = seconds / 3600, memory
         if not grid.as_json:
             console.print(
-                f"Estimate for profile {profile}: {hours[profile]:.1f} core hours, about {duration(seconds / cores)} "
+                f"Estimate for profile {profile}: {hours[profile]:.1f} core hours, about {_duration(seconds / cores)} "
                 f"with {cores} workers of {memory:.1f} GiB each."
             )
     return hours
 
 
-def _accuracy_tolerance() -> str:
-    from quietmax.experiments.findings import ACCURACY_TOLERANCE, CURVE_TOLERANCE
+def _duration(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    if minutes < 1:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
-    return f"within {ACCURACY_TOLERANCE:g} (leakage {CURVE_TOLERANCE:g})"
 
+def _print(tables: Iterable[Table]) -> None:
+    """Print tables; the findings, which are sentences, without columns."""
+    from quietmax.experiments.findings import Finding
 
-def _print_comparisons(title: str, rows: Sequence[Comparison], tolerance: str, as_json: bool = False) -> None:
-    from quietmax.experiments.report import comparison_table
-
-    if as_json:
-        print_json([row.to_json() for row in rows])
-        return
-    print_table(
-        title,
-        *comparison_table(rows),
-        caption=f"{sum(row.agrees for row in rows)} of {len(rows)} agree {tolerance}.",
-    )
+    for table in tables:
+        if table.rows and isinstance(table.rows[0], Finding):
+            for each in table.rows:
+                console.print(
+                    f"Finding {each.number}: {each.verdict.upper()}. {each.claim}\n  {each.evidence}"
+                )
+        else:
+            caption = f"{table.caption}." if table.caption else None
+            print_table(table.title, list(table.columns), table.lines, caption, prose=table.prose)
 
 
 def _print_coverage(summaries: Sequence[Summary]) -> None:
-    from quietmax.experiments.figures import coverage
-    from quietmax.experiments.summary import PAPER_SERIES
+    from quietmax.experiments.findings import PAPER_SERIES
+    from quietmax.experiments.report import coverage
 
     for name in dict.fromkeys(each.dataset for each in summaries):
         measured = [each for each in summaries if each.dataset == name and each.method in PAPER_SERIES]
         console.print(f"{name}: {coverage(name, measured)}")
 
 
-def _print_leakages(rows: Sequence[Leakage]) -> None:
-    from quietmax.experiments.report import LEAKAGE_COLUMNS, leakage_lines
+# --- stored measurements of our own, measured again on request ----------------------------------------------------
 
-    agree = sum(row.verdict == "agrees" for row in rows)
-    print_table(
-        "Leakage",
-        LEAKAGE_COLUMNS,
-        leakage_lines(rows),
-        caption=f"{agree} of {len(rows)} agree. train - test: the leakage of calling right answers members.",
+
+@dataclass(frozen=True)
+class _TableOptions:
+    """The options of a command that shows a stored table."""
+
+    names: Names = None
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure",
+            help="Train and measure again, instead of showing the numbers that the package contains.",
+        ),
+    ] = False
+    output: Annotated[
+        Path | None, typer.Option(help="Folder to write the table to, as CSV, and figures if there are any.")
+    ] = None
+    data_dir: DataDir = None
+    seed: Seed = 0
+    as_json: Json = False
+
+    @property
+    def chosen(self) -> list[str] | None:
+        """The data sets that were named; None for the default."""
+        return listed(self.names) or None
+
+    def measured(self, default: Sequence[str]) -> list[str]:
+        """The data sets to measure."""
+        return _available(self.chosen or (), default, self.data_dir)
+
+    def rows(
+        self, kind: type[Any], file: str, measure: Callable[..., list[Any]], default: Sequence[str]
+    ) -> list[Any]:
+        """The stored rows, or with --measure those that ``measure`` returns for the data sets."""
+        from quietmax.experiments.results import stored_rows
+
+        if not self.measure:
+            return stored_rows(kind, file, self.chosen)
+        names = self.measured(default)
+        with progress_bar(file.removesuffix(".csv"), quiet=self.as_json) as progress:
+            return measure(names, data_dir=self.data_dir, seed=self.seed, progress=progress)
+
+    def show(self, document: object, tables: Iterable[Table], written: Sequence[Path] = ()) -> None:
+        """Print the JSON document, or the tables and the written files."""
+        if self.as_json:
+            print_json(document)
+        else:
+            _print(tables)
+            print_written(written)
+
+
+Removals = Annotated[
+    int | None, typer.Option(min=1, help="With --measure: records to remove. Default: 6 to 12, by data set.")
+]
+Repeats = Annotated[
+    int | None, typer.Option(min=1, help="With --measure: number of splits. Default: 1 to 3, by data set.")
+]
+
+
+@app.command("bounds-table")
+@with_groups
+def bounds_table(*, table: _TableOptions, removals: Removals = None) -> None:
+    """Show the upper bounds of the paper's Table 1 side by side, with their conditions and the observed change.
+
+    The bounds follow from the shape of the paper's network; no data is needed. The observed change (retraining without
+    single records) is stored for the data sets that we have.
+
+    Example: quietmax reproduce bounds-table --datasets location adult
+    """
+    from quietmax.experiments import measurements as ours
+    from quietmax.experiments.results import stored_rows, write_csv
+
+    if table.measure:
+        observed = table.rows(
+            ours.Observed, ours.BOUNDS, partial(ours.observe, removals=removals), ours.MEASURED
+        )
+    else:
+        observed = stored_rows(ours.Observed, ours.BOUNDS)
+    rows, written = ours.bounds_table(table.chosen, observed), []
+    if table.output is not None:
+        written.append(write_csv((row.flat() for row in rows), table.output / "bounds-table.csv"))
+        if table.measure:
+            written.append(write_csv(map(asdict, observed), table.output / ours.BOUNDS))
+    table.show(rows, _bounds_tables(rows), written)
+
+
+def _bounds_tables(rows: Sequence[BoundsRow]) -> Iterator[Table]:
+    from quietmax.experiments.measurements import TITLES, condition_summaries
+    from quietmax.experiments.report import Table
+
+    applying = sum(bound.applies is True for row in rows for bound in row.bounds)
+    bounds = {
+        title: lambda row, place=place: _short(row.bounds[place].value) for place, title in enumerate(TITLES)
+    }
+    yield Table(
+        "Table 1: upper bounds on the change of all weights by one record (L2)",
+        rows,
+        {"data set": lambda row: row.dataset, **bounds},
+        f"All conditions are known to hold for {applying} of {len(rows) * len(TITLES)} bounds",
+    )
+    verdicts = {True: "holds", False: "does not hold", None: "not decided"}
+    yield Table(
+        "Conditions of the bounds",
+        condition_summaries(rows),
+        {
+            "condition": lambda each: each.condition,
+            "needed by": lambda each: (
+                "all" if len(each.needed_by) == len(TITLES) else ", ".join(each.needed_by)
+            ),
+            "verdict": lambda each: (
+                f"{verdicts[each.holds]}: {'all' if len(each.datasets) == len(rows) else ', '.join(each.datasets)}"
+            ),
+            "why (first data set)": lambda each: each.because,
+        },
+        "That the minimiser is reached is not in the paper's table; the proofs take it for granted",
+        prose=True,
+    )
+    observed = [row for row in rows if row.observed is not None]
+    if observed:
+        yield Table(
+            "Observed change of all weights (L2)",
+            observed,
+            {
+                "data set": lambda row: row.dataset,
+                "this paper's bound": lambda row: _short(row.bounds[-1].value),
+                "observed": lambda row: f"{_short(row.observed.weights_l2)} ({row.observed.kind})",
+                "ordinary record": lambda row: _short(row.observed.ordinary_l2),
+                "removals": lambda row: str(row.observed.removals),
+                "bound": lambda row: row.verdict,
+            },
+            "The largest change by retraining without one record: a lower bound on the true sensitivity, so 'not "
+            "exceeded' proves nothing. Mislabelled and extreme records were planted",
+        )
+
+
+def _short(value: float) -> str:
+    """Format a number with three digits, and no exponent."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+@app.command()
+@with_groups
+def architectures(*, table: _TableOptions, repeats: Repeats = None, removals: Removals = None) -> None:
+    """Show training and the paper's formulas beyond its network: other losses, activations and depths.
+
+    Example: quietmax reproduce architectures --datasets location
+    """
+    from quietmax.experiments import measurements as ours
+    from quietmax.experiments.results import write_csv
+
+    measure = partial(ours.measure_architectures, repeats=repeats, removals=removals)
+    rows = table.rows(ours.ArchitectureRow, ours.ARCHITECTURES, measure, ("location", "adult"))
+    written = (
+        [] if table.output is None else [write_csv(map(asdict, rows), table.output / ours.ARCHITECTURES)]
+    )
+    table.show(rows, _architecture_tables(rows), written)
+
+
+def _architecture_tables(rows: Sequence[ArchitectureRow]) -> Iterator[Table]:
+    from quietmax.experiments.report import Table
+
+    def against(formula: float | None, seen: float) -> str:
+        if formula is None:
+            return f"{_short(seen)} / -"
+        return f"{_short(seen)} {'>' if seen > formula else '<='} {_short(formula)}"
+
+    for name in dict.fromkeys(row.dataset for row in rows):
+        mine = [row for row in rows if row.dataset == name]
+        yield Table(
+            f"{name}: hidden layers of 128 neurons",
+            mine,
+            {
+                "layers": lambda row: f"{row.layers} {row.activation}",
+                "loss": lambda row: row.loss.replace("cross-entropy", "CE"),
+                "train": lambda row: f"{row.train_accuracy:.3f}",
+                "test": lambda row: f"{row.test_accuracy:.3f}",
+                "gradient, rho": lambda row: against(row.rho, row.gradient),
+                "weights, D2W": lambda row: against(row.weights_l2, row.observed_weights_l2),
+                "logit, Dz": lambda row: against(row.logit, row.observed_logit),
+            },
+            f"Means of {mine[0].repeats} splits; CE: cross-entropy. Measured against the paper's formula: the "
+            f"largest gradient of one record, and the largest change by removing one of {mine[0].removals} records. "
+            "The paper has no rho for the quadratic loss. For relu the neuron values in the formulas are measured",
+        )
+
+
+@app.command()
+@with_groups
+def alpha(*, table: _TableOptions, repeats: Repeats = None, workers: WorkerCount = None) -> None:
+    """Show accuracy and leakage for the values of alpha that the paper searched, 0.5 to 10.
+
+    With --measure, finished trials are kept in --output (default: quietmax-alpha); the same command continues from
+    there.
+
+    Example: quietmax reproduce alpha --datasets location --output alpha
+    """
+    from quietmax.experiments import measurements as ours
+    from quietmax.experiments.results import stored_rows, write_csv
+
+    done, output = None, table.output
+    if table.measure:
+        output = output or Path("quietmax-alpha")
+        trials = ours.alpha_trials(table.measured(ours.MEASURED), repeats=repeats, seed=table.seed)
+        done = run_with_progress(
+            trials, output, workers=workers, data_dir=table.data_dir, quiet=table.as_json
+        )
+        rows = ours.alpha_rows(done.results)
+    else:
+        rows = stored_rows(ours.AlphaRow, ours.ALPHA, table.chosen)
+    choices, written = ours.alpha_choices(rows), []
+    if output is not None:
+        written = [write_csv(map(asdict, rows), output / ours.ALPHA), *ours.write_alpha_figures(rows, output)]
+    tables = [
+        _alpha_table(choice, [row for row in rows if row.dataset == choice.dataset]) for choice in choices
+    ]
+    table.show({"rows": rows, "choices": choices}, tables, written)
+    if done is not None:
+        finish(done, [], quiet=table.as_json)
+
+
+def _alpha_table(choice: AlphaChoice, rows: Sequence[AlphaRow]) -> Table:
+    from quietmax.experiments.report import Table, number
+    from quietmax.models.training import ALPHA_TOLERANCE
+
+    shortfalls = {trial.alpha: trial.shortfall for trial in choice.trials}
+    correlations = {"shadow": choice.shadow_correlation, "threshold": choice.threshold_correlation}
+    attacked = [f"{name} {value:.2f}" for name, value in correlations.items() if value is not None]
+    marks = {"rule": choice.chosen, "paper": choice.paper}
+    return Table(
+        f"{choice.dataset}: alpha of the convexified loss",
+        rows,
+        {
+            "alpha": lambda row: "original loss" if row.alpha is None else f"{row.alpha:g}",
+            "train acc.": lambda row: f"{row.train_accuracy:.4f}",
+            "test acc.": lambda row: f"{row.test_accuracy:.4f}",
+            "below original by": lambda row: number(shortfalls.get(row.alpha), ".4f"),
+            "leakage, shadow": lambda row: number(row.shadow_leakage, ".4f"),
+            "leakage, threshold": lambda row: number(row.threshold_leakage, ".4f"),
+            "": lambda row: ", ".join(name for name, value in marks.items() if value == row.alpha),
+        },
+        f"Means of {rows[-1].repeats} splits, {rows[-1].shadows} shadow networks per alpha. Our rule: the "
+        f"smallest alpha at most {ALPHA_TOLERANCE:g} below the original loss in training and test accuracy"
+        + (f". Spearman correlation of alpha and leakage: {', '.join(attacked)}" if attacked else ""),
     )
 
 
-def _print_findings(found: Sequence[Finding]) -> None:
-    for each in found:
-        console.print(f"Finding {each.number}: {each.verdict.upper()}. {each.claim}\n  {each.evidence}")
+@app.command()
+@with_groups
+def cifar(*, table: _TableOptions) -> None:
+    """Show which scaling of pixels, learning rate and loss give the paper's numbers on CIFAR.
+
+    With --measure, finished trials are kept in --output (default: quietmax-cifar); the same command continues from
+    there.
+
+    Example: quietmax reproduce cifar --datasets cifar-100
+    """
+    from quietmax.experiments import measurements as ours
+    from quietmax.experiments.results import write_csv
+
+    measure = partial(ours.measure_cifar, folder=table.output or Path("quietmax-cifar"))
+    trials = table.rows(ours.CifarTrial, ours.CIFAR, measure, ours.CIFAR_DATASETS)
+    networks, private = ours.network_rows(trials), ours.private_rows(trials)
+    output = table.output or (Path("quietmax-cifar") if table.measure else None)
+    written = [] if output is None else [write_csv(map(asdict, trials), output / ours.CIFAR)]
+    table.show({"networks": networks, "dpsgd": private}, _cifar_tables(networks, private), written)
 
 
-def _print_multi_query(rows: Sequence[MultiQuery]) -> None:
-    from quietmax.experiments.report import MULTI_QUERY_COLUMNS, multi_query_lines
+def _cifar_tables(networks: Sequence[NetworkRow], private: Sequence[PrivateRow]) -> Iterator[Table]:
+    from quietmax.experiments.findings import CURVE_TOLERANCE
+    from quietmax.experiments.report import Table, number
 
-    print_table(
-        "Many answers from one budget",
-        MULTI_QUERY_COLUMNS,
-        multi_query_lines(rows),
-        caption="Algorithm 1 has no guarantee. * below the smallest measured epsilon: the value there.",
-    )
+    for name in dict.fromkeys(row.dataset for row in networks):
+        mine = [row for row in networks if row.dataset == name]
+        printed = dict.fromkeys((row.loss, row.paper_train_accuracy, row.paper_test_accuracy) for row in mine)
+        yield Table(
+            f"{name}: networks without privacy, and Algorithm 1",
+            mine,
+            {
+                "pixels": lambda row: row.scaling,
+                "rate": lambda row: (
+                    f"{row.learning_rate:g}" + ("" if row.epochs == 100 else f", {row.epochs} epochs")
+                ),
+                "loss": lambda row: row.loss + ("" if row.alpha is None else f", {row.alpha:g}"),
+                "splits": lambda row: str(row.splits),
+                "train": lambda row: f"{row.train_accuracy.value:.3f}",
+                "test": lambda row: f"{row.test_accuracy.value:.3f}",
+                "Alg. 1": lambda row: f"{row.within}/{row.points}" if row.points else "",
+            },
+            "; ".join(f"the paper's {loss}: {train:.3f}, {test:.3f}" for loss, train, test in printed)
+            + ". Rate: learning rate; after the loss: alpha; last column: points of Algorithm 1's accuracy loss "
+            f"within {CURVE_TOLERANCE:g} of the paper's curves",
+        )
+        if any(row.dataset == name for row in private):
+            yield Table(
+                f"{name}: DP-SGD as published, accountant RDP",
+                [row for row in private if row.dataset == name],
+                {
+                    "pixels": lambda row: row.scaling,
+                    "rate": lambda row: f"{row.learning_rate:g}",
+                    "loss": lambda row: row.loss,
+                    "eps": lambda row: f"{row.epsilon:g}",
+                    "test": lambda row: f"{row.test_accuracy:.3f}",
+                    "paper": lambda row: f"{row.paper_test_accuracy:.3f}",
+                    "lost": lambda row: number(row.accuracy_loss, ".3f"),
+                    "paper ": lambda row: f"{row.paper_accuracy_loss:.3f}",
+                },
+                "Test accuracy, and the accuracy lost against the network without privacy of the same settings",
+            )

@@ -1,21 +1,216 @@
-"""Our trials against the paper: its numbers compared with ours, its five findings, and many answers from one budget."""
+"""Averages over the repeats of our trials, and what they say about the paper.
+
+The paper's numbers are compared with ours, its five findings are judged, and many answers are read off the curves for
+one.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
+from scipy import stats
 from scipy.special import ndtr
 
 from quietmax.accounting.costs import Analysis, Budget, Measure, PureCost, per_query
 from quietmax.errors import counted
 from quietmax.experiments import paper
-from quietmax.experiments.methods import method
-from quietmax.experiments.paper import Comparison
-from quietmax.experiments.summary import Mean, Summary
+from quietmax.experiments.grid import Trial
+from quietmax.experiments.methods import method, methods
+from quietmax.experiments.paper import Comparison, Row
+from quietmax.experiments.results import Result, write_csv
+
+_CONFIDENCE = 0.95
+"""Confidence level of the intervals of means."""
+_NORMAL_QUANTILE = float(stats.norm.ppf(0.5 + _CONFIDENCE / 2))
+
+PAPER_SERIES = {
+    "algorithm1-gaussian": "alg1_gauss",
+    "algorithm1-laplace": "alg1_lap",
+    "published-rdp": "rdp",
+    "published-zcdp": "zcdp",
+    "published-ac": "ac",
+    "published-nc": "nc",
+}
+"""Method -> series of the paper's figures."""
+
+STATUS_WORDS = {
+    "none": "no guarantee",
+    "refuted": "no guarantee",
+    "conditional": "guarantee conditional",
+    "proven": "proven",
+}
+
+
+@dataclass(frozen=True)
+class Mean:
+    """Mean over the repeats, with an interval that contains the expected value with probability 95%."""
+
+    value: float  # The mean
+    spread: float | None = None  # Standard deviation, if there are several repeats
+    low: float | None = None  # The interval
+    high: float | None = None
+
+    @classmethod
+    def of(cls, values: Sequence[float], single: tuple[float, float] | None = None) -> Mean:
+        """Return the mean of some numbers."""
+        value = float(np.mean(values))
+        if len(values) == 1:
+            return cls(value, None, *(single or (None, None)))
+        spread = float(np.std(values, ddof=1))
+        half = float(stats.t.ppf(0.5 + _CONFIDENCE / 2, len(values) - 1)) * spread / math.sqrt(len(values))
+        return cls(value, spread, value - half, value + half)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One method at one epsilon on one data set."""
+
+    dataset: str  # Name of the data set or table
+    method: str  # Name of the method
+    epsilon: float | None  # None for methods without privacy
+    queries: int | None  # Number of answers that epsilon pays for; None for any number
+    repeats: int  # Number of repeats
+    classes: int  # Classes and training records
+    records: int
+    status: str  # Status of the guarantee: "none", "refuted", "conditional" or "proven"
+    train_accuracy: Mean
+    test_accuracy: Mean
+    accuracy_loss: Mean
+    leakage: Mapping[str, Mean]  # TPR - FPR and area under the ROC curve of each attack
+    auc: Mapping[str, Mean]
+    delta: float | None  # The claimed delta
+    audited_epsilon: float | None  # Largest lower bound on epsilon that the audits found
+    audited: str  # What was audited
+    audited_claim: float | None  # The claim against which a mechanism was audited
+    fit_seconds: float  # Median time of training, and of one answer
+    answer_seconds: float
+    paper_accuracy_loss: float | None = None  # The paper's numbers
+    paper_leakage: float | None = None
+
+    @property
+    def attacks(self) -> tuple[str, ...]:
+        """Names of the attacks."""
+        return tuple(self.leakage)
+
+    @property
+    def shadow(self) -> Mean | None:
+        """Leakage under the paper's attack, if it was run."""
+        return self.leakage.get("shadow")
+
+    @property
+    def gap(self) -> float:
+        """Training accuracy minus test accuracy."""
+        return self.train_accuracy.value - self.test_accuracy.value
+
+    @property
+    def title(self) -> str:
+        """The method's title, the number of answers, and the status of a guarantee that is not proven."""
+        known = methods().get(self.method)
+        words = self.method if known is None else known.title
+        if self.queries is not None and (known is None or known.axis == "like-for-like" or self.queries > 1):
+            words += f", {counted(self.queries, 'answer')}"
+        return words if self.status == "proven" else f"{words} ({STATUS_WORDS[self.status]})"
+
+    def flat(self) -> dict[str, Any]:
+        """Return one row of a table, with columns of its own for each attack."""
+        row: dict[str, Any] = {}
+        for name, value in asdict(self).items():
+            if name in ("leakage", "auc"):
+                for attack, mean in value.items():
+                    row |= _flat_mean(f"{name}_{attack}", mean)
+            else:
+                row |= _flat_mean(name, value) if isinstance(value, dict) else {name: value}
+        return row
+
+
+def _flat_mean(name: str, mean: Mapping[str, float | None]) -> dict[str, float | None]:
+    ends = {f"{name}_{part}": mean[part] for part in ("spread", "low", "high")}
+    return {name: mean["value"], **ends}
+
+
+def summarize(results: Mapping[Trial, Result]) -> list[Summary]:
+    """Average the results over the repeats."""
+    repeats: dict[tuple[str, str, float | None, int | None], list[Result]] = {}
+    for trial, result in results.items():
+        key = (trial.group.source.title, trial.method, trial.epsilon, trial.queries)
+        repeats.setdefault(key, []).append(result)
+    return [_summary(*key, found) for key, found in repeats.items()]
+
+
+def _summary(
+    dataset: str, method: str, epsilon: float | None, queries: int | None, repeats: Sequence[Result]
+) -> Summary:
+    first = repeats[0]
+
+    def mean(name: str, accuracy: str, scale: float = 1.0) -> Mean:
+        # One repeat: the binomial error of as many test records as training records.
+        error = (
+            _NORMAL_QUANTILE * math.sqrt(first[accuracy] * (1 - first[accuracy]) / first["records"]) / scale
+        )
+        return Mean.of([result[name] for result in repeats], (first[name] - error, first[name] + error))
+
+    def attack_means(figure: str) -> dict[str, Mean]:
+        return {
+            attack: Mean.of(
+                [result["attacks"][attack][figure]["value"] for result in repeats],
+                (figures[figure]["low"], figures[figure]["high"]),
+            )
+            for attack, figures in first["attacks"].items()
+        }
+
+    audits = [result for result in repeats if result["audited_epsilon"] is not None]
+    best: Result = max(audits, key=lambda result: result["audited_epsilon"], default={})
+    return Summary(
+        dataset=dataset,
+        method=method,
+        epsilon=epsilon,
+        queries=queries,
+        repeats=len(repeats),
+        classes=first["classes"],
+        records=first["records"],
+        status=first["status"],
+        train_accuracy=mean("train_accuracy", "train_accuracy"),
+        test_accuracy=mean("test_accuracy", "test_accuracy"),
+        accuracy_loss=mean("accuracy_loss", "test_accuracy", first["baseline_accuracy"]),
+        leakage=attack_means("leakage"),
+        auc=attack_means("auc"),
+        delta=first["claimed_delta"],
+        audited_epsilon=best.get("audited_epsilon"),
+        audited=best.get("audited", ""),
+        audited_claim=best.get("audited_claim"),
+        fit_seconds=float(np.median([result["fit_seconds"] for result in repeats])),
+        answer_seconds=float(np.median([result["answer_seconds"] for result in repeats])),
+        paper_accuracy_loss=_paper_number(dataset, "acc_loss", method, epsilon),
+        paper_leakage=_paper_number(dataset, "priv_leak", method, epsilon),
+    )
+
+
+def _paper_number(dataset: str, metric: str, method: str, epsilon: float | None) -> float | None:
+    if method == "plain" and metric == "priv_leak":
+        return paper.accuracy_table().get(dataset, {}).get("privacy_leakage")
+    series = PAPER_SERIES.get(method)
+    if series is None or epsilon is None:
+        return None
+    return paper.curve(dataset, metric, series).get(epsilon)
+
+
+def write_tables(summaries: Sequence[Summary], folder: Path) -> list[Path]:
+    """Write ``results.csv`` and ``results.parquet``, one row per summary."""
+    rows = [each.flat() for each in summaries]
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    text = write_csv(rows, folder / "results.csv", line_end="\r\n")
+    table = pyarrow.Table.from_pylist([{name: row.get(name) for name in columns} for row in rows])
+    pyarrow.parquet.write_table(table, folder / "results.parquet")
+    return [text, folder / "results.parquet"]
+
 
 ACCURACY_TOLERANCE = 0.02
 CURVE_TOLERANCE = 0.04
@@ -47,9 +242,9 @@ def accuracy_comparisons(summaries: Iterable[Summary]) -> list[Comparison]:
         gap = _difference(each.train_accuracy, each.test_accuracy)
         rows.append(_compare(each, f"{loss} gap", printed[f"{loss}_gap"], gap, ACCURACY_TOLERANCE))
         if loss == "convexified":
-            if "shadow" in each.leakage:
-                number, leakage = printed["privacy_leakage"], each.leakage["shadow"]
-                rows.append(_compare(each, "leakage, plain network", number, leakage, CURVE_TOLERANCE))
+            if each.shadow is not None:
+                number = printed["privacy_leakage"]
+                rows.append(_compare(each, "leakage, plain network", number, each.shadow, CURVE_TOLERANCE))
             rows += [
                 row for row in paper.reproduce_sensitivity_table([each.dataset]) if row.quantity == "oaro"
             ]
@@ -61,11 +256,11 @@ def stability_points(summaries: Iterable[Summary]) -> dict[str, dict[str, float]
     return {
         each.dataset: {
             "oaro_stability": paper.accuracy_table()[each.dataset]["oaro_stability"],
-            "convexified_gap": each.train_accuracy.value - each.test_accuracy.value,
-            "privacy_leakage": each.leakage["shadow"].value,
+            "convexified_gap": each.gap,
+            "privacy_leakage": each.shadow.value,
         }
         for each in summaries
-        if each.method == "plain" and each.dataset in paper.accuracy_table() and "shadow" in each.leakage
+        if each.method == "plain" and each.dataset in paper.accuracy_table() and each.shadow is not None
     }
 
 
@@ -78,7 +273,7 @@ def own_correlations(summaries: Iterable[Summary]) -> list[Comparison]:
     for pair, computed in paper.correlations(list(points.values())).items():
         printed = paper.correlation_table()[pair]
         for name in ("pearson", "spearman", "kendall"):
-            ours, p_value = getattr(computed, name), getattr(computed, f"{name}_p")
+            ours, p_value = computed[name], computed[f"{name}_p"]
             if name == "spearman":
                 p_value = paper.spearman_p(
                     *([point[column] for point in points.values()] for column in paper.CORRELATED[pair])
@@ -90,7 +285,7 @@ def own_correlations(summaries: Iterable[Summary]) -> list[Comparison]:
 
 
 @dataclass(frozen=True)
-class Leakage:
+class Leakage(Row):
     """The leakage of one method at one epsilon: the paper's number, ours, and what any correct attack reaches."""
 
     dataset: str  # Data set and method
@@ -100,10 +295,17 @@ class Leakage:
     ours: Mean  # Ours
     gap: float
 
+    derived = ("verdict",)
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the two agree within `CURVE_TOLERANCE`."""
+        return abs(self.ours.value - self.paper) <= CURVE_TOLERANCE
+
     @property
     def verdict(self) -> str:
         """Whether the two agree, and if not, which attack found more, with the gap as the judge."""
-        if abs(self.ours.value - self.paper) <= CURVE_TOLERANCE:
+        if self.agrees:
             return "agrees"
         if self.ours.value > self.paper:
             return "differs: our attack finds more" + (
@@ -113,12 +315,8 @@ class Leakage:
             " than the gap" if self.ours.value < self.gap - CURVE_TOLERANCE else ", but reaches the gap"
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """Return all fields and the verdict."""
-        return asdict(self) | {"verdict": self.verdict}
 
-
-def leakages(summaries: Iterable[Summary], attack: str = "shadow") -> list[Leakage]:
+def leakages(summaries: Iterable[Summary]) -> list[Leakage]:
     """Compare the leakage of every method of the paper's figures with the paper's."""
     return [
         Leakage(
@@ -126,11 +324,11 @@ def leakages(summaries: Iterable[Summary], attack: str = "shadow") -> list[Leaka
             each.method,
             each.epsilon,
             each.paper_leakage,
-            each.leakage[attack],
-            each.train_accuracy.value - each.test_accuracy.value,
+            each.shadow,
+            each.gap,
         )
         for each in summaries
-        if each.paper_leakage is not None and attack in each.leakage
+        if each.paper_leakage is not None and each.shadow is not None
     ]
 
 
@@ -142,7 +340,7 @@ def curve_comparisons(summaries: Iterable[Summary]) -> list[Comparison]:
             continue
         for quantity, number, mean in (
             ("accuracy loss", each.paper_accuracy_loss, each.accuracy_loss),
-            ("leakage", each.paper_leakage, each.leakage.get("shadow")),
+            ("leakage", each.paper_leakage, each.shadow),
         ):
             if number is not None and mean is not None:
                 what = f"{quantity}, {method(each.method).title}, eps {each.epsilon:g}"
@@ -156,30 +354,13 @@ def _compare(each: Summary, quantity: str, number: float, ours: Mean, tolerance:
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One of the paper's five findings.
-
-    Parameters
-    ----------
-    number : int
-        1 to 5.
-    claim : str
-        The paper's claim in our words.
-    verdict : str
-        "confirmed", "not confirmed", "undecided" or "does not apply". A finding is undecided if it holds or fails
-        only within the 95% intervals of the numbers.
-    evidence : str
-        Our numbers, with the numbers of repeats.
-    """
+class Finding(Row):
+    """One of the paper's five findings. It is undecided if it holds or fails only within the 95% intervals."""
 
     number: int
-    claim: str
+    claim: str  # The paper's claim in our words
     verdict: Verdict
-    evidence: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Return all fields."""
-        return asdict(self)
+    evidence: str  # Our numbers, with the numbers of repeats
 
 
 ByDataset = Mapping[str, Mapping[str, Sequence[Summary]]]
@@ -187,45 +368,41 @@ Decision = bool | None
 """Whether a statement holds; None if the intervals leave it open."""
 
 
-def findings(summaries: Sequence[Summary], attack: str = "shadow") -> list[Finding]:
+def findings(summaries: Sequence[Summary]) -> list[Finding]:
     """Judge the paper's five findings from our own numbers."""
     by_dataset: dict[str, dict[str, list[Summary]]] = {}
     for each in summaries:
         if each.dataset in paper.accuracy_table():
             by_dataset.setdefault(each.dataset, {}).setdefault(each.method, []).append(each)
     return [
-        _leakage_follows_overfitting(by_dataset, attack),
+        _leakage_follows_overfitting(by_dataset),
         _loss_falls_steadily(by_dataset),
-        _algorithm1_loses_least(by_dataset, attack),
+        _algorithm1_loses_least(by_dataset),
         _gaussian_beats_laplace(by_dataset),
         _sensitivity_follows_classes_and_records(),
     ]
 
 
-def _leakage_follows_overfitting(by_dataset: ByDataset, attack: str) -> Finding:
+def _leakage_follows_overfitting(by_dataset: ByDataset) -> Finding:
     claim = "Leakage under shadow-model attacks grows with overfitting; a model that does not overfit hardly leaks."
-    plain = {
-        name: found["plain"][0]
-        for name, found in by_dataset.items()
-        if "plain" in found and attack in found["plain"][0].leakage
-    }
-    gaps = {name: each.train_accuracy.value - each.test_accuracy.value for name, each in plain.items()}
-    leaks = {name: each.leakage[attack] for name, each in plain.items()}
+    plain = {name: found["plain"][0] for name, found in by_dataset.items() if "plain" in found}
+    leaks = {name: each.shadow for name, each in plain.items() if each.shadow is not None}
+    gaps = {name: plain[name].gap for name in leaks}
     numbers = "; ".join(
-        f"{name} ({_repeats([plain[name]])}): gap {gaps[name]:.3f}, leakage {_with_interval(leaks[name])}"
-        for name in plain
+        f"{name} ({_repeats([plain[name]])}): gap {gaps[name]:.3f}, leakage {_with_interval(leak)}"
+        for name, leak in leaks.items()
     )
-    if len(plain) < 3:
-        evidence = f"Needs three data sets; {len(plain)} measured. {numbers}"
+    if len(leaks) < 3:
+        evidence = f"Needs three data sets; {len(leaks)} measured. {numbers}"
         return Finding(1, claim, "does not apply", evidence)
     values = [leak.value for leak in leaks.values()]
     found = paper.correlate(list(gaps.values()), values)
     p_value = paper.spearman_p(list(gaps.values()), values)
-    grows: Decision = found.spearman > 0 if p_value < 0.05 else None
-    fitted = _all(_at_most(leaks[name], _CLOSE) for name in plain if gaps[name] <= _CLOSE)
+    grows: Decision = found["spearman"] > 0 if p_value < 0.05 else None
+    fitted = _all(_at_most(leak, _CLOSE) for name, leak in leaks.items() if gaps[name] <= _CLOSE)
     evidence = (
-        f"Pearson {found.pearson:.3f}, Spearman {found.spearman:.3f} (p = {p_value:.3f}) over "
-        f"{len(plain)} data sets. {numbers}. Hardly means at most {_CLOSE:g}."
+        f"Pearson {found['pearson']:.3f}, Spearman {found['spearman']:.3f} (p = {p_value:.3f}) over "
+        f"{len(leaks)} data sets. {numbers}. Hardly means at most {_CLOSE:g}."
     )
     return Finding(1, claim, _verdict(_all([grows, fitted])), evidence)
 
@@ -273,7 +450,7 @@ def _loss_falls_steadily(by_dataset: ByDataset) -> Finding:
     return Finding(2, claim, _verdict(_all(parts)), text)
 
 
-def _algorithm1_loses_least(by_dataset: ByDataset, attack: str) -> Finding:
+def _algorithm1_loses_least(by_dataset: ByDataset) -> Finding:
     claim = (
         "Where the plain model leaks, Algorithm 1 loses the least accuracy of the paper's methods at every epsilon, "
         "and its leakage stays close to the bound of its claim."
@@ -283,12 +460,12 @@ def _algorithm1_loses_least(by_dataset: ByDataset, attack: str) -> Finding:
         for name, found in by_dataset.items()
         if _GAUSSIAN in found
         and "plain" in found
-        and attack in found["plain"][0].leakage
-        and found["plain"][0].leakage[attack].value > _SMALL_LEAKAGE
+        and (leakage := found["plain"][0].shadow) is not None
+        and leakage.value > _SMALL_LEAKAGE
     }
     if not leaking:
         return Finding(3, claim, "does not apply", "No measured data set leaks more than 0.02.")
-    excess = {text: by for name, found in leaking.items() for text, by in _above_claim(name, found, attack)}
+    excess = {text: by for name, found in leaking.items() for text, by in _above_claim(name, found)}
     lead = {text: by for name, found in leaking.items() for text, by in _leads(name, found, _PUBLISHED_DPSGD)}
     proven = {text: by for name, found in leaking.items() for text, by in _leads(name, found, _PROVEN)}
     bounded = _all(_at_most(by, _CLOSE) for by in excess.values())
@@ -311,14 +488,12 @@ def _algorithm1_loses_least(by_dataset: ByDataset, attack: str) -> Finding:
     return Finding(3, claim, _verdict(_all([bounded, least])), f"{evidence[0].upper()}{evidence[1:]}.")
 
 
-def _above_claim(
-    name: str, found: Mapping[str, Sequence[Summary]], attack: str
-) -> Iterator[tuple[str, Mean]]:
+def _above_claim(name: str, found: Mapping[str, Sequence[Summary]]) -> Iterator[tuple[str, Mean]]:
     """By how much Algorithm 1 leaks more than mu-Gaussian privacy permits, at each epsilon."""
     for each in found[_GAUSSIAN]:
-        if each.epsilon is not None and attack in each.leakage:
+        if each.epsilon is not None and (leakage := each.shadow) is not None:
             # The largest TPR - FPR under mu-Gaussian privacy is 2 Phi(mu/2) - 1.
-            permitted, leakage = float(2 * ndtr(each.epsilon / 2) - 1), each.leakage[attack]
+            permitted = float(2 * ndtr(each.epsilon / 2) - 1)
             text = f"{name} at epsilon {each.epsilon:g}: {_with_interval(leakage)}, its claim permits {permitted:.3f}"
             yield text, _difference(leakage, Mean(permitted, None, permitted, permitted))
 
@@ -462,16 +637,16 @@ def _and_more(entries: Sequence[str]) -> str:
 
 QUERIES = (1, 10, 100, 1_000, 10_000)
 TOTALS = (1.0, 10.0)
-_CHARGED_METHODS: tuple[tuple[str, Analysis], ...] = (
-    (_GAUSSIAN, "published"),
-    (_GAUSSIAN, "published-example"),
-    (_LAPLACE, "published"),
+_CHARGED_METHODS: tuple[tuple[str, Measure, Analysis], ...] = (
+    (_GAUSSIAN, "gaussian", "published"),
+    (_GAUSSIAN, "gaussian", "published-example"),
+    (_LAPLACE, "pure", "published"),
 )
 _UNLIMITED_METHODS = ("published-rdp", "dpsgd", "head")
 
 
 @dataclass(frozen=True)
-class MultiQuery:
+class MultiQuery(Row):
     """Accuracy loss and leakage when one total epsilon pays for many answers."""
 
     dataset: str  # Data set and method
@@ -484,17 +659,9 @@ class MultiQuery:
     leakage: float | None  # Leakage at that epsilon
     extrapolated: bool
 
-    def to_json(self) -> dict[str, Any]:
-        """Return all fields."""
-        return asdict(self)
-
 
 def multi_query(
-    summaries: Sequence[Summary],
-    *,
-    totals: Sequence[float] = TOTALS,
-    queries: Sequence[int] = QUERIES,
-    attack: str = "shadow",
+    summaries: Sequence[Summary], *, totals: Sequence[float] = TOTALS, queries: Sequence[int] = QUERIES
 ) -> list[MultiQuery]:
     """Read many answers off the measured curves for one answer, as the paper does.
 
@@ -508,37 +675,28 @@ def multi_query(
             if each.dataset == name and each.epsilon is not None:
                 curves.setdefault(each.method, []).append(each)
         for total in totals:
-            for method_name, analysis in _CHARGED_METHODS:
+            for method_name, measure, analysis in _CHARGED_METHODS:
                 curve = [each for each in curves.get(method_name, ()) if each.queries == 1]
                 for count in queries if curve else ():
-                    one = _epsilon_per_answer(method_name, analysis, total, count)
-                    rows.append(_multi_query(curve, analysis, total, count, one, attack))
+                    cost = per_query(Budget(total, queries=count), measure, analysis)
+                    one = cost.epsilon if isinstance(cost, PureCost) else cost.mu
+                    rows.append(_multi_query(curve, analysis, total, count, one))
             for method_name in _UNLIMITED_METHODS:
                 curve = curves.get(method_name, [])
                 if any(each.epsilon == total for each in curve):
-                    rows += [
-                        _multi_query(curve, "any number", total, count, None, attack) for count in queries
-                    ]
+                    rows += [_multi_query(curve, "any number", total, count, None) for count in queries]
     return rows
 
 
-def _epsilon_per_answer(method_name: str, analysis: Analysis, total: float, queries: int) -> float:
-    measure: Measure = "pure" if method_name == _LAPLACE else "gaussian"
-    cost = per_query(Budget(total, queries=queries), measure, analysis)
-    return cost.epsilon if isinstance(cost, PureCost) else cost.mu
-
-
 def _multi_query(
-    curve: Sequence[Summary], analysis: str, total: float, queries: int, per_answer: float | None, attack: str
+    curve: Sequence[Summary], analysis: str, total: float, queries: int, per_answer: float | None
 ) -> MultiQuery:
     epsilon = total if per_answer is None else per_answer
     points = {
         each.epsilon: each for each in sorted(curve, key=lambda one: one.epsilon or 0.0) if each.epsilon
     }
     losses = {at: each.accuracy_loss.value for at, each in points.items()}
-    leakage = None
-    if all(attack in each.leakage for each in points.values()):
-        leakage = interpolate({at: each.leakage[attack].value for at, each in points.items()}, epsilon)
+    leaks = {at: each.shadow.value for at, each in points.items() if each.shadow is not None}
     return MultiQuery(
         curve[0].dataset,
         curve[0].method,
@@ -547,7 +705,7 @@ def _multi_query(
         queries,
         per_answer,
         interpolate(losses, epsilon),
-        leakage,
+        interpolate(leaks, epsilon) if len(leaks) == len(points) else None,
         epsilon < min(points),
     )
 

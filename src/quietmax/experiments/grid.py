@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -88,15 +88,7 @@ class Effort:
 
     def to_json(self) -> dict[str, Any]:
         """Return all fields; the holdout only if there is one, so that results of the paper's split are found."""
-        return {
-            "records": self.records,
-            "shadows": self.shadows,
-            "alpha": self.alpha,
-            "epochs": self.epochs,
-            "attack_epochs": self.attack_epochs,
-            "attacks": list(self.attacks),
-            **({} if self.holdout is None else {"holdout": self.holdout}),
-        }
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -180,8 +172,8 @@ class Workload:
 
     effort: Effort  # The work of one repeat
     repeats: int  # Number of repeats
-    dpsgd_repeats: int  # How many of them also train DP-SGD as published
-    proven_repeats: int  # How many of them also train the methods with a proven guarantee
+    dpsgd_repeats: int = 0  # How many of them also train DP-SGD as published
+    proven_repeats: int = 0  # How many of them also train the methods with a proven guarantee
     queries: tuple[int, ...] = (1,)  # Numbers of answers for the methods that charge for every answer
 
     def with_repeats(self, repeats: int) -> Workload:
@@ -194,25 +186,17 @@ class Workload:
         )
 
 
-@dataclass(frozen=True)
-class _Quick:
-    """The quick profile of one data set."""
-
-    shadows: int
-    repeats: int
-    epochs: int = 100
-    attack_epochs: int = 20
-    dpsgd_repeats: int = 0
-    proven_repeats: int = 0
-
-
-_QUICK = {
-    "location": _Quick(shadows=20, repeats=3, attack_epochs=50, dpsgd_repeats=1, proven_repeats=3),
-    "adult": _Quick(shadows=5, repeats=3, attack_epochs=10, proven_repeats=3),
-    "mnist": _Quick(shadows=8, repeats=2, proven_repeats=1),
-    "mnist-5k": _Quick(shadows=4, repeats=1, epochs=30, proven_repeats=1),
+# The quick profile by data set: what differs from the paper's effort, and the repeats.
+_QUICK: dict[str, tuple[dict[str, int], dict[str, int]]] = {
+    "location": (
+        {"shadows": 20, "attack_epochs": 50},
+        {"repeats": 3, "dpsgd_repeats": 1, "proven_repeats": 3},
+    ),
+    "adult": ({"shadows": 5, "attack_epochs": 10}, {"repeats": 3, "proven_repeats": 3}),
+    "mnist": ({"shadows": 8, "attack_epochs": 20}, {"repeats": 2, "proven_repeats": 1}),
+    "mnist-5k": ({"shadows": 4, "epochs": 30, "attack_epochs": 20}, {"repeats": 1, "proven_repeats": 1}),
 }
-_QUICK_OTHERWISE = _Quick(shadows=2, repeats=1, epochs=30, attack_epochs=10)
+_QUICK_OTHERWISE = ({"shadows": 2, "epochs": 30, "attack_epochs": 10}, {"repeats": 1})
 
 
 def workload(name: str, profile: str) -> Workload:
@@ -225,13 +209,12 @@ def workload(name: str, profile: str) -> Workload:
     if profile not in ("quick", "paper"):
         raise InvalidInput(f"profile must be quick or paper, got {profile!r}.")
     registered = dataset(name)
+    effort = Effort(registered.records, registered.shadow_models, registered.alpha)
     if profile == "paper":
-        effort = Effort(registered.records, registered.shadow_models, registered.alpha)
         proven = PAPER_REPEATS if name in LIKE_FOR_LIKE_DATASETS else 0
         return Workload(effort, PAPER_REPEATS, PAPER_REPEATS, proven, (1, 100))
-    quick = _QUICK.get(name, _QUICK_OTHERWISE)
-    effort = Effort(registered.records, quick.shadows, registered.alpha, quick.epochs, quick.attack_epochs)
-    return Workload(effort, quick.repeats, quick.dpsgd_repeats, quick.proven_repeats)
+    less, repeats = _QUICK.get(name, _QUICK_OTHERWISE)
+    return Workload(replace(effort, **less), **repeats)  # type: ignore[arg-type]
 
 
 def reproduction_trials(
@@ -258,29 +241,20 @@ def reproduction_trials(
 
 
 def _group_trials(group: Group, work: Workload, experiments: Sequence[Experiment]) -> list[Trial]:
-    trials = [Trial(group, "plain")]
+    chosen: list[tuple[str, Sequence[float | None], int | None]] = [("plain", [None], None)]
     if "accuracy" in experiments:
-        trials.append(Trial(group, "original"))
+        chosen.append(("original", [None], None))
     if "algorithm1" in experiments:
-        trials += [
-            Trial(group, f"algorithm1-{noise}", epsilon, 1)
-            for noise in ("gaussian", "laplace")
-            for epsilon in EPSILONS
-        ]
+        chosen += [(f"algorithm1-{noise}", EPSILONS, 1) for noise in ("gaussian", "laplace")]
     if "dpsgd" in experiments and group.repeat < work.dpsgd_repeats:
-        trials += [
-            Trial(group, f"published-{accountant}", epsilon)
-            for accountant in PUBLISHED_ACCOUNTANTS
-            for epsilon in EPSILONS
-        ]
+        chosen += [(f"published-{accountant}", EPSILONS, None) for accountant in PUBLISHED_ACCOUNTANTS]
     if "like-for-like" in experiments and group.repeat < work.proven_repeats:
-        trials += [
-            Trial(group, name, epsilon) for name in ("head", "dpsgd") for epsilon in LIKE_FOR_LIKE_EPSILONS
-        ]
-        trials += [
-            Trial(group, name, epsilon, queries)
+        chosen += [(name, LIKE_FOR_LIKE_EPSILONS, None) for name in ("head", "dpsgd")]
+        chosen += [
+            (name, LIKE_FOR_LIKE_EPSILONS, queries)
             for name in ("teachers", "sampled-neuron")
             for queries in work.queries
-            for epsilon in LIKE_FOR_LIKE_EPSILONS
         ]
-    return trials
+    return [
+        Trial(group, name, epsilon, queries) for name, epsilons, queries in chosen for epsilon in epsilons
+    ]

@@ -34,6 +34,7 @@ from quietmax.experiments.paper import EPSILONS
 from quietmax.experiments.results import Arrays, ResultStore
 from quietmax.models.losses import Convexified, CrossEntropy, Loss
 from quietmax.models.mlp import MLP
+from quietmax.models.serialization import mlp_from
 from quietmax.models.stacked import TrainingSettings
 from quietmax.models.training import Model, train
 
@@ -46,7 +47,7 @@ _CENTRED = frozenset({"cifar-10", "cifar-100"})
 """Data sets whose pixels are shifted by one half for the paper's networks.
 
 The paper does not say how it scales pixels. With its stated learning rate, this shift gives CIFAR-100's convexified
-row. What gives the other numbers of CIFAR is measured in `quietmax.experiments.cifar`.
+row. What gives the other numbers of CIFAR is measured in `quietmax.experiments.measurements`.
 """
 
 
@@ -104,23 +105,31 @@ class SharedInputs:
         return chosen.transform(self._public.features[candidate_rows(self.data)])
 
     @cached_property
-    def attacks(self) -> list[Attack]:
-        """The group's attacks with its number of shadow networks."""
-        return [self._attack(name) for name in self.group.effort.attacks]
+    def attacks(self) -> dict[str, Attack]:
+        """The group's attacks with its number of shadow networks, by name."""
+        effort = self.group.effort
+        seed = self.group.seed + self.group.repeat
+        made = {name: make_attack(name, models=effort.shadows, seed=seed) for name in effort.attacks}
+        return {
+            name: replace(attack, network=replace(attack.network, epochs=effort.attack_epochs))
+            if isinstance(attack, Shadow)
+            else attack
+            for name, attack in made.items()
+        }
 
-    def pool_for(self, attack: Attack) -> ShadowPool:
+    def pool_for(self, name: str) -> ShadowPool:
         """Return the shadow networks that an attack learns from; attacks share them where they can."""
-        design = shared_designs(self.attacks, self.data)[self.attacks.index(attack)]
+        designs = shared_designs(list(self.attacks.values()), self.data)
+        design = dict(zip(self.attacks, designs, strict=True))[name]
         if design not in self._pools:
-            self._pools[design] = self._pool(design, attack.seed)
+            self._pools[design] = self._pool(design, self.attacks[name].seed)
         return self._pools[design]
 
-    def fitted(self, attack: Attack, released: Released) -> FittedAttack:
+    def fitted(self, name: str, released: Released) -> FittedAttack:
         """Return an attack fitted to the shadow networks. The paper's attack is kept in the store."""
-        key = (self._name(attack), released)
-        if key not in self._fitted:
-            self._fitted[key] = self._fit(attack, released)
-        return self._fitted[key]
+        if (name, released) not in self._fitted:
+            self._fitted[name, released] = self._fit(name, released)
+        return self._fitted[name, released]
 
     def published_dpsgd(self, accountant: Accountant, epsilon: float) -> MLP:
         """Return the network that DP-SGD trains as published."""
@@ -169,20 +178,19 @@ class SharedInputs:
         arrays = self._stored(f"shadows-{_STORED_DESIGNS[design]}", trained)
         places = sorted({int(name.split("/")[0]) for name in arrays if "/" in name})
         stacks = tuple(
-            _stack_from_arrays(
-                {name.split("/")[1]: value for name, value in arrays.items() if name.startswith(f"{place}/")}
-            )
+            _stack_from_arrays({name.removeprefix(f"{place}/"): value for name, value in arrays.items()})
             for place in places
         )
         notes = tuple(_from_bytes(arrays["notes"]))
         return ShadowPool(self.data, self.settings, design, stacks, arrays["inside"], arrays["drawn"], notes)
 
-    def _fit(self, attack: Attack, released: Released) -> FittedAttack:
+    def _fit(self, name: str, released: Released) -> FittedAttack:
+        attack = self.attacks[name]
         if not isinstance(attack, Shadow):
-            return attack.fit(self.pool_for(attack), released)
+            return attack.fit(self.pool_for(name), released)
 
         def trained() -> Arrays:
-            fitted = attack.fit(self.pool_for(attack), released)
+            fitted = attack.fit(self.pool_for(name), released)
             return {
                 **_stack_to_arrays(fitted.networks),
                 "network_of_class": fitted.network_of_class,
@@ -190,7 +198,7 @@ class SharedInputs:
                 "notes": _to_bytes(list(fitted.notes)),
             }
 
-        arrays = self._stored(f"attack-{self._name(attack)}-{released}", trained)
+        arrays = self._stored(f"attack-{name}-{released}", trained)
         return FittedShadow(
             _stack_from_arrays(arrays),
             arrays["network_of_class"],
@@ -199,15 +207,6 @@ class SharedInputs:
             threshold=float(arrays["threshold"][0]),
             notes=tuple(_from_bytes(arrays["notes"])),
         )
-
-    def _attack(self, name: str) -> Attack:
-        made = make_attack(name, models=self.group.effort.shadows, seed=self.group.seed + self.group.repeat)
-        if isinstance(made, Shadow):
-            return replace(made, network=replace(made.network, epochs=self.group.effort.attack_epochs))
-        return made
-
-    def _name(self, attack: Attack) -> str:
-        return self.group.effort.attacks[self.attacks.index(attack)]
 
     def _stored(self, name: str, make: Callable[[], Arrays]) -> Arrays:
         return self._store.arrays(self.group, name, make)
@@ -235,8 +234,13 @@ def _public_records(source: DataSource, data_dir: str | Path | None, data: Split
     return load_records(source.name, data_dir=data_dir) if source.name in _CENTRED else data.records
 
 
-def holdout_share(source: DataSource, records: int | None, holdout: float | None) -> float | None:
-    """Return the share of a comparison's records that is the test part, None for the paper's split."""
+def training_size(
+    source: DataSource, records: int | None, holdout: float | None, data_dir: str | Path | None = None
+) -> tuple[int, float | None]:
+    """Return the number of training records (or persons) of a comparison, and the share that is the test part.
+
+    The share is None for the paper's split.
+    """
     table = is_table_path(source.name)
     if records is not None:
         if table or holdout is not None:
@@ -244,23 +248,16 @@ def holdout_share(source: DataSource, records: int | None, holdout: float | None
                 "`records` applies only to the paper's split of registered data sets; `holdout` is the share of a "
                 "table that is held out."
             )
-        return None
+        return records, None
     share = holdout if holdout is not None else _HOLDOUT if table else dataset(source.name).holdout
-    if share is not None and not 0 < share < 1:
+    if share is None:
+        return dataset(source.name).records, None
+    if not 0 < share < 1:
         raise InvalidInput(
             f"`holdout` must be above 0 and below 1, since a comparison tests on it; got {share}."
         )
-    return share
-
-
-def training_size(
-    source: DataSource, records: int | None, share: float | None, data_dir: str | Path | None = None
-) -> int:
-    """Return the number of training records, or persons, of a comparison."""
-    if share is None:
-        return records or dataset(source.name).records
     units = int(source_records(source, data_dir).units.max(initial=-1)) + 1
-    return max(1, round((1 - share) * units))
+    return max(1, round((1 - share) * units)), share
 
 
 def _stack_to_arrays(stack: MLP) -> dict[str, NDArray[Any]]:
@@ -270,15 +267,13 @@ def _stack_to_arrays(stack: MLP) -> dict[str, NDArray[Any]]:
 
 
 def _stack_from_arrays(arrays: Arrays) -> MLP:
-    """The inverse of `_stack_to_arrays`."""
-    shape = _from_bytes(arrays["shape"])
-    layers = range(len(shape["widths"]) - 1)
-    return MLP(
-        tuple(shape["widths"]),
-        shape["activation"],
-        tuple(torch.from_numpy(arrays[f"kernel.{depth}"]) for depth in layers),
-        tuple(torch.from_numpy(arrays[f"bias.{depth}"]) for depth in layers),
-    )
+    """The inverse of `_stack_to_arrays`; other arrays are ignored."""
+    tensors = {
+        name: torch.from_numpy(array)
+        for name, array in arrays.items()
+        if name.startswith(("kernel.", "bias."))
+    }
+    return mlp_from(tensors, **_from_bytes(arrays["shape"]))
 
 
 def _to_bytes(value: Any) -> NDArray[np.uint8]:

@@ -1,4 +1,4 @@
-"""The compared methods: how each one answers, and the status of its guarantee.
+"""The compared methods: how each one answers, the status of its guarantee, and the measurement of one trial.
 
 Another package adds a method by naming a `Method` as an entry point in the group ``quietmax.methods``.
 
@@ -9,22 +9,28 @@ follow from public numbers only. THEORY section 4: *as published* means the pape
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from resource import RUSAGE_SELF, getrusage
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from quietmax import __version__
 from quietmax._plugins import with_plugins
 from quietmax.accounting.costs import Budget
 from quietmax.accounting.dpsgd import ACCOUNTANTS, PUBLISHED_ACCOUNTANTS, Accountant
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.attacks.base import Attack
-from quietmax.attacks.builtin import make_attack
+from quietmax.attacks.metrics import AttackReport, released_by
 from quietmax.attacks.shadow_models import candidate_rows
+from quietmax.attacks.targets import QueryResult
+from quietmax.audit.bounds import epsilon_from_guesses
+from quietmax.audit.distinguishing import audit_mechanism
 from quietmax.errors import InvalidInput, unknown_name
 from quietmax.estimators.dpsgd.estimator import DPSGD
 from quietmax.estimators.head.estimator import PrivateHead
@@ -32,15 +38,18 @@ from quietmax.estimators.teachers import Teachers
 from quietmax.experiments.grid import Group, Trial
 from quietmax.experiments.inputs import SharedInputs
 from quietmax.experiments.paper import EPSILONS
+from quietmax.experiments.results import Result
 from quietmax.mechanisms.algorithm1 import Algorithm1
 from quietmax.mechanisms.base import Answerer, Answers, Mechanism, SampledNeuron
 from quietmax.models.features.tabular import Identity
-from quietmax.models.training import softmax
+from quietmax.models.training import accuracy_loss, softmax
 from quietmax.noise.sources import SeededNoise
 
-ENTRY_POINT_GROUP = "quietmax.methods"
 MethodStatus = Literal["none", "refuted", "conditional", "proven"]
 Axis = Literal["published", "like-for-like"]
+_AUDIT_SAMPLES = 4_000
+_AUDIT_CONFIDENCE = 0.99
+_ATTACK_FIGURES = ("leakage", "advantage", "auc", "tpr_at_0_1_percent_fpr", "tpr_at_1_percent_fpr")
 Rows = NDArray[np.int64]
 Fitted = TypeVar("Fitted")
 
@@ -84,11 +93,9 @@ def declared_delta(records: int) -> float:
 def _plain(trial: Trial, shared: SharedInputs, *, original: bool = False) -> PreparedMethod:  # noqa: ARG001
     model, seconds = _timed(lambda: shared.original if original else shared.model)
 
-    def answer(rows: Rows) -> Answers:
-        logits = model.logits(shared.data.records.features[rows])
-        return Answers(logits.argmax(-1), softmax(logits))
-
-    return PreparedMethod(answer, seconds)
+    return PreparedMethod(
+        lambda rows: _most_likely(model.logits(shared.data.records.features[rows])), seconds
+    )
 
 
 def _algorithm1(
@@ -105,22 +112,20 @@ def _published_dpsgd(trial: Trial, shared: SharedInputs, *, accountant: Accounta
     network, seconds = _timed(lambda: shared.published_dpsgd(accountant, _epsilon(trial)))
 
     def answer(rows: Rows) -> Answers:
-        logits = network.logits(shared.data.records.features[rows]).double().numpy()
-        return Answers(logits.argmax(-1), softmax(logits))
+        return _most_likely(network.logits(shared.data.records.features[rows]).double().numpy())
 
     return PreparedMethod(answer, seconds)
+
+
+def _most_likely(logits: NDArray[np.float64]) -> Answers:
+    return Answers(logits.argmax(-1), softmax(logits))
 
 
 def _sampled_neuron(trial: Trial, shared: SharedInputs) -> PreparedMethod:
     """The repaired neuron on the logits of a head whose weights are not released: pure epsilon per answer."""
     queries = trial.queries or 1
     head = PrivateHead(
-        _epsilon(trial),
-        features=Identity(),
-        method="output",
-        release="query",
-        queries=queries,
-        **_public(trial, shared),
+        _epsilon(trial), method="output", release="query", queries=queries, **_public(trial, shared)
     )
     seconds = _fit(head, shared)
     budget, source = Budget(_epsilon(trial), queries=queries), SeededNoise(trial.noise_seed)
@@ -129,13 +134,8 @@ def _sampled_neuron(trial: Trial, shared: SharedInputs) -> PreparedMethod:
 
 
 def _teachers(trial: Trial, shared: SharedInputs) -> PreparedMethod:
-    teachers = Teachers(
-        _epsilon(trial),
-        declared_delta(shared.group.effort.records),
-        trial.queries or 1,
-        features=Identity(),
-        **_public(trial, shared),
-    )
+    delta = declared_delta(shared.group.effort.records)
+    teachers = Teachers(_epsilon(trial), delta, trial.queries or 1, **_public(trial, shared))
     seconds = _fit(teachers, shared)
     answerer = Answerer(teachers.ensemble_, teachers.predictor_.mechanism, SeededNoise(trial.noise_seed))
     return _charged(answerer, lambda rows: shared.public_features[_places(shared, rows)], seconds)
@@ -150,35 +150,29 @@ def _charged(
 
 
 def _head(trial: Trial, shared: SharedInputs) -> PreparedMethod:
-    delta = declared_delta(shared.group.effort.records)
-    return _released(partial(PrivateHead, _epsilon(trial), delta), trial, shared)
+    return _released(PrivateHead, trial, shared)
 
 
 def _dpsgd(trial: Trial, shared: SharedInputs, *, accountant: Accountant) -> PreparedMethod:
-    delta = declared_delta(shared.group.effort.records)
     length = 1.0 if shared.group.effort.holdout is None else None  # that of all public features
-    made = partial(DPSGD, _epsilon(trial), delta, accountant=accountant, length=length)
-    return _released(made, trial, shared)
+    return _released(partial(DPSGD, accountant=accountant, length=length), trial, shared)
 
 
 def _released(made: Callable[..., PrivateHead | DPSGD], trial: Trial, shared: SharedInputs) -> PreparedMethod:
     """A method whose model may be released, so that it answers any number of queries."""
-    public = _public(trial, shared)
-    if shared.group.effort.holdout is None:
-        estimator = made(features=Identity(), **public)
-        seconds = _fit(estimator, shared)
-    else:
-        # A user's own table: as `quietmax train` trains on it, with the estimator's own features.
-        del public["classes"]
-        estimator = made(**public)
+    public, own_table = _public(trial, shared), shared.group.effort.holdout is not None
+    if own_table:
+        # As `quietmax train` trains on it, with the estimator's own features and the classes of the schema.
+        del public["classes"], public["features"]
+    estimator = made(_epsilon(trial), declared_delta(shared.group.effort.records), **public)
+    if own_table:
         _, seconds = _timed(lambda: estimator.fit(shared.data.train))
+    else:
+        seconds = _fit(estimator, shared)
 
     def answer(rows: Rows) -> Answers:
-        if shared.group.effort.holdout is None:
-            inputs = shared.public_features[_places(shared, rows)]
-        else:
-            inputs = shared.data.records.features[rows]
-        probabilities = estimator.predict_proba(inputs)
+        inputs = shared.data.records.features if own_table else shared.public_features
+        probabilities = estimator.predict_proba(inputs[rows if own_table else _places(shared, rows)])
         return Answers(probabilities.argmax(-1), probabilities)
 
     return PreparedMethod(answer, seconds, estimator.guarantee_)
@@ -196,8 +190,9 @@ def _epsilon(trial: Trial) -> float:
 
 
 def _public(trial: Trial, shared: SharedInputs) -> dict[str, Any]:
-    """What is public about the records, and the seed."""
+    """What is public about the records, which have public features already, and the seed."""
     return {
+        "features": Identity(),
         "classes": range(shared.data.classes),
         "declared_size": shared.group.effort.records,
         "random_state": trial.noise_seed % 2**31,
@@ -281,13 +276,13 @@ _BUILT_IN = (
 @cache
 def methods() -> Mapping[str, Method]:
     """Return all methods by name: the built-in ones first, then those of installed plug-ins."""
-    return with_plugins({each.name: each for each in _BUILT_IN}, ENTRY_POINT_GROUP, _read_plugin)
+    return with_plugins({each.name: each for each in _BUILT_IN}, "quietmax.methods", _read_plugin)
 
 
 def _read_plugin(_: str, loaded: Any) -> tuple[str, Method]:
     """Return a plug-in's method by its own name."""
     if not isinstance(loaded, Method):
-        raise TypeError("the entry point must be a quietmax.experiments.Method")
+        raise TypeError("the entry point must be a quietmax.experiments.methods.Method")
     return loaded.name, loaded
 
 
@@ -330,8 +325,8 @@ def check_attacks(names: Sequence[str], shared: SharedInputs) -> None:
     unable = [name for name in names if method(name).candidates_only and method(name).attacked]
     querying = [
         name
-        for name in shared.group.effort.attacks
-        if type(make_attack(name, models=shared.group.effort.shadows)).queried_rows is not Attack.queried_rows
+        for name, attack in shared.attacks.items()
+        if type(attack).queried_rows is not Attack.queried_rows
     ]
     if unable and querying and len(shared.data.pool_rows):
         raise InvalidInput(
@@ -339,3 +334,133 @@ def check_attacks(names: Sequence[str], shared: SharedInputs) -> None:
             f"{', '.join(unable)} do not answer in a comparison. Attacks that query no other records: shadow, "
             "threshold, lira."
         )
+
+
+def measure(trial: Trial, shared: SharedInputs) -> Result:
+    """Let the method of a trial answer every member and non-member once, and evaluate the answers."""
+    begun = time.process_time()
+    chosen = method(trial.method)
+    prepared = chosen.prepare(trial, shared)
+    data = shared.data
+    attacks = shared.attacks if chosen.attacked else {}
+    queried = {name: attack.queried_rows(data) for name, attack in attacks.items()}
+    rows = np.unique(np.concatenate([data.train_rows, data.test_rows, *queried.values()]))
+    started = time.perf_counter()
+    answers = prepared.answer(rows)
+    answer_seconds = time.perf_counter() - started
+    right = answers.labels == data.records.labels[rows]
+    test_accuracy = float(right[np.searchsorted(rows, data.test_rows)].mean())
+    baseline = float((shared.model.predict(data.test.features) == data.test.labels).mean())
+    reports = {
+        name: _attack(name, shared, _part(answers, np.searchsorted(rows, queried[name])), len(rows))
+        for name in attacks
+    }
+    return {
+        "classes": data.classes,
+        "records": len(data.train_rows),
+        "train_accuracy": float(right[np.searchsorted(rows, data.train_rows)].mean()),
+        "test_accuracy": test_accuracy,
+        "baseline_accuracy": baseline,
+        "accuracy_loss": accuracy_loss(test_accuracy, baseline),
+        "attacks": {
+            name: {figure: getattr(report, figure).to_json() for figure in _ATTACK_FIGURES}
+            for name, report in reports.items()
+        },
+        **_claim(trial, chosen, prepared, shared),
+        **_audit(trial, chosen, prepared, shared, reports),
+        "fit_seconds": prepared.fit_seconds,
+        "answer_seconds": answer_seconds / len(rows),
+        "processor_seconds": time.process_time() - begun,
+        "peak_bytes": getrusage(RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
+        "version": __version__,
+    }
+
+
+def _attack(name: str, shared: SharedInputs, answers: Answers, queries: int) -> AttackReport:
+    fitted = shared.fitted(name, released_by(answers))
+    found = QueryResult(answers, queries, None, "trial")
+    return shared.attacks[name].report(fitted, found, shared.pool_for(name))
+
+
+def _part(answers: Answers, places: NDArray[np.intp]) -> Answers:
+    probabilities = answers.probabilities
+    return Answers(answers.labels[places], None if probabilities is None else probabilities[places])
+
+
+def _claim(trial: Trial, chosen: Method, prepared: PreparedMethod, shared: SharedInputs) -> dict[str, Any]:
+    """What is claimed: epsilon as published, or (epsilon, delta) for all the stated answers."""
+    status = chosen.status_for(shared.data.classes)
+    # The number of records of a user's own table is taken as public, so its guarantee rests on that assumption.
+    if status == "proven" and (shared.encoding_measured or trial.group.source.digest):
+        status = "conditional"
+    pure = prepared.claim is not None and prepared.claim.definition == "pure"
+    delta = declared_delta(trial.group.effort.records) if chosen.axis == "like-for-like" and not pure else 0.0
+    return {
+        "status": status,
+        "claimed_epsilon": trial.epsilon,
+        "claimed_delta": delta if trial.epsilon is not None else None,
+        "because": "" if prepared.claim is None else prepared.claim.because,
+    }
+
+
+def _audit(
+    trial: Trial,
+    chosen: Method,
+    prepared: PreparedMethod,
+    shared: SharedInputs,
+    reports: Mapping[str, AttackReport],
+) -> dict[str, Any]:
+    """A lower bound on epsilon: of one answer of a mechanism, or of a trained model from the attacks' guesses.
+
+    A mechanism is audited once, at repeat 0, against the claim for *one* answer. The bound of a model takes the
+    division into members and non-members as fair coins (`quietmax.audit.bounds`) and gives each attack its share of
+    the permitted error; it is 0 where the attacks hardly guess better than a coin. If there are more members than
+    non-members, as with a holdout, a random part of them counts, as large as the non-members.
+    """
+    delta = declared_delta(trial.group.effort.records)
+    if prepared.mechanism is not None:
+        if trial.group.repeat:
+            return {"audited_epsilon": None, "audited": ""}
+        report = audit_mechanism(
+            prepared.mechanism,
+            shared.data.classes,
+            samples=_AUDIT_SAMPLES,
+            confidence=_AUDIT_CONFIDENCE,
+            delta=delta,
+            seed=trial.group.seed,
+        )
+        return {
+            "audited_epsilon": _finite(report.lower_bound),
+            "audited_claim": _finite(report.claimed),
+            "audited": f"one answer, in {'mu' if report.definition == 'gaussian' else 'epsilon'}",
+        }
+    if not reports:
+        return {"audited_epsilon": None, "audited": ""}
+    bounds = []
+    for attacked in reports.values():
+        guesses, right = _fair_guesses(attacked, trial.noise_seed)
+        bounds.append(
+            epsilon_from_guesses(
+                guesses,
+                guesses,
+                right,
+                delta=0.0 if chosen.status == "none" else delta,
+                confidence=1 - (1 - _AUDIT_CONFIDENCE) / len(reports),
+            )
+        )
+    return {"audited_epsilon": _finite(max(bounds)), "audited": "the attacks' guesses"}
+
+
+def _fair_guesses(report: AttackReport, seed: int) -> tuple[int, int]:
+    """Return the number of guesses about as many members as non-members, and of right ones."""
+    found = round(report.tpr.value * report.members)
+    counted = min(report.members, report.nonmembers)
+    if counted < report.members:
+        generator = np.random.default_rng((0xFA12, seed))
+        found = int(generator.hypergeometric(found, report.members - found, counted))
+    rejected = round((1 - report.fpr.value) * report.nonmembers)
+    return counted + report.nonmembers, found + rejected
+
+
+def _finite(value: float | None) -> float | None:
+    return float(value) if value is not None and np.isfinite(value) else None

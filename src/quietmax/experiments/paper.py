@@ -12,9 +12,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
-from importlib import resources
 from itertools import permutations
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 from scipy import stats
@@ -22,6 +22,9 @@ from scipy import stats
 from quietmax.data.registry import dataset
 from quietmax.errors import InvalidInput
 from quietmax.sensitivity.network import published_sensitivity_for
+
+FOLDER = Path(__file__).parent / "paper"
+"""The CSV files of the paper's numbers and of our own stored measurements."""
 
 EPSILONS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 50.0, 100.0, 500.0, 1000.0)
 """The values of epsilon in the paper's figures."""
@@ -58,8 +61,19 @@ _ACCEPTABLE_TEST_ACCURACY = 0.5
 """The paper correlates only the models whose test accuracy it calls acceptable."""
 
 
+class Row:
+    """A frozen dataclass with a JSON form: its fields, and the properties that ``derived`` names."""
+
+    derived: ClassVar[tuple[str, ...]] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields and the derived values."""
+        fields: dict[str, Any] = asdict(self)  # type: ignore[call-overload]
+        return fields | {name: getattr(self, name) for name in self.derived}
+
+
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Row):
     """One number of the paper and ours."""
 
     dataset: str  # The data set; for correlations the pair of quantities
@@ -70,14 +84,12 @@ class Comparison:
     note: str = ""  # Explanation of a known difference
     spread: float | None = None  # Standard deviation over our repeats
 
+    derived = ("difference",)
+
     @property
     def difference(self) -> float:
         """Ours minus the paper's."""
         return self.ours - self.paper
-
-    def to_json(self) -> dict[str, Any]:
-        """Return all fields and the difference."""
-        return asdict(self) | {"difference": self.difference}
 
 
 def sensitivity_table() -> dict[str, dict[str, float]]:
@@ -107,8 +119,7 @@ def curve(dataset: str, metric: str, series: str) -> dict[float, float]:
 
 @cache
 def _rows(file: str) -> tuple[dict[str, str], ...]:
-    text = resources.files("quietmax.experiments").joinpath("paper", file).read_text(encoding="utf-8")
-    return tuple(csv.DictReader(text.splitlines()))
+    return tuple(csv.DictReader((FOLDER / file).read_text(encoding="utf-8").splitlines()))
 
 
 def _numbers(file: str) -> dict[str, dict[str, float]]:
@@ -141,29 +152,18 @@ def reproduce_sensitivity_table(names: Iterable[str] | None = None) -> list[Comp
     return rows
 
 
-@dataclass(frozen=True)
-class Correlation:
-    """Coefficients of one pair of quantities, and their two-sided p-values."""
-
-    pearson: float  # Pearson's coefficient and its p-value
-    pearson_p: float
-    spearman: float  # Spearman's coefficient and its p-value
-    spearman_p: float
-    kendall: float  # Kendall's coefficient and its p-value
-    kendall_p: float
-
-
-def correlate(first: Sequence[float], second: Sequence[float]) -> Correlation:
-    """Compute the Pearson, Spearman and Kendall coefficients of two series."""
+def correlate(first: Sequence[float], second: Sequence[float]) -> dict[str, float]:
+    """Return the Pearson, Spearman and Kendall coefficients of two series, and their two-sided p-values."""
     if len(first) != len(second) or len(first) < 3:
         raise InvalidInput(
             f"A correlation needs two series of the same length, at least 3; got {len(first)} and {len(second)} values."
         )
-    values = []
-    for test in (stats.pearsonr, stats.spearmanr, stats.kendalltau):
+    found: dict[str, float] = {}
+    tests = {"pearson": stats.pearsonr, "spearman": stats.spearmanr, "kendall": stats.kendalltau}
+    for name, test in tests.items():
         result = test(first, second)
-        values += [float(result.statistic), float(result.pvalue)]
-    return Correlation(*values)
+        found |= {name: float(result.statistic), f"{name}_p": float(result.pvalue)}
+    return found
 
 
 def spearman_p(first: Sequence[float], second: Sequence[float]) -> float:
@@ -172,7 +172,7 @@ def spearman_p(first: Sequence[float], second: Sequence[float]) -> float:
     The usual approximation gives 0 for a perfect order, however few pairs there are.
     """
     if len(first) > _MOST_PERMUTED:
-        return correlate(first, second).spearman_p
+        return correlate(first, second)["spearman_p"]
     ranks, others = stats.rankdata(first), stats.rankdata(second)
     found = abs(np.dot(ranks - ranks.mean(), others - others.mean()))
     orders = list(permutations(others - others.mean()))
@@ -188,13 +188,13 @@ def reproduce_correlations() -> list[Comparison]:
     rows = []
     for pair, computed in correlations(models).items():
         printed = correlation_table()[pair]
-        for quantity, ours in asdict(computed).items():
+        for quantity, ours in computed.items():
             agrees = round(ours, PRINTED_DIGITS) == printed[quantity]
             rows.append(Comparison(pair, quantity, printed[quantity], ours, agrees))
     return rows
 
 
-def correlations(models: Sequence[Mapping[str, float]]) -> dict[str, Correlation]:
+def correlations(models: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
     """Correlate OARO stability, accuracy gap and leakage over some models."""
     return {
         pair: correlate([model[first] for model in models], [model[second] for model in models])

@@ -1,31 +1,35 @@
 """The report of an evaluation: an HTML page, figures for a paper, and tables for further work.
 
-The page is one file that fetches nothing. Its tables are made here, its plots by a small script inside the page.
+The page is one file that fetches nothing. Its tables are made here, its plots by a small script inside the page. A
+figure is data, which that script and matplotlib both draw.
 """
 
 from __future__ import annotations
 
-import csv
 import json
+import math
 import platform
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from html import escape
-from importlib import resources
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from string import Template
+from typing import Any
 
 from quietmax.data.registry import is_stand_in
 from quietmax.errors import QuietmaxError, counted
-from quietmax.experiments.figures import figures, write_figures, write_stability_figure
+from quietmax.experiments import paper
 from quietmax.experiments.findings import (
     ACCURACY_TOLERANCE,
     CURVE_TOLERANCE,
+    PAPER_SERIES,
+    STATUS_WORDS,
     Leakage,
-    MultiQuery,
+    Mean,
+    Summary,
     accuracy_comparisons,
     curve_comparisons,
     findings,
@@ -33,16 +37,13 @@ from quietmax.experiments.findings import (
     multi_query,
     own_correlations,
     stability_points,
+    write_tables,
 )
 from quietmax.experiments.grid import Trial
-from quietmax.experiments.paper import (
-    Comparison,
-    accuracy_table,
-    reproduce_correlations,
-    reproduce_sensitivity_table,
-)
-from quietmax.experiments.summary import STATUS_WORDS, Mean, Summary, write_tables
-from quietmax.experiments.workers import usable_cores
+from quietmax.experiments.methods import methods
+from quietmax.experiments.paper import Comparison
+from quietmax.experiments.results import write_csv
+from quietmax.experiments.runner import usable_cores
 
 SEEDED_NOISE = (
     "All figures are experiments with seeded noise, so that the run can be repeated; the status of a guarantee is that "
@@ -57,17 +58,6 @@ OWNER_ONLY = (
     "without privacy were trained on them, and the number of records is taken as public. If the records are private, "
     "do not publish any of it."
 )
-MULTI_QUERY_COLUMNS = (
-    "data set",
-    "method",
-    "analysis",
-    "total eps",
-    "answers",
-    "each",
-    "accuracy loss",
-    "leakage",
-)
-LEAKAGE_COLUMNS = ("data set", "method", "eps", "paper", "ours", "low", "high", "train - test", "verdict")
 _PACKAGES = ("quietmax", "torch", "numpy", "scipy", "scikit-learn", "dp-accounting")
 
 
@@ -92,6 +82,135 @@ def efforts(trials: Iterable[Trial]) -> str:
     )
 
 
+Columns = Mapping[str, Callable[[Any], str]]
+"""The columns of a table: heading -> how the entry of a row is formatted."""
+
+
+def number(value: float | None, form: str) -> str:
+    """Format a number, if there is one."""
+    return "" if value is None else format(value, form)
+
+
+COMPARISONS = {
+    "accuracy": f"Plain networks (tolerance {ACCURACY_TOLERANCE:g}; leakage {CURVE_TOLERANCE:g})",
+    "curves": f"Curves of the figures (tolerance {CURVE_TOLERANCE:g})",
+    "sensitivities": "Sensitivities (to the printed digits)",
+    "correlations": "Correlations of the paper's own numbers (to the printed digits)",
+    "own-correlations": "Correlations of our numbers (sign and significance)",
+}
+"""The tables that compare numbers with the paper's, and when two numbers agree."""
+
+_COMPARISON: Columns = {
+    "of": lambda row: row.dataset,
+    "quantity": lambda row: row.quantity,
+    "paper": lambda row: f"{row.paper:.4f}",
+    "ours": lambda row: f"{row.ours:.4f}",
+    "spread": lambda row: number(row.spread, ".4f"),
+    "difference": lambda row: f"{row.difference:+.4f}",
+    "agrees": lambda row: "yes" if row.agrees else "no" + (f" ({row.note})" if row.note else ""),
+}
+_LEAKAGE: Columns = {
+    "data set": lambda row: row.dataset,
+    "method": lambda row: row.method,
+    "eps": lambda row: number(row.epsilon, "g"),
+    "paper": lambda row: f"{row.paper:.4f}",
+    "ours": lambda row: f"{row.ours.value:.4f}",
+    "low": lambda row: number(row.ours.low, ".4f"),
+    "high": lambda row: number(row.ours.high, ".4f"),
+    "train - test": lambda row: f"{row.gap:.4f}",
+    "verdict": lambda row: row.verdict,
+}
+_MULTI_QUERY: Columns = {
+    "data set": lambda row: row.dataset,
+    "method": lambda row: row.method,
+    "analysis": lambda row: row.analysis,
+    "total eps": lambda row: f"{row.total:g}",
+    "answers": lambda row: f"{row.queries:,}",
+    "each": lambda row: number(row.per_answer, ".3g"),
+    "accuracy loss": lambda row: f"{row.accuracy_loss:.3f}" + ("*" if row.extrapolated else ""),
+    "leakage": lambda row: number(row.leakage, ".3f"),
+}
+_FINDING: Columns = {
+    "finding": lambda row: str(row.number),
+    "claim": lambda row: row.claim,
+    "verdict": lambda row: row.verdict,
+    "evidence": lambda row: row.evidence,
+}
+_RESULT: Columns = {
+    "data set": lambda row: row.dataset,
+    "method": lambda row: row.method,
+    "guarantee": lambda row: STATUS_WORDS[row.status],
+    "eps": lambda row: number(row.epsilon, "g"),
+    "delta": lambda row: number(row.delta or None, ".2g"),
+    "answers": lambda row: "any" if row.queries is None else f"{row.queries:,}",
+    "accuracy": lambda row: _mean(row.test_accuracy),
+    "accuracy loss": lambda row: _mean(row.accuracy_loss),
+}
+_RESULT_COSTS: Columns = {
+    "audited eps (lower bound)": lambda row: (
+        "" if row.audited_epsilon is None else f"{row.audited_epsilon:.2f} ({row.audited})"
+    ),
+    "fit, s": lambda row: f"{row.fit_seconds:.1f}",
+    "answer, µs": lambda row: f"{1e6 * row.answer_seconds:.0f}",
+    "repeats": lambda row: str(row.repeats),
+}
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows, and how they are shown."""
+
+    title: str
+    rows: Sequence[Any]
+    columns: Columns
+    caption: str = ""
+    prose: bool = False  # Whether the entries are sentences
+
+    @property
+    def lines(self) -> list[tuple[str, ...]]:
+        """The entries as they are shown, row by row."""
+        return [tuple(show(row) for show in self.columns.values()) for row in self.rows]
+
+    def write(self, path: Path) -> Path:
+        """Write the table as it is shown to a CSV file."""
+        names = list(self.columns)
+        return write_csv((dict(zip(names, line, strict=True)) for line in self.lines), path, columns=names)
+
+
+def comparison(name: str, rows: Sequence[Comparison]) -> Table:
+    """Return a table of comparisons with the paper; ``name`` is one of `COMPARISONS`."""
+    spread = any(row.spread is not None for row in rows)
+    columns = {name: show for name, show in _COMPARISON.items() if spread or name != "spread"}
+    return Table(COMPARISONS[name], rows, columns, _agreement(rows))
+
+
+def _agreement(rows: Sequence[Comparison | Leakage]) -> str:
+    return f"{sum(row.agrees for row in rows)} of {len(rows)} agree"
+
+
+def paper_tables(summaries: Sequence[Summary]) -> dict[str, Table]:
+    """Return every table of the comparison with the paper, by name."""
+    compared = {
+        "accuracy": accuracy_comparisons(summaries),
+        "curves": curve_comparisons(summaries),
+        "sensitivities": paper.reproduce_sensitivity_table(),
+        "correlations": paper.reproduce_correlations(),
+        "own-correlations": own_correlations(summaries),
+    }
+    leaks = leakages(summaries)
+    return {
+        **{name: comparison(name, rows) for name, rows in compared.items()},
+        "leakage": Table("Leakage, beside training minus test accuracy", leaks, _LEAKAGE, _agreement(leaks)),
+        "multi-query": Table(
+            "Many answers from one budget",
+            multi_query(summaries),
+            _MULTI_QUERY,
+            "Algorithm 1 has no guarantee. * below the smallest measured epsilon: the value there",
+        ),
+        "findings": Table("The five findings", findings(summaries), _FINDING),
+    }
+
+
 def write_report(summaries: Sequence[Summary], folder: Path, info: ReportInfo) -> list[Path]:
     """Write ``report.html``, ``results.csv``, ``results.parquet`` and the figures as PNG and PDF.
 
@@ -108,85 +227,34 @@ def write_report(summaries: Sequence[Summary], folder: Path, info: ReportInfo) -
             (folder / "NOT-FOR-PUBLICATION.txt").write_text(f"{OWNER_ONLY}\n", encoding="utf-8")
         written = [page, *write_tables(summaries, folder)]
         if info.paper:
-            written += _write_paper_tables(summaries, folder / "tables")
-        return [
-            *written,
-            *write_figures(figures(summaries), folder / "figures"),
-            *_write_stability(summaries, folder),
-        ]
+            tables = paper_tables(summaries).items()
+            written += [
+                table.write(folder / "tables" / f"{name}.csv") for name, table in tables if table.rows
+            ]
+        written += write_figures(figures(summaries), folder / "figures")
+        if stability_points(summaries):
+            places = [folder / "figures" / f"stability.{extension}" for extension in ("png", "pdf")]
+            written += [write_stability_figure(summaries, place) for place in places]
+        return written
     except OSError as problem:
         raise QuietmaxError(f"The report could not be written to {folder}: {problem.strerror}.") from problem
 
 
-def _write_paper_tables(summaries: Sequence[Summary], folder: Path) -> list[Path]:
-    """Write every table of the comparison with the paper as a CSV file."""
-    tables: dict[str, tuple[Sequence[str], Sequence[Sequence[str]]]] = {
-        **{name: comparison_table(rows) for name, (_, rows) in paper_comparisons(summaries).items()},
-        "leakage": (LEAKAGE_COLUMNS, leakage_lines(leakages(summaries))),
-        "multi-query": (MULTI_QUERY_COLUMNS, multi_query_lines(multi_query(summaries))),
-        "findings": (
-            ("finding", "claim", "verdict", "evidence"),
-            [(str(each.number), each.claim, each.verdict, each.evidence) for each in findings(summaries)],
-        ),
-    }
-    return [_write_csv(folder / f"{name}.csv", columns, lines) for name, (columns, lines) in tables.items()]
-
-
-def _write_csv(path: Path, columns: Sequence[str], lines: Iterable[Sequence[str]]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file, lineterminator="\n").writerows([columns, *lines])
-    return path
-
-
-def write_comparisons(rows: Sequence[Comparison], path: Path) -> Path:
-    """Write comparisons with the paper as a CSV file."""
-    return _write_csv(path, *comparison_table(rows))
-
-
-def _write_stability(summaries: Sequence[Summary], folder: Path) -> list[Path]:
-    if not stability_points(summaries):
-        return []
-    paths = [folder / "figures" / f"stability.{extension}" for extension in ("png", "pdf")]
-    for path in paths:
-        write_stability_figure(summaries, path)
-    return paths
-
-
-def paper_comparisons(summaries: Sequence[Summary]) -> dict[str, tuple[str, list[Comparison]]]:
-    """Return all comparisons with the paper's tables and curves."""
-    tables = {
-        "accuracy": (
-            f"Plain networks (tolerance {ACCURACY_TOLERANCE:g}; leakage {CURVE_TOLERANCE:g})",
-            accuracy_comparisons(summaries),
-        ),
-        "curves": (f"Curves of the figures (tolerance {CURVE_TOLERANCE:g})", curve_comparisons(summaries)),
-        "sensitivities": ("Sensitivities (to the printed digits)", reproduce_sensitivity_table()),
-        "correlations": (
-            "Correlations of the paper's own numbers (to the printed digits)",
-            reproduce_correlations(),
-        ),
-        "own-correlations": (
-            "Correlations of our numbers (sign and significance)",
-            own_correlations(summaries),
-        ),
-    }
-    return {name: (title, rows) for name, (title, rows) in tables.items() if rows}
-
-
 def html(summaries: Sequence[Summary], info: ReportInfo) -> str:
     """Return the page."""
-    files = resources.files("quietmax.experiments").joinpath("report")
-    drawn = [figure.to_json() for figure in figures(summaries)]
+    files = Path(__file__).parent / "report"
+    drawn = [asdict(figure) for figure in figures(summaries)]
     sections = [_plots(summaries)]
     if info.paper:
-        sections += [_findings(summaries), _multi_query(summaries), _paper(summaries)]
+        tables = paper_tables(summaries)
+        sections += [_findings(tables.pop("findings")), _multi_query(tables.pop("multi-query"))]
+        sections.append(_paper(tables, {each.dataset for each in summaries}))
     sections += [_results(summaries), _settings(info)]
-    return Template(files.joinpath("page.html").read_text(encoding="utf-8")).substitute(
+    return Template((files / "page.html").read_text(encoding="utf-8")).substitute(
         title=escape(info.title),
         lead=_lead(summaries) + ("" if info.paper else f" <strong>{escape(OWNER_ONLY)}</strong>"),
-        style=files.joinpath("page.css").read_text(encoding="utf-8"),
-        script=files.joinpath("plots.js").read_text(encoding="utf-8"),
+        style=(files / "page.css").read_text(encoding="utf-8"),
+        script=(files / "plots.js").read_text(encoding="utf-8"),
         # "<" is escaped so that no text can end the script element
         data=json.dumps(drawn).replace("<", "\\u003c"),
         sections="\n".join(sections),
@@ -215,146 +283,58 @@ def _plots(summaries: Sequence[Summary]) -> str:
     )
 
 
-def _findings(summaries: Sequence[Summary]) -> str:
+def _findings(table: Table) -> str:
     items = "".join(
         f'<li><span class="verdict {each.verdict.replace(" ", "-")}">{each.verdict}</span> '
         f"<strong>{escape(each.claim)}</strong><br>{escape(each.evidence)}</li>"
-        for each in findings(summaries)
+        for each in table.rows
     )
     return f'<section id="findings"><h2>The five findings, with our numbers</h2><ol>{items}</ol></section>'
 
 
-def _multi_query(summaries: Sequence[Summary]) -> str:
-    rows = multi_query(summaries)
-    if not rows:
+def _multi_query(table: Table) -> str:
+    if not table.rows:
         return ""
-    table = _table(MULTI_QUERY_COLUMNS, multi_query_lines(rows))
     return (
-        '<section id="many"><h2>Many answers from one budget</h2><p>The paper reads k answers off its curves for one '
+        f'<section id="many"><h2>{table.title}</h2><p>The paper reads k answers off its curves for one '
         "answer. Its composition theorem leaves eps/√k for each (published), its worked example eps/k "
         "(published-example). Head and DP-SGD answer any number. Algorithm 1 has no guarantee under either analysis. "
         "* below the smallest measured eps: the value there.</p>"
-        f"<details><summary>{counted(len(rows), 'row')}</summary>{table}</details></section>"
+        f"{_details(counted(len(table.rows), 'row'), table.columns, table.lines)}</section>"
     )
 
 
-def multi_query_lines(rows: Iterable[MultiQuery]) -> list[tuple[str, ...]]:
-    """Format the multi-query analysis as lines of a table under `MULTI_QUERY_COLUMNS`."""
-    return [
-        (
-            row.dataset,
-            row.method,
-            row.analysis,
-            f"{row.total:g}",
-            f"{row.queries:,}",
-            "" if row.per_answer is None else f"{row.per_answer:.3g}",
-            f"{row.accuracy_loss:.3f}" + ("*" if row.extrapolated else ""),
-            "" if row.leakage is None else f"{row.leakage:.3f}",
-        )
-        for row in rows
-    ]
-
-
-def _paper(summaries: Sequence[Summary]) -> str:
-    measured = {each.dataset for each in summaries}
+def _paper(tables: Mapping[str, Table], measured: set[str]) -> str:
     blocks = "".join(
-        f"<details><summary>{escape(title)}: {sum(row.agrees for row in rows)} of {len(rows)} agree</summary>"
-        f"{_table(*comparison_table(rows))}</details>"
-        for title, rows in paper_comparisons(summaries).values()
+        _details(f"{table.title}: {table.caption}", table.columns, table.lines)
+        for table in tables.values()
+        if table.rows
     )
-    leaks = leakages(summaries)
-    if leaks:
-        agree = sum(each.verdict == "agrees" for each in leaks)
-        blocks += (
-            f"<details><summary>Leakage, beside training minus test accuracy: {agree} of {len(leaks)} agree</summary>"
-            f"{_table(LEAKAGE_COLUMNS, leakage_lines(leaks))}</details>"
-        )
-    absent = [name for name in accuracy_table() if name not in measured]
+    absent = [name for name in paper.accuracy_table() if name not in measured]
     missing = f"<p>Not measured here: {escape(', '.join(absent))}.</p>" if absent else ""
     return f'<section id="paper"><h2>The paper\'s numbers and ours</h2>{blocks}{missing}</section>'
 
 
-def leakage_lines(rows: Iterable[Leakage]) -> list[tuple[str, ...]]:
-    """Format leakages as lines of a table under `LEAKAGE_COLUMNS`."""
-    return [
-        (
-            row.dataset,
-            row.method,
-            "" if row.epsilon is None else f"{row.epsilon:g}",
-            f"{row.paper:.4f}",
-            f"{row.ours.value:.4f}",
-            "" if row.ours.low is None else f"{row.ours.low:.4f}",
-            "" if row.ours.high is None else f"{row.ours.high:.4f}",
-            f"{row.gap:.4f}",
-            row.verdict,
-        )
-        for row in rows
-    ]
-
-
-def comparison_table(rows: Sequence[Comparison]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Format comparisons with the paper as a table."""
-    spread = any(row.spread is not None for row in rows)
-    columns = ("of", "quantity", "paper", "ours", *(["spread"] if spread else []), "difference", "agrees")
-    lines = [
-        (
-            row.dataset,
-            row.quantity,
-            f"{row.paper:.4f}",
-            f"{row.ours:.4f}",
-            *(["" if row.spread is None else f"{row.spread:.4f}"] if spread else []),
-            f"{row.difference:+.4f}",
-            "yes" if row.agrees else "no" + (f" ({row.note})" if row.note else ""),
-        )
-        for row in rows
-    ]
-    return columns, lines
-
-
 def _results(summaries: Sequence[Summary]) -> str:
-    attacks = list(dict.fromkeys(attack for each in summaries for attack in each.attacks))
-    table = _table(
-        (
-            "data set",
-            "method",
-            "guarantee",
-            "eps",
-            "delta",
-            "answers",
-            "accuracy",
-            "accuracy loss",
-            *(f"leakage, {attack}" for attack in attacks),
-            "audited eps (lower bound)",
-            "fit, s",
-            "answer, µs",
-            "repeats",
-        ),
-        (
-            (
-                each.dataset,
-                each.method,
-                STATUS_WORDS[each.status],
-                "" if each.epsilon is None else f"{each.epsilon:g}",
-                "" if not each.delta else f"{each.delta:.2g}",
-                "any" if each.queries is None else f"{each.queries:,}",
-                _mean(each.test_accuracy),
-                _mean(each.accuracy_loss),
-                *(_mean(each.leakage[attack]) if attack in each.leakage else "" for attack in attacks),
-                "" if each.audited_epsilon is None else f"{each.audited_epsilon:.2f} ({each.audited})",
-                f"{each.fit_seconds:.1f}",
-                f"{1e6 * each.answer_seconds:.0f}",
-                str(each.repeats),
-            )
-            for each in summaries
-        ),
-    )
-    rows = counted(len(summaries), "row")
+    attacks = dict.fromkeys(attack for each in summaries for attack in each.attacks)
+    leaks: Columns = {
+        f"leakage, {attack}": lambda each, attack=attack: (  # type: ignore[misc]
+            _mean(each.leakage[attack]) if attack in each.leakage else ""
+        )
+        for attack in attacks
+    }
+    table = Table("All results", summaries, {**_RESULT, **leaks, **_RESULT_COSTS})
     return (
-        f'<section id="results"><h2>All results</h2><details><summary>{rows}</summary>{table}</details>'
+        f'<section id="results"><h2>{table.title}</h2>'
+        f"{_details(counted(len(summaries), 'row'), table.columns, table.lines)}"
         f"<p class='hint'>{SEEDED_NOISE} "
         "Audits at confidence 0.99: of a mechanism, one answer against its own claim (epsilon or mu); of a model, "
         "from the attacks' guesses, taking the split as fair coins.</p></section>"
     )
+
+
+def _details(summary: str, columns: Iterable[str], lines: Iterable[Sequence[str]]) -> str:
+    return f"<details><summary>{escape(summary)}</summary>{_table(columns, lines)}</details>"
 
 
 def _settings(info: ReportInfo) -> str:
@@ -384,7 +364,7 @@ def _failures(info: ReportInfo) -> str:
     return f'<section class="failures"><h2>Failed trials: {len(info.failures)}</h2><ul>{items}</ul></section>'
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def _table(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
     body = "".join(
         "<tr>" + "".join(f"<td>{escape(str(value))}</td>" for value in row) + "</tr>" for row in rows
@@ -394,3 +374,298 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def _mean(mean: Mean) -> str:
     return f"{mean.value:.3f}" if mean.spread is None else f"{mean.value:.3f} ± {mean.spread:.3f}"
+
+
+_COLOURS = {
+    "algorithm1-gaussian": "#b4431f",
+    "algorithm1-laplace": "#d98a2b",
+    "published-rdp": "#3d5a80",
+    "published-zcdp": "#7d93ab",
+    "published-ac": "#a58e74",
+    "published-nc": "#b8b06a",
+    "head": "#0b6e4f",
+    "teachers": "#2a62b8",
+    "sampled-neuron": "#7b3fa0",
+    "dpsgd": "#00838f",
+    "plain": "#222222",
+}
+_QUANTITIES = {
+    "oaro_stability": "OARO stability (formula)",
+    "convexified_gap": "training minus test accuracy",
+    "privacy_leakage": "leakage (TPR - FPR)",
+}
+_OTHER_COLOURS = ("#5d4037", "#ad1457", "#33691e", "#283593", "#827717")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One curve of a figure."""
+
+    name: str  # Entry of the legend
+    colour: str  # Colour as #rrggbb
+    dashed: bool  # True for methods without a proven guarantee
+    thin: bool  # True for the paper's own curves
+    points: tuple[tuple[float, float, float | None], ...]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure: curves over epsilon on a logarithmic axis."""
+
+    dataset: str  # Name of the data set
+    kind: str  # What the figure shows, as part of a file name
+    title: str  # Title
+    axis: str  # Label of the vertical axis
+    lines: tuple[Line, ...]  # The curves
+    level: float | None = None  # Height of a horizontal line, such as the plain network's value
+    level_name: str = ""  # Entry of the legend for the horizontal line
+    note: str = ""  # Text below the figure
+
+    @property
+    def file_name(self) -> str:
+        """Name of the figure's files, without the format."""
+        return f"{self.dataset}-{self.kind}"
+
+
+def figures(summaries: Sequence[Summary]) -> list[Figure]:
+    """Return the figures of each data set.
+
+    Accuracy loss and leakage as published come first, then accuracy and leakage like for like.
+    """
+    drawn = []
+    for name in dict.fromkeys(each.dataset for each in summaries):
+        mine = [each for each in summaries if each.dataset == name]
+        published = [each for each in mine if _axis(each) == "published" and each.epsilon is not None]
+        alike = [each for each in mine if _axis(each) == "like-for-like" and each.epsilon is not None]
+        plain = next((each for each in mine if each.method == "plain"), None)
+        attacks = plain.attacks if plain is not None else ()
+        if published:
+            drawn.append(_loss_figure(name, published))
+            drawn += [_leakage_figure(name, published, plain, attack, True) for attack in attacks]
+        if alike:
+            drawn.append(_accuracy_figure(name, alike, mine, plain))
+            drawn += [_leakage_figure(name, alike, plain, attack, False) for attack in attacks]
+    return drawn
+
+
+def _axis(each: Summary) -> str:
+    known = methods().get(each.method)
+    return "like-for-like" if known is None else known.axis
+
+
+def _loss_figure(name: str, published: Sequence[Summary]) -> Figure:
+    lines = _lines(published, lambda each: (each.accuracy_loss.value, each.accuracy_loss.spread))
+    return Figure(
+        name,
+        "accuracy-loss",
+        f"{name}: accuracy loss, as published",
+        "accuracy loss",
+        (*_paper_lines(name, "acc_loss", published), *lines),
+        note="epsilon is the paper's own label: for Algorithm 1 it pays for one answer, for DP-SGD for all answers. "
+        + coverage(name, published),
+    )
+
+
+def _leakage_figure(
+    name: str, chosen: Sequence[Summary], plain: Summary | None, attack: str, published: bool
+) -> Figure:
+    with_attack = [each for each in chosen if attack in each.leakage]
+    lines = _lines(with_attack, lambda each: (each.leakage[attack].value, each.leakage[attack].spread))
+    drawn = _paper_lines(name, "priv_leak", with_attack) if published and attack == "shadow" else []
+    level = plain.leakage[attack].value if plain is not None and attack in plain.leakage else None
+    if published and level is not None and name in paper.accuracy_table():
+        drawn.append(_bound_line([each.epsilon for each in with_attack if each.epsilon is not None], level))
+    which = "as published" if published else "like for like"
+    return Figure(
+        name,
+        f"leakage-{attack}" if published else f"like-for-like-leakage-{attack}",
+        f"{name}: leakage under {attack}, {which}",
+        "leakage (TPR - FPR)",
+        (*drawn, *lines),
+        level,
+        "plain network",
+        coverage(name, with_attack) if published else "",
+    )
+
+
+def _bound_line(epsilons: Sequence[float], leakage: float) -> Line:
+    """The bound that the paper draws: min(e^eps - 1, leakage of the plain network)."""
+    points = tuple(
+        (epsilon, min(math.expm1(min(epsilon, 1.0)), leakage), None) for epsilon in sorted(set(epsilons))
+    )
+    return Line("bound in the paper: min(e^eps - 1, plain network)", "#777777", True, True, points)
+
+
+def coverage(name: str, measured: Sequence[Summary]) -> str:
+    """Say how many repeats the curves of a data set have, and which of the paper's curves are missing."""
+    repeats: dict[int, list[str]] = {}
+    for each in {one.method: one for one in measured}.values():
+        repeats.setdefault(each.repeats, []).append(methods()[each.method].title)
+    parts = [f"{counted(count, 'repeat')}: {', '.join(titles)}." for count, titles in repeats.items()]
+    if len(parts) == 1:
+        parts = [f"{parts[0].partition(':')[0]} of each curve."]
+    absent = [
+        methods()[method].title
+        for method, series in PAPER_SERIES.items()
+        if method not in {each.method for each in measured} and paper.curve(name, "acc_loss", series)
+    ]
+    if absent:
+        parts.append(f"Not measured in this run: {', '.join(absent)}.")
+    return " ".join(parts)
+
+
+def _accuracy_figure(
+    name: str, alike: Sequence[Summary], everything: Sequence[Summary], plain: Summary | None
+) -> Figure:
+    """Proven methods at equal (epsilon, delta), and Algorithm 1 at its own labels, dashed."""
+    low, high = min(each.epsilon or 0 for each in alike), max(each.epsilon or 0 for each in alike)
+    unproven = [
+        each
+        for each in everything
+        if each.method.startswith("algorithm1") and each.epsilon is not None and low <= each.epsilon <= high
+    ]
+    delta = next((each.delta for each in alike if each.delta), None)
+    return Figure(
+        name,
+        "like-for-like",
+        f"{name}: accuracy like for like",
+        "test accuracy",
+        tuple(
+            _lines([*unproven, *alike], lambda each: (each.test_accuracy.value, each.test_accuracy.spread))
+        ),
+        None if plain is None else plain.test_accuracy.value,
+        "plain network",
+        "Equal (epsilon, delta)"
+        + ("" if delta is None else f", delta = {delta:.3g}")
+        + " for the stated number of answers; head and DP-SGD answer any number. Settings were chosen on public data"
+        " sets beforehand, which is not charged. Algorithm 1: its own label, one answer, no guarantee.",
+    )
+
+
+def _lines(
+    summaries: Sequence[Summary], value: Callable[[Summary], tuple[float, float | None]]
+) -> list[Line]:
+    """One curve per method and number of answers."""
+    series: dict[tuple[str, int | None], list[Summary]] = {}
+    for each in summaries:
+        series.setdefault((each.method, each.queries), []).append(each)
+    lines = []
+    fewest = {method: min((q or 0) for other, q in series if other == method) for method, _ in series}
+    others = [method for method, _ in series if method not in _COLOURS]
+    for (method, queries), found in series.items():
+        ordered = sorted(found, key=lambda each: each.epsilon or 0.0)
+        colour = _COLOURS.get(method) or _OTHER_COLOURS[others.index(method) % len(_OTHER_COLOURS)]
+        lines.append(
+            Line(
+                ordered[0].title,
+                colour if (queries or 0) == fewest[method] else _paler(colour),
+                ordered[0].status != "proven",
+                False,
+                tuple((each.epsilon or 0.0, *value(each)) for each in ordered),
+            )
+        )
+    return lines
+
+
+def _paper_lines(name: str, metric: str, measured: Sequence[Summary]) -> list[Line]:
+    """The paper's curve of every measured method, named "paper: " and the method's title."""
+    lines = []
+    for each in {one.method: one for one in measured}.values():
+        series = PAPER_SERIES.get(each.method)
+        curve = {} if series is None else paper.curve(name, metric, series)
+        if curve:
+            points = tuple((epsilon, value, None) for epsilon, value in sorted(curve.items()))
+            lines.append(Line(f"paper: {each.title}", _COLOURS[each.method], True, True, points))
+    return lines
+
+
+def _paler(colour: str) -> str:
+    """Mix a colour with white in equal parts."""
+    return "#" + "".join(f"{(int(colour[at : at + 2], 16) + 255) // 2:02x}" for at in (1, 3, 5))
+
+
+def write_figures(
+    drawn: Sequence[Figure], folder: Path, formats: Sequence[str] = ("png", "pdf")
+) -> list[Path]:
+    """Draw figures with matplotlib and write them to a folder."""
+    from matplotlib.figure import Figure as MatplotlibFigure
+
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for each in drawn:
+        canvas = MatplotlibFigure(figsize=(7.6, 3.9))
+        axes = canvas.add_axes((0.09, 0.13, 0.55, 0.79))
+        _draw(axes, each)
+        axes.legend(fontsize=6.5, frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1.0))
+        for extension in formats:
+            path = folder / f"{each.file_name}.{extension}"
+            # The legend stands beside the axes; "tight" leaves as much room as it needs.
+            canvas.savefig(path, dpi=150, bbox_inches="tight")
+            written.append(path)
+    return written
+
+
+def write_stability_figure(summaries: Sequence[Summary], path: Path) -> Path:
+    """Draw OARO stability, accuracy gap and leakage of the plain networks against each other.
+
+    The paper has the same figure; its points are drawn beside ours.
+    """
+    from matplotlib.figure import Figure as MatplotlibFigure
+
+    canvas = MatplotlibFigure(figsize=(10.5, 3.6), layout="constrained")
+    ours = stability_points(summaries)
+    for axes, (first, second) in zip(canvas.subplots(1, 3), paper.CORRELATED.values(), strict=True):
+        for label, points, colour, marker in (
+            ("paper", paper.accuracy_table(), "#888888", "x"),
+            ("ours", ours, "#0b6e4f", "o"),
+        ):
+            axes.scatter(
+                [point[first] for point in points.values()],
+                [point[second] for point in points.values()],
+                color=colour,
+                marker=marker,
+                s=22,
+                label=label,
+            )
+        for name, point in ours.items():
+            axes.annotate(
+                name, (point[first], point[second]), fontsize=6.5, xytext=(3, 3), textcoords="offset points"
+            )
+        axes.set(xlabel=_QUANTITIES[first], ylabel=_QUANTITIES[second])
+        axes.grid(alpha=0.25)
+        axes.legend(fontsize=7, frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    canvas.savefig(path, dpi=150)
+    return path
+
+
+def _draw(axes: Any, figure: Figure) -> None:
+    """Draw a figure on matplotlib axes."""
+    for line in figure.lines:
+        width, marker = (0.7, None) if line.thin else (1.6, "o")
+        style = {
+            "linestyle": "--" if line.dashed else "-",
+            "linewidth": width,
+            "marker": marker,
+            "markersize": 3,
+        }
+        draw_line(axes, line.name, line.colour, line.points, **style)
+    if figure.level is not None:
+        label = f"{figure.level_name} (no guarantee)"
+        axes.axhline(figure.level, color="#222222", linewidth=0.8, linestyle=":", label=label)
+    axes.set(xscale="log", xlabel="epsilon", ylabel=figure.axis)
+    axes.set_title(figure.title, fontsize=9)
+    axes.grid(alpha=0.25)
+
+
+def draw_line(
+    axes: Any, name: str, colour: str, points: Sequence[tuple[float, float, float | None]], **style: Any
+) -> None:
+    """Draw points (place, value, spread) as a line, with a band of one spread on either side."""
+    places, values = [point[0] for point in points], [point[1] for point in points]
+    spreads = [point[2] or 0.0 for point in points]
+    axes.plot(places, values, color=colour, label=name, **style)
+    if any(spreads):
+        low = [value - spread for value, spread in zip(values, spreads, strict=True)]
+        high = [value + spread for value, spread in zip(values, spreads, strict=True)]
+        axes.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)

@@ -1,4 +1,4 @@
-"""Results on disk: the store that a run fills, and one table of all trials.
+"""Results on disk: the store that a run fills, one table of all trials, and the tables that the package carries.
 
 In the store the result of a trial is one JSON file, and the networks of a group are one safetensors file each. Every
 file is written atomically, so an interrupted run loses only the trials in flight. One run at a time uses a store; the
@@ -12,11 +12,11 @@ from __future__ import annotations
 import csv
 import fcntl
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,38 +26,34 @@ from safetensors.numpy import load_file, save
 from quietmax._io import atomic_write
 from quietmax.errors import InvalidInput, QuietmaxError
 from quietmax.experiments.grid import DataSource, Effort, Group, Trial
+from quietmax.experiments.paper import FOLDER
 
 Result = dict[str, Any]
-STORED_TRIALS = Path(__file__).parent / "paper" / "trials.csv"
-"""The trials of our full run of the paper's evaluation."""
 Arrays = Mapping[str, NDArray[Any]]
+Kind = TypeVar("Kind", bound=Any)
+STORED_TRIALS = FOLDER / "trials.csv"
+"""The trials of our full run of the paper's evaluation."""
 
 
 @dataclass(frozen=True)
 class ResultStore:
-    """Results under ``folder/trials`` and networks under ``folder/networks``.
-
-    Version 0.1 wrote results under ``folder/cells``; they are read from there.
-    """
+    """Results under ``folder/trials`` and networks under ``folder/networks``."""
 
     folder: Path  # Created when something is stored
 
     def result(self, trial: Trial) -> Result | None:
         """Return the stored result of a trial."""
-        for folder in ("trials", "cells"):
-            try:
-                stored = json.loads(self._result_path(trial, folder).read_text(encoding="utf-8"))
-            except (OSError, ValueError):
-                continue
-            if isinstance(stored, dict) and isinstance(stored.get("result"), dict):
-                found: Result = stored["result"]
-                return found
-        return None
+        try:
+            stored = json.loads(self._result_path(trial).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        found = stored.get("result") if isinstance(stored, dict) else None
+        return found if isinstance(found, dict) else None
 
     def store_result(self, trial: Trial, result: Result) -> None:
         """Store the result of a trial."""
         text = json.dumps({"trial": trial.to_json(), "result": result}, indent=1, allow_nan=False)
-        path = self._result_path(trial, "trials")
+        path = self._result_path(trial)
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(path, lambda staging: staging.write_text(text, encoding="utf-8"))
 
@@ -95,8 +91,8 @@ class ResultStore:
                 f"Results cannot be written to the folder {self.folder}: {problem.strerror}."
             ) from problem
 
-    def _result_path(self, trial: Trial, folder: str) -> Path:
-        return self.folder / folder / f"{trial.key}.json"
+    def _result_path(self, trial: Trial) -> Path:
+        return self.folder / "trials" / f"{trial.key}.json"
 
 
 def _read_arrays(path: Path) -> Arrays | None:
@@ -104,6 +100,64 @@ def _read_arrays(path: Path) -> Arrays | None:
         return load_file(path)
     except (OSError, SafetensorError):
         return None
+
+
+def write_csv(
+    rows: Iterable[Mapping[str, object]],
+    path: Path,
+    *,
+    columns: Sequence[str] = (),
+    line_end: str = "\n",
+) -> Path:
+    """Write rows to a CSV file, whose columns are by default all names in them. Fractions have six digits."""
+    rows = list(rows)
+    names = list(columns or dict.fromkeys(name for row in rows for name in row))
+
+    def write(staging: Path) -> None:
+        with staging.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, names, restval="", lineterminator=line_end)
+            writer.writeheader()
+            for row in rows:
+                writer.writerow(
+                    {
+                        name: f"{value:.6g}" if isinstance(value, float) else value
+                        for name, value in row.items()
+                    }
+                )
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(path, write)
+    return path
+
+
+def read_rows(kind: type[Kind], path: Path) -> list[Kind]:
+    """Return the rows of a file as instances of a dataclass whose fields are strings, numbers or None."""
+    with path.open(encoding="utf-8") as lines:
+        rows = list(csv.DictReader(lines))
+    hints = get_type_hints(kind)
+    return [
+        kind(**{each.name: _value(row[each.name], hints[each.name]) for each in fields(kind)}) for row in rows
+    ]
+
+
+def _value(text: str, hint: Any) -> Any:
+    """Return what `write_csv` wrote, by the annotation of its field."""
+    if not (choices := get_args(hint)):
+        return hint(text)
+    return None if not text else next(each for each in choices if each is not type(None))(text)
+
+
+def stored_rows(kind: type[Kind], file: str, names: Sequence[str] | None = None) -> list[Kind]:
+    """Return the rows of a table that the package carries, by data set."""
+    found = read_rows(kind, FOLDER / file)
+    measured = list(dict.fromkeys(row.dataset for row in found))
+    for name in names or ():
+        if name not in measured:
+            raise InvalidInput(
+                f"Nothing is stored for {name!r}; stored are {', '.join(measured)}. Others can be measured with "
+                "`measure`."
+            )
+    return [row for name in names or measured for row in found if row.dataset == name]
 
 
 _SETTINGS = ("records", "shadows", "alpha", "epochs", "attack_epochs")
@@ -125,26 +179,15 @@ _STRINGS = ("status", "audited", "version")
 _INTEGERS = frozenset(
     {"queries", "repeat", "seed", "records", "shadows", "epochs", "attack_epochs", "classes", "peak_bytes"}
 )
-_DIGITS = 6
 
 
-def write_trials(results: Mapping[Trial, Result], path: Path) -> None:
+def write_trials(results: Mapping[Trial, Result], path: Path) -> Path:
     """Write a CSV file with one row per trial.
 
     Every figure of an attack has three columns: ``ATTACK_FIGURE`` and the ends of its 95% interval, ``_low`` and
-    ``_high``. Numbers have six digits.
+    ``_high``.
     """
-    rows = [_trial_row(trial, result) for trial, result in results.items()]
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-
-    def write(staging: Path) -> None:
-        with staging.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
-            writer.writeheader()
-            writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write(path, write)
+    return write_csv([_trial_row(trial, result) for trial, result in results.items()], path)
 
 
 def _trial_row(trial: Trial, result: Result) -> dict[str, Any]:
@@ -168,10 +211,6 @@ def _trial_row(trial: Trial, result: Result) -> dict[str, Any]:
             row[f"{attack}_{figure}"] = interval["value"]
             row[f"{attack}_{figure}_low"], row[f"{attack}_{figure}_high"] = interval["low"], interval["high"]
     return row
-
-
-def _cell(value: Any) -> Any:
-    return f"{value:.{_DIGITS}g}" if isinstance(value, float) else value
 
 
 def read_trials(paths: Sequence[Path]) -> dict[Trial, Result]:
