@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from inspect import CO_VARARGS
 from itertools import chain
-from types import GeneratorType, NoneType
 from typing import Any, Literal
 
 Role = Literal["estimator", "step", "map", "encoding", "training", "records", "column", "cell"]
@@ -102,6 +101,7 @@ ALLOWED = (
         (
             "quietmax.data.schema.Schema",
             "quietmax.data.encoding.Encoding",
+            "quietmax.data.records.Holdout",
             *(f"quietmax.data.encoding.{kind}Column" for kind in ("Numeric", "Categorical", "Boolean")),
             *(f"quietmax.data.encoding.{kind}Column" for kind in ("Date", "Hashed")),
         ),
@@ -158,9 +158,6 @@ ALLOWED = (
             "pathlib.PosixPath",
             "pathlib.WindowsPath",
             "pyarrow.dataset.*",
-            "builtins.generator",
-            *(f"builtins.{name}_iterator" for name in ("list", "tuple")),
-            "builtins.map",
             *(f"quietmax.data.sources.{kind}Part" for kind in ("Parquet", "Text", "Fragment", "Stream")),
             "quietmax.data.sources.FramePart",
             "quietmax.data.sources.TableRows",
@@ -178,7 +175,8 @@ ALLOWED = (
     Allowed(
         "cell",
         (
-            *(f"builtins.{name}" for name in ("NoneType", "bool", "int", "float", "str", "bytes")),
+            *(f"builtins.{name}" for name in ("bool", "int", "float", "str", "bytes")),
+            "types.NoneType",
             *(f"numpy.{name}{bits}" for name in ("int", "uint") for bits in (8, 16, 32, 64)),
             *(f"numpy.{name}" for name in ("bool", "bool_", "float16", "float32", "float64", "longdouble")),
             *(f"numpy.{name}" for name in ("longlong", "ulonglong", "intc", "uintc", "str_", "bytes_")),
@@ -194,14 +192,6 @@ ALLOWED = (
 )
 """The list. `docs/sharp-edges.md` shows it; a pipeline step may also be None or "passthrough"."""
 
-_UNNAMED = {
-    "NoneType": NoneType,
-    "generator": GeneratorType,
-    "list_iterator": type(iter(list[int]())),
-    "tuple_iterator": type(iter(tuple[int]())),
-}
-"""Types of Python that no module names."""
-
 
 def is_allowed(kind: type, *roles: Role) -> bool:
     """Return whether a type is on the list for one of these roles."""
@@ -214,7 +204,7 @@ def _is(kind: type, name: str) -> bool:
     found = (
         vars(sys.modules[module]).get(kind.__name__ if own == "*" else own) if module in sys.modules else None
     )
-    return kind is (_UNNAMED.get(own) if found is None and module == "builtins" else found)
+    return kind is found
 
 
 def is_own_class(kind: type) -> bool:
@@ -222,24 +212,24 @@ def is_own_class(kind: type) -> bool:
     return kind.__module__.startswith("quietmax.") and _is(kind, f"{kind.__module__}.{kind.__name__}")
 
 
-def is_plain(value: Any, role: Role) -> bool:
-    """Return whether a value is on the list for a role, and everything that it holds; numbers, strings and dates are.
+def is_plain(value: Any, *roles: Role) -> bool:
+    """Return whether a value is on the list for one of these roles, and everything that it holds; cells are.
 
     An object that holds something else, such as a function in the place of a method, runs code that nobody checked.
     """
     kind = type(value)
     if kind in (tuple, list):
-        return all(is_plain(each, role) for each in value)
+        return all(is_plain(each, *roles) for each in value)
     if kind is dict:
-        return is_plain([*value.items()], role)
+        return is_plain([*value.items()], *roles)
     if _is(kind, "numpy.ndarray"):
         return not any(foreign_records(value))
     if is_allowed(kind, "cell"):
         return True
-    if not is_allowed(kind, role):
+    if not is_allowed(kind, *roles):
         return False
     cached = {name for name, each in vars(kind).items() if isinstance(each, cached_property)}
-    return all(is_plain(each, role) for name, each in vars(value).items() if name not in cached)
+    return all(is_plain(each, *roles) for name, each in vars(value).items() if name not in cached)
 
 
 # --- scikit-learn -----------------------------------------------------------------------------------------------------
@@ -320,7 +310,8 @@ def _foreign_steps(pipeline: Any, steps: Iterable[tuple[str, Any]]) -> Iterator[
 def foreign_records(values: Any) -> Iterator[str]:
     """Yield the types in records, labels or persons that are not on the list: somebody else's code converts them."""
     kind = type(values)
-    if not is_allowed(kind, "records", "cell"):
+    # The table is what an iterator yields, whatever yields it.
+    if not (is_allowed(kind, "records", "cell") or callable(getattr(kind, "__next__", None))):
         yield kind.__name__
     for name, parts in _PARTS.items():
         if _is(kind, name):
@@ -342,9 +333,11 @@ def _foreign_numbers(array: Any) -> Iterator[str]:
         yield from _foreign_cells(array.ravel().tolist())
 
 
-def _foreign_encoding(encoding: Any) -> Iterator[str]:
-    if not is_plain(encoding, "encoding"):
-        yield type(encoding).__name__
+def _foreign_encoding(rows: Any) -> Iterator[str]:
+    """Yield the foreign types in the encoding and the holdout of records or of a table."""
+    yield from (
+        type(each).__name__ for each in (rows.encoding, rows.holdout) if not is_plain(each, "encoding")
+    )
 
 
 def _foreign_column(array: Any) -> Iterator[str]:
@@ -377,10 +370,10 @@ _PARTS: dict[str, Callable[[Any], Iterable[str]]] = {
     "pandas.Index": lambda column: _foreign_column(column.array),
     "pandas.arrays.*": lambda column: _foreign_column(column),
     "quietmax.data.records.Records": lambda records: chain(
-        _foreign_encoding(records.encoding), foreign_records(records.persons)
+        _foreign_encoding(records), foreign_records(records.persons)
     ),
     "quietmax.data.sources.TableRows": lambda table: chain(
-        _foreign_encoding(table.encoding), *map(foreign_records, table.parts)
+        _foreign_encoding(table), *map(foreign_records, table.parts)
     ),
     "quietmax.data.sources.FramePart": lambda part: foreign_records(part.frame),
 }

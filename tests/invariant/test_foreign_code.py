@@ -27,8 +27,9 @@ from sklearn.preprocessing import Binarizer, FunctionTransformer, Normalizer
 from quietmax import DPSGD, PrivateHead, Teachers
 from quietmax._before_noise import ALLOWED, is_allowed, is_own_class
 from quietmax.data.encoding import Encoding, NumericColumn
-from quietmax.data.records import Records
+from quietmax.data.records import Holdout, Records
 from quietmax.errors import InvalidInput
+from quietmax.estimators.blocks import LocalEngine
 from quietmax.estimators.validation import OWN_MAP
 from quietmax.mechanisms.base import proves_bounds
 from quietmax.models.features import FeatureMap, FrozenModule, Identity, UnitNorm, generic
@@ -421,6 +422,10 @@ RECORDS: dict[str, tuple[tuple[Any, ...], str]] = {
         ),
         "Encoding",
     ),
+    "a holdout": (
+        (Records("own", X, Y, 2, holdout=forged(Holdout, "Holdout", Holdout.__module__)(0.0)),),
+        "Holdout",
+    ),
     "persons of records": (
         (Records("own", X, Y, 2, encoding=BOUNDS, persons=np.array(WORDS, object)),),
         "Word",
@@ -436,6 +441,30 @@ def test_records_that_run_code_of_their_own_are_named(name: str, given: tuple[An
         fitted.set_params(classes=None)
     fitted.fit(given[0], given[1] if len(given) > 1 else None, groups=given[2] if len(given) > 2 else None)
     assert code_before(fitted) == (named,)
+
+
+class Most(float):
+    """A number that multiplies otherwise than it says."""
+
+    def __rmul__(self, other: float) -> float:
+        return 100 * other
+
+    __mul__ = __rmul__
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("head", {"epsilon": Most(1.0)}),
+        ("head", {"max_grad_norm": Most(0.2)}),
+        ("teachers", {"epsilon": Most(1.0)}),
+        ("dpsgd", {"max_grad_norm": Most(0.2)}),
+        ("head", {"engine": forged(LocalEngine, "Most", LocalEngine.__module__)()}),
+        ("head", {"release": forged(str, "Most", "builtins")("weights")}),
+    ],
+)
+def test_a_setting_of_a_class_of_its_own_is_named(name: str, settings: dict[str, Any]) -> None:
+    assert code_before(clone(ESTIMATORS[name]).set_params(**settings).fit(X, Y)) == ("Most",)
 
 
 def test_a_class_of_its_own_among_the_declared_classes_is_named() -> None:
@@ -554,7 +583,7 @@ def test_every_type_of_the_list_exists_and_every_test_too() -> None:
         for name in line.types:
             module, _, own = name.rpartition(".")
             loaded = importlib.import_module(module)
-            assert own == "*" or hasattr(loaded, own) or module == "builtins" or own == "bool_"
+            assert own == "*" or hasattr(loaded, own)
 
 
 def test_the_page_on_sharp_edges_shows_the_list() -> None:

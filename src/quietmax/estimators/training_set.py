@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quietmax._before_noise import foreign_callers, foreign_records, is_plain
+from quietmax._before_noise import foreign_callers, foreign_records, is_own_class, is_plain
 from quietmax._lazy import lazy_module
 from quietmax.accounting.guarantee import MADE_WITHOUT_RECORDS, Guarantee, Unit
 from quietmax.data.cells import as_strings, is_missing, is_valid_unicode, numbered
@@ -229,14 +229,17 @@ NOBODY = (
 def _own_code(estimator: Any, *values: Any) -> tuple[str, ...]:
     """Return the names of what is not on the list of `_before_noise` and computes something from the records."""
     found = [*foreign_callers(estimator)]
-    for value in (*values, estimator.classes):
+    for value in values:
         found += foreign_records(value)
-    network = getattr(estimator, "network", None)
-    # A function that makes modules is a condition of its own.
-    if isinstance(network, TrainingSettings) and not is_plain(network, "training"):
-        found.append(type(network).__name__)
-    if not is_plain(estimator.schema, "encoding"):
-        found.append(type(estimator.schema).__name__)
+    for name, value in estimator.get_params(deep=False).items():
+        if name == "classes":
+            found += foreign_records(value)
+        elif name == "engine":
+            found += () if type(value) is str or is_own_class(type(value)) else (type(value).__name__,)
+        elif name == "network" and not isinstance(value, TrainingSettings):
+            pass  # a function that makes modules is a condition of its own, as are `features` and `random_state`
+        elif name not in ("features", "random_state") and not is_plain(value, "encoding", "training"):
+            found.append(type(value).__name__)
     return tuple(dict.fromkeys(found))
 
 
