@@ -50,10 +50,9 @@ def test_values_of_persons_are_means_over_their_rows() -> None:
     assert len(Units.of(records, np.array([], dtype=int))) == 0
 
 
-def test_without_persons_every_record_is_its_own_unit(memorised: Split) -> None:
-    rows = memorised.test_rows
-    values = np.random.default_rng(0).normal(size=(3, len(rows)))
-    np.testing.assert_array_equal(Units.of(memorised.records, rows).means(values), values)
+def test_without_persons_every_record_is_its_own_unit() -> None:
+    records, values = Records("plain", np.zeros((4, 1)), np.zeros(4, int), 2), np.arange(12.0).reshape(3, 4)
+    np.testing.assert_array_equal(Units.of(records, np.arange(4)).means(values), values)
 
 
 def test_overlapping_sets_leave_out_whole_persons_fold_by_fold(table: Split) -> None:
@@ -89,15 +88,10 @@ def test_persons_are_told_apart_by_the_mean_of_their_rows(
     assert report.advantage.low > 0.3
     assert report.settings["pool"] == "overlapping"
     assert report.title.endswith("(persons)")
-
-
-def test_shadow_networks_of_the_table_itself_have_as_many_members_as_nonmembers(
-    table: Split, memorising: Model
-) -> None:
-    """Otherwise the attack networks would call nearly everybody a member."""
-    report = Shadow(models=8).run(memorising, table)
-    assert report.leakage.value > 0.7
-    assert report.fpr.value < 0.2
+    # As many members as non-members are learned from; else the attack networks would call nearly everybody a member.
+    if isinstance(attack, Shadow):
+        assert report.leakage.value > 0.7
+        assert report.fpr.value < 0.2
 
 
 def test_a_network_that_learned_nothing_leaks_nothing(table: Split) -> None:

@@ -16,35 +16,36 @@ from sklearn.svm import LinearSVC
 
 import quietmax as qm
 from quietmax.accounting import GaussianCost, PureCost
-from quietmax.attacks import Endpoint, ShadowPool, Threshold
+from quietmax.attacks import Endpoint, Threshold
 from quietmax.attacks.metrics import released_probabilities
 from quietmax.attacks.targets import EndpointError, query_target
-from quietmax.data import Split
 from quietmax.errors import InvalidInput
 from quietmax.estimators.teachers import Teachers
 from quietmax.mechanisms import Algorithm1, Answerer, NoisyMax
 from quietmax.models import Model, TorchModel
 from quietmax.noise import SeededNoise
 from quietmax.sensitivity import ScoreBounds, Sensitivity
+from tests.attacks.conftest import World
 
 CERTIFIED = ScoreBounds(Sensitivity(1.0, "certified", "test"), Sensitivity(1.0, "certified", "test"))
 
 
 @pytest.fixture
-def queries(memorised: Split) -> NDArray[np.float32]:
-    return memorised.test.features[:20]
+def queries(world: World) -> NDArray[np.float32]:
+    return world.data.test.features[:20]
 
 
-def test_a_plain_model_answers_with_its_probabilities_at_no_cost(
-    overfitted: Model, queries: NDArray[np.float32]
-) -> None:
-    result = query_target(overfitted, queries, 3)
-    np.testing.assert_array_equal(released_probabilities(result.answers), overfitted.predict_proba(queries))
+Queries = NDArray[np.float32]
+
+
+def test_a_plain_model_answers_with_its_probabilities_at_no_cost(world: World, queries: Queries) -> None:
+    result = query_target(world.model, queries, 3)
+    np.testing.assert_array_equal(released_probabilities(result.answers), world.model.predict_proba(queries))
     assert (result.queries, result.spent, result.target) == (20, None, "plain model")
 
 
-def test_a_predictor_is_charged_once_per_query(overfitted: Model, queries: NDArray[np.float32]) -> None:
-    quiet = qm.Predictor(overfitted, Algorithm1("laplace"), qm.Budget(1.0, queries=50), noise=SeededNoise(0))
+def test_a_predictor_is_charged_once_per_query(world: World, queries: Queries) -> None:
+    quiet = qm.Predictor(world.model, Algorithm1("laplace"), qm.Budget(1.0, queries=50), noise=SeededNoise(0))
     result = query_target(quiet, queries, 3)
     assert result.queries == quiet.answered == 20
     assert result.spent == quiet.cost.times(20)
@@ -52,87 +53,69 @@ def test_a_predictor_is_charged_once_per_query(overfitted: Model, queries: NDArr
     again = query_target(quiet, queries, 3)
     np.testing.assert_array_equal(released_probabilities(again.answers), result.answers.probabilities)
     assert (again.queries, again.spent) == (0, PureCost(0.0))
-
-
-def test_a_predictor_that_releases_labels_is_charged_once(
-    overfitted: Model, queries: NDArray[np.float32]
-) -> None:
-    quiet = qm.Predictor(
-        overfitted, NoisyMax(bounds=CERTIFIED), qm.Budget(10.0, queries=20), noise=SeededNoise(0)
-    )
+    labels_only = NoisyMax(bounds=CERTIFIED)
+    quiet = qm.Predictor(world.model, labels_only, qm.Budget(10.0, queries=20), noise=SeededNoise(0))
     result = query_target(quiet, queries, 3)
     assert result.answers.probabilities is None
     assert result.queries == quiet.answered == 20
-
-
-def test_an_exhausted_budget_is_an_error(overfitted: Model, queries: NDArray[np.float32]) -> None:
-    quiet = qm.Predictor(overfitted, Algorithm1(), qm.Budget(1.0, queries=5), noise=SeededNoise(0))
     with pytest.raises(qm.BudgetExhausted):
-        query_target(quiet, queries, 3)
+        query_target(quiet, world.data.train.features, 3)
 
 
-def test_an_answerer_reports_the_cost_of_all_answers(overfitted: Model, queries: NDArray[np.float32]) -> None:
-    target = Answerer.prepare(overfitted, Algorithm1("gaussian"), qm.Budget(0.5), noise=SeededNoise(1))
+def test_an_answerer_reports_the_cost_of_all_answers(world: World, queries: Queries) -> None:
+    target = Answerer.prepare(world.model, Algorithm1("gaussian"), qm.Budget(0.5), noise=SeededNoise(1))
     result = query_target(target, queries, 3)
-    one = target.mechanism.cost(3)
-    assert isinstance(one, GaussianCost)
-    assert one.mu == pytest.approx(0.5)
-    assert result.spent == one.times(20)
-    assert isinstance(result.spent, GaussianCost)
-    assert np.abs(released_probabilities(result.answers) - overfitted.predict_proba(queries)).max() > 1e-3
+    assert result.spent == GaussianCost(0.5).times(20)
+    plain = world.model.predict_proba(queries)
+    assert np.abs(released_probabilities(result.answers) - plain).max() > 1e-3
 
 
-def test_the_columns_of_an_estimator_are_put_at_their_classes(
-    memorised: Split, queries: NDArray[np.float32]
+def test_an_estimator_answers_with_probabilities_at_their_classes_or_with_labels(
+    world: World, queries: Queries
 ) -> None:
-    kept = memorised.train.labels != 1
-    estimator = LogisticRegression().fit(memorised.train.features[kept], memorised.train.labels[kept])
-    result = query_target(estimator, queries, 3)
-    np.testing.assert_array_equal(
-        released_probabilities(result.answers)[:, [0, 2]], estimator.predict_proba(queries)
-    )
-    assert (released_probabilities(result.answers)[:, 1] == 0).all()
-
-
-def test_an_estimator_without_probabilities_gives_labels(
-    memorised: Split, queries: NDArray[np.float32]
-) -> None:
-    estimator = LinearSVC().fit(memorised.train.features, memorised.train.labels)
-    result = query_target(estimator, queries, 3)
+    features, labels = world.data.train.features, world.data.train.labels
+    kept = labels != 1
+    two = LogisticRegression().fit(features[kept], labels[kept])
+    found = released_probabilities(query_target(two, queries, 3).answers)
+    np.testing.assert_array_equal(found[:, [0, 2]], two.predict_proba(queries))
+    assert (found[:, 1] == 0).all()
+    without = LinearSVC().fit(features, labels)
+    result = query_target(without, queries, 3)
     assert result.answers.probabilities is None
-    np.testing.assert_array_equal(result.answers.labels, estimator.predict(queries))
-
-
-def test_an_estimator_fitted_on_other_labels_is_an_error(
-    memorised: Split, queries: NDArray[np.float32]
-) -> None:
-    names = np.array(["a", "b", "c"])[memorised.train.labels]
+    np.testing.assert_array_equal(result.answers.labels, without.predict(queries))
     with pytest.raises(InvalidInput, match="classes"):
-        query_target(LogisticRegression().fit(memorised.train.features, names), queries, 3)
+        query_target(LogisticRegression().fit(features, np.array(["a", "b", "c"])[labels]), queries, 3)
 
 
-def test_teachers_are_charged_through_their_own_predictor(
-    memorised: Split, queries: NDArray[np.float32]
-) -> None:
+def test_teachers_are_charged_through_their_own_predictor(world: World, queries: Queries) -> None:
     crowd = Teachers(10.0, 0.0, queries=30, teachers=4, random_state=0).fit(
-        memorised.train.features, memorised.train.labels
+        world.data.train.features, world.data.train.labels
     )
     result = query_target(crowd, queries, 3)
     assert result.queries == 20
     assert result.spent == crowd.predictor_.cost.times(20)
 
 
-def test_a_wrapped_module_answers_with_the_softmax_of_its_logits(queries: NDArray[np.float32]) -> None:
+def test_a_wrapped_module_answers_with_the_softmax_of_its_logits(queries: Queries) -> None:
     module = torch.nn.Linear(40, 3)
     result = query_target(TorchModel(module, 3), queries, 3)
     expected = torch.softmax(module(torch.from_numpy(queries)), -1).detach().numpy()
     np.testing.assert_allclose(released_probabilities(result.answers), expected, atol=1e-6)
 
 
-def test_a_function_may_return_probabilities_or_labels(queries: NDArray[np.float32]) -> None:
+def test_a_function_may_return_probabilities_or_labels(queries: Queries) -> None:
     rows = np.tile([0.2, 0.3, 0.5], (20, 1))
     assert query_target(lambda _: rows, queries, 3).answers.labels.tolist() == [2] * 20
     assert query_target(lambda _: [1] * 20, queries, 3).answers.probabilities is None
+
+
+class _Odd:
+    """An estimator that predicts a label which is not among its classes."""
+
+    classes_ = np.arange(2)
+
+    def predict(self, features: Queries) -> NDArray[np.int64]:
+        return np.full(len(features), 2)
 
 
 @pytest.mark.parametrize(
@@ -148,14 +131,15 @@ def test_a_function_may_return_probabilities_or_labels(queries: NDArray[np.float
         (["a"] * 20, "not numbers"),
     ],
 )
-def test_invalid_answers_are_errors(queries: NDArray[np.float32], answer: Any, complaint: str) -> None:
+def test_invalid_answers_are_errors(queries: Queries, answer: Any, complaint: str) -> None:
     with pytest.raises(InvalidInput, match=complaint):
         query_target(lambda _: answer, queries, 3)
 
 
-def test_a_target_that_cannot_be_queried_is_an_error(queries: NDArray[np.float32]) -> None:
-    with pytest.raises(InvalidInput, match="got float"):
-        query_target(3.5, queries, 3)
+@pytest.mark.parametrize(("target", "complaint"), [(3.5, "got float"), (_Odd(), "not among its classes_")])
+def test_a_target_that_cannot_be_queried_is_an_error(queries: Queries, target: Any, complaint: str) -> None:
+    with pytest.raises(InvalidInput, match=complaint):
+        query_target(target, queries, 3)
 
 
 Reply = Callable[[NDArray[np.float32]], tuple[int, Any]]
@@ -248,15 +232,13 @@ def labels_of(model: Model) -> Reply:
     return lambda rows: (200, {"outputs": [tensor("label", model.predict(rows)[:, None], "INT64")]})
 
 
-def test_probabilities_of_a_server_arrive_in_order_and_in_batches(
-    serve: Serve, overfitted: Model, memorised: Split
-) -> None:
-    server = serve(probabilities_of(overfitted))
-    features = memorised.test.features
+def test_probabilities_of_a_server_arrive_in_order_and_in_batches(serve: Serve, world: World) -> None:
+    server = serve(probabilities_of(world.model))
+    features = world.data.test.features
     result = query_target(Endpoint(server.url, max_rows=30), features, 3)
     # Single-precision products of 30 rows and of 100 rows may differ in their last digit.
     np.testing.assert_allclose(
-        released_probabilities(result.answers), overfitted.predict_proba(features), atol=1e-6
+        released_probabilities(result.answers), world.model.predict_proba(features), atol=1e-6
     )
     assert [body["inputs"][0]["shape"] for body in server.bodies] == [[30, 40]] * 3 + [[10, 40]]
     assert {body["inputs"][0]["name"] for body in server.bodies} == {"rows"}
@@ -269,23 +251,19 @@ def test_wide_records_are_sent_in_smaller_batches(serve: Serve) -> None:
     assert [body["inputs"][0]["shape"][0] for body in server.bodies] == [2, 2, 2, 1]
 
 
-def test_a_server_that_returns_labels_is_attacked_by_labels(
-    serve: Serve, overfitted: Model, memorised: Split, disjoint_pool: ShadowPool
-) -> None:
-    server = serve(labels_of(overfitted))
-    report = Threshold().run(overfitted, memorised, target=server.url, pool=disjoint_pool)
+def test_a_server_that_returns_labels_is_attacked_by_labels(serve: Serve, world: World) -> None:
+    server = serve(labels_of(world.model))
+    report = world.run(Threshold(), server.url)
     assert report.released == "labels"
-    gap = (overfitted.predict(memorised.train.features) == memorised.train.labels).mean() - (
-        overfitted.predict(memorised.test.features) == memorised.test.labels
+    gap = (world.model.predict(world.data.train.features) == world.data.train.labels).mean() - (
+        world.model.predict(world.data.test.features) == world.data.test.labels
     ).mean()
     assert report.leakage.value == pytest.approx(gap)
 
 
-def test_the_key_is_sent_and_an_error_quotes_the_server(
-    serve: Serve, overfitted: Model, memorised: Split
-) -> None:
-    server = serve(probabilities_of(overfitted), key="secret")
-    features = memorised.test.features[:2]
+def test_the_key_is_sent_and_an_error_quotes_the_server(serve: Serve, world: World) -> None:
+    server = serve(probabilities_of(world.model), key="secret")
+    features = world.data.test.features[:2]
     assert len(query_target(Endpoint(server.url, key="secret"), features, 3).answers.labels) == 2
     with pytest.raises(EndpointError, match=r"401 \(unknown key\)") as refused:
         query_target(Endpoint(server.url, key="wrong"), features, 3)
@@ -307,25 +285,27 @@ def test_the_key_is_sent_and_an_error_quotes_the_server(
     ],
 )
 def test_invalid_replies_are_errors(
-    serve: Serve, memorised: Split, status: int, content: Any, complaint: str
+    serve: Serve, world: World, status: int, content: Any, complaint: str
 ) -> None:
     server = serve(lambda _: (status, content))
     with pytest.raises(EndpointError, match=complaint):
-        query_target(Endpoint(server.url), memorised.test.features[:2], 3)
+        query_target(Endpoint(server.url), world.data.test.features[:2], 3)
 
 
-def test_metadata_without_an_input_are_an_error(serve: Serve, overfitted: Model, memorised: Split) -> None:
-    server = serve(probabilities_of(overfitted))
-    with pytest.raises(EndpointError, match="input_name"):
-        query_target(Endpoint(server.url + "/versions/2"), memorised.test.features[:2], 3)
+def test_metadata_without_an_input_and_servers_that_cannot_be_reached_are_errors(
+    serve: Serve, world: World
+) -> None:
+    server = serve(probabilities_of(world.model))
+    for address, complaint in (
+        (server.url + "/versions/2", "input_name"),
+        ("http://127.0.0.1:9/v2/models/income", "cannot be reached"),
+        (f"http://{'a' * 70}/v2/models/m", "cannot be reached"),
+    ):
+        with pytest.raises(EndpointError, match=complaint):
+            query_target(address, world.data.test.features[:2], 3)
 
 
-def test_a_server_that_does_not_listen_is_an_error(memorised: Split) -> None:
-    with pytest.raises(EndpointError, match="cannot be reached"):
-        query_target("http://127.0.0.1:9/v2/models/income", memorised.test.features[:2], 3)
-
-
-def test_a_server_that_does_not_speak_http_is_an_error(memorised: Split) -> None:
+def test_a_server_that_does_not_speak_http_is_an_error(world: World) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def greet() -> None:
@@ -337,13 +317,8 @@ def test_a_server_that_does_not_speak_http_is_an_error(memorised: Split) -> None
         threading.Thread(target=greet, daemon=True).start()
         with pytest.raises(EndpointError, match="does not speak HTTP"):
             query_target(
-                f"http://127.0.0.1:{listening.getsockname()[1]}/v2/models/m", memorised.test.features[:2], 3
+                f"http://127.0.0.1:{listening.getsockname()[1]}/v2/models/m", world.data.test.features[:2], 3
             )
-
-
-def test_a_host_name_that_is_too_long_is_an_error(memorised: Split) -> None:
-    with pytest.raises(EndpointError, match="cannot be reached"):
-        query_target(f"http://{'a' * 70}/v2/models/m", memorised.test.features[:2], 3)
 
 
 @pytest.mark.parametrize(
@@ -364,8 +339,5 @@ def test_a_host_name_that_is_too_long_is_an_error(memorised: Split) -> None:
 def test_an_invalid_address_is_an_error(address: str) -> None:
     with pytest.raises(InvalidInput, match="http"):
         Endpoint(address)
-
-
-def test_max_rows_must_be_positive() -> None:
     with pytest.raises(InvalidInput, match="max_rows"):
         Endpoint("http://127.0.0.1:9/v2/models/m", max_rows=0)

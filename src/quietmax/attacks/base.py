@@ -53,17 +53,12 @@ class FittedAttack(ABC):
 
     @abstractmethod
     def scores(self, answers: Answers) -> Floats:
-        """Score every candidate, larger for likelier members.
-
-        Parameters
-        ----------
-        answers : Answers
-            The target's answers to `Attack.queried_rows`.
+        """Score every candidate from the target's answers to `Attack.queried_rows`.
 
         Returns
         -------
         array of shape (candidates,)
-            The scores; all are finite.
+            Larger for likelier members; all are finite.
         """
 
 

@@ -227,26 +227,26 @@ class Shadow(Attack):
         A class whose records are all members or all non-members is judged by a network trained on all classes.
         """
         self.check_pool(pool)
-        data = _attack_data(pool, released)
-        by_class = [np.flatnonzero(data.labels == label) for label in range(pool.data.classes)]
-        has_both = np.array([len(np.unique(data.inside[rows])) == 2 for rows in by_class])
+        features, labels, inside, units = _attack_data(pool, released)
+        by_class = [np.flatnonzero(labels == label) for label in range(pool.data.classes)]
+        has_both = np.array([len(np.unique(inside[rows])) == 2 for rows in by_class])
         rows = [each for each, both in zip(by_class, has_both, strict=True) if both]
         # The network for classes without records of both kinds comes last.
         network_of_class = np.where(has_both, np.cumsum(has_both) - 1, len(rows))
         if not has_both.all():
-            rows.append(np.arange(len(data.labels)))
+            rows.append(np.arange(len(labels)))
         seeds = np.random.default_rng((0xA77A, self.seed)).integers(2**62, size=len(rows))
         networks = train_stack(
-            data.features,
-            data.inside,
+            features,
+            inside,
             2,
             rows,
             settings=self.network,
             seeds=[int(seed) for seed in seeds],
             progress=progress,
         )
-        odds = _membership_odds(networks, network_of_class, data.features, data.labels)
-        judged, was_inside = data.means(odds), data.means(data.inside) == 1
+        judged = units.means(_membership_odds(networks, network_of_class, features, labels))
+        was_inside = units.means(inside.astype(np.float64)) == 1
         return FittedShadow(
             networks,
             network_of_class,
@@ -261,30 +261,17 @@ class Shadow(Attack):
         return {**super().described(pool), "network": settings_to_json(self.network)}
 
 
-@dataclass(frozen=True, eq=False)
-class _AttackData:
-    """Training data of the attack networks."""
-
-    features: NDArray[np.float32]  # Answers of shadow networks
-    labels: NDArray[np.int64]  # True labels of the records
-    inside: NDArray[np.int64]  # 1 if the record was in the shadow network's training set, else 0
-    parts: tuple[tuple[int, Units], ...]  # Rows and units of each network
-
-    def means(self, values: NDArray[Any]) -> Floats:
-        """Return the mean of ``values`` over the rows of each person that a network answered."""
-        ends = np.cumsum([rows for rows, _ in self.parts])[:-1]
-        pieces = np.split(np.asarray(values, dtype=np.float64), ends)
-        return np.concatenate([units.means(own) for own, (_, units) in zip(pieces, self.parts, strict=True)])
+_AttackData = tuple[NDArray[np.float32], Labels, Labels, Units]
+"""Answers of shadow networks, true labels, 1 for a member and 0 for a non-member, and whose rows these are."""
 
 
 def _attack_data(pool: ShadowPool, released: Released) -> _AttackData:
     """Collect the answers of every network of ``pool`` to its own members, then to its own non-members.
 
-    There are as many members as non-members, persons or single records. ``released`` says what an answer contains:
-    probabilities or labels.
+    There are as many members as non-members, persons or single records.
     """
     records = pool.data.records
-    features, labels, inside, parts = [], [], [], []
+    features, labels, inside, orders, starts, count = [], [], [], [], [], 0
     for index, network in enumerate(pool.each()):
         held_out = np.flatnonzero(pool.drawn[index] & ~pool.inside[index])
         members = _as_many(pool, np.flatnonzero(pool.inside[index]), len(pool.units(held_out)), index)
@@ -293,8 +280,12 @@ def _attack_data(pool: ShadowPool, released: Released) -> _AttackData:
         features.append(_attack_features(answers, released, records.classes))
         labels.append(records.labels[rows])
         inside.append(np.repeat([1, 0], [len(members), len(held_out)]))
-        parts.append((len(rows), pool.units(rows)))
-    return _AttackData(np.concatenate(features), np.concatenate(labels), np.concatenate(inside), tuple(parts))
+        units = pool.units(rows)
+        orders.append(units.order + count)
+        starts.append(units.starts + count)
+        count += len(rows)
+    together = Units(np.concatenate(orders), np.concatenate(starts))
+    return np.concatenate(features), np.concatenate(labels), np.concatenate(inside), together
 
 
 def _as_many(pool: ShadowPool, rows: Rows, count: int, seed: int) -> Rows:

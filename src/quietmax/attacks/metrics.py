@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -322,27 +322,11 @@ class AttackReport:
         threshold: float,
         **facts: Any,
     ) -> AttackReport:
-        """Compute the report of an attack from its scores.
+        """Compute the report of an attack from its scores, which are larger for likelier members.
 
-        Parameters
-        ----------
-        member_scores, nonmember_scores : array of float
-            Scores of the members and of the non-members, larger for likelier members.
-        decision : float
-            The attack calls a record a member if its score is above this.
-        threshold : float
-            The threshold chosen on shadow networks.
-        **facts
-            ``attack``, ``target``, ``released``, ``queries``, ``spent``, ``settings``, ``notes`` and ``unit`` of the
-            report.
+        The attack calls a record a member if its score is above ``decision``; ``threshold`` was chosen on shadow
+        networks. ``facts`` are the fields of the report that do not follow from the scores.
 
-        Returns
-        -------
-        AttackReport
-            The report.
-
-        Examples
-        --------
         >>> report = AttackReport.from_scores(
         ...     attack="coin", target="nothing", released="labels", member_scores=np.array([0.0, 1.0]),
         ...     nonmember_scores=np.array([0.0, 1.0]), decision=0.5, threshold=0.5, queries=4, spent=None)
@@ -394,17 +378,12 @@ class AttackReport:
     def to_json(self) -> dict[str, Any]:
         """Return JSON values; the ROC curve is thinned to a few hundred points, dense at low FPR."""
         fpr, tpr = self.roc.thinned()
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
         return {
-            "attack": self.attack,
-            "target": self.target,
-            "released": self.released,
-            "unit": self.unit,
-            "members": self.members,
-            "nonmembers": self.nonmembers,
-            **{name: getattr(self, name).to_json() for name in _ESTIMATES.values()},
-            "threshold": self.threshold,
-            "queries": self.queries,
-            "spent": None if self.spent is None else self.spent.to_json(),
+            **{
+                name: value.to_json() if hasattr(value, "to_json") else value
+                for name, value in values.items()
+            },
             "settings": dict(self.settings),
             "notes": list(self.notes),
             "intervals": INTERVALS,

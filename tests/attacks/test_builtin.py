@@ -1,0 +1,387 @@
+"""The contract of every built-in attack, its formulas beside a second implementation, and the registry."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+
+import quietmax as qm
+from quietmax.accounting import Budget
+from quietmax.attacks import RMIA, Attack, LiRA, Shadow, ShadowPool, Threshold
+from quietmax.attacks.builtin import (
+    ATTACK_NETWORK,
+    _attack_data,
+    _Bernoulli,
+    _Gaussian,
+    make_attack,
+    registered_attacks,
+)
+from quietmax.attacks.metrics import Released, released_probabilities
+from quietmax.attacks.shadow_models import Design, candidate_rows, leftover_rows
+from quietmax.data import Split
+from quietmax.errors import InvalidInput
+from quietmax.mechanisms import NoisyMax
+from quietmax.mechanisms.base import Answerer
+from quietmax.models import CrossEntropy, TrainingSettings, accuracy
+from quietmax.noise import SeededNoise
+from quietmax.sensitivity import ScoreBounds, Sensitivity
+from tests.attacks.conftest import World
+from tests.attacks.reference_attacks import Experiment, lira_scores, rmia_scores, view_of
+
+SMALL = TrainingSettings(hidden=(8,), loss=CrossEntropy(), epochs=3)
+CASES: list[tuple[str, Design]] = [
+    ("shadow", "disjoint"),
+    ("threshold", "disjoint"),
+    ("threshold-confidence", "disjoint"),
+    ("threshold-entropy", "overlapping"),
+    ("lira", "overlapping"),
+    ("lira-offline", "overlapping"),
+    ("lira-offline", "disjoint"),
+    ("rmia", "overlapping"),
+    ("rmia-offline", "overlapping"),
+    ("rmia-offline", "disjoint"),
+]
+
+WEAK = {
+    ("threshold-confidence", "disjoint"),
+    ("threshold-entropy", "overlapping"),
+    ("lira-offline", "disjoint"),
+}
+"""Attacks that do not use the true label, or do not know how hard a record is without it."""
+
+
+@pytest.mark.parametrize("name", registered_attacks())
+def test_every_attack_is_made_from_models_and_seed_and_has_its_registered_name(name: str) -> None:
+    attack = make_attack(name, models=9, seed=4)
+    assert (attack.name, attack.models, attack.seed) == (name, 9, 4)
+
+
+@pytest.mark.parametrize(("name", "design"), CASES)
+def test_memorised_records_are_told_apart_with_one_query_each(
+    world: World, name: str, design: Design
+) -> None:
+    attack = make_attack(name, models=3)
+    report = world.run(attack, design=design)
+    weak = (name, design) in WEAK
+    assert report.leakage.low > (0.3 if weak else 0.5)
+    strong = name.startswith(("lira", "rmia"))
+    assert report.auc.low > (0.6 if weak else 0.9 if strong else 0.8)
+    assert report.leakage.value == report.tpr.value - report.fpr.value
+    assert name == "shadow" or report.advantage.value == report.leakage.value
+    others = 220 if name.startswith("rmia") else 0
+    assert (report.members, report.nonmembers, report.queries, report.spent) == (100, 100, 200 + others, None)
+    assert report.settings["models"] == world.pool(design).networks
+    assert report.settings["pool"] == design
+
+
+@pytest.mark.parametrize("released", ["probabilities", "labels"])
+@pytest.mark.parametrize(("name", "design"), CASES)
+def test_an_untrained_network_leaks_nothing(
+    world: World, name: str, design: Design, released: Released
+) -> None:
+    target = world.untrained if released == "probabilities" else world.untrained.predict
+    report = world.run(make_attack(name, models=3), target, design)
+    assert report.released == released
+    # Without a difference, TPR - FPR of 100 and 100 has standard deviation at most 0.071, the AUC 0.041.
+    assert abs(report.leakage.value) < 0.36
+    assert abs(report.auc.value - 0.5) < 0.21
+
+
+@pytest.mark.parametrize(("name", "design"), CASES)
+def test_labels_are_enough_to_tell_memorised_records_apart(world: World, name: str, design: Design) -> None:
+    report = world.run(make_attack(name, models=3), world.model.predict, design)
+    assert report.released == "labels"
+    assert report.leakage.value > 0.4
+    assert report.auc.value > 0.75
+
+
+@pytest.mark.parametrize(
+    ("attack", "design", "needed"),
+    [
+        (LiRA(), "disjoint", "overlapping"),
+        (RMIA(), "disjoint", "overlapping"),
+        (Shadow(), "overlapping", "disjoint"),
+    ],
+)
+def test_a_pool_of_another_design_is_an_error(
+    world: World, attack: Attack, design: Design, needed: Design
+) -> None:
+    with pytest.raises(InvalidInput, match=f"requires a shadow pool of design {needed}, got {design}"):
+        world.run(attack, design=design)
+
+
+@pytest.mark.parametrize("attack", [LiRA(), LiRA(variance="per-example"), RMIA(), RMIA(mode="offline")])
+def test_too_few_reference_networks_are_an_error(world: World, attack: Attack) -> None:
+    networks = 1 if attack.name == "rmia-offline" else 2
+    pool = ShadowPool.train("overlapping", world.data, world.model.settings, networks)
+    with pytest.raises(InvalidInput, match=f"{networks} reference networks are too few"):
+        attack.run(world.model, world.data, pool=pool)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: LiRA(mode="sideways"), "mode must be 'online' or 'offline', got 'sideways'"),
+        (lambda: RMIA(mode="sideways"), "mode must be 'online' or 'offline', got 'sideways'"),
+        (lambda: LiRA(variance="none"), "variance must be 'fixed' or 'per-example', got 'none'"),
+        (lambda: RMIA(gamma=0.0), "gamma must be positive and finite, got 0.0"),
+        (lambda: RMIA(offset=2.0), "offset must be from 0 to 1"),
+        (lambda: RMIA(population=0), "population must be at least 1, got 0"),
+        (lambda: Threshold(statistic="length"), "loss, confidence, entropy"),
+        (lambda: make_attack("lirra", models=1), "did you mean 'lira'"),
+    ],
+)
+def test_invalid_settings_are_errors(make: Callable[[], Attack], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        make()
+
+
+# Threshold
+
+
+@pytest.mark.parametrize("statistic", ["loss", "confidence", "entropy"])
+def test_the_score_of_a_threshold_is_the_named_statistic_of_each_answer(world: World, statistic: Any) -> None:
+    attack = Threshold(statistic=statistic)
+    answers = attack.query(world.model, world.data).answers
+    scores = attack.fit(world.disjoint, "probabilities").scores(answers)
+    labels = world.data.records.labels[candidate_rows(world.data)]
+    for record in range(0, 200, 13):
+        row = released_probabilities(answers)[record].tolist()
+        expected = {
+            "loss": math.log(row[labels[record]]),
+            "confidence": max(row),
+            "entropy": sum(p * math.log(p) for p in row),
+        }[statistic]
+        assert scores[record] == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_threshold_depends_on_the_shadow_networks_and_not_on_the_target(world: World) -> None:
+    one, other = (world.run(Threshold(), target) for target in (world.model, world.untrained))
+    assert one.threshold == other.threshold
+    assert one.auc.value > other.auc.value + 0.2
+
+
+def test_with_labels_only_the_leakage_of_a_threshold_is_the_accuracy_gap(world: World) -> None:
+    report = world.run(Threshold(), world.model.predict)
+    gap = accuracy(world.model, world.data.train) - accuracy(world.model, world.data.test)
+    assert report.leakage.value == pytest.approx(gap)
+    assert report.notes
+
+
+# Shadow
+
+
+def test_the_attack_network_is_that_of_the_paper() -> None:
+    paper = TrainingSettings(
+        (64,), "tanh", CrossEntropy(), learning_rate=0.01, batch_size=100, epochs=100, l2=1e-6
+    )
+    assert paper == ATTACK_NETWORK
+
+
+def test_attack_data_are_the_plain_answers_of_the_shadow_networks(world: World) -> None:
+    features, labels, inside, units = _attack_data(world.disjoint, "probabilities")
+    assert features.shape == (8 * 200, 3)
+    assert len(units) == 8 * 200
+    second = next(network for index, network in enumerate(world.disjoint.each()) if index == 1)
+    rows = np.flatnonzero(world.disjoint.inside[1])
+    expected = torch.softmax(second.logits(world.data.records.features[rows]), -1)
+    np.testing.assert_allclose(features[200:300], expected.numpy(), atol=1e-6)
+    np.testing.assert_array_equal(labels[200:300], world.data.records.labels[rows])
+    assert inside.reshape(8, 2, 100).tolist() == [[[1] * 100, [0] * 100]] * 8
+
+
+def test_every_record_is_judged_by_the_network_of_its_true_class(world: World) -> None:
+    attack = Shadow(network=SMALL)
+    fitted = attack.fit(world.disjoint, "probabilities")
+    answers = attack.query(world.model, world.data).answers
+    scores = fitted.scores(answers)
+    labels = world.data.records.labels[candidate_rows(world.data)]
+    for record in range(0, 200, 17):
+        judge = fitted.networks.network(int(labels[record]))
+        answer = released_probabilities(answers)[record : record + 1].astype(np.float32)
+        outside, inside = judge.logits(answer)[0].tolist()
+        assert scores[record] == pytest.approx(inside - outside, abs=1e-5)
+    with pytest.raises(InvalidInput, match="labels only"):
+        fitted.scores(attack.query(world.model.predict, world.data).answers)
+
+
+def test_classes_without_shadow_records_are_judged_by_one_network_for_all(world: World) -> None:
+    """The leftover records hold no record of class 2, which the candidates do."""
+    data, labels = world.data, world.data.records.labels
+    kept = data.pool_rows[labels[data.pool_rows] != 2]
+    scarce = Split(data.records, data.train_rows, data.test_rows, kept, 0)
+    pool = ShadowPool.train("disjoint", scarce, world.model.settings, 3)
+    attack = Shadow(network=SMALL)
+    fitted = attack.fit(pool, "probabilities")
+    assert fitted.networks.networks == 3
+    assert fitted.network_of_class.tolist() == [0, 1, 2]
+    assert _attack_data(pool, "probabilities")[1].max() == 1
+    assert "for 1 classes (2)" in attack.run(world.model, scarce, pool=pool).notes[-1]
+
+
+def test_a_label_only_target_has_one_score_for_each_pair_of_true_and_released_class(world: World) -> None:
+    assert len(world.run(Shadow(), world.model.predict).roc.fpr) <= 10
+
+
+def test_a_proven_mechanism_with_strong_noise_hides_membership(world: World) -> None:
+    """What is certified here is the noise's scale beside these logits; 0.36 is five standard deviations."""
+    certified = ScoreBounds(Sensitivity(100.0, "certified", "test"), Sensitivity(100.0, "certified", "test"))
+    target = Answerer.prepare(world.model, NoisyMax(bounds=certified), Budget(0.1), noise=SeededNoise(0))
+    report = world.run(Shadow(), target)
+    assert report.released == "labels"
+    assert abs(report.leakage.value) < 0.36
+
+
+def test_the_plain_model_of_location_leaks_at_least_what_the_paper_reports(real_data: Path) -> None:
+    """Four shadow networks instead of thirty, to be quick; the paper's leakage is 0.36."""
+    data = qm.load("location", data_dir=real_data)
+    report = Shadow(models=4).run(qm.train(data), data)
+    assert report.leakage.value >= 0.36
+    assert report.members == report.nonmembers == 1200
+
+
+# LiRA and RMIA
+
+
+@pytest.mark.parametrize(
+    ("attack", "design"),
+    [
+        (LiRA(), "overlapping"),
+        (LiRA(variance="per-example"), "overlapping"),
+        (LiRA(mode="offline"), "overlapping"),
+        (LiRA(mode="offline", variance="per-example"), "overlapping"),
+        (LiRA(mode="offline"), "disjoint"),
+    ],
+)
+def test_scores_of_lira_equal_those_of_the_reference_implementation(
+    world: World, attack: LiRA, design: Design
+) -> None:
+    answers = attack.query(world.model, world.data).answers
+    scores = attack.fit(world.pool(design), "probabilities").scores(answers)
+    view = view_of(world.model, world.data, world.pool(design), candidate_rows(world.data))
+    expected = lira_scores(view, online=attack.mode == "online", fixed=attack.variance == "fixed")
+    np.testing.assert_allclose(scores, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("offset", [None, 0.0, 0.3, 1.0])
+def test_scores_of_rmia_equal_those_of_the_reference_implementation(
+    world: World, offset: float | None
+) -> None:
+    attack = RMIA(mode="online" if offset is None else "offline", offset=offset, population=60)
+    answers = attack.query(world.model, world.data).answers
+    scores = attack.fit(world.overlapping, "probabilities").scores(answers)
+    rows = np.concatenate([candidate_rows(world.data), leftover_rows(world.data, 60, 0)])
+    view = view_of(world.model, world.data, world.overlapping, rows)
+    np.testing.assert_allclose(scores, rmia_scores(view, 200, gamma=2.0, offset=offset))
+
+
+def test_leaving_a_network_out_equals_fitting_the_others() -> None:
+    generator = np.random.default_rng(0)
+    values, counted = generator.normal(5, 2, (7, 9)), generator.random((7, 9)) < 0.6
+    for pooled in (True, False):
+        together = _Gaussian.fit(values, counted, True, pooled=pooled)
+        for index in range(7):
+            others = np.arange(7) != index
+            alone = _Gaussian.fit(values[others], counted[others], False, pooled=pooled)
+            known = together.known[index]
+            np.testing.assert_array_equal(known, alone.known)
+            np.testing.assert_allclose(together.mean[index][known], alone.mean[known])
+            np.testing.assert_allclose(together.variance[index][known], alone.variance[known])
+    right = (values > 5).astype(float)
+    all_but_one = _Bernoulli.fit(right, counted, True)
+    without_first = _Bernoulli.fit(right[1:], counted[1:], False)
+    np.testing.assert_allclose(all_but_one.probability[0], without_first.probability)
+
+
+def test_labels_are_scored_by_the_likelihood_ratio_of_bernoulli_distributions(world: World) -> None:
+    attack, pool, records = LiRA(), world.overlapping, world.data.records
+    answers = attack.query(world.model.predict, world.data).answers
+    scores = attack.fit(pool, "labels").scores(answers)
+    rows = candidate_rows(world.data)[:20]
+    labels = records.labels[rows]
+    right = np.array([net.logits(records.features[rows]).argmax(1).numpy() == labels for net in pool.each()])
+    inside = pool.inside[:, rows]
+    for i in range(20):
+        seen, unseen = right[inside[:, i], i], right[~inside[:, i], i]
+        p, q = (sum(seen) + 0.5) / 7, (sum(unseen) + 0.5) / 7
+        hit = answers.labels[i] == labels[i]
+        assert scores[i] == pytest.approx(math.log(p / q) if hit else math.log((1 - p) / (1 - q)))
+
+
+def test_rmia_queries_the_population_too(world: World) -> None:
+    report = world.run(RMIA(population=50))
+    assert report.queries == 250
+    assert (report.members, report.nonmembers) == (100, 100)
+
+
+def test_without_leftover_records_candidates_are_compared_with_each_other(world: World) -> None:
+    data = world.data
+    everything = Split(data.records, data.train_rows, data.test_rows, data.pool_rows[:0], 0)
+    pool = ShadowPool.train("overlapping", everything, world.model.settings, 8)
+    report = RMIA().run(world.model, everything, pool=pool)
+    assert report.queries == 200
+    assert "compared with each other" in report.notes[-1]
+    assert report.auc.value > 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attack", [LiRA(), LiRA(mode="offline"), RMIA()])
+def test_the_auc_on_location_is_that_of_an_independent_implementation(
+    location: Experiment, attack: LiRA | RMIA
+) -> None:
+    """Own random halves, own training loop and own formulas, 16 reference networks each."""
+    ours = ShadowPool.train("overlapping", location.data, location.model.settings, 16)
+    if isinstance(attack, RMIA):
+        expected = rmia_scores(location.view, 2400, gamma=2.0, offset=None)
+    else:
+        expected = lira_scores(location.candidates_only, online=attack.mode == "online", fixed=True)
+    found = attack.run(location.model, location.data, pool=ours).auc.value
+    assert found == pytest.approx(roc_auc_score(np.repeat([1, 0], 1200), expected), abs=0.02)
+    assert found > 0.85
+
+
+# The registry
+
+
+class _Mine(Threshold):
+    name = "mine"
+
+
+def _install(monkeypatch: pytest.MonkeyPatch, **plugins: Any) -> list[EntryPoint]:
+    """Register objects as entry points of the group `quietmax.attacks`."""
+    module = ModuleType("attack_plugins")
+    vars(module).update(plugins)
+    entries = [EntryPoint(name, f"attack_plugins:{name}", "quietmax.attacks") for name in plugins]
+    monkeypatch.setitem(sys.modules, "attack_plugins", module)
+    monkeypatch.setattr(
+        "quietmax._plugins.entry_points", lambda group: entries if group == "quietmax.attacks" else []
+    )
+    return entries
+
+
+def test_a_plug_in_adds_an_attack(monkeypatch: pytest.MonkeyPatch) -> None:
+    _install(monkeypatch, mine=_Mine, odd=lambda models, seed: models + seed)
+    assert list(registered_attacks())[-2:] == ["mine", "odd"]
+    assert make_attack("mine", models=2, seed=1) == _Mine(models=2, seed=1)
+    with pytest.raises(InvalidInput, match="must return a quietmax"):
+        make_attack("odd", models=1)
+
+
+def test_broken_plug_ins_are_skipped_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = _install(monkeypatch, shadow=_Mine, number=3)
+    entries.append(EntryPoint("absent", "attack_plugins:absent", "quietmax.attacks"))
+    with pytest.warns(UserWarning, match="plug-in") as warned:
+        known = registered_attacks()
+    assert [str(each.message).split("'")[1] for each in warned] == ["shadow", "number", "absent"]
+    assert "number" not in known
+    assert known["shadow"] is not _Mine
