@@ -8,7 +8,8 @@ A worker knows how many updates of its rows it has made, and every call brings t
 dies is replaced. The new one has made none, so it reads the files again and repeats all updates before it answers.
 
 Processors of different kinds may round the same computation differently, and a row that is removed can move others to
-another worker. So every worker also makes all updates of some public rows, and all workers must get the same bits.
+another worker. So every worker also makes all updates of some public rows, and all workers must get the same bits. An
+update that refuses all public rows is an error: it could not be compared.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from quietmax._lazy import lazy_module
 from quietmax._ray import Actors, RayEngine, check_alike
 from quietmax.data.sources import FragmentPart, ParquetPart, Part, TableRows, TextPart
 from quietmax.data.text import embed
-from quietmax.errors import DataUnavailable, InvalidInput
+from quietmax.errors import DataUnavailable, InvalidInput, short_message
 from quietmax.estimators.blocks import Blocks, LocalEngine, Sum, Table, added, joined, tables_of
 
 if TYPE_CHECKING:
@@ -258,7 +259,7 @@ class _Worker:
         self._blocks: Blocks | None = None
         self._updated = 0
         self._fingerprint = b""
-        self._probe: Table | None = None
+        self._probes: list[Table] = []
         self._probed = hashlib.blake2b(digest_size=16)
 
     def run(
@@ -297,18 +298,28 @@ class _Worker:
         self._fingerprint = digest.digest()
         if len(blocks):
             rows = np.random.default_rng(_PROBE_SEED).random((_PROBE_ROWS, blocks.features), np.float32)
-            self._probe = Table(rows, np.zeros(_PROBE_ROWS, np.int64), self._share.classes)
+            labels = np.zeros(_PROBE_ROWS, np.int64)
+            kinds = (rows, np.round(rows), np.zeros_like(rows))
+            self._probes = [Table(each, labels, self._share.classes) for each in kinds]
         if self._share.source is not None and self._share.source.encoding.encoders:
             self._probed.update(embed(_PROBE_TEXTS).data)
         return blocks
 
     def _update_probe(self, function: Callable[[Table], Table | Iterable[Table]]) -> None:
-        """Make an update of the public rows too."""
-        if self._probe is None:
+        """Make an update of the public rows too: of the first kind that it takes."""
+        refused = None
+        for probe in self._probes:
+            try:
+                made = function(probe)
+                changed = made if isinstance(made, Table) else joined(list(made))
+            except Exception as error:  # a feature map of the user's own may refuse such rows in any way
+                refused = error
+                continue
+            self._probes = [changed]
+            self._probed.update(np.ascontiguousarray(changed.rows).data)
             return
-        try:
-            made = function(self._probe)
-            self._probe = made if isinstance(made, Table) else joined(list(made))
-            self._probed.update(np.ascontiguousarray(self._probe.rows).data)
-        except Exception:  # a feature map of the user's own may refuse such rows in any way
-            self._probe = None
+        if refused is not None:
+            raise InvalidInput(
+                "The workers of a Ray cluster must be compared on public rows, but the feature map refuses them "
+                f"({short_message(refused)}). It must take rows of numbers from 0 to 1, of zeros and ones, or of zeros."
+            ) from refused

@@ -23,7 +23,7 @@ from quietmax import PrivateHead
 from quietmax._ray import Actors, RayEngine
 from quietmax.data.schema import Schema
 from quietmax.data.sources import table_rows
-from quietmax.errors import DataUnavailable, InvalidData, QuietmaxError
+from quietmax.errors import DataUnavailable, InvalidData, InvalidInput, QuietmaxError
 from quietmax.estimators.blocks import LocalEngine, Table
 from quietmax.estimators.head import training
 from quietmax.estimators.ray_blocks import RayBlocks
@@ -146,10 +146,27 @@ def _as_on_another_processor(block: Table) -> Table:
     return replace(block, rows=block.rows * np.float32(1 + 1e-6 * (os.getpid() % 1000)))
 
 
-def _refused(block: Table) -> Table:
+def _integers(block: Table) -> Table:
     """A feature map of the user's own that takes integers only."""
     if (block.rows != np.round(block.rows)).any():
         raise ValueError("integers only")
+    return block
+
+
+def _integers_as_on_another_processor(block: Table) -> Table:
+    return _as_on_another_processor(_integers(block))
+
+
+def _zeros_as_on_another_processor(block: Table) -> Table:
+    if block.rows.shape != (10, 2) and block.rows.any():
+        raise ValueError("no such rows")
+    return replace(block, rows=block.rows + np.float32(os.getpid() % 1000))
+
+
+def _large(block: Table) -> Table:
+    """A feature map that takes none of the public rows."""
+    if block.rows.max() < 10:
+        raise ValueError("large numbers only")
     return block
 
 
@@ -158,7 +175,9 @@ def test_workers_that_round_differently_are_an_error() -> None:
     for workers, function, wrong in (
         (1, _as_on_another_processor, False),
         (2, _as_on_another_processor, True),
-        (2, _refused, False),
+        (2, _integers, False),
+        (2, _integers_as_on_another_processor, True),
+        (2, _zeros_as_on_another_processor, True),
     ):
         with RayBlocks(2, RayEngine(workers=workers)) as blocks:
             blocks.extend(
@@ -166,6 +185,16 @@ def test_workers_that_round_differently_are_an_error() -> None:
             )
             with pytest.raises(QuietmaxError, match="compute different numbers") if wrong else nullcontext():
                 blocks.update(function)
+
+
+def test_a_map_that_refuses_all_public_rows_is_an_error_and_not_left_out() -> None:
+    rows = np.arange(100, 140, dtype=np.float32).reshape(20, 2)
+    with RayBlocks(2, RayEngine(workers=2)) as blocks:
+        blocks.extend(
+            [Table(rows[:10], np.zeros(10, np.int64), 2), Table(rows[10:], np.zeros(10, np.int64), 2)]
+        )
+        with pytest.raises(InvalidInput, match=r"must be compared on public rows.*\(large numbers only\)"):
+            blocks.update(_large)
 
 
 def test_a_person_whose_rows_are_in_several_files_is_counted_once(
