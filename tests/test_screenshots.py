@@ -1,27 +1,39 @@
 """What the demo tells its reader to open (privacy card, report, page) looks right on a desk and on a phone.
 
-QUIETMAX_SCREENSHOTS=FOLDER keeps the screenshots, to be looked at.
+QUIETMAX_SCREENSHOTS=FOLDER keeps the screenshots, to be looked at, and the picture of the README, `page.png`.
 """
 
 from __future__ import annotations
 
+import ast
 import io
+import os
+import re
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import matplotlib.image
 import numpy as np
 import pytest
+from PIL import Image, PngImagePlugin
 
 from quietmax.cli.demo import QUESTIONS, _paper, _survey, _table
-from quietmax.data import load
+from quietmax.data import Schema, load
+from quietmax.data.readers import fair_table
+from quietmax.estimators import PrivateHead, save_private
 from quietmax.ledger import Ledger
 from quietmax.server import Service, Settings
 from quietmax.server.deployment import deploy
 from quietmax.server.repository import load_models
 from quietmax.server.run import run_in_thread
+from tests.docs.code_blocks import blocks_of
 
+ROOT = Path(__file__).parents[1]
+README = blocks_of(ROOT / "README.md")
+(README_SCHEMA,) = (block.text for block in README if block.saved_as == "survey.toml")
 DESK, PHONE = {"width": 1280, "height": 900}, {"width": 375, "height": 812}
 OVERFLOWING = """() => [...document.querySelectorAll("h1, h2, h3, p, th, td, li, label, button, input, summary")]
     .filter(each => each.getClientRects().length && !each.closest("[data-scrolls], .scroll, pre, details:not([open])"))
@@ -110,3 +122,67 @@ def test_the_page_answers_and_looks_right(
     screenshot(page, "answer")
     assert page.locator("form.try output").inner_text().startswith("Class yes")
     assert_looks_right(page)
+
+
+@pytest.fixture(scope="module")
+def readme_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The service of the README: its survey, its schema and its options."""
+    folder = tmp_path_factory.mktemp("readme")
+    fair_table().to_csv(folder / "survey.csv", index=False)
+    (folder / "survey.toml").write_text(README_SCHEMA, encoding="utf-8")
+    data = load(folder / "survey.csv", holdout=0.2)
+    head = PrivateHead(epsilon=1.0, delta=1e-5, declared_size=5000).fit(data.train)
+    save_private(head, folder / "affair", dataset=data.name)
+    with Ledger(folder / "ledger.sqlite") as ledger:
+        deployments = deploy(ledger, load_models([str(folder / "affair")]))
+        with run_in_thread(Service(ledger, deployments, Settings(anonymous=True, request_log=False))) as url:
+            yield url
+
+
+def readme_query() -> dict[str, Any]:
+    """The row that the README asks about."""
+    (asked,) = (block.text for block in README if block.mark == "asks")
+    (row,) = (node for node in ast.walk(ast.parse(asked)) if isinstance(node, ast.Dict))
+    found: dict[str, Any] = ast.literal_eval(row)
+    return found
+
+
+def test_the_page_of_the_readme_states_the_bounds_of_its_schema(readme_address: str) -> None:
+    page = httpx.get(readme_address).text
+    bounds = Schema.from_dict(tomllib.loads(README_SCHEMA)).bounds
+    assert len(bounds) == 6
+    for column, (low, high) in bounds.items():
+        field = page.partition(f">{column} ")[2].partition("</div>")[0]
+        assert f'min="{low:g}" max="{high:g}"' in field
+        assert re.search(rf">{low:g} to {high:g}</span>", field), f"the hint of {column}"
+
+
+def test_the_picture_of_the_readme_was_made_from_its_schema() -> None:
+    with Image.open(ROOT / "docs" / "figures" / "page.png") as picture:
+        assert picture.info.get("survey.toml") == README_SCHEMA
+
+
+def test_the_page_of_the_readme_answers_its_query(browser: Any, readme_address: str) -> None:
+    """The picture of the README: the model with the answer."""
+    context = browser.new_context(viewport={"width": 900, "height": 900}, device_scale_factor=1.5)
+    page = context.new_page()
+    page.goto(readme_address)
+    for column, value in readme_query().items():
+        field = page.get_by_label(re.compile(rf"^{column}\b"))
+        if field.evaluate("each => each.tagName") == "SELECT":
+            field.select_option(str(value))
+        else:
+            field.fill(str(value))
+    page.get_by_role("button", name="Send query").click()
+    answer = page.locator("form.try output table")
+    answer.wait_for()
+    assert page.locator("form.try output").inner_text().startswith("Class yes")
+    if folder := os.environ.get("QUIETMAX_SCREENSHOTS"):
+        page.evaluate("scrollTo(0, 0)")
+        box, end = page.locator("section[data-model]").bounding_box(), answer.bounding_box()
+        clip = {**box, "height": end["y"] + end["height"] - box["y"]}
+        info = PngImagePlugin.PngInfo()
+        info.add_text("survey.toml", README_SCHEMA)
+        with Image.open(io.BytesIO(page.screenshot(full_page=True, clip=clip))) as picture:
+            picture.quantize(256).save(Path(folder) / "page.png", pnginfo=info, optimize=True)
+    context.close()
