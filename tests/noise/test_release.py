@@ -1,10 +1,11 @@
-"""Releases: the accounted sensitivity covers clipping and rounding, and the noise has the stated size.
+"""Releases: the accounted sensitivity covers clipping and rounding; noise and choices are distributed as stated.
 
-Statistical tests reject below 1e-8, fewer than 10 of them.
+Fewer than 50 statistical tests reject below 1e-8: together a false alarm has probability below 1e-6.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from fractions import Fraction
 
@@ -16,8 +17,15 @@ from hypothesis.extra.numpy import arrays
 from scipy import stats
 
 from quietmax.errors import InvalidInput
-from quietmax.noise import ExactNoise, SeededNoise, release_gaussian, release_laplace
-from quietmax.noise.release import grid_for
+from quietmax.noise import (
+    ExactNoise,
+    SeededNoise,
+    choose,
+    permute_and_flip,
+    release_gaussian,
+    release_laplace,
+)
+from quietmax.noise import release as release_module
 
 REJECT = 1e-8
 
@@ -79,7 +87,7 @@ def test_neighbours_on_the_grid_are_never_further_apart_than_the_noise_covers(
 def test_the_grid_covers_sensitivity_and_rounding_exactly_and_wastes_little(
     sensitivity, privacy, rounding
 ) -> None:
-    grid = grid_for(sensitivity, privacy, rounding)
+    grid = release_module._grid_for(sensitivity, privacy, rounding)
     assert math.frexp(grid.step)[0] == 0.5  # a power of two
     needed = (Fraction(sensitivity) / Fraction(grid.step) + rounding) / Fraction(privacy)
     assert needed <= Fraction(grid.scale) <= needed * (1 + Fraction(1, 2**50))
@@ -171,3 +179,192 @@ def test_extreme_privacy_from_a_thousandth_to_ten_thousand_keeps_the_values_uncl
         made = release_laplace([1000.0, -1000.0], sensitivity=1e-3, epsilon=epsilon)
         assert made.values == pytest.approx([1000.0, -1000.0], abs=60 * made.scale)
         assert made.scale == pytest.approx(1e-3 / epsilon, rel=1e-3)
+
+
+def exact(seed: int, margin: float | None = None) -> ExactNoise:
+    return ExactNoise(_bytes=np.random.default_rng(seed).bytes, _margin=margin)
+
+
+def exponential_distribution(keys: np.ndarray) -> np.ndarray:
+    weights = np.exp(keys - keys.max())
+    return weights / weights.sum()
+
+
+def permute_and_flip_distribution(keys: np.ndarray) -> np.ndarray:
+    """Sum over all orders: each candidate in turn is accepted with probability exp(key - best key)."""
+    accept = np.exp(keys - keys.max())
+    distribution = np.zeros(keys.size)
+    orders = list(itertools.permutations(range(keys.size)))
+    for order in orders:
+        reached = 1.0 / len(orders)
+        for candidate in order:
+            distribution[candidate] += reached * accept[candidate]
+            reached *= 1.0 - accept[candidate]
+    return distribution
+
+
+DISTRIBUTIONS = [(choose, exponential_distribution), (permute_and_flip, permute_and_flip_distribution)]
+SCORES = [[0.0, 0.3, 1.0, 1.2], [2.0, 2.0], [5.0, -1.0, 4.0, 4.5, 0.0, 4.9], [0.0, -30.0, -0.001]]
+
+
+@pytest.mark.parametrize(("mechanism", "distribution"), DISTRIBUTIONS)
+@pytest.mark.parametrize("scores", SCORES)
+@pytest.mark.parametrize("source", [exact(21), SeededNoise(21)], ids=["test", "seeded"])
+def test_choices_are_as_frequent_as_the_closed_form_says(mechanism, distribution, scores, source) -> None:
+    rows = np.tile(scores, (200_000, 1))
+    made = mechanism(rows, epsilon=2.0, sensitivity=1.0, source=source)
+    expected = distribution(made.exponent * np.array(scores)) * len(rows)
+    counts = np.bincount(made.index, minlength=len(scores))
+    likely = expected > 10
+    assert counts[~likely].sum() <= 60
+    counts, expected = counts[likely], expected[likely]
+    assert stats.chisquare(counts, expected / expected.sum() * counts.sum()).pvalue > REJECT
+
+
+@pytest.mark.parametrize(("mechanism", "distribution"), DISTRIBUTIONS)
+def test_the_distribution_is_the_same_when_every_choice_takes_the_exact_branch(
+    mechanism, distribution
+) -> None:
+    scores = np.array(SCORES[0])
+    made = mechanism(np.tile(scores, (3_000, 1)), epsilon=2.0, sensitivity=1.0, source=exact(22, margin=1.0))
+    counts = np.bincount(made.index, minlength=4)
+    assert stats.chisquare(counts, distribution(made.exponent * scores) * 3_000).pvalue > REJECT
+
+
+@pytest.mark.parametrize("mechanism", [choose, permute_and_flip])
+def test_a_thousand_candidates_are_chosen_with_the_right_frequency(mechanism) -> None:
+    # One clear favourite and 999 equal others, so that the distribution is known without enumeration.
+    scores = np.append(np.zeros(999), 7.0)
+    rows = np.tile(scores, (4_000, 1))
+    made = mechanism(rows, epsilon=2.0, sensitivity=1.0, source=exact(23))
+    if mechanism is choose:
+        favourite = 1.0 / (1.0 + 999 * np.exp(-7.0 * made.exponent))
+    else:
+        # the favourite is reached at a uniform place among the others, each of which is refused before it
+        refuse = -np.expm1(-7.0 * made.exponent)
+        favourite = np.mean(refuse ** np.arange(1000))
+    found = int((made.index == 999).sum())
+    assert stats.binomtest(found, 4_000, favourite).pvalue > REJECT
+
+
+neighbours = st.integers(2, 5).flatmap(
+    lambda size: st.tuples(
+        arrays(float, size, elements=st.floats(-50, 50)),
+        arrays(float, size, elements=st.floats(-1, 1)),
+        st.floats(-1e6, 1e6),
+    )
+)
+
+
+class Capture:
+    """A source that records the gaps and the rate it is asked for, and always chooses the first."""
+
+    name, exact = "capture", False
+
+    def exponential_choice(self, gaps, rate):
+        self.keys = -rate * gaps[:, 0]
+        return np.zeros(gaps.shape[1], dtype=np.int64)
+
+    permute_and_flip_choice = exponential_choice
+
+
+@settings(deadline=None, max_examples=300)
+@given(neighbours, st.floats(1e-3, 1e3), st.sampled_from(DISTRIBUTIONS))
+def test_neighbouring_scores_have_distributions_within_epsilon_even_after_rounding_and_a_common_shift(
+    pair, epsilon, mechanism_and_distribution
+) -> None:
+    scores, moves, shift = pair
+    mechanism, distribution = mechanism_and_distribution
+    source = Capture()
+    spread = max(float(np.ptp(moves)), 1e-3)
+    distributions, keys = [], []
+    for values in (scores, scores + moves + shift):
+        # adding the shift in floats itself moves scores by up to 1e-10, which the range must include
+        mechanism(values, epsilon=epsilon, range_sensitivity=spread * (1 + 1e-6), source=source)
+        keys.append(source.keys)
+        distributions.append(distribution(source.keys))
+    assert np.ptp(keys[0] - keys[1]) <= epsilon * (1 + 1e-12)
+    seen = (distributions[0] > 1e-250) & (distributions[1] > 1e-250)
+    assert (
+        np.abs(np.log(distributions[0][seen]) - np.log(distributions[1][seen])).max()
+        <= epsilon * (1 + 1e-9) + 1e-9
+    )
+
+
+def test_a_common_shift_beyond_any_clipping_does_not_break_the_range() -> None:
+    source = Capture()
+    small, large = np.array([0.0, 1.0, 2.0]), np.array([0.0, 1.0, 2.0]) + 2.0**50
+    keys = []
+    for values in (small, large):
+        choose(values, epsilon=1.0, range_sensitivity=1e-9, source=source)
+        keys.append(source.keys)
+    assert np.array_equal(keys[0], keys[1])
+
+
+def test_gaps_are_clipped_where_whole_steps_are_still_exact() -> None:
+    source = Capture()
+    for spread in (1e-6, 1.0, 1e6):
+        made = choose([0.0, 1.0, 1e300], epsilon=1.0, range_sensitivity=spread, source=source)
+        rate = made.exponent * made.step
+        assert source.keys.tolist() == [-rate * 2.0**45, -rate * 2.0**45, 0.0]
+
+
+@given(st.floats(0.0, 2.0), st.lists(st.floats(-2.0, 2.0), min_size=2, max_size=4))
+def test_gaps_near_the_clipping_move_no_further_than_the_range(beyond, moves) -> None:
+    source = Capture()
+    limit = choose([0.0, 1.0], epsilon=1.0, range_sensitivity=4.0).step * 2.0**45
+    scores = np.append(np.zeros(len(moves) - 1), limit + beyond)
+    keys = []
+    for values in (scores, scores + np.array(moves)):
+        choose(values, epsilon=1.0, range_sensitivity=4.0 + 1e-6, source=source)
+        keys.append(source.keys)
+    assert np.ptp(keys[0] - keys[1]) <= 1.0 + 1e-9
+
+
+def test_scores_at_the_ends_of_the_float_range_are_chosen_from_without_a_warning() -> None:
+    with np.errstate(all="raise", under="ignore"):
+        index = choose([[1e308, -1e308], [-1e308, 1e308]], epsilon=1.0, sensitivity=1.0).index
+    assert index.tolist() == [0, 1]
+
+
+def test_rounding_costs_less_than_a_hundred_thousandth_of_the_exponent() -> None:
+    made = choose([0.0, 1.0], epsilon=1.0, sensitivity=0.3)
+    assert 1.0 - 1e-5 < made.exponent * 0.6 < 1.0
+    assert release_module._ROUNDING_STEPS == 3
+
+
+def test_the_smaller_of_the_two_stated_sensitivities_counts() -> None:
+    both = choose([0.0, 1.0], epsilon=1.0, sensitivity=1.0, range_sensitivity=0.5)
+    assert both.exponent == choose([0.0, 1.0], epsilon=1.0, range_sensitivity=0.5).exponent
+    other = choose([0.0, 1.0], epsilon=1.0, sensitivity=0.1, range_sensitivity=0.5)
+    assert other.exponent == choose([0.0, 1.0], epsilon=1.0, sensitivity=0.1).exponent
+
+
+@pytest.mark.parametrize("mechanism", [choose, permute_and_flip])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"scores": [0.0, np.nan], "epsilon": 1.0, "sensitivity": 1.0},
+        {"scores": [0.0, np.inf], "epsilon": 1.0, "sensitivity": 1.0},
+        {"scores": [[]], "epsilon": 1.0, "sensitivity": 1.0},
+        {"scores": 3.0, "epsilon": 1.0, "sensitivity": 1.0},
+        {"scores": [0.0, 1.0], "epsilon": 0.0, "sensitivity": 1.0},
+        {"scores": [0.0, 1.0], "epsilon": 1.0, "sensitivity": 0.0},
+        {"scores": [0.0, 1.0], "epsilon": 1.0, "sensitivity": -1.0},
+        {"scores": [0.0, 1.0], "epsilon": 1.0},
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_drawn(mechanism, arguments) -> None:
+    def no_bytes(_count):
+        raise AssertionError("entropy was read")
+
+    with pytest.raises(InvalidInput):
+        mechanism(**arguments, source=ExactNoise(_bytes=no_bytes))
+
+
+@pytest.mark.parametrize("mechanism", [choose, permute_and_flip])
+def test_shapes_follow_the_scores(mechanism) -> None:
+    assert mechanism([1.0, 2.0], epsilon=1.0, sensitivity=1.0).index.shape == ()
+    assert mechanism(np.zeros((7, 3)), epsilon=1.0, sensitivity=1.0).index.shape == (7,)
+    assert mechanism(np.zeros((0, 3)), epsilon=1.0, sensitivity=1.0).index.shape == (0,)
+    assert mechanism(np.zeros((2, 1)), epsilon=1.0, sensitivity=1.0).index.tolist() == [0, 0]

@@ -35,8 +35,13 @@ _FINENESS = 2.0**-16
 _MIN_SCALE = 2.0**20
 _FAST_SCALE = 2.0**32
 CLIP_STEPS = 2.0**62
-DECIMAL_SLACK = 1 + Fraction(1, 2**52)
+_DECIMAL_SLACK = 1 + Fraction(1, 2**52)
 """An epsilon or mu is charged as the decimal it prints as, up to 2^-53 of it below the float: noise is added for it."""
+
+_STEPS_PER_RANGE = 2.0**20
+_GAP_CLIP_STEPS = 2.0**45
+_ROUNDING_STEPS = 3
+_CELLS = 1 << 16
 
 Floats = NDArray[np.float64]
 
@@ -105,11 +110,10 @@ def release_gaussian(
     >>> release_gaussian([0.25, 4.0], sensitivity=1.0, mu=1e6, source=SeededNoise(0)).values.round(3)
     array([0.25, 4.  ])
     """
-    array = checked_values(values)
+    array = _checked_values(values)
     rounding = math.isqrt(_checked_coordinates(coordinates, array.size) - 1) + 1
-    grid = grid_for(checked_positive(sensitivity, "sensitivity"), checked_positive(mu, "mu"), rounding)
-    noise = source.gaussian(grid.scale, array.size)
-    return NoisyValues(_noisy(array, noise, grid), grid.scale * grid.step, grid.step, source.name)
+    grid = _grid_for(checked_positive(sensitivity, "sensitivity"), checked_positive(mu, "mu"), rounding)
+    return _noisy(array, source.gaussian(grid.scale, array.size), grid, source)
 
 
 def release_laplace(
@@ -122,7 +126,7 @@ def release_laplace(
 ) -> NoisyValues:
     """Add Laplace noise of scale (sensitivity + rounding)/epsilon to every value: epsilon-differential privacy.
 
-    Values beyond +-2^62 steps are clipped.
+    As `release_gaussian`, with the sensitivity in L1.
 
     Parameters
     ----------
@@ -132,20 +136,13 @@ def release_laplace(
         How far one record moves, in L1, any `coordinates` of the values together.
     epsilon : float
         The privacy parameter.
-    source : NoiseSource
-        Where the noise comes from. Exact noise by default.
-    coordinates : int or None
-        The number of values that the sensitivity refers to; all of them if None.
+    source, coordinates
+        As in `release_gaussian`.
 
     Returns
     -------
     NoisyValues
         The released values.
-
-    Raises
-    ------
-    InvalidInput
-        If a value is not finite or a parameter is not a positive number. Nothing has been drawn.
 
     Examples
     --------
@@ -153,17 +150,16 @@ def release_laplace(
     >>> release_laplace([0.25, 4.0], sensitivity=1.0, epsilon=1e6, source=SeededNoise(0)).values.round(3)
     array([0.25, 4.  ])
     """
-    array = checked_values(values)
+    array = _checked_values(values)
     rounding = _checked_coordinates(coordinates, array.size)
-    grid = grid_for(
+    grid = _grid_for(
         checked_positive(sensitivity, "sensitivity"), checked_positive(epsilon, "epsilon"), rounding
     )
-    noise = source.laplace(grid.scale, array.size)
-    return NoisyValues(_noisy(array, noise, grid), grid.scale * grid.step, grid.step, source.name)
+    return _noisy(array, source.laplace(grid.scale, array.size), grid, source)
 
 
 @dataclass(frozen=True)
-class Grid:
+class _Grid:
     """The grid of a release."""
 
     step: float  # The grid step, a power of two
@@ -171,13 +167,13 @@ class Grid:
 
 
 @lru_cache(maxsize=1024)
-def grid_for(sensitivity: float, privacy: float, rounding_steps: int) -> Grid:
+def _grid_for(sensitivity: float, privacy: float, rounding_steps: int) -> _Grid:
     """Return the grid on which noise of scale (sensitivity + rounding)/privacy is drawn."""
     ideal = sensitivity / privacy
     step = min(sensitivity * _FINENESS / rounding_steps, ideal / _MIN_SCALE)
-    step = power_of_two_below(max(step, ideal / _FAST_SCALE))
+    step = _power_of_two_below(max(step, ideal / _FAST_SCALE))
     needed = Fraction(sensitivity) / Fraction(step) + rounding_steps
-    exact = needed / Fraction(privacy) * DECIMAL_SLACK
+    exact = needed / Fraction(privacy) * _DECIMAL_SLACK
     scale = float(exact)
     if scale < exact:
         scale = math.nextafter(scale, math.inf)
@@ -186,7 +182,7 @@ def grid_for(sensitivity: float, privacy: float, rounding_steps: int) -> Grid:
             f"Epsilon or mu {privacy:g} for {rounding_steps} rounding steps requires noise of {scale:.1e} grid steps. "
             "At most 2^50 steps are supported: a larger epsilon or mu, or fewer coordinates."
         )
-    return Grid(step, scale)
+    return _Grid(step, scale)
 
 
 def checked_positive(value: float, name: str) -> float:
@@ -200,7 +196,7 @@ def checked_positive(value: float, name: str) -> float:
     raise InvalidInput(f"{name} must be between 1e-100 and 1e100, got {value!r}.")
 
 
-def checked_values(values: ArrayLike) -> Floats:
+def _checked_values(values: ArrayLike) -> Floats:
     """Return the values as float64; raise `InvalidInput` if one is not a finite number."""
     try:
         array = np.asarray(values, dtype=np.float64)
@@ -211,7 +207,7 @@ def checked_values(values: ArrayLike) -> Floats:
     raise InvalidInput("The values to release must be finite numbers. Nothing was drawn.")
 
 
-def power_of_two_below(value: float) -> float:
+def _power_of_two_below(value: float) -> float:
     """Return the largest power of two that is at most `value`."""
     return math.ldexp(0.5, math.frexp(value)[1])
 
@@ -225,7 +221,7 @@ def _checked_coordinates(coordinates: int | None, size: int) -> int:
     return int(coordinates)
 
 
-def _noisy(array: Floats, noise: NDArray[np.int64], grid: Grid) -> Floats:
+def _noisy(array: Floats, noise: NDArray[np.int64], grid: _Grid, source: NoiseSource) -> NoisyValues:
     """Return the rounded values plus the noise; overwrites `noise`."""
     limit = CLIP_STEPS * grid.step
     steps = np.maximum(array.reshape(-1), -limit)
@@ -235,13 +231,7 @@ def _noisy(array: Floats, noise: NDArray[np.int64], grid: Grid) -> Floats:
     noise += steps.astype(np.int64)
     released = noise.astype(np.float64)
     released *= grid.step
-    return released.reshape(array.shape)
-
-
-_STEPS_PER_RANGE = 2.0**20
-_GAP_CLIP_STEPS = 2.0**45
-ROUNDING_STEPS = 3
-_CELLS = 1 << 16
+    return NoisyValues(released.reshape(array.shape), grid.scale * grid.step, grid.step, source.name)
 
 
 @dataclass(frozen=True)
@@ -265,7 +255,7 @@ def choose(
     """Choose candidate v of each row with probability proportional to exp(exponent * score_v).
 
     This is the exponential mechanism. The exponent is epsilon/range, a little less because of rounding. Each row costs
-    epsilon; in the Gaussian measure only `quietmax.accounting.bounded_range_as_gaussian` of epsilon.
+    epsilon; in the Gaussian measure only `quietmax.accounting.costs.bounded_range_as_gaussian` of epsilon.
 
     Parameters
     ----------
@@ -310,17 +300,8 @@ def permute_and_flip(
 
     Parameters
     ----------
-    scores : array_like of shape (rows, candidates) or (candidates,)
-        The scores; larger is better.
-    epsilon : float
-        The cost of each row.
-    sensitivity : float or None
-        How far one record can move a single score.
-    range_sensitivity : float or None
-        How far one record can move the difference of two scores. If both are given, the smaller of this and
-        ``2 * sensitivity`` counts; one of the two is required.
-    source : NoiseSource
-        Where the randomness comes from. Exact by default.
+    scores, epsilon, sensitivity, range_sensitivity, source
+        As in `choose`.
 
     Returns
     -------
@@ -336,12 +317,12 @@ def permute_and_flip(
 
 
 @lru_cache(maxsize=1024)
-def _grid(spread: float, epsilon: float) -> Grid:
+def _choice_grid(spread: float, epsilon: float) -> _Grid:
     """Return the step and the exponent per step, rounded down."""
-    step = power_of_two_below(spread / _STEPS_PER_RANGE)
-    rate = Fraction(epsilon) / (Fraction(spread) / Fraction(step) + ROUNDING_STEPS) / DECIMAL_SLACK
+    step = _power_of_two_below(spread / _STEPS_PER_RANGE)
+    rate = Fraction(epsilon) / (Fraction(spread) / Fraction(step) + _ROUNDING_STEPS) / _DECIMAL_SLACK
     nearest = float(rate)
-    return Grid(step, nearest if nearest <= rate else math.nextafter(nearest, 0.0))
+    return _Grid(step, nearest if nearest <= rate else math.nextafter(nearest, 0.0))
 
 
 def _choose(
@@ -353,7 +334,7 @@ def _choose(
     flip: bool,
 ) -> Choice:
     """Round the gaps to the grid and choose, some rows at a time."""
-    array = checked_values(scores)
+    array = _checked_values(scores)
     if array.ndim not in (1, 2) or array.shape[-1] < 1:
         raise InvalidInput(
             f"scores must have shape (rows, candidates) or (candidates,) with 1 or more candidates, got {array.shape}."
@@ -365,7 +346,7 @@ def _choose(
         spreads.append(checked_positive(range_sensitivity, "range_sensitivity"))
     if not spreads:
         raise InvalidInput("sensitivity or range_sensitivity is required.")
-    grid = _grid(min(spreads), checked_positive(epsilon, "epsilon"))
+    grid = _choice_grid(min(spreads), checked_positive(epsilon, "epsilon"))
     draw = source.permute_and_flip_choice if flip else source.exponential_choice
     rows = np.atleast_2d(array)
     index = np.empty(len(rows), dtype=np.int64)
