@@ -1,6 +1,10 @@
+"""Releases are told apart where they differ, and a true claim survives."""
+
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Callable
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -8,10 +12,14 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from quietmax.accounting import Cost, GaussianCost, Guarantee, PureCost
-from quietmax.audit import distinguish
-from quietmax.audit.distinguishing import Draw
+from quietmax.audit import Neighbours, audit_mechanism, distinguish
+from quietmax.audit.distinguishing import Draw, _largest_change, _worst_case_neighbours
 from quietmax.errors import InvalidInput
-from quietmax.mechanisms.base import Answers
+from quietmax.estimators.teachers import VOTE_BOUNDS, Teachers
+from quietmax.mechanisms import Algorithm1, Answers, GaussianScores, Mechanism, NoisyMax, SampledNeuron
+from quietmax.models import TrainingSettings
+from quietmax.noise import EXACT, NoiseSource
+from quietmax.sensitivity import ScoreBounds, Sensitivity
 
 
 def test_the_confidence_holds_although_the_event_is_searched() -> None:
@@ -66,26 +74,17 @@ def test_a_value_that_noise_does_not_change_is_found() -> None:
     assert "repeat" in report.evidence
 
 
-def test_a_rare_leak_is_found() -> None:
-    """A release that tells the truth once in 200 draws is not private, whatever it does otherwise."""
+def test_a_rare_leak_is_found_and_a_claimed_delta_is_taken_into_account() -> None:
+    """A release that tells the truth once in 200 draws is not private, but the same leak is within (1, 0.01)."""
     rng = np.random.default_rng(6)
 
     def sometimes(world: int) -> Draw:
         return lambda draws: np.where(rng.random(draws) < 0.005, 100.0 * world, rng.normal(0, 1.0, draws))
 
-    report = distinguish(sometimes(-1), sometimes(1), PureCost(1.0), samples=60_000)
-    assert report.verdict == "refuted"
-
-
-def test_a_claimed_delta_is_taken_into_account() -> None:
-    """The same leak is within (1, 0.01)-privacy."""
-    rng = np.random.default_rng(6)
-
-    def sometimes(world: int) -> Draw:
-        return lambda draws: np.where(rng.random(draws) < 0.005, 100.0 * world, rng.normal(0, 1.0, draws))
-
+    draws = sometimes(-1), sometimes(1)
+    assert distinguish(*draws, PureCost(1.0), samples=60_000).verdict == "refuted"
     claim = Guarantee("approximate", epsilon=1.0, delta=0.01, because="Under test.")
-    report = distinguish(sometimes(-1), sometimes(1), claim, samples=60_000, confidence=1 - 1e-7)
+    report = distinguish(*draws, claim, samples=60_000, confidence=1 - 1e-7)
     assert report.verdict == "consistent"
     assert report.delta == 0.01
 
@@ -110,32 +109,209 @@ def test_the_report_is_json_and_a_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("first", "arguments", "words"),
     [
-        ({"samples": 10}, "at least 64, got 10"),
-        ({"confidence": 1.0}, "confidence"),
-        ({"delta": 0.0}, "delta"),
+        (np.zeros, {"samples": 10}, "at least 64, got 10"),
+        (np.zeros, {"confidence": 1.0}, "confidence"),
+        (np.zeros, {"delta": 0.0}, "delta"),
+        (lambda draws: np.full(draws, np.nan), {}, "NaN"),
+        (lambda draws: Answers(np.zeros(draws, np.int64), np.full((draws, 2), np.nan)), {}, "NaN"),
+        (lambda draws: np.zeros((draws, 0)), {}, "missing"),
+        (lambda draws: np.zeros((draws, 2)), {}, "same release"),
+        (lambda draws: np.zeros(draws - 1), {}, "same release"),
     ],
 )
-def test_invalid_settings_are_errors(arguments: Any, words: str) -> None:
+def test_invalid_settings_and_releases_are_errors(first: Draw, arguments: Any, words: str) -> None:
     with pytest.raises(InvalidInput, match=words):
-        distinguish(np.zeros, np.zeros, PureCost(1.0), **arguments)
+        distinguish(first, np.zeros, PureCost(1.0), **arguments)
 
 
-def test_answers_that_are_not_numbers_are_errors_and_not_called_consistent() -> None:
-    def answers(value: float) -> Draw:
-        return lambda draws: Answers(np.zeros(draws, np.int64), np.full((draws, 2), value))
+# Mechanisms: proven ones survive an audit; broken ones and Algorithm 1 are refuted
 
-    with pytest.raises(InvalidInput, match="NaN"):
-        distinguish(answers(np.nan), answers(0.5), PureCost(1.0), samples=1000)
+# A proven mechanism is called refuted with at most this probability; the bounds asserted below are missed by a true
+# auditor with less, being six standard errors or more inside what is expected.
+Noise = Literal["laplace", "gaussian"]
+FALSE_ALARM = 1e-7
+SURE = 1 - FALSE_ALARM
+
+ONE_AND_ANOTHER = ScoreBounds(
+    Sensitivity(1.0, "certified", "made up"), Sensitivity(math.sqrt(2), "certified", "made up")
+)
+
+HALF = ScoreBounds(Sensitivity(0.5, "certified", "made up"), Sensitivity(100.0, "certified", "made up"))
 
 
-def test_invalid_releases_are_errors() -> None:
-    with pytest.raises(InvalidInput, match="NaN"):
-        distinguish(lambda draws: np.full(draws, np.nan), np.zeros, PureCost(1.0))
-    with pytest.raises(InvalidInput, match="missing"):
-        distinguish(lambda draws: np.zeros((draws, 0)), np.zeros, PureCost(1.0))
-    with pytest.raises(InvalidInput, match="same release"):
-        distinguish(lambda draws: np.zeros((draws, 2)), np.zeros, PureCost(1.0))
-    with pytest.raises(InvalidInput, match="same release"):
-        distinguish(lambda draws: np.zeros(draws - 1), np.zeros, PureCost(1.0))
+BUILDS: dict[str, Callable[[float], Mechanism]] = {
+    "exponential": lambda cost: NoisyMax("exponential", bounds=ONE_AND_ANOTHER, per_query=PureCost(cost)),
+    "permute-and-flip": lambda cost: NoisyMax(
+        "permute-and-flip", bounds=ONE_AND_ANOTHER, per_query=PureCost(cost)
+    ),
+    "gaussian-max": lambda cost: NoisyMax("gaussian", bounds=ONE_AND_ANOTHER, per_query=GaussianCost(cost)),
+    "laplace-neuron": lambda cost: SampledNeuron("laplace", bounds=ONE_AND_ANOTHER, per_query=PureCost(cost)),
+    "gaussian-neuron": lambda cost: SampledNeuron(
+        "gaussian", bounds=ONE_AND_ANOTHER, per_query=GaussianCost(cost)
+    ),
+    "gaussian-scores": lambda cost: GaussianScores(bounds=ONE_AND_ANOTHER, per_query=GaussianCost(cost)),
+    "gaussian-votes": lambda cost: GaussianScores(50, bounds=VOTE_BOUNDS, per_query=GaussianCost(cost)),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "samples"),
+    [
+        ("exponential", 10, 20_000),
+        ("permute-and-flip", 10, 20_000),
+        ("gaussian-max", 10, 20_000),
+        ("laplace-neuron", 2, 20_000),
+        ("laplace-neuron", 10, 80_000),
+        ("gaussian-neuron", 2, 20_000),
+        ("gaussian-neuron", 10, 20_000),
+        ("gaussian-scores", 10, 20_000),
+        ("gaussian-votes", 3, 20_000),
+    ],
+)
+def test_a_proven_mechanism_is_consistent_two_fifths_are_shown_and_half_the_noise_is_refuted(
+    name: str, classes: int, samples: int
+) -> None:
+    options: Any = {"samples": samples, "confidence": SURE, "seed": 1}
+    report = audit_mechanism(BUILDS[name](1.0), classes, **options)
+    assert report.verdict == "consistent", report
+    assert report.share >= 0.4, report
+    claimed = BUILDS[name](1.0).guarantee(classes)
+    report = audit_mechanism(BUILDS[name](2.0), classes, claimed=claimed, **options)
+    assert report.verdict == "refuted", report
+
+
+def algorithm1(noise: Noise, classes: int, epsilon: float = 1.0, factor: float = 1.0) -> Algorithm1:
+    share = epsilon / (2 * classes + 1) if noise == "laplace" else epsilon / math.sqrt(4 * classes + 1)
+    return Algorithm1(noise, share, factor * share, logit_sensitivity=0.358, probability_sensitivity=1.0)
+
+
+@pytest.mark.parametrize(
+    ("noise", "classes"), [("laplace", 3), ("laplace", 10), ("gaussian", 10), ("laplace", 30)]
+)
+def test_algorithm_1_with_three_or_more_classes_is_refuted_within_its_own_sensitivity(
+    noise: Noise, classes: int
+) -> None:
+    """THEORY 2.1: at the paper's epsilon = 1, found without being told where to look."""
+    mechanism = algorithm1(noise, classes)
+    pairs = _worst_case_neighbours(classes, _largest_change(mechanism, None), 1.0)
+    assert max(np.abs(pair.second - pair.first).max() for pair in pairs) <= 0.358 * (1 + 1e-12)
+    report = audit_mechanism(mechanism, classes, samples=8000, confidence=SURE)
+    assert report.verdict == "refuted"
+    assert report.claimed == pytest.approx(1.0)
+    assert report.lower_bound > 4
+    assert "repeat" in report.evidence
+
+
+@pytest.mark.parametrize("noise", ["laplace", "gaussian"])
+def test_algorithm_1_with_two_classes_is_consistent_with_its_true_cost_but_not_with_half_the_noise(
+    noise: Noise,
+) -> None:
+    """THEORY 2.2: cost 2*e_n, less than the paper claims."""
+    claimed = algorithm1(noise, 2).guarantee(2)
+    whole = audit_mechanism(algorithm1(noise, 2), 2, samples=100_000, confidence=SURE)
+    assert whole.verdict == "consistent"
+    assert whole.share >= 0.4
+    half = audit_mechanism(
+        algorithm1(noise, 2, factor=2.0), 2, claimed=claimed, samples=100_000, confidence=SURE
+    )
+    assert half.verdict == "refuted"
+
+
+def test_a_shift_common_to_all_logits_leaks_nothing() -> None:
+    mechanism = algorithm1("laplace", 4)
+    shifted = Neighbours([0.3, -0.2, 1.0, 0.0], [0.5, 0.0, 1.2, 0.2])
+    report = audit_mechanism(mechanism, neighbours=shifted, samples=20_000, confidence=SURE)
+    assert report.verdict == "consistent"
+    assert report.lower_bound == 0
+
+
+def test_the_exact_noise_of_a_release_can_be_audited() -> None:
+    report = audit_mechanism(BUILDS["laplace-neuron"](1.0), 2, samples=20_000, confidence=SURE, noise=EXACT)
+    assert report.verdict == "consistent"
+    assert report.share > 0.4
+    assert report.to_json()["noise_source"] == "exact"
+
+
+def test_an_audit_can_be_repeated() -> None:
+    first, second = (audit_mechanism(BUILDS["exponential"](1.0), 5, samples=4000, seed=9) for _ in range(2))
+    assert first == second
+    assert first != audit_mechanism(BUILDS["exponential"](1.0), 5, samples=4000, seed=10)
+
+
+class Confident:
+    """A mechanism of another package: a noisy label whose probability is released without noise."""
+
+    name = "confident"
+
+    def release(self, scores: NDArray[np.float64], source: NoiseSource) -> Answers:
+        labels = source.exponential_choice(-scores.T + scores.max(), 0.5)
+        best = np.exp(scores.max(1)) / np.exp(scores).sum(1)
+        probabilities = np.tile(((1 - best) / (scores.shape[1] - 1))[:, None], scores.shape[1])
+        probabilities[np.arange(len(labels)), labels] = best
+        return Answers(labels, probabilities)
+
+
+def test_a_mechanism_that_releases_one_number_without_noise_is_refuted() -> None:
+    report = audit_mechanism(
+        Confident(), 4, change=HALF, claimed=PureCost(1.0), samples=6000, confidence=SURE
+    )
+    assert report.verdict == "refuted"
+
+
+def test_teachers_are_consistent_on_the_votes_with_and_without_a_record() -> None:
+    """Real votes of one query: train with all records and without one, same key; only one teacher may differ."""
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(60, 4)).astype(np.float32)
+    labels = (features[:, 0] > 0).astype(int)
+    settings = TrainingSettings(hidden=(8,), epochs=3, batch_size=10)
+    make = Teachers(
+        1.0, 1e-5, queries=1, teachers=6, network=settings, classes=(0, 1), declared_size=60, random_state=3
+    )
+    everybody = make.fit(features, labels)
+    votes, mechanism = everybody.ensemble_.scores(features), everybody.predictor_.mechanism
+    moved, query, fewer = 0.0, 0, votes
+    for left_out in range(12):
+        kept = np.delete(np.arange(60), left_out)
+        other = make.fit(features[kept], labels[kept]).ensemble_.scores(features)
+        change = np.linalg.norm(other - votes, axis=1)
+        assert change.max() <= VOTE_BOUNDS.vector.value
+        if change.max() > moved:
+            moved, query, fewer = float(change.max()), int(change.argmax()), other
+    assert moved > 0, "no record mattered, so the audit would compare equal votes"
+    pair = Neighbours(votes[query], fewer[query], "a record left out")
+    report = audit_mechanism(mechanism, neighbours=pair, samples=40_000, confidence=SURE)
+    assert report.verdict == "consistent"
+    assert report.lower_bound > 0
+
+
+def test_worst_case_neighbours_differ_by_at_most_the_given_change() -> None:
+    for classes in (2, 3, 10):
+        pairs = _worst_case_neighbours(classes, (0.7, 0.8), 0.5, seed=4)
+        moves = np.stack([pair.second - pair.first for pair in pairs])
+        assert np.abs(moves).max() <= 0.7 * (1 + 1e-9)
+        assert np.linalg.norm(moves, axis=1).max() <= 0.8 * (1 + 1e-9)
+        assert np.linalg.norm(moves, axis=1).max() >= 0.8 * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: audit_mechanism(BUILDS["exponential"](1.0)), "classes is required"),
+        (lambda: audit_mechanism(Confident(), 3, claimed=PureCost(1.0)), "does not state how far"),
+        (lambda: Neighbours([0.0, 1.0], [0.0]), "same classes"),
+        (lambda: Neighbours([0.0, math.nan], [0.0, 1.0]), "NaN"),
+        (lambda: _worst_case_neighbours(1, (1.0, 1.0), 1.0), "at least 2"),
+        (
+            lambda: audit_mechanism(
+                BUILDS["exponential"](1.0), 3, neighbours=Neighbours([0.0, 1.0], [1.0, 0.0])
+            ),
+            "got 3",
+        ),
+        (lambda: audit_mechanism(BUILDS["exponential"](1.0), neighbours=[]), "at least one pair"),
+    ],
+)
+def test_invalid_arguments_are_errors(call: Callable[[], object], words: str) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        call()

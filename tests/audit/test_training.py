@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,13 +30,16 @@ SIZE = 30
 Fit = Callable[[Records], Any]
 
 
-def sums(noise: str, scale: float, canaries: int, seed: int = 0) -> Fit:
-    """Release how often each number occurs, with noise: one record moves one count by 1."""
+def counts_of(
+    canaries: int, scale: float = 1.0, *, noise: str = "gaussian", by_person: bool = False, seed: int = 0
+) -> Fit:
+    """Release how many rows carry each number, with noise; ``by_person``: a row weighs one over its person's rows."""
     rng = np.random.default_rng(seed)
     draw = rng.normal if noise == "gaussian" else rng.laplace
 
     def fit(records: Records) -> NDArray[np.float64]:
-        present = np.bincount(records.features[:, 0].astype(int), minlength=canaries + 1)[1:]
+        weights = 1 / np.bincount(records.units)[records.units] if by_person else None
+        present = np.bincount(records.features[:, 0].astype(int), weights, minlength=canaries + 1)[1:]
         return np.asarray(present + draw(0.0, scale, canaries))
 
     return fit
@@ -51,6 +55,13 @@ def released(model: Any, _canaries: Records) -> NDArray[Any]:
     return np.asarray(model)
 
 
+def visits(persons: int, start: int, rows: int = 3) -> Records:
+    """Persons with the numbers from ``start``; each row of a person carries that number."""
+    numbers = np.repeat(np.arange(start, start + persons), rows)
+    names = np.array([f"person {number}" for number in numbers], dtype=object)
+    return Records("visits", numbers[:, None], np.zeros(len(numbers), int), classes=2, persons=names)
+
+
 @pytest.mark.parametrize(
     ("noise", "claimed"), [("gaussian", GaussianCost(1.0)), ("laplace", PureCost(1.0))], ids=["mu", "epsilon"]
 )
@@ -60,47 +71,30 @@ def test_one_run_does_not_refute_a_true_claim_but_half_the_noise(noise: str, cla
     Of these, at 99%, fewer than 40 wrong ones refute mu = 1. With mu = 1 each is wrong with probability 0.096, with
     mu = 2 with 0.0049: either verdict comes out wrong with probability below 1e-9. For epsilon even less.
     """
-    records, canaries = apart(20_000)
-    honest = audit_training(sums(noise, 1.0, 20_000), released, records, canaries, claimed, shares=[0.1])
+    inputs: Any = (released, *apart(20_000), claimed)
+    honest = audit_training(counts_of(20_000, noise=noise), *inputs, shares=[0.1])
     assert honest.verdict == "consistent"
     assert honest.share > 0.4
     assert honest.confidence == 0.99
-    broken = audit_training(sums(noise, 0.5, 20_000), released, records, canaries, claimed, shares=[0.1])
+    broken = audit_training(counts_of(20_000, 0.5, noise=noise), *inputs, shares=[0.1])
     assert broken.verdict == "refuted"
     assert broken.samples == 20_000
     assert broken.details["games"][0]["guesses"] == 2000
-
-
-def test_one_run_at_high_confidence_does_not_refute_true_claims() -> None:
-    """False-alarm probability 1e-7 each."""
-    records, canaries = apart(1000)
-    for noise, claimed in (("gaussian", GaussianCost(1.0)), ("laplace", PureCost(1.0))):
-        report = audit_training(
-            sums(noise, 1.0, 1000, seed=7), released, records, canaries, claimed, confidence=SURE
-        )
-        assert report.verdict == "consistent"
+    # False-alarm probability 1e-7.
+    fit = counts_of(1000, noise=noise, seed=7)
+    assert audit_training(fit, released, *apart(1000), claimed, confidence=SURE).verdict == "consistent"
 
 
 def test_one_run_without_any_noise_finds_every_canary() -> None:
-    records, canaries = apart(400)
-    report = audit_training(
-        sums("gaussian", 1e-9, 400), released, records, canaries, PureCost(3.0), shares=[0.5, 0.1]
-    )
+    report = audit_training(counts_of(400, 1e-9), released, *apart(400), PureCost(3.0), shares=[0.5, 0.1])
     assert report.verdict == "refuted"
     assert report.evidence == "200 of 200 guesses about canaries were right"
 
 
 def test_scores_without_information_give_no_bound() -> None:
     """Ties are broken at random: a constant score guesses right half of the time."""
-    records, canaries = apart(2000)
-    report = audit_training(
-        sums("gaussian", 1.0, 2000),
-        lambda *_: np.zeros(2000),
-        records,
-        canaries,
-        PureCost(0.0),
-        confidence=SURE,
-    )
+    nothing = lambda *_: np.zeros(2000)  # noqa: E731
+    report = audit_training(counts_of(2000), nothing, *apart(2000), PureCost(0.0), confidence=SURE)
     assert report.verdict == "consistent"
     (everything,) = [game for game in report.details["games"] if game["guesses"] == 2000]
     assert 850 < everything["right"] < 1150  # 6.7 standard deviations on either side
@@ -115,44 +109,22 @@ def test_repeated_training_does_not_refute_a_true_claim_but_half_the_noise() -> 
     def mean(scale: float) -> Fit:
         return lambda given: given.features.sum(0) / 50 + rng.normal(0, scale / 50, 3)
 
-    honest = audit_training(
-        mean(1.0),
-        released,
-        records,
-        canary,
-        GaussianCost(1.0),
-        method="repeated",
-        times=6000,
-        confidence=SURE,
-    )
+    options: dict[str, Any] = {"method": "repeated", "times": 6000, "confidence": SURE}
+    honest = audit_training(mean(1.0), released, records, canary, GaussianCost(1.0), **options)
     assert honest.verdict == "consistent"
     assert honest.share > 0.4
-    broken = audit_training(
-        mean(0.5),
-        released,
-        records,
-        canary,
-        GaussianCost(1.0),
-        method="repeated",
-        times=6000,
-        confidence=SURE,
-    )
+    broken = audit_training(mean(0.5), released, records, canary, GaussianCost(1.0), **options)
     assert broken.verdict == "refuted"
 
 
-def head(mu: float, seeds: Iterator[int]) -> Fit:
-    def fit(records: Records) -> PrivateHead:
-        return PrivateHead(
-            mu=mu,
-            features=UnitNorm(),
-            classes=(0, 1),
-            declared_size=4,
-            centring=0.0,
-            steps=1,
-            random_state=next(seeds),
-        ).fit(records.features, records.labels)
-
-    return fit
+def head(mu: float) -> Fit:
+    seeds = itertools.count()
+    options: dict[str, Any] = {
+        "features": UnitNorm(), "classes": (0, 1), "declared_size": 4, "centring": 0.0, "steps": 1
+    }  # fmt: skip
+    return lambda records: PrivateHead(mu=mu, random_state=next(seeds), **options).fit(
+        records.features, records.labels
+    )
 
 
 def test_repeated_training_does_not_refute_a_private_head_but_half_its_noise() -> None:
@@ -167,23 +139,13 @@ def test_repeated_training_does_not_refute_a_private_head_but_half_its_noise() -
     def weights(model: PrivateHead, _canary: Records) -> NDArray[Any]:
         return np.asarray(model.coef_.ravel())
 
-    honest = audit_training(
-        head(2.0, itertools.count()), weights, records, canary, method="repeated", times=800, confidence=SURE
-    )
+    repeated = partial(audit_training, score=weights, records=records, canaries=canary, method="repeated")
+    honest = repeated(head(2.0), times=800, confidence=SURE)
     assert honest.definition == "gaussian"
     assert honest.claimed == pytest.approx(2.0)
     assert honest.verdict == "consistent"
     assert honest.share > 0.3
-    broken = audit_training(
-        head(4.0, itertools.count()),
-        weights,
-        records,
-        canary,
-        GaussianCost(2.0),
-        method="repeated",
-        times=500,
-        confidence=0.999,
-    )
+    broken = repeated(head(4.0), claimed=GaussianCost(2.0), times=500, confidence=0.999)
     assert broken.verdict == "refuted"
 
 
@@ -209,25 +171,18 @@ def test_one_run_does_not_refute_the_labels_of_teachers() -> None:
     assert report.epsilon_claimed == pytest.approx(1.0, rel=1e-6)
 
 
-def test_repeated_training_refutes_an_ordinary_network() -> None:
-    """Many networks at once; 64 trainings without and 64 with a mislabelled record."""
+def test_repeated_training_refutes_an_ordinary_network_and_nothing_without_a_canary() -> None:
+    """Many networks at once; 40 trainings without and 40 with a mislabelled record choose the event, 40 bound it."""
     data = load("mnist-5k", records=60, seed=1)
     canary = mislabelled(data.pool, count=1, seed=1)
     settings = TrainingSettings(hidden=(16,), loss=CrossEntropy(), epochs=30, learning_rate=0.01)
     claim = Guarantee("approximate", epsilon=0.5, delta=1e-5, because="Nobody's claim.")
     without, inside = network_draws(data.train, canary, settings=settings)
-    report = distinguish(without, inside, claim, samples=80, confidence=0.999)
-    assert report.verdict == "refuted"
-
-
-def test_networks_without_the_canary_are_not_told_apart() -> None:
-    data = load("mnist-5k", records=60, seed=1)
-    canary = mislabelled(data.pool, count=1, seed=1)
-    without, _ = network_draws(
-        data.train, canary, settings=TrainingSettings(hidden=(4,), loss=CrossEntropy(), epochs=2)
-    )
-    report = distinguish(without, without, PureCost(0.0), samples=64, confidence=SURE)
-    assert report.verdict == "consistent"
+    assert distinguish(without, inside, claim, samples=80, confidence=0.999).verdict == "refuted"
+    settings = TrainingSettings(hidden=(4,), loss=CrossEntropy(), epochs=2)
+    without, _ = network_draws(data.train, canary, settings=settings)
+    same = distinguish(without, without, PureCost(0.0), samples=64, confidence=SURE)
+    assert same.verdict == "consistent"
 
 
 def test_canaries_are_real_records_with_wrong_labels() -> None:
@@ -253,23 +208,34 @@ def test_the_label_score_uses_probabilities_if_they_are_released() -> None:
     assert label_score(Probabilities(), canaries) == pytest.approx([np.log(0.5), 0.0])
 
 
-def test_invalid_arguments_are_errors() -> None:
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"canaries": apart(1)[1]}, "at least 2 canaries"),
+        ({"shares": []}, "shares must be numbers above 0"),
+        ({"method": "twice"}, "method must be 'one-run' or 'repeated', got 'twice'"),
+        ({"score": lambda *_: np.zeros(3)}, "must return 10 numbers, one per row of the canaries"),
+        ({"claimed": None}, "has no guarantee_"),
+        ({"method": "repeated"}, "exactly 1 canary, got 10 records"),
+        ({"canaries": Records("wide", np.zeros((4, 2)), np.zeros(4, int), 2)}, "must have 1 features"),
+        ({"records": visits(3, 1), "canaries": apart(3)[1]}, "both have persons, or neither"),
+        ({"records": visits(3, 1), "canaries": visits(2, 3)}, "must not be a person of the records"),
+        (
+            {"records": visits(3, 1), "canaries": visits(2, 4), "method": "repeated"},
+            "1 canary, got 2 persons",
+        ),
+    ],
+)
+def test_invalid_arguments_are_errors(changed: dict[str, Any], words: str) -> None:
     records, canaries = apart(10)
-    fit = sums("gaussian", 1.0, 10)
-    with pytest.raises(InvalidInput, match="at least 2 canaries"):
-        audit_training(fit, released, records, canaries.take([0]), PureCost(1.0))
-    with pytest.raises(InvalidInput, match="must return 10 numbers, one per row of the canaries"):
-        audit_training(fit, lambda *_: np.zeros(3), records, canaries, PureCost(1.0))
-    with pytest.raises(InvalidInput, match="has no guarantee_"):
-        audit_training(fit, released, records, canaries)
-    with pytest.raises(InvalidInput, match="exactly 1 canary"):
-        audit_training(fit, released, records, canaries, PureCost(1.0), method="repeated")
-    with pytest.raises(InvalidInput, match="must have 1 features"):
-        audit_training(
-            fit, released, records, Records("wide", np.zeros((4, 2)), np.zeros(4, int), 2), PureCost(1.0)
-        )
+    usual = {"records": records, "canaries": canaries, "score": released, "claimed": PureCost(1.0)}
+    with pytest.raises(InvalidInput, match=words):
+        audit_training(counts_of(10), **(usual | changed))
+
+
+def test_more_canaries_than_records_are_an_error() -> None:
     with pytest.raises(InvalidInput, match="count must be from 1 to the number of records, 1,"):
-        mislabelled(records, count=2)
+        mislabelled(apart(1)[0], count=2)
 
 
 def _records() -> tuple[Records, Records]:
@@ -281,17 +247,14 @@ def _records() -> tuple[Records, Records]:
     return Records("blobs", features, labels, 2), canary
 
 
+LENGTH: dict[str, Any] = {"steps": 10, "max_grad_norm": 0.02, "learning_rate": 0.05, "optimizer": "sgd"}
+
+
 def _plan(**changes: Any) -> Plan:
-    options: dict[str, Any] = {
-        "steps": 10,
-        "max_grad_norm": 0.02,
-        "learning_rate": 0.05,
-        "optimizer": "sgd",
-    } | changes
-    return make_plan(SIZE, epsilon=8.0, delta=1e-5, **options)
+    return make_plan(SIZE, epsilon=8.0, delta=1e-5, **(LENGTH | changes))
 
 
-def _report(planned: Plan, noise_share: float, samples: int = 1000) -> AuditReport:
+def _report(planned: Plan, noise_share: float) -> AuditReport:
     without, inside = private_network_draws(
         *_records(),
         settings=planned.settings,
@@ -302,7 +265,7 @@ def _report(planned: Plan, noise_share: float, samples: int = 1000) -> AuditRepo
     claimed = network_guarantee(
         planned, exact=False, own_module=False, size_declared=True, classes_declared=True
     )
-    return distinguish(without, inside, claimed, samples=samples, confidence=DPSGD_CONFIDENCE)
+    return distinguish(without, inside, claimed, samples=1000, confidence=DPSGD_CONFIDENCE)
 
 
 def test_repeated_training_does_not_refute_dpsgd_but_half_its_noise() -> None:
@@ -323,58 +286,22 @@ def test_poisson_sampling_is_as_private_as_claimed_and_no_noise_is_refuted() -> 
     assert _report(unmasked, 1e-6).verdict == "refuted"
 
 
-def _fit() -> Fit:
+def test_one_run_does_not_refute_dpsgd() -> None:
     seeds = itertools.count()
 
     def fit(records: Records) -> DPSGD:
-        options: dict[str, Any] = {
-            "steps": 10,
-            "max_grad_norm": 0.02,
-            "learning_rate": 0.05,
-            "optimizer": "sgd",
-            "declared_size": SIZE,
-        }
-        private = DPSGD(8.0, 1e-5, classes=range(2), random_state=next(seeds), **options)
+        private = DPSGD(8.0, 1e-5, classes=range(2), declared_size=SIZE, random_state=next(seeds), **LENGTH)
         return private.fit(records.features, records.labels)
 
-    return fit
-
-
-def test_one_run_does_not_refute_dpsgd() -> None:
     records, _ = _records()
     generator = np.random.default_rng(1)
-    canaries = Records(
-        "canaries", generator.random((40, 5), dtype=np.float32), generator.integers(0, 2, 40), 2
-    )
-    report = audit_training(_fit(), label_score, records, canaries, confidence=DPSGD_CONFIDENCE)
+    rows, labels = generator.random((40, 5), dtype=np.float32), generator.integers(0, 2, 40)
+    canaries = Records("canaries", rows, labels, 2)
+    report = audit_training(fit, label_score, records, canaries, confidence=DPSGD_CONFIDENCE)
     assert report.verdict == "consistent"
     assert report.samples == 40
-
-
-def test_neighbouring_draws_require_one_canary() -> None:
-    records, _ = _records()
-    planned = _plan()
     with pytest.raises(InvalidInput, match="exactly 1 canary"):
-        private_network_draws(records, records, settings=planned.settings, noise_multiplier=1.0, size=SIZE)
-
-
-def visits(persons: int, start: int, rows: int = 3) -> Records:
-    """Persons with the numbers from ``start``; each row of a person carries that number."""
-    numbers = np.repeat(np.arange(start, start + persons), rows)
-    names = np.array([f"person {number}" for number in numbers], dtype=object)
-    return Records("visits", numbers[:, None], np.zeros(len(numbers), int), classes=2, persons=names)
-
-
-def counts_of(canaries: int, scale: float, *, by_person: bool, seed: int = 0) -> Fit:
-    """Release how many rows carry each number; ``by_person``: every row weighs one over its person's rows."""
-    rng = np.random.default_rng(seed)
-
-    def fit(records: Records) -> NDArray[np.float64]:
-        weights = 1 / np.bincount(records.units)[records.units] if by_person else None
-        present = np.bincount(records.features[:, 0].astype(int), weights, minlength=canaries + 1)[1:]
-        return np.asarray(present + rng.normal(0.0, scale, canaries))
-
-    return fit
+        private_network_draws(records, records, settings=_plan().settings, noise_multiplier=1.0, size=SIZE)
 
 
 def of_each_row(model: Any, canaries: Records) -> NDArray[Any]:
@@ -393,7 +320,7 @@ def test_one_run_puts_whole_persons_in_and_refutes_a_claim_for_records() -> None
 
     def fit(given: Records) -> Any:
         seen.append(given)
-        return counts_of(2000, 1.0, by_person=True)(given)
+        return counts_of(2000, by_person=True)(given)
 
     honest = audit_training(fit, of_each_row, records, canaries, for_person, confidence=SURE)
     assert (honest.verdict, honest.unit, honest.samples) == ("consistent", "person", 2000)
@@ -402,7 +329,7 @@ def test_one_run_puts_whole_persons_in_and_refutes_a_claim_for_records() -> None
     assert len(seen[0]) == 3 * (1 + honest.details["canaries_inside"])
     assert "claimed_for" not in honest.details
     for_record = Guarantee("gaussian", mu=1.0, because="Counted by row.")
-    by_row = counts_of(2000, 1.0, by_person=False)
+    by_row = counts_of(2000)
     broken = audit_training(by_row, of_each_row, records, canaries, for_record)
     assert (broken.verdict, broken.unit) == ("refuted", "person")
     assert broken.details["claimed_for"] == "one record"
@@ -414,12 +341,10 @@ def test_repeated_training_leaves_out_a_whole_person() -> None:
     records, canary = visits(20, 2), visits(1, 1)
     claimed = Guarantee("gaussian", mu=1.0, because="Counted by person.", unit="person")
     options: dict[str, Any] = {"method": "repeated", "times": 4000, "confidence": SURE}
-    honest = audit_training(counts_of(22, 1.0, by_person=True), released, records, canary, claimed, **options)
+    honest = audit_training(counts_of(22, by_person=True), released, records, canary, claimed, **options)
     assert (honest.verdict, honest.unit, honest.details["canary_rows"]) == ("consistent", "person", 3)
     assert honest.share > 0.5
-    broken = audit_training(
-        counts_of(22, 1.0, by_person=False), released, records, canary, claimed, **options
-    )
+    broken = audit_training(counts_of(22), released, records, canary, claimed, **options)
     assert broken.verdict == "refuted"
 
 
@@ -434,15 +359,3 @@ def test_mislabelled_persons_keep_all_their_rows() -> None:
     original = records.take(np.isin(persons.astype(str), sorted(chosen)))
     np.testing.assert_array_equal(canaries.features, original.features)
     assert (canaries.labels != original.labels).all()
-
-
-def test_canaries_and_records_must_agree_about_persons() -> None:
-    records = visits(3, 1)
-    plain = Records("plain", records.features, records.labels, classes=2)
-    fit = counts_of(9, 1.0, by_person=False)
-    with pytest.raises(InvalidInput, match="both have persons, or neither"):
-        audit_training(fit, of_each_row, records, plain, PureCost(1.0))
-    with pytest.raises(InvalidInput, match="must not be a person of the records"):
-        audit_training(fit, of_each_row, records, visits(2, 3), PureCost(1.0))
-    with pytest.raises(InvalidInput, match="exactly 1 canary, got 2 persons"):
-        audit_training(fit, of_each_row, records, visits(2, 4), PureCost(1.0), method="repeated")
