@@ -29,7 +29,7 @@ def test_a_map_read_from_json_is_equal_and_computes_the_same(feature_map: Featur
 def test_a_frozen_module_cannot_be_saved() -> None:
     with pytest.raises(InvalidInput, match="cannot be saved"):
         MAPS[-1].to_json()
-    with pytest.raises(InvalidInput, match="cannot be read from a file"):
+    with pytest.raises(InvalidInput, match="do not describe a feature map"):
         feature_map_from_json({"kind": "frozen-module"})
 
 

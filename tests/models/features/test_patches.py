@@ -329,7 +329,7 @@ def test_only_image_maps_can_be_parts(kind: str) -> None:
         "degrees": [0],
         "pairs": 0,
     }
-    with pytest.raises(InvalidInput, match="do not describe a feature map"):
+    with pytest.raises(InvalidInput, match=r"must be (made from|a tuple of at least one)"):
         feature_map_from_json(described)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import lru_cache
+from operator import index
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -78,14 +80,54 @@ class FeatureMap(ABC):
             )
         return features
 
-    @abstractmethod
     def to_json(self) -> dict[str, Any]:
-        """Return the map's public parameters as JSON values, with its `kind`."""
+        """Return the public parameters of a map that is a dataclass as JSON values, with its `kind`.
+
+        A map inside it stands under `maps`, as several do.
+        """
+        values = {each.name: _as_json(getattr(self, each.name)) for each in _parameters(type(self))}
+        if "feature_map" in values:
+            values["maps"] = [values.pop("feature_map")]
+        return {"kind": self.kind, **values}
 
     @classmethod
-    @abstractmethod
     def from_json(cls, values: Mapping[str, Any]) -> FeatureMap:
-        """Return the map that `to_json` described."""
+        """Return the map that `to_json` described; the maps in `values["maps"]` have been read."""
+        if "maps" in values and "maps" not in {each.name for each in _parameters(cls)}:
+            (inner,) = values["maps"]
+            values = {**values, "feature_map": inner}
+        return cls(
+            **{
+                each.name: _CONVERTED.get(str(each.type), _as_tuple)(values[each.name])
+                for each in _parameters(cls)
+                if each.name in values or each.default is MISSING
+            }
+        )
+
+
+_CONVERTED: dict[str, Callable[[Any], Any]] = {"int": index, "float": float}
+"""How a stored parameter is read, by the annotation of its field; lists become tuples."""
+
+
+def _parameters(kind: type) -> tuple[Field[Any], ...]:
+    """Return the parameters of a map."""
+    if not is_dataclass(kind):
+        raise InvalidInput(
+            f"The feature map {kind.__name__} is not a dataclass, so it must implement `to_json` and `from_json`."
+        )
+    return tuple(each for each in fields(kind) if each.init)
+
+
+def _as_json(value: Any) -> Any:
+    """Return a parameter as a JSON value."""
+    if isinstance(value, FeatureMap):
+        return value.to_json()
+    return [_as_json(each) for each in value] if isinstance(value, tuple) else value
+
+
+def _as_tuple(value: Any) -> Any:
+    """Return a JSON value as a parameter."""
+    return tuple(_as_tuple(each) for each in value) if isinstance(value, list | tuple) else value
 
 
 def as_matrix(records: ArrayLike) -> Floats:

@@ -214,17 +214,7 @@ class Encoder(BatchedMap):
 
     def to_json(self) -> dict[str, Any]:
         """Return the file's name and SHA-256 and the settings as JSON values."""
-        return {
-            "kind": self.kind,
-            "file": self.file,
-            "sha256": self.sha256,
-            "image_shape": None if self.image_shape is None else list(self.image_shape),
-            "input_shape": None if self.input_shape is None else list(self.input_shape),
-            "output": self.output,
-            "pool": self.pool,
-            "mean": list(self.mean) if isinstance(self.mean, tuple) else self.mean,
-            "std": list(self.std) if isinstance(self.std, tuple) else self.std,
-        }
+        return {name: value for name, value in super().to_json().items() if name != "path"}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Encoder:
@@ -271,15 +261,6 @@ class Embedding(FeatureMap):
 
     def _features(self, records: Floats) -> Floats:
         return UnitNorm().transform(records - np.float32(self.centre))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the centre as JSON values."""
-        return {"kind": self.kind, "centre": self.centre}
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Embedding:
-        """Return the map that `to_json` described."""
-        return cls(float(values["centre"]))
 
 
 def _stored_name(sha256: str, suffix: str) -> str:

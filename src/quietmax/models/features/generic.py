@@ -98,16 +98,6 @@ class RandomFourier(BatchedMap):
         angles = (batch.double() @ _frequencies(columns, pairs, bandwidth, self.seed))[:, :pairs]
         return (torch.cat([angles.cos(), angles.sin()], dim=1) / math.sqrt(pairs)).float()
 
-    def to_json(self) -> dict[str, Any]:
-        """Return count, bandwidth and seed as JSON values."""
-        return {"kind": self.kind, "count": self.count, "bandwidth": self.bandwidth, "seed": self.seed}
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> RandomFourier:
-        """Return the map that `to_json` described."""
-        bandwidth = values["bandwidth"]
-        return cls(int(values["count"]), None if bandwidth is None else float(bandwidth), int(values["seed"]))
-
 
 @dataclass(frozen=True, eq=False)
 class FrozenModule(BatchedMap):
@@ -174,11 +164,6 @@ class FrozenModule(BatchedMap):
             "A model on a frozen torch module cannot be saved, because the module's code cannot be stored safely."
         )
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> NoReturn:  # noqa: ARG003
-        """Raise an error, as `to_json` does."""
-        raise InvalidInput("A frozen torch module cannot be read from a file.")
-
 
 @dataclass(frozen=True)
 class Pipeline(FeatureMap):
@@ -218,15 +203,6 @@ class Pipeline(FeatureMap):
         for step in self.maps:
             records = step.transform(records)
         return records
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the maps in order as JSON values."""
-        return {"kind": self.kind, "maps": [step.to_json() for step in self.maps]}
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Pipeline:
-        """Return the map that `to_json` described."""
-        return cls(tuple(feature_map_from_json(step) for step in values["maps"]))
 
 
 def runs_user_code(feature_map: FeatureMap) -> bool:
@@ -314,17 +290,17 @@ def encoders(feature_map: FeatureMap | None) -> tuple[Encoder, ...]:
     return (feature_map,) if isinstance(feature_map, Encoder) else ()
 
 
-def _located(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the description of a map with the folder that has the files of its encoders."""
-    inner = {"maps": [_located(step, folder) for step in values["maps"]]} if "maps" in values else {}
-    return {**values, **inner, "folder": folder}
-
-
 def feature_map_from_json(values: Mapping[str, Any], folder: Path | None = None) -> FeatureMap:
-    """Return the map that `to_json` described."""
+    """Return the map that `to_json` described; the files of encoders are in `folder`."""
     try:
-        located, kind = values if folder is None else _located(values, folder), values["kind"]
-        return (_KINDS.get(kind) or plugin_maps()[kind]).from_json(located)
+        inner = (
+            {"maps": [feature_map_from_json(each, folder) for each in values["maps"]]}
+            if "maps" in values
+            else {}
+        )
+        located = {} if folder is None else {"folder": folder}
+        kind = _KINDS.get(values["kind"]) or plugin_maps()[values["kind"]]
+        return kind.from_json({**values, **inner, **located})
     except InvalidInput:
         raise
     except (KeyError, TypeError, ValueError) as problem:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +22,7 @@ else:
 _PLANES_AT_ONCE = 64
 _SYNTHETIC_IMAGES, _SYNTHETIC_SEED = 512, 2021
 _FLOOR = 1e-3
-_TINY = 1e-30
+TINY = 1e-30
 _LEAVES = 20
 _SMALLEST, _LARGEST = 1 / 14, 10 / 14
 _COLOUR = 0.25
@@ -113,10 +112,7 @@ class Scattering(BatchedMap):
 
     def dimension(self, columns: int) -> int:
         """Return the number of features: K paths at every position."""
-        if columns != math.prod(self.image_shape):
-            raise InvalidInput(
-                f"The records have {columns} numbers, which do not form images of shape {self.image_shape}."
-            )
+        check_columns(columns, self.image_shape)
         return self.paths * math.prod(self.grid)
 
     def normalised(self, images: torch.Tensor) -> torch.Tensor:
@@ -142,36 +138,11 @@ class Scattering(BatchedMap):
         paths = self.normalised(batch.reshape(len(batch), *self.image_shape))
         if self.whitening > 0.0:
             paths = (paths.mT.contiguous() @ _whitening(self))[..., : self.paths].mT
-        flat = paths.flatten(1)
-        unit: torch.Tensor = flat / flat.norm(dim=1, keepdim=True).clamp_min(_TINY)
-        return unit
+        return unit(paths.flatten(1))
 
     def _prepare(self) -> None:
         if self.whitening > 0.0:
             _whitening(self)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the image shape and the constants as JSON values."""
-        return {
-            "kind": self.kind,
-            "image_shape": list(self.image_shape),
-            "scales": self.scales,
-            "angles": self.angles,
-            "groups": self.groups,
-            "whitening": self.whitening,
-        }
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Scattering:
-        """Return the map that `to_json` described."""
-        channels, height, width = values["image_shape"]
-        return cls(
-            (channels, height, width),
-            int(values["scales"]),
-            int(values["angles"]),
-            int(values["groups"]),
-            float(values["whitening"]),
-        )
 
 
 @lru_cache(maxsize=8)
@@ -190,10 +161,24 @@ def _whitening(scattering: Scattering) -> torch.Tensor:
     return torch.nn.functional.pad(matrix.to(torch.float32), (0, -len(matrix) % WIDTH))
 
 
+def check_columns(columns: int, image_shape: tuple[int, ...]) -> None:
+    """Raise an error if so many numbers are not an image of this shape."""
+    if columns != math.prod(image_shape):
+        raise InvalidInput(
+            f"The records have {columns} numbers, which do not form images of shape {image_shape}."
+        )
+
+
+def unit(features: torch.Tensor) -> torch.Tensor:
+    """Return rows divided by their length."""
+    lengths: torch.Tensor = features.norm(dim=1, keepdim=True).clamp_min(TINY)
+    return features / lengths
+
+
 def unit_brightness(images: torch.Tensor) -> torch.Tensor:
     """Return images divided by the root of their mean square, so that units do not matter."""
     flat = images.flatten(1)
-    lengths: torch.Tensor = flat.norm(dim=1, keepdim=True).clamp_min(_TINY) / math.sqrt(flat.shape[1])
+    lengths: torch.Tensor = flat.norm(dim=1, keepdim=True).clamp_min(TINY) / math.sqrt(flat.shape[1])
     return (flat / lengths).reshape(images.shape)
 
 

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from quietmax._lazy import lazy_module
 from quietmax._threads import parallel_map
 from quietmax.errors import DataUnavailable, InvalidInput
-from quietmax.models.features.base import WIDTH, BatchedMap
-from quietmax.models.features.images import Scattering, unit_brightness
+from quietmax.models.features.base import WIDTH, BatchedMap, FeatureMap
+from quietmax.models.features.images import TINY, Scattering, check_columns, unit, unit_brightness
 
 if TYPE_CHECKING:
     import safetensors.torch
@@ -41,7 +41,6 @@ PAIRS, _PAIRS_SEED = 1024, 7
 _DIFFERENCES_FLOOR = 1e-3
 _DRAWN_AT_ONCE = 64
 _PIXELS_AT_ONCE = 4 * 32 * 32
-_TINY = 1e-30
 _FEWEST_PIXELS, _LARGEST_SIDE, _REDUCED_SIDE = 5, 40, 32
 
 
@@ -94,13 +93,7 @@ def normalised(means: torch.Tensor) -> torch.Tensor:
     """Return the square roots of responses, brought to mean 0 and variance 1 in every cell."""
     roots = means.mT.sqrt().contiguous()
     centred = roots - roots.mean(dim=2, keepdim=True)
-    return centred / centred.square().mean(dim=2, keepdim=True).sqrt().clamp_min(_TINY)
-
-
-def _unit(features: torch.Tensor) -> torch.Tensor:
-    """Return rows divided by their length."""
-    lengths: torch.Tensor = features.norm(dim=1, keepdim=True).clamp_min(_TINY)
-    return features / lengths
+    return centred / centred.square().mean(dim=2, keepdim=True).sqrt().clamp_min(TINY)
 
 
 @dataclass(frozen=True)
@@ -157,7 +150,7 @@ class Patches(BatchedMap):
 
     def dimension(self, columns: int) -> int:
         """Return the number of features: 800 for every cell."""
-        _check_columns(columns, self.image_shape)
+        check_columns(columns, self.image_shape)
         return 2 * self.filters * self.cells**2
 
     def _batch_rows(self) -> int:
@@ -167,31 +160,42 @@ class Patches(BatchedMap):
         shipped = _shipped()
         images = unit_brightness(batch.reshape(len(batch), *self.image_shape))
         cells = normalised(responses(images, shipped.filters, shipped.offsets, self.cells))
-        return _unit((cells @ shipped.whitening).mT.flatten(1))
+        return unit((cells @ shipped.whitening).mT.flatten(1))
 
     def to_json(self) -> dict[str, Any]:
         """Return the image shape, the constants and the digest of the filters as JSON values."""
-        return {
-            "kind": self.kind,
-            "image_shape": list(self.image_shape),
-            "cells": self.cells,
-            "sha256": DIGEST,
-        }
+        return {**super().to_json(), "sha256": DIGEST}
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Patches:
-        """Return the map that `to_json` described."""
+    def from_json(cls, values: Mapping[str, Any]) -> FeatureMap:
+        """Return the map that `to_json` described, if the filters are those of this version."""
         if values["sha256"] != DIGEST:
             raise InvalidInput(
                 f"The map needs filters of SHA-256 {values['sha256']}, but this version of Quietmax comes with those "
                 f"of SHA-256 {DIGEST}."
             )
-        channels, height, width = values["image_shape"]
-        return cls((channels, height, width), int(values["cells"]))
+        return super().from_json(values)
+
+
+class _OnImages(BatchedMap):
+    """A map that passes images on to another map."""
+
+    feature_map: Any
+    parallel: ClassVar[bool] = True
+
+    def dimension(self, columns: int) -> int:
+        """Return the number of features: those of the map."""
+        return self.feature_map.dimension(columns)  # type: ignore[no-any-return]
+
+    def _prepare(self) -> None:
+        self.feature_map._prepare()
+
+    def _batch_rows(self) -> int:
+        return self.feature_map._batch_rows()  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
-class Mirrored(BatchedMap):
+class Mirrored(_OnImages):
     """The mean of the scattering of an image and of its mirror image, at the left half of the positions.
 
     The mirror image's scattering paths are nearly those of the image, in other directions and at mirrored
@@ -216,7 +220,6 @@ class Mirrored(BatchedMap):
 
     feature_map: Scattering
     kind: ClassVar[str] = "mirrored"
-    parallel: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.feature_map, Scattering):
@@ -232,31 +235,15 @@ class Mirrored(BatchedMap):
         across = self.feature_map.grid[1]
         return self.feature_map.dimension(columns) // across * ((across + 1) // 2)
 
-    def _prepare(self) -> None:
-        self.feature_map._prepare()
-
-    def _batch_rows(self) -> int:
-        return self.feature_map._batch_rows()
-
     def _batch(self, batch: torch.Tensor) -> torch.Tensor:
         mirror = batch.reshape(-1, *self.image_shape).flip(3).reshape(batch.shape)
         total = self.feature_map._batch(batch) + self.feature_map._batch(mirror)
         across = self.feature_map.grid[1]
-        return _unit(total.reshape(len(batch), -1, across)[..., : (across + 1) // 2].flatten(1))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the map as JSON values."""
-        return {"kind": self.kind, "maps": [self.feature_map.to_json()]}
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Mirrored:
-        """Return the map that `to_json` described."""
-        (inner,) = values["maps"]
-        return cls(_image_map(inner))
+        return unit(total.reshape(len(batch), -1, across)[..., : (across + 1) // 2].flatten(1))
 
 
 @dataclass(frozen=True)
-class Turned(BatchedMap):
+class Turned(_OnImages):
     """The mean of the scattering of an image turned by several angles, without what differs between like drawings.
 
     1. The image is divided by the root of its mean square and turned about its middle by every angle, with bilinear
@@ -289,7 +276,6 @@ class Turned(BatchedMap):
     degrees: tuple[float, ...] = DEGREES
     pairs: int = PAIRS
     kind: ClassVar[str] = "turned"
-    parallel: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "degrees", tuple(float(angle) for angle in self.degrees))
@@ -307,17 +293,10 @@ class Turned(BatchedMap):
         """Channels, height and width."""
         return self.feature_map.image_shape
 
-    def dimension(self, columns: int) -> int:
-        """Return the number of features: those of the map."""
-        return self.feature_map.dimension(columns)
-
     def _prepare(self) -> None:
         self.feature_map._prepare()
         if self.pairs:
             _differences(self.feature_map, self.pairs)
-
-    def _batch_rows(self) -> int:
-        return self.feature_map._batch_rows()
 
     def _batch(self, batch: torch.Tensor) -> torch.Tensor:
         images = unit_brightness(batch.reshape(-1, *self.image_shape))
@@ -327,22 +306,7 @@ class Turned(BatchedMap):
         if self.pairs:
             across, back = _differences(self.feature_map, self.pairs)
             total -= ((total @ across) @ back)[:, : total.shape[1]]
-        return _unit(total)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the angles, the number of pairs and the map as JSON values."""
-        return {
-            "kind": self.kind,
-            "degrees": list(self.degrees),
-            "pairs": self.pairs,
-            "maps": [self.feature_map.to_json()],
-        }
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Turned:
-        """Return the map that `to_json` described."""
-        (inner,) = values["maps"]
-        return cls(_image_map(inner), tuple(values["degrees"]), int(values["pairs"]))
+        return unit(total)
 
 
 @dataclass(frozen=True)
@@ -397,18 +361,9 @@ class Joined(BatchedMap):
     def _batch(self, batch: torch.Tensor) -> torch.Tensor:
         return torch.cat([each._batch(batch) for each in self.maps], dim=1) / math.sqrt(len(self.maps))
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the maps in order as JSON values."""
-        return {"kind": self.kind, "maps": [each.to_json() for each in self.maps]}
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Joined:
-        """Return the map that `to_json` described."""
-        return cls(tuple(_image_map(each) for each in values["maps"]))
-
 
 @dataclass(frozen=True)
-class Reduced(BatchedMap):
+class Reduced(_OnImages):
     """A map of smaller images: every image is first reduced by averaging blocks of pixels.
 
     Output pixel i of h averages the input pixels from `floor(i H / h)` to `ceil((i + 1) H / h)`, in each direction.
@@ -434,7 +389,6 @@ class Reduced(BatchedMap):
     image_shape: tuple[int, int, int]
     feature_map: Scattering | Patches | Mirrored | Turned | Joined
     kind: ClassVar[str] = "reduced"
-    parallel: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "image_shape", tuple(int(side) for side in self.image_shape))
@@ -453,35 +407,14 @@ class Reduced(BatchedMap):
 
     def dimension(self, columns: int) -> int:
         """Return the number of features: those of the map."""
-        _check_columns(columns, self.image_shape)
+        check_columns(columns, self.image_shape)
         return self.feature_map.dimension(math.prod(self.feature_map.image_shape))
-
-    def _prepare(self) -> None:
-        self.feature_map._prepare()
-
-    def _batch_rows(self) -> int:
-        return self.feature_map._batch_rows()
 
     def _batch(self, batch: torch.Tensor) -> torch.Tensor:
         # A sum of large float32 numbers may overflow; their mean in float64 does not.
         images = batch.reshape(-1, *self.image_shape).double()
         small = torch.nn.functional.adaptive_avg_pool2d(images, self.feature_map.image_shape[1:])
         return self.feature_map._batch(small.float().flatten(1))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the image shape and the map as JSON values."""
-        return {
-            "kind": self.kind,
-            "image_shape": list(self.image_shape),
-            "maps": [self.feature_map.to_json()],
-        }
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Reduced:
-        """Return the map that `to_json` described."""
-        (inner,) = values["maps"]
-        channels, height, width = values["image_shape"]
-        return cls((channels, height, width), _image_map(inner))
 
 
 def image_features(image_shape: tuple[int, int, int]) -> Scattering | Turned | Joined | Reduced:
@@ -527,14 +460,6 @@ def image_features(image_shape: tuple[int, int, int]) -> Scattering | Turned | J
     return (
         feature_map if small == (channels, height, width) else Reduced((channels, height, width), feature_map)
     )
-
-
-_KINDS: dict[str, type[Any]] = {kind.kind: kind for kind in (Scattering, Patches, Mirrored, Turned, Joined)}
-
-
-def _image_map(values: Mapping[str, Any]) -> Any:
-    """Return a map that can be part of another one; the other one refuses those that it cannot take."""
-    return _KINDS[values["kind"]].from_json(values)
 
 
 @lru_cache(maxsize=4)
@@ -645,11 +570,3 @@ def _places(height: int, width: int, degrees: float) -> torch.Tensor:
     right = (torch.arange(width, dtype=torch.float64) - (width - 1) / 2)[None]
     x, y = cosine * right + sine * down, cosine * down - sine * right
     return torch.stack([2 * x / width, 2 * y / height], dim=-1).to(torch.float32)[None]
-
-
-def _check_columns(columns: int, image_shape: tuple[int, int, int]) -> None:
-    """Raise an error if so many numbers are not an image of this shape."""
-    if columns != math.prod(image_shape):
-        raise InvalidInput(
-            f"The records have {columns} numbers, which do not form images of shape {image_shape}."
-        )

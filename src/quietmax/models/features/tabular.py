@@ -7,7 +7,6 @@ adds indicators of public bins and of declared crosses. `table_features` chooses
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -67,15 +66,6 @@ class Identity(FeatureMap):
     def _features(self, records: Floats) -> Floats:
         return records
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the kind as JSON values."""
-        return {"kind": self.kind}
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Identity:  # noqa: ARG003
-        """Return the map that `to_json` described."""
-        return cls()
-
 
 @dataclass(frozen=True)
 class Scaling(FeatureMap):
@@ -125,15 +115,6 @@ class Scaling(FeatureMap):
     def _features(self, records: Floats) -> Floats:
         low, high = np.array(self.low), np.array(self.high)
         return np.asarray((np.clip(records, low, high) - low) / (high - low), dtype=np.float32)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the bounds as JSON values."""
-        return {"kind": self.kind, "low": list(self.low), "high": list(self.high)}
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Scaling:
-        """Return the map that `to_json` described."""
-        return cls(tuple(values["low"]), tuple(values["high"]))
 
 
 @dataclass(frozen=True)
@@ -188,16 +169,6 @@ class OneHot(FeatureMap):
         ]
         return np.concatenate(parts, axis=1).astype(np.float32)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the categories as JSON values."""
-        columns = [None if column is None else list(column) for column in self.categories]
-        return {"kind": self.kind, "categories": columns}
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> OneHot:
-        """Return the map that `to_json` described."""
-        return cls(tuple(None if column is None else tuple(column) for column in values["categories"]))
-
 
 @dataclass(frozen=True)
 class UnitNorm(FeatureMap):
@@ -245,15 +216,6 @@ class UnitNorm(FeatureMap):
         lengths = np.sqrt(square_sums(wide))
         unit = np.divide(wide, lengths, out=np.zeros_like(wide), where=lengths > 0.0)
         return np.asarray(unit, dtype=np.float32)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the constant as JSON values."""
-        return {"kind": self.kind, "constant": self.constant}
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> UnitNorm:
-        """Return the map that `to_json` described."""
-        return cls(float(values["constant"]))
 
 
 @dataclass(frozen=True)
@@ -413,28 +375,9 @@ class TableFeatures(FeatureMap):
         return np.asarray(factors / typical)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the positions, bins and crosses as JSON values."""
-        return {
-            "kind": self.kind,
-            "columns": self.columns,
-            "numbers": list(self.numbers),
-            "missing": list(self.missing),
-            "bins": list(self.bins),
-            "crosses": [[list(block) for block in pair] for pair in self.crosses],
-            **({"text": [list(block) for block in self.text]} if self.text else {}),
-        }
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> TableFeatures:
-        """Return the map that `to_json` described."""
-        return cls(
-            int(values["columns"]),
-            tuple(int(position) for position in values["numbers"]),
-            tuple(None if position is None else int(position) for position in values["missing"]),
-            tuple(int(count) for count in values["bins"]),
-            tuple(((int(a), int(b)), (int(c), int(d))) for (a, b), (c, d) in values["crosses"]),
-            tuple((int(first), int(last)) for first, last in values.get("text", ())),
-        )
+        """Return the positions, bins and crosses as JSON values, and texts if there are any."""
+        values = super().to_json()
+        return values if self.text else {name: each for name, each in values.items() if name != "text"}
 
 
 def table_features(encoding: Encoding, size: float, classes: int, mu: float) -> FeatureMap:
