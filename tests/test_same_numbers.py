@@ -59,12 +59,9 @@ from quietmax.accounting import (
     queries_affordable,
 )
 from quietmax.accounting.costs import bounded_range_as_gaussian
-from quietmax.accounting.dpsgd import (
-    Schedule,
-    advanced_composition,
-    advanced_composition_per_query,
-    noise_multiplier,
-)
+from quietmax.accounting.dpsgd import Schedule, noise_multiplier
+from quietmax.accounting.dpsgd import _advanced_composition as advanced_composition
+from quietmax.accounting.dpsgd import _advanced_share as advanced_composition_per_query
 from quietmax.attacks import RMIA, LiRA, Shadow, ShadowPool, Threshold, leakage_curve
 from quietmax.audit import audit_mechanism, audit_stability
 from quietmax.cli import main

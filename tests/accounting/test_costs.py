@@ -1,30 +1,64 @@
-"""Costs compose exactly, budgets divide exactly, and spending never passes the total."""
+"""Costs compose exactly, budgets divide exactly, and mu, epsilon and delta are converted outwards.
+
+Conversions are compared with the closed form at hundreds of digits, with dp-accounting, and by brute force.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
+import random
 from fractions import Fraction
 
 import mpmath
+import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from scipy.special import ndtri
+from scipy.stats import norm
 
-from quietmax.accounting import Budget, GaussianCost, Guarantee, PureCost, compose, pure_as_gaussian
+from quietmax.accounting import (
+    Budget,
+    GaussianCost,
+    Guarantee,
+    PureCost,
+    compose,
+    delta_of,
+    epsilon_of,
+    mu_of,
+    per_query,
+    pure_as_gaussian,
+    queries_affordable,
+    total_needed,
+)
 from quietmax.accounting import costs as costs_module
 from quietmax.accounting import guarantee as guarantee_module
-from quietmax.accounting.costs import Meter, bounded_range_as_gaussian, cost_from_json, decimal
-from quietmax.accounting.dpsgd import advanced_composition, advanced_composition_per_query
+from quietmax.accounting.costs import (
+    LIMIT,
+    Meter,
+    _rounded_down,
+    _stepped,
+    as_number,
+    bounded_range_as_gaussian,
+    cost_from_json,
+    decimal,
+    root_rounded_down,
+    root_rounded_up,
+    rounded_up,
+)
 from quietmax.errors import InvalidInput
 
+KINDS = [PureCost, GaussianCost]
 amounts = st.floats(1e-9, 1e4)
 pure = amounts.map(PureCost)
 gaussian = amounts.map(GaussianCost)
 costs = st.one_of(pure, gaussian)
 same_measure = st.one_of(st.lists(pure, min_size=1, max_size=8), st.lists(gaussian, min_size=1, max_size=8))
+powers_of_ten = st.floats(-6, 2).map(lambda power: 10.0**power)
+deltas = st.floats(-300, math.log10(0.5)).map(lambda power: 10.0**power)
 
 
 def size(cost) -> float:
@@ -37,17 +71,276 @@ def one_up(value: float, times: int = 1) -> float:
     return value
 
 
-@given(st.lists(costs, max_size=8), st.randoms())
-def test_composition_does_not_depend_on_the_order(steps, random) -> None:
+# --- decimals and outward rounding --------------------------------------------------------------------------------
+
+
+def test_what_is_exact_is_not_rounded_at_all() -> None:
+    for value in (0.0, 0.1, 1.0, 3.5, 1e-50, 123456.789):
+        assert rounded_up(decimal(value)) == _rounded_down(decimal(value)) == value
+        assert root_rounded_up(decimal(value) ** 2) == root_rounded_down(decimal(value) ** 2) == value
+
+
+@given(st.fractions(min_value=Fraction(1, 10**12), max_value=10**12))
+def test_outward_rounding_goes_to_the_very_next_float(value) -> None:
+    assert decimal(_rounded_down(value)) <= value <= decimal(rounded_up(value))
+    assert rounded_up(value) <= one_up(_rounded_down(value))
+    up, down = root_rounded_up(value), root_rounded_down(value)
+    assert decimal(math.nextafter(up, 0.0)) ** 2 < value <= decimal(up) ** 2
+    assert decimal(down) ** 2 <= value < decimal(math.nextafter(down, math.inf)) ** 2
+
+
+def test_a_root_a_hair_below_or_above_a_decimal_is_still_rounded_to_the_very_next_float() -> None:
+    hair, generator = Fraction(1, 10**18), random.Random(0)
+    for _ in range(500):
+        root = generator.uniform(0.01, 10.0)
+        square = decimal(root) ** 2
+        assert root_rounded_up(square * (1 - hair)) == root_rounded_down(square * (1 + hair)) == root
+        assert root_rounded_up(square * (1 + hair)) == math.nextafter(root, math.inf)
+        assert root_rounded_down(square * (1 - hair)) == math.nextafter(root, 0.0)
+
+
+@pytest.mark.parametrize("value", [10**400, "x", None, []])
+def test_what_no_float_can_be_is_no_number(value) -> None:
+    assert math.isnan(as_number(value))
+
+
+# --- mu, epsilon and delta ----------------------------------------------------------------------------------------
+
+
+def true_delta(mu: float, epsilon: float) -> mpmath.mpf:
+    """The formula of theory section 2.5, literally, with 400 digits."""
+    with mpmath.workdps(400):
+        mu, epsilon = mpmath.mpf(mu), mpmath.mpf(epsilon)
+        near, far = (mpmath.erfc((epsilon / mu + sign * mu / 2) / mpmath.sqrt(2)) / 2 for sign in (-1, 1))
+        return near - mpmath.exp(epsilon) * far
+
+
+def test_the_three_numbers_of_the_theory_page() -> None:
+    assert delta_of(1.0, 1.0) == pytest.approx(0.127, abs=5e-4)
+    assert epsilon_of(1.0, 1e-5) == pytest.approx(4.38, abs=5e-3)
+    assert mu_of(1.0, 1e-5) == pytest.approx(0.268, abs=5e-4)
+
+
+@settings(deadline=None, max_examples=200)
+@given(powers_of_ten, st.floats(-10, 37))
+def test_delta_is_never_below_the_true_value_and_at_most_three_in_1e11_above(mu, place) -> None:
+    epsilon = max(0.0, mu * (place + mu / 2))
+    truth = true_delta(mu, epsilon)
+    assume(truth >= mpmath.mpf("1e-300"))
+    assert truth <= mpmath.mpf(delta_of(mu, epsilon)) <= truth * (1 + mpmath.mpf("3e-11"))
+
+
+@pytest.mark.parametrize("mu", [1e-6, 0.01, 0.3, 0.49, 0.5, 0.51, 1.0, 4.0, 20.0, 60.0])
+def test_delta_is_rounded_up_by_less_than_two_in_1e11_where_its_formulas_change(mu) -> None:
+    for place in (-20.0, -3.0, -0.5, -1e-9, 0.0, 1e-9, 0.5, 3.0, 12.0, 30.0):
+        epsilon = max(0.0, mu * (place + mu / 2))
+        truth = true_delta(mu, epsilon)
+        assert truth <= mpmath.mpf(delta_of(mu, epsilon)) < truth * (1 + mpmath.mpf("2e-11"))
+
+
+@pytest.mark.parametrize("mu", [1e-12, 1e3, 1e4, 1e6])
+@pytest.mark.parametrize("place", [-30.0, 0.0, 5.0, 36.0])
+def test_delta_stays_safe_beyond_the_range_of_use(mu, place) -> None:
+    for epsilon in np.linspace(0.99999, 1.00001, 7) * max(0.0, mu * (place + mu / 2)):
+        assert true_delta(mu, float(epsilon)) <= mpmath.mpf(delta_of(mu, float(epsilon)))
+
+
+@settings(deadline=None, max_examples=100)
+@given(powers_of_ten, deltas)
+def test_epsilon_is_safe_and_tight_to_ten_digits(mu, delta) -> None:
+    epsilon = epsilon_of(mu, delta)
+    assert true_delta(mu, epsilon) <= delta
+    if epsilon > 0.0:
+        assert true_delta(mu, max(epsilon * (1 - 1e-10) - 1e-10 * mu, 0.0)) > delta
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.one_of(st.just(0.0), st.floats(-8, 4).map(lambda power: 10.0**power)), deltas)
+def test_mu_is_safe_and_tight_to_ten_digits(epsilon, delta) -> None:
+    mu = mu_of(epsilon, delta)
+    assert true_delta(mu, epsilon) <= delta < true_delta(mu * (1 + 1e-10), epsilon)
+
+
+@pytest.mark.parametrize("mu", [1e-6, 1e-3, 0.4999, 0.5, 0.5001, 1.0, 10.0, 100.0])
+@pytest.mark.parametrize("delta", [1e-300, 1e-100, 1e-15, 1e-5, 0.1, 0.5])
+def test_there_and_back_again_at_the_extremes(mu, delta) -> None:
+    epsilon = epsilon_of(mu, delta)
+    assert delta_of(mu, epsilon) <= delta
+    if epsilon > 0.0:
+        assert mu_of(epsilon, delta) == pytest.approx(mu, rel=1e-8)
+
+
+def test_without_epsilon_delta_is_the_total_variation() -> None:
+    for mu in (1e-6, 0.1, 1.0, 10.0):
+        assert delta_of(mu, 0.0) == pytest.approx(2 * norm.cdf(mu / 2) - 1, rel=1e-9)
+    assert mu_of(0.0, 1e-300) == pytest.approx(1e-300 * math.sqrt(2 * math.pi), rel=1e-9)
+
+
+@pytest.mark.parametrize(("sigma", "steps"), [(1.0, 1), (4.0, 10), (30.0, 1000)])
+def test_dp_accounting_agrees_for_composed_gaussian_mechanisms(sigma, steps) -> None:
+    reference = pld.from_gaussian_mechanism(sigma, value_discretization_interval=1e-4).self_compose(steps)
+    mu = math.sqrt(steps) / sigma
+    for epsilon in (0.5, 1.0, 3.0):
+        assert delta_of(mu, epsilon) == pytest.approx(reference.get_delta_for_epsilon(epsilon), rel=5e-3)
+    for delta in (1e-3, 1e-6):
+        assert epsilon_of(mu, delta) == pytest.approx(reference.get_epsilon_for_delta(delta), rel=2e-3)
+
+
+def test_more_privacy_loss_is_never_less() -> None:
+    mus = np.geomspace(1e-6, 100, 60)
+    for function, others in ((delta_of, (0.0, 0.1, 5.0)), (epsilon_of, (1e-300, 1e-9, 0.3))):
+        for other in others:
+            values = [function(mu, other) for mu in mus]
+            assert values == sorted(values)
+
+
+def test_nothing_spent_is_perfect_privacy_and_no_delta_is_below_1e_300_or_above_1() -> None:
+    assert delta_of(0.0, 0.0) == epsilon_of(0.0, 1e-9) == pure_as_gaussian(0.0) == 0.0
+    for mu, epsilon in ((0.5, 5e16), (0.01, 1e9), (0.01, 100.0), (3.0, 1e200), (1e-9, 1.0)):
+        assert delta_of(mu, epsilon) == 1e-300
+    assert delta_of(1e3, 0.0) == delta_of(50.0, 1.0) == 1.0
+
+
+def test_deltas_from_1e_300_to_below_one_are_taken() -> None:
+    for delta in (1e-300, math.nextafter(1.0, 0.0)):
+        assert delta_of(1.0, epsilon_of(1.0, delta)) <= delta
+        assert delta_of(mu_of(1.0, delta), 1.0) <= delta
+    for delta in (0.0, math.nextafter(1e-300, 0.0), 1.0):
+        for function in (epsilon_of, mu_of):
+            with pytest.raises(InvalidInput, match="at least 1e-300 and below 1"):
+                function(1.0, delta)
+
+
+@pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf, None, "one"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda bad: delta_of(bad, 1.0),
+        lambda bad: delta_of(1.0, bad),
+        lambda bad: epsilon_of(bad, 1e-5),
+        lambda bad: epsilon_of(1.0, bad),
+        lambda bad: mu_of(bad, 1e-5),
+        lambda bad: mu_of(1.0, bad),
+        pure_as_gaussian,
+        bounded_range_as_gaussian,
+    ],
+)
+def test_what_is_no_privacy_parameter_is_refused(call, bad) -> None:
+    with pytest.raises(InvalidInput, match="must be at least"):
+        call(bad)
+
+
+@pytest.mark.parametrize("mu", [1e-3, 0.3, 1.0, 10.0])
+def test_the_delta_of_no_epsilon_needs_none_and_a_hair_less_needs_hardly_any(mu) -> None:
+    delta = delta_of(mu, 0.0)
+    assert epsilon_of(mu, delta) == 0.0
+    for share in (1 - 1e-15, 1 - 5e-12, 1 - 1e-10):
+        epsilon = epsilon_of(mu, delta * share)
+        assert 0.0 <= epsilon < 1.0
+        assert delta_of(mu, epsilon) <= delta * share
+
+
+def test_a_root_is_left_by_the_smallest_power_of_two_that_is_safe() -> None:
+    for least in (2.0**-44, 2.0**-43, 2.0**-40):
+        assert _stepped(lambda step: step, least.__le__) == least
+
+
+@pytest.mark.parametrize("delta", [1e-300, 1e-5, 0.5, 0.9])
+def test_a_mu_is_found_for_every_epsilon_there_is(delta) -> None:
+    for epsilon in (0.0, 1e-300, 1e-12, 39.0, 41.0, 1e9, 1e100, 1e300):
+        mu = mu_of(epsilon, delta)
+        assert delta_of(mu, epsilon) <= delta
+        # delta is about Phi(-x) where mu is large, and about mu/sqrt(2 pi) where epsilon is nothing.
+        if epsilon == 1e9:
+            quantile = -float(ndtri(delta))
+            assert mu == pytest.approx(math.sqrt(quantile**2 + 2 * epsilon) - quantile, rel=1e-9)
+        if epsilon == 0.0:
+            assert math.erf(mu / math.sqrt(8)) == pytest.approx(delta, rel=1e-9)
+
+
+# --- pure and bounded-range releases in the Gaussian measure ------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.one_of(st.floats(-12, 2.84).map(lambda power: 10.0**power), st.sampled_from([0.999999, 1.0, 1.000001]))
+)
+def test_a_pure_step_is_converted_to_thirteen_digits_rounded_up(epsilon) -> None:
+    with mpmath.workdps(60):
+        corner = 1 / (1 + mpmath.exp(mpmath.mpf(epsilon)))
+        # mu is right when the Gaussian curve passes through the corner: Phi(-mu/2) = corner; larger mu is safe
+        mu = mpmath.mpf(pure_as_gaussian(epsilon))
+        assert mpmath.ncdf(-mu / 2) <= corner < mpmath.ncdf(-mu * (1 - mpmath.mpf("1e-13")) / 2)
+
+
+def test_the_small_epsilon_factors_of_the_theory_page() -> None:
+    assert pure_as_gaussian(1e-6) / 1e-6 == pytest.approx(math.sqrt(math.pi / 2), rel=1e-6)
+    assert bounded_range_as_gaussian(1e-6) / 1e-6 == pytest.approx(math.sqrt(math.pi / 8), rel=1e-6)
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 0.3, 1.0, 4.0, 20.0])
+def test_randomised_response_never_beats_the_gaussian_curve_of_a_pure_step(epsilon) -> None:
+    mu = pure_as_gaussian(epsilon)
+    false_alarms = np.linspace(1e-6, 1 - 1e-6, 4001)
+    steep, flat = 1 - np.exp(epsilon) * false_alarms, np.exp(-epsilon) * (1 - false_alarms)
+    misses = np.maximum(np.maximum(steep, flat), 0.0)
+    gaussian_misses = norm.cdf(-ndtri(false_alarms) - mu)
+    assert np.all(gaussian_misses <= misses + 1e-12)
+    assert np.min(misses - gaussian_misses) < 1e-4  # the curves touch: no smaller mu would do
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 0.3, 1.0, 4.0, 20.0])
+def test_no_bounded_range_pair_needs_more_than_the_conversion_gives(epsilon) -> None:
+    # The worst pair of log-ratios in [t - epsilon, t]: binary, q = (exp(-t) - exp(-epsilon))/(1 - exp(-epsilon)).
+    t = np.linspace(0, epsilon, 20_001)[1:-1]
+    q = np.exp(-t) * -np.expm1(t - epsilon) / -np.expm1(-epsilon)
+    p = -np.expm1(t - epsilon) / -np.expm1(-epsilon)
+    needed = ndtri(p) - ndtri(q)
+    mu = bounded_range_as_gaussian(epsilon)
+    assert needed.max() <= mu * (1 + 1e-12)
+    assert needed.max() == pytest.approx(mu, rel=1e-6)
+    assert needed.argmax() == pytest.approx(t.size // 2, abs=2)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.integers(2, 6), st.integers(0, 2**32), st.floats(0.05, 8.0))
+def test_random_exponential_mechanisms_stay_within_their_gaussian_conversion(
+    candidates, seed, epsilon
+) -> None:
+    generator = np.random.default_rng(seed)
+    scores = generator.normal(size=candidates) * 3
+    moves = generator.uniform(-0.5, 0.5, candidates)
+    laws = []
+    for values in (scores, scores + moves):
+        weights = np.exp(epsilon * values - np.max(epsilon * values))
+        laws.append(weights / weights.sum())
+    first, second = laws
+    mu = bounded_range_as_gaussian(epsilon)
+    for at in (0.0, 0.2 * epsilon, 0.5 * epsilon, 0.9 * epsilon):
+        delta = max(np.maximum(a - np.exp(at) * b, 0).sum() for a, b in ((first, second), (second, first)))
+        assert delta <= delta_of(mu, at) + 1e-12
+
+
+@pytest.mark.parametrize("steps", [1, 20, 500])
+def test_composed_laplace_mechanisms_stay_within_their_gaussian_conversion(steps) -> None:
+    laplace = pld.from_laplace_mechanism(1 / 0.1, value_discretization_interval=1e-3)
+    reference = laplace.self_compose(steps)
+    mu = math.sqrt(steps) * pure_as_gaussian(0.1)
+    for at in (0.1, 0.5, 1.0, 2.0):
+        assert reference.get_delta_for_epsilon(at) <= delta_of(mu, at) + 1e-9
+
+
+# --- costs --------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(costs, max_size=8), costs, st.randoms())
+def test_composition_does_not_depend_on_the_order_and_one_release_more_never_costs_less(
+    steps, further, random
+) -> None:
     shuffled = list(steps)
     random.shuffle(shuffled)
     assert compose(steps) == compose(shuffled)
-
-
-@given(st.lists(costs, min_size=1, max_size=8), costs)
-def test_one_release_more_never_costs_less(steps, further) -> None:
-    before, after = compose(steps), compose([*steps, further])
-    assert after.as_gaussian().mu >= before.as_gaussian().mu
+    assert compose([*steps, further]).as_gaussian().mu >= compose(steps).as_gaussian().mu
 
 
 @given(same_measure, same_measure)
@@ -63,9 +356,7 @@ def test_composing_in_parts_is_the_same_to_three_units_in_the_last_place(first, 
 def test_the_composed_cost_is_the_least_float_above_the_exact_one(steps) -> None:
     exact = sum((step.amount for step in steps), Fraction(0))
     total = compose(steps)
-    assert total.amount >= exact
-    below = type(total)(math.nextafter(size(total), 0.0))
-    assert below.amount < exact
+    assert type(total)(math.nextafter(size(total), 0.0)).amount < exact <= total.amount
 
 
 @given(costs, st.integers(1, 10**6))
@@ -73,9 +364,12 @@ def test_many_equal_releases_cost_what_composing_them_says(cost, count) -> None:
     assert cost.times(count).amount >= cost.amount * count
     if count <= 50:
         assert cost.times(count) == compose([cost] * count)
+    assert cost.times(0) == type(cost)(0.0)
+    assert cost.times(1) == cost
 
 
 def test_sums_of_decimals_are_what_people_expect() -> None:
+    assert compose([]) == PureCost(0.0)
     assert compose([PureCost(0.1), PureCost(0.2)]) == PureCost(0.3)
     assert compose([PureCost(0.1)] * 10) == PureCost(1.0)
     assert compose([GaussianCost(0.1)] * 100) == GaussianCost(1.0)
@@ -86,70 +380,53 @@ def test_mixed_measures_are_composed_in_the_gaussian_one() -> None:
     assert isinstance(mixed, GaussianCost)
     assert mixed.mu == pytest.approx(math.hypot(pure_as_gaussian(0.5), 1.0), rel=1e-14)
     assert bounded_range_as_gaussian(0.5) < pure_as_gaussian(0.5)
-    assert compose([]) == PureCost(0.0)
 
 
 @given(costs)
-def test_a_cost_survives_json(cost) -> None:
-    assert cost_from_json(json.loads(json.dumps(cost.to_json()))) == cost
+def test_a_cost_survives_json_also_with_the_key_of_version_0_1(cost) -> None:
+    record = json.loads(json.dumps(cost.to_json()))
+    assert cost_from_json(record) == cost
+    assert cost_from_json({**record, "currency": record.pop("measure")}) == cost
 
 
-@pytest.mark.parametrize("record", [{}, {"measure": "pure"}, {"measure": "gold", "epsilon": 1.0}])
-def test_a_record_that_is_no_cost_is_refused(record) -> None:
-    with pytest.raises(InvalidInput):
+@pytest.mark.parametrize(
+    "record",
+    [
+        {},
+        {"measure": "pure"},
+        {"measure": "gaussian"},
+        {"measure": "gold", "epsilon": 1.0},
+        {"measure": "gold", "mu": 1.0},
+        {"measure": "pure", "mu": 1.0},
+    ],
+)
+def test_a_record_whose_measure_and_amount_do_not_fit_is_refused(record) -> None:
+    with pytest.raises(InvalidInput, match="must state a measure"):
         cost_from_json(record)
 
 
-@pytest.mark.parametrize("kind", [PureCost, GaussianCost])
-@pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf, 1e-101, 1e101, None, "1"])
-def test_an_impossible_cost_is_refused(kind, bad) -> None:
-    with pytest.raises(InvalidInput):
-        kind(bad)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cost_is_nothing_or_from_1e_100_to_1e100_both_included(kind) -> None:
+    for allowed in (0.0, 1e-100, 1e100):
+        assert size(kind(allowed)) == allowed
+    assert math.copysign(1.0, size(kind(-0.0))) == 1.0
+    below, above = math.nextafter(1e-100, 0.0), math.nextafter(1e100, math.inf)
+    for refused in (below, above, -1.0, math.nan, math.inf, None, "1"):
+        with pytest.raises(InvalidInput, match="must be 0 or between 1e-100 and 1e100"):
+            kind(refused)
 
 
-@pytest.mark.parametrize(("epsilon", "queries"), [(0.01, 1000), (0.1, 100), (0.5, 10), (1.0, 50)])
-def test_advanced_composition_is_never_below_the_true_privacy_curve(epsilon, queries) -> None:
-    # Randomised response is the worst epsilon-private release; dp-accounting composes it numerically.
-    flip = 2.0 / (1.0 + math.exp(epsilon))
-    curve = pld.from_randomized_response(flip, 2, value_discretization_interval=1e-4).self_compose(queries)
-    for delta in (1e-8, 1e-5, 1e-2):
-        total = advanced_composition(epsilon, queries, delta)
-        assert curve.get_epsilon_for_delta(delta) <= total * 1.001 + queries * 1e-4
-        assert total <= queries * epsilon * (1 + 1e-12)
-
-
-@settings(deadline=None)
-@given(st.floats(1e-4, 50.0), st.integers(1, 10**6), st.floats(1e-12, 0.5))
-def test_the_inverse_of_advanced_composition_is_safe_and_tight(total, queries, delta) -> None:
-    share = advanced_composition_per_query(total, queries, delta)
-    assert advanced_composition(share, queries, delta) <= total
-    assert advanced_composition(share * (1 + 1e-9), queries, delta) > total
-    assert share >= total / queries * (1 - 1e-9)
-
-
-@pytest.mark.parametrize("arguments", [(0.0, 1, 0.1), (1.0, 0, 0.1), (1.0, 1, 0.0), (1.0, 1, 1.0)])
-def test_advanced_composition_refuses_impossible_arguments(arguments) -> None:
-    with pytest.raises(InvalidInput):
-        advanced_composition(*arguments)
-    with pytest.raises(InvalidInput):
-        advanced_composition_per_query(*arguments)
-
-
-@pytest.mark.parametrize("cost", [PureCost(0.5), GaussianCost(0.5)])
-def test_a_number_of_releases_beyond_what_a_float_counts_is_refused(cost) -> None:
-    assert cost.times(2**53 - 1).amount > cost.amount
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_number_of_releases_beyond_what_a_float_counts_is_refused(kind) -> None:
+    assert kind(0.5).times(2**53 - 1).amount > kind(0.5).amount
     for count in (2**53, 2**60, -1, 0.5, True):
         with pytest.raises(InvalidInput, match="integer of at least 0"):
-            cost.times(count)
+            kind(0.5).times(count)
 
 
 def test_nothing_in_accounting_can_be_changed_after_it_was_made() -> None:
-    classes = [
-        each
-        for module in (costs_module, guarantee_module)
-        for each in vars(module).values()
-        if dataclasses.is_dataclass(each)
-    ]
+    members = [*vars(costs_module).values(), *vars(guarantee_module).values()]
+    classes = [each for each in members if dataclasses.is_dataclass(each)]
     assert {Budget, GaussianCost, Guarantee, Meter, PureCost} <= set(classes)
     for made in (PureCost(1.0), GaussianCost(1.0), Budget(1.0), Meter(PureCost(1.0))):
         for field in dataclasses.fields(made):
@@ -158,85 +435,157 @@ def test_nothing_in_accounting_can_be_changed_after_it_was_made() -> None:
     assert all(each.__dataclass_params__.frozen for each in classes)
 
 
-@pytest.mark.parametrize("cost", [PureCost(0.5), GaussianCost(0.5)])
-def test_no_release_costs_nothing_and_one_costs_itself(cost) -> None:
-    assert cost.times(0) == type(cost)(0.0)
-    assert cost.times(1) == cost
+# --- budgets and meters -------------------------------------------------------------------------------------------
+
+
+def test_a_budget_divides_exactly_by_every_number_to_ten_and_by_powers_of_ten_and_fits_json() -> None:
+    assert all(LIMIT % parts == 0 for parts in [*range(1, 11), *(10**power for power in range(13))])
+    assert LIMIT < 2**53
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_smallest_charge_is_one_unit_and_the_budget_has_limit_of_them(kind) -> None:
+    meter = Meter(kind(1.0))
+    assert meter.units(kind(1e-60)) == meter.units(meter.share(LIMIT)) == 1
+    assert queries_affordable(kind(1.0), kind(1e-60)) == LIMIT
+    assert meter.units(kind(0.0)) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_spent_budget_has_nothing_left_even_if_more_was_spent(kind) -> None:
+    meter = Meter(kind(0.7))
+    assert meter.remaining(LIMIT) == meter.remaining(LIMIT + 5) == meter.spent(0) == kind(0.0)
+    assert meter.remaining(LIMIT - 1) != kind(0.0)
+    assert meter.spent(LIMIT) == kind(0.7)
+
+
+@given(st.floats(1e-6, 1e6), st.integers(1, LIMIT - 1))
+def test_what_was_spent_is_rounded_up_and_what_is_left_down_by_less_than_a_float(epsilon, units) -> None:
+    meter = Meter(PureCost(epsilon))
+    spent, left = Fraction(units, LIMIT) * decimal(epsilon), Fraction(LIMIT - units, LIMIT) * decimal(epsilon)
+    assert decimal(math.nextafter(meter.spent(units).epsilon, 0.0)) < spent <= meter.spent(units).amount
+    after = math.nextafter(meter.remaining(units).epsilon, math.inf)
+    assert meter.remaining(units).amount <= left < decimal(after)
+
+
+@given(costs, st.integers(1, 7 * 10**7))
+def test_a_budget_shared_by_k_queries_pays_for_exactly_k(total, queries) -> None:
+    assert queries_affordable(total, Meter(total).share(queries)) == queries
+
+
+@given(costs, st.lists(st.integers(1, LIMIT), max_size=30))
+def test_what_was_spent_and_what_is_left_never_exceed_the_total(total, charges) -> None:
+    meter = Meter(total)
+    spent = 0
+    for units in charges:
+        if spent + units <= LIMIT:
+            spent += units
+    left = meter.remaining(spent)
+    assert left.amount <= total.amount - Fraction(spent, LIMIT) * total.amount
+    assert meter.spent(spent).amount >= Fraction(spent, LIMIT) * total.amount
+    assert spent + meter.units(left) <= LIMIT
+
+
+@settings(max_examples=60)
+@given(
+    st.one_of(
+        st.tuples(pure, st.lists(pure, min_size=1, max_size=40)),
+        st.tuples(gaussian, st.lists(gaussian, min_size=1, max_size=40)),
+    )
+)
+def test_charges_accepted_by_the_meter_compose_to_at_most_the_total(pair) -> None:
+    total, steps = pair
+    meter = Meter(total)
+    spent, accepted = 0, []
+    for step in steps:
+        if spent + meter.units(step) <= LIMIT:
+            spent += meter.units(step)
+            accepted.append(step)
+    assert sum((step.amount for step in accepted), Fraction(0)) <= total.amount
+
+
+@given(costs)
+def test_the_whole_budget_can_be_spent_at_once(total) -> None:
+    meter = Meter(total)
+    assert meter.units(total) == LIMIT
+    assert meter.share(1) == meter.remaining(0) == total
+
+
+@given(costs, st.integers(1, 10**5))
+def test_the_total_needed_for_k_queries_pays_for_k(cost, queries) -> None:
+    total = total_needed(cost, queries)
+    assert queries <= queries_affordable(total, cost) <= queries + 1
+    assert total.amount <= cost.amount * queries * (1 + Fraction(1, 10**9))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_total_is_for_one_query_up_to_as_many_as_there_are_units(kind) -> None:
+    assert total_needed(kind(0.3), 1) == kind(0.3)
+    assert queries_affordable(total_needed(kind(0.3), LIMIT), kind(0.3)) == LIMIT
+    for refused in (0, -1, LIMIT + 1):
+        for function in (Meter(kind(1.0)).share, lambda count: total_needed(kind(0.3), count)):
+            with pytest.raises(InvalidInput, match="The number of releases must be"):
+                function(refused)
+
+
+def test_a_float_kth_of_a_budget_pays_for_k_queries_or_one_less_and_never_for_too_many() -> None:
+    # 1/k as a float may lie just above the true k-th; then k of them are really too much.
+    for k in range(1, 3000):
+        affordable = queries_affordable(PureCost(1.0), PureCost(1.0 / k))
+        assert affordable * decimal(1.0 / k) <= 1
+        assert affordable in (k - 1, k)
+
+
+def test_round_tenths_and_hundredths_divide_a_budget_without_remainder() -> None:
+    for parts in (2, 4, 5, 8, 10, 16, 20, 25, 40, 50, 80, 100, 1000, 10_000):
+        for total in (1.0, 10.0):
+            assert queries_affordable(PureCost(total), PureCost(total / parts)) == parts
+    for root in (2, 4, 5, 10, 20, 100, 1000):
+        assert queries_affordable(GaussianCost(1.0), GaussianCost(1.0 / root)) == root**2
 
 
 @pytest.mark.parametrize(
-    "record", [{"measure": "gaussian"}, {"measure": "gold", "mu": 1.0}, {"measure": "pure", "mu": 1.0}]
+    ("wrong", "sentence"),
+    [
+        (lambda: Meter(GaussianCost(1.0)).units(PureCost(0.1)), "as_gaussian"),
+        (lambda: Meter(PureCost(0.0)), "total of a budget must be above 0"),
+        (lambda: queries_affordable(PureCost(1.0), PureCost(0.0)), "cost of a release must be above 0"),
+        (lambda: Meter(PureCost(1.0)).share(1.5), "integer of at least 0"),
+        (lambda: Budget(1.0).total("gaussian"), "requires a delta above 0"),
+        (lambda: Budget(1.0).total("gold"), "measure must be"),
+        (lambda: Budget(1.0).total("pure", "hopeful"), "analysis must be"),
+        *[(lambda bad=bad: Budget(bad), "epsilon must be") for bad in (0.0, -1.0, math.nan, math.inf, "1")],
+        *[(lambda bad=bad: Budget(bad), "between 1e-100 and 1e100") for bad in (0.9e-100, 1.1e100)],
+        *[(lambda bad=bad: Budget(1.0, delta=bad), "delta must be") for bad in (1.0, -0.1)],
+        *[(lambda bad=bad: Budget(1.0, queries=bad), "queries must be") for bad in (0, 2.5)],
+    ],
 )
-def test_a_record_whose_measure_and_amount_do_not_fit_is_refused(record) -> None:
-    with pytest.raises(InvalidInput, match="must state a measure"):
-        cost_from_json(record)
+def test_impossible_budgets_and_charges_are_refused(wrong, sentence) -> None:
+    with pytest.raises(InvalidInput, match=sentence):
+        wrong()
 
 
-def true_total(epsilon: float, queries: int, delta: float) -> mpmath.mpf:
-    with mpmath.workdps(60):
-        epsilon, delta = mpmath.mpf(epsilon), mpmath.mpf(delta)
-        drift = queries * epsilon * mpmath.tanh(epsilon / 2)
-        return min(queries * epsilon, drift + epsilon * mpmath.sqrt(2 * queries * mpmath.log(1 / delta)))
+def test_the_three_analyses_of_several_queries() -> None:
+    budget = Budget(epsilon=10.0, delta=1e-5, queries=100)
+    for analysis in ("proven", "published", "published-example"):
+        assert per_query(budget, "pure", analysis) == PureCost(0.1)
+    assert per_query(budget, "gaussian", "published") == GaussianCost(1.0)
+    assert per_query(budget, "gaussian", "published-example") == GaussianCost(0.1)
+    proven = per_query(budget, "gaussian")
+    assert proven.mu * 10 == pytest.approx(budget.total("gaussian").mu, rel=1e-12)
+    assert queries_affordable(budget.total("gaussian"), proven) == 100
 
 
-def test_the_total_is_the_formula_rounded_up_by_a_hair() -> None:
-    for epsilon in (1e-6, 0.01, 0.3, 1.0, 7.0):
-        for queries in (1, 3, 50, 10_000):
-            for delta in (1e-12, 1e-5, 0.3, 0.9):
-                truth = true_total(epsilon, queries, delta)
-                found = mpmath.mpf(advanced_composition(epsilon, queries, delta))
-                assert truth < found <= truth * (1 + mpmath.mpf("1e-13"))
+def test_a_budget_without_a_number_of_queries_is_for_one_and_published_totals_need_no_delta() -> None:
+    assert per_query(Budget(epsilon=1.0), "pure") == PureCost(1.0)
+    assert per_query(Budget(0.3, queries=1), "pure") == PureCost(0.3)
+    assert Budget(epsilon=1.0).total("gaussian", "published") == GaussianCost(1.0)
+    assert per_query(Budget(epsilon=10.0), "gaussian", "published-example") == GaussianCost(10.0)
 
 
-def test_one_query_costs_no_more_than_itself() -> None:
-    assert advanced_composition(0.5, 1, 1e-5) == pytest.approx(0.5, rel=1e-13)
-    assert advanced_composition_per_query(0.5, 1, 1e-5) == pytest.approx(0.5, rel=1e-12)
-
-
-def test_one_query_may_have_all_but_the_slack() -> None:
-    assert advanced_composition_per_query(1.0, 1, 1e-5) == 1.0 - 2.0**-44
-
-
-def test_few_queries_share_evenly_since_simple_composition_is_better() -> None:
-    assert advanced_composition_per_query(1.0, 2, 1e-9) == pytest.approx(0.5, rel=1e-12)
-    assert advanced_composition_per_query(1.0, 2, 1e-9) <= 0.5
-
-
-def test_a_generous_delta_never_gives_a_query_more_than_the_total() -> None:
-    assert advanced_composition_per_query(0.1, 1, 0.9) <= 0.1
-    assert advanced_composition_per_query(0.1, 1, 0.9) == pytest.approx(0.1, rel=1e-12)
-
-
-@pytest.mark.parametrize("total", [1e-9, 0.01, 3.0, 500.0])
-def test_the_share_is_the_largest_to_twelve_digits(total) -> None:
-    for queries in (1, 7, 1000):
-        share = advanced_composition_per_query(total, queries, 1e-6)
-        assert advanced_composition(share, queries, 1e-6) <= total
-        assert advanced_composition(share * (1 + 1e-12), queries, 1e-6) > total
-
-
-@pytest.mark.parametrize("epsilon", [-1.0, 0.0, math.inf, math.nan])
-def test_an_epsilon_that_is_no_positive_number_is_refused(epsilon) -> None:
-    for function in (advanced_composition, advanced_composition_per_query):
-        with pytest.raises(InvalidInput, match="epsilon must be a finite number above 0"):
-            function(epsilon, 2, 1e-5)
-
-
-def test_costs_that_version_0_1_wrote_are_read() -> None:
-    assert cost_from_json({"currency": "pure", "epsilon": 0.5}) == PureCost(0.5)
-    assert cost_from_json({"currency": "gaussian", "mu": 0.5}) == GaussianCost(0.5)
-
-
-@pytest.mark.parametrize("kind", [PureCost, GaussianCost])
-def test_a_cost_is_nothing_or_from_1e_100_to_1e100_both_included(kind) -> None:
-    for allowed in (0.0, 1e-100, 1e100):
-        assert decimal(kind(allowed).to_json()["mu" if kind is GaussianCost else "epsilon"]) == decimal(
-            allowed
-        )
-    for refused in (math.nextafter(1e-100, 0.0), math.nextafter(1e100, math.inf)):
-        with pytest.raises(InvalidInput, match="between 1e-100 and 1e100"):
-            kind(refused)
-
-
-def test_nothing_is_never_written_with_a_sign() -> None:
-    assert math.copysign(1.0, PureCost(-0.0).epsilon) == 1.0
+def test_a_budget_takes_numbers_of_any_kind_and_size_and_is_json() -> None:
+    budget = Budget(epsilon=np.float32(1.0), delta=np.float64(1e-5), queries=np.int64(3))
+    assert json.loads(json.dumps(budget.to_json())) == {"epsilon": 1.0, "delta": 1e-5, "queries": 3}
+    assert Budget(0.3, delta=0.999999).delta == 0.999999
+    for epsilon in (1e-100, 1e100):
+        assert Budget(epsilon).total("pure") == PureCost(epsilon)

@@ -23,13 +23,14 @@ from quietmax.accounting import dpsgd as module
 from quietmax.accounting.dpsgd import (
     ACCOUNTANTS,
     Schedule,
+    _advanced_composition,
+    _advanced_share,
     _interval,
     _renyi_divergence,
-    advanced_composition,
+    _sampled_gaussian_delta,
     loss_delta,
     noise_multiplier,
     renyi_epsilon,
-    sampled_gaussian_delta,
 )
 from quietmax.errors import InvalidInput
 
@@ -132,7 +133,46 @@ def test_advanced_composition_spends_half_of_delta_on_the_steps_and_half_on_itse
 ) -> None:
     sigma, steps = proven("ac", epsilon, delta, schedule), schedule.steps
     share = float(_sampled(sigma, delta / (2 * steps), schedule.sampling_rate))
-    assert advanced_composition(share, steps, delta / 2) == pytest.approx(epsilon, rel=1e-7)
+    assert _advanced_composition(share, steps, delta / 2) == pytest.approx(epsilon, rel=1e-7)
+
+
+@pytest.mark.parametrize(("epsilon", "queries"), [(0.01, 1000), (0.1, 100), (0.5, 10), (1.0, 50)])
+def test_advanced_composition_is_never_below_the_true_privacy_curve(epsilon, queries) -> None:
+    # Randomised response is the worst epsilon-private release; dp-accounting composes it numerically.
+    flip = 2.0 / (1.0 + math.exp(epsilon))
+    curve = pld.privacy_loss_distribution.from_randomized_response(
+        flip, 2, value_discretization_interval=1e-4
+    )
+    for delta in (1e-8, 1e-5, 1e-2):
+        total = _advanced_composition(epsilon, queries, delta)
+        assert curve.self_compose(queries).get_epsilon_for_delta(delta) <= total * 1.001 + queries * 1e-4
+        assert total <= queries * epsilon * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("epsilon", [1e-6, 0.01, 0.3, 1.0, 7.0])
+def test_advanced_composition_is_the_formula_rounded_up_by_a_hair(epsilon) -> None:
+    for queries in (1, 3, 50, 10_000):
+        for delta in (1e-12, 1e-5, 0.3, 0.9):
+            with mpmath.workdps(60):
+                exact, log = mpmath.mpf(epsilon), mpmath.log(1 / mpmath.mpf(delta))
+                drift = queries * exact * mpmath.tanh(exact / 2)
+                truth = min(queries * exact, drift + exact * mpmath.sqrt(2 * queries * log))
+                found = mpmath.mpf(_advanced_composition(epsilon, queries, delta))
+                assert truth < found <= truth * (1 + mpmath.mpf("1e-13"))
+
+
+@settings(deadline=None)
+@given(st.floats(-9, 2.7).map(lambda power: 10.0**power), st.integers(1, 10**6), st.floats(1e-12, 0.9))
+def test_the_share_of_a_release_in_advanced_composition_is_safe_and_tight(total, queries, delta) -> None:
+    share = _advanced_share(total, queries, delta)
+    assert _advanced_composition(share, queries, delta) <= total
+    assert _advanced_composition(share * (1 + 1e-12), queries, delta) > total
+    assert total / queries * (1 - 1e-9) <= share <= total
+
+
+def test_one_release_may_have_all_but_the_slack_and_few_releases_share_evenly() -> None:
+    assert _advanced_share(1.0, 1, 1e-5) == 1.0 - 2.0**-44
+    assert 0.5 * (1 - 1e-12) <= _advanced_share(1.0, 2, 1e-9) <= 0.5
 
 
 def test_a_step_is_never_read_at_a_delta_above_one_half() -> None:
@@ -323,7 +363,7 @@ def test_warnings_are_silenced_only_while_counting() -> None:
 
 def bound(sigma, epsilon, rate, steps, interval=None):
     interval = _interval(sigma, Schedule(rate, steps)) if interval is None else interval
-    return sampled_gaussian_delta(sigma, epsilon, sampling_rate=rate, steps=steps, interval=interval)
+    return _sampled_gaussian_delta(sigma, epsilon, Schedule(rate, steps), interval)
 
 
 def sampled_bound(monkeypatch, *arguments):
@@ -693,17 +733,15 @@ def test_the_tilt_moves_the_mean_to_where_it_is_wanted(mean) -> None:
 def test_up_to_its_limits_the_sampled_bound_is_used_and_never_beyond(monkeypatch, steps, rate, sigma) -> None:
     monkeypatch.setattr(module, "_one_step", lambda *_, **__: None)
     monkeypatch.setattr(module, "_composed_delta", lambda *_: 0.0)
-    options = {"sampling_rate": rate, "steps": steps, "interval": 1.0}
-    assert sampled_gaussian_delta(sigma, 1.0, **options) == 0.0
-    more, less = {**options, "steps": 10**12 + 1}, math.nextafter(sigma, 0.0) if steps == 1 else 1e-9
-    assert sampled_gaussian_delta(sigma, 1.0, **more) > 0.0
-    assert sampled_gaussian_delta(less, 1.0, **options) > 0.0
+    assert bound(sigma, 1.0, rate, steps, 1.0) == 0.0
+    assert bound(sigma, 1.0, rate, 10**12 + 1, 1.0) > 0.0
+    assert bound(math.nextafter(sigma, 0.0) if steps == 1 else 1e-9, 1.0, rate, steps, 1.0) > 0.0
 
 
 def test_the_bound_of_full_steps_is_read_at_a_mu_that_is_rounded_up(monkeypatch) -> None:
     monkeypatch.setattr(module, "delta_of", lambda mu, _: mu)
     for sigma, steps in ((7.0, 3), (0.3, 10), (1.7, 12345)):
-        mu = Fraction(sampled_gaussian_delta(sigma, 1.0, sampling_rate=1.0, steps=steps, interval=1.0))
+        mu = Fraction(bound(sigma, 1.0, 1.0, steps, 1.0))
         assert 1 < mu**2 * Fraction(sigma) ** 2 / steps < 1 + Fraction(1, 2**48)
 
 

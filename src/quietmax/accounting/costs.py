@@ -30,8 +30,7 @@ from scipy.special import erfcx, erfinv, log_expit, ndtr, ndtri, ndtri_exp
 
 from quietmax.errors import InvalidInput
 
-SMALLEST = 1e-100
-LARGEST = 1e100
+_SMALLEST, _LARGEST = 1e-100, 1e100
 
 
 def decimal(value: float) -> Fraction:
@@ -50,7 +49,7 @@ def as_number(value: float) -> float:
 def checked_amount(value: float, name: str) -> float:
     """Return `value` as a float if it is 0 or between 1e-100 and 1e100."""
     number = as_number(value)
-    if number == 0.0 or SMALLEST <= number <= LARGEST:
+    if number == 0.0 or _SMALLEST <= number <= _LARGEST:
         return abs(number)
     raise InvalidInput(f"{name} must be 0 or between 1e-100 and 1e100, got {value!r}.")
 
@@ -61,7 +60,7 @@ def rounded_up(value: Fraction) -> float:
     return nearest if decimal(nearest) >= value else math.nextafter(nearest, math.inf)
 
 
-def rounded_down(value: Fraction) -> float:
+def _rounded_down(value: Fraction) -> float:
     """Return the largest float whose decimal is at most `value`."""
     nearest = float(value)
     return nearest if decimal(nearest) <= value else math.nextafter(nearest, -math.inf)
@@ -129,9 +128,7 @@ def delta_of(mu: float, epsilon: float) -> float:
 
     Parameters
     ----------
-    mu : float
-        At least 0.
-    epsilon : float
+    mu, epsilon : float
         At least 0.
 
     Returns
@@ -319,13 +316,7 @@ class PureCost:
         return decimal(self.epsilon)
 
     def times(self, releases: int) -> PureCost:
-        """Return the cost of several such releases: ``releases * epsilon``, rounded up.
-
-        Parameters
-        ----------
-        releases : int
-            The number of releases, at least 0.
-        """
+        """Return the cost of several such releases: ``releases * epsilon``, rounded up."""
         return PureCost(rounded_up(self.amount * checked_count(releases, "releases")))
 
     def as_gaussian(self) -> GaussianCost:
@@ -372,13 +363,7 @@ class GaussianCost:
         return decimal(self.mu) ** 2
 
     def times(self, releases: int) -> GaussianCost:
-        """Return the cost of several such releases: ``sqrt(releases) * mu``, rounded up.
-
-        Parameters
-        ----------
-        releases : int
-            The number of releases, at least 0.
-        """
+        """Return the cost of several such releases: ``sqrt(releases) * mu``, rounded up."""
         return GaussianCost(root_rounded_up(self.amount * checked_count(releases, "releases")))
 
     def as_gaussian(self) -> GaussianCost:
@@ -394,6 +379,13 @@ class GaussianCost:
 
 
 Cost = PureCost | GaussianCost
+
+
+def cost_of(measure: Measure, amount: Fraction, *, up: bool = True) -> Cost:
+    """Return the cost of an amount (epsilon, or mu squared), rounded up or down to a float."""
+    if measure == "pure":
+        return PureCost(rounded_up(amount) if up else _rounded_down(amount))
+    return GaussianCost(root_rounded_up(amount) if up else root_rounded_down(amount))
 
 
 def checked_count(count: int, name: str) -> int:
@@ -431,8 +423,8 @@ def compose(costs: Iterable[Cost]) -> Cost:
     """
     steps = list(costs)
     if all(isinstance(step, PureCost) for step in steps):
-        return PureCost(rounded_up(sum((step.amount for step in steps), Fraction(0))))
-    return GaussianCost(root_rounded_up(sum((step.as_gaussian().amount for step in steps), Fraction(0))))
+        return cost_of("pure", sum((step.amount for step in steps), Fraction(0)))
+    return cost_of("gaussian", sum((step.as_gaussian().amount for step in steps), Fraction(0)))
 
 
 def cost_from_json(record: Mapping[str, str | float]) -> Cost:
@@ -485,7 +477,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         epsilon, delta = as_number(self.epsilon), as_number(self.delta)
-        if not SMALLEST <= epsilon <= LARGEST:
+        if not _SMALLEST <= epsilon <= _LARGEST:
             raise InvalidInput(f"epsilon must be between 1e-100 and 1e100, got {self.epsilon!r}.")
         if not 0.0 <= delta < 1.0:
             raise InvalidInput(f"delta must be at least 0 and below 1, got {self.delta!r}.")
@@ -505,11 +497,6 @@ class Budget:
         analysis : {"proven", "published", "published-example"}
             ``"proven"``: in the Gaussian measure the largest mu within (epsilon, delta). Otherwise mu = epsilon, as the
             paper has it.
-
-        Returns
-        -------
-        PureCost or GaussianCost
-            The total.
 
         Raises
         ------
@@ -567,7 +554,7 @@ def per_query(budget: Budget, measure: Measure, analysis: Analysis = "proven") -
     total = budget.total(measure, analysis)
     queries = 1 if budget.queries is None else budget.queries
     if measure == "gaussian" and analysis == "published-example":
-        return GaussianCost(rounded_down(decimal(budget.epsilon) / queries))
+        return GaussianCost(_rounded_down(decimal(budget.epsilon) / queries))
     return Meter(total).share(queries)
 
 
@@ -590,34 +577,22 @@ class Meter:
             )
         return math.ceil(cost.amount * LIMIT / self.total.amount)
 
-    def affordable(self, cost: Cost) -> int:
-        """Return how many releases of a cost the whole budget pays for."""
-        units = self.units(cost)
-        if units == 0:
-            raise InvalidInput("The cost of a release must be above 0, got 0.")
-        return LIMIT // units
-
     def share(self, releases: int) -> Cost:
         """Return the largest cost of which the budget pays that many: epsilon/k, or mu/sqrt(k), rounded down.
 
-        Up to 70 million releases, ``meter.affordable(meter.share(k)) == k`` holds exactly.
+        Up to 70 million releases, ``queries_affordable(meter.total, meter.share(k)) == k`` holds exactly.
         """
         count = _checked_releases(releases)
-        return self._cost(Fraction(LIMIT // count, LIMIT) * self.total.amount, up=False)
+        return cost_of(self.total.measure, Fraction(LIMIT // count, LIMIT) * self.total.amount, up=False)
 
     def spent(self, units: int) -> Cost:
         """Return the cost of spent units, rounded up."""
-        return self._cost(Fraction(units, LIMIT) * self.total.amount, up=True)
+        return cost_of(self.total.measure, Fraction(units, LIMIT) * self.total.amount)
 
     def remaining(self, units: int) -> Cost:
         """Return the cost that is left, rounded down and never negative."""
-        return self._cost(Fraction(max(LIMIT - units, 0), LIMIT) * self.total.amount, up=False)
-
-    def _cost(self, amount: Fraction, up: bool) -> Cost:
-        """Return the cost of an amount (epsilon, or mu squared), rounded up or down."""
-        if isinstance(self.total, PureCost):
-            return PureCost(rounded_up(amount) if up else rounded_down(amount))
-        return GaussianCost(root_rounded_up(amount) if up else root_rounded_down(amount))
+        left = Fraction(max(LIMIT - units, 0), LIMIT)
+        return cost_of(self.total.measure, left * self.total.amount, up=False)
 
 
 def queries_affordable(total: Cost, per_query_cost: Cost) -> int:
@@ -642,7 +617,10 @@ def queries_affordable(total: Cost, per_query_cost: Cost) -> int:
     >>> queries_affordable(GaussianCost(1.0), GaussianCost(0.1))
     100
     """
-    return Meter(total).affordable(per_query_cost)
+    units = Meter(total).units(per_query_cost)
+    if units == 0:
+        raise InvalidInput("The cost of a release must be above 0, got 0.")
+    return LIMIT // units
 
 
 def total_needed(per_query_cost: Cost, queries: int) -> Cost:
@@ -667,10 +645,8 @@ def total_needed(per_query_cost: Cost, queries: int) -> Cost:
     >>> total_needed(GaussianCost(0.1), 100)
     GaussianCost(mu=1.0)
     """
-    amount = per_query_cost.amount * Fraction(LIMIT, LIMIT // _checked_releases(queries))
-    if isinstance(per_query_cost, PureCost):
-        return PureCost(rounded_up(amount))
-    return GaussianCost(root_rounded_up(amount))
+    share = Fraction(LIMIT, LIMIT // _checked_releases(queries))
+    return cost_of(per_query_cost.measure, per_query_cost.amount * share)
 
 
 def _checked_releases(releases: int) -> int:

@@ -4,8 +4,8 @@
 error bounded; ``rdp`` uses Renyi divergences, ``zcdp`` concentrated differential privacy, ``ac`` and ``nc`` advanced
 and naive composition.
 
-`sampled_gaussian_delta` is an upper bound on the delta of repeated Poisson-sampled Gaussian steps, with every numerical
-error bounded.
+**The bound of ``pld``** on the delta of repeated Poisson-sampled Gaussian steps, `loss_delta`, bounds every numerical
+error.
 
 A step releases x ~ N(0, sigma^2) without the record and x ~ (1-q)*N(0, sigma^2) + q*N(1, sigma^2) with it. Write P and
 Q for the two, in either order, L = ln(dP/dQ) for the privacy loss, and L_1, ..., L_T for the losses of T steps under P.
@@ -45,7 +45,7 @@ from scipy import fft
 from scipy.optimize import brentq
 from scipy.special import logsumexp, softmax
 
-from quietmax.accounting.costs import as_number, checked_count, delta_of, mu_of
+from quietmax.accounting.costs import as_number, delta_of, mu_of
 from quietmax.errors import InvalidInput
 
 Floats = NDArray[np.float64]
@@ -153,7 +153,7 @@ def _proven(epsilon: float, delta: float, schedule: Schedule, accountant: str) -
     if accountant == "zcdp":
         return _concentrated(epsilon, delta, schedule.steps) * _UP
     if accountant == "ac":
-        share = advanced_composition_per_query(epsilon, schedule.steps, delta / 2)
+        share = _advanced_share(epsilon, schedule.steps, delta / 2)
         return _of_sampled_step(share, delta / (2 * schedule.steps), schedule.sampling_rate)
     if accountant == "nc":
         return _of_sampled_step(epsilon / schedule.steps, delta / schedule.steps, schedule.sampling_rate)
@@ -163,48 +163,30 @@ def _proven(epsilon: float, delta: float, schedule: Schedule, accountant: str) -
 _COMPOSITION_SLACK = 2.0**-44
 
 
-def advanced_composition(epsilon: float, queries: int, delta: float) -> float:
+def _advanced_composition(epsilon: float, queries: int, delta: float) -> float:
     """Return the total epsilon of several pure releases at a delta, rounded up (advanced composition)."""
-    return _composed_epsilon(*_checked_composition(epsilon, queries, delta)) * (1.0 + _COMPOSITION_SLACK)
-
-
-def advanced_composition_per_query(total_epsilon: float, queries: int, delta: float) -> float:
-    """Return the largest epsilon per query that stays within (total_epsilon, delta), rounded down."""
-    total_epsilon, queries, delta = _checked_composition(total_epsilon, queries, delta)
-    even = total_epsilon / queries
-    if _composed_epsilon(total_epsilon, queries, delta) <= total_epsilon:
-        share = total_epsilon
-    else:
-        share = float(
-            brentq(
-                lambda epsilon: _composed_epsilon(epsilon, queries, delta) - total_epsilon,
-                0.5 * even,
-                total_epsilon,
-                xtol=1e-300,
-                rtol=2.0**-48,
-                maxiter=500,
-            )
-        )
-    while advanced_composition(share, queries, delta) > total_epsilon:
-        share *= 1.0 - _COMPOSITION_SLACK
-    return share
-
-
-def _checked_composition(epsilon: float, queries: int, delta: float) -> tuple[float, int, float]:
-    """Return the arguments of advanced composition, or raise `InvalidInput`."""
-    if not 0.0 < as_number(epsilon) < math.inf:
-        raise InvalidInput(f"epsilon must be a finite number above 0, got {epsilon!r}.")
-    if checked_count(queries, "queries") < 1:
-        raise InvalidInput(f"queries must be an integer of at least 1, got {queries!r}.")
-    if not 0.0 < as_number(delta) < 1.0:
-        raise InvalidInput(f"delta must be between 0 and 1, exclusive, got {delta!r}.")
-    return float(epsilon), int(queries), float(delta)
+    return _composed_epsilon(epsilon, queries, delta) * (1.0 + _COMPOSITION_SLACK)
 
 
 def _composed_epsilon(epsilon: float, queries: int, delta: float) -> float:
     """Return the total epsilon of advanced composition without rounding."""
     drift = queries * epsilon * math.tanh(0.5 * epsilon)
     return min(queries * epsilon, drift + epsilon * math.sqrt(2.0 * queries * -math.log(delta)))
+
+
+def _advanced_share(total_epsilon: float, queries: int, delta: float) -> float:
+    """Return the largest epsilon per release that stays within (total_epsilon, delta), rounded down."""
+
+    def excess(epsilon: float) -> float:
+        return _composed_epsilon(epsilon, queries, delta) - total_epsilon
+
+    share = total_epsilon
+    if excess(share) > 0.0:
+        lowest = 0.5 * (total_epsilon / queries)
+        share = float(brentq(excess, lowest, total_epsilon, xtol=1e-300, rtol=2.0**-48, maxiter=500))
+    while _advanced_composition(share, queries, delta) > total_epsilon:
+        share *= 1.0 - _COMPOSITION_SLACK
+    return share
 
 
 def _concentrated(epsilon: float, delta: float, releases: float) -> float:
@@ -261,17 +243,10 @@ def _smallest(excess: Callable[[float], float], epsilon: float, schedule: Schedu
 def loss_delta(sigma: float, epsilon: float, schedule: Schedule) -> float:
     """Return an upper bound on the delta of a run, from its privacy loss distribution.
 
-    `sampled_gaussian_delta` bounds every numerical error. The grid interval follows the spread of the loss, so the
-    number of points, and with it the memory, is bounded for every epsilon; a coarser interval only raises delta.
+    The grid interval follows the spread of the loss, so the number of points, and with it the memory, is bounded for
+    every epsilon; a coarser interval only raises delta.
     """
-    delta = sampled_gaussian_delta(
-        sigma,
-        epsilon,
-        sampling_rate=schedule.sampling_rate,
-        steps=schedule.steps,
-        interval=_interval(sigma, schedule),
-    )
-    return max(delta, 1e-12)
+    return max(_sampled_gaussian_delta(sigma, epsilon, schedule, _interval(sigma, schedule)), 1e-12)
 
 
 def _interval(sigma: float, schedule: Schedule) -> float:
@@ -282,7 +257,7 @@ def _interval(sigma: float, schedule: Schedule) -> float:
     weight /= weight.sum()
     absent = -math.inf if rate == 1.0 else math.log1p(-rate)
 
-    def loss(shift: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    def loss(shift: float) -> Floats:
         # ln(1 - q + q*exp((2x - 1)/(2 sigma^2))) at x = sigma*point + shift, the record left out (0) or taken (1).
         return np.logaddexp(absent, math.log(rate) + (2 * (sigma * point + shift) - 1) / (2 * sigma * sigma))
 
@@ -382,15 +357,14 @@ class _Step:
     inflation: float
 
 
-def sampled_gaussian_delta(
-    sigma: float, epsilon: float, *, sampling_rate: float, steps: int, interval: float
-) -> float:
-    """Return an upper bound on the delta of `steps` Poisson-sampled Gaussian steps."""
+def _sampled_gaussian_delta(sigma: float, epsilon: float, schedule: Schedule, interval: float) -> float:
+    """Return an upper bound on the delta of Poisson-sampled Gaussian steps, on a grid of this interval."""
+    rate, steps = schedule.sampling_rate, schedule.steps
     unsampled = delta_of(math.sqrt(steps) / sigma * (1 + 8 * _U), epsilon)
-    if sampling_rate == 1.0 or steps > _MOST_STEPS or sigma * _LARGEST_SHIFT < 1.0:
+    if rate == 1.0 or steps > _MOST_STEPS or sigma * _LARGEST_SHIFT < 1.0:
         return unsampled
     bounds = [
-        _composed_delta(_one_step(sigma, sampling_rate, interval, removed=removed), steps, epsilon)
+        _composed_delta(_one_step(sigma, rate, interval, removed=removed), steps, epsilon)
         for removed in (True, False)
     ]
     return unsampled if any(map(math.isnan, bounds)) else min(unsampled, max(bounds))

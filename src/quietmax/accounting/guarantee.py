@@ -130,29 +130,7 @@ class Guarantee:
         extra_delta: float = 0.0,
         unit: Unit = "record",
     ) -> Guarantee:
-        """Return the guarantee of a release that has a cost.
-
-        Parameters
-        ----------
-        cost : PureCost or GaussianCost
-            The cost of the release.
-        status : {"proven", "conditional", "refuted"}
-            Whether the claim holds.
-        because : str
-            The reason, one sentence.
-        parameters : Mapping or None
-            The public constants on which the claim rests.
-        assumptions : tuple of str
-            What a conditional guarantee assumes.
-        extra_delta : float
-            Added to every derived delta.
-        unit : {"record", "person"}
-            What is added or removed.
-
-        Returns
-        -------
-        Guarantee
-            A pure or Gaussian guarantee.
+        """Return the guarantee of a release that has a cost; the other parameters are those of the class.
 
         Examples
         --------
@@ -196,11 +174,6 @@ class Guarantee:
         Pure: max(0, (exp(claimed) - exp(epsilon))/(1 + exp(claimed))), where randomised response is the worst case.
         Approximate: the same plus the stated delta (the worst case reveals everything with that probability; Kairouz,
         Oh, Viswanath 2015). Gaussian: `delta_of`. `extra_delta` is added to all.
-
-        Parameters
-        ----------
-        epsilon : float
-            At least 0.
         """
         if self.definition == "gaussian":
             delta = delta_of(cast(float, self.mu), epsilon)
@@ -217,11 +190,6 @@ class Guarantee:
 
         Pure and approximate: claimed + ln(1 - delta*(1 + exp(-claimed))), the inverse of `at_epsilon`, where the
         stated delta of an approximate guarantee counts as `extra_delta`. Gaussian: `epsilon_of`.
-
-        Parameters
-        ----------
-        delta : float
-            At least 0 and below 1.
         """
         if not 0.0 <= delta < 1.0:
             raise InvalidInput(f"delta must be at least 0 and below 1, got {delta!r}.")
@@ -239,15 +207,6 @@ class Guarantee:
 
     def weakened(self, status: Status, because: str, assumptions: tuple[str, ...] = ()) -> Guarantee:
         """Return the guarantee with a status no better than before, a new reason and further assumptions.
-
-        Parameters
-        ----------
-        status : {"proven", "conditional", "refuted"}
-            The new status.
-        because : str
-            The new reason.
-        assumptions : tuple of str
-            Assumptions to add.
 
         Examples
         --------
@@ -305,11 +264,6 @@ class Guarantee:
         Gaussian: Phi(Phi^-1(a) + mu). Pure: min(exp(epsilon)*a, 1 - exp(-epsilon)*(1 - a)). A surplus delta d adds at
         most d (Dong, Roth, Su 2022, arXiv:1905.02383).
 
-        Parameters
-        ----------
-        false_positive_rate : float
-            From 0 to 1.
-
         Examples
         --------
         >>> round(Guarantee("gaussian", mu=0.268, because="Theory section 3.").max_true_positive_rate(0.001), 4)
@@ -334,11 +288,6 @@ class Guarantee:
         d*(exp(k*epsilon) - 1)/(exp(epsilon) - 1), and for Gaussian guarantees to the sum of Phi(Phi^-1(d) + j*mu) over
         j < k: the curve G(a) = Phi(Phi^-1(a) + mu) is concave with G(0) = 0, so G(a + d) <= G(a) + G(d) at each of the
         k steps from one data set to the other.
-
-        Parameters
-        ----------
-        units : int
-            The size k of the group, at least 1.
 
         Raises
         ------
@@ -382,10 +331,7 @@ class Guarantee:
     def in_words(self, released: str = "everything that this guarantee covers") -> list[str]:
         """Return what the guarantee means, as plain sentences with all percentages rounded up (THEORY 3.13).
 
-        Parameters
-        ----------
-        released : str
-            What the guarantee covers. Other releases about the same people add to it.
+        `released` says what the guarantee covers. Other releases about the same people add to it.
 
         Examples
         --------

@@ -26,10 +26,9 @@ from quietmax.accounting.costs import (
     Measure,
     PureCost,
     bounded_range_as_gaussian,
+    cost_of,
     per_query,
     pure_as_gaussian,
-    root_rounded_down,
-    rounded_down,
 )
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.errors import InvalidInput
@@ -749,11 +748,12 @@ class SampledNeuron(ProvenMechanism):
     def _shares(self, cost: Cost) -> tuple[Cost, Cost]:
         """Divide the cost (epsilon, or mu^2) into two parts that add up to no more than it."""
         share = self.sampling_share
+        first: Cost
         if isinstance(cost, PureCost):
             first = PureCost(share * cost.epsilon)
-            return first, PureCost(rounded_down(cost.amount - first.amount))
-        first_mu = GaussianCost(math.sqrt(share) * cost.mu)
-        return first_mu, GaussianCost(root_rounded_down(cost.amount - first_mu.amount))
+        else:
+            first = GaussianCost(math.sqrt(share) * cost.mu)
+        return first, cost_of(cost.measure, cost.amount - first.amount, up=False)
 
     def _ready(self) -> tuple[ScoreBounds, Cost]:
         """Return bounds and cost, which must be in the measure of the noise."""
