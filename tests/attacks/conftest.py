@@ -38,7 +38,7 @@ class World:
         progress: Progress | None = None,
     ) -> AttackReport:
         """Run an attack with the shadow networks of a design, or of the one that it prefers."""
-        pool = self.pool(design or attack.designs_for(self.data)[0])
+        pool = self.pool(design or attack._designs_for(self.data)[0])
         return attack.run(self.model, self.data, target=target, pool=pool, progress=progress)
 
 

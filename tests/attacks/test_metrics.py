@@ -79,7 +79,7 @@ def test_curve_and_auc_agree_with_scikit_learn() -> None:
 def test_the_thinned_curve_is_part_of_the_curve_and_short() -> None:
     generator = np.random.default_rng(1)
     curve = _roc_curve(generator.normal(1, 1, 20_000), generator.normal(0, 1, 20_000))
-    fpr, tpr = curve.thinned()
+    fpr, tpr = curve._thinned()
     assert len(fpr) == len(tpr) <= 402
     assert (fpr[0], tpr[-1], fpr[-1]) == (0.0, 1.0, 1.0)
     points = set(zip(curve.fpr.tolist(), curve.tpr.tolist(), strict=True))

@@ -26,9 +26,9 @@ from quietmax.audit.bounds import (
     Finding,
     Parameter,
     SampledSteps,
+    _guess_tail,
     _mass_needed,
     epsilon_from_guesses,
-    guess_tail,
     mu_from_guesses,
     plot_findings,
 )
@@ -118,7 +118,7 @@ def test_the_bound_on_epsilon_is_wrong_with_at_most_the_stated_probability(
     right = np.arange(guesses + 1)
     distribution = (1 - delta) * binom.pmf(right, guesses, 1 / (1 + math.exp(-epsilon)))
     distribution[-1] += delta
-    rejected = [guess_tail(canaries, guesses, v, epsilon, delta) <= 1 - confidence for v in right]
+    rejected = [_guess_tail(canaries, guesses, v, epsilon, delta) <= 1 - confidence for v in right]
     assert distribution[rejected].sum() <= (1 - confidence) * (1 + 1e-9)
 
 
@@ -184,13 +184,13 @@ def test_impossible_numbers_of_guesses_are_errors(numbers: tuple[int, int, int])
     with pytest.raises(InvalidInput, match="must satisfy"):
         mu_from_guesses(*numbers, confidence=0.95)
     with pytest.raises(InvalidInput, match="must satisfy"):
-        guess_tail(*numbers, 1.0)
+        _guess_tail(*numbers, 1.0)
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(-1, 0), (float("nan"), 0), (1, -0.1), (1, 1.1)])
 def test_an_invalid_epsilon_or_delta_is_an_error(epsilon: float, delta: float) -> None:
     with pytest.raises(InvalidInput, match=r"(epsilon|delta) must be"):
-        guess_tail(10, 10, 5, epsilon, delta)
+        _guess_tail(10, 10, 5, epsilon, delta)
 
 
 @pytest.mark.parametrize("bound", [epsilon_from_guesses, mu_from_guesses])
@@ -223,7 +223,7 @@ def test_the_estimated_power_is_how_often_repetitions_refute() -> None:
 
 def test_the_estimated_power_of_guesses_is_a_binomial_tail() -> None:
     claim = Claim.of(PureCost(0.5))
-    least = next(right for right in range(101) if guess_tail(100, 100, right, 0.5) <= 0.05)
+    least = next(right for right in range(101) if _guess_tail(100, 100, right, 0.5) <= 0.05)
     guesses = CountedGuesses(100, 100, 80, claim, 0.95)
     assert guesses.power() == pytest.approx(stats.binom.sf(least - 1, 100, 80.5 / 101))
     assert CountedGuesses(100, 100, 80, Claim.of(PureCost(10.0)), 0.95).power() == 0.0

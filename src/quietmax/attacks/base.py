@@ -89,7 +89,7 @@ class Attack(ABC):
         """The designs of shadow pools that the attack can learn from, the preferred one first."""
         return ("disjoint", "overlapping")
 
-    def designs_for(self, data: Split) -> tuple[Design, ...]:
+    def _designs_for(self, data: Split) -> tuple[Design, ...]:
         """Return the designs that ``data`` permits: without a pool no disjoint one, unless the attack has no other."""
         if len(data.pool_rows):
             return self.designs
@@ -121,19 +121,6 @@ class Attack(ABC):
     def query(self, target: Target, data: Split) -> QueryResult:
         """Query ``target`` for the records of ``data`` that this attack needs."""
         return query_target(target, data.records.features[self.queried_rows(data)], data.classes)
-
-    def train_pool(
-        self,
-        data: Split,
-        settings: TrainingSettings,
-        progress: Progress | None = None,
-        engine: RayEngine | None = None,
-    ) -> ShadowPool:
-        """Train shadow networks of the preferred design with the target's training ``settings``."""
-        design = self.designs_for(data)[0]
-        return ShadowPool.train(
-            design, data, settings, self.models, seed=self.seed, engine=engine, progress=progress
-        )
 
     def run(
         self,
@@ -172,10 +159,18 @@ class Attack(ABC):
         settings = _checked(model, data, target, pool)
         if pool is not None:
             self.check_pool(pool)
-        elif self.designs_for(data)[0] == "disjoint":
+        elif self._designs_for(data)[0] == "disjoint":
             disjoint_set_size(data)  # raises before the target is charged
         result = self.query(model if target is None else target, data)
-        chosen = self.train_pool(data, settings, progress, engine) if pool is None else pool
+        chosen = pool or ShadowPool.train(
+            self._designs_for(data)[0],
+            data,
+            settings,
+            self.models,
+            seed=self.seed,
+            engine=engine,
+            progress=progress,
+        )
         return self.report(self.fit(chosen, released_by(result.answers), progress), result, chosen)
 
     def report(self, fitted: FittedAttack, result: QueryResult, pool: ShadowPool) -> AttackReport:
@@ -193,20 +188,20 @@ class Attack(ABC):
             threshold=fitted.threshold,
             queries=result.queries,
             spent=result.spent,
-            settings=self.described(pool),
+            settings=self._described(pool),
             notes=(*pool.notes, *fitted.notes),
             unit=pool.data.records.unit,
         )
 
     def check_pool(self, pool: ShadowPool) -> None:
         """Raise `InvalidInput` if the attack cannot learn from the design of ``pool``."""
-        designs = self.designs_for(pool.data)
+        designs = self._designs_for(pool.data)
         if pool.design not in designs:
             raise InvalidInput(
                 f"The attack '{self.name}' requires a shadow pool of design {' or '.join(designs)}, got {pool.design}."
             )
 
-    def described(self, pool: ShadowPool) -> dict[str, Any]:
+    def _described(self, pool: ShadowPool) -> dict[str, Any]:
         """Return the settings of the attack and of ``pool`` as JSON values."""
         return {**asdict(self), "models": pool.networks, "pool": pool.design}
 
@@ -237,7 +232,7 @@ def run_together(
     reports = []
     for attack, design in zip(attacks, designs, strict=True):
         if design not in pools:
-            networks = max(other.models for other in attacks if design in other.designs_for(data))
+            networks = max(other.models for other in attacks if design in other._designs_for(data))
             pools[design] = ShadowPool.train(
                 design, data, settings, networks, seed=attack.seed, engine=engine, progress=progress
             )
@@ -253,7 +248,7 @@ def run_together(
 
 def shared_designs(attacks: Sequence[Attack], data: Split) -> list[Design]:
     """Choose a design that ``data`` permits for each of ``attacks``, so that as few pools as possible are trained."""
-    possible = [attack.designs_for(data) for attack in attacks]
+    possible = [attack._designs_for(data) for attack in attacks]
     needed = {designs[0] for designs in possible if len(designs) == 1} or {designs[0] for designs in possible}
     return [next((design for design in designs if design in needed), designs[0]) for designs in possible]
 
@@ -314,24 +309,18 @@ def leakage_curve(
 
     Parameters
     ----------
-    model : Model
-        The model to attack, trained on the training part of ``data``.
-    data : Split
-        The split that the model was trained on.
+    model, data, pool, progress
+        As in `Attack.run`.
     mechanism : Mechanism
         A mechanism with open parameters.
     epsilons : sequence of float
         Epsilon of each answer, at least one.
     attack : Attack
         The attack.
-    pool : ShadowPool or None
-        Shadow networks trained before; None trains them.
     delta : float
         Delta of each answer.
     noise : NoiseSource
         Where the mechanism draws its noise from.
-    progress : callable or None
-        Called with (done, total).
 
     Returns
     -------
@@ -342,7 +331,9 @@ def leakage_curve(
         raise InvalidInput("epsilons must contain at least one number, got none.")
     settings = _checked(model, data, model, pool)
     plain = attack.query(model, data)
-    chosen = attack.train_pool(data, settings, progress) if pool is None else pool
+    chosen = pool or ShadowPool.train(
+        attack._designs_for(data)[0], data, settings, attack.models, seed=attack.seed, progress=progress
+    )
     targets = [
         Answerer.prepare(model, mechanism, Budget(epsilon, delta, queries=1), noise=noise)
         for epsilon in epsilons

@@ -121,10 +121,8 @@ class Threshold(Attack):
 
     Parameters
     ----------
-    models : int
-        Number of shadow networks.
-    seed : int
-        Determines the shadow networks.
+    models, seed
+        As in `Attack`.
     statistic : {"loss", "confidence", "entropy"}
         The loss of the true class, the largest probability, or the entropy of the answer.
 
@@ -201,10 +199,8 @@ class Shadow(Attack):
 
     Parameters
     ----------
-    models : int
-        Number of shadow networks.
-    seed : int
-        Determines the shadow networks and the attack networks.
+    models, seed
+        As in `Attack`.
     network : TrainingSettings
         How attack networks are trained.
 
@@ -217,9 +213,9 @@ class Shadow(Attack):
     network: TrainingSettings = field(default=ATTACK_NETWORK)
     name: ClassVar[str] = "shadow"
 
-    def designs_for(self, data: Split) -> tuple[Design, ...]:
+    def _designs_for(self, data: Split) -> tuple[Design, ...]:
         """Return the paper's disjoint sets if ``data`` has a pool, else overlapping ones."""
-        return super().designs_for(data)[:1]
+        return super()._designs_for(data)[:1]
 
     def fit(self, pool: ShadowPool, released: Released, progress: Progress | None = None) -> FittedShadow:
         """Train one attack network per class, all at once.
@@ -256,9 +252,9 @@ class Shadow(Attack):
             notes=_shadow_notes(np.flatnonzero(~has_both)),
         )
 
-    def described(self, pool: ShadowPool) -> dict[str, Any]:
+    def _described(self, pool: ShadowPool) -> dict[str, Any]:
         """Return the settings of attack, attack networks and ``pool`` as JSON values."""
-        return {**super().described(pool), "network": settings_to_json(self.network)}
+        return {**super()._described(pool), "network": settings_to_json(self.network)}
 
 
 _AttackData = tuple[NDArray[np.float32], Labels, Labels, Units]

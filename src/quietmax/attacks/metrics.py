@@ -124,7 +124,7 @@ class RocCurve:
         """False positive rates, ascending."""
         return np.asarray(self.false_positives / self.false_positives[-1])
 
-    def thinned(self, points: int = 200) -> tuple[list[float], list[float]]:
+    def _thinned(self, points: int = 200) -> tuple[list[float], list[float]]:
         """Return at most about ``2 * points`` of the curve's corners as lists (fpr, tpr), dense at low FPR."""
         total = int(self.false_positives[-1])
         wanted = np.unique(
@@ -377,7 +377,7 @@ class AttackReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values; the ROC curve is thinned to a few hundred points, dense at low FPR."""
-        fpr, tpr = self.roc.thinned()
+        fpr, tpr = self.roc._thinned()
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         return {
             **{

@@ -175,7 +175,7 @@ class SampledSteps:
         return SampledSteps(math.exp(border), self.schedule).epsilon(delta)
 
 
-def guess_tail(canaries: int, guesses: int, right: int, epsilon: float, delta: float = 0.0) -> float:
+def _guess_tail(canaries: int, guesses: int, right: int, epsilon: float, delta: float = 0.0) -> float:
     """Bound the probability of ``right`` or more right guesses under (epsilon, delta)-privacy: a p-value."""
     _check_guesses(canaries, guesses, right)
     if not epsilon >= 0:
@@ -198,7 +198,7 @@ def epsilon_from_guesses(
     error = 1 - confidence
 
     def rejected(epsilon: float) -> bool:
-        return guess_tail(canaries, guesses, right, epsilon, delta) <= error
+        return _guess_tail(canaries, guesses, right, epsilon, delta) <= error
 
     # With a delta the tail need not grow with epsilon: look for the first epsilon that is not rejected. The last one
     # is not: there a guess is right with probability 1 in floating point, and the tail is 1.
@@ -302,10 +302,10 @@ class Claim:
             return np.asarray(ndtri(left) > ndtri(q) + self.amount)
         return np.asarray(left > np.exp(self.amount) * q)
 
-    def rejected_by_guesses(self, canaries: int, guesses: int, right: int, confidence: float) -> bool:
+    def _rejected_by_guesses(self, canaries: int, guesses: int, right: int, confidence: float) -> bool:
         """Return whether that many right guesses contradict the claim."""
         if self.parameter == "epsilon":
-            return guess_tail(canaries, guesses, right, self.amount, self.extra_delta) <= 1 - confidence
+            return _guess_tail(canaries, guesses, right, self.amount, self.extra_delta) <= 1 - confidence
         needed = _mass_needed(
             np.array([self.amount]), canaries, guesses, right, self.extra_delta, 1 - confidence
         )
@@ -386,7 +386,7 @@ class CountedGuesses:
         """Estimate the probability that a repetition refutes the claim."""
 
         def rejected(right: int) -> bool:
-            return self.claim.rejected_by_guesses(self.canaries, self.guesses, right, self.confidence)
+            return self.claim._rejected_by_guesses(self.canaries, self.guesses, right, self.confidence)
 
         low, high = 0, self.guesses
         if not rejected(high):

@@ -628,12 +628,8 @@ def audit_mechanism(
         How far one record moves the scores. None: what the mechanism's own claim assumes.
     claimed : Guarantee, Cost or None
         The claim to test. None: the mechanism's own guarantee.
-    samples : int
-        Number of draws on each input.
-    confidence : float
-        The bound holds with at least this probability.
-    delta : float
-        Delta of the epsilon that is reported for a Gaussian claim.
+    samples, confidence, delta
+        As in `distinguish`.
     noise : NoiseSource or None
         Where the mechanism draws its noise from. None: seeded noise, so that the audit can be repeated.
         `quietmax.noise.EXACT`: the noise of a real release.

@@ -152,14 +152,10 @@ def audit_training(
         half to be out. Each share has its part of the permitted error, so the best may be reported.
     times : int
         Repeated: number of trainings with, and as many without, the canary.
-    confidence : float
-        The bound holds with at least this probability.
-    delta : float
-        Delta of the epsilon that is reported for a Gaussian claim.
+    confidence, delta, subject
+        As in `distinguish`.
     seed : int
         One run: determines which canaries are in.
-    subject : str
-        Name for the report.
     progress : callable or None
         Repeated: called with (trained, total).
 
@@ -535,7 +531,7 @@ def audit_worst_case(
     noise_share : float
         Share of the noise that the claim requires; see `estimator_with_share`. The claim stays.
     confidence : float
-        The bound holds with at least this probability.
+        As in `distinguish`.
     seed : int
         Determines the training sets and the seeded noise.
     progress : callable or None

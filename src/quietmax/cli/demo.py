@@ -307,6 +307,7 @@ def _digits(*, quiet: bool) -> dict[str, Any]:
     """Test accuracy, status of the guarantee and leakage of the paper's network, of its Algorithm 1 and of a head."""
     from quietmax.accounting.costs import Budget
     from quietmax.attacks.builtin import Threshold
+    from quietmax.attacks.shadow_models import ShadowPool
     from quietmax.data.load import load
     from quietmax.mechanisms.algorithm1 import Algorithm1
     from quietmax.mechanisms.base import Answerer
@@ -321,7 +322,7 @@ def _digits(*, quiet: bool) -> dict[str, Any]:
     with progress_bar("attacking both, and the paper's Algorithm 1", quiet=quiet) as progress:
         noisy = Answerer.prepare(network, Algorithm1(noise="gaussian"), Budget(1.0))
         attack = Threshold(models=SHADOWS)
-        pool = attack.train_pool(digits, network.settings, progress)
+        pool = ShadowPool.train("disjoint", digits, network.settings, SHADOWS, progress=progress)
         right = noisy.answer(digits.test.features).labels == digits.test.labels
         of_network = attack.run(network, digits, pool=pool).leakage
         of_noisy = attack.run(network, digits, target=noisy, pool=pool).leakage
