@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -181,23 +182,18 @@ def test_bounds_grow_with_right_guesses_and_fall_with_confidence_and_delta() -> 
 
 @pytest.mark.parametrize("numbers", [(10, 11, 5), (10, 5, 6), (10, 0, 0), (10, 5, -1)])
 def test_impossible_numbers_of_guesses_are_errors(numbers: tuple[int, int, int]) -> None:
-    with pytest.raises(InvalidInput, match="must satisfy"):
-        mu_from_guesses(*numbers, confidence=0.95)
-    with pytest.raises(InvalidInput, match="must satisfy"):
-        _guess_tail(*numbers, 1.0)
+    for bound in (partial(mu_from_guesses, confidence=0.95), partial(_guess_tail, epsilon=1.0)):
+        with pytest.raises(InvalidInput, match="must satisfy"):
+            bound(*numbers)
 
 
-@pytest.mark.parametrize(("epsilon", "delta"), [(-1, 0), (float("nan"), 0), (1, -0.1), (1, 1.1)])
-def test_an_invalid_epsilon_or_delta_is_an_error(epsilon: float, delta: float) -> None:
-    with pytest.raises(InvalidInput, match=r"(epsilon|delta) must be"):
-        _guess_tail(10, 10, 5, epsilon, delta)
-
-
-@pytest.mark.parametrize("bound", [epsilon_from_guesses, mu_from_guesses])
-@pytest.mark.parametrize("confidence", [0, 1, -1, float("nan")])
-def test_an_invalid_confidence_is_an_error(bound: Callable[..., float], confidence: float) -> None:
-    with pytest.raises(InvalidInput, match="strictly between 0 and 1"):
-        bound(10, 10, 5, confidence=confidence)
+def test_an_invalid_epsilon_delta_or_confidence_is_an_error() -> None:
+    for epsilon, delta in ((-1, 0), (math.nan, 0), (1, -0.1), (1, 1.1)):
+        with pytest.raises(InvalidInput, match=r"(epsilon|delta) must be"):
+            _guess_tail(10, 10, 5, epsilon, delta)
+    for bound, confidence in itertools.product((epsilon_from_guesses, mu_from_guesses), (0, 1, -1, math.nan)):
+        with pytest.raises(InvalidInput, match="strictly between 0 and 1"):
+            bound(10, 10, 5, confidence=confidence)
 
 
 def test_the_estimated_power_is_how_often_repetitions_refute() -> None:
