@@ -44,7 +44,8 @@ from sklearn.linear_model import LogisticRegression
 from quietmax import DPSGD, PrivateHead
 from quietmax.data import Records, load_records
 from quietmax.estimators.head.training import default_features
-from quietmax.models.features import FeatureMap, describe_map
+from quietmax.models.features import FeatureMap
+from quietmax.models.features.generic import describe_map
 from unseen_images import load_images
 
 Floats = NDArray[np.float32]

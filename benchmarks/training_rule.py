@@ -36,7 +36,7 @@ from quietmax.data import Records, load_records
 from quietmax.data.encoding import Encoding, NumericColumn
 from quietmax.data.readers import adult_schema, adult_table
 from quietmax.data.registry import dataset
-from quietmax.models.features import describe_map
+from quietmax.models.features.generic import describe_map
 
 Trial = dict[str, Any]
 

@@ -70,8 +70,9 @@ from quietmax.estimators.dpsgd.training import train_sweep
 from quietmax.experiments import report, runner
 from quietmax.experiments.paper import reproduce_sensitivity_table
 from quietmax.mechanisms import Answerer, GaussianScores
-from quietmax.models import Convexified, CrossEntropy, Quadratic, TrainingSettings, search_alpha, train_module
+from quietmax.models import Convexified, CrossEntropy, Quadratic, TrainingSettings, train_module
 from quietmax.models.features import OneHot, Pipeline, RandomFourier, Scaling, Scattering, UnitNorm
+from quietmax.models.training import search_alpha
 from quietmax.noise import (
     ExactNoise,
     SeededNoise,

@@ -13,7 +13,8 @@ from quietmax.audit import audit_stability
 from quietmax.audit.stability import NoisyStability
 from quietmax.data import Records, load
 from quietmax.errors import InvalidInput
-from quietmax.models import CrossEntropy, TrainingSettings, train_stack
+from quietmax.models import CrossEntropy, TrainingSettings
+from quietmax.models.stacked import train_stack
 
 SETTINGS = TrainingSettings(hidden=(8,), loss=CrossEntropy(), epochs=40, learning_rate=0.03, batch_size=10)
 

@@ -32,7 +32,7 @@ FOUND_BY = {
     "quietmax.datasets": data.datasets,
     "quietmax.mechanisms": mechanisms.base.plugin_mechanisms,
     "quietmax.attacks": registered_attacks,
-    "quietmax.features": features.plugin_maps,
+    "quietmax.features": features.generic.plugin_maps,
 }
 QUIETMAX = [sys.executable, "-c", "from quietmax.cli import main; main()"]
 

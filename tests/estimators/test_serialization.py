@@ -21,7 +21,8 @@ from quietmax.data import Encoding, NumericColumn, Records, Schema, hold_out, re
 from quietmax.errors import BudgetExhausted, DataUnavailable, InvalidInput, QuietmaxError
 from quietmax.estimators import DPSGD, PrivateHead, Teachers, open_private, save_private
 from quietmax.models import CrossEntropy, Model, TrainingSettings, save_model, serialization
-from quietmax.models.features import Identity, UnitNorm, dead_leaves, image_features, patches
+from quietmax.models.features import Identity, UnitNorm, image_features, patches
+from quietmax.models.features.images import dead_leaves
 from quietmax.models.mlp import initial_mlp
 
 

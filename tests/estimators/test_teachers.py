@@ -27,8 +27,9 @@ from quietmax.estimators.teachers import (
     vote_noise,
 )
 from quietmax.mechanisms import NoisyMax
-from quietmax.models import CrossEntropy, TrainingSettings, train_independent
+from quietmax.models import CrossEntropy, TrainingSettings
 from quietmax.models.features import FrozenModule, UnitNorm
+from quietmax.models.stacked import train_independent
 from quietmax.predictor import Predictor
 
 FAST = TrainingSettings(hidden=(8,), loss=CrossEntropy(), learning_rate=0.02, epochs=15, batch_size=16)

@@ -32,9 +32,10 @@ from quietmax.estimators.validation import (
     checked_records,
     class_numbers,
 )
-from quietmax.models import MLP, TrainingSettings, train_independent
+from quietmax.models import MLP, TrainingSettings
 from quietmax.models.features import FeatureMap, Identity, RandomFourier, Scattering, UnitNorm
 from quietmax.models.mlp import initial_mlp
+from quietmax.models.stacked import train_independent
 from quietmax.sensitivity import certified
 from tests.estimators.whole_set import TrainingSet, training_set
 

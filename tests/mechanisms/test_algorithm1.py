@@ -15,8 +15,9 @@ from quietmax.accounting import GaussianCost, PureCost, delta_of, epsilon_of, mu
 from quietmax.errors import InvalidInput
 from quietmax.mechanisms import Algorithm1
 from quietmax.mechanisms.algorithm1 import budget_split, claimed_epsilon
-from quietmax.models import Model, TorchModel, TrainingSettings, softmax
+from quietmax.models import Model, TorchModel, TrainingSettings
 from quietmax.models.mlp import initial_mlp
+from quietmax.models.training import softmax
 from quietmax.noise import EXACT, SeededNoise, release_gaussian
 from quietmax.sensitivity import published_sensitivity
 

@@ -16,7 +16,7 @@ from quietmax.accounting import GaussianCost, PureCost
 from quietmax.mechanisms import GaussianScores, NoisyMax, SampledNeuron
 from quietmax.mechanisms import base as noisy_max_module
 from quietmax.mechanisms.base import onto_simplex
-from quietmax.models import softmax
+from quietmax.models.training import softmax
 from quietmax.noise import EXACT, SeededNoise
 from tests.mechanisms.made_up import bounds, neighbours, spied
 

@@ -20,13 +20,18 @@ from quietmax.models import (
     TrainingSettings,
     accuracy,
     accuracy_loss,
-    search_alpha,
-    softmax,
     train,
     train_many,
     train_module,
 )
-from quietmax.models.training import ALPHA_TOLERANCE, PAPER_GRID, alpha_trial, choose_alpha
+from quietmax.models.training import (
+    ALPHA_TOLERANCE,
+    PAPER_GRID,
+    alpha_trial,
+    choose_alpha,
+    search_alpha,
+    softmax,
+)
 from tests.models.conftest import FAST
 
 # --- training -----------------------------------------------------------------------------------------------------

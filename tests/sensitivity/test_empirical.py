@@ -10,7 +10,8 @@ from sklearn.linear_model import LogisticRegression
 
 from quietmax.data import Records, load
 from quietmax.errors import InvalidInput
-from quietmax.models import CrossEntropy, TrainingSettings, train_stack
+from quietmax.models import CrossEntropy, TrainingSettings
+from quietmax.models.stacked import train_stack
 from quietmax.sensitivity import Sensitivity
 from quietmax.sensitivity.network import (
     EmpiricalSensitivity,

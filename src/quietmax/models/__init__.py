@@ -3,16 +3,13 @@
 from quietmax.models.losses import Convexified, CrossEntropy, Loss, Quadratic
 from quietmax.models.mlp import MLP
 from quietmax.models.serialization import load_model, save_model
-from quietmax.models.stacked import TrainingSettings, train_independent, train_stack
+from quietmax.models.stacked import TrainingSettings
 from quietmax.models.training import (
-    AlphaSearch,
     Classifier,
     Model,
     TorchModel,
     accuracy,
     accuracy_loss,
-    search_alpha,
-    softmax,
     train,
     train_many,
     train_module,
@@ -20,7 +17,6 @@ from quietmax.models.training import (
 
 __all__ = [
     "MLP",
-    "AlphaSearch",
     "Classifier",
     "Convexified",
     "CrossEntropy",
@@ -33,11 +29,7 @@ __all__ = [
     "accuracy_loss",
     "load_model",
     "save_model",
-    "search_alpha",
-    "softmax",
     "train",
-    "train_independent",
     "train_many",
     "train_module",
-    "train_stack",
 ]

@@ -126,18 +126,7 @@ class MLP:
         return self.widths[-1]
 
     def network(self, index: int) -> MLP:
-        """Return one of the stacked networks.
-
-        Parameters
-        ----------
-        index : int
-            Its place in the stack.
-
-        Returns
-        -------
-        MLP
-            A stack of one network that shares memory with this stack.
-        """
+        """Return one of the stacked networks."""
         chosen = slice(index, index + 1)
         return MLP(
             self.widths,
@@ -147,63 +136,23 @@ class MLP:
         )
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield every weight tensor with its name in model files.
-
-        Yields
-        ------
-        (str, Tensor)
-        """
+        """Yield every weight tensor with its name in model files."""
         for depth, (kernel, bias) in enumerate(zip(self.kernels, self.biases, strict=True)):
             yield f"kernel.{depth}", kernel
             yield f"bias.{depth}", bias
 
     def weight_vectors(self) -> Tensor:
-        """Return all weights and biases of each network as one vector.
-
-        Returns
-        -------
-        Tensor, shape (networks, parameters)
-        """
+        """Return all weights and biases of each network as one vector."""
         return torch.cat([tensor.flatten(1) for _, tensor in self.parameters()], 1)
 
     def stacked_logits(self, features: NDArray[np.floating] | Tensor) -> Tensor:
-        """Return the logits of all networks for the same records.
-
-        Parameters
-        ----------
-        features : array, shape (records, features)
-            The records.
-
-        Returns
-        -------
-        Tensor, shape (networks, records, classes)
-
-        Raises
-        ------
-        InvalidInput
-            If the features have the wrong shape or are not finite.
-        """
+        """Return the logits of all networks for the same records."""
         inputs = self._inputs(features)
         parts = [self._forward(checked_finite(part)) for part in torch.split(inputs, _ROWS_AT_ONCE)]
         return torch.cat(parts, 1) if parts else inputs.new_empty(self.networks, 0, self.classes)
 
     def logits(self, features: NDArray[np.floating] | Tensor) -> Tensor:
-        """Return the logits of a single network.
-
-        Parameters
-        ----------
-        features : array, shape (records, features)
-            The records.
-
-        Returns
-        -------
-        Tensor, shape (records, classes)
-
-        Raises
-        ------
-        InvalidInput
-            If this is a stack of several networks, or the features are not valid.
-        """
+        """Return the logits of a single network."""
         if self.networks != 1:
             raise InvalidInput(
                 f"logits() needs a single network, but this is a stack of {self.networks}; network(index) returns one."

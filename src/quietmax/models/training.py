@@ -40,43 +40,28 @@ class Classifier(Protocol):
         ...
 
     def scores(self, features: NDArray[np.floating]) -> NDArray[np.float64]:
-        """Return what a mechanism sees of records.
-
-        Parameters
-        ----------
-        features : ndarray, shape (records, features)
-            The records.
-
-        Returns
-        -------
-        ndarray of float64, shape (records, classes)
-
-        Raises
-        ------
-        InvalidInput
-            If the features are not valid.
-        """
+        """Return what a mechanism sees of records: one row for each, one column per class."""
         ...
 
 
 class LogitClassifier(ABC):
-    """A classifier that predicts from its logits."""
+    """A classifier that predicts from its logits, without any privacy."""
 
     @abstractmethod
     def scores(self, features: NDArray[np.floating]) -> NDArray[np.float64]:
-        """Compute the logits."""
+        """Return the logits of records: one row for each, one column per class."""
 
     def predict(self, features: NDArray[np.floating]) -> NDArray[np.int64]:
-        """Predict class indices."""
+        """Return the most probable class of each record."""
         return np.asarray(self.scores(features).argmax(-1))
 
     def predict_proba(self, features: NDArray[np.floating]) -> NDArray[np.float64]:
-        """Predict class probabilities."""
+        """Return class probabilities."""
         return softmax(self.scores(features))
 
 
 @dataclass(frozen=True, eq=False)
-class Model:
+class Model(LogitClassifier):
     """A trained multilayer perceptron. Its answers are *not* private; a `Predictor` makes private ones.
 
     Parameters
@@ -123,52 +108,14 @@ class Model:
         return self.network.widths[0]
 
     def logits(self, features: NDArray[np.floating]) -> NDArray[np.float64]:
-        """Return the logits of records.
-
-        Parameters
-        ----------
-        features : ndarray, shape (records, features)
-            The records.
-
-        Returns
-        -------
-        ndarray of float64, shape (records, classes)
-        """
+        """Return the logits of records: one row for each, one column per class."""
         return self.network.logits(features).double().numpy()
 
     scores = logits
 
-    def predict_proba(self, features: NDArray[np.floating]) -> NDArray[np.float64]:
-        """Return class probabilities, without any privacy.
-
-        Parameters
-        ----------
-        features : ndarray, shape (records, features)
-            The records.
-
-        Returns
-        -------
-        ndarray of float64, shape (records, classes)
-        """
-        return softmax(self.logits(features))
-
-    def predict(self, features: NDArray[np.floating]) -> NDArray[np.int64]:
-        """Return the most probable class, without any privacy.
-
-        Parameters
-        ----------
-        features : ndarray, shape (records, features)
-            The records.
-
-        Returns
-        -------
-        ndarray of int64, shape (records,)
-        """
-        return np.asarray(self.logits(features).argmax(-1))
-
 
 @dataclass(frozen=True, eq=False)
-class TorchModel:
+class TorchModel(LogitClassifier):
     """A torch module that maps a batch of records to logits, as a classifier.
 
     Parameters
@@ -191,22 +138,7 @@ class TorchModel:
     batch_size: int = field(default=1024, kw_only=True)
 
     def logits(self, features: NDArray[np.floating]) -> NDArray[np.float64]:
-        """Return the logits of records; the module runs in evaluation mode and is left as it was.
-
-        Parameters
-        ----------
-        features : ndarray, shape (records, features)
-            The records.
-
-        Returns
-        -------
-        ndarray of float64, shape (records, classes)
-
-        Raises
-        ------
-        InvalidInput
-            If the features are not finite or the module returns another shape.
-        """
+        """Return the logits of records; the module runs in evaluation mode and is left as it was."""
         training = self.module.training
         self.module.eval()
         try:
@@ -224,20 +156,6 @@ class TorchModel:
         return logits
 
     scores = logits
-
-    def predict(self, features: NDArray[np.floating]) -> NDArray[np.int64]:
-        """Return the most probable class, without any privacy.
-
-        Parameters
-        ----------
-        features : ndarray, shape (records, features)
-            The records.
-
-        Returns
-        -------
-        ndarray of int64, shape (records,)
-        """
-        return np.asarray(self.logits(features).argmax(-1))
 
 
 def softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:

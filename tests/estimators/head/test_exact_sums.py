@@ -41,7 +41,7 @@ from quietmax.estimators.head.exact_sums import (
     whitening_on_grid,
 )
 from quietmax.estimators.head.training import centred
-from quietmax.models import softmax
+from quietmax.models.training import softmax
 from quietmax.sensitivity import certified
 
 

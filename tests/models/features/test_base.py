@@ -10,15 +10,8 @@ import torch
 
 from quietmax._threads import parallel_map
 from quietmax.errors import InvalidInput
-from quietmax.models.features import (
-    FeatureMap,
-    FrozenModule,
-    Identity,
-    OneHot,
-    Scaling,
-    Scattering,
-    dead_leaves,
-)
+from quietmax.models.features import FeatureMap, FrozenModule, Identity, OneHot, Scaling, Scattering
+from quietmax.models.features.images import dead_leaves
 from tests.models.features.maps import COLUMNS, MAPS, named, records
 
 

@@ -9,13 +9,8 @@ import pytest
 import torch
 
 from quietmax.errors import InvalidInput
-from quietmax.models.features import (
-    FeatureMap,
-    FrozenModule,
-    Pipeline,
-    RandomFourier,
-    feature_map_from_json,
-)
+from quietmax.models.features import FeatureMap, FrozenModule, Pipeline, RandomFourier
+from quietmax.models.features.generic import feature_map_from_json
 from tests.models.features.maps import MAPS, SAVEABLE, named, records
 
 

@@ -8,12 +8,8 @@ import pytest
 import torch
 
 from quietmax.errors import InvalidInput
-from quietmax.models.features import (
-    FeatureMap,
-    Scattering,
-    dead_leaves,
-    scatter,
-)
+from quietmax.models.features import FeatureMap, Scattering
+from quietmax.models.features.images import dead_leaves, scatter
 
 REFERENCE = Path(__file__).parent / "reference" / "kymatio.npz"
 

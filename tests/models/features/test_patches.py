@@ -19,12 +19,11 @@ from quietmax.models.features import (
     Reduced,
     Scattering,
     Turned,
-    dead_leaves,
-    feature_map_from_json,
     image_features,
     patches,
-    runs_user_code,
 )
+from quietmax.models.features.generic import feature_map_from_json, runs_user_code
+from quietmax.models.features.images import dead_leaves
 
 SHAPE = (3, 9, 8)
 ROOT = Path(__file__).parents[3]

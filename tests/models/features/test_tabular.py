@@ -22,15 +22,8 @@ from quietmax.data.encoding import (
     TextColumn,
 )
 from quietmax.errors import InvalidInput
-from quietmax.models.features import (
-    FeatureMap,
-    OneHot,
-    Scaling,
-    TableFeatures,
-    UnitNorm,
-    feature_map_from_json,
-    table_features,
-)
+from quietmax.models.features import FeatureMap, OneHot, Scaling, TableFeatures, UnitNorm, table_features
+from quietmax.models.features.generic import feature_map_from_json
 
 
 @settings(max_examples=50, deadline=None)
