@@ -1,23 +1,40 @@
-"""The routes, asked by the unmodified client of Triton."""
+"""The inference endpoint over HTTP, with an unmodified client of Triton, and the other routes."""
 
 from __future__ import annotations
 
+import json
+import socket
+import threading
+import time
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import tritonclient.http as triton  # type: ignore[import-untyped]
+from fastapi import FastAPI
 from tritonclient.utils import (  # type: ignore[import-untyped]
     InferenceServerException,
     triton_to_np_dtype,
 )
 
+from quietmax.accounting.costs import LIMIT
+from quietmax.data import Encoding
+from quietmax.ledger import Terms
+from quietmax.server import Service, Settings, codec
+from quietmax.server.app import InferenceEndpoint
+from quietmax.server.codec import decode_request
+from quietmax.server.errors import HttpError
 from tests.server.running_service import (
     CLASSES,
     FEATURES,
     TABLE,
     Running,
+    Start,
     check_message,
+    column_inference,
+    inference,
+    run_async,
     some_rows,
 )
 
@@ -143,3 +160,247 @@ def test_unknown_paths_and_methods_are_404_and_405(plain: Running) -> None:
         response = plain.http.request(method, path)
         assert response.status_code == status, path
         check_message(response)
+
+
+def test_bodies_and_batches_beyond_the_limits_are_413(start: Start) -> None:
+    limits = Settings(max_bytes=2000, max_rows=3)
+    with start("plain", budget=Terms(10.0), queries=20, settings=limits) as service:
+        assert service.infer(some_rows(3)).status_code == 200
+        assert service.infer(some_rows(4)).status_code == 413
+        assert service.post_body(b"x" * 2001).status_code == 413
+        streamed = service.http.post("/v2/models/plain/infer", content=iter([b"x" * 1500, b"x" * 1500]))
+        assert streamed.status_code == 413
+        check_message(streamed)
+        assert service.ledger.account("people").spent_units == 3 * LIMIT // 20
+
+
+@pytest.mark.parametrize("begun", ["{", ""])
+def test_a_body_that_comes_too_slowly_is_given_up_with_408(start: Start, begun: str) -> None:
+    with start("plain", budget=Terms(10.0), queries=20, settings=Settings(timeout=0.6)) as service:
+        host, port = service.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as sock:
+            sock.sendall(
+                f"POST /v2/models/plain/infer HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {service.key}\r\n"
+                f"Content-Length: 100\r\n\r\n{begun}".encode()
+            )
+            sock.settimeout(60)
+            assert sock.recv(4096).startswith(b"HTTP/1.1 408")
+
+
+def test_compressed_bodies_are_refused_with_415(plain: Running) -> None:
+    response = plain.post_body(b"\x1f\x8b", **{"content-encoding": "gzip"})
+    assert response.status_code == 415
+    check_message(response)
+
+
+def test_a_connection_can_be_used_again_after_an_error(plain: Running) -> None:
+    with httpx.Client(base_url=plain.url) as http:
+        assert http.post("/v2/models/plain/infer", json=inference(some_rows(1))).status_code == 401
+        again = http.post(
+            "/v2/models/plain/infer",
+            json=inference(some_rows(1)),
+            headers={"authorization": f"Bearer {plain.key}"},
+        )
+        assert again.status_code == 200
+
+
+def test_an_answer_carries_its_tensors_its_cost_and_what_is_left(plain: Running) -> None:
+    body = plain.infer(some_rows(2)).json()
+    assert (body["model_name"], body["model_version"]) == ("plain", "1")
+    label, probabilities = body["outputs"]
+    assert (label["name"], label["datatype"], label["shape"]) == ("label", "INT64", [2])
+    assert (probabilities["name"], probabilities["datatype"], probabilities["shape"]) == (
+        "probabilities",
+        "FP32",
+        [2, CLASSES],
+    )
+    table = np.array(probabilities["data"]).reshape(2, CLASSES)
+    np.testing.assert_allclose(table.sum(1), 1, atol=1e-5)
+    assert label["data"] == table.argmax(1).tolist()
+    assert body["parameters"]["remaining_answers"] == 18
+    assert body["parameters"]["new_answers"] == 2
+    assert body["parameters"]["cost"] == pytest.approx(10 * (2 / 20) ** 0.5)
+    assert body["parameters"]["remaining"] == pytest.approx(10 * (18 / 20) ** 0.5)
+
+
+def test_outputs_can_be_chosen_and_nested_lists_and_integers_are_accepted(plain: Running) -> None:
+    request = inference(some_rows(1), outputs=[{"name": "label"}])
+    body = plain.http.post("/v2/models/plain/infer", json=request).json()
+    assert [output["name"] for output in body["outputs"]] == ["label"]
+    nested = inference(some_rows(2, 1))
+    nested["inputs"][0]["data"] = np.array(nested["inputs"][0]["data"]).reshape(2, FEATURES).tolist()
+    assert plain.http.post("/v2/models/plain/infer", json=nested).status_code == 200
+    whole = inference(np.arange(FEATURES)[None])
+    whole["inputs"][0].update(datatype="UINT8", data=list(range(FEATURES)))
+    assert plain.http.post("/v2/models/plain/infer", json=whole).status_code == 200
+
+
+def test_a_connection_that_ends_within_the_body_charges_nothing(idle: Service) -> None:
+    sent: list[Any] = []
+
+    async def infer() -> None:
+        parts = iter(
+            [{"type": "http.request", "body": b'{"inputs"', "more_body": True}, {"type": "http.disconnect"}]
+        )
+
+        async def receive() -> Any:
+            return next(parts)
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope: dict[str, Any] = {
+            "type": "http",
+            "method": "POST",
+            "path": "/v2/models/plain/infer",
+            "headers": [(b"host", b"localhost")],
+            "client": ("127.0.0.1", 1),
+            "http_version": "1.1",
+        }
+        await InferenceEndpoint(FastAPI(), idle)(scope, receive, send)
+
+    run_async(infer())
+    assert sent[0]["status"] == 400
+    assert idle.ledger.account(idle.deployment("plain", None).account.name).spent_units == 0
+
+
+def test_an_internal_error_is_500_and_reveals_nothing(
+    plain: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("secret inner detail")
+
+    monkeypatch.setattr(plain.service, "deployment", broken)
+    response = plain.infer(some_rows(1))
+    assert response.status_code == 500
+    check_message(response)
+    assert "secret" not in response.text
+    plain.service.log.flush()
+    assert b'"event":"failed","kind":"RuntimeError"' in plain.log.getvalue()
+    assert b"secret" not in plain.log.getvalue()
+
+
+def test_large_tables_are_encoded_in_a_thread_and_small_ones_at_once(
+    table: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+    encode = Encoding.encode
+
+    def noted(*arguments: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return encode(*arguments)
+
+    monkeypatch.setattr(Encoding, "encode", noted)
+    for cell in ("north", "south", "x" * 100_000, ""):
+        body = table.infer_columns({"age": [30], "income": [5], "région": [cell]}).json()
+        assert body["parameters"]["new_answers"] == 1
+    assert len(set(threads)) == 2
+    assert threads[0] == threads[1] == threads[3], "the thread of the event loop"
+
+
+def _body(data: str) -> bytes:
+    return f'{{"inputs":[{{"name":"features","datatype":"FP32","shape":[1,{FEATURES}],"data":{data}}}]}}'.encode()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        _body("[" + "[1]," * 4_000_000 + "[1]]"),
+        _body("[" + "[[[[[[[" * 1_000_000 + "]]]]]]]" * 1_000_000 + "]"),
+        _body("[" + "1," * 8_000_000 + "1]"),
+        _body("[" + '"",' * 5_000_000 + '""]'),
+        _body("[" + "{}," * 5_000_000 + "1]"),
+    ],
+    ids=["lists", "depth", "numbers", "strings", "objects"],
+)
+def test_a_large_body_of_the_wrong_structure_is_refused_before_it_is_parsed(
+    plain: Running, monkeypatch: pytest.MonkeyPatch, body: bytes
+) -> None:
+    def parse(*_: Any) -> None:
+        raise AssertionError("The body was parsed.")
+
+    assert len(body) < plain.service.settings.max_bytes
+    monkeypatch.setattr(codec, "_parse", parse)
+    started = time.process_time()
+    refused = plain.post_body(body)
+    assert time.process_time() - started < 3
+    assert refused.status_code == 413
+    check_message(refused)
+    assert plain.ledger.account("people").spent_units == 0
+
+
+def test_the_largest_requests_and_strings_full_of_commas_pass_the_check_of_the_structure(
+    table: Running, plain: Running
+) -> None:
+    for count in (1, 1000):
+        rows = some_rows(count).round(3)
+        nested = inference(rows)
+        nested["inputs"][0]["data"] = rows.tolist()
+        for request in (inference(rows), nested):
+            codec._check_structure(
+                json.dumps(request, indent=1).encode(), plain.service.deployment("plain"), 1000
+            )
+    columns: dict[str, list[Any]] = {
+        "age": [30] * 1000,
+        "income": [[5]] * 1000,
+        "région": ['{"a": [1,2,3,4], "b": \\ [[[[' * 20] * 1000,
+    }
+    body = json.dumps(column_inference(columns)).encode()
+    codec._check_structure(body, table.service.deployment("table"), 1000)
+    with pytest.raises(HttpError):
+        codec._check_structure(body, table.service.deployment("table"), 300)
+
+
+def test_large_bodies_are_parsed_in_a_thread(plain: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+    decode = decode_request
+
+    def noted(*arguments: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return decode(*arguments)
+
+    monkeypatch.setattr(codec, "decode_request", noted)
+    for spaces in (0, 2**20):
+        assert plain.post_body(_body("[1,2,3,4,5,6]") + b" " * spaces).status_code == 200
+    assert len(set(threads)) == 2
+
+
+def test_every_401_403_and_404_is_logged_with_address_and_request_id(plain: Running) -> None:
+    plain.infer(some_rows(20))
+    for method, path, headers, status, route, client in (
+        ("GET", "/v2/models", {"authorization": "Bearer x"}, 401, "/v2/models", None),
+        ("GET", "/qm_key_in_the_path", {}, 404, None, None),
+        ("GET", "/v2/models/nobody/budget", {}, 404, "/v2/models/{name}/budget", "ann"),
+        ("POST", "/logout", {"origin": "http://evil.example"}, 403, "/logout", None),
+        ("POST", "/v2/models/nobody/infer", {}, 404, "/v2/models/{name}/infer", "ann"),
+        ("GET", "/state", {}, 401, "/state", None),
+    ):
+        answered = plain.http.request(method, path, headers=headers)
+        assert answered.status_code == status
+        line = plain.lines()[-1]
+        assert line["event"] == "request"
+        assert (line["status"], line["route"], line["client"]) == (status, route, client)
+        assert (line["address"], line["request"]) == ("127.0.0.1", answered.headers["x-request-id"])
+    exhausted = plain.infer(some_rows(1, 1))
+    assert exhausted.status_code == 403
+    assert plain.lines()[-1]["request"] == exhausted.headers["x-request-id"]
+    ids = [line["request"] for line in plain.lines() if "request" in line]
+    assert len(set(ids)) == len(ids)
+    assert b"qm_key" not in plain.log.getvalue()
+
+
+def test_refused_requests_are_logged_without_a_request_log_too(start: Start) -> None:
+    with start("head", settings=Settings(request_log=False)) as service:
+        assert service.infer(some_rows(1), "head").status_code == 200
+        assert httpx.post(f"{service.url}/v2/models/head/infer").status_code == 401
+        assert [line["status"] for line in service.lines() if line["event"] == "request"] == [401]
+
+
+def test_an_unfinished_string_of_quotes_is_checked_in_linear_time(start: Start) -> None:
+    """A search that starts again at every quote took 14 s for 36 KB."""
+    body = b"{" * 65 + b'"' + b'\\"' * 500_000
+    with start("head") as service:
+        begun = time.process_time()
+        response = service.http.post("/v2/models/head/infer", content=body)
+        assert response.status_code in (400, 413)
+        assert time.process_time() - begun < 5

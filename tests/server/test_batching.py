@@ -234,17 +234,6 @@ def test_a_retry_of_columns_with_the_same_id_is_free_and_another_body_is_refused
         assert service.http.get("/v2/models/survey/budget").json()["remaining_answers"] == 32
 
 
-def test_a_batch_of_columns_larger_than_what_is_left_is_refused_whole(start: Start) -> None:
-    many: dict[str, list[Any]] = {"age": [*range(38)], "income": [1] * 38, "région": ["north"] * 38}
-    with start("survey") as service:
-        assert service.infer_columns(many, "survey").json()["parameters"]["remaining_answers"] == 2
-        spent = service.ledger.account("survey.csv").spent_units
-        refused = service.infer_columns({**many, "income": [2] * 38}, "survey")
-        assert refused.status_code == 403
-        assert refused.json()["remaining_answers"] == 2
-        assert service.ledger.account("survey.csv").spent_units == spent
-
-
 def test_every_answer_is_charged_before_noise_is_drawn(
     plain: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:

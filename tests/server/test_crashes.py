@@ -568,17 +568,6 @@ def _supervisor(create: Callable[[Metrics], Service], tmp_path: Path) -> Iterato
         process.join()
 
 
-def test_the_service_stops_when_its_supervisor_is_killed(models: Path, tmp_path: Path) -> None:
-    create = partial(_create_service, f"sqlite:///{tmp_path / 'ledger.sqlite'}", models / "plain", 10, None)
-    with _supervisor(create, tmp_path) as (process, url):
-        _ready_after(url)
-        (service,) = psutil.Process(process.pid).children()
-        process.kill()
-        service.wait(60)
-        with pytest.raises(httpx.HTTPError):
-            httpx.get(f"{url}/v2/health/live", timeout=5)
-
-
 def test_a_supervisor_waits_for_a_ledger_that_is_down_when_its_service_dies(
     models: Path, tmp_path: Path
 ) -> None:
@@ -594,17 +583,6 @@ def test_a_supervisor_waits_for_a_ledger_that_is_down_when_its_service_dies(
         place.rmdir()
         (tmp_path / "away").rename(place)
         _ready_after(url)
-
-
-def _broken(_: Metrics) -> Service:
-    raise ValueError("broken")
-
-
-def test_a_supervisor_gives_up_on_a_service_that_dies_at_every_start(tmp_path: Path) -> None:
-    with _supervisor(_broken, tmp_path) as (process, _):
-        process.join(60)
-        assert process.exitcode == 1
-    assert (tmp_path / "log").read_text().count("died") == 3
 
 
 def test_the_model_folder_is_unchanged(models: Path) -> None:

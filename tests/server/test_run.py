@@ -1,8 +1,13 @@
-"""Where the service listens, and how it stops."""
+"""Where the service listens, how it stops, and when the supervisor restarts a worker."""
 
 from __future__ import annotations
 
+import asyncio
+import io
 import json
+import multiprocessing
+import os
+import re
 import shutil
 import signal
 import socket
@@ -10,14 +15,32 @@ import ssl
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
+import psutil  # type: ignore[import-untyped]
 import pytest
 
-from quietmax.errors import InvalidInput
+from quietmax.errors import InvalidInput, LedgerUnavailable, QuietmaxError
+from quietmax.ledger import Ledger
+from quietmax.server import Service, Settings
+from quietmax.server import run as supervisor
+from quietmax.server.deployment import deploy
+from quietmax.server.repository import load_models
+from quietmax.server.run import shared_folder, supervise
 from quietmax.server.settings import Listener
-from tests.server.running_service import inference, running, some_rows
+from quietmax.server.telemetry import Log, Metrics
+from tests.server.running_service import (
+    inference,
+    is_ready,
+    running,
+    some_rows,
+    until,
+)
 
 
 def test_anonymous_or_unencrypted_service_beyond_loopback_is_refused(tmp_path: Path) -> None:
@@ -171,3 +194,390 @@ def test_serving_a_head_imports_no_library_of_training_of_tables_or_of_pages(
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
+
+
+CONTEXT = multiprocessing.get_context("fork")
+
+
+@pytest.fixture
+def starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., int]]:
+    """Supervise services with the given behaviours, one after the other; returns how many were started.
+
+    Services run in processes of their own, so they write to a file that they were started.
+    """
+    monkeypatch.setattr(supervisor, "run", lambda *_: None)
+    monkeypatch.setattr(supervisor, "_stop_with_parent", lambda _: None)
+    record, handler = tmp_path / "starts", signal.getsignal(signal.SIGTERM)
+    record.write_bytes(b"")
+
+    def supervised(*behaviours: Callable[[], None]) -> int:
+        def create_service(_: Metrics) -> Any:
+            number = record.stat().st_size
+            with record.open("ab") as file:
+                file.write(b".")
+            behaviours[number]()
+
+        with socket.socket() as port:
+            supervise(create_service, Listener(), port, Log(io.BytesIO()))
+        return record.stat().st_size
+
+    yield supervised
+    assert signal.getsignal(signal.SIGTERM) == handler
+
+
+def _ledger_down() -> None:
+    raise LedgerUnavailable("The ledger is down.")
+
+
+def _broken() -> None:
+    raise QuietmaxError("The model is broken.")
+
+
+def _killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _stop_the_parent() -> None:
+    os.kill(os.getppid(), signal.SIGTERM)
+    _ledger_down()
+
+
+def _ended() -> None:
+    return None
+
+
+@pytest.mark.parametrize("end", [_ended, _killed])
+def test_a_service_that_ends_by_itself_is_restarted(
+    starts: Callable[..., int], end: Callable[[], None]
+) -> None:
+    assert starts(end, _stop_the_parent) == 2
+
+
+def test_a_service_whose_ledger_is_down_is_restarted_until_it_is_back(
+    starts: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_MAX_RESTART_DELAY", 0.05)
+    assert (
+        starts(*[_ledger_down] * (supervisor._MAX_FAILURES + 2), _stop_the_parent)
+        == supervisor._MAX_FAILURES + 3
+    )
+
+
+def test_a_service_that_dies_at_every_start_is_given_up(starts: Callable[..., int], tmp_path: Path) -> None:
+    with pytest.raises(QuietmaxError, match="died several times right after its start"):
+        starts(*[_broken] * 9)
+    assert (tmp_path / "starts").stat().st_size == supervisor._MAX_FAILURES
+
+
+def test_a_service_that_ran_for_a_while_does_not_count_as_failed_at_its_start(
+    starts: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_MIN_UPTIME", 0.0)
+    assert starts(*[_broken] * 6, _stop_the_parent) == 7
+
+
+def test_a_supervisor_that_is_asked_to_stop_restarts_nothing(starts: Callable[..., int]) -> None:
+    assert starts(_stop_the_parent, _ended) == 1
+
+
+class _Recorded(Service):
+    """Writes a dot when it was stopped gracefully."""
+
+    place: Path
+
+    async def stop(self) -> None:
+        await super().stop()
+        with (self.place / "stopped").open("ab") as file:
+            file.write(b".")
+
+
+def _create_service(place: Path, folder: Path, metrics: Metrics) -> Service:
+    ledger = Ledger(place / "ledger.sqlite")
+    deployments = deploy(ledger, load_models([f"head={folder}"]))
+    settings = Settings(anonymous=True, request_log=False)
+    service = _Recorded(ledger, deployments, settings, Log(io.BytesIO()), metrics)
+    service.place = place
+    return service
+
+
+def _supervised(place: Path, folder: Path, opened: socket.socket, workers: int) -> None:
+    with open(place / "log", "wb") as stream:
+        supervise(partial(_create_service, place, folder), Listener(port=0), opened, Log(stream), workers)
+
+
+@contextmanager
+def _workers(count: int, models: Path, tmp_path: Path) -> Iterator[tuple[psutil.Process, str]]:
+    """A supervisor with so many workers that serve a head; its process, and the URL of the service."""
+    Ledger(tmp_path / "ledger.sqlite").close()
+    opened = Listener(port=0).open_socket()
+    process = CONTEXT.Process(target=_supervised, args=(tmp_path, models / "head", opened, count))
+    process.start()
+    url = f"http://127.0.0.1:{opened.getsockname()[1]}"
+    opened.close()
+    started = psutil.Process(process.pid)
+    try:
+        until(lambda: len(started.children()) == count)
+        _all_listen(url, started, count)
+        yield started, url
+    finally:
+        workers = started.children() if started.is_running() else []
+        process.kill()
+        process.join()
+        psutil.wait_procs(workers, 60)
+
+
+def _connections(worker: psutil.Process, url: str) -> int:
+    """How many clients a worker is connected to."""
+    port = int(url.rsplit(":", 1)[1])
+    return sum(each.status == "ESTABLISHED" and each.laddr.port == port for each in worker.net_connections())
+
+
+def _all_listen(url: str, supervisor: psutil.Process, count: int) -> None:
+    """Wait until each worker has taken one of several connections."""
+
+    def taken() -> bool:
+        with _clients(url, 2 * count):
+            return all(_connections(worker, url) for worker in supervisor.children())
+
+    until(taken)
+    until(lambda: not any(_connections(worker, url) for worker in supervisor.children()))
+
+
+@contextmanager
+def _clients(url: str, count: int) -> Iterator[list[httpx.Client]]:
+    """Clients with an open connection each, opened as fast as they can be."""
+    clients = [httpx.Client(base_url=url, timeout=60) for _ in range(count)]
+    try:
+        for client in clients:
+            with suppress(httpx.HTTPError):
+                client.get("/v2/health/live")
+        yield clients
+    finally:
+        for client in clients:
+            client.close()
+
+
+def test_sixteen_connections_opened_at_once_are_shared_by_the_workers(models: Path, tmp_path: Path) -> None:
+    with _workers(2, models, tmp_path) as (supervised, url):
+        address = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
+        for _ in range(3):
+            opened = [socket.create_connection(address, 60) for _ in range(16)]
+            until(lambda: sum(_connections(each, url) for each in supervised.children()) == 16)
+            shares = sorted(_connections(each, url) for each in supervised.children())
+            for connection in opened:
+                connection.close()
+            until(lambda: not any(_connections(each, url) for each in supervised.children()))
+            time.sleep(0.2)  # the workers tell each other ten times a second
+            assert shares[0] >= 6, shares
+
+
+def test_metrics_and_latency_cover_all_workers_and_outlive_a_killed_one(models: Path, tmp_path: Path) -> None:
+    def counted() -> int:
+        found = re.findall(
+            r'quietmax_requests_total\{.*status="200".*\} (.*)', httpx.get(f"{url}/metrics", timeout=60).text
+        )
+        return round(sum(map(float, found)))
+
+    with _workers(2, models, tmp_path) as (supervised, url):
+        with _clients(url, 6) as clients:
+            assert all(_connections(worker, url) > 1 for worker in supervised.children())
+            for client in clients:
+                for _ in range(5):
+                    assert (
+                        client.post("/v2/models/head/infer", json=inference(some_rows(1))).status_code == 200
+                    )
+        assert counted() == 30
+        text = httpx.get(f"{url}/metrics", timeout=60).text
+        assert text.count("quietmax_ledger_up 1.0") == 1
+        assert 'quietmax_request_seconds_count{model="head",version="1"} 30.0' in text
+        victim = supervised.children()[0]
+        victim.kill()
+        victim.wait(60)
+        until(lambda: len(supervised.children()) == 2)
+        _all_listen(url, supervised, 2)
+        sent = httpx.post(f"{url}/v2/models/head/infer", json=inference(some_rows(1)), timeout=60)
+        assert sent.status_code == 200
+        assert counted() == 31
+
+
+def test_the_latency_on_the_dashboard_is_that_of_all_workers(tmp_path: Path) -> None:
+    def count(number: int, seconds: float, times: int) -> None:
+        metrics = Metrics.of_worker(tmp_path, number)
+        for _ in range(times):
+            metrics.count_request("head", "1", 200, seconds)
+
+    for number, seconds, times in ((0, 1.0, 30), (1, 3.0, 10), (0, 2.0, 1)):
+        process = CONTEXT.Process(target=count, args=(number, seconds, times))
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+    reader = Metrics()
+    reader._folder = tmp_path
+    latency = reader.latency("head/1")
+    assert latency == pytest.approx(
+        {"median": 0.5 + 20.5 / 30 * 0.5, "p99": 2.5 + (0.99 * 41 - 31) / 10 * 2.5}
+    )
+    assert reader.latency("head/2") is None
+
+
+def test_all_workers_go_with_the_supervisor_and_so_does_the_folder_of_their_metrics_or_with_the_next_start(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_shared_place", lambda: tmp_path)
+    for ends in (
+        signal.SIGKILL,
+        signal.SIGTERM,
+    ):  # a killed one leaves the folder to workers that still answer
+        with _workers(3, models, tmp_path) as (supervised, url):
+            workers = supervised.children()
+            assert len(list(tmp_path.glob("quietmax-metrics-*"))) == 1
+            supervised.send_signal(ends)
+            _, alive = psutil.wait_procs([supervised, *workers], 60)
+            assert not alive
+            with pytest.raises(httpx.HTTPError):
+                httpx.get(f"{url}/v2/health/live", timeout=5)
+    assert not list(tmp_path.glob("quietmax-metrics-*"))
+
+
+def _answers(url: str) -> tuple[int, int]:
+    """The statuses of an inference request and of the metrics."""
+    sent = httpx.post(f"{url}/v2/models/head/infer", json=inference(some_rows(1)), timeout=60)
+    return sent.status_code, httpx.get(f"{url}/metrics", timeout=60).status_code
+
+
+def test_workers_that_outlive_a_killed_supervisor_keep_the_folder_of_their_metrics_and_answer(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_shared_place", lambda: tmp_path)
+    monkeypatch.setattr(
+        supervisor, "_stop_with_parent", lambda _: None
+    )  # they go on as long as they have work
+    with _workers(2, models, tmp_path) as (supervised, url):
+        workers = supervised.children()
+        try:
+            (folder,) = tmp_path.glob("quietmax-metrics-*")
+            supervised.kill()
+            supervised.wait(60)
+            with shared_folder("quietmax-metrics-"):  # the supervisor that is started next
+                files = set(folder.iterdir())
+                assert _answers(url) == (200, 200)
+                assert set(folder.iterdir()) > files, "the first answer opens files"
+                assert "quietmax_answers_total" in httpx.get(f"{url}/metrics", timeout=60).text
+        finally:
+            for worker in workers:
+                worker.kill()
+            psutil.wait_procs(workers, 60)
+
+
+def test_workers_whose_folder_of_metrics_was_removed_by_somebody_else_go_on_answering(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_shared_place", lambda: tmp_path)
+    with _workers(2, models, tmp_path) as (_, url):
+        (folder,) = tmp_path.glob("quietmax-metrics-*")
+        shutil.rmtree(folder)
+        assert [_answers(url) for _ in range(4)] == [(200, 200)] * 4
+
+
+def test_a_second_signal_stops_workers_that_do_not_stop(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def stop(_: Service) -> None:
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(Service, "stop", stop)
+    with _workers(2, models, tmp_path) as (supervised, _):
+        workers = supervised.children()
+        supervised.terminate()
+        with pytest.raises(psutil.TimeoutExpired):
+            supervised.wait(1.0)
+        supervised.terminate()
+        supervised.wait(10.0)
+        assert not any(worker.is_running() for worker in workers)
+
+
+def test_one_ctrl_c_reaches_supervisor_and_workers_and_still_stops_gracefully(
+    models: Path, tmp_path: Path
+) -> None:
+    with _workers(2, models, tmp_path) as (supervised, _):
+        workers = supervised.children()
+        for process in (supervised, *workers):
+            process.send_signal(signal.SIGINT)
+        psutil.wait_procs([supervised, *workers], 60)
+    assert (tmp_path / "stopped").read_bytes() == b".."
+
+
+def test_a_hang_up_stops_neither_the_supervisor_nor_a_worker(models: Path, tmp_path: Path) -> None:
+    with _workers(2, models, tmp_path) as (supervised, url):
+        before = supervised.children()
+        supervised.send_signal(signal.SIGHUP)
+        time.sleep(0.5)
+        assert supervised.children() == before
+        assert httpx.get(f"{url}/v2/health/ready", timeout=60).status_code == 200
+
+
+def test_only_the_worker_that_died_is_restarted(models: Path, tmp_path: Path) -> None:
+    with _workers(2, models, tmp_path) as (supervised, _):
+        killed, spared = supervised.children()
+        killed.kill()
+        killed.wait(60)
+        until(lambda: len(supervised.children()) == 2)
+        assert spared in supervised.children()
+        assert (tmp_path / "log").read_text().count("died") == 1
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_worker_that_somebody_else_asks_to_stop_is_restarted(
+    models: Path, tmp_path: Path, count: int
+) -> None:
+    with _workers(count, models, tmp_path) as (supervised, url):
+        stopped, *spared = supervised.children()
+        stopped.terminate()
+        stopped.wait(60)
+        until(lambda: len(supervised.children()) == count)
+        assert set(spared) < set(supervised.children())
+        assert (tmp_path / "stopped").read_bytes() == b"."  # gracefully
+        until(lambda: is_ready(url))
+
+
+def test_a_shared_folder_that_killed_processes_left_is_removed_by_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_shared_place", lambda: tmp_path)
+
+    def hold() -> None:
+        with shared_folder("quietmax-models-") as folder:
+            (folder / "models.json").write_text("{}")
+            inner = os.fork()  # a worker, which outlives the supervisor
+            (tmp_path / "held").write_text(f"{inner or os.getpid()}")
+            time.sleep(60)
+
+    process = CONTEXT.Process(target=hold)
+    process.start()
+    until((tmp_path / "held").exists)
+    until(lambda: (tmp_path / "held").read_text())
+    worker = psutil.Process(process.pid).children()[0]
+    process.kill()
+    process.join()
+    (left,) = tmp_path.glob("quietmax-models-*")
+    with shared_folder("quietmax-models-") as other:
+        assert set(tmp_path.glob("quietmax-models-*")) == {left, other}  # the worker still uses it
+    worker.kill()
+    until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
+    with shared_folder("quietmax-models-") as other:
+        assert set(tmp_path.glob("quietmax-models-*")) == {other}
+    assert not list(tmp_path.glob("quietmax-models-*"))
+
+
+def test_a_worker_that_dies_at_every_start_stops_all(tmp_path: Path) -> None:
+    def create_service(_: Metrics) -> Any:
+        try:
+            (tmp_path / "first").touch(exist_ok=False)
+        except FileExistsError:
+            raise QuietmaxError("The model is broken.") from None
+        time.sleep(60)
+
+    before = psutil.Process().children()
+    with socket.socket() as port, pytest.raises(QuietmaxError, match="died several times"):
+        supervise(create_service, Listener(), port, Log(io.BytesIO()), 2)
+    assert not set(psutil.Process().children()) - set(before)
