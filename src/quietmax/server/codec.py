@@ -115,41 +115,32 @@ def decode_request(
     if len(body) > MAX_BYTES_UNCHECKED:
         _check_structure(text, deployment, max_rows)
     binary = memoryview(body)[len(text) :]
-    encoding = deployment.encoding
-    text, request = _parse(text, encoding, max_rows)
-    inputs = _inputs(request)
-    if encoding is not None and not _is_encoded(inputs, encoding):
-        frame = _frame(inputs, bytes(binary), encoding, max_rows)
-        if _has_unread_strings(text, request):
-            _check_keys(text)
-        rows = _encode(frame, _with_iso_dates(encoding, inputs))
-        return InferenceRequest(
-            rows, _id(request), _outputs(request, deployment), _unknown_values(rows, encoding)
-        )
-    tensor = _features_tensor(inputs)
-    data = tensor.get("data")
-    if data is not None:
-        tensor["data"] = None
-    suspicious = _has_unread_strings(text, request)
-    if suspicious:
-        _check_keys(text)
-    if data is not None:
-        tensor["data"] = data
-    rows = _rows(tensor, binary, deployment, max_rows, check_types=suspicious or _has_words(text))
-    return InferenceRequest(rows, _id(request), _outputs(request, deployment))
+    text, request = _parse(text, deployment.encoding, max_rows)
+    return decode_tensors(request, binary, deployment, max_rows, text)
 
 
 def decode_tensors(
-    request: Mapping[str, Any], binary: bytes, deployment: Deployment, max_rows: int
+    request: Mapping[str, Any],
+    binary: bytes | memoryview,
+    deployment: Deployment,
+    max_rows: int,
+    text: bytes = b"",
 ) -> InferenceRequest:
-    """Check an inference request whose tensors are all binary."""
+    """Check a request: its binary data, and the JSON text that it was read from, if any."""
     inputs = _inputs(request)
     encoding = deployment.encoding
+    unknown: dict[str, int] = {}
     if encoding is None or _is_encoded(inputs, encoding):
-        rows = _rows(_features_tensor(inputs), binary, deployment, max_rows, check_types=False)
-        return InferenceRequest(rows, _id(request), _outputs(request, deployment))
-    rows = _encode(_frame(inputs, binary, encoding, max_rows), _with_iso_dates(encoding, inputs))
-    unknown = _unknown_values(rows, encoding)
+        tensor = _features_tensor(inputs)
+        suspicious = bool(text) and _check_keys(text, request, tensor)
+        check_types = suspicious or _has_words(text)
+        rows = _rows(tensor, binary, deployment, max_rows, check_types=check_types)
+    else:
+        frame = _frame(inputs, bytes(binary), encoding, max_rows)
+        if text:
+            _check_keys(text, request, {})
+        rows = _encode(frame, _with_iso_dates(encoding, inputs))
+        unknown = _unknown_values(rows, encoding)
     return InferenceRequest(rows, _id(request), _outputs(request, deployment), unknown)
 
 
@@ -289,13 +280,7 @@ def _rows(
 
 
 def _row_count(tensor: Mapping[str, Any], deployment: Deployment, max_rows: int) -> int:
-    shape = tensor.get("shape")
-    if (
-        not isinstance(shape, list)
-        or not 1 <= len(shape) <= _MAX_DIMENSIONS
-        or not all(type(size) is int and 0 <= size < 2**31 for size in shape)
-    ):
-        raise HttpError(400, f"The `shape` of `{INPUT}` must be a list of integers, as in [1, 784].")
+    shape = _shape(tensor, "[1, 784]")
     if tuple(shape[1:]) not in ((deployment.inputs,), deployment.image_shape):
         raise HttpError(422, f"The `shape` of `{INPUT}` must be [rows, {deployment.inputs}], got {shape}.")
     count = int(shape[0])
@@ -304,6 +289,19 @@ def _row_count(tensor: Mapping[str, Any], deployment: Deployment, max_rows: int)
     if count > max_rows:
         raise HttpError(413, f"`{INPUT}` must have at most {max_rows} rows, got {count}.")
     return count
+
+
+def _shape(tensor: Mapping[str, Any], example: str) -> list[int]:
+    shape = tensor.get("shape")
+    if (
+        not isinstance(shape, list)
+        or not 1 <= len(shape) <= _MAX_DIMENSIONS
+        or not all(type(size) is int and 0 <= size < 2**31 for size in shape)
+    ):
+        raise HttpError(
+            400, f"The `shape` of `{tensor['name']}` must be a list of integers, as in {example}."
+        )
+    return shape
 
 
 def _binary_values(
@@ -438,13 +436,7 @@ def _common_length(inputs: list[dict[str, Any]], max_rows: int) -> int:
 
 def _column_length(tensor: Mapping[str, Any]) -> int:
     """Return the number of rows of a column of shape [rows] or [rows, 1]."""
-    shape = tensor.get("shape")
-    if (
-        not isinstance(shape, list)
-        or not shape
-        or not all(type(size) is int and 0 <= size < 2**31 for size in shape)
-    ):
-        raise HttpError(400, f"The `shape` of `{tensor['name']}` must be a list of integers, as in [1].")
+    shape = _shape(tensor, "[1]")
     if shape[1:] not in ([], [1]):
         raise HttpError(422, f"The `shape` of `{tensor['name']}` must be [rows] or [rows, 1].")
     return int(shape[0])
@@ -573,13 +565,21 @@ def _has_words(text: bytes) -> bool:
     return b"true" in text or b"false" in text or b"null" in text
 
 
-def _has_unread_strings(text: bytes, request: Mapping[str, Any]) -> bool:
-    """Tell whether the body may hold more keys or strings than were read; the input's data were taken out.
+def _check_keys(text: bytes, request: Mapping[str, Any], tensor: dict[str, Any]) -> bool:
+    """Raise if an object of a JSON text repeats a key; return whether the data of a tensor may hold strings.
 
     Every key and every string has two quotes, so a repeated key, whose first value is dropped, or a string among the
-    data leaves quotes over. A body with escapes is always suspicious.
+    data leaves quotes over. Only then, or if there are escapes, is the text read once more.
     """
-    return b"\\" in text or text.count(b'"') != 2 * _count_strings(request)
+    data = tensor.get("data")
+    if data is not None:
+        tensor["data"] = None  # so that its values are not counted
+    suspicious = b"\\" in text or text.count(b'"') != 2 * _count_strings(request)
+    if data is not None:
+        tensor["data"] = data
+    if suspicious:
+        _read_unique(text)
+    return suspicious
 
 
 def _count_strings(value: Any) -> int:
@@ -598,9 +598,7 @@ def _count_strings(value: Any) -> int:
     return count
 
 
-def _check_keys(text: bytes) -> None:
-    """Raise if a JSON object repeats a key."""
-
+def _read_unique(text: bytes) -> None:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) < len(pairs):
