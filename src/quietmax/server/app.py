@@ -509,21 +509,6 @@ def _responses(schema: str | None, *statuses: int) -> dict[int | str, Any]:
     }
 
 
-_STRING = {"type": "string"}
-_NUMBER = {"type": "number"}
-_INTEGER = {"type": "integer"}
-_BOOLEAN = {"type": "boolean"}
-
-
-def _object(required: dict[str, Any], optional: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": {**required, **(optional or {})},
-        "required": list(required),
-        **more,
-    }
-
-
 def _list(of: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"type": "array", "items": of, **more}
 
@@ -532,141 +517,98 @@ def _one_of(*values: str) -> dict[str, Any]:
     return {"type": "string", "enum": list(values)}
 
 
-_MEASURE = _one_of("pure", "gaussian")
-_STATUS = _one_of("proven", "conditional", "refuted")
-_TENSORS = _list(_object({"name": _STRING, "datatype": _STRING, "shape": _list(_INTEGER)}))
-_PARAMETERS = {"type": "object", "additionalProperties": True}
+_STRING, _OBJECT, _INTEGER = {"type": "string"}, {"type": "object"}, {"type": "integer"}
+_KINDS: list[tuple[dict[str, Any], str]] = [
+    (_STRING, "error name version platform mechanism kind warning reason datatype account note client"),
+    (_STRING, "id model_name model_version unknown_columns"),
+    ({"type": "number"}, "remaining total spent spent_fraction cost cost_per_answer"),
+    ({"type": ["number", "null"]}, "spent_in_epsilon quota_fraction"),
+    (_INTEGER, "max_rows refused new_answers unknown_values"),
+    ({"type": ["integer", "null"]}, "remaining_answers"),
+    ({"type": "boolean"}, "live ready paid_at_training"),
+    (_OBJECT, "guarantee encoding encoded_input terms"),
+    (_list(_STRING), "extensions versions classes unproven_models"),
+    (_list(_INTEGER), "shape"),
+    (_one_of("pure", "gaussian"), "measure"),
+    (_one_of("proven", "conditional", "refuted"), "guarantee_status"),
+    (_one_of("READY", "UNAVAILABLE"), "state"),
+    ({"type": "object", "additionalProperties": True}, "parameters"),
+    ({"type": "string", "description": "An API key."}, "key"),
+]
+_FIELDS = {name: schema for schema, names in _KINDS for name in names.split()}
+"""The schemas of fields, which mean the same in every document."""
+
+
+def _object(required: str, optional: str = "", **others: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of an object with such fields; `others` have schemas of their own, and are required."""
+    names = [*required.split(), *optional.split()]
+    return {
+        "type": "object",
+        "properties": {**{name: _FIELDS[name] for name in names}, **others},
+        "required": [*required.split(), *others],
+    }
+
+
+_TENSORS = _list(_object("name datatype shape"))
 _INPUT = _object(
-    {
-        "name": {"type": "string", "description": "`features`, or a column of the table."},
-        "shape": _list({"type": "integer", "minimum": 0}, minItems=1, maxItems=8),
-        "datatype": _one_of(*COLUMN_DATATYPES),
-    },
-    {"data": _list({}), "parameters": _PARAMETERS},
+    "",
+    "parameters",
+    name={"type": "string", "description": "`features`, or a column of the table."},
+    shape=_list({"type": "integer", "minimum": 0}, minItems=1, maxItems=8),
+    datatype=_one_of(*COLUMN_DATATYPES),
 )
+_INPUT["properties"]["data"] = _list({})
+_OUTPUT = _object("name datatype shape", "parameters")
+_OUTPUT["properties"]["data"] = _list({"type": ["number", "string"]})
+_INFERENCE = _object("", "parameters", inputs=_list(_INPUT, minItems=1))
+_INFERENCE["properties"] |= {
+    "id": {
+        "type": "string",
+        "maxLength": 128,
+        "description": "A retry with the same id gets the same answer and is not charged.",
+    },
+    "outputs": _list(_object("", "parameters", name=_one_of("label", "probabilities")), maxItems=2),
+}
 _SCHEMAS: dict[str, dict[str, Any]] = {
-    "Error": _object({"error": _STRING}, {"remaining": _NUMBER, "remaining_answers": _INTEGER}),
-    "Live": _object({"live": _BOOLEAN}),
-    "Ready": _object({"ready": _BOOLEAN}),
-    "ServerMetadata": _object({"name": _STRING, "version": _STRING, "extensions": _list(_STRING)}),
-    "RepositoryIndex": _list(
-        _object(
-            {
-                "name": _STRING,
-                "version": _STRING,
-                "state": _one_of("READY", "UNAVAILABLE"),
-                "reason": _STRING,
-            }
-        )
-    ),
-    "Changed": _object({}),
-    "ModelList": _object({"models": _list(_object({"name": _STRING, "version": _STRING}))}),
+    "Error": _object("error", "remaining remaining_answers"),
+    "Live": _object("live"),
+    "Ready": _object("ready"),
+    "ServerMetadata": _object("name version extensions"),
+    "RepositoryIndex": _list(_object("name version state reason")),
+    "Changed": _object(""),
+    "ModelList": _object("", models=_list(_object("name version"))),
     "ModelMetadata": _object(
-        {
-            "name": _STRING,
-            "versions": _list(_STRING),
-            "platform": _STRING,
-            "inputs": _TENSORS,
-            "outputs": _TENSORS,
-            "parameters": _object(
-                {
-                    "classes": _list(_STRING),
-                    "mechanism": _STRING,
-                    "guarantee_status": _STATUS,
-                    "guarantee": {"type": "object"},
-                    "measure": _MEASURE,
-                    "cost_per_answer": _NUMBER,
-                    "paid_at_training": _BOOLEAN,
-                    "max_rows": _INTEGER,
-                },
-                {
-                    "warning": _STRING,
-                    "kind": _STRING,
-                    "encoding": {"type": "object"},
-                    "encoded_input": {"type": "object"},
-                },
-            ),
-        }
+        "name versions platform",
+        inputs=_TENSORS,
+        outputs=_TENSORS,
+        parameters=_object(
+            "classes mechanism guarantee_status guarantee measure cost_per_answer paid_at_training max_rows",
+            "warning kind encoding encoded_input",
+        ),
     ),
     "Budget": _object(
-        {
-            "account": _STRING,
-            "measure": _MEASURE,
-            "terms": {"type": "object"},
-            "total": _NUMBER,
-            "spent": _NUMBER,
-            "remaining": _NUMBER,
-            "spent_fraction": _NUMBER,
-            "spent_in_epsilon": {"type": ["number", "null"]},
-            "cost_per_answer": _NUMBER,
-            "remaining_answers": {"type": ["integer", "null"]},
-            "note": _STRING,
-            "unproven_models": _list(_STRING),
-            "clients": _list(
-                _object(
-                    {
-                        "client": _STRING,
-                        "spent_fraction": _NUMBER,
-                        "quota_fraction": {"type": ["number", "null"]},
-                        "refused": _INTEGER,
-                    }
-                )
-            ),
-        }
+        "account measure terms total spent remaining spent_fraction spent_in_epsilon cost_per_answer "
+        "remaining_answers note unproven_models",
+        clients=_list(_object("client spent_fraction quota_fraction refused")),
     ),
-    "InferenceRequest": _object(
-        {"inputs": _list(_INPUT, minItems=1)},
-        {
-            "id": {
-                "type": "string",
-                "maxLength": 128,
-                "description": "A retry with the same id gets the same answer and is not charged.",
-            },
-            "parameters": _PARAMETERS,
-            "outputs": _list(
-                _object({"name": _one_of("label", "probabilities")}, {"parameters": _PARAMETERS}),
-                maxItems=2,
-            ),
-        },
-    ),
+    "InferenceRequest": _INFERENCE,
     "InferenceResponse": _object(
-        {
-            "model_name": _STRING,
-            "model_version": _STRING,
-            "outputs": _list(
-                _object(
-                    {"name": _STRING, "datatype": _STRING, "shape": _list(_INTEGER)},
-                    {"data": _list({"type": ["number", "string"]}), "parameters": _PARAMETERS},
-                )
-            ),
-            "parameters": _object(
-                {
-                    "guarantee_status": _STATUS,
-                    "measure": _MEASURE,
-                    "cost": _NUMBER,
-                    "new_answers": _INTEGER,
-                },
-                {
-                    "remaining": _NUMBER,
-                    "remaining_answers": _INTEGER,
-                    "paid_at_training": _BOOLEAN,
-                    "warning": _STRING,
-                    "unknown_values": _INTEGER,
-                    "unknown_columns": _STRING,
-                },
-            ),
-        },
-        {"id": _STRING},
+        "model_name model_version",
+        "id",
+        outputs=_list(_OUTPUT),
+        parameters=_object(
+            "guarantee_status measure cost new_answers",
+            "remaining remaining_answers paid_at_training warning unknown_values unknown_columns",
+        ),
     ),
-    "RepositoryIndexRequest": _object(
-        {}, {"ready": {"type": "boolean", "description": "Leave out the models that are not served."}}
-    ),
-    "RepositoryLoadRequest": _object(
-        {}, {"parameters": {"type": "object", "maxProperties": 0, "description": "Not supported."}}
-    ),
-    "RepositoryUnloadRequest": _object({}, {"parameters": _PARAMETERS}),
-    "DashboardState": {"type": "object"},
-    "Login": _object({"key": {"type": "string", "description": "An API key."}}),
+    "RepositoryIndexRequest": _object("", "ready"),
+    "RepositoryLoadRequest": {
+        "type": "object",
+        "properties": {"parameters": {"type": "object", "maxProperties": 0, "description": "Not supported."}},
+    },
+    "RepositoryUnloadRequest": _object("", "parameters"),
+    "DashboardState": _OBJECT,
+    "Login": _object("key"),
 }
 _BODIES = {
     "/v2/repository/index": ("application/json", "RepositoryIndexRequest", False),
