@@ -21,6 +21,7 @@ import struct
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.resources import files
 from typing import Any
 from weakref import WeakValueDictionary
@@ -73,7 +74,11 @@ _LINGER_SECONDS = 1.0
 _CHECK_INTERVAL = 0.05
 _IDENTITY_ONLY = 1
 
+_INFER = "ModelInfer"
 Method = Callable[[Any], Awaitable[bytes]]
+"""Takes the context of a request and returns a message."""
+Control = Callable[[Any, Caller], Awaitable[dict[str, Any]]]
+"""Takes a message without data and who sends it, and returns the fields of the answer."""
 
 
 @asynccontextmanager
@@ -173,7 +178,7 @@ class _Receiving:
 
 
 class _Methods:
-    """The methods of the protocol. Each takes the context of a request, and returns a message."""
+    """The methods of the protocol."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -189,23 +194,27 @@ class _Methods:
             timeout.reschedule(asyncio.get_running_loop().time())
 
     def handlers(self) -> dict[str, Any]:
-        methods: dict[str, Method] = {
-            "ServerLive": self._server_live,
-            "ServerReady": self._server_ready,
+        """Return the handler of each method by its name in the protocol."""
+        controls: dict[str, Control] = {
             "ModelReady": self._model_ready,
-            "ServerMetadata": self._server_metadata,
             "ModelMetadata": self._model_metadata,
-            "ModelInfer": self._model_infer,
             "RepositoryIndex": self._repository_index,
             "RepositoryModelLoad": self._load_model,
             "RepositoryModelUnload": self._unload_model,
         }
+        methods: dict[str, Method] = {
+            "ServerLive": self._server_live,
+            "ServerReady": self._server_ready,
+            "ServerMetadata": self._server_metadata,
+            _INFER: self._model_infer,
+            **{name: partial(self._control, name, control) for name, control in controls.items()},
+        }
         return {
-            name: grpc.stream_unary_rpc_method_handler(self._with_status(method))
+            name: grpc.stream_unary_rpc_method_handler(self._with_status(name, method))
             for name, method in methods.items()
         }
 
-    def _with_status(self, method: Method) -> Callable[[Any, Any], Awaitable[bytes]]:
+    def _with_status(self, name: str, method: Method) -> Callable[[Any, Any], Awaitable[bytes]]:
         """Return the method with its errors as a gRPC status."""
 
         async def handle(_messages: Any, context: Any) -> bytes:
@@ -214,8 +223,8 @@ class _Methods:
                 return await method(context)
             except HttpError as error:
                 status = self._status(error)
-                if error.status in AUDITED and method != self._model_infer:  # which is recorded anyway
-                    self._record(context, _route(method), error.status).write(self._service.log, 0.0)
+                if error.status in AUDITED and name != _INFER:  # which is recorded anyway
+                    self._record(context, name, error.status).write(self._service.log, 0.0)
             except Exception as error:
                 self._service.log.failure(error)
                 status = self._status(internal_error())
@@ -230,7 +239,11 @@ class _Methods:
 
     @staticmethod
     def _status(error: HttpError) -> tuple[StatusCode, str, tuple[tuple[str, str], ...]]:
-        return STATUS_CODES.get(error.status, StatusCode.INTERNAL), error.message, _trailers(error)
+        """Return status, message and trailing metadata: what is left of a budget, and when to try again."""
+        trailers = {name: str(value) for name, value in error.extra.items()}
+        if "retry-after" in error.headers:
+            trailers["retry-after"] = error.headers["retry-after"]
+        return STATUS_CODES.get(error.status, StatusCode.INTERNAL), error.message, tuple(trailers.items())
 
     async def _server_live(self, _context: Any) -> bytes:
         return _message("ServerLiveResponse", live=True)
@@ -242,24 +255,41 @@ class _Methods:
     async def _server_metadata(self, _context: Any) -> bytes:
         return _message("ServerMetadataResponse", name="quietmax", version=__version__, extensions=EXTENSIONS)
 
-    async def _model_ready(self, context: Any) -> bytes:
+    async def _control(self, name: str, control: Control, context: Any) -> bytes:
+        """Answer a request that holds no data; the messages are named after the method."""
         caller = await self._authenticate(context)
-        request = _parse_message("ModelReadyRequest", await self._receive_control(context, caller))
-        self._service.deployment(request.name, request.version or None)
-        error = await self._service.readiness_error()
-        return _message("ModelReadyResponse", ready=error is None)
+        async with self._received(context, caller) as content:
+            if len(content) > MAX_CONTROL_BYTES:
+                raise HttpError(413, f"The message must have at most {MAX_CONTROL_BYTES} bytes.")
+            request = _parse_message(f"{name}Request", content)
+        return _message(f"{name}Response", **await control(request, caller))
 
-    async def _model_metadata(self, context: Any) -> bytes:
-        caller = await self._authenticate(context)
-        request = _parse_message("ModelMetadataRequest", await self._receive_control(context, caller))
-        deployment = self._service.deployment(request.name, request.version or None)
-        metadata = await self._service.metadata(deployment)
+    async def _model_ready(self, request: Any, _caller: Caller) -> dict[str, Any]:
+        self._service.deployment(request.name, request.version or None)
+        return {"ready": await self._service.readiness_error() is None}
+
+    async def _model_metadata(self, request: Any, _caller: Caller) -> dict[str, Any]:
+        metadata = await self._service.metadata(
+            self._service.deployment(request.name, request.version or None)
+        )
         del metadata["parameters"]
-        return _message("ModelMetadataResponse", **metadata)
+        return metadata
+
+    async def _repository_index(self, request: Any, caller: Caller) -> dict[str, Any]:
+        return {"models": await self._service.repository_index(caller, ready=request.ready)}
+
+    async def _load_model(self, request: Any, caller: Caller) -> dict[str, Any]:
+        load = self._service.load_model(request.model_name, caller, request.parameters)
+        await asyncio.shield(load)
+        return {}
+
+    async def _unload_model(self, request: Any, caller: Caller) -> dict[str, Any]:
+        await asyncio.shield(self._service.unload_model(request.model_name, caller))
+        return {}
 
     async def _model_infer(self, context: Any) -> bytes:
         service = self._service
-        with service.recorded(self._record(context, "ModelInfer")) as record:
+        with service.recorded(self._record(context, _INFER)) as record:
             caller = await self._authenticate(context)
             record.client, record.headers = caller.client, _headers(context)
             async with self._received(context, caller) as content:
@@ -287,24 +317,6 @@ class _Methods:
         # A client that goes away cancels this method, but not what it is charged for.
         answers, parameters = await asyncio.shield(service.infer(deployment, request, caller))
         return encode_response(message, request, answers, parameters, deployment)
-
-    async def _repository_index(self, context: Any) -> bytes:
-        caller = await self._authenticate(context)
-        request = _parse_message("RepositoryIndexRequest", await self._receive_control(context, caller))
-        models = await self._service.repository_index(caller, ready=request.ready)
-        return _message("RepositoryIndexResponse", models=models)
-
-    async def _load_model(self, context: Any) -> bytes:
-        caller = await self._authenticate(context)
-        request = _parse_message("RepositoryModelLoadRequest", await self._receive_control(context, caller))
-        await asyncio.shield(self._service.load_model(request.model_name, caller, request.parameters))
-        return _message("RepositoryModelLoadResponse")
-
-    async def _unload_model(self, context: Any) -> bytes:
-        caller = await self._authenticate(context)
-        request = _parse_message("RepositoryModelUnloadRequest", await self._receive_control(context, caller))
-        await asyncio.shield(self._service.unload_model(request.model_name, caller))
-        return _message("RepositoryModelUnloadResponse")
 
     def _record(self, context: Any, route: str, status: int = 500) -> Record:
         """Return what the log tells about a request."""
@@ -345,13 +357,6 @@ class _Methods:
         finally:
             bodies.release(len(content))
 
-    async def _receive_control(self, context: Any, caller: Caller) -> bytes:
-        """Receive the message of a request that holds no data."""
-        async with self._received(context, caller) as content:
-            if len(content) > MAX_CONTROL_BYTES:
-                raise HttpError(413, f"The message must have at most {MAX_CONTROL_BYTES} bytes.")
-            return content
-
 
 async def _read(context: Any) -> bytes:
     """Read the message of a request. The iterator over messages would keep it until the next garbage collection."""
@@ -361,26 +366,9 @@ async def _read(context: Any) -> bytes:
     return bytes(content)
 
 
-def _route(method: Method) -> str:
-    """Return the name of a method in the protocol.
-
-    >>> _route(_Methods._model_ready)
-    'ModelReady'
-    """
-    return "".join(word.title() for word in method.__name__.split("_"))
-
-
 def _message(name: str, /, **fields: Any) -> bytes:
     content: bytes = message_class(name)(**fields).SerializeToString()
     return content
-
-
-def _trailers(error: HttpError) -> tuple[tuple[str, str], ...]:
-    """Return the trailing metadata of an error: what is left of a budget, and when to try again."""
-    trailers = {name: str(value) for name, value in error.extra.items()}
-    if "retry-after" in error.headers:
-        trailers["retry-after"] = error.headers["retry-after"]
-    return tuple(trailers.items())
 
 
 def _peer_host(peer: str) -> str:
