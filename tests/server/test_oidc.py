@@ -453,7 +453,7 @@ def test_the_memory_of_valid_tokens_is_bounded(issuer: TokenIssuer, monkeypatch:
             await verification.identity(issuer.token("ec", {"sub": f"client-{number}"}))
 
     run_async(many())
-    assert len(verification.verifier._verified) == 5
+    assert len(verification.verifier._keys.verified) == 5
 
 
 def test_documents_are_fetched_without_redirects_and_only_up_to_a_size_and_a_time(
@@ -564,7 +564,7 @@ def test_a_token_that_expires_before_its_charge_pays_nothing(
     """The expiry is checked in the transaction too: it is over by the time that the charge is decided."""
     token = serving_issuer.token("ec")
     assert _infer(with_tokens, token).status_code == 200
-    (identity,) = with_tokens.service.auth._tokens._verified.values()
+    (identity,) = with_tokens.service.auth._tokens._keys.verified.values()
     decided = ChargeBatch._decide
 
     def late(batch: ChargeBatch, charge: Charge) -> ChargeResult:

@@ -362,7 +362,7 @@ class IssuerKeys:
         self._fetched_at = self._attempted_at = -float("inf")
         self._task: asyncio.Task[None] | None = None
         self._failing = False
-        self.generation = 0
+        self.verified: dict[bytes, Identity] = {}  # tokens that these keys have verified, by their digest
 
     async def refresh(self) -> None:
         """Fetch the keys if they are old."""
@@ -386,9 +386,9 @@ class IssuerKeys:
 
     async def fetch_again(self) -> bool:
         """Fetch the keys, if the last fetch is long enough ago; return whether they have changed."""
-        before = self.generation
+        before = self.verified
         await self._fetch_keys(wait=True)
-        return self.generation != before
+        return self.verified is not before
 
     @property
     def _usable(self) -> bool:
@@ -439,8 +439,7 @@ class IssuerKeys:
         self._fetched_at = started
         if keys != self._keys:
             self._keys = keys
-            self._prepared = {}
-            self.generation += 1
+            self._prepared, self.verified = {}, {}
 
     def _read_keys(self) -> list[dict[str, Any]]:
         document = self._fetch(f"{self._issuer.rstrip('/')}/.well-known/openid-configuration")
@@ -461,23 +460,18 @@ class TokenVerifier:
         self.issuer = settings.issuer
         self._settings = settings
         self._keys = keys or IssuerKeys(settings.issuer)
-        self._verified: dict[bytes, Identity] = {}
-        self._generation = 0
 
     async def verify(self, token: str) -> Identity:
         """Return what a token states, if it is valid."""
         if len(token) > _MAX_TOKEN_LENGTH:
             raise HttpError(401, f"The token must have at most {_MAX_TOKEN_LENGTH} characters.")
         await self._keys.refresh()
-        if self._generation != self._keys.generation:
-            self._verified.clear()
-            self._generation = self._keys.generation
+        verified = self._keys.verified
         digest = hashlib.sha256(token.encode()).digest()
-        identity = self._verified.get(digest)
+        identity = verified.get(digest)
         if identity is None:
             identity = self._identity(await self._claims(token))
-            if self._generation == self._keys.generation:
-                _remember(self._verified, digest, identity, _MAX_VERIFIED)
+            _remember(verified, digest, identity, _MAX_VERIFIED)  # in vain if the keys have changed meanwhile
         if identity.expires <= time.time_ns() // 1000:
             raise HttpError(401, "The token has expired.")
         return identity
@@ -602,18 +596,17 @@ def _claim(claims: dict[str, Any], name: str) -> Any:
 
 def _reason(error: Exception) -> str:
     """Say why a token is not valid, without what it contains or what this service expects."""
-    reasons: list[tuple[type[Exception], str]] = [
-        (jwt.ExpiredSignatureError, "The token has expired."),
-        (jwt.ImmatureSignatureError, "The token is not valid yet."),
-        (jwt.InvalidAudienceError, "The token was issued for another audience."),
-        (jwt.InvalidIssuerError, "The token was issued by another issuer."),
-        (jwt.MissingRequiredClaimError, "The token must have the claims exp, iss and aud."),
-        (jwt.InvalidSignatureError, "The signature of the token is wrong."),
-    ]
-    for kind, reason in reasons:
-        if isinstance(error, kind):
-            return reason
-    return "The token is not valid."
+    reasons: dict[type[Exception], str] = {
+        jwt.ExpiredSignatureError: "The token has expired.",
+        jwt.ImmatureSignatureError: "The token is not valid yet.",
+        jwt.InvalidAudienceError: "The token was issued for another audience.",
+        jwt.InvalidIssuerError: "The token was issued by another issuer.",
+        jwt.MissingRequiredClaimError: "The token must have the claims exp, iss and aud.",
+        jwt.InvalidSignatureError: "The signature of the token is wrong.",
+    }
+    return next(
+        (reason for kind, reason in reasons.items() if isinstance(error, kind)), "The token is not valid."
+    )
 
 
 class RateLimiter:

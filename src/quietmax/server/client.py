@@ -205,27 +205,11 @@ class Client:
         return np.concatenate(labels)
 
     def metadata(self, model: str, *, version: str | None = None) -> dict[str, Any]:
-        """Return the metadata of a model: inputs, outputs, classes, cost and guarantee.
-
-        Parameters
-        ----------
-        model : str
-            Name of the model.
-        version : str or None
-            Version of the model. None: the highest.
-        """
+        """Return the metadata of a model: inputs, outputs, classes, cost and guarantee. No version: the highest."""
         return self._get(_model_path(model, version))
 
     def budget(self, model: str, *, version: str | None = None) -> dict[str, Any]:
-        """Return the spent and remaining budget behind a model.
-
-        Parameters
-        ----------
-        model : str
-            Name of the model.
-        version : str or None
-            Version of the model. None: the highest.
-        """
+        """Return the spent and remaining budget behind a model. No version: the highest."""
         return self._get(_model_path(model, version) + "/budget")
 
     def _checked(self, model: str, version: str | None, features: Any) -> pd.DataFrame | NDArray[Any]:

@@ -147,13 +147,7 @@ class Deployment:
         return f"No proven guarantee ({self.status}): {self.guarantee.reason}"
 
     def total_guarantee(self, account: AccountState) -> Guarantee:
-        """Return what is claimed of all answers together, once the whole budget is spent.
-
-        Parameters
-        ----------
-        account : AccountState
-            The account as it stands now: a grant may have raised its budget.
-        """
+        """Return what is claimed of all answers together, once all that the account has now is spent."""
         if self.cost is None:
             return self.guarantee
         return Guarantee.of(
