@@ -35,7 +35,7 @@ from quietmax.server import Service, Settings
 from quietmax.server import run as supervisor
 from quietmax.server.deployment import deploy
 from quietmax.server.repository import load_models
-from quietmax.server.run import run, supervise
+from quietmax.server.run import supervise
 from quietmax.server.settings import Listener
 from quietmax.server.telemetry import Log, Metrics
 from tests.server.running_service import (
@@ -70,54 +70,35 @@ def _log_to(file: Path | None) -> Log:
     return Log(io.BytesIO() if file is None else file.open("ab", buffering=0))
 
 
-def _serve(address: str, folder: Path, queries: int, log: Path, opened: socket.socket) -> None:
-    """The whole service in a process of its own."""
-    run(_create_service(address, folder, queries, log), Listener(port=0), opened)
+def _serve(create: Callable[[Metrics], Service], opened: socket.socket, log: Path, workers: int) -> None:
+    supervisor._MIN_UPTIME = 0.0  # so many kills are no reason to give up
+    supervise(create, Listener(port=0), opened, _log_to(log), workers)
 
 
 class Server:
-    """A server process that can be killed and started again; its port stays open, so that clients wait meanwhile."""
+    """A supervisor with workers, all of which can be killed; its port stays open, so that clients wait meanwhile."""
 
-    def __init__(self, address: str, folder: Path, queries: int, log: Path) -> None:
-        self._arguments = (address, folder, queries, log)
+    def __init__(self, address: str, folder: Path, queries: int, log: Path, workers: int) -> None:
+        self._create = partial(_create_service, address, folder, queries, log)
+        self._workers = workers
         self.log = log
         self.port = Listener(port=0).open_socket()
         self.url = f"http://127.0.0.1:{self.port.getsockname()[1]}"
         self.process: Any = None
 
-    def start(self, wait: bool = True) -> float:
-        self.process = CONTEXT.Process(target=_serve, args=(*self._arguments, self.port), daemon=True)
+    def start(self) -> None:
+        self.process = CONTEXT.Process(target=_serve, args=(self._create, self.port, self.log, self._workers))
         self.process.start()
-        return self.ready() if wait else 0.0
 
     def ready(self) -> float:
         """Wait until it is ready; how long that took."""
-        return _ready_after(self.url)
+        begun = time.monotonic()
+        until(lambda: is_ready(self.url), 120)
+        return time.monotonic() - begun
 
     def kill(self) -> None:
         os.kill(self.process.pid, signal.SIGKILL)
         self.process.join()
-
-    def stop(self) -> None:
-        if self.process is not None and self.process.is_alive():
-            self.process.terminate()
-            self.process.join(60)
-        self.port.close()
-
-
-class WorkerServer(Server):
-    """A supervisor with workers, all of which can be killed; the port stays open."""
-
-    def __init__(self, address: str, folder: Path, queries: int, log: Path, workers: int) -> None:
-        super().__init__(address, folder, queries, log)
-        self._workers = workers
-
-    def start(self, wait: bool = True) -> float:
-        create = partial(_create_service, *self._arguments)
-        arguments = (create, self.port, self.log, self._workers)
-        self.process = CONTEXT.Process(target=_serve_workers, args=arguments)
-        self.process.start()
-        return self.ready() if wait else 0.0
 
     def kill_worker(self, rng: random.Random) -> None:
         """Kill a worker at random, once there is one; the supervisor starts it again."""
@@ -130,12 +111,11 @@ class WorkerServer(Server):
                     return
             time.sleep(0.01)
 
-
-def _serve_workers(
-    create: Callable[[Metrics], Service], opened: socket.socket, log: Path, workers: int
-) -> None:
-    supervisor._MIN_UPTIME = 0.0  # so many kills are no reason to give up
-    supervise(create, Listener(port=0), opened, _log_to(log), workers)
+    def stop(self) -> None:
+        if self.process is not None and self.process.is_alive():
+            self.process.terminate()
+            self.process.join(60)
+        self.port.close()
 
 
 def _open_ledger(address: str) -> Ledger:
@@ -151,23 +131,18 @@ def _open_ledger(address: str) -> Ledger:
 
 @contextmanager
 def _servers(
-    count: int, address: str, folder: Path, queries: int, workers: int | None = None
-) -> Iterator[tuple[list[Any], dict[str, str]]]:
-    """Servers of one process each, or supervisors with workers; and the API keys of two clients."""
+    count: int, address: str, folder: Path, queries: int, workers: int = 1
+) -> Iterator[tuple[list[Server], dict[str, str]]]:
+    """Servers with workers, and the API keys of two clients."""
     with _open_ledger(address) as ledger:
         keys = {name: ledger.create_key(name)[0] for name in ("with-ids", "without-ids")}
     with tempfile.TemporaryDirectory(prefix="quietmax-log-") as place:
         log = Path(place) / "log"
         log.touch()
-        servers = [
-            Server(address, folder, queries, log)
-            if workers is None
-            else WorkerServer(address, folder, queries, log, workers)
-            for _ in range(count)
-        ]
+        servers = [Server(address, folder, queries, log, workers) for _ in range(count)]
         try:
             for server in servers:
-                server.start(wait=False)
+                server.start()
             for server in servers:
                 server.ready()
             yield servers, keys
@@ -291,92 +266,55 @@ def _check_ledger(address: str, load: Load, queries: int) -> int:
         return sum(paid.values())
 
 
-def _exactly(
-    address: str, folder: Path, queries: int, processes: int, connections: int, workers: int | None = None
+@pytest.mark.parametrize(
+    ("servers", "workers", "queries"),
+    [
+        (2, 1, 48),
+        (1, 2, 48),
+        pytest.param(8, 1, 1024, marks=pytest.mark.slow),
+        pytest.param(4, 2, 1024, marks=pytest.mark.slow),
+    ],
+)
+def test_all_servers_and_workers_together_give_exactly_the_answers_paid_for(
+    address: str, models: Path, servers: int, workers: int, queries: int
 ) -> None:
-    with _servers(processes, address, folder, queries, workers) as (servers, keys):
-        each = 3 * queries // (processes * connections)
-        load = Load(servers, keys, connections, requests_each=each)
+    with _servers(servers, address, models / "plain", queries, workers) as (started, keys):
+        connections = 8 if queries > 100 else 8 // servers
+        each = 3 * queries // (servers * connections)
+        load = Load(started, keys, connections, requests_each=each)
         with load:
             load.join()
     assert load.received_without_ids + len(load.answers) == queries
-    assert load.statuses[403] == each * processes * connections - queries
+    assert load.statuses[403] == each * servers * connections - queries
     assert set(load.statuses) == {200, 403}
     assert _check_ledger(address, load, queries) == queries
 
 
-def test_two_processes_of_four_connections_give_exactly_the_answers_paid_for(
-    address: str, models: Path
+@pytest.mark.parametrize(
+    ("workers", "kills", "queries"),
+    [
+        (1, 3, 100_000),
+        (1, 3, 64),
+        (2, 4, 100_000),
+        pytest.param(1, 50, 100_000, marks=pytest.mark.slow),
+        pytest.param(2, KILLS, 1_000_000, marks=pytest.mark.slow),
+        pytest.param(2, KILLS // 4, 256, marks=pytest.mark.slow),
+    ],
+)
+def test_kills_under_load_cost_no_unpaid_answer_and_never_overspend(
+    address: str, models: Path, workers: int, kills: int, queries: int
 ) -> None:
-    _exactly(address, models / "plain", queries=48, processes=2, connections=4)
-
-
-@pytest.mark.slow
-def test_eight_processes_of_eight_connections_give_exactly_the_answers_paid_for(
-    address: str, models: Path
-) -> None:
-    _exactly(address, models / "plain", queries=1024, processes=8, connections=8)
-
-
-def test_two_workers_behind_one_port_give_exactly_the_answers_paid_for(address: str, models: Path) -> None:
-    _exactly(address, models / "plain", queries=48, processes=1, connections=8, workers=2)
-
-
-@pytest.mark.slow
-def test_four_replicas_of_two_workers_give_exactly_the_answers_paid_for(address: str, models: Path) -> None:
-    _exactly(address, models / "plain", queries=1024, processes=4, connections=8, workers=2)
-
-
-def _killed(address: str, folder: Path, kills: int, queries: int, seed: int) -> list[float]:
-    rng = random.Random(seed)
-    restarts = []
-    with _servers(1, address, folder, queries) as (servers, keys):
-        (server,) = servers
-        with Load(servers, keys, 8) as load:
-            for _ in range(kills):
-                time.sleep(rng.uniform(0.02, 0.5))
-                server.kill()
-                received = load.received_without_ids
-                with _open_ledger(address) as ledger:
-                    account = ledger.account("people")
-                    paid = {part.client: part.spent_units for part in ledger.subaccounts(account)}
-                    assert received * (LIMIT // queries) <= paid.get("without-ids", 0)
-                    assert account.spent_units <= LIMIT
-                restarts.append(server.start())
-            if queries > kills:
-                before = load.statuses[200]
-                until(lambda: load.statuses[200] > before or load.statuses[403])
-        assert load.statuses[200] > 0
-        load.check_statuses(200, 403, 503)
-        _check_ledger(address, load, queries)
-    return sorted(restarts)
-
-
-def test_three_kills_under_load_cost_no_unpaid_answer(address: str, models: Path) -> None:
-    _killed(address, models / "plain", kills=3, queries=100_000, seed=0)
-
-
-@pytest.mark.slow
-def test_fifty_kills_under_load_cost_no_unpaid_answer(address: str, models: Path) -> None:
-    restarts = _killed(address, models / "plain", kills=50, queries=100_000, seed=1)
-    assert restarts[25] < 3.0
-
-
-def test_a_kill_when_the_budget_runs_out_never_overspends(address: str, models: Path) -> None:
-    _killed(address, models / "plain", kills=3, queries=64, seed=2)
-
-
-def _killed_workers(address: str, folder: Path, kills: int, queries: int, seed: int) -> None:
     """Kill workers at random, and every tenth time on average the supervisor, which is then started again.
 
     The figures are printed as one line of JSON, which `pytest -s` shows.
     """
-    rng, begun, supervisors = random.Random(seed), time.monotonic(), 0
-    with _servers(1, address, folder, queries, workers=2) as (servers, keys):
+    rng, begun, supervisors = random.Random(kills + workers), time.monotonic(), 0
+    restarts = []
+    with _servers(1, address, models / "plain", queries, workers) as (servers, keys):
         (server,) = servers
         with Load(servers, keys, 8) as load:
             for number in range(kills):
-                time.sleep(rng.uniform(0.02, 0.4))
+                time.sleep(rng.uniform(0.02, 0.5))
                 if number == 1 or rng.random() < 0.1:
                     server.kill()
                     server.start()
@@ -389,12 +327,13 @@ def _killed_workers(address: str, folder: Path, kills: int, queries: int, seed: 
                     paid = {part.client: part.spent_units for part in ledger.subaccounts(account)}
                     assert received * (LIMIT // queries) <= paid.get("without-ids", 0)
                     assert account.spent_units <= LIMIT
-            server.ready()
+                restarts.append(server.ready())
             before = load.statuses[200]
             until(lambda: load.statuses[200] > before or load.statuses[403])
         assert load.statuses[200] > 0
         load.check_statuses(200, 403, 503)
     answers_paid = _check_ledger(address, load, queries)
+    assert sorted(restarts)[kills // 2] < 3.0
     figures = {
         "database": address.partition(":")[0],
         "kills_of_workers": kills - supervisors,
@@ -405,20 +344,6 @@ def _killed_workers(address: str, folder: Path, kills: int, queries: int, seed: 
         "answers_paid": answers_paid,
     }
     print(f"\n{json.dumps(figures)}")
-
-
-def test_killed_workers_and_a_killed_supervisor_cost_no_unpaid_answer(address: str, models: Path) -> None:
-    _killed_workers(address, models / "plain", kills=4, queries=100_000, seed=3)
-
-
-@pytest.mark.slow
-def test_many_killed_workers_and_supervisors_cost_no_unpaid_answer(address: str, models: Path) -> None:
-    _killed_workers(address, models / "plain", kills=KILLS, queries=1_000_000, seed=4)
-
-
-@pytest.mark.slow
-def test_killed_workers_never_overspend_when_the_budget_runs_out(address: str, models: Path) -> None:
-    _killed_workers(address, models / "plain", kills=KILLS // 4, queries=256, seed=5)
 
 
 def test_asked_to_stop_the_service_answers_what_it_has_charged(address: str, models: Path) -> None:
@@ -522,24 +447,17 @@ def test_a_full_disk_refuses_cleanly_and_is_not_ready(small_disk: Path, models: 
         _check_ledger(address, load, queries)
 
 
-def _ready_after(url: str) -> float:
-    """Wait until a service is ready; how long that took."""
-    begun = time.monotonic()
-    until(lambda: is_ready(url), 120)
-    return time.monotonic() - begun
-
-
 def test_the_command_serves_restarts_after_a_kill_and_stops_on_request(models: Path, tmp_path: Path) -> None:
     with serve_command(tmp_path / "ledger.sqlite", f"head={models / 'head'}", "--anonymous") as command:
         url, process = command.told["url"], command.process
-        _ready_after(url)
+        until(lambda: is_ready(url))
         for _ in range(2):
             question = inference(np.zeros((1, FEATURES)))
             assert httpx.post(f"{url}/v2/models/head/infer", json=question, timeout=60).status_code == 200
             (service,) = psutil.Process(process.pid).children()
             service.kill()
             service.wait(60)
-            _ready_after(url)
+            until(lambda: is_ready(url))
         process.terminate()
         assert process.wait(60) == 0
         served = [{"name": "head", "version": "1", "account": "visitors", "status": "proven"}]
@@ -548,41 +466,18 @@ def test_the_command_serves_restarts_after_a_kill_and_stops_on_request(models: P
         until(lambda: [event for event in command.events() if event != "request"] == expected)
 
 
-def _supervised(create: Callable[[Metrics], Service], opened: socket.socket, log: Path) -> None:
-    with open(log, "wb") as stream:
-        supervise(create, Listener(port=0), opened, Log(stream))
-
-
-@contextmanager
-def _supervisor(create: Callable[[Metrics], Service], tmp_path: Path) -> Iterator[tuple[Any, str]]:
-    """A supervisor in a process of its own, and its service's address."""
-    opened = Listener(port=0).open_socket()
-    process = CONTEXT.Process(target=_supervised, args=(create, opened, tmp_path / "log"))
-    process.start()
-    url = f"http://127.0.0.1:{opened.getsockname()[1]}"
-    opened.close()
-    try:
-        yield process, url
-    finally:
-        process.kill()
-        process.join()
-
-
 def test_a_supervisor_waits_for_a_ledger_that_is_down_when_its_service_dies(
     models: Path, tmp_path: Path
 ) -> None:
     place = tmp_path / "ledger.sqlite"
-    create = partial(_create_service, f"sqlite:///{place}", models / "plain", 10, None)
-    with _supervisor(create, tmp_path) as (process, url):
-        _ready_after(url)
+    with _servers(1, f"sqlite:///{place}", models / "plain", 10) as ((server,), _):
         place.rename(tmp_path / "away")
         place.mkdir()
-        (service,) = psutil.Process(process.pid).children()
-        service.kill()
-        until(lambda: (tmp_path / "log").read_text().count("died") > 4)
+        server.kill_worker(random.Random(0))
+        until(lambda: server.log.read_text().count("died") > 4)
         place.rmdir()
         (tmp_path / "away").rename(place)
-        _ready_after(url)
+        server.ready()
 
 
 def test_the_model_folder_is_unchanged(models: Path) -> None:
