@@ -15,7 +15,7 @@ from scipy import stats
 from quietmax.accounting import GaussianCost, PureCost
 from quietmax.mechanisms import GaussianScores, NoisyMax, SampledNeuron
 from quietmax.mechanisms import base as noisy_max_module
-from quietmax.mechanisms.base import onto_simplex
+from quietmax.mechanisms.base import _onto_simplex
 from quietmax.models.training import softmax
 from quietmax.noise import EXACT, SeededNoise
 from tests.mechanisms.made_up import bounds, neighbours, spied
@@ -82,7 +82,7 @@ def test_permute_and_flip_is_right_at_least_as_often_as_the_exponential_mechanis
 )
 def test_projection_gives_the_nearest_probabilities(rows, classes, scale, seed) -> None:
     points = np.random.default_rng(seed).normal(0, scale, (rows, classes))
-    projected = onto_simplex(points)
+    projected = _onto_simplex(points)
     np.testing.assert_allclose(projected.sum(1), 1.0, atol=1e-9 * max(scale, 1))
     assert (projected >= 0).all()
     # Optimality: no feasible direction towards a vertex comes closer.
@@ -136,8 +136,8 @@ def test_votes_are_projected_and_logits_go_through_the_softmax() -> None:
 
 def test_probabilities_are_left_as_they_are_by_the_projection() -> None:
     points = np.array([[0.2, 0.3, 0.5], [1.0, 0.0, 0.0], [0.5, 0.5, 0.0]])
-    np.testing.assert_allclose(onto_simplex(points), points, atol=1e-15)
-    np.testing.assert_allclose(onto_simplex(points + 4.0), points, atol=1e-15)
+    np.testing.assert_allclose(_onto_simplex(points), points, atol=1e-15)
+    np.testing.assert_allclose(_onto_simplex(points + 4.0), points, atol=1e-15)
 
 
 def test_all_scores_of_a_query_are_noised_and_rounded_together(monkeypatch) -> None:

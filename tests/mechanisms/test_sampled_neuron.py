@@ -87,7 +87,7 @@ def test_noise_cannot_flip_the_chosen_label() -> None:
 
 
 def test_two_labels_that_are_equally_likely_are_told_apart_as_argmax_does(monkeypatch) -> None:
-    monkeypatch.setattr(SampledNeuron, "_noised", lambda _, odds, *__: np.zeros_like(odds))
+    monkeypatch.setattr(sampled_neuron_module, "_noised", lambda odds, *_, **__: np.zeros_like(odds))
     answers = SampledNeuron("laplace", bounds=BOUNDS, per_query=PureCost(1.0)).release(np.eye(2), EXACT)
     assert answers.labels.tolist() == answers.probabilities.argmax(1).tolist() == [0, 0]
 

@@ -101,17 +101,8 @@ class Algorithm1:
     def prepared(self, model: Classifier, per_query: Cost) -> Algorithm1:
         """Return the mechanism with the budget split and the published sensitivities filled in.
 
-        Parameters
-        ----------
-        model : Classifier
-            The model. The published sensitivities exist for a `Model` only.
-        per_query : PureCost or GaussianCost
-            The cost of one query, as the paper counts it.
-
-        Raises
-        ------
-        InvalidInput
-            If a sensitivity is None and the model is not a `Model`.
+        `per_query` is the cost of one query as the paper counts it. The published sensitivities exist for a `Model`
+        only; for any other model they must be given.
         """
         epsilon = per_query.epsilon if isinstance(per_query, PureCost) else per_query.mu
         share = budget_split(epsilon, model.classes, self.noise)
@@ -137,25 +128,13 @@ class Algorithm1:
         return chosen
 
     def cost(self, classes: int) -> Cost:
-        """Return the cost of one query: ``2*e_n`` for two classes (THEORY 2.2), otherwise what the paper claims.
-
-        Parameters
-        ----------
-        classes : int
-            The number of classes.
-        """
+        """Return the cost of one query: ``2*e_n`` for two classes (THEORY 2.2), otherwise what the paper claims."""
         sampling, neuron, _, _ = self._numbers()
         spent = 2 * neuron if classes == 2 else claimed_epsilon(sampling, neuron, classes, self.noise)
         return PureCost(spent) if self.noise == "laplace" else GaussianCost(spent)
 
     def guarantee(self, classes: int) -> Guarantee:
-        """Return a guarantee: refuted for three or more classes, conditional on a true logit bound for two.
-
-        Parameters
-        ----------
-        classes : int
-            The number of classes.
-        """
+        """Return a guarantee: refuted for three or more classes, conditional on a true logit bound for two."""
         sampling, neuron, logit, probability = self._numbers()
         parameters: dict[str, Any] = {
             "mechanism": self.name,
@@ -189,14 +168,7 @@ class Algorithm1:
         """Draw answers: lines 8 to 13 of Algorithm 1 (lines 1 to 7 are the model's forward pass).
 
         All logits are rounded to the grid of the noise. Otherwise the digits of a logit below the grid would be
-        released exactly, even for two classes.
-
-        Parameters
-        ----------
-        logits : ndarray of shape (..., classes)
-            The logits of the queries.
-        source : NoiseSource
-            Where the noise comes from.
+        released exactly, even for two classes. The logits have shape (..., classes).
         """
         epsilon_sampling, epsilon_neuron, logit_sensitivity, probability_sensitivity = self._numbers()
         values = np.asarray(logits, dtype=np.float64)

@@ -83,47 +83,19 @@ class Mechanism(Protocol):
         ...
 
     def prepared(self, model: Classifier, per_query: Cost) -> Mechanism:
-        """Return the mechanism with every open parameter set.
-
-        Parameters
-        ----------
-        model : Classifier
-            The model whose scores will be released.
-        per_query : PureCost or GaussianCost
-            The largest cost of one query.
-        """
+        """Return the mechanism with every open parameter set for a model and the largest cost of one query."""
         ...
 
     def cost(self, classes: int) -> Cost:
-        """Return the cost of one query.
-
-        Parameters
-        ----------
-        classes : int
-            The number of classes.
-        """
+        """Return the cost of one query."""
         ...
 
     def guarantee(self, classes: int) -> Guarantee:
-        """Return what is claimed of one query's answer.
-
-        Parameters
-        ----------
-        classes : int
-            The number of classes.
-        """
+        """Return what is claimed of one query's answer."""
         ...
 
     def release(self, scores: Floats, source: NoiseSource) -> Answers:
-        """Draw answers.
-
-        Parameters
-        ----------
-        scores : ndarray of shape (queries, classes)
-            The scores of the queries.
-        source : NoiseSource
-            Where the noise comes from.
-        """
+        """Draw answers for scores of shape (queries, classes)."""
         ...
 
 
@@ -179,21 +151,8 @@ class Answerer:
     ) -> Answerer:
         """Prepare a mechanism so that one answer costs the budget's share per query.
 
-        Parameters
-        ----------
-        model : Classifier
-            The model to answer with.
-        mechanism : Mechanism
-            A mechanism that may have open parameters.
-        budget : Budget
-            The total and the number of queries that share it; one query if the budget states no number.
-        noise : NoiseSource
-            Where the mechanism draws its noise from.
-
-        Returns
-        -------
-        Answerer
-            It answers any number of queries; nothing is charged.
+        The mechanism may have open parameters. A budget without a number of queries is for one query. The result
+        answers any number of queries; nothing is charged.
         """
         one = per_query(budget, mechanism.measure, mechanism.analysis)
         return cls(model, mechanism.prepared(model, one), noise)
@@ -206,11 +165,6 @@ class Answerer:
     def scores(self, features: NDArray[np.float32]) -> Floats:
         """Return the scores that the mechanism sees, shape (queries, classes); all are finite.
 
-        Parameters
-        ----------
-        features : ndarray of shape (queries, features)
-            Rows of features, before the public feature map.
-
         Raises
         ------
         InvalidInput
@@ -220,26 +174,14 @@ class Answerer:
         scores = self.model.scores(mapped)
         if self.non_finite == "undecided":
             scores = np.where(np.isfinite(scores).all(axis=1, keepdims=True), scores, 0.0)
-        return checked_scores(scores)
+        return _checked_scores(scores)
 
     def release(self, scores: Floats) -> Answers:
-        """Draw answers for scores.
-
-        Parameters
-        ----------
-        scores : ndarray of shape (queries, classes)
-            What `scores` returned.
-        """
+        """Draw answers for what `scores` returned."""
         return self.mechanism.release(scores, self.noise)
 
     def answer(self, features: NDArray[np.float32]) -> Answers:
-        """Draw an answer for each row of features.
-
-        Parameters
-        ----------
-        features : ndarray of shape (queries, features)
-            Rows of features, before the public feature map.
-        """
+        """Draw an answer for each row of features."""
         return self.release(self.scores(features))
 
 
@@ -283,7 +225,7 @@ def releases_probabilities(mechanism: Mechanism, classes: int) -> bool:
     return mechanism.release(np.zeros((1, classes)), EXACT).probabilities is not None
 
 
-def checked_scores(scores: Floats) -> Floats:
+def _checked_scores(scores: Floats) -> Floats:
     """Return scores as float64 of shape (queries, classes), all finite."""
     values = np.asarray(scores, dtype=np.float64)
     if values.ndim != 2 or values.shape[1] < 2:
@@ -349,6 +291,11 @@ class ProvenMechanism:
         """Return the cost per query; it does not depend on the number of classes."""
         return self._ready()[1]
 
+    @property
+    def _noise(self) -> Noise | None:
+        """The noise that the mechanism adds to scores; its cost must be in the measure of that noise."""
+        return None
+
     def _guarantee(self, because: str, parameters: Mapping[str, Any]) -> Guarantee:
         """Return a proven guarantee if the model certifies the bounds, else one that is conditional on them."""
         bounds, cost = self._ready()
@@ -371,10 +318,15 @@ class ProvenMechanism:
         )
 
     def _ready(self) -> tuple[ScoreBounds, Cost]:
-        """Return bounds and cost; subclasses also check the measure of the cost."""
+        """Return bounds and cost."""
         if self.bounds is None or self.per_query is None:
             raise InvalidInput(
                 f"{type(self).__name__} cannot release: bounds and per_query must be set. A Predictor sets them."
+            )
+        wanted = {"laplace": PureCost, "gaussian": GaussianCost}.get(self._noise or "none")
+        if wanted is not None and not isinstance(self.per_query, wanted):
+            raise InvalidInput(
+                f"per_query must be a {wanted.__name__} for {self._noise} noise, got a {type(self.per_query).__name__}."
             )
         return self.bounds, self.per_query
 
@@ -409,6 +361,28 @@ def selection_epsilon(cost: Cost, selection: Selection) -> float:
     while convert(epsilon) > cost.mu:
         epsilon *= 1 - 2**-50
     return epsilon
+
+
+def _noised(
+    values: Floats, cost: Cost, sensitivity: float, source: NoiseSource, *, coordinates: int
+) -> Floats:
+    """Add the noise that a cost pays for: Laplace noise for a pure cost, Gaussian noise for a Gaussian one."""
+    if isinstance(cost, PureCost):
+        return release_laplace(
+            values, sensitivity=sensitivity, epsilon=cost.epsilon, source=source, coordinates=coordinates
+        ).values
+    return release_gaussian(
+        values, sensitivity=sensitivity, mu=cost.mu, source=source, coordinates=coordinates
+    ).values
+
+
+def _chosen(
+    scores: Floats, cost: Cost, selection: Selection, spread: float, source: NoiseSource
+) -> NDArray[np.int64]:
+    """Choose a label of each row by its scores, of which no difference moves further than the spread."""
+    pick = choose if selection == "exponential" else permute_and_flip
+    epsilon = selection_epsilon(cost, selection)
+    return pick(scores, epsilon=epsilon, range_sensitivity=spread, source=source).index
 
 
 @dataclass(frozen=True)
@@ -467,64 +441,31 @@ class NoisyMax(ProvenMechanism):
         """`count_in`; by default Gaussian for Gaussian noise and pure for a choice."""
         return self.count_in or ("gaussian" if self.method == "gaussian" else "pure")
 
+    @property
+    def _noise(self) -> Noise | None:
+        return "gaussian" if self.method == "gaussian" else None
+
     def guarantee(self, classes: int) -> Guarantee:
-        """Return a proven guarantee if the model certifies the bounds, else a conditional one.
-
-        Parameters
-        ----------
-        classes : int
-            The number of classes.
-        """
-        parameters: dict[str, Any] = {
-            "mechanism": self.name,
-            "method": self.method,
-            "classes": classes,
-            "releases": "label",
+        """Return a proven guarantee if the model certifies the bounds, else a conditional one."""
+        spread = "on the scores, whose differences move by at most the spread (THEORY 3.3)."
+        because = {
+            "gaussian": "Gaussian mechanism on all scores, then post-processing (THEORY 3.4).",
+            "exponential": f"Exponential mechanism {spread}",
+            "permute-and-flip": f"Permute-and-flip {spread}",
         }
-        if self.method == "gaussian":
-            because = "Gaussian mechanism on all scores, then post-processing (THEORY 3.4)."
-        elif self.method == "exponential":
-            because = "Exponential mechanism on the scores, whose differences move by at most the spread (THEORY 3.3)."
-        else:
-            because = (
-                "Permute-and-flip on the scores, whose differences move by at most the spread (THEORY 3.3)."
-            )
-        return self._guarantee(because, parameters)
-
-    def release(self, scores: Floats, source: NoiseSource) -> Answers:
-        """Draw labels.
-
-        Parameters
-        ----------
-        scores : ndarray of shape (queries, classes)
-            The scores of the queries.
-        source : NoiseSource
-            Where the noise comes from.
-        """
-        bounds, cost = self._ready()
-        values = checked_scores(scores)
-        if self.method == "gaussian":
-            assert isinstance(cost, GaussianCost)
-            noisy = release_gaussian(
-                values,
-                sensitivity=bounds.vector.value,
-                mu=cost.mu,
-                source=source,
-                coordinates=values.shape[1],
-            )
-            return Answers(noisy.values.argmax(-1), None)
-        pick = choose if self.method == "exponential" else permute_and_flip
-        epsilon = selection_epsilon(cost, self.method)
-        return Answers(
-            pick(values, epsilon=epsilon, range_sensitivity=bounds.spread, source=source).index, None
+        return self._guarantee(
+            because[self.method],
+            {"mechanism": self.name, "method": self.method, "classes": classes, "releases": "label"},
         )
 
-    def _ready(self) -> tuple[ScoreBounds, Cost]:
-        """Return bounds and cost; Gaussian noise requires a Gaussian cost."""
-        bounds, cost = super()._ready()
-        if self.method == "gaussian" and not isinstance(cost, GaussianCost):
-            raise InvalidInput("per_query must be a GaussianCost for Gaussian noise, got a PureCost.")
-        return bounds, cost
+    def release(self, scores: Floats, source: NoiseSource) -> Answers:
+        """Draw labels."""
+        bounds, cost = self._ready()
+        values = _checked_scores(scores)
+        if self.method == "gaussian":
+            noisy = _noised(values, cost, bounds.vector.value, source, coordinates=values.shape[1])
+            return Answers(noisy.argmax(-1), None)
+        return Answers(_chosen(values, cost, self.method, bounds.spread, source), None)
 
 
 @dataclass(frozen=True)
@@ -565,46 +506,27 @@ class GaussianScores(ProvenMechanism):
         """``"gaussian"``."""
         return "gaussian"
 
-    def guarantee(self, classes: int) -> Guarantee:
-        """Return a proven guarantee if the model certifies the bounds, else a conditional one.
+    @property
+    def _noise(self) -> Noise:
+        return "gaussian"
 
-        Parameters
-        ----------
-        classes : int
-            The number of classes.
-        """
+    def guarantee(self, classes: int) -> Guarantee:
+        """Return a proven guarantee if the model certifies the bounds, else a conditional one."""
         return self._guarantee(
             "Gaussian mechanism on all scores, then post-processing (THEORY 3.4).",
             {"mechanism": self.name, "classes": classes, "releases": "probabilities"},
         )
 
     def release(self, scores: Floats, source: NoiseSource) -> Answers:
-        """Draw probabilities.
-
-        Parameters
-        ----------
-        scores : ndarray of shape (queries, classes)
-            The scores of the queries.
-        source : NoiseSource
-            Where the noise comes from.
-        """
+        """Draw probabilities."""
         bounds, cost = self._ready()
-        values = checked_scores(scores)
-        noisy = release_gaussian(
-            values, sensitivity=bounds.vector.value, mu=cost.mu, source=source, coordinates=values.shape[1]
-        ).values
-        probabilities = softmax(noisy) if self.votes is None else onto_simplex(noisy / self.votes)
+        values = _checked_scores(scores)
+        noisy = _noised(values, cost, bounds.vector.value, source, coordinates=values.shape[1])
+        probabilities = softmax(noisy) if self.votes is None else _onto_simplex(noisy / self.votes)
         return Answers(noisy.argmax(-1), probabilities)
 
-    def _ready(self) -> tuple[ScoreBounds, GaussianCost]:
-        """Return bounds and cost, which must be Gaussian."""
-        bounds, cost = super()._ready()
-        if not isinstance(cost, GaussianCost):
-            raise InvalidInput("per_query must be a GaussianCost for Gaussian noise, got a PureCost.")
-        return bounds, cost
 
-
-def onto_simplex(points: Floats) -> Floats:
+def _onto_simplex(points: Floats) -> Floats:
     """Return the nearest probability vectors in L2 (Held, Wolfe and Crowder 1974)."""
     ordered = -np.sort(-points, axis=1)
     excess = np.cumsum(ordered, axis=1) - 1
@@ -676,14 +598,12 @@ class SampledNeuron(ProvenMechanism):
         """Pure for Laplace noise, Gaussian for Gaussian noise."""
         return "pure" if self.noise == "laplace" else "gaussian"
 
-    def guarantee(self, classes: int) -> Guarantee:
-        """Return a proven guarantee if the model certifies the bounds, else a conditional one.
+    @property
+    def _noise(self) -> Noise:
+        return self.noise
 
-        Parameters
-        ----------
-        classes : int
-            The number of classes.
-        """
+    def guarantee(self, classes: int) -> Guarantee:
+        """Return a proven guarantee if the model certifies the bounds, else a conditional one."""
         parameters: dict[str, Any] = {
             "mechanism": self.name,
             "noise": self.noise,
@@ -699,51 +619,31 @@ class SampledNeuron(ProvenMechanism):
         )
 
     def release(self, scores: Floats, source: NoiseSource) -> Answers:
-        """Draw labels and probabilities.
-
-        Parameters
-        ----------
-        scores : ndarray of shape (queries, classes)
-            The logits of the queries.
-        source : NoiseSource
-            Where the noise comes from.
-        """
+        """Draw labels and probabilities."""
         bounds, cost = self._ready()
         # The slack covers the rounding of differences in float64, given that no logit exceeds 2^24 spreads.
         spread = bounds.spread * (1 + 2**-20)
-        logits = np.clip(checked_scores(scores), -bounds.spread * 2**24, bounds.spread * 2**24)
+        logits = np.clip(_checked_scores(scores), -bounds.spread * 2**24, bounds.spread * 2**24)
         queries, classes = logits.shape
         if classes == 2:
-            odds = self._noised(logits[:, 1] - logits[:, 0], cost, spread, source)
+            odds = _noised(logits[:, 1] - logits[:, 0], cost, spread, source, coordinates=1)
             second = expit(odds)
             return Answers((odds > 0).astype(np.int64), np.stack([1 - second, second], axis=1))
         for_choice, for_odds = self._shares(cost)
-        pick = choose if self.selection == "exponential" else permute_and_flip
-        epsilon = selection_epsilon(for_choice, self.selection)
-        chosen = pick(logits, epsilon=epsilon, range_sensitivity=spread, source=source).index
+        chosen = _chosen(logits, for_choice, self.selection, spread, source)
         query = np.arange(queries)
         others = logits.copy()
         others[query, chosen] = -np.inf
         # The logarithm of a sum of exponentials is off by a few units of 2^-53 per class, however small the spread is.
         rounding = (classes + 8) * 2.0**-49
         odds = logits[query, chosen] - logsumexp(others, axis=1)
-        odds = self._noised(odds, for_odds, spread + rounding, source)
+        odds = _noised(odds, for_odds, spread + rounding, source, coordinates=1)
         # Post-processing: the chosen label gets at least 1/C, so noise cannot flip it; the others share the rest.
         winning = np.maximum(expit(odds), 1 / classes)
         each_other = np.minimum((1 - winning) / (classes - 1), winning)
         probabilities = np.repeat(each_other[:, None], classes, axis=1)
         probabilities[query, chosen] = winning
         return Answers(chosen, probabilities)
-
-    def _noised(self, odds: Floats, cost: Cost, sensitivity: float, source: NoiseSource) -> Floats:
-        """Add Laplace or Gaussian noise to the log-odds."""
-        if isinstance(cost, PureCost):
-            return release_laplace(
-                odds, sensitivity=sensitivity, epsilon=cost.epsilon, source=source, coordinates=1
-            ).values
-        return release_gaussian(
-            odds, sensitivity=sensitivity, mu=cost.mu, source=source, coordinates=1
-        ).values
 
     def _shares(self, cost: Cost) -> tuple[Cost, Cost]:
         """Divide the cost (epsilon, or mu^2) into two parts that add up to no more than it."""
@@ -754,13 +654,3 @@ class SampledNeuron(ProvenMechanism):
         else:
             first = GaussianCost(math.sqrt(share) * cost.mu)
         return first, cost_of(cost.measure, cost.amount - first.amount, up=False)
-
-    def _ready(self) -> tuple[ScoreBounds, Cost]:
-        """Return bounds and cost, which must be in the measure of the noise."""
-        bounds, cost = super()._ready()
-        wanted = PureCost if self.noise == "laplace" else GaussianCost
-        if not isinstance(cost, wanted):
-            raise InvalidInput(
-                f"per_query must be a {wanted.__name__} for {self.noise} noise, got a {type(cost).__name__}."
-            )
-        return bounds, cost
