@@ -84,7 +84,7 @@ def main() -> None:
         return empirical_sensitivity_by(retrain, mapped, removals=options.removals)
 
     def bounds_of(weights: Sensitivity) -> dict[Quantity, Sensitivity]:
-        return {"weights_l2": weights, "logit": certified.logit(weights, classes=classes)}
+        return {"weights_l2": weights, "logit": certified.score_bounds(weights, classes=classes).one}
 
     plan = output_plan(size, mu)
     show(

@@ -16,7 +16,7 @@ def test_the_number_shows_when_tilting_makes_the_sensitivity_useless() -> None:
     untilted = certified.head_output(regularisation=0.01, declared_size=10_000)
     assert untilted.value == pytest.approx(0.01414, abs=1e-5)
     assert tilted.value == pytest.approx(42.9, abs=0.05)
-    assert certified.tilted_share(alpha=1.0, mass=10_000.0, **settings) > 0.999
+    assert tilted.because.startswith("A record's share of the tilted weight is at most 1 ")
     slight = certified.head_tilted(alpha=0.01, mass=10_000.0, **settings)
     assert slight.value == pytest.approx(0.0226, abs=5e-5)
 
@@ -34,12 +34,12 @@ def test_tolerance_and_rounding_are_added_to_the_bounds() -> None:
 
 def test_every_certified_sensitivity_says_that_it_is_and_where_it_comes_from() -> None:
     weights = certified.head_output(regularisation=0.1, declared_size=50)
-    bounds = certified.score_bounds(weights, classes=4, length=2.0)
+    bounds = certified.score_bounds(weights, classes=4)
     for entry in (weights, bounds.one, bounds.vector, certified.head_gradient(1.0)):
         assert entry.basis == "certified"
         assert "THEORY 3" in entry.because
-    assert bounds.one.value == pytest.approx(math.sqrt(3 / 4) * 2 * weights.value, rel=1e-9)
-    assert bounds.vector.value == pytest.approx(2 * weights.value, rel=1e-9)
+    assert bounds.one.value == pytest.approx(math.sqrt(3 / 4) * weights.value, rel=1e-9)
+    assert bounds.vector.value == pytest.approx(weights.value, rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -48,13 +48,13 @@ def test_every_certified_sensitivity_says_that_it_is_and_where_it_comes_from() -
         lambda: certified.head_output(regularisation=0.0, declared_size=10),
         lambda: certified.head_output(regularisation=0.1, declared_size=0),
         lambda: certified.head_output(regularisation=0.1, declared_size=10, tolerance=-1.0),
-        lambda: certified.head_output(regularisation=0.1, declared_size=10, radius=math.inf),
+        lambda: certified.head_output(regularisation=0.1, declared_size=math.inf),
         lambda: certified.head_gradient(-0.5),
         lambda: certified.head_tilted(alpha=0.0, mass=1.0, regularisation=1.0, classes=2),
         lambda: certified.head_tilted(alpha=1.0, mass=-1.0, regularisation=1.0, classes=2),
         lambda: certified.weight_bound(1.0, 1),
-        lambda: certified.logit(Sensitivity(1.0, "published", "the paper"), classes=2),
-        lambda: certified.logits(Sensitivity(1.0, "empirical", "retraining")),
+        lambda: certified.score_bounds(Sensitivity(1.0, "published", "the paper"), classes=2),
+        lambda: certified.score_bounds(Sensitivity(1.0, "empirical", "retraining"), classes=2),
     ],
 )
 def test_constants_without_meaning_are_refused(make) -> None:

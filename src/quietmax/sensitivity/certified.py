@@ -1,9 +1,7 @@
-"""A sensitivity: how far one record can move a quantity, and what that number is based on.
+"""Sensitivities and their basis, bounds on scores, and the certified sensitivities of a linear head.
 
-Certified sensitivities of a linear head: proven upper bounds on what one record, added or removed, can move.
-
-The head is a softmax classifier with weights W (C x d) on features of length at most R. N is its declared size, a
-public constant. The cross-entropy l of one record has ``||grad l|| = ||p - e_y|| * ||f|| <= sqrt(2) R =: rho``. The
+The head is a softmax classifier with weights W (C x d) on features of length at most 1. N is its declared size, a
+public constant. The cross-entropy l of one record has ``||grad l|| = ||p - e_y|| * ||f|| <= sqrt(2) =: rho``. The
 proofs are in THEORY 3.1 and 3.2. Where a person has k rows and each counts 1/k, all bounds hold for one person as well,
 with N the declared number of persons (THEORY 3.7). All values are rounded up.
 """
@@ -141,10 +139,8 @@ def head_gradient(max_grad_norm: float, *, coordinates: int = 0, grid: float = 0
     The second term covers the rounding of every coordinate of the sum to a grid before release.
     """
     _positive(max_grad_norm=max_grad_norm)
-    value = max_grad_norm + math.sqrt(coordinates) * grid
-    return Sensitivity(
-        value * _UP, "certified", f"One record adds one gradient clipped to {max_grad_norm:g} (THEORY 3.1)."
-    )
+    because = f"One record adds one gradient clipped to {max_grad_norm:g} (THEORY 3.1)."
+    return _certified(max_grad_norm + math.sqrt(coordinates) * grid, because)
 
 
 def head_moments(*, features: int, grid: float = 0.0) -> Sensitivity:
@@ -154,113 +150,71 @@ def head_moments(*, features: int, grid: float = 0.0) -> Sensitivity:
     has k rows, each adds ``f f^T / k``, and the bound holds for all of them together (THEORY 3.7, 3.10).
     """
     _positive(features=features)
-    return Sensitivity(
-        (1.0 + features * grid) * _UP,
-        "certified",
-        "A row of length at most 1 adds a matrix of norm at most 1 (THEORY 3.10).",
-    )
+    because = "A row of length at most 1 adds a matrix of norm at most 1 (THEORY 3.10)."
+    return _certified(1.0 + features * grid, because)
 
 
-def head_output(
-    *, regularisation: float, declared_size: float, radius: float = 1.0, tolerance: float = 0.0
-) -> Sensitivity:
+def head_output(*, regularisation: float, declared_size: float, tolerance: float = 0.0) -> Sensitivity:
     """Bound the minimiser of ``(1/N) sum_i l_i(W) + (lam/2) ||W||^2`` in Frobenius norm.
 
-    The bound is ``sqrt(2) R / (lam N) + 2 tolerance / lam``: at the minimiser without record i, the gradient of the
+    The bound is ``sqrt(2) / (lam N) + 2 tolerance / lam``: at the minimiser without record i, the gradient of the
     objective with it is ``grad l_i / N``, and the objective is lam-strongly convex (THEORY 3.1).
     """
-    _positive(regularisation=regularisation, declared_size=declared_size, radius=radius)
-    _nonnegative(tolerance=tolerance)
-    value = (math.sqrt(2) * radius / declared_size + 2 * tolerance) / regularisation
-    return Sensitivity(
-        value * _UP,
-        "certified",
-        "The regularised mean cross-entropy is strongly convex and Lipschitz (THEORY 3.1).",
-    )
+    _positive(regularisation=regularisation, declared_size=declared_size)
+    _not_negative(tolerance)
+    value = (math.sqrt(2) / declared_size + 2 * tolerance) / regularisation
+    because = "The regularised mean cross-entropy is strongly convex and Lipschitz (THEORY 3.1)."
+    return _certified(value, because)
 
 
-def tilted_share(
-    *, alpha: float, mass: float, regularisation: float, classes: int, radius: float = 1.0
-) -> float:
-    """Bound the share of the tilted weight that one record can have, at any minimiser.
+def head_tilted(
+    *, alpha: float, mass: float, regularisation: float, classes: int, tolerance: float = 0.0
+) -> Sensitivity:
+    """Bound the minimiser of ``(1/a) ln(M + sum_i exp(a l_i)) + (lam/2) ||W||^2`` in Frobenius norm.
 
-    The bound is ``e^(aB) / (M + e^(aB))``, where ``B = ln C + sqrt(2) R w`` bounds a record's loss and w is
-    `weight_bound`. If it is close to 1, one record can weigh as much as all others together and the certified
-    sensitivity is useless.
+    The bound is ``min(pi (rho / lam + w), 2 w) + 2 tolerance / lam``, where w is `weight_bound` and pi the largest
+    share of the tilted weight that one record can have: ``e^(aB) / (M + e^(aB))``, where ``B = ln C + sqrt(2) w``
+    bounds a record's loss. If pi is close to 1, one record can weigh as much as all others together and the bound is
+    useless. THEORY 3.2 states it with ``2 rho / lam``, which is no smaller since ``lam w <= rho``.
     """
     _positive(alpha=alpha, mass=mass)
-    largest_loss = math.log(classes) + math.sqrt(2) * radius * weight_bound(regularisation, classes, radius)
-    return 1.0 / (1.0 + math.exp(math.log(mass) - alpha * largest_loss))
+    _not_negative(tolerance)
+    bound = weight_bound(regularisation, classes)
+    largest_loss = math.log(classes) + math.sqrt(2) * bound
+    share = 1.0 / (1.0 + math.exp(math.log(mass) - alpha * largest_loss))
+    moved = min(share * (math.sqrt(2) / regularisation + bound), 2 * bound)
+    because = f"A record's share of the tilted weight is at most {share:.3g} (THEORY 3.2)."
+    return _certified(moved + 2 * tolerance / regularisation, because)
 
 
-def weight_bound(regularisation: float, classes: int, radius: float = 1.0) -> float:
-    """Bound the length of a minimiser of the tilted objective: ``min(sqrt(2 ln(C) / lam), sqrt(2) R / lam)``.
+def weight_bound(regularisation: float, classes: int) -> float:
+    """Bound the length of a minimiser of the tilted objective: ``min(sqrt(2 ln(C) / lam), sqrt(2) / lam)``.
 
     The objective at the minimiser is at most that at 0, where every loss is ln C. At the minimiser, ``-lam W`` is a
     sum of gradients with weights that add up to less than 1.
     """
-    _positive(regularisation=regularisation, radius=radius)
+    _positive(regularisation=regularisation)
     if classes < 2:
         raise InvalidInput(f"classes must be at least 2, got {classes}.")
-    return min(math.sqrt(2 * math.log(classes) / regularisation), math.sqrt(2) * radius / regularisation)
+    return min(math.sqrt(2 * math.log(classes) / regularisation), math.sqrt(2) / regularisation)
 
 
-def head_tilted(
-    *,
-    alpha: float,
-    mass: float,
-    regularisation: float,
-    classes: int,
-    radius: float = 1.0,
-    tolerance: float = 0.0,
-) -> Sensitivity:
-    """Bound the minimiser of ``(1/a) ln(M + sum_i exp(a l_i)) + (lam/2) ||W||^2`` in Frobenius norm.
-
-    The bound is ``min(pi (rho / lam + w), 2 w) + 2 tolerance / lam``, where pi is `tilted_share` and w is
-    `weight_bound`. THEORY 3.2 states it with ``2 rho / lam``, which is no smaller since ``lam w <= rho``.
-    """
-    share = tilted_share(
-        alpha=alpha, mass=mass, regularisation=regularisation, classes=classes, radius=radius
-    )
-    _nonnegative(tolerance=tolerance)
-    bound = weight_bound(regularisation, classes, radius)
-    value = (
-        min(share * (math.sqrt(2) * radius / regularisation + bound), 2 * bound)
-        + 2 * tolerance / regularisation
-    )
-    return Sensitivity(
-        value * _UP,
-        "certified",
-        f"A record's share of the tilted weight is at most {share:.3g} (THEORY 3.2).",
-    )
-
-
-def logit(weights: Sensitivity, *, classes: int, length: float = 1.0) -> Sensitivity:
-    """Bound one logit ``W_c . f`` with ``||f|| <= length``: ``sqrt((C-1)/C) * D * length``.
+def score_bounds(weights: Sensitivity, *, classes: int, unit: Unit = "record") -> ScoreBounds:
+    """Bound the logits ``W f`` with ``||f|| <= 1``: one by ``sqrt((C-1)/C) * D``, all together in L2 by ``D``.
 
     The rows of a minimiser sum to zero, so a change of one row by t moves the others by at least ``t / sqrt(C-1)``
     together.
     """
-    _certified(weights)
-    _positive(length=length)
-    value = math.sqrt((classes - 1) / classes) * weights.value * length
-    return Sensitivity(
-        value * _UP, "certified", f"{weights.because} Rows of weights sum to zero (THEORY 3.1)."
-    )
+    if weights.basis != "certified":
+        raise InvalidInput(f"The sensitivity of the weights must be certified, got basis {weights.basis!r}.")
+    because = f"{weights.because} Rows of weights sum to zero (THEORY 3.1)."
+    one = _certified(math.sqrt((classes - 1) / classes) * weights.value, because)
+    return ScoreBounds(one, _certified(weights.value, weights.because), unit)
 
 
-def logits(weights: Sensitivity, *, length: float = 1.0) -> Sensitivity:
-    """Bound the vector of all logits ``W f`` in L2, with ``||f|| <= length``: ``D * length``."""
-    _certified(weights)
-    _positive(length=length)
-    return Sensitivity(weights.value * length * _UP, "certified", weights.because)
-
-
-def score_bounds(
-    weights: Sensitivity, *, classes: int, length: float = 1.0, unit: Unit = "record"
-) -> ScoreBounds:
-    """Return both bounds in the form that the per-query mechanisms take."""
-    return ScoreBounds(logit(weights, classes=classes, length=length), logits(weights, length=length), unit)
+def _certified(value: float, because: str) -> Sensitivity:
+    """Return a certified sensitivity, rounded up."""
+    return Sensitivity(value * _UP, "certified", because)
 
 
 def _positive(**values: float) -> None:
@@ -270,14 +224,7 @@ def _positive(**values: float) -> None:
             raise InvalidInput(f"{name} must be a finite number above 0, got {value}.")
 
 
-def _nonnegative(**values: float) -> None:
-    """Raise `InvalidInput` unless every value is a number from 0 up."""
-    for name, value in values.items():
-        if not 0.0 <= value < math.inf:
-            raise InvalidInput(f"{name} must be a finite number of at least 0, got {value}.")
-
-
-def _certified(weights: Sensitivity) -> None:
-    """Raise `InvalidInput` unless the sensitivity is certified."""
-    if weights.basis != "certified":
-        raise InvalidInput(f"The sensitivity of the weights must be certified, got basis {weights.basis!r}.")
+def _not_negative(tolerance: float) -> None:
+    """Raise `InvalidInput` unless the tolerance is a number from 0 up."""
+    if not 0.0 <= tolerance < math.inf:
+        raise InvalidInput(f"tolerance must be a finite number of at least 0, got {tolerance}.")

@@ -113,7 +113,7 @@ def published_sensitivity(
     if records is not None:
         if maxima is not None:
             raise InvalidInput("Only one of records and maxima may be given, got both.")
-        maxima = measured_maxima(model, records)
+        maxima = _measured_maxima(model, records)
     return published_sensitivity_for(
         model.features,
         model.settings.hidden,
@@ -194,7 +194,7 @@ def published_sensitivity_for(
     )
 
 
-def measured_maxima(model: Model, records: NDArray[np.floating]) -> list[float]:
+def _measured_maxima(model: Model, records: NDArray[np.floating]) -> list[float]:
     """Measure the largest absolute value of any neuron, layer by layer.
 
     The result depends on the records, and so does a noise scale that is computed from it (THEORY 2.6).
@@ -223,7 +223,7 @@ CONDITIONS = (
 )
 """All conditions in the order of Table 1; the last is not in it, but the proofs that need it take it for granted."""
 
-NEGLIGIBLE = 0.01
+_NEGLIGIBLE = 0.01
 """Share of a bound that the distance to the minimiser may add: a gradient g of the objective adds up to 2 |g|/lam."""
 
 _ROWS_AT_ONCE = 2048
@@ -248,13 +248,8 @@ class UpperBound:
 
     work: str  # Whose bound it is
     formula: str  # The bound as a formula
-    sensitivity: Sensitivity  # Its value, with basis "published"
+    value: float
     conditions: tuple[Condition, ...]
-
-    @property
-    def value(self) -> float:
-        """The number."""
-        return self.sensitivity.value
 
     @property
     def applies(self) -> bool | None:
@@ -264,13 +259,8 @@ class UpperBound:
 
     def to_json(self) -> dict[str, Any]:
         """Return the bound, its conditions and whether it applies."""
-        return {
-            "work": self.work,
-            "formula": self.formula,
-            "value": self.value,
-            "applies": self.applies,
-            "conditions": [asdict(condition) for condition in self.conditions],
-        }
+        stated = {"work": self.work, "formula": self.formula, "value": self.value, "applies": self.applies}
+        return {**stated, "conditions": [asdict(condition) for condition in self.conditions]}
 
 
 @dataclass(frozen=True)
@@ -282,17 +272,6 @@ class MeasuredFacts:
     loss_at_mean: float
     gradient: float
     objective_gradient: float  # Norm of the gradient of the whole objective, which is 0 at a minimiser
-
-
-def upper_bounds(model: Model, records: Records) -> tuple[UpperBound, ...]:
-    """Compute the bounds of Table 1 for a trained model, and check their conditions on it."""
-    return upper_bounds_for(
-        model.features,
-        model.classes,
-        model.records,
-        settings=model.settings,
-        facts=measured_facts(model, records),
-    )
 
 
 def upper_bounds_for(
@@ -329,24 +308,17 @@ def upper_bounds_for(
     implied = (_lipschitz(rho, facts), _minimiser(tight, lam, facts))
     data = (_normalised(norm, facts), _binary(classes))
 
-    def bound(work: str, formula: str, number: float, *conditions: Condition) -> UpperBound:
-        because = f"{work}'s {formula}, as the paper's Table 1 states it."
-        return UpperBound(work, formula, Sensitivity(number, "published", because), conditions)
-
     return (
-        bound("Chaudhuri et al.", "2 rho/(lam n)", tight, convex, *data, *implied),
-        bound("Chaudhuri et al.", "C ||x|| rho/(lam n)", general, convex, *implied),
-        bound("Wu et al.", "2 rho/(lam n)", tight, convex, smooth, _step("decreasing"), implied[0]),
-        bound(
+        UpperBound("Chaudhuri et al.", "2 rho/(lam n)", tight, (convex, *data, *implied)),
+        UpperBound("Chaudhuri et al.", "C ||x|| rho/(lam n)", general, (convex, *implied)),
+        UpperBound("Wu et al.", "2 rho/(lam n)", tight, (convex, smooth, _step("decreasing"), implied[0])),
+        UpperBound(
             "Wu et al.",
             "2 eta rho/(1 - (1 - eta lam)^n)",
             constant,
-            convex,
-            smooth,
-            _step("constant"),
-            implied[0],
+            (convex, smooth, _step("constant"), implied[0]),
         ),
-        bound("this paper", "2 rho/(lam n)", tight, convex, *implied),
+        UpperBound("this paper", "2 rho/(lam n)", tight, (convex, *implied)),
     )
 
 
@@ -406,7 +378,7 @@ def _minimiser(bound: float, lam: float, facts: MeasuredFacts | None) -> Conditi
     because = (
         f"the objective's gradient has norm {facts.objective_gradient:.2g}, which adds up to {added:.3g}"
     )
-    return Condition(name, added <= NEGLIGIBLE * bound, because)
+    return Condition(name, added <= _NEGLIGIBLE * bound, because)
 
 
 def _base(loss: Loss) -> CrossEntropy | Quadratic:
@@ -423,13 +395,13 @@ def measured_facts(model: Model, records: Records) -> MeasuredFacts:
     return MeasuredFacts(
         norm=float(features.norm(dim=1).max()),
         loss=objective,
-        loss_at_mean=float(value(loss, mean_of_equivalent(network).logits(features), labels)),
-        gradient=float(record_gradient_norms(network, _base(loss), features, labels).max()),
+        loss_at_mean=float(value(loss, _mean_of_equivalent(network).logits(features), labels)),
+        gradient=float(_record_gradient_norms(network, _base(loss), features, labels).max()),
         objective_gradient=gradient,
     )
 
 
-def mean_of_equivalent(network: MLP) -> MLP:
+def _mean_of_equivalent(network: MLP) -> MLP:
     """Return the mean of all networks that differ from a network only in the order of neurons in each hidden layer."""
     last = len(network.kernels) - 1
     kernels, biases = [], []
@@ -446,7 +418,7 @@ def mean_of_equivalent(network: MLP) -> MLP:
     return replace(network, kernels=tuple(kernels), biases=tuple(biases))
 
 
-def record_gradient_norms(
+def _record_gradient_norms(
     network: MLP, base: CrossEntropy | Quadratic, features: Tensor, labels: Tensor
 ) -> NDArray[np.float64]:
     """Return the norm of the gradient of each record's own loss in the kernels, without biases as in the paper.
@@ -506,8 +478,8 @@ Rows = NDArray[np.int64]
 Kind = Literal["mislabelled", "extreme", "ordinary"]
 Quantity = Literal["weight", "weights_l2", "logit"]
 
-KINDS: tuple[Kind, ...] = ("mislabelled", "extreme", "ordinary")
-QUANTITIES: tuple[Quantity, ...] = ("weight", "weights_l2", "logit")
+_KINDS: tuple[Kind, ...] = ("mislabelled", "extreme", "ordinary")
+_QUANTITIES: tuple[Quantity, ...] = ("weight", "weights_l2", "logit")
 
 
 @dataclass(frozen=True)
@@ -588,25 +560,14 @@ class EmpiricalSensitivity:
     def against(
         self, bounds: PublishedSensitivity | Mapping[Quantity, Sensitivity]
     ) -> tuple[BoundCheck, ...]:
-        """Compare the largest changes with bounds.
-
-        Parameters
-        ----------
-        bounds : PublishedSensitivity or Mapping
-            The paper's formulas, or bounds by quantity.
-
-        Returns
-        -------
-        tuple of BoundCheck
-            One check for each quantity that has a bound.
-        """
+        """Compare the largest changes with the paper's formulas, or with each bound that a mapping holds."""
         if isinstance(bounds, PublishedSensitivity):
             bounds = {"weight": bounds.weight, "weights_l2": bounds.weights_l2, "logit": bounds.logit}
         return tuple(
             BoundCheck(
                 quantity, self._largest(quantity).value, bounds[quantity].value, bounds[quantity].basis
             )
-            for quantity in QUANTITIES
+            for quantity in _QUANTITIES
             if quantity in bounds
         )
 
@@ -616,7 +577,7 @@ class EmpiricalSensitivity:
             "unit": self.unit,
             "records": self.records,
             "queries": self.queries,
-            **{quantity: self._largest(quantity).value for quantity in QUANTITIES},
+            **{quantity: self._largest(quantity).value for quantity in _QUANTITIES},
             "removals": [asdict(removal) for removal in self.removals],
         }
 
@@ -633,7 +594,7 @@ def empirical_sensitivity(
     records: Records,
     *,
     removals: int = 6,
-    kinds: Sequence[Kind] = KINDS,
+    kinds: Sequence[Kind] = _KINDS,
     queries: NDArray[np.floating] | None = None,
     settings: TrainingSettings | None = None,
     seed: int = 0,
@@ -700,7 +661,7 @@ def empirical_sensitivity_by(
     records: Records,
     *,
     removals: int = 6,
-    kinds: Sequence[Kind] = KINDS,
+    kinds: Sequence[Kind] = _KINDS,
     seed: int = 0,
 ) -> EmpiricalSensitivity:
     """Measure the sensitivity of any deterministic training by retraining without single units."""
@@ -710,7 +671,7 @@ def empirical_sensitivity_by(
 
 
 def plant(
-    records: Records, *, removals: int, kinds: Sequence[Kind] = KINDS, seed: int = 0
+    records: Records, *, removals: int, kinds: Sequence[Kind] = _KINDS, seed: int = 0
 ) -> tuple[Records, list[Rows], list[Kind]]:
     """Choose units that will be removed and change them into units of the given kinds.
 
@@ -746,9 +707,9 @@ def plant(
     [True]
     """
     units = len(np.unique(records.units))
-    if not 1 <= removals < units or not kinds or any(kind not in KINDS for kind in kinds):
+    if not 1 <= removals < units or not kinds or any(kind not in _KINDS for kind in kinds):
         raise InvalidInput(
-            f"removals must be between 1 and {units - 1} and kinds among {', '.join(KINDS)}, "
+            f"removals must be between 1 and {units - 1} and kinds among {', '.join(_KINDS)}, "
             f"got {removals} and {tuple(kinds)}."
         )
     generator = np.random.default_rng((0x0B5E, seed))

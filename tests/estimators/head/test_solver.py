@@ -253,8 +253,8 @@ def test_removing_one_record_moves_the_minimiser_by_at_most_the_bound(
     assert lengths.max() > 0.3 * bound.value  # the search is not idle
     queries = torch.nn.functional.normalize(torch.randn(2000, columns, 50, dtype=torch.float64), dim=1)
     logits = moved @ queries
-    assert logits.abs().max() <= certified.logit(bound, classes=classes).value
-    assert logits.norm(dim=1).max() <= certified.logits(bound).value
+    assert logits.abs().max() <= certified.score_bounds(bound, classes=classes).one.value
+    assert logits.norm(dim=1).max() <= certified.score_bounds(bound, classes=classes).vector.value
 
 
 def test_the_bounds_on_weights_and_logits_are_reached_to_more_than_ninety_percent() -> None:
@@ -262,9 +262,9 @@ def test_the_bounds_on_weights_and_logits_are_reached_to_more_than_ninety_percen
     moved = movement(against_a_crowd(0.002, 20_000.0, regularisation, size))[0]
     bound = certified.head_output(regularisation=regularisation, declared_size=size)
     assert 0.9 * bound.value < moved.norm() <= bound.value
-    one = certified.logit(bound, classes=2)
+    one = certified.score_bounds(bound, classes=2).one
     assert 0.9 * one.value < moved[0].abs().max() <= one.value
-    together = certified.logits(bound)
+    together = certified.score_bounds(bound, classes=2).vector
     assert 0.9 * together.value < (moved @ torch.ones(1, dtype=torch.float64)).norm() <= together.value
 
 
