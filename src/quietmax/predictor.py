@@ -38,11 +38,16 @@ def claimed(guarantee: Guarantee, mechanism: Mechanism) -> Guarantee:
     """Return what may be claimed of answers: what a mechanism outside this library states is an assumption."""
     if guarantee.status != "proven" or type(mechanism) in _PROVEN:
         return guarantee
-    return guarantee.weakened(
-        "conditional",
-        f"{guarantee.because} The mechanism is the user's own.",
-        ("The user's own mechanism has the privacy it states.",),
+    return _assuming(
+        guarantee,
+        "The mechanism is the user's own.",
+        "The user's own mechanism has the privacy it states.",
     )
+
+
+def _assuming(guarantee: Guarantee, because: str, assumption: str) -> Guarantee:
+    """Return a guarantee that is conditional on one more assumption."""
+    return guarantee.weakened("conditional", f"{guarantee.because} {because}", (assumption,))
 
 
 @dataclass(frozen=True)
@@ -75,19 +80,6 @@ class Predictor:
     account : Account or None
         Counts the answers that were charged. In memory by default; a `FileAccount` outlives the process. With an
         account of any other class, the guarantee is conditional.
-
-    Attributes
-    ----------
-    model : Classifier
-        The model.
-    mechanism : Mechanism
-        The mechanism with every parameter set.
-    budget : Budget
-        The budget.
-    noise : NoiseSource
-        The noise source.
-    cost : PureCost or GaussianCost
-        The cost of one answer.
 
     Raises
     ------
@@ -181,19 +173,8 @@ class Predictor:
         """Continue with another account; nothing is answered meanwhile.
 
         A budget lives in one place: once it is in a file it cannot be moved again. If the move is interrupted, for
-        example by Ctrl-C, the predictor pays from the file if it is there already.
-
-        Parameters
-        ----------
-        moved : callable
-            Takes the number of answers charged so far and returns the new `FileAccount`.
-        target : FileAccount, optional
-            The account that `moved` is about to create, for a move that is interrupted.
-
-        Raises
-        ------
-        InvalidInput
-            If the account is a `FileAccount` already, or the new one is of another class.
+        example by Ctrl-C, the predictor pays from the file if it is there already: `target` is the account that `moved`
+        is about to create.
         """
         self._process.check()
         with self._lock:
@@ -223,13 +204,7 @@ class Predictor:
         return self.guarantee_with(self.noise)
 
     def guarantee_with(self, noise: NoiseSource) -> Guarantee:
-        """Return what is claimed if the noise comes from a source.
-
-        Parameters
-        ----------
-        noise : NoiseSource
-            The noise source.
-        """
+        """Return what is claimed if the noise comes from a source."""
         one = self.mechanism.guarantee(self.model.classes)
         total = Guarantee.of(
             one.cost.times(self._queries),
@@ -241,33 +216,30 @@ class Predictor:
             parameters={**one.parameters, "queries": self._queries, "noise_source": noise.describe()},
         )
         total = claimed(total, self.mechanism)
-        if total.status != "refuted" and type(self._account) not in _COUNTING:
-            total = total.weakened(
-                "conditional",
-                f"{total.because} The account is the user's own.",
-                ("The user's own account counts every answer and stops when the budget is spent.",),
+        if total.status == "refuted":
+            return total
+        if type(self._account) not in _COUNTING:
+            total = _assuming(
+                total,
+                "The account is the user's own.",
+                "The user's own account counts every answer and stops when the budget is spent.",
             )
-        if (type(noise) is ExactNoise and noise.exact) or total.status == "refuted":
+        if type(noise) is ExactNoise and noise.exact:
             return total
         if noise.exact:
-            return total.weakened(
-                "conditional",
-                f"{total.because} The noise source is the user's own.",
-                ("The user's own noise source is exact and unpredictable.",),
+            return _assuming(
+                total,
+                "The noise source is the user's own.",
+                "The user's own noise source is exact and unpredictable.",
             )
-        return total.weakened(
-            "conditional",
-            f"{total.because} The noise is seeded and in floating point, for experiments only (THEORY 3.5).",
-            ("Nobody knows the seed, and nobody looks at the low digits of the answers.",),
+        return _assuming(
+            total,
+            "The noise is seeded and in floating point, for experiments only (THEORY 3.5).",
+            "Nobody knows the seed, and nobody looks at the low digits of the answers.",
         )
 
     def predict_proba(self, features: Features) -> NDArray[np.float64]:
         """Return randomised class probabilities, shape (queries, classes).
-
-        Parameters
-        ----------
-        features : ndarray of shape (queries, features)
-            The queries.
 
         Raises
         ------
@@ -285,20 +257,7 @@ class Predictor:
         return probabilities
 
     def predict(self, features: Features) -> NDArray[np.int64]:
-        """Return randomised labels, shape (queries,).
-
-        Parameters
-        ----------
-        features : ndarray of shape (queries, features)
-            The queries.
-
-        Raises
-        ------
-        InvalidInput
-            If the queries are invalid. Nothing is charged.
-        BudgetExhausted
-            If the budget does not pay for all new queries. None is answered and nothing is charged.
-        """
+        """Return randomised labels, shape (queries,); errors as in `predict_proba`."""
         return self._answer(features).labels
 
     def __getstate__(self) -> dict[str, Any]:

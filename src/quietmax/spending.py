@@ -137,21 +137,10 @@ class FileAccount:
 
     @classmethod
     def create(cls, path: str | Path, answered: int = 0) -> FileAccount:
-        """Create the file of a new account, or of one whose file was lost.
+        """Create the file of a new account, or of one whose file was lost; an existing file is left alone.
 
-        In a model folder, the account gets the id that the model's description names; elsewhere a new one.
-
-        Parameters
-        ----------
-        path : str or Path
-            The file to create; an existing file is left alone.
-        answered : int
-            The number of answers that were charged already. For a lost file: at least as many as were given.
-
-        Returns
-        -------
-        FileAccount
-            The account.
+        In a model folder, the account gets the id that the model's description names; elsewhere a new one. `answered`
+        is the number of answers that were charged already. For a lost file: at least as many as were given.
 
         Raises
         ------
@@ -167,7 +156,7 @@ class FileAccount:
         try:
             descriptor, staging = tempfile.mkstemp(prefix=f".{account.path.name}-", dir=account.path.parent)
             try:
-                _write(descriptor, account_text(answered, account._identity))
+                _write(descriptor, _account_text(answered, account._identity))
                 os.link(staging, account.path)
             finally:
                 os.close(descriptor)
@@ -195,14 +184,7 @@ class FileAccount:
             return self._read(file)[1]
 
     def charge(self, queries: int, limit: int) -> None:
-        """Charge for answers.
-
-        Parameters
-        ----------
-        queries : int
-            The number of answers to charge.
-        limit : int
-            The number of answers that the budget pays for in all.
+        """Charge for answers, of which the budget pays for `limit` in all.
 
         Raises
         ------
@@ -213,18 +195,13 @@ class FileAccount:
         """
         with self._locked(os.O_RDWR) as file:
             answered, identity = self._read(file)
-            _write(file, account_text(_charged(answered, queries, limit), identity))
+            _write(file, _account_text(_charged(answered, queries, limit), identity))
 
     @contextmanager
     def closed(self) -> Iterator[None]:
         """Close an account for good, so that its model can be replaced; if the block raises, it is opened again.
 
-        A process that still has the account open cannot charge it.
-
-        Raises
-        ------
-        InvalidInput
-            If answers were charged. The account stays open.
+        A process that still has the account open cannot charge it. An account that counts answers stays open.
         """
         with self._locked(os.O_RDWR) as file:
             answered, identity = self._read(file)
@@ -233,14 +210,14 @@ class FileAccount:
                     f"'{self.path.parent}' is not replaced, because its account counts {answered} paid answers; they "
                     "must not be forgotten."
                 )
-            mark = account_text(None, identity)
+            mark = _account_text(None, identity)
             _write(file, mark)
         try:
             yield
         except BaseException:
             with self._locked(os.O_RDWR) as file:
                 if os.pread(file, 1024, 0) == mark.encode():
-                    _write(file, account_text(0, identity))
+                    _write(file, _account_text(0, identity))
             raise
 
     @contextmanager
@@ -303,7 +280,7 @@ def new_identity() -> str:
     return secrets.token_hex(16)
 
 
-def account_text(answered: int | None, identity: str = "") -> str:
+def _account_text(answered: int | None, identity: str = "") -> str:
     """Return the content of an account file. For one id it always has the same length."""
     content = {"answered": _CLOSED if answered is None else f"{answered:020d}"}
     return json.dumps(content | ({"id": identity} if identity else {}))
