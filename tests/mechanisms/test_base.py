@@ -27,6 +27,7 @@ from quietmax.mechanisms.base import (
     selection_epsilon,
 )
 from quietmax.models import TorchModel
+from quietmax.models.features import Scaling
 from quietmax.models.mlp import initial_mlp
 from quietmax.noise import EXACT, ExactNoise, SeededNoise
 from quietmax.sensitivity import ScoreBounds, Sensitivity
@@ -43,7 +44,9 @@ def certified_model(classes: int = 3) -> PrivateHeadWeights:
     return PrivateHeadWeights._of_fit(weights, Sensitivity(0.5, "certified", "made up"), max_norm=1.0)
 
 
-PROVEN_AND_COST: list[tuple[Any, Cost]] = [
+BOUNDS = bounds()
+SCORES = TorchModel(torch.nn.Identity(), 3)
+PROVEN: list[tuple[Any, Cost]] = [
     (NoisyMax("exponential"), PureCost(1.0)),
     (NoisyMax("permute-and-flip"), PureCost(1.0)),
     (NoisyMax("gaussian"), GaussianCost(1.0)),
@@ -51,17 +54,7 @@ PROVEN_AND_COST: list[tuple[Any, Cost]] = [
     (SampledNeuron("gaussian"), GaussianCost(1.0)),
     (GaussianScores(), GaussianCost(1.0)),
 ]
-
-
-BOUNDS = bounds()
-SCORES = TorchModel(torch.nn.Identity(), 3)
-PROVEN: list[tuple[Any, Cost, Cost]] = [
-    (NoisyMax("exponential"), PureCost(1.0), PureCost(0.25)),
-    (NoisyMax("gaussian"), GaussianCost(1.0), GaussianCost(0.25)),
-    (SampledNeuron("laplace"), PureCost(1.0), PureCost(0.25)),
-    (SampledNeuron("gaussian"), GaussianCost(1.0), GaussianCost(0.25)),
-    (GaussianScores(), GaussianCost(1.0), GaussianCost(0.25)),
-]
+every_proven_mechanism = pytest.mark.parametrize(("mechanism", "cost"), PROVEN)
 
 
 def test_a_mechanism_cannot_be_changed_after_it_was_made() -> None:
@@ -75,26 +68,27 @@ def test_answers_are_told_apart_as_objects_so_that_they_can_be_kept_in_a_set() -
     assert len({one, other, one}) == 2
 
 
-@pytest.mark.parametrize(("mechanism", "cost", "own"), PROVEN)
-def test_a_mechanism_needs_both_bounds_and_a_cost_to_say_or_do_anything(mechanism, cost, own) -> None:
-    for half in (
-        dataclasses.replace(mechanism, bounds=BOUNDS),
-        dataclasses.replace(mechanism, per_query=own),
-    ):
-        with pytest.raises(InvalidInput, match="cannot release"):
-            half.cost(3)
-        with pytest.raises(InvalidInput, match="cannot release"):
-            half.guarantee(3)
-        with pytest.raises(InvalidInput, match="cannot release"):
-            half.release(np.zeros((1, 3)), EXACT)
+@every_proven_mechanism
+def test_a_mechanism_needs_both_bounds_and_a_cost_to_say_or_do_anything(mechanism, cost) -> None:
+    for half in ({"bounds": BOUNDS}, {"per_query": cost}):
+        open_ = dataclasses.replace(mechanism, **half)
+        for use in (
+            open_.cost,
+            open_.guarantee,
+            lambda _, open_=open_: open_.release(np.zeros((1, 3)), EXACT),
+        ):
+            with pytest.raises(InvalidInput, match="cannot release"):
+                use(3)
+    with pytest.raises(InvalidInput, match="no certified bound"):
+        mechanism.prepared(SCORES, cost)
     assert dataclasses.replace(mechanism, bounds=BOUNDS).prepared(SCORES, cost).cost(3) == cost
 
 
-@pytest.mark.parametrize(("mechanism", "cost", "own"), PROVEN)
-def test_a_cost_given_to_the_mechanism_itself_stays(mechanism, cost, own) -> None:
+@every_proven_mechanism
+def test_a_cost_given_to_the_mechanism_itself_stays(mechanism, cost) -> None:
+    own = type(cost)(0.25)
     prepared = dataclasses.replace(mechanism, bounds=BOUNDS, per_query=own).prepared(SCORES, cost)
-    assert prepared.cost(3) == own
-    assert prepared.bounds == BOUNDS
+    assert (prepared.cost(3), prepared.bounds) == (own, BOUNDS)
 
 
 def test_a_model_with_certified_bounds_gives_them_unless_others_are_given() -> None:
@@ -107,25 +101,31 @@ def test_a_model_with_certified_bounds_gives_them_unless_others_are_given() -> N
     assert NoisyMax(bounds=other).prepared(model, PureCost(1.0)).bounds == other
 
 
-@settings(max_examples=30)
+@settings(max_examples=60)
 @given(st.floats(1e-6, 30.0))
-def test_a_choice_spends_its_gaussian_cost_to_twelve_digits(mu) -> None:
+def test_a_choice_spends_its_gaussian_cost_to_twelve_digits_and_never_more(mu) -> None:
     assert selection_epsilon(PureCost(mu), "exponential") == mu
-    for selection in ("exponential", "permute-and-flip"):
+    for selection, convert in (
+        ("exponential", bounded_range_as_gaussian),
+        ("permute-and-flip", pure_as_gaussian),
+    ):
         epsilon = selection_epsilon(GaussianCost(mu), selection)
+        assert convert(epsilon) <= mu
         assert epsilon < selection_epsilon(GaussianCost(mu * (1 + 1e-12)), selection)
 
 
-@pytest.mark.parametrize("shape", [(3,), (2, 1), (2, 3, 4)])
-def test_scores_are_a_table_of_queries_and_two_or_more_classes(shape) -> None:
-    for mechanism, cost, _ in PROVEN:
-        ready = dataclasses.replace(mechanism, bounds=BOUNDS, per_query=cost)
+@every_proven_mechanism
+def test_scores_are_finite_numbers_of_queries_and_two_or_more_classes(mechanism, cost) -> None:
+    ready = dataclasses.replace(mechanism, bounds=BOUNDS, per_query=cost)
+    for scores in (np.zeros(3), np.zeros((2, 1)), np.zeros((2, 3, 4))):
         with pytest.raises(InvalidInput, match="shape"):
-            ready.release(np.zeros(shape), EXACT)
+            ready.release(scores, EXACT)
+    with pytest.raises(InvalidInput, match="NaN"):
+        ready.release(np.array([[np.nan, 0.0]]), EXACT)
 
 
 def test_every_mechanism_answers_each_query_of_two_and_of_three_classes() -> None:
-    for mechanism, cost, _ in PROVEN:
+    for mechanism, cost in PROVEN:
         ready = dataclasses.replace(mechanism, bounds=BOUNDS, per_query=type(cost)(1e6))
         for classes in (2, 3):
             scores = np.eye(classes)[[1, 0, 1, classes - 1]] * 8.0
@@ -151,7 +151,7 @@ def test_one_number_of_each_query_is_noised_and_rounded(noise, classes, monkeypa
         assert [options["coordinates"] for options in spy.given] == [1]
 
 
-@pytest.mark.parametrize(("mechanism", "cost"), PROVEN_AND_COST)
+@every_proven_mechanism
 def test_bounds_that_are_merely_stated_make_the_guarantee_conditional(mechanism, cost) -> None:
     model = certified_model()
     smaller = dataclasses.replace(mechanism, bounds=bounds(0.001, 0.001))
@@ -171,7 +171,7 @@ def test_bounds_that_are_merely_stated_make_the_guarantee_conditional(mechanism,
     assert (same.guarantee(3).status, same.guarantee(3).assumptions) == ("proven", ())
 
 
-@pytest.mark.parametrize(("mechanism", "cost"), PROVEN_AND_COST)
+@every_proven_mechanism
 def test_bounds_that_a_class_of_the_users_own_states_are_an_assumption_however_they_are_handed_in(
     mechanism, cost
 ) -> None:
@@ -224,7 +224,7 @@ class BoundsEqualToAll(ScoreBounds):
     __hash__ = ScoreBounds.__hash__
 
 
-@pytest.mark.parametrize(("mechanism", "cost"), PROVEN_AND_COST)
+@every_proven_mechanism
 def test_stated_bounds_cannot_pass_as_the_models_own_by_a_comparison_of_their_own(mechanism, cost) -> None:
     model = certified_model()
     tiny = Sensitivity(EqualToAll(1e-9), "certified", model.bounds.one.because)
@@ -235,7 +235,7 @@ def test_stated_bounds_cannot_pass_as_the_models_own_by_a_comparison_of_their_ow
         assert prepared.guarantee(3).status == "conditional"
 
 
-@pytest.mark.parametrize(("mechanism", "cost"), PROVEN_AND_COST)
+@every_proven_mechanism
 def test_a_guarantee_has_the_unit_of_the_bounds(mechanism, cost) -> None:
     for unit in ("record", "person"):
         stated = dataclasses.replace(BOUNDS, unit=unit)
@@ -260,7 +260,7 @@ def test_only_classes_of_the_library_prove_their_bounds() -> None:
 
 def test_every_proven_guarantee_lists_its_public_parameters() -> None:
     model = certified_model()
-    for mechanism, cost in PROVEN_AND_COST:
+    for mechanism, cost in PROVEN:
         guarantee = mechanism.prepared(model, cost).guarantee(3)
         assert guarantee.status == "proven"
         assert guarantee.cost == cost
@@ -271,19 +271,8 @@ def test_every_proven_guarantee_lists_its_public_parameters() -> None:
         assert "THEORY 3" in guarantee.because
 
 
-def test_a_model_without_certified_bounds_is_refused() -> None:
-    model = TorchModel(torch.nn.Identity(), 3)
-    for mechanism, cost in (
-        (NoisyMax(), PureCost(1.0)),
-        (SampledNeuron(), PureCost(1.0)),
-        (GaussianScores(), GaussianCost(1.0)),
-    ):
-        with pytest.raises(InvalidInput, match="no certified bound"):
-            mechanism.prepared(model, cost)
-
-
 def test_a_noisy_maximum_is_a_label_and_all_others_release_probabilities_too() -> None:
-    for mechanism, cost in PROVEN_AND_COST:
+    for mechanism, cost in PROVEN:
         ready = dataclasses.replace(mechanism, bounds=BOUNDS, per_query=cost)
         assert releases_probabilities(ready, 3) is not isinstance(mechanism, NoisyMax)
 
@@ -296,72 +285,39 @@ def test_a_plug_in_is_a_dataclass_so_that_its_text_names_its_numbers() -> None:
     assert _read_plugin("noisy-max", NoisyMax) == ("noisy-max", NoisyMax())
 
 
-@given(mu=st.floats(1e-4, 8))
-def test_a_gaussian_cost_pays_for_exactly_the_epsilon_that_converts_back(mu) -> None:
-    for selection, convert in (
-        ("exponential", bounded_range_as_gaussian),
-        ("permute-and-flip", pure_as_gaussian),
-    ):
-        epsilon = selection_epsilon(GaussianCost(mu), selection)
-        assert convert(epsilon) <= mu
-        assert convert(epsilon * (1 + 1e-9)) > mu * (1 - 1e-9)
-
-
-def test_invalid_arguments_and_scores_are_refused() -> None:
-    ready = NoisyMax(bounds=bounds(), per_query=PureCost(1.0))
-    for scores, match in (
-        (np.zeros(3), "shape"),
-        (np.zeros((2, 1)), "shape"),
-        (np.array([[np.nan, 0.0]]), "NaN"),
-    ):
-        with pytest.raises(InvalidInput, match=match):
-            ready.release(scores, EXACT)
-    for make, match in (
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
         (lambda: NoisyMax("laplace"), "method"),
         (lambda: NoisyMax("gaussian", count_in="pure"), "count_in must be"),
         (lambda: SampledNeuron("uniform"), "noise"),
         (lambda: SampledNeuron(selection="best"), "selection"),
-        (lambda: SampledNeuron(sampling_share=1.0), "sampling_share"),
-        (lambda: NoisyMax().release(np.zeros((1, 2)), EXACT), "cannot release"),
-        (lambda: SampledNeuron().cost(3), "cannot release"),
-        (lambda: GaussianScores().cost(3), "cannot release"),
-        (lambda: GaussianScores(bounds=bounds()).prepared(None, PureCost(1.0)), "must be a GaussianCost"),
-        (
-            lambda: SampledNeuron("gaussian", bounds=bounds(), per_query=PureCost(1.0)).cost(3),
-            "must be a GaussianCost",
-        ),
-        (
-            lambda: NoisyMax("gaussian", bounds=bounds(), per_query=PureCost(1.0)).release(
-                np.zeros((1, 2)), EXACT
-            ),
-            "must be a GaussianCost",
-        ),
-        (
-            lambda: NoisyMax("gaussian", bounds=bounds(), per_query=PureCost(1.0)).guarantee(2),
-            "must be a GaussianCost",
-        ),
-        (
-            lambda: NoisyMax("gaussian", bounds=bounds()).prepared(None, PureCost(1.0)),
-            "must be a GaussianCost",
-        ),
-        (lambda: GaussianScores(bounds=bounds(), per_query=PureCost(1.0)).cost(3), "must be a GaussianCost"),
-        (lambda: SampledNeuron(bounds=bounds()).prepared(None, GaussianCost(1.0)), "must be a PureCost"),
+        (lambda: SampledNeuron(bounds=BOUNDS).prepared(None, GaussianCost(1.0)), "must be a PureCost"),
+    ],
+)
+def test_invalid_arguments_are_refused(make, match) -> None:
+    with pytest.raises(InvalidInput, match=match):
+        make()
+
+
+@pytest.mark.parametrize("mechanism", [NoisyMax("gaussian"), SampledNeuron("gaussian"), GaussianScores()])
+def test_gaussian_noise_is_not_paid_for_by_a_pure_cost(mechanism) -> None:
+    stated = dataclasses.replace(mechanism, bounds=BOUNDS)
+    paid = dataclasses.replace(stated, per_query=PureCost(1.0))
+    for use in (
+        lambda: stated.prepared(None, PureCost(1.0)),
+        lambda: paid.cost(3),
+        lambda: paid.guarantee(3),
+        lambda: paid.release(np.zeros((1, 3)), EXACT),
     ):
-        with pytest.raises(InvalidInput, match=match):
-            make()
-
-
-class Doubling:
-    """A public feature map."""
-
-    def transform(self, features: np.ndarray) -> np.ndarray:
-        return 2 * features
+        with pytest.raises(InvalidInput, match="must be a GaussianCost"):
+            use()
 
 
 def test_an_answerer_applies_the_feature_map_the_model_and_the_mechanism_in_turn() -> None:
     mechanism = GaussianScores(bounds=BOUNDS, per_query=GaussianCost(1e6))
-    rows = np.array([[1.0, 0.0, -1.0], [0.0, 3.0, 0.5]], np.float32)
-    answerer = Answerer(SCORES, mechanism, SeededNoise(1), Doubling())
+    rows = np.array([[0.5, 0.0, 0.25], [0.0, 0.125, 0.5]], np.float32)
+    answerer = Answerer(SCORES, mechanism, SeededNoise(1), Scaling((0.0,) * 3, (0.5,) * 3))
     np.testing.assert_allclose(answerer.scores(rows), 2 * rows)
     answers = answerer.answer(rows)
     again = mechanism.release(2.0 * rows, SeededNoise(1))

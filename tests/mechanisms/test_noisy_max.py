@@ -91,18 +91,6 @@ def test_projection_gives_the_nearest_probabilities(rows, classes, scale, seed) 
         assert (points[row] - projected[row]) @ step <= 1e-7 * max(scale, 1)
 
 
-def test_noisy_votes_become_probabilities() -> None:
-    votes = np.array([[40.0, 10.0, 0.0]])
-    answers = GaussianScores(votes=50, bounds=bounds(1, math.sqrt(2)), per_query=GaussianCost(100.0)).release(
-        votes, EXACT
-    )
-    np.testing.assert_allclose(answers.probabilities, [[0.8, 0.2, 0.0]], atol=0.01)
-    logits = GaussianScores(bounds=bounds(), per_query=GaussianCost(1e6)).release(
-        np.array([[1.0, 2.0]]), EXACT
-    )
-    np.testing.assert_allclose(logits.probabilities, softmax(np.array([[1.0, 2.0]])), atol=1e-4)
-
-
 def test_a_label_is_counted_in_the_measure_asked_for() -> None:
     assert NoisyMax("exponential").measure == NoisyMax("permute-and-flip").measure == "pure"
     assert NoisyMax("exponential", count_in="pure").measure == "pure"

@@ -49,16 +49,6 @@ def test_the_sampled_neurons_log_odds_have_the_stated_distribution(noise) -> Non
     assert stats.kstest(odds[kept], clipped).pvalue > FALSE_ALARM
 
 
-@pytest.mark.parametrize("noise", ["laplace", "gaussian"])
-def test_the_shares_of_the_budget_add_up_to_no_more_than_it(noise) -> None:
-    cost = PureCost(1.3) if noise == "laplace" else GaussianCost(1.3)
-    mechanism = SampledNeuron(noise, bounds=bounds(), per_query=cost)
-    choice, odds = mechanism._shares(cost)
-    total = compose([choice, odds])
-    value = total.epsilon if noise == "laplace" else total.mu
-    assert 1.3 * (1 - 1e-12) < value <= 1.3
-
-
 def test_with_two_classes_nothing_is_sampled_and_all_goes_to_the_log_odds() -> None:
     limits = bounds()
     mechanism = SampledNeuron("laplace", bounds=limits, per_query=PureCost(1.0))

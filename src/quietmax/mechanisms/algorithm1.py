@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -73,6 +73,7 @@ class Algorithm1:
     (2, 10)
     """
 
+    name: ClassVar[str] = "algorithm1"
     noise: Noise = "gaussian"
     epsilon_sampling: float | None = None
     epsilon_neuron: float | None = None
@@ -87,11 +88,6 @@ class Algorithm1:
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise InvalidInput(f"{name} must be a positive number or None, got {value}.")
-
-    @property
-    def name(self) -> str:
-        """``"algorithm1"``."""
-        return "algorithm1"
 
     @property
     def measure(self) -> Measure:

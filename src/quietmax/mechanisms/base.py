@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, is_dataclass, replace
-from typing import Any, Literal, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,7 @@ from quietmax.accounting.costs import (
 )
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.errors import InvalidInput
+from quietmax.models.features.base import FeatureMap
 from quietmax.models.training import Classifier, softmax
 from quietmax.noise.release import choose, permute_and_flip, release_gaussian, release_laplace
 from quietmax.noise.sources import EXACT, NoiseSource
@@ -99,14 +100,6 @@ class Mechanism(Protocol):
         ...
 
 
-class PublicMap(Protocol):
-    """A feature map that was chosen without the private records."""
-
-    def transform(self, features: NDArray[np.float32]) -> NDArray[np.floating]:
-        """Map rows of features to the rows that the model takes."""
-        ...
-
-
 @dataclass(frozen=True, eq=False)
 class Answerer:
     """The path from features to released answers: feature map, model, mechanism, noise.
@@ -122,7 +115,7 @@ class Answerer:
         A prepared mechanism; see `prepare`.
     noise : NoiseSource
         Where the mechanism draws its noise from. Exact noise by default.
-    features : PublicMap or None
+    features : FeatureMap or None
         A public feature map that is applied before the model. None: the model takes the features as they are.
     non_finite : {"error", "undecided"}
         What happens to a row whose scores are not all finite. ``"error"`` raises `InvalidInput`. ``"undecided"``
@@ -132,7 +125,8 @@ class Answerer:
     --------
     >>> import torch
     >>> from quietmax.mechanisms import Algorithm1
-    >>> from quietmax.models.training import TorchModel
+    >>> from quietmax.models.features.base import FeatureMap
+from quietmax.models.training import TorchModel
     >>> model = TorchModel(torch.nn.Identity(), classes=2)
     >>> mechanism = Algorithm1("laplace", 0.5, 0.5, 0.3, 0.8)
     >>> Answerer(model, mechanism).answer(np.zeros((3, 2), np.float32)).probabilities.shape
@@ -142,7 +136,7 @@ class Answerer:
     model: Classifier
     mechanism: Mechanism
     noise: NoiseSource = EXACT
-    features: PublicMap | None = None
+    features: FeatureMap | None = None
     non_finite: Literal["error", "undecided"] = "error"
 
     @classmethod
@@ -270,14 +264,11 @@ class ProvenMechanism:
     them. Only a mechanism that `prepared` returned knows whether the model certifies the bounds.
     """
 
+    name: ClassVar[str]
+    analysis: ClassVar[Analysis] = "proven"
     bounds: ScoreBounds | None
     per_query: Cost | None
     _certified = False
-
-    @property
-    def analysis(self) -> Analysis:
-        """``"proven"``."""
-        return "proven"
 
     def prepared(self, model: Classifier, per_query: Cost) -> Self:
         """Return the mechanism with the cost per query and the model's bounds filled in."""
@@ -418,6 +409,7 @@ class NoisyMax(ProvenMechanism):
     array([1])
     """
 
+    name: ClassVar[str] = "noisy-max"
     method: Literal["gaussian", "exponential", "permute-and-flip"] = "exponential"
     count_in: Measure | None = None
     bounds: ScoreBounds | None = None
@@ -430,11 +422,6 @@ class NoisyMax(ProvenMechanism):
             )
         if self.method == "gaussian" and self.count_in == "pure":
             raise InvalidInput("count_in must be 'gaussian' or None with method='gaussian', got 'pure'.")
-
-    @property
-    def name(self) -> str:
-        """``"noisy-max"``."""
-        return "noisy-max"
 
     @property
     def measure(self) -> Measure:
@@ -492,19 +479,11 @@ class GaussianScores(ProvenMechanism):
     array([[0. , 0.9, 0.1]])
     """
 
+    name: ClassVar[str] = "gaussian"
+    measure: ClassVar[Measure] = "gaussian"
     votes: int | None = None
     bounds: ScoreBounds | None = None
     per_query: Cost | None = None
-
-    @property
-    def name(self) -> str:
-        """``"gaussian"``."""
-        return "gaussian"
-
-    @property
-    def measure(self) -> Measure:
-        """``"gaussian"``."""
-        return "gaussian"
 
     @property
     def _noise(self) -> Noise:
@@ -570,6 +549,7 @@ class SampledNeuron(ProvenMechanism):
     array([1])
     """
 
+    name: ClassVar[str] = "sampled-neuron"
     noise: Noise = "laplace"
     selection: Selection = "exponential"
     sampling_share: float = 0.75
@@ -587,11 +567,6 @@ class SampledNeuron(ProvenMechanism):
             raise InvalidInput(
                 f"sampling_share must be between 0 and 1, exclusive, got {self.sampling_share}."
             )
-
-    @property
-    def name(self) -> str:
-        """``"sampled-neuron"``."""
-        return "sampled-neuron"
 
     @property
     def measure(self) -> Measure:
