@@ -13,7 +13,7 @@ import mpmath
 import numpy as np
 import pytest
 from dp_accounting import pld, rdp
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import fft
 from scipy.stats import norm
@@ -49,16 +49,12 @@ def proven(accountant, epsilon, delta, schedule):
 def test_a_schedule_takes_every_share_up_to_all_and_any_number_of_steps_from_one() -> None:
     assert Schedule(1.0, 1).epochs == 1.0
     assert Schedule(1e-9, 3.0).steps == 3
-    for rate, steps in (
-        (0.0, 1),
-        (math.nextafter(1.0, 2.0), 1),
-        (0.5, 0),
-        (0.5, 1.5),
-        (0.5, True),
-        (0.5, -1),
-    ):
-        with pytest.raises(InvalidInput):
-            Schedule(rate, steps)
+    for rate in (0.0, math.nextafter(1.0, 2.0), 1.1, math.nan):
+        with pytest.raises(InvalidInput, match="sampling_rate must be above 0"):
+            Schedule(rate, 1)
+    for steps in (0, -1, 1.5, True, math.nan, math.inf):
+        with pytest.raises(InvalidInput, match="steps must be an integer of at least 1"):
+            Schedule(0.5, steps)
     with pytest.raises(dataclasses.FrozenInstanceError):
         Schedule(1.0, 1).steps = 2  # type: ignore[misc]
 
@@ -232,13 +228,6 @@ def test_more_steps_and_more_sampling_cost_more() -> None:
     assert found[0] > 0.0
 
 
-@pytest.mark.parametrize(("order", "sigma"), [(1.5, 0.3), (4.0, 0.5), (30.0, 1.0), (2.0, 20.0)])
-def test_the_quadrature_of_an_all_but_certain_sample_is_the_closed_form(order, sigma) -> None:
-    """Sampled with probability nearly 1, a step's divergence is a/(2*sigma^2)."""
-    found = module._renyi_divergence(order, sigma, 1 - 1e-15)
-    assert found == pytest.approx(order / (2 * sigma**2), rel=1e-9)
-
-
 def test_the_noise_under_rdp_is_the_smallest_that_suffices() -> None:
     schedule = Schedule(1.0, 30)
     for published_ in (True, False):
@@ -281,22 +270,6 @@ def test_the_search_gives_up_where_no_noise_suffices() -> None:
     with pytest.raises(InvalidInput, match="No noise multiplier up to 1e26"):
         module._smallest(lambda _: 1.0, 1.0, Schedule(0.1, 10))
     assert module._smallest(lambda sigma: math.log(1e25 / sigma), 1.0, Schedule(0.1, 10)) >= 1e25
-
-
-@pytest.mark.parametrize(("mu", "steps"), [(0.05, 1), (0.5, 400), (2.0, 50)])
-def test_the_loss_distribution_of_full_batches_is_the_gaussian_curve(mu, steps) -> None:
-    for share in (0.5, 2.0):
-        found = loss_delta(math.sqrt(steps) / mu, share * mu, Schedule(1.0, steps))
-        assert delta_of(mu, share * mu) * (1 - 1e-6) <= found <= delta_of(mu, share * mu) * 1.01
-
-
-def test_the_delta_of_a_run_is_at_least_the_exact_one_of_a_million_nearly_full_steps() -> None:
-    """Version 0.1 found 0.991 of the exact delta at the first of these, and 0.943 for another noise."""
-    schedule = Schedule(1 - 1e-12, 10**6)
-    for share in (1.008, 1.006, 1.0):
-        sigma = 1000 / mu_of(1.0, 1e-9) * share
-        exact = delta_of(1000 / sigma, 1.0)
-        assert exact * (1 - 1e-6) <= loss_delta(sigma, 1.0, schedule) <= exact * 1.001
 
 
 def test_one_sampled_step_is_amplified_exactly() -> None:
@@ -410,6 +383,7 @@ def _exact_of_two(sigma, epsilon, rate, removed):
     return mpmath.quad(integrand, mpmath.linspace(-12, 12 + scale, 25))
 
 
+LITTLE_NOISE = [(0.05, 180.0, 0.3), (0.05, 215.0, 1e-6), (0.03, 500.0, 0.7), (0.03, 560.0, 1e-4)]
 STEPS = [
     (1.0, 0.5, 0.1),
     (0.5, 2.0, 0.3),
@@ -420,31 +394,18 @@ STEPS = [
 ]
 
 
-@pytest.mark.parametrize(("sigma", "epsilon", "rate"), STEPS)
-@pytest.mark.parametrize(("steps", "exact"), [(1, _exact_of_one), (2, _exact_of_two)])
+@pytest.mark.parametrize(
+    ("steps", "exact", "sigma", "epsilon", "rate"),
+    [(steps, exact, *step) for steps, exact in ((1, _exact_of_one), (2, _exact_of_two)) for step in STEPS]
+    + [(1, _exact_of_one, *step) for step in LITTLE_NOISE],
+)
 def test_one_and_two_steps_are_bounded_from_above_and_closely(
-    monkeypatch, sigma, epsilon, rate, steps, exact
+    monkeypatch, steps, exact, sigma, epsilon, rate
 ) -> None:
     with mpmath.workdps(30):
         numbers = [mpmath.mpf(number) for number in (sigma, epsilon, rate)]
         true = max(exact(*numbers, removed) for removed in (True, False))
         found = sampled_bound(monkeypatch, sigma, epsilon, rate, steps)
-        assert true <= found <= true * 1.01 + 1e-30
-
-
-@pytest.mark.parametrize(
-    ("sigma", "epsilon", "rate"),
-    [(0.05, 180.0, 0.3), (0.05, 215.0, 1e-6), (0.03, 500.0, 0.7), (0.03, 560.0, 1e-4)],
-)
-def test_one_step_with_very_little_noise_is_bounded_from_above_and_closely(
-    monkeypatch, sigma, epsilon, rate
-) -> None:
-    with mpmath.workdps(30):
-        true = max(
-            _exact_of_one(mpmath.mpf(sigma), mpmath.mpf(epsilon), mpmath.mpf(rate), removed)
-            for removed in (True, False)
-        )
-        found = sampled_bound(monkeypatch, sigma, epsilon, rate, 1)
         assert true <= found <= true * 1.01 + 1e-30
 
 
@@ -489,7 +450,7 @@ def test_the_bound_is_the_larger_one_of_adding_and_removing_a_record(monkeypatch
 def test_steps_that_hardly_ever_leave_a_record_out_cost_what_full_steps_cost(
     monkeypatch, steps, delta
 ) -> None:
-    for share in (1.0, 1.008):
+    for share in (1.0, 1.006, 1.008):
         sigma = math.sqrt(steps) / mu_of(1.0, delta) * share
         exact = delta_of(math.sqrt(steps) / sigma, 1.0)
         found = sampled_bound(monkeypatch, sigma, 1.0, 1 - 1e-12, steps)
@@ -775,12 +736,6 @@ def test_sampling_never_costs_more_than_full_steps() -> None:
         assert bound(sigma, epsilon, rate, steps) <= delta_of(math.sqrt(steps) / sigma, epsilon) * (1 + 1e-9)
 
 
-def test_where_the_computation_has_no_bound_full_steps_are_counted() -> None:
-    many = 10**13
-    assert bound(1e7, 1.0, 0.5, many, interval=1e-9) == pytest.approx(delta_of(math.sqrt(many) / 1e7, 1.0))
-    assert bound(1e-4, 4e7, 0.5, 1) == pytest.approx(delta_of(1e4, 4e7))
-
-
 @pytest.mark.parametrize(("rate", "steps", "delta"), [(1 - 1e-12, 10**6, 1e-9), (1 - 1e-9, 10**4, 1e-6)])
 def test_the_noise_for_nearly_full_batches_suffices_by_the_exact_curve_of_full_ones(
     rate, steps, delta
@@ -791,16 +746,13 @@ def test_the_noise_for_nearly_full_batches_suffices_by_the_exact_curve_of_full_o
     assert sigma <= math.sqrt(steps) / mu_of(1.0, delta) * (1 + 1e-4)
 
 
-def test_u_is_half_of_the_distance_from_one_to_the_next_float() -> None:
-    assert math.nextafter(1.0, 2.0) - 1.0 == 2 * module._U
-
-
 @pytest.mark.parametrize("length", [2**6, 2**10, 2**13])
 def test_the_fourier_transform_errs_by_far_less_than_what_is_allowed_for(length) -> None:
     """Entries are compared with exact sums; the allowance is 8*log2(N)*u*|v|_1."""
     generator = np.random.default_rng(0)
     for values in (generator.random(length), np.exp(-0.5 * np.linspace(-12, 12, length) ** 2)):
         transform = fft.rfft(values, length)
+        assert math.nextafter(1.0, 2.0) - 1.0 == 2 * module._U
         allowed = 8 * math.log2(length) * module._U * values.sum()
         with mpmath.workdps(30):
             for place in generator.integers(0, length // 2, 4):
@@ -817,15 +769,14 @@ TABLE = {0.1: 70, 0.5: 13.8, 1: 7, 5: 1.669, 10: 1.056, 50: 0.551, 100: 0.445, 5
 """Noise multipliers listed in the program of Jayaraman and Evans for batches of 200 of 10,000 records, 100 epochs."""
 
 
+@pytest.mark.parametrize(("accountant", "sigma"), [("nc", 571.7), ("ac", 299.8), ("zcdp", 49.0)])
+def test_the_published_noise_of_three_accountants_is_reproduced(accountant, sigma) -> None:
+    assert published(accountant, 1.0, 1e-5, PAPER) == pytest.approx(sigma, abs=0.05)
+
+
 def _event(schedule, sigma):
     step = dp_accounting.PoissonSampledDpEvent(schedule.sampling_rate, dp_accounting.GaussianDpEvent(sigma))
     return dp_accounting.SelfComposedDpEvent(step, schedule.steps)
-
-
-@pytest.mark.parametrize(("accountant", "sigma"), [("nc", 571.7), ("ac", 299.8), ("zcdp", 49.0)])
-def test_the_published_noise_of_three_accountants_is_reproduced(accountant, sigma) -> None:
-    found = noise_multiplier(1.0, 1e-5, PAPER, accountant=accountant, analysis="published")
-    assert found == pytest.approx(sigma, abs=0.05)
 
 
 @pytest.mark.parametrize(
@@ -883,6 +834,8 @@ def test_the_loss_distribution_stays_small_whatever_epsilon_is(epsilon) -> None:
 
 
 @given(mu=st.floats(0.01, 3.0), steps=st.integers(1, 20_000), share=st.floats(0.2, 5.0))
+@example(0.05, 1, 0.5)
+@example(0.5, 400, 2.0)
 @settings(max_examples=40)
 def test_the_discretised_loss_never_promises_more_than_the_exact_curve_and_hardly_less(
     mu, steps, share
@@ -921,13 +874,6 @@ def test_published_noise_over_epochs_suffices_if_the_other_records_keep_their_pl
     assert delta_of(math.sqrt(schedule.epochs) / sigma, epsilon) <= delta * (1 + 1e-9)
 
 
-def test_the_two_analyses_never_give_the_same_number() -> None:
-    for accountant in ("rdp", "zcdp", "ac", "nc"):
-        published = noise_multiplier(1.0, 1e-5, PAPER, accountant=accountant, analysis="published")
-        proven = noise_multiplier(1.0, 1e-5, PAPER, accountant=accountant)
-        assert abs(published / proven - 1) > 0.15
-
-
 @given(
     st.floats(0.001, 500.0),
     st.floats(1.01, 3.0),
@@ -958,6 +904,8 @@ def test_the_renyi_divergence_by_quadrature_is_right(order, sigma, rate) -> None
         mean = mpmath.quad(integrand, sorted(points))
         wanted = float(mpmath.log(mean) / (order - 1))
     assert _renyi_divergence(order, sigma, rate) == pytest.approx(wanted, rel=0.0, abs=module._ROUNDING / 5)
+    closed = order / (2 * sigma**2)  # of a step that all but certainly samples the record
+    assert _renyi_divergence(order, sigma, 1 - 1e-15) == pytest.approx(closed, rel=1e-9)
 
 
 def test_a_divergence_lost_in_rounding_is_not_read_as_perfect_privacy() -> None:
@@ -988,21 +936,3 @@ def test_nothing_is_printed_while_calibrating(capfd) -> None:
 def test_what_cannot_be_calibrated_is_refused_with_a_sentence(arguments, options, match) -> None:
     with pytest.raises(InvalidInput, match=match):
         noise_multiplier(*arguments, **options)
-
-
-@pytest.mark.parametrize(
-    ("rate", "steps"),
-    [
-        (0.0, 10),
-        (1.1, 10),
-        (math.nan, 10),
-        (0.1, 0),
-        (0.1, 2.5),
-        (0.1, True),
-        (0.1, math.nan),
-        (0.1, math.inf),
-    ],
-)
-def test_a_schedule_that_makes_no_sense_is_refused(rate, steps) -> None:
-    with pytest.raises(InvalidInput):
-        Schedule(rate, steps)
