@@ -1,8 +1,8 @@
-"""Runs the benchmarks and writes `docs/benchmarks.md`: ratios with their spread, machine, versions, date.
+"""Runs the benchmarks and writes `benchmarks/results.md`: ratios with their spread, machine, versions, date.
 
-    python benchmarks/run.py [--only noise growth | --all] [--quick] [--page docs/benchmarks.md]
+    python benchmarks/run.py [--only noise growth | --all] [--quick] [--page benchmarks/results.md]
 
-By default it runs the benchmarks whose results are on this page: the ratios beside other libraries, in about 75
+A few cases of each are shown in `docs/benchmarks.md`. By default it runs the ratios beside other libraries, in about 30
 minutes. The long runs about accuracy and reliability have pages of their own; `--only NAME` or `--all` runs them.
 
 Each benchmark is a script that can be run alone. Peers whose requirements are not ours (IBM ART, diffprivlib, MLServer)
@@ -208,7 +208,8 @@ BENCHMARKS = (
 )
 
 
-PAGE, QUICK_PAGE = ROOT / "docs" / "benchmarks.md", ROOT / "build" / "benchmarks.md"
+RESULTS, QUICK_PAGE = ROOT / "benchmarks" / "results.md", ROOT / "build" / "benchmarks.md"
+GLANCE = ROOT / "docs" / "benchmarks.md"
 TABLE = (
     "| case | ours | | peer | peer's | ratio | spread | runs |",
     "| --- | ---: | --- | --- | ---: | ---: | --- | ---: |",
@@ -218,8 +219,8 @@ QUICK = "A quick run: it shows that the benchmark works; its figures mean nothin
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description="Runs the benchmarks and writes docs/benchmarks.md. By default those whose results are on this "
-        "page, the ratios beside other libraries (about 30 minutes); long runs about accuracy and reliability have "
+        description="Runs the benchmarks and writes benchmarks/results.md and docs/benchmarks.md. By default the "
+        "ratios beside other libraries (about 30 minutes); long runs about accuracy and reliability have "
         "pages of their own and need --only or --all."
     )
     some = parser.add_mutually_exclusive_group()
@@ -232,9 +233,11 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help=f"Small versions; writes {QUICK_PAGE.relative_to(ROOT)}."
     )
-    parser.add_argument("--page", type=Path, help=f"The page to write, instead of {PAGE.relative_to(ROOT)}.")
+    parser.add_argument(
+        "--page", type=Path, help=f"The page to write, instead of {RESULTS.relative_to(ROOT)}."
+    )
     options = parser.parse_args()
-    path = options.page or (QUICK_PAGE if options.quick else PAGE)
+    path = options.page or (QUICK_PAGE if options.quick else RESULTS)
     path.parent.mkdir(parents=True, exist_ok=True)
     parts = kept_parts(path)
     problems = []
@@ -254,6 +257,8 @@ def main() -> None:
             problems.append(f"{benchmark.name}: no row for {', '.join(sorted(missing))}")
         parts[benchmark.name] = part(benchmark, rows, printed, options.quick)
         path.write_text(page(parts), encoding="utf-8")
+        if path == RESULTS:
+            GLANCE.write_text(summary(parts), encoding="utf-8")
     print(f"Written: {path}")
     if problems:
         sys.exit("\n".join(problems))
@@ -306,7 +311,7 @@ def part(benchmark: Benchmark, rows: list[dict[str, Any]], printed: str, quick: 
     elif printed.strip():
         lines += ["", "```text", printed.strip(), "```"]
     if benchmark.name == "growth" and not quick:
-        lines += ["", "![Growth on double logarithmic axes](figures/growth.png)"]
+        lines += ["", "![Growth on double logarithmic axes](../docs/figures/growth.png)"]
     return "\n".join(lines)
 
 
@@ -373,32 +378,28 @@ def kept_parts(path: Path) -> dict[str, str]:
 
 
 def page(parts: dict[str, str]) -> str:
-    """The whole page, in the order of the benchmarks."""
-    top = """# Benchmarks
-
-`make bench` runs the benchmarks of this page, in about 30 minutes, and writes it; `make bench QUICK=1` shows that they
-work. Parts that were not run keep their figures and date. Long runs about accuracy and reliability have pages of their
-own; `python benchmarks/run.py --only NAME` or `--all` runs them. Both sides of a comparison run in turns on the same
-machine; *ratio* is the peer's time divided by ours within one run (above 1: we are faster), its median and spread over
-the runs. Accuracies are on the [results page](results.md).
-"""
-    glance = at_a_glance(parts)
-    if glance:
-        top += """
-## Ratios at a glance
-
-A few cases of each benchmark, chosen before the run; the parts below have all of them. In the rows of `growth`, the
-peer is the same work at the smallest size, per record (network, class, query; of replicas, in all): 1 means that the
-cost grows in proportion.
-
-| benchmark | case | peer | ratio | spread | date |
-| --- | --- | --- | ---: | --- | --- |
-""" + "".join(f"{line}\n" for line in glance)
+    """All parts, in the order of the benchmarks."""
     bodies = [
         f"<!-- begin {each.name} -->\n{parts.get(each.name, _missing(each))}\n<!-- end -->"
         for each in BENCHMARKS
     ]
-    return top + "\n" + "\n\n".join(bodies) + "\n"
+    return "# Results of the benchmarks\n\n" + "\n\n".join(bodies) + "\n"
+
+
+def summary(parts: dict[str, str]) -> str:
+    """The page of the documentation: the cases that were chosen before the run."""
+    return """# Benchmarks
+
+`make bench` runs these benchmarks in about 30 minutes and writes this page; `make bench QUICK=1` shows that they
+work. All cases, with machine and versions, are in `benchmarks/results.md`. Both sides of a comparison run in turns on
+the same machine. *Ratio* is the peer's time divided by ours within one run (above 1: we are faster), its median and
+spread over the runs. In the rows of `growth`, the peer is the same work at the smallest size, per record (network,
+class, query; of replicas, in all): 1 means that the cost grows in proportion. Accuracies are on the [results
+page](results.md); long runs are listed by `python benchmarks/run.py --help`.
+
+| benchmark | case | peer | ratio | spread | date |
+| --- | --- | --- | ---: | --- | --- |
+""" + "".join(f"{line}\n" for line in at_a_glance(parts))
 
 
 def _missing(benchmark: Benchmark) -> str:

@@ -134,7 +134,7 @@ def test_the_first_table_has_the_ratios_of_the_chosen_cases_with_the_date_of_the
     }
     dated = re.sub(r"\.py`, \d{4}-\d\d-\d\d;", ".py`, 2001-02-03;", run.page(parts))
     (tmp_path / "page.md").write_text(dated, encoding="utf-8")
-    table = run.page(run.kept_parts(tmp_path / "page.md")).split("<!-- begin")[0].splitlines()
+    table = run.summary(run.kept_parts(tmp_path / "page.md")).splitlines()
     assert [line for line in table if line.startswith("| `")] == [
         f"| `noise` | {noise.glance[0]} | other | **4.00** | 4.00 to 4.00 | 2001-02-03 |",
         f"| `dpsgd` | {dpsgd.glance[0]} | other | **0.062** | 0.062 to 0.062 | 2001-02-03, a quick run |",
@@ -143,7 +143,9 @@ def test_the_first_table_has_the_ratios_of_the_chosen_cases_with_the_date_of_the
 
 def test_the_page_in_the_documentation_is_as_the_runner_writes_it():
     """If this fails, run `python benchmarks/run.py --only NAME` for the part that was changed."""
-    assert run.page(run.kept_parts(run.PAGE)) == run.PAGE.read_text(encoding="utf-8")
+    parts = run.kept_parts(run.RESULTS)
+    assert run.page(parts) == run.RESULTS.read_text(encoding="utf-8")
+    assert run.summary(parts) == run.GLANCE.read_text(encoding="utf-8")
 
 
 def test_benchmarks_with_a_page_of_their_own_run_only_when_asked_for():
