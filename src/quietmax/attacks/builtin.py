@@ -29,6 +29,7 @@ one, and means are smoothed to ``(correct + 1/2)/(n + 1)``.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -93,6 +94,25 @@ class _FittedScore(FittedAttack):
         return self.score(answers)
 
 
+@dataclass(frozen=True)
+class _ScoreAttack(Attack):
+    """An attack whose score is a function of the answers that needs no training."""
+
+    def fit(
+        self,
+        pool: ShadowPool,
+        released: Released,
+        progress: Progress | None = None,  # noqa: ARG002
+    ) -> FittedAttack:
+        """Learn from the answers of shadow networks."""
+        self.check_pool(pool)
+        return self._fit(pool, released)
+
+    @abstractmethod
+    def _fit(self, pool: ShadowPool, released: Released) -> _FittedScore:
+        """Learn from the answers of a pool of a permitted design."""
+
+
 # Threshold
 
 
@@ -113,7 +133,7 @@ _STATISTICS: dict[StatisticName, Statistic] = {
 
 
 @dataclass(frozen=True)
-class Threshold(Attack):
+class Threshold(_ScoreAttack):
     """Compare one statistic of each answer with one threshold.
 
     If the target releases labels only, a record is called a member if its label is correct. The leakage is then the
@@ -143,14 +163,8 @@ class Threshold(Attack):
         if self.statistic not in _STATISTICS:
             raise InvalidInput(f"statistic must be one of {', '.join(_STATISTICS)}, got {self.statistic!r}.")
 
-    def fit(
-        self,
-        pool: ShadowPool,
-        released: Released,
-        progress: Progress | None = None,  # noqa: ARG002
-    ) -> FittedAttack:
+    def _fit(self, pool: ShadowPool, released: Released) -> _FittedScore:
         """Choose the threshold on the answers of ``pool`` to its members and non-members; 1/2 for labels only."""
-        self.check_pool(pool)
         labels = pool.data.records.labels[candidate_rows(pool.data)]
         if released == "labels":
             note = "The target releases labels only: a record with a correct label is called a member."
@@ -328,7 +342,7 @@ def _shadow_notes(without: NDArray[np.int64]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class _ReferenceAttack(Attack):
+class _ReferenceAttack(_ScoreAttack):
     """An attack that compares each candidate with reference networks; online, also with those that trained on it."""
 
     models: int = 32
@@ -387,14 +401,8 @@ class LiRA(_ReferenceAttack):
         if self.variance not in ("fixed", "per-example"):
             raise InvalidInput(f"variance must be 'fixed' or 'per-example', got {self.variance!r}.")
 
-    def fit(
-        self,
-        pool: ShadowPool,
-        released: Released,
-        progress: Progress | None = None,  # noqa: ARG002
-    ) -> FittedAttack:
+    def _fit(self, pool: ShadowPool, released: Released) -> _FittedScore:
         """Fit the distributions of all candidates; choose the threshold by attacking each network with the others."""
-        self.check_pool(pool)
         statistic = correct if released == "labels" else _log_odds
         candidates, rows = candidate_rows(pool.data), pool.reference_rows
         labels = pool.data.records.labels[candidates]
@@ -561,14 +569,8 @@ class RMIA(_ReferenceAttack):
         """Return the candidates of ``data``, then the population records."""
         return np.concatenate([candidate_rows(data), leftover_rows(data, self.population, self.seed)])
 
-    def fit(
-        self,
-        pool: ShadowPool,
-        released: Released,
-        progress: Progress | None = None,  # noqa: ARG002
-    ) -> FittedAttack:
+    def _fit(self, pool: ShadowPool, released: Released) -> _FittedScore:
         """Average the reference networks; tune offset and threshold by attacking each network with the others."""
-        self.check_pool(pool)
         queried, candidates = self.queried_rows(pool.data), len(candidate_rows(pool.data))
         statistic = _log_correct if released == "labels" else log_probability
         on_queried = _Reference.of(pool, queried, statistic, released)
