@@ -32,7 +32,12 @@ def test_the_stored_table_is_shown_and_written_without_training(
     name = "bounds-table.csv" if command == "bounds-table" else f"{command}.csv"
     with (tmp_path / name).open() as file:
         assert {row["dataset"] for row in csv.DictReader(file)} == {"location", "adult"}
-    figures = {f"alpha-{name}.{form}" for name in ("location", "adult") for form in ("png", "pdf")}
+    figures = {
+        f"{name}-alpha-{kind}.{form}"
+        for name in ("location", "adult")
+        for kind in ("accuracy", "leakage")
+        for form in ("png", "pdf")
+    }
     assert {path.name for path in tmp_path.iterdir()} == {name} | (figures if command == "alpha" else set())
     assert json.loads(run("reproduce", command, "--datasets", "location", "--json")[1])
 
@@ -94,7 +99,7 @@ def test_measuring_alpha_runs_trials_that_a_second_run_finds(
     code, out, err = run("reproduce", "alpha", *options)
     assert code == 0, err
     assert "3 trials computed" in out
-    assert (tmp_path / "alpha-mnist-5k.png").is_file()
+    assert (tmp_path / "mnist-5k-alpha-leakage.png").is_file()
     assert "0 trials computed" in run("reproduce", "alpha", *options)[1]
     found = json.loads(run("reproduce", "alpha", *options, "--json")[1])
     assert [row["alpha"] for row in found["rows"]] == [None, 0.5, 1.0]

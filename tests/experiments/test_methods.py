@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 from quietmax.accounting.costs import GaussianCost, PureCost, mu_of
@@ -62,10 +63,16 @@ def test_a_private_method_requires_an_epsilon(group: Group, shared: SharedInputs
         method("head").prepare(Trial(group, "head"), shared)
 
 
-def test_proven_methods_answer_members_and_non_members_only(group: Group, shared: SharedInputs) -> None:
+def test_proven_methods_answer_every_record(group: Group, shared: SharedInputs) -> None:
+    """The public features of pool records, which some attacks query, are computed when they are needed."""
     prepared = method("head").prepare(Trial(group, "head", 1.0), shared)
-    with pytest.raises(InvalidInput, match="only members and non-members"):
-        prepared.answer(shared.data.pool_rows[:2])
+    rows = np.concatenate([shared.data.pool_rows[:2], shared.data.test_rows[:2], shared.data.pool_rows[2:3]])
+    together = prepared.answer(rows)
+    for place, row in enumerate(rows):
+        alone = prepared.answer(np.array([row]))
+        assert alone.probabilities is not None
+        assert together.probabilities is not None
+        assert np.allclose(alone.probabilities[0], together.probabilities[place])
 
 
 def test_trials_have_numbers_of_answers_only_where_answers_are_charged(group: Group) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from quietmax.experiments.grid import Trial
 from quietmax.experiments.results import Result, ResultStore
 from quietmax.experiments.runner import MAX_TRIES, MeasureFactory, TrialOutcome, run, run_trials
 from tests.experiments.same_process import SameProcess
-from tests.experiments.toy_grid import tiny_trials
+from tests.experiments.toy_grid import EFFORT, tiny_trials
 
 HERE = Path(__file__).parent
 
@@ -92,21 +93,16 @@ def test_a_worker_that_joins_a_group_begins_at_its_end(tmp_path: Path) -> None:
     assert next(trial for worker, trial in workers.submitted if worker == 1) == trials[-1]
 
 
-def test_the_group_with_the_most_work_starts_first_and_progress_is_the_share_of_the_work(
-    tmp_path: Path,
-) -> None:
+def test_the_group_with_the_most_work_starts_first_and_progress_counts_trials(tmp_path: Path) -> None:
+    light, heavy = (
+        [replace(each, group=replace(each.group, effort=replace(EFFORT, epochs=epochs))) for each in part]
+        for part, epochs in ((tiny_trials()[:5], 3), (tiny_trials()[5:], 30))
+    )
     workers = SameProcess(number)
     seen: list[tuple[int, int]] = []
-    run(
-        tiny_trials(),
-        ResultStore(tmp_path),
-        lambda: workers,
-        weight=lambda trial: 10.0 if trial.group.repeat == 1 else 1.0,
-        progress=lambda *done: seen.append(done),
-    )
-    assert workers.submitted[0][1].group.repeat == 1
-    # Five trials of 10 and five of 1: shares of the work in percent.
-    assert seen == [(done, 100) for done in (18, 36, 55, 73, 91, 93, 95, 96, 98, 100)]
+    run([*light, *heavy], ResultStore(tmp_path), lambda: workers, progress=lambda *done: seen.append(done))
+    assert workers.submitted[0][1] == heavy[0]
+    assert seen == [(done, 10) for done in range(11)]
 
 
 def test_an_interrupt_stops_the_workers_and_keeps_finished_results(tmp_path: Path) -> None:

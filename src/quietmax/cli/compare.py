@@ -6,6 +6,7 @@ Also what the commands that run trials share: options, the run with its progress
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,145 +18,44 @@ from quietmax.errors import InvalidInput, counted, unknown_name
 
 if TYPE_CHECKING:
     from quietmax.experiments.findings import Summary
-    from quietmax.experiments.grid import DataSource, Trial
+    from quietmax.experiments.grid import DataSource, Effort, Trial
     from quietmax.experiments.runner import Run
 
-Output = Annotated[Path, typer.Option(help="Folder of results. Trials that it contains are not run again.")]
 WorkerCount = Annotated[
     int | None,
     typer.Option("--workers", min=1, help="Worker processes of one thread each. Default: one per core."),
 ]
 
-DEFAULT_METHODS = (
-    "plain",
-    "algorithm1-gaussian",
-    "algorithm1-laplace",
-    "sampled-neuron",
-    "teachers",
-    "head",
-    "dpsgd",
-)
-DEFAULT_EPSILONS = (0.1, 1.0, 10.0)
-_MAX_ROWS = 60
+
+Output = Annotated[Path, typer.Option(help="Folder of results. Trials that it contains are not run again.")]
 
 
-@with_groups
-def command(
-    *,
-    subject: Annotated[
-        str,
-        typer.Argument(metavar="DATASET|FILE", help="Name of a data set, or a .csv, .parquet or .npz file."),
-    ],
-    methods: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="One or more methods. Beside the default ones: original, dpsgd-rdp, dpsgd-zcdp, dpsgd-ac, dpsgd-nc, "
-            "published-rdp, published-zcdp, published-ac, published-nc.",
-        ),
-    ] = None,
-    epsilons: Annotated[list[str] | None, typer.Option(help="As in: --epsilons 0.1 1 10.")] = None,
-    queries: Annotated[
-        list[str] | None,
-        typer.Option(help="Numbers of answers that epsilon pays for, where every answer is charged: 1,100."),
-    ] = None,
-    attacks: Annotated[list[str] | None, typer.Option(help="One or more attacks. Default: shadow.")] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Random splits to average over.")] = 1,
-    records: Annotated[
-        int | None,
-        typer.Option(
-            min=10, help="Data sets of the paper: number of training records. Default: the data set's number."
-        ),
-    ] = None,
-    holdout: Annotated[
-        float | None,
-        typer.Option(
-            help="Your own table: share of the persons (without --person: of the rows) that is the test part. "
-            "Default: 0.2."
-        ),
-    ] = None,
-    shadows: Annotated[int, typer.Option(min=1, help="Shadow networks of the attacks.")] = 10,
-    epochs: Annotated[int, typer.Option(min=1, help="Epochs of the network and its shadow networks.")] = 100,
-    attack_epochs: Annotated[int, typer.Option(min=1, help="Epochs of the attack networks.")] = 50,
-    output: Output = Path("quietmax-comparison"),
-    workers: WorkerCount = None,
-    ray: Ray = None,
-    table: TableOptions,
-    data_dir: DataDir = None,
-    download: Download = False,
-    seed: Seed = 0,
-    all_rows: Annotated[bool, typer.Option("--all", help="Print all rows of a long table.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Compare accuracy, leakage, claimed and audited epsilon, and times of all methods on the same splits.
+@dataclass(frozen=True)
+class RunOptions:
+    """How a command runs trials, and where it keeps their results."""
 
-    The output names the methods without a proven guarantee. A table is split by --holdout; the attacks train shadow
-    networks on the table itself, each without another random part of it, and tell persons apart if there is a person
-    column. The report is for the owner of the records only: it is computed from them without noise, and the number of
-    records is taken as public. The command can be interrupted; the same command continues from there.
+    output: Output = Path("quietmax-results")
+    workers: WorkerCount = None
+    ray: Ray = None
+    data_dir: DataDir = None
+    download: Download = False
+    seed: Seed = 0
+    as_json: Json = False
 
-    Examples:
-
-    quietmax compare mnist-5k --epsilons 1 10 --attacks threshold
-
-    quietmax compare people.csv --label income --epsilons 1 --queries 1,100
-    """
-    from quietmax.experiments.findings import summarize
-    from quietmax.experiments.grid import DataSource, Effort, Group
-    from quietmax.experiments.inputs import SharedInputs, training_size
-    from quietmax.experiments.methods import check_attacks, method_trials
-    from quietmax.experiments.report import OWNER_ONLY, SEEDED_NOISE, ReportInfo, write_report
-    from quietmax.experiments.results import ResultStore
-
-    chosen_attacks = _attacks(attacks, shadows)
-    chosen_methods = list(dict.fromkeys(listed(methods) or DEFAULT_METHODS))
-    source = DataSource.of(subject, table.given())
-    alpha = _check_source(source, data_dir, download)
-    size, share = training_size(source, records, holdout, data_dir)
-    effort = Effort(size, shadows, alpha, epochs, attack_epochs, chosen_attacks, share)
-    groups = [Group(source, effort, repeat, seed) for repeat in range(repeats)]
-    chosen_epsilons = _numbers(epsilons, "--epsilons") or list(DEFAULT_EPSILONS)
-    trials = [
-        trial
-        for group in groups
-        for trial in method_trials(group, chosen_methods, chosen_epsilons, _counts(queries))
-    ]
-    shared = SharedInputs(groups[0], ResultStore(output), data_dir)
-    check_attacks(chosen_methods, shared)
-    done = run_with_progress(trials, output, workers=workers, ray=ray, data_dir=data_dir, quiet=as_json)
-    summaries = summarize(done.results)
-    failures = {str(trial): failure for trial, failure in done.failures.items()}
-    info = ReportInfo(
-        f"Privacy and utility on {source.title}",
-        f"{counted(size, f'training {shared.data.records.unit}')}, {counted(shadows, 'shadow network')}, "
-        f"{counted(epochs, 'epoch')}, {counted(repeats, 'repeat')}",
-        seed,
-        tuple(f"{trial}: {failure}" for trial, failure in failures.items()),
-        paper=False,
-    )
-    written = write_report(summaries, output, info)
-    about = f"{SEEDED_NOISE} {OWNER_ONLY}"
-    if as_json:
-        print_json(
-            {
-                "about": about,
-                "results": [each.flat() for each in summaries],
-                "failures": failures,
-                "computed": done.computed,
-                "written": [str(path) for path in written],
-            }
+    def run(self, trials: Sequence[Trial]) -> Run:
+        """Run trials with a progress bar, and print those that failed."""
+        return run_with_progress(
+            trials, self.output, self.workers, self.data_dir, ray=self.ray, quiet=self.as_json
         )
-    else:
-        _print(summaries, chosen_attacks, about, output, all_rows=all_rows)
-    finish(done, written, quiet=as_json)
 
 
 def run_with_progress(
     trials: Sequence[Trial],
     output: Path,
+    workers: int | None,
+    data_dir: Path | None,
     *,
-    workers: int | None = None,
     ray: str | None = None,
-    data_dir: Path | None = None,
     quiet: bool = False,
 ) -> Run:
     """Run trials with a progress bar, and print those that failed."""
@@ -171,6 +71,142 @@ def run_with_progress(
     for trial, failure in done.failures.items():
         errors.print(f"failed: {trial}: {failure}", style="red", soft_wrap=True)
     return done
+
+
+DEFAULT_METHODS = (
+    "plain",
+    "algorithm1-gaussian",
+    "algorithm1-laplace",
+    "sampled-neuron",
+    "teachers",
+    "head",
+    "dpsgd",
+)
+DEFAULT_EPSILONS = (0.1, 1.0, 10.0)
+_MAX_ROWS = 60
+
+
+@dataclass(frozen=True)
+class _Comparison(RunOptions):
+    """What is compared, on which part of the records."""
+
+    output: Output = Path("quietmax-comparison")
+    methods: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="One or more methods. Beside the default ones: original, dpsgd-rdp, dpsgd-zcdp, dpsgd-ac, dpsgd-nc, "
+            "published-rdp, published-zcdp, published-ac, published-nc.",
+        ),
+    ] = None
+    epsilons: Annotated[list[str] | None, typer.Option(help="As in: --epsilons 0.1 1 10.")] = None
+    queries: Annotated[
+        list[str] | None,
+        typer.Option(help="Numbers of answers that epsilon pays for, where every answer is charged: 1,100."),
+    ] = None
+    attacks: Annotated[list[str] | None, typer.Option(help="One or more attacks. Default: shadow.")] = None
+    repeats: Annotated[int, typer.Option(min=1, help="Random splits to average over.")] = 1
+    records: Annotated[
+        int | None,
+        typer.Option(
+            min=10, help="Data sets of the paper: number of training records. Default: the data set's number."
+        ),
+    ] = None
+    holdout: Annotated[
+        float | None,
+        typer.Option(
+            help="Your own table: share of the persons (without --person: of the rows) that is the test part. "
+            "Default: 0.2."
+        ),
+    ] = None
+    shadows: Annotated[int, typer.Option(min=1, help="Shadow networks of the attacks.")] = 10
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs of the network and its shadow networks.")] = 100
+    attack_epochs: Annotated[int, typer.Option(min=1, help="Epochs of the attack networks.")] = 50
+
+    def effort(self, source: DataSource) -> Effort:
+        """The work of one repeat, if the options are valid and the files are there."""
+        from quietmax.experiments.grid import Effort
+        from quietmax.experiments.inputs import training_size
+
+        attacks = _attacks(self.attacks, self.shadows)
+        alpha = _check_source(source, self.data_dir, self.download)
+        size, share = training_size(source, self.records, self.holdout, self.data_dir)
+        return Effort(size, self.shadows, alpha, self.epochs, self.attack_epochs, attacks, share)
+
+    def trials(self, source: DataSource, effort: Effort) -> list[Trial]:
+        """All methods on all repeats."""
+        from quietmax.experiments.grid import Group
+        from quietmax.experiments.methods import method_trials
+
+        chosen = list(dict.fromkeys(listed(self.methods) or DEFAULT_METHODS))
+        epsilons = _numbers(self.epsilons, "--epsilons") or list(DEFAULT_EPSILONS)
+        counts = _numbers(self.queries, "--queries") or [1.0]
+        if any(count != int(count) for count in counts):
+            raise InvalidInput(f"--queries must be integers, got {' '.join(self.queries or [])!r}.")
+        groups = [Group(source, effort, repeat, self.seed) for repeat in range(self.repeats)]
+        return [
+            trial
+            for group in groups
+            for trial in method_trials(group, chosen, epsilons, list(map(int, counts)))
+        ]
+
+
+@with_groups
+def command(
+    *,
+    subject: Annotated[
+        str,
+        typer.Argument(metavar="DATASET|FILE", help="Name of a data set, or a .csv, .parquet or .npz file."),
+    ],
+    options: _Comparison,
+    table: TableOptions,
+    all_rows: Annotated[bool, typer.Option("--all", help="Print all rows of a long table.")] = False,
+) -> None:
+    """Compare accuracy, leakage, claimed and audited epsilon, and times of all methods on the same splits.
+
+    The output names the methods without a proven guarantee. A table is split by --holdout; the attacks train shadow
+    networks on the table itself, each without another random part of it, and tell persons apart if there is a person
+    column. The report is for the owner of the records only: it is computed from them without noise, and the number of
+    records is taken as public. The command can be interrupted; the same command continues from there.
+
+    Examples:
+
+    quietmax compare mnist-5k --epsilons 1 10 --attacks threshold
+
+    quietmax compare people.csv --label income --epsilons 1 --queries 1,100
+    """
+    from quietmax.experiments.findings import summarize
+    from quietmax.experiments.grid import DataSource
+    from quietmax.experiments.inputs import source_records
+    from quietmax.experiments.report import OWNER_ONLY, SEEDED_NOISE, ReportInfo, write_report
+
+    source = DataSource.of(subject, table.given())
+    effort = options.effort(source)
+    done = options.run(options.trials(source, effort))
+    summaries = summarize(done.results)
+    unit = source_records(source, options.data_dir).unit
+    info = ReportInfo(
+        f"Privacy and utility on {source.title}",
+        f"{counted(effort.records, f'training {unit}')}, {counted(effort.shadows, 'shadow network')}, "
+        f"{counted(effort.epochs, 'epoch')}, {counted(options.repeats, 'repeat')}",
+        options.seed,
+        done.failed,
+        paper=False,
+    )
+    written = write_report(summaries, options.output, info)
+    about = f"{SEEDED_NOISE} {OWNER_ONLY}"
+    if options.as_json:
+        print_json(
+            {
+                "about": about,
+                "results": [each.flat() for each in summaries],
+                "failures": {str(trial): failure for trial, failure in done.failures.items()},
+                "computed": done.computed,
+                "written": [str(path) for path in written],
+            }
+        )
+    else:
+        _print(summaries, effort.attacks, about, options.output, all_rows=all_rows)
+    finish(done, written, quiet=options.as_json)
 
 
 def finish(done: Run, written: Sequence[Path], *, quiet: bool) -> None:
@@ -238,14 +274,6 @@ def _check_source(source: DataSource, data_dir: Path | None, download: bool) -> 
     if download or not dataset_status(source.name, data_dir).present:
         load_records(source.name, data_dir=data_dir, download=download)
     return dataset(source.name).alpha
-
-
-def _counts(values: list[str] | None) -> list[int]:
-    """The numbers of answers."""
-    counts = _numbers(values, "--queries") or [1.0]
-    if any(count != int(count) for count in counts):
-        raise InvalidInput(f"--queries must be integers, got {' '.join(values or [])!r}.")
-    return [int(count) for count in counts]
 
 
 def _print(

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quietmax.cli._options import DataDir, Download, Json, Names, Ray, Seed, with_groups
+from quietmax.cli._options import DataDir, Json, Names, Seed, with_groups
 from quietmax.cli._output import console, print_json, print_table, progress_bar
-from quietmax.cli.compare import Output, WorkerCount, finish, listed, print_written, run_with_progress
+from quietmax.cli.compare import (
+    Output,
+    RunOptions,
+    WorkerCount,
+    finish,
+    listed,
+    print_written,
+    run_with_progress,
+)
 from quietmax.errors import DataUnavailable, QuietmaxError
 
 if TYPE_CHECKING:
@@ -26,7 +34,7 @@ if TYPE_CHECKING:
         NetworkRow,
         PrivateRow,
     )
-    from quietmax.experiments.report import ReportInfo, Table
+    from quietmax.experiments.report import Figure, ReportInfo, Table
     from quietmax.experiments.results import Result
     from quietmax.experiments.runner import Run
 
@@ -68,7 +76,7 @@ def _available(
 
 
 @dataclass(frozen=True)
-class _GridOptions:
+class _GridOptions(RunOptions):
     """The options of a command that runs trials, and the trials they select."""
 
     names: Names = None
@@ -76,11 +84,6 @@ class _GridOptions:
         str, typer.Option(help="quick (minutes), or paper (10 repeats, all shadow networks).")
     ] = "quick"
     repeats: Annotated[int | None, typer.Option(min=1, help="Repeats. Default: the profile's.")] = None
-    output: Output = Path("quietmax-results")
-    workers: WorkerCount = None
-    ray: Ray = None
-    data_dir: DataDir = None
-    download: Download = False
     stand_ins: Annotated[
         bool,
         typer.Option(
@@ -89,8 +92,6 @@ class _GridOptions:
             "They are not compared with the paper.",
         ),
     ] = False
-    seed: Seed = 0
-    as_json: Json = False
 
     @cached_property
     def datasets(self) -> list[str]:
@@ -118,16 +119,6 @@ class _GridOptions:
             seed=self.seed,
         )
 
-    def run(self, experiments: Sequence[Experiment]) -> Run:
-        return run_with_progress(
-            self.trials(experiments),
-            self.output,
-            workers=self.workers,
-            ray=self.ray,
-            data_dir=self.data_dir,
-            quiet=self.as_json,
-        )
-
     def info(self, done: Run) -> ReportInfo:
         from quietmax.experiments.report import ReportInfo, efforts
 
@@ -135,7 +126,7 @@ class _GridOptions:
             _TITLE,
             f"Profile {self.profile}: {efforts((*done.results, *done.failures))}",
             self.seed,
-            tuple(f"{trial}: {failure}" for trial, failure in done.failures.items()),
+            done.failed,
         )
 
 
@@ -187,7 +178,9 @@ def report(results: Results = None, output: Output = Path("quietmax-results"), a
     _write_everything(found, output, ReportInfo(_TITLE, efforts(found), seed), as_json)
 
 
-def _add_part(name: str, table: str, experiments: Sequence[Experiment], summary: str) -> None:
+def _add_part(
+    name: str, table: str, experiments: Sequence[Experiment], summary: str, datasets: str = "location"
+) -> None:
     """Add a command that runs a part of the evaluation, and shows and writes one of its tables."""
 
     @with_groups
@@ -195,7 +188,7 @@ def _add_part(name: str, table: str, experiments: Sequence[Experiment], summary:
         from quietmax.experiments.findings import summarize
         from quietmax.experiments.report import paper_tables, write_report
 
-        done = grid.run(experiments)
+        done = grid.run(grid.trials(experiments))
         summaries = summarize(done.results)
         shown = paper_tables(summaries)[table]
         if grid.as_json:
@@ -210,7 +203,7 @@ def _add_part(name: str, table: str, experiments: Sequence[Experiment], summary:
             written = [shown.write(grid.output / "tables" / f"{table}.csv")]
         finish(done, written, quiet=grid.as_json)
 
-    app.command(name, help=f"{summary}\n\nExample: quietmax reproduce {name} --datasets location")(command)
+    app.command(name, help=f"{summary}\n\nExample: quietmax reproduce {name} --datasets {datasets}")(command)
 
 
 _PRESENT = "Without --datasets, all data sets of the paper whose files are present."
@@ -228,7 +221,13 @@ _add_part(
     + _PRESENT,
 )
 _EVERYTHING: tuple[Experiment, ...] = ("accuracy", "algorithm1", "dpsgd", "like-for-like")
-_add_part("findings", "findings", _EVERYTHING, "Judge the paper's five findings from our own numbers.")
+_add_part(
+    "findings",
+    "findings",
+    _EVERYTHING,
+    "Judge the paper's five findings from our own numbers.",
+    "location adult mnist",
+)
 _add_part(
     "multi-query",
     "multi-query",
@@ -258,7 +257,7 @@ def everything(
         if grid.as_json:
             print_json(estimates)
         return
-    done = grid.run(_EVERYTHING)
+    done = grid.run(grid.trials(_EVERYTHING))
     failures = {str(trial): failure for trial, failure in done.failures.items()}
     more = {"estimates": estimates, "computed": done.computed, "failures": failures}
     _write_everything(done.results, grid.output, grid.info(done), grid.as_json, more)
@@ -317,7 +316,7 @@ def _estimate(grid: _GridOptions) -> dict[str, float]:
         console.print("Measuring the speed of this machine ...")
     for profile in ("quick", "paper"):
         trials = grid.trials(_EVERYTHING, profile)
-        seconds = sum(estimated_seconds(trials, data_dir=grid.data_dir).values())
+        seconds = estimated_seconds(trials, data_dir=grid.data_dir)
         memory = estimated_bytes(trials, data_dir=grid.data_dir) / 2**30
         hours[profile], hours[f"{profile}_gib_per_worker"] = seconds / 3600, memory
         if not grid.as_json:
@@ -375,7 +374,11 @@ class _TableOptions:
         ),
     ] = False
     output: Annotated[
-        Path | None, typer.Option(help="Folder to write the table to, as CSV, and figures if there are any.")
+        Path | None,
+        typer.Option(
+            help="Folder to write the table to, as CSV, and figures if there are any. Default with --measure: "
+            "quietmax-COMMAND, from which the same command continues where it can."
+        ),
     ] = None
     data_dir: DataDir = None
     seed: Seed = 0
@@ -386,12 +389,21 @@ class _TableOptions:
         """The data sets that were named; None for the default."""
         return listed(self.names) or None
 
+    def folder(self, command: str) -> Path | None:
+        """Where the table is written."""
+        return self.output or (Path(f"quietmax-{command}") if self.measure else None)
+
     def measured(self, default: Sequence[str]) -> list[str]:
         """The data sets to measure."""
         return _available(self.chosen or (), default, self.data_dir)
 
     def rows(
-        self, kind: type[Any], file: str, measure: Callable[..., list[Any]], default: Sequence[str]
+        self,
+        kind: type[Any],
+        file: str,
+        measure: Callable[..., list[Any]],
+        default: Sequence[str],
+        **options: object,
     ) -> list[Any]:
         """The stored rows, or with --measure those that ``measure`` returns for the data sets."""
         from quietmax.experiments.results import stored_rows
@@ -400,10 +412,24 @@ class _TableOptions:
             return stored_rows(kind, file, self.chosen)
         names = self.measured(default)
         with progress_bar(file.removesuffix(".csv"), quiet=self.as_json) as progress:
-            return measure(names, data_dir=self.data_dir, seed=self.seed, progress=progress)
+            return measure(names, data_dir=self.data_dir, seed=self.seed, progress=progress, **options)
 
-    def show(self, document: object, tables: Iterable[Table], written: Sequence[Path] = ()) -> None:
-        """Print the JSON document, or the tables and the written files."""
+    def show(
+        self,
+        command: str,
+        document: object,
+        tables: Iterable[Table],
+        files: Mapping[str, Iterable[Mapping[str, object]]],
+        figures: Sequence[Figure] = (),
+    ) -> None:
+        """Write files and figures, and print the JSON document, or the tables and what was written."""
+        from quietmax.experiments.report import write_figures
+        from quietmax.experiments.results import write_csv
+
+        folder, written = self.folder(command), []
+        if folder is not None:
+            written = [write_csv(rows, folder / file) for file, rows in files.items()]
+            written += write_figures(figures, folder)
         if self.as_json:
             print_json(document)
         else:
@@ -430,20 +456,17 @@ def bounds_table(*, table: _TableOptions, removals: Removals = None) -> None:
     Example: quietmax reproduce bounds-table --datasets location adult
     """
     from quietmax.experiments import measurements as ours
-    from quietmax.experiments.results import stored_rows, write_csv
+    from quietmax.experiments.results import stored_rows
 
+    files: dict[str, Iterable[Mapping[str, object]]] = {}
     if table.measure:
-        observed = table.rows(
-            ours.Observed, ours.BOUNDS, partial(ours.observe, removals=removals), ours.MEASURED
-        )
+        observed = table.rows(ours.Observed, ours.BOUNDS, ours.observe, ours.MEASURED, removals=removals)
+        files[ours.BOUNDS] = map(asdict, observed)
     else:
         observed = stored_rows(ours.Observed, ours.BOUNDS)
-    rows, written = ours.bounds_table(table.chosen, observed), []
-    if table.output is not None:
-        written.append(write_csv((row.flat() for row in rows), table.output / "bounds-table.csv"))
-        if table.measure:
-            written.append(write_csv(map(asdict, observed), table.output / ours.BOUNDS))
-    table.show(rows, _bounds_tables(rows), written)
+    rows = ours.bounds_table(table.chosen, observed)
+    files["bounds-table.csv"] = (row.flat() for row in rows)
+    table.show("bounds-table", rows, _bounds_tables(rows), files)
 
 
 def _bounds_tables(rows: Sequence[BoundsRow]) -> Iterator[Table]:
@@ -508,14 +531,16 @@ def architectures(*, table: _TableOptions, repeats: Repeats = None, removals: Re
     Example: quietmax reproduce architectures --datasets location
     """
     from quietmax.experiments import measurements as ours
-    from quietmax.experiments.results import write_csv
 
-    measure = partial(ours.measure_architectures, repeats=repeats, removals=removals)
-    rows = table.rows(ours.ArchitectureRow, ours.ARCHITECTURES, measure, ("location", "adult"))
-    written = (
-        [] if table.output is None else [write_csv(map(asdict, rows), table.output / ours.ARCHITECTURES)]
+    rows = table.rows(
+        ours.ArchitectureRow,
+        ours.ARCHITECTURES,
+        ours.measure_architectures,
+        ("location", "adult"),
+        repeats=repeats,
+        removals=removals,
     )
-    table.show(rows, _architecture_tables(rows), written)
+    table.show("architectures", rows, _architecture_tables(rows), {ours.ARCHITECTURES: map(asdict, rows)})
 
 
 def _architecture_tables(rows: Sequence[ArchitectureRow]) -> Iterator[Table]:
@@ -551,31 +576,25 @@ def _architecture_tables(rows: Sequence[ArchitectureRow]) -> Iterator[Table]:
 def alpha(*, table: _TableOptions, repeats: Repeats = None, workers: WorkerCount = None) -> None:
     """Show accuracy and leakage for the values of alpha that the paper searched, 0.5 to 10.
 
-    With --measure, finished trials are kept in --output (default: quietmax-alpha); the same command continues from
-    there.
-
     Example: quietmax reproduce alpha --datasets location --output alpha
     """
     from quietmax.experiments import measurements as ours
-    from quietmax.experiments.results import stored_rows, write_csv
+    from quietmax.experiments.results import stored_rows
 
-    done, output = None, table.output
-    if table.measure:
-        output = output or Path("quietmax-alpha")
+    done, folder = None, table.folder("alpha")
+    if table.measure and folder is not None:
         trials = ours.alpha_trials(table.measured(ours.MEASURED), repeats=repeats, seed=table.seed)
-        done = run_with_progress(
-            trials, output, workers=workers, data_dir=table.data_dir, quiet=table.as_json
-        )
+        done = run_with_progress(trials, folder, workers, table.data_dir, quiet=table.as_json)
         rows = ours.alpha_rows(done.results)
     else:
         rows = stored_rows(ours.AlphaRow, ours.ALPHA, table.chosen)
-    choices, written = ours.alpha_choices(rows), []
-    if output is not None:
-        written = [write_csv(map(asdict, rows), output / ours.ALPHA), *ours.write_alpha_figures(rows, output)]
+    choices = ours.alpha_choices(rows)
     tables = [
         _alpha_table(choice, [row for row in rows if row.dataset == choice.dataset]) for choice in choices
     ]
-    table.show({"rows": rows, "choices": choices}, tables, written)
+    figures = [] if folder is None else ours.alpha_figures(rows)
+    files = {ours.ALPHA: map(asdict, rows)}
+    table.show("alpha", {"rows": rows, "choices": choices}, tables, files, figures)
     if done is not None:
         finish(done, [], quiet=table.as_json)
 
@@ -611,20 +630,16 @@ def _alpha_table(choice: AlphaChoice, rows: Sequence[AlphaRow]) -> Table:
 def cifar(*, table: _TableOptions) -> None:
     """Show which scaling of pixels, learning rate and loss give the paper's numbers on CIFAR.
 
-    With --measure, finished trials are kept in --output (default: quietmax-cifar); the same command continues from
-    there.
-
     Example: quietmax reproduce cifar --datasets cifar-100
     """
     from quietmax.experiments import measurements as ours
-    from quietmax.experiments.results import write_csv
 
-    measure = partial(ours.measure_cifar, folder=table.output or Path("quietmax-cifar"))
-    trials = table.rows(ours.CifarTrial, ours.CIFAR, measure, ours.CIFAR_DATASETS)
+    trials = table.rows(
+        ours.CifarTrial, ours.CIFAR, ours.measure_cifar, ours.CIFAR_DATASETS, folder=table.folder("cifar")
+    )
     networks, private = ours.network_rows(trials), ours.private_rows(trials)
-    output = table.output or (Path("quietmax-cifar") if table.measure else None)
-    written = [] if output is None else [write_csv(map(asdict, trials), output / ours.CIFAR)]
-    table.show({"networks": networks, "dpsgd": private}, _cifar_tables(networks, private), written)
+    document = {"networks": networks, "dpsgd": private}
+    table.show("cifar", document, _cifar_tables(networks, private), {ours.CIFAR: map(asdict, trials)})
 
 
 def _cifar_tables(networks: Sequence[NetworkRow], private: Sequence[PrivateRow]) -> Iterator[Table]:

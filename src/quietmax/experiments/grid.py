@@ -86,6 +86,11 @@ class Effort:
     attacks: tuple[str, ...] = ("shadow",)  # Names of the attacks. Without any, no shadow network is trained
     holdout: float | None = None  # Share of the persons (without persons: of the rows) that is the test part
 
+    @property
+    def records_seen(self) -> int:
+        """Records that the network and its shadow networks see."""
+        return self.records * self.epochs * (1 + (self.shadows if self.attacks else 0))
+
     def to_json(self) -> dict[str, Any]:
         """Return all fields; the holdout only if there is one, so that results of the paper's split are found."""
         return {name: value for name, value in asdict(self).items() if value is not None}

@@ -32,6 +32,7 @@ from quietmax.estimators.head.training import default_features
 from quietmax.experiments.grid import DataSource, Group
 from quietmax.experiments.paper import EPSILONS
 from quietmax.experiments.results import Arrays, ResultStore
+from quietmax.models.features.base import FeatureMap
 from quietmax.models.losses import Convexified, CrossEntropy, Loss
 from quietmax.models.mlp import MLP
 from quietmax.models.serialization import mlp_from
@@ -98,11 +99,21 @@ class SharedInputs:
         encoding = self._public.encoding
         return encoding is not None and bool(encoding.inferred)
 
+    def public_features(self, rows: NDArray[np.int64]) -> Features:
+        """Return public features of rows; those of members and non-members are computed once."""
+        features_map, place, candidates = self._candidate_features
+        features = candidates[place[rows]]
+        if len(others := np.flatnonzero(place[rows] < 0)):
+            features[others] = features_map.transform(self._public.features[rows[others]])
+        return features
+
     @cached_property
-    def public_features(self) -> Features:
-        """Public features of members and non-members, in the order of `candidate_rows`."""
+    def _candidate_features(self) -> tuple[FeatureMap, NDArray[np.int64], Features]:
+        """The map, the place of each record among the candidates (-1: none), and the candidates' features."""
         chosen = default_features(self._public.features.shape[1], self._public.image_shape)
-        return chosen.transform(self._public.features[candidate_rows(self.data)])
+        order, place = candidate_rows(self.data), np.full(len(self.data.records), -1)
+        place[order] = np.arange(len(order))
+        return chosen, place, chosen.transform(self._public.features[order])
 
     @cached_property
     def attacks(self) -> dict[str, Attack]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,14 +26,13 @@ from quietmax.data.load import load_records
 from quietmax.data.records import Records, Split, split
 from quietmax.data.registry import dataset
 from quietmax.errors import unknown_name
-from quietmax.estimators.dpsgd.config import make_plan
-from quietmax.estimators.dpsgd.training import train_private_stack
+from quietmax.estimators.dpsgd.training import train_sweep
 from quietmax.experiments import paper
 from quietmax.experiments.findings import ACCURACY_TOLERANCE, CURVE_TOLERANCE, PAPER_SERIES, Mean
 from quietmax.experiments.grid import DataSource, Effort, Group, Trial
 from quietmax.experiments.inputs import source_records
 from quietmax.experiments.paper import Row, correlate
-from quietmax.experiments.report import draw_line
+from quietmax.experiments.report import Figure, Line
 from quietmax.experiments.results import Result, read_rows, write_csv
 from quietmax.mechanisms.algorithm1 import Algorithm1
 from quietmax.mechanisms.base import Answerer
@@ -452,52 +451,39 @@ def _correlation(alphas: Sequence[float], leakages: Sequence[float | None]) -> f
     return correlate(alphas, known)["spearman"]
 
 
-def write_alpha_figures(rows: Sequence[AlphaRow], folder: Path) -> list[Path]:
-    """Draw accuracy and leakage over alpha, one figure per data set."""
-    from matplotlib.figure import Figure
+# Figure, number, its spread, colour.
+_ALPHA_LINES = (
+    ("accuracy", "train_accuracy", "train_spread", "#3d5a80"),
+    ("accuracy", "test_accuracy", "test_spread", "#b4431f"),
+    ("leakage", "shadow_leakage", "shadow_spread", "#0b6e4f"),
+    ("leakage", "threshold_leakage", "threshold_spread", "#7b3fa0"),
+    ("leakage", "gap", None, "#888888"),
+)
 
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
+
+def alpha_figures(rows: Sequence[AlphaRow]) -> list[Figure]:
+    """Return accuracy and leakage over alpha, two figures per data set; thin lines are the original loss."""
+    drawn = []
     for choice in alpha_choices(rows):
         mine = [row for row in rows if row.dataset == choice.dataset]
-        canvas = Figure(figsize=(8.4, 3.4), layout="constrained")
-        _draw_alphas(canvas.subplots(1, 2), mine, choice)
-        for extension in ("png", "pdf"):
-            written.append(folder / f"alpha-{choice.dataset}.{extension}")
-            canvas.savefig(written[-1], dpi=150)
-    return written
-
-
-def _draw_alphas(panels: Any, rows: Sequence[AlphaRow], choice: AlphaChoice) -> None:
-    accuracies, leaks = panels
-    (original,) = (row for row in rows if row.alpha is None)
-    for part, name, colour in (("train", "training", "#3d5a80"), ("test", "test", "#b4431f")):
-        _draw_alpha(accuracies, rows, f"{part}_accuracy", f"{part}_spread", name, colour)
-        level = getattr(original, f"{part}_accuracy")
-        accuracies.axhline(level, color=colour, linewidth=0.8, linestyle=":", label=f"{part}, original loss")
-    label = f"the paper's {choice.paper:g}"
-    accuracies.axvline(choice.paper, color="#222222", linewidth=0.6, linestyle="--", label=label)
-    for attack, colour in zip(_ATTACKS, ("#0b6e4f", "#7b3fa0"), strict=True):
-        _draw_alpha(leaks, rows, f"{attack}_leakage", f"{attack}_spread", f"{attack} attack", colour)
-    _draw_alpha(leaks, rows, "gap", "", "training minus test accuracy", "#888888")
-    for axes, title, label in (
-        (accuracies, f"{choice.dataset}: accuracy", "accuracy"),
-        (leaks, "leakage without noise", "TPR - FPR"),
-    ):
-        axes.set(xlabel="alpha", ylabel=label)
-        axes.set_title(title, fontsize=9)
-        axes.grid(alpha=0.25)
-        axes.legend(fontsize=6.5, frameon=False)
-
-
-def _draw_alpha(axes: Any, rows: Sequence[AlphaRow], value: str, spread: str, name: str, colour: str) -> None:
-    points = [
-        (row.alpha, getattr(row, value), getattr(row, spread) if spread else None)
-        for row in rows
-        if row.alpha is not None and getattr(row, value) is not None
-    ]
-    if points:
-        draw_line(axes, name, colour, points, marker="o", markersize=2.5, linewidth=1.3)
+        lines: dict[str, list[Line]] = {"accuracy": [], "leakage": []}
+        for kind, value, spread, colour in _ALPHA_LINES:
+            points = [
+                (row.alpha, getattr(row, value), getattr(row, spread) if spread else None)
+                for row in mine
+                if row.alpha is not None and getattr(row, value) is not None
+            ]
+            name = value.replace("_", " ")
+            if points:
+                lines[kind].append(Line(name, colour, False, False, tuple(points)))
+            level = next(getattr(row, value) for row in mine if row.alpha is None)
+            if level is not None:
+                ends = ((points[0][0], level, None), (points[-1][0], level, None))
+                lines[kind].append(Line(f"{name}, original loss", colour, True, True, ends))
+        for kind, found in lines.items():
+            title = f"{choice.dataset}: {kind} over alpha (the paper's: {choice.paper:g})"
+            drawn.append(Figure(choice.dataset, f"alpha-{kind}", title, kind, tuple(found), along="alpha"))
+    return drawn
 
 
 # --- CIFAR --------------------------------------------------------------------------------------------------------
@@ -533,9 +519,13 @@ class CifarSettings:
 class Case(CifarSettings):
     """Settings that are trained on some splits."""
 
-    method: Literal["plain", "published-rdp"] = "plain"  # "published-rdp" for DP-SGD as published
     splits: int = 1  # Number of splits
-    epsilons: tuple[float, ...] = ()  # The epsilons of DP-SGD
+    epsilons: tuple[float, ...] = ()  # The epsilons of DP-SGD as published; without any, no privacy
+
+    @property
+    def method(self) -> str:
+        """The method of the case's networks."""
+        return "published-rdp" if self.epsilons else "plain"
 
     def trial(self, part: Split, method: str, epsilon: float | None, *measured: float | None) -> CifarTrial:
         """Return what was measured with these settings on a split."""
@@ -571,9 +561,9 @@ _PLAIN: dict[str, tuple[tuple[str, float, int, float | None, int], ...]] = {
     ),
     "cifar-100": (("pixel/255", 1e-4, 100, None, 1), ("pixel/255", 1e-4, 100, 1.0, 1)),
 }
-_PRIVATE: dict[str, tuple[tuple[str, float, float], ...]] = {
-    "cifar-10": (("pixel/255", 1e-4, 2.0), ("pixel/255", 1e-3, 2.0)),
-    "cifar-100": (("pixel/255", 1e-4, 1.0),),
+_PRIVATE = {
+    "cifar-10": (("pixel/255", 1e-4, 100, 2.0, 1), ("pixel/255", 1e-3, 100, 2.0, 1)),
+    "cifar-100": (("pixel/255", 1e-4, 100, 1.0, 1),),
 }
 _PRIVATE_EPSILONS = (1.0, 10.0, 100.0)
 
@@ -583,25 +573,14 @@ def cifar_cases(names: Sequence[str] = CIFAR_DATASETS) -> list[Case]:
     for name in names:
         if name not in CIFAR_DATASETS:
             raise unknown_name("data set of this comparison", name, CIFAR_DATASETS)
-    plain = [
+    return [
         Case(
-            name,
-            scaling,
-            rate,
-            epochs,
-            "cross-entropy" if alpha is None else "convexified",
-            alpha,
-            splits=splits,
+            name, scaling, rate, epochs, "convexified" if alpha else "cross-entropy", alpha, splits, epsilons
         )
+        for table, epsilons in ((_PLAIN, ()), (_PRIVATE, _PRIVATE_EPSILONS))
         for name in names
-        for scaling, rate, epochs, alpha, splits in _PLAIN[name]
+        for scaling, rate, epochs, alpha, splits in table[name]
     ]
-    private = [
-        Case(name, scaling, rate, 100, "convexified", alpha, "published-rdp", epsilons=_PRIVATE_EPSILONS)
-        for name in names
-        for scaling, rate, alpha in _PRIVATE[name]
-    ]
-    return plain + private
 
 
 def is_measured(case: Case, trials: Sequence[CifarTrial]) -> bool:
@@ -629,7 +608,7 @@ def measure_case(case: Case, records: Records, *, seed: int = 0) -> list[CifarTr
     scaled = replace(records, features=np.ascontiguousarray(SCALINGS[case.scaling](records.features)))
     size = dataset(case.dataset).records
     data = [split(scaled, size=size, seed=seed + number) for number in range(case.splits)]
-    return _measure_plain(case, data) if case.method == "plain" else _measure_private(case, data)
+    return _measure_private(case, data) if case.epsilons else _measure_plain(case, data)
 
 
 def _measure_plain(case: Case, data: Sequence[Split]) -> list[CifarTrial]:
@@ -658,32 +637,17 @@ def _answer_with_algorithm1(case: Case, part: Split, model: Model) -> Iterator[C
 
 
 def _measure_private(case: Case, data: Sequence[Split]) -> list[CifarTrial]:
-    plans = [
-        make_plan(
-            len(data[0].train_rows),
-            epsilon=epsilon,
-            accountant="rdp",
-            analysis="published",
-            preset="paper",
-            learning_rate=case.learning_rate,
-        )
-        for epsilon in case.epsilons
-    ]
+    sweep = train_sweep(
+        data,
+        epsilons=case.epsilons,
+        accountants=("rdp",),
+        alpha=case.alpha,
+        learning_rate=case.learning_rate,
+    )
     trials = []
-    for part in data:
-        records = part.records
-        networks = train_private_stack(
-            records.features,
-            records.labels,
-            records.classes,
-            [part.train_rows] * len(plans),
-            settings=plans[0].settings,
-            noise_multipliers=[plan.noise_multiplier for plan in plans],
-            seeds=[part.seed] * len(plans),
-            alpha=case.alpha,
-        )
-        for place, epsilon in enumerate(case.epsilons):
-            network = networks.network(place)
+    for place, part in enumerate(data):
+        for epsilon in case.epsilons:
+            network = sweep.network(place, "rdp", epsilon)
             right = [
                 float((network.logits(each.features).argmax(-1).numpy() == each.labels).mean())
                 for each in (part.train, part.test)
@@ -782,18 +746,14 @@ def _curve_differences(trials: Sequence[CifarTrial]) -> list[float]:
 
 
 @dataclass(frozen=True)
-class PrivateRow(Row):
+class PrivateRow(CifarSettings, Row):
     """DP-SGD as published, with the accountant RDP, beside the paper's."""
 
-    dataset: str  # The settings, as in `Case`
-    scaling: str
-    learning_rate: float
-    loss: str
     epsilon: float  # The paper's epsilon
     test_accuracy: float  # Ours, and what the paper's accuracy loss and its accuracy without privacy give
     paper_test_accuracy: float
-    accuracy_loss: float | None
-    paper_accuracy_loss: float  # The paper's
+    accuracy_loss: float | None  # None if the network without privacy was not measured
+    paper_accuracy_loss: float
 
 
 def private_rows(trials: Sequence[CifarTrial]) -> list[PrivateRow]:
@@ -813,15 +773,12 @@ def private_rows(trials: Sequence[CifarTrial]) -> list[PrivateRow]:
         baseline = baselines.get((trial.dataset, trial.scaling, trial.learning_rate, trial.split))
         rows.append(
             PrivateRow(
-                trial.dataset,
-                trial.scaling,
-                trial.learning_rate,
-                trial.loss,
-                trial.epsilon,
-                trial.test_accuracy,
-                plain * (1 - printed),
-                None if baseline is None else accuracy_loss(trial.test_accuracy, baseline),
-                printed,
+                **asdict(trial.settings),
+                epsilon=trial.epsilon,
+                test_accuracy=trial.test_accuracy,
+                paper_test_accuracy=plain * (1 - printed),
+                accuracy_loss=None if baseline is None else accuracy_loss(trial.test_accuracy, baseline),
+                paper_accuracy_loss=printed,
             )
         )
     return rows

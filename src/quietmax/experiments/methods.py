@@ -25,9 +25,7 @@ from quietmax._plugins import with_plugins
 from quietmax.accounting.costs import Budget
 from quietmax.accounting.dpsgd import ACCOUNTANTS, PUBLISHED_ACCOUNTANTS, Accountant
 from quietmax.accounting.guarantee import Guarantee
-from quietmax.attacks.base import Attack
 from quietmax.attacks.metrics import AttackReport, released_by
-from quietmax.attacks.shadow_models import candidate_rows
 from quietmax.attacks.targets import QueryResult
 from quietmax.audit.bounds import epsilon_from_guesses
 from quietmax.audit.distinguishing import audit_mechanism
@@ -75,7 +73,6 @@ class Method:
     axis: Axis = "like-for-like"
     per_answer: bool = False  # Whether every answer is charged
     attacked: bool = True  # Whether attacks are run on its answers
-    candidates_only: bool = False
 
     def status_for(self, classes: int) -> MethodStatus:
         """Return the status for a number of classes.
@@ -130,7 +127,7 @@ def _sampled_neuron(trial: Trial, shared: SharedInputs) -> PreparedMethod:
     seconds = _fit(head, shared)
     budget, source = Budget(_epsilon(trial), queries=queries), SeededNoise(trial.noise_seed)
     answerer = Answerer.prepare(head.predictor_.model, SampledNeuron("laplace"), budget, noise=source)
-    return _charged(answerer, lambda rows: shared.public_features[_places(shared, rows)], seconds)
+    return _charged(answerer, shared.public_features, seconds)
 
 
 def _teachers(trial: Trial, shared: SharedInputs) -> PreparedMethod:
@@ -138,7 +135,7 @@ def _teachers(trial: Trial, shared: SharedInputs) -> PreparedMethod:
     teachers = Teachers(_epsilon(trial), delta, trial.queries or 1, **_public(trial, shared))
     seconds = _fit(teachers, shared)
     answerer = Answerer(teachers.ensemble_, teachers.predictor_.mechanism, SeededNoise(trial.noise_seed))
-    return _charged(answerer, lambda rows: shared.public_features[_places(shared, rows)], seconds)
+    return _charged(answerer, shared.public_features, seconds)
 
 
 def _charged(
@@ -171,8 +168,8 @@ def _released(made: Callable[..., PrivateHead | DPSGD], trial: Trial, shared: Sh
         seconds = _fit(estimator, shared)
 
     def answer(rows: Rows) -> Answers:
-        inputs = shared.data.records.features if own_table else shared.public_features
-        probabilities = estimator.predict_proba(inputs[rows if own_table else _places(shared, rows)])
+        inputs = shared.data.records.features[rows] if own_table else shared.public_features(rows)
+        probabilities = estimator.predict_proba(inputs)
         return Answers(probabilities.argmax(-1), probabilities)
 
     return PreparedMethod(answer, seconds, estimator.guarantee_)
@@ -200,23 +197,10 @@ def _public(trial: Trial, shared: SharedInputs) -> dict[str, Any]:
 
 
 def _fit(estimator: PrivateHead | Teachers | DPSGD, shared: SharedInputs) -> float:
-    """Train on the training records, which come first among the candidates, and return the seconds it took."""
-    train, features = shared.data.train, shared.public_features[: len(shared.data.train)]
+    """Train on the training records, and return the seconds it took."""
+    train, features = shared.data.train, shared.public_features(shared.data.train_rows)
     _, seconds = _timed(lambda: estimator.fit(features, train.labels, groups=train.persons))
     return seconds
-
-
-def _places(shared: SharedInputs, rows: Rows) -> NDArray[np.int64]:
-    """Positions of rows among the candidates, the order in which public features are stored."""
-    order = candidate_rows(shared.data)
-    place = np.full(len(shared.data.records), -1)
-    place[order] = np.arange(len(order))
-    if (place[rows] < 0).any():
-        raise InvalidInput(
-            "Methods with a proven guarantee answer only members and non-members in a comparison. Attacks that query "
-            "no other records: shadow, threshold, lira."
-        )
-    return np.asarray(place[rows])
 
 
 _BUILT_IN = (
@@ -256,17 +240,15 @@ _BUILT_IN = (
         "proven",
         _sampled_neuron,
         per_answer=True,
-        candidates_only=True,
     ),
-    Method("teachers", "teachers", "proven", _teachers, per_answer=True, candidates_only=True),
-    Method("head", "private head", "proven", _head, candidates_only=True),
+    Method("teachers", "teachers", "proven", _teachers, per_answer=True),
+    Method("head", "private head", "proven", _head),
     *(
         Method(
             "dpsgd" if accountant == "pld" else f"dpsgd-{accountant}",
             f"DP-SGD, {accountant.upper()}",
             "proven",
             partial(_dpsgd, accountant=accountant),
-            candidates_only=True,
         )
         for accountant in ACCOUNTANTS
     ),
@@ -317,22 +299,6 @@ def _check_paper_epsilons(name: str, epsilons: Sequence[float]) -> None:
         raise InvalidInput(
             f"The method {name} is trained only at the paper's values of epsilon "
             f"({', '.join(f'{epsilon:g}' for epsilon in EPSILONS)}), got {', '.join(other)}."
-        )
-
-
-def check_attacks(names: Sequence[str], shared: SharedInputs) -> None:
-    """Check that the methods answer every record that the attacks of a group query."""
-    unable = [name for name in names if method(name).candidates_only and method(name).attacked]
-    querying = [
-        name
-        for name, attack in shared.attacks.items()
-        if type(attack).queried_rows is not Attack.queried_rows
-    ]
-    if unable and querying and len(shared.data.pool_rows):
-        raise InvalidInput(
-            f"The attack {querying[0]} also queries records that are neither members nor non-members, which "
-            f"{', '.join(unable)} do not answer in a comparison. Attacks that query no other records: shadow, "
-            "threshold, lira."
         )
 
 

@@ -244,6 +244,8 @@ def html(summaries: Sequence[Summary], info: ReportInfo) -> str:
     """Return the page."""
     files = Path(__file__).parent / "report"
     drawn = [asdict(figure) for figure in figures(summaries)]
+    for each in drawn:
+        del each["along"]  # always epsilon in a report
     sections = [_plots(summaries)]
     if info.paper:
         tables = paper_tables(summaries)
@@ -410,7 +412,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure: curves over epsilon on a logarithmic axis."""
+    """One figure: curves over epsilon, on a logarithmic axis, or over alpha."""
 
     dataset: str  # Name of the data set
     kind: str  # What the figure shows, as part of a file name
@@ -420,6 +422,7 @@ class Figure:
     level: float | None = None  # Height of a horizontal line, such as the plain network's value
     level_name: str = ""  # Entry of the legend for the horizontal line
     note: str = ""  # Text below the figure
+    along: str = "epsilon"  # Label of the horizontal axis
 
     @property
     def file_name(self) -> str:
@@ -454,7 +457,7 @@ def _axis(each: Summary) -> str:
 
 
 def _loss_figure(name: str, published: Sequence[Summary]) -> Figure:
-    lines = _lines(published, lambda each: (each.accuracy_loss.value, each.accuracy_loss.spread))
+    lines = _lines(published, lambda each: each.accuracy_loss)
     return Figure(
         name,
         "accuracy-loss",
@@ -470,7 +473,7 @@ def _leakage_figure(
     name: str, chosen: Sequence[Summary], plain: Summary | None, attack: str, published: bool
 ) -> Figure:
     with_attack = [each for each in chosen if attack in each.leakage]
-    lines = _lines(with_attack, lambda each: (each.leakage[attack].value, each.leakage[attack].spread))
+    lines = _lines(with_attack, lambda each: each.leakage[attack])
     drawn = _paper_lines(name, "priv_leak", with_attack) if published and attack == "shadow" else []
     level = plain.leakage[attack].value if plain is not None and attack in plain.leakage else None
     if published and level is not None and name in paper.accuracy_table():
@@ -530,9 +533,7 @@ def _accuracy_figure(
         "like-for-like",
         f"{name}: accuracy like for like",
         "test accuracy",
-        tuple(
-            _lines([*unproven, *alike], lambda each: (each.test_accuracy.value, each.test_accuracy.spread))
-        ),
+        tuple(_lines([*unproven, *alike], lambda each: each.test_accuracy)),
         None if plain is None else plain.test_accuracy.value,
         "plain network",
         "Equal (epsilon, delta)"
@@ -542,9 +543,7 @@ def _accuracy_figure(
     )
 
 
-def _lines(
-    summaries: Sequence[Summary], value: Callable[[Summary], tuple[float, float | None]]
-) -> list[Line]:
+def _lines(summaries: Sequence[Summary], mean: Callable[[Summary], Mean]) -> list[Line]:
     """One curve per method and number of answers."""
     series: dict[tuple[str, int | None], list[Summary]] = {}
     for each in summaries:
@@ -561,7 +560,7 @@ def _lines(
                 colour if (queries or 0) == fewest[method] else _paler(colour),
                 ordered[0].status != "proven",
                 False,
-                tuple((each.epsilon or 0.0, *value(each)) for each in ordered),
+                tuple((each.epsilon or 0.0, mean(each).value, mean(each).spread) for each in ordered),
             )
         )
     return lines
@@ -640,32 +639,26 @@ def write_stability_figure(summaries: Sequence[Summary], path: Path) -> Path:
 
 
 def _draw(axes: Any, figure: Figure) -> None:
-    """Draw a figure on matplotlib axes."""
+    """Draw a figure on matplotlib axes, with a band of one spread on either side of a curve."""
     for line in figure.lines:
-        width, marker = (0.7, None) if line.thin else (1.6, "o")
-        style = {
-            "linestyle": "--" if line.dashed else "-",
-            "linewidth": width,
-            "marker": marker,
-            "markersize": 3,
-        }
-        draw_line(axes, line.name, line.colour, line.points, **style)
+        places, values, spreads = zip(*line.points, strict=True)
+        axes.plot(
+            places,
+            values,
+            color=line.colour,
+            linestyle="--" if line.dashed else "-",
+            linewidth=0.7 if line.thin else 1.6,
+            marker=None if line.thin else "o",
+            markersize=3,
+            label=line.name,
+        )
+        if any(spreads):
+            low = [value - (spread or 0.0) for value, spread in zip(values, spreads, strict=True)]
+            high = [value + (spread or 0.0) for value, spread in zip(values, spreads, strict=True)]
+            axes.fill_between(places, low, high, color=line.colour, alpha=0.15, linewidth=0)
     if figure.level is not None:
         label = f"{figure.level_name} (no guarantee)"
         axes.axhline(figure.level, color="#222222", linewidth=0.8, linestyle=":", label=label)
-    axes.set(xscale="log", xlabel="epsilon", ylabel=figure.axis)
+    axes.set(xscale="log" if figure.along == "epsilon" else "linear", xlabel=figure.along, ylabel=figure.axis)
     axes.set_title(figure.title, fontsize=9)
     axes.grid(alpha=0.25)
-
-
-def draw_line(
-    axes: Any, name: str, colour: str, points: Sequence[tuple[float, float, float | None]], **style: Any
-) -> None:
-    """Draw points (place, value, spread) as a line, with a band of one spread on either side."""
-    places, values = [point[0] for point in points], [point[1] for point in points]
-    spreads = [point[2] or 0.0 for point in points]
-    axes.plot(places, values, color=colour, label=name, **style)
-    if any(spreads):
-        low = [value - spread for value, spread in zip(values, spreads, strict=True)]
-        high = [value + spread for value, spread in zip(values, spreads, strict=True)]
-        axes.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)

@@ -19,7 +19,6 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import pairwise
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -27,12 +26,12 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from quietmax._ray import Actors, Lost, RayEngine
 from quietmax.accounting.dpsgd import PUBLISHED_ACCOUNTANTS
 from quietmax.attacks.builtin import Shadow
 from quietmax.data.registry import dataset
-from quietmax.data.tables import is_table_path
 from quietmax.errors import InvalidInput, QuietmaxError
 from quietmax.experiments.grid import DataSource, Group, Trial
 from quietmax.experiments.inputs import SharedInputs, source_records
@@ -46,6 +45,8 @@ MAX_TRIES = 3
 
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
+Progress = Callable[[int, int], None]
+"""Called with the number of finished trials and of all."""
 Compute = Callable[[Trial], Result]
 ComputeFactory = Callable[[], Compute]
 """Called once in every worker; what it returns is called for every trial. It must be picklable."""
@@ -60,6 +61,11 @@ class Run:
     computed: int = 0  # Number of trials that were computed rather than found in the store
     seconds: float = 0.0  # Duration of the run
 
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """The failed trials, each with what went wrong."""
+        return tuple(f"{trial}: {failure}" for trial, failure in self.failures.items())
+
 
 def run_trials(
     trials: Sequence[Trial],
@@ -68,23 +74,13 @@ def run_trials(
     workers: int | None = None,
     ray: str | None = None,
     data_dir: Path | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = lambda _done, _total: None,
 ) -> Run:
-    """Measure the trials whose results are not yet in a folder.
-
-    ``progress`` is called after each with the finished share of the expected time in percent, and 100.
-    """
+    """Measure the trials whose results are not yet in a folder."""
     if not trials:
         raise InvalidInput("There are no trials to run. At least one data set and one method are required.")
     factory = MeasureFactory(folder.resolve(), None if data_dir is None else str(data_dir.resolve()))
-    weights = estimated_seconds(trials, measured=False)
-    return run(
-        trials,
-        ResultStore(folder),
-        lambda: start_workers(factory, workers, ray),
-        weight=lambda trial: weights[trial],
-        progress=progress,
-    )
+    return run(trials, ResultStore(folder), lambda: start_workers(factory, workers, ray), progress=progress)
 
 
 @dataclass(frozen=True)
@@ -112,8 +108,7 @@ def run(
     store: ResultStore,
     start: Callable[[], Workers],
     *,
-    weight: Callable[[Trial], float] = lambda _: 1.0,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = lambda _done, _total: None,
 ) -> Run:
     """Compute the trials that a store does not have."""
     started = time.monotonic()
@@ -123,17 +118,16 @@ def run(
         missing = [trial for trial, result in stored.items() if result is None]
         failures: dict[Trial, str] = {}
         if missing:
-            queue = _Queue(missing, weight)
             workers = start()
+            progress(len(results), len(stored))
             try:
-                for trial, outcome in _outcomes(queue, workers):
+                for trial, outcome in _outcomes(_Queue(missing), workers):
                     if outcome.result is None:
                         failures[trial] = outcome.failure
                     else:
                         store.store_result(trial, outcome.result)
                         results[trial] = outcome.result
-                    if progress is not None:
-                        progress(round(100 * queue.share_done), 100)
+                    progress(len(results) + len(failures), len(stored))
             finally:
                 workers.stop()
     ordered = {trial: results[trial] for trial in trials if trial in results}
@@ -169,22 +163,13 @@ class _Queue:
     The first trial of a group trains what the others need, so no second worker joins a group before it is finished.
     """
 
-    def __init__(self, trials: Sequence[Trial], weight: Callable[[Trial], float]) -> None:
-        self._weights = {trial: max(weight(trial), 1e-9) for trial in trials}
-        self._total = sum(self._weights.values())
-        self._done = 0.0
+    def __init__(self, trials: Sequence[Trial]) -> None:
         groups: dict[Group, list[Trial]] = {}
         for trial in trials:
             groups.setdefault(trial.group, []).append(trial)
-        heaviest = sorted(groups, key=lambda group: -sum(self._weights[trial] for trial in groups[group]))
-        self._waiting = OrderedDict((group, groups[group]) for group in heaviest)
+        self._waiting = OrderedDict(sorted(groups.items(), key=lambda item: -item[0].effort.records_seen))
         self._held_by: dict[Group, int] = {}
         self._ready: set[Group] = set()
-
-    @property
-    def share_done(self) -> float:
-        """The finished share of the expected time."""
-        return self._done / self._total
 
     def take(self, worker: int) -> Trial | None:
         """Return the next trial for a worker: of its own group, of a free group, or of one whose networks exist.
@@ -210,7 +195,6 @@ class _Queue:
 
     def finish(self, trial: Trial) -> None:
         """Note that a trial needs no more work."""
-        self._done += self._weights[trial]
         self._ready.add(trial.group)
 
 
@@ -225,24 +209,18 @@ class TrialOutcome:
 
 
 class Workers(Protocol):
-    """Workers numbered from 0. Each computes at most one trial at a time."""
+    """Workers numbered from 0 to ``count - 1``. Each computes at most one trial at a time."""
 
-    @property
-    def count(self) -> int:
-        """Number of workers."""
-        ...
+    count: int
 
     def submit(self, worker: int, trial: Trial) -> None:
         """Send a trial to an idle worker."""
-        ...
 
     def next_outcome(self) -> TrialOutcome:
         """Wait for the next outcome. A worker that died has been replaced by then."""
-        ...
 
     def stop(self) -> None:
         """End all workers at once."""
-        ...
 
 
 def start_workers(factory: ComputeFactory, count: int | None = None, ray: str | None = None) -> Workers:
@@ -283,12 +261,8 @@ class LocalWorkers:
     def __init__(self, factory: ComputeFactory, count: int) -> None:
         self._factory = factory
         self._context = multiprocessing.get_context("spawn")
+        self.count = count
         self._processes = [self._start() for _ in range(count)]
-
-    @property
-    def count(self) -> int:
-        """Number of processes."""
-        return len(self._processes)
 
     def submit(self, worker: int, trial: Trial) -> None:
         """Send a trial to an idle process. If the process is gone, `next_outcome` says so."""
@@ -351,11 +325,7 @@ class RayWorkers:
         self, factory: ComputeFactory, *, address: str | None = None, count: int | None = None
     ) -> None:
         self._actors = Actors(RayEngine(address, count), _Worker, lambda _: (factory,))
-
-    @property
-    def count(self) -> int:
-        """Number of actors."""
-        return self._actors.count
+        self.count = self._actors.count
 
     def submit(self, worker: int, trial: Trial) -> None:
         """Send a trial to an idle actor."""
@@ -391,7 +361,6 @@ _SECONDS_PER_TRIAL = 0.15
 """Answers, attack and audit of one trial."""
 _FEATURES_PER_PIXEL = 5.0
 """Scattering features of an image."""
-_ASSUMED_WIDTH, _ASSUMED_CLASSES = 100, 2
 _SMALLEST_IMAGE = 784
 """Data sets with at least so many features are images."""
 _LIBRARY_BYTES = 450 * 2**20
@@ -406,20 +375,14 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def estimated_seconds(
-    trials: Sequence[Trial], *, measured: bool = True, data_dir: Path | None = None
-) -> dict[Trial, float]:
-    """Estimate the time of each trial on one core. A group's first trial also trains what the group shares."""
-    counted: set[tuple[Group, str]] = set()
-    found = {}
+def estimated_seconds(trials: Sequence[Trial], *, data_dir: Path | None = None) -> float:
+    """Estimate the time of trials on registered data sets, on one core. What a group shares counts once."""
+    own = 0.0
+    shared: dict[tuple[Group, str], float] = {}
     for trial in trials:
-        seconds = _SECONDS_PER_TRIAL + _fit_seconds(trial)
-        for what, cost in _shared_seconds(trial, measured, data_dir).items():
-            if (trial.group, what) not in counted:
-                counted.add((trial.group, what))
-                seconds += cost
-        found[trial] = seconds
-    return found
+        own += _SECONDS_PER_TRIAL + _fit_seconds(trial)
+        shared |= {(trial.group, what): cost for what, cost in _shared_seconds(trial, data_dir).items()}
+    return own + sum(shared.values())
 
 
 def estimated_bytes(trials: Sequence[Trial], *, data_dir: Path | None = None) -> int:
@@ -440,7 +403,7 @@ def _group_bytes(group: Group, methods: set[str], data_dir: Path | None) -> int:
         height = min(effort.shadows, LARGEST_STACK)
         kept = 4 * effort.shadows * (width * settings.hidden[0] + settings.hidden[-1] * classes)
         steps.append(height * training_bytes(widths, settings) + kept)
-    records = 4 * width * _records(group.source, data_dir)
+    records = 4 * width * len(_labels(group.source, data_dir))
     steps.append(2 * records)  # copies while they are read, checked and divided
     if any(name.startswith("published-") for name in methods):
         networks = len(PUBLISHED_ACCOUNTANTS) * len(EPSILONS)
@@ -452,25 +415,29 @@ def _group_bytes(group: Group, methods: set[str], data_dir: Path | None) -> int:
 
 
 @cache
-def _records(source: DataSource, data_dir: Path | None) -> int:
-    return len(source_records(source, data_dir))
+def _labels(source: DataSource, data_dir: Path | None) -> NDArray[np.int64]:
+    return source_records(source, data_dir).labels
 
 
-def _shared_seconds(trial: Trial, measured: bool, data_dir: Path | None) -> dict[str, float]:
+def _shared_seconds(trial: Trial, data_dir: Path | None) -> dict[str, float]:
     """Time of everything shared that the trial needs."""
     effort = trial.group.effort
     width, classes = _shape(trial.group.source)
-    per_record = _seconds_per_record if measured else _assumed_seconds_per_record
     layers = (width, *TrainingSettings().hidden, classes)
-    alone = effort.epochs * effort.records * per_record(layers, 1, 100)
-    one = effort.epochs * effort.records * per_record(layers, min(effort.shadows, _MAX_TIMED_NETWORKS), 100)
+    alone = effort.epochs * effort.records * _seconds_per_record(layers, 1, 100)
+    one = (
+        effort.epochs
+        * effort.records
+        * _seconds_per_record(layers, min(effort.shadows, _MAX_TIMED_NETWORKS), 100)
+    )
     costs = {"model": alone}
     if trial.method == "original":
         return costs | {"original": alone}
     if effort.attacks:
-        set_size, largest = 1.0, 1 / classes
-        if measured:
-            set_size, largest = _shadow_set_and_largest_class(trial.group.source, effort.records, data_dir)
+        labels = _labels(trial.group.source, data_dir)
+        # Size of a shadow network's set relative to the target's, and share of the largest class.
+        set_size = min(1.0, max(len(labels) - 2 * effort.records, 0) / (2 * effort.records))
+        largest = float(np.bincount(labels).max() / len(labels))
         costs["shadows"] = set_size * effort.shadows * one
         # Every shadow network answers its set and as many other records. There is one attack network per class; that
         # of the largest class is still training when the others are finished.
@@ -479,8 +446,10 @@ def _shared_seconds(trial: Trial, measured: bool, data_dir: Path | None) -> dict
         stack = (classes, *network.hidden, 2)
         other = (1 - largest) / (classes - 1)
         costs["attack"] = answers * (
-            classes * other * per_record(stack, min(classes, _MAX_TIMED_NETWORKS), network.batch_size)
-            + (largest - other) * per_record(stack, 1, network.batch_size)
+            classes
+            * other
+            * _seconds_per_record(stack, min(classes, _MAX_TIMED_NETWORKS), network.batch_size)
+            + (largest - other) * _seconds_per_record(stack, 1, network.batch_size)
         )
         if trial.method == "teachers":
             costs["attack on labels"] = costs["attack"]
@@ -492,38 +461,19 @@ def _shared_seconds(trial: Trial, measured: bool, data_dir: Path | None) -> dict
 
 def _fit_seconds(trial: Trial) -> float:
     """Time of the trial's own training."""
-    source = trial.group.source
-    width, classes = _shape(source)
+    width, classes = _shape(trial.group.source)
     values = trial.group.effort.records * width * classes
-    if not is_table_path(source.name) and width >= _SMALLEST_IMAGE:
+    if width >= _SMALLEST_IMAGE:
         values = int(values * _FEATURES_PER_PIXEL)
     if trial.method.startswith("dpsgd"):
         return _DPSGD_SECONDS_PER_VALUE * values
     return _SECONDS_PER_VALUE.get(trial.method, 0.0) * values
 
 
-@cache
-def _shadow_set_and_largest_class(
-    source: DataSource, records: int, data_dir: Path | None
-) -> tuple[float, float]:
-    """Size of a shadow network's set relative to the target's (at most 1); share of the largest class."""
-    labels = source_records(source, data_dir).labels
-    left_over = max(len(labels) - 2 * records, 0)
-    return min(1.0, left_over / (2 * records)), float(np.bincount(labels).max() / len(labels))
-
-
-@cache
 def _shape(source: DataSource) -> tuple[int, int]:
-    """Features and classes. A table is not read for an estimate; fixed numbers are assumed for it."""
-    if is_table_path(source.name):
-        return _ASSUMED_WIDTH, _ASSUMED_CLASSES
+    """Features and classes."""
     registered = dataset(source.name)
     return registered.width or registered.features, registered.classes
-
-
-def _assumed_seconds_per_record(widths: tuple[int, ...], networks: int, batch: int) -> float:  # noqa: ARG001
-    weights = sum(into * out for into, out in pairwise(widths))
-    return 1.5e-6 + 1e-10 * weights
 
 
 @cache

@@ -485,6 +485,7 @@ def train_sweep(
     analysis: NoiseAnalysis = "published",
     preset: Preset = "paper",
     alpha: float | None = None,
+    learning_rate: float | None = None,
     progress: Progress | None = None,
 ) -> Sweep:
     """Train one network per split, accountant and epsilon, all at once."""
@@ -495,7 +496,14 @@ def train_sweep(
         raise InvalidInput(f"All training parts of a sweep must have the same size, got {sorted(sizes)}.")
     records, size = data[0].records, sizes.pop()
     plans = [
-        make_plan(size, epsilon=epsilon, accountant=accountant, analysis=analysis, preset=preset)
+        make_plan(
+            size,
+            epsilon=epsilon,
+            accountant=accountant,
+            analysis=analysis,
+            preset=preset,
+            learning_rate=learning_rate,
+        )
         for accountant in accountants
         for epsilon in epsilons
     ]
