@@ -32,6 +32,16 @@ def test_results_are_json(tmp_path: Path) -> None:
     assert store.result(trial) == {"number": 0.1}
 
 
+def test_results_of_version_0_1_are_found(tmp_path: Path) -> None:
+    trial, store = tiny_trials()[0], ResultStore(tmp_path)
+    path = tmp_path / "cells" / f"{trial.key}.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"cell": trial.to_json(), "result": {"number": 0.1}}))
+    assert store.result(trial) == {"number": 0.1}
+    store.store_result(trial, {"number": 0.2})
+    assert store.result(trial) == {"number": 0.2}
+
+
 def test_of_two_workers_that_need_the_same_networks_one_trains_them(tmp_path: Path) -> None:
     store, made, begun = ResultStore(tmp_path), [], threading.Barrier(2)
 

@@ -37,23 +37,29 @@ STORED_TRIALS = FOLDER / "trials.csv"
 
 @dataclass(frozen=True)
 class ResultStore:
-    """Results under ``folder/trials`` and networks under ``folder/networks``."""
+    """Results under ``folder/trials`` and networks under ``folder/networks``.
+
+    Version 0.1 wrote results under ``folder/cells``; they are read from there.
+    """
 
     folder: Path  # Created when something is stored
 
     def result(self, trial: Trial) -> Result | None:
         """Return the stored result of a trial."""
-        try:
-            stored = json.loads(self._result_path(trial).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
-        found = stored.get("result") if isinstance(stored, dict) else None
-        return found if isinstance(found, dict) else None
+        for folder in ("trials", "cells"):
+            try:
+                stored = json.loads(self._result_path(trial, folder).read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                continue
+            if isinstance(stored, dict) and isinstance(stored.get("result"), dict):
+                found: Result = stored["result"]
+                return found
+        return None
 
     def store_result(self, trial: Trial, result: Result) -> None:
         """Store the result of a trial."""
         text = json.dumps({"trial": trial.to_json(), "result": result}, indent=1, allow_nan=False)
-        path = self._result_path(trial)
+        path = self._result_path(trial, "trials")
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(path, lambda staging: staging.write_text(text, encoding="utf-8"))
 
@@ -91,8 +97,8 @@ class ResultStore:
                 f"Results cannot be written to the folder {self.folder}: {problem.strerror}."
             ) from problem
 
-    def _result_path(self, trial: Trial) -> Path:
-        return self.folder / "trials" / f"{trial.key}.json"
+    def _result_path(self, trial: Trial, folder: str) -> Path:
+        return self.folder / folder / f"{trial.key}.json"
 
 
 def _read_arrays(path: Path) -> Arrays | None:
