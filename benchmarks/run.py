@@ -181,18 +181,18 @@ BENCHMARKS = (
         "person_audit",
         "Audits for a person with 30 rows, of training by persons and by records",
         quick=("--times", "64", "--output", os.devnull),
-        stored="results/person-audit.md",
+        stored="audit.md#one-person-30-rows",
     ),
     Benchmark(
         "ray_scaling",
         "Teachers and shadow networks on 2 Ray workers beside 1",
-        stored="results/large-table.md",
+        stored="how-to/large-data.md#measured",
     ),
     Benchmark(
         "out_of_core",
         "A private head on 20 million rows in files: memory, time of a pass, growth",
         ("build", "--json", "docs/results/large-table.json"),
-        stored="results/large-table.md",
+        stored="how-to/large-data.md#measured",
     ),
     Benchmark(
         "growth",
@@ -403,7 +403,11 @@ page](results.md); long runs are listed by `python benchmarks/run.py --help`.
 
 
 def _missing(benchmark: Benchmark) -> str:
-    found = f"Measured on [a page of its own]({benchmark.stored})" if benchmark.stored else "Not measured yet"
+    found = (
+        f"Measured on [a page of its own](../docs/{benchmark.stored})"
+        if benchmark.stored
+        else "Not measured yet"
+    )
     return f"## {benchmark.shows}\n\n{found}: `python benchmarks/run.py --only {benchmark.name}`."
 
 

@@ -8,7 +8,7 @@ random processes: Baradad et al. 2021, https://arxiv.org/abs/2106.05963). The ou
 2 x 2 cells, normalised and whitened by the covariance of the differences between two crops of a canvas.
 
 The script prints the loss and the SHA-256 of the file. It trains in bfloat16. Another processor or library may round
-differently and give another SHA-256. `docs/results/image-encoder.md` states what the encoder is worth.
+differently and give another SHA-256. `docs/results/image-accuracy.md` states what the encoder is worth.
 """
 
 from __future__ import annotations

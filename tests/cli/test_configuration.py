@@ -176,6 +176,6 @@ def test_the_table_of_the_documentation_has_every_option_with_all_its_names() ->
     rows = option_table.as_markdown().splitlines()[2:]
     assert len(rows) == len(SETTINGS) > 20
     assert "| `--max-rows` | `QUIETMAX_MAX_ROWS` | `max_rows` | `1000` | Most rows in one request. |" in rows
-    page = Path(__file__).parents[2] / "docs" / "how-to" / "configure-the-service.md"
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "deploy.md"
     assert option_table.MARKER in page.read_text(encoding="utf-8")
     assert rows[0] in option_table.on_page_markdown(page.read_text(encoding="utf-8"))

@@ -56,11 +56,13 @@ class Block:
         return int(self.mark.removeprefix("exits with ")) if self.mark.startswith("exits") else 0
 
 
-def blocks_of(page: Path) -> list[Block]:
-    """The programs of a page, and the files that it tells the reader to save, in order."""
+def blocks_of(page: Path, section: str = "") -> list[Block]:
+    """The programs of a page or of one section, and the files that it tells the reader to save, in order."""
     text = page.read_text(encoding="utf-8")
+    start = text.index(f"\n## {section}\n") if section else 0
+    end = text.find("\n## ", start + 1) if section else len(text)
     found = []
-    for match in FENCE.finditer(text):
+    for match in FENCE.finditer(text, start, end if end > 0 else len(text)):
         language, content = match.groups()
         line = text.count("\n", 0, match.start()) + 1
         assert language in LANGUAGES + SHOWN, (

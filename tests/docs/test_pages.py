@@ -226,7 +226,7 @@ def test_the_site_builds_without_a_warning(tmp_path):
     assert "WARNING" not in told, told
     built = tmp_path / "site"
     assert "There is no model in" in (built / "errors" / "index.html").read_text(encoding="utf-8")
-    assert "permute_and_flip" in (built / "reference" / "noise" / "index.html").read_text(encoding="utf-8")
+    assert "permute_and_flip" in (built / "reference" / "privacy" / "index.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", LINKED_PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -26,8 +26,8 @@ from quietmax.models import features
 from quietmax.server.repository import load_models
 from tests.docs.code_blocks import blocks_of, commands, exit_code
 
-PAGES = Path(__file__).parents[2] / "docs" / "how-to"
-NAMES = ("own-data-set", "own-mechanism", "own-attack", "own-feature-map")
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "extend.md"
+NAMES = ("A data set", "A mechanism", "An attack", "A feature map")
 FOUND_BY = {
     "quietmax.datasets": data.datasets,
     "quietmax.mechanisms": mechanisms.base.plugin_mechanisms,
@@ -39,7 +39,7 @@ QUIETMAX = [sys.executable, "-c", "from quietmax.cli import main; main()"]
 
 def save_package(page: str, folder: Path) -> dict[str, dict[str, str]]:
     """Save the files of a page as its reader does, and a file of queries; return the package's entry points."""
-    for block in blocks_of(PAGES / f"{page}.md"):
+    for block in blocks_of(PAGE, page):
         if block.saved_as is not None:
             (folder / block.saved_as).write_text(block.text, encoding="utf-8")
     fair_table().drop(columns="affair").head(3).to_csv(folder / "queries.csv", index=False)
@@ -75,7 +75,7 @@ def write_metadata(folder: Path, name: str, entry_points: dict[str, dict[str, st
 
 
 def install(page: str, folder: Path) -> None:
-    write_metadata(folder, page, save_package(page, folder))
+    write_metadata(folder, page.replace(" ", "-"), save_package(page, folder))
 
 
 @pytest.mark.parametrize("page", NAMES)
@@ -84,7 +84,7 @@ def test_the_plug_in_of_a_page_is_found_by_its_name_and_its_scripts_run(on_path:
     ((group, named),) = entry_points.items()
     (name,) = named
     assert name not in FOUND_BY[group]()
-    write_metadata(on_path, page, entry_points)
+    write_metadata(on_path, page.replace(" ", "-"), entry_points)
     assert name in FOUND_BY[group]()
     told = io.StringIO()
     modules = {value.partition(":")[0] for value in named.values()}
@@ -93,8 +93,8 @@ def test_the_plug_in_of_a_page_is_found_by_its_name_and_its_scripts_run(on_path:
             if script.stem not in modules:
                 runpy.run_path(str(script))
     expected = {
-        "own-mechanism": ["1.0 consistent", "0.5 refuted", "conditional"],
-        "own-feature-map": ["consistent"],
+        "A mechanism": ["1.0 consistent", "0.5 refuted", "conditional"],
+        "A feature map": ["consistent"],
     }
     for words in expected.get(page, []):
         assert words in told.getvalue()
@@ -125,7 +125,7 @@ def test_the_commands_of_a_page_run_when_its_package_was_built_and_installed(
     elsewhere.mkdir()
     (tmp_path / "queries.csv").rename(elsewhere / "queries.csv")
     told = ""
-    for block in blocks_of(PAGES / f"{page}.md"):
+    for block in blocks_of(PAGE, page):
         for words in commands(block.text) if block.language == "sh" else ():
             done = subprocess.run(
                 [*QUIETMAX, *words[1:]],
@@ -138,16 +138,16 @@ def test_the_commands_of_a_page_run_when_its_package_was_built_and_installed(
             assert done.returncode == 0, f"{' '.join(words)}\n{done.stdout}{done.stderr}"
             told += done.stdout
     expected = {
-        "own-data-set": ["small-digits", "test accuracy"],
-        "own-mechanism": ["conditional", "The user's own mechanism has the privacy it states."],
-        "own-attack": ["margin", "threshold"],
-        "own-feature-map": ["conditional", "The user's own feature map computes", "consistent"],
+        "A data set": ["small-digits", "test accuracy"],
+        "A mechanism": ["conditional", "The user's own mechanism has the privacy it states."],
+        "An attack": ["margin", "threshold"],
+        "A feature map": ["conditional", "The user's own feature map computes", "consistent"],
     }
     assert all(words in " ".join(told.split()) for words in expected[page]), told
 
 
 def test_a_network_behind_the_mechanism_of_a_plug_in_is_served_but_never_as_proven(on_path: Path) -> None:
-    install("own-mechanism", on_path)
+    install("A mechanism", on_path)
     split = qm.load("fair")
     qm.save_model(qm.train(split, settings=qm.TrainingSettings(epochs=1)), "network")
     options = {"budget": Terms(10.0, 0.0), "queries": 5, "mechanism": "randomised-response"}
@@ -163,7 +163,7 @@ def test_a_network_behind_the_mechanism_of_a_plug_in_is_served_but_never_as_prov
 
 
 def test_a_head_behind_the_mechanism_of_a_plug_in_is_conditional(on_path: Path) -> None:
-    install("own-mechanism", on_path)
+    install("A mechanism", on_path)
     split = qm.load("fair")
     head = qm.PrivateHead(10.0, release="query", queries=5, declared_size=5000, classes=range(2))
     save_private(head.fit(split.train.features, split.train.labels), "head", dataset="fair")
@@ -179,7 +179,7 @@ def test_a_head_behind_the_mechanism_of_a_plug_in_is_conditional(on_path: Path) 
 def test_a_model_with_the_feature_map_of_a_plug_in_stays_conditional_and_needs_the_plug_in(
     on_path: Path,
 ) -> None:
-    install("own-feature-map", on_path)
+    install("A feature map", on_path)
     split = qm.load("fair")
     rows, labels = split.train.features, split.train.labels
     head = qm.PrivateHead(features="squares", declared_size=5000, classes=range(2)).fit(rows, labels)
@@ -202,7 +202,7 @@ def test_a_model_with_the_feature_map_of_a_plug_in_stays_conditional_and_needs_t
 def test_a_feature_map_that_looks_at_other_records_is_refused_before_training(
     on_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    entry_points = save_package("own-feature-map", on_path)
+    entry_points = save_package("A feature map", on_path)
     module = on_path / "squares_map.py"
     text = module.read_text(encoding="utf-8")
     changed = text.replace("[records, ", "[records - records.mean(axis=0), ")
@@ -219,15 +219,15 @@ def test_a_feature_map_that_looks_at_other_records_is_refused_before_training(
     ("page", "before", "after", "reason"),
     [
         (
-            "own-mechanism",
+            "A mechanism",
             'name = "randomised-response"',
             'name = "other"',
             "must be the name of the entry point",
         ),
-        ("own-mechanism", "@dataclass(frozen=True)\n", "", "must be a frozen dataclass"),
-        ("own-mechanism", "    def release", "    def other", "must have release"),
-        ("own-feature-map", '"squares"', '"unit-norm"', "must be the name of the entry point"),
-        ("own-feature-map", "class Squares(FeatureMap)", "class Squares", "must be a subclass"),
+        ("A mechanism", "@dataclass(frozen=True)\n", "", "must be a frozen dataclass"),
+        ("A mechanism", "    def release", "    def other", "must have release"),
+        ("A feature map", '"squares"', '"unit-norm"', "must be the name of the entry point"),
+        ("A feature map", "class Squares(FeatureMap)", "class Squares", "must be a subclass"),
     ],
 )
 def test_a_plug_in_that_does_not_fit_is_skipped_with_a_reason(
@@ -240,6 +240,6 @@ def test_a_plug_in_that_does_not_fit_is_skipped_with_a_reason(
     text = module.read_text(encoding="utf-8")
     assert before in text
     module.write_text(text.replace(before, after, 1), encoding="utf-8")
-    write_metadata(on_path, page, entry_points)
+    write_metadata(on_path, page.replace(" ", "-"), entry_points)
     with pytest.warns(UserWarning, match=reason):
         assert name not in FOUND_BY[group]()
