@@ -342,7 +342,7 @@ def test_the_requests_of_a_stored_ledger_are_in_the_hash_chain(name: str, ledger
     with Ledger(ledger_at(name)) as ledger:
         assert "adopted" in {entry.kind for entry in ledger.export()}
         for statement, fault in (
-            ("UPDATE requests SET answer = NULL WHERE LENGTH(body) > 0", "answers were changed"),
+            ("UPDATE requests SET answer = NULL WHERE LENGTH(body) > 0", "was changed"),
             ("DELETE FROM requests", "stored requests are missing"),
         ):
             with ledger._engine.begin() as connection:

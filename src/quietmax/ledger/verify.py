@@ -89,19 +89,18 @@ def verify(connection: Connection, anchors: Mapping[str, Anchor] | None = None) 
     """
     anchors = anchors or {}
     salt = read_salt(connection)
-    faults: list[str] = []
-    count = 0
     rows = account_rows(connection)
-    names = {row.name for row in rows}
+    names, ids = {row.name for row in rows}, {row.id for row in rows}
+    faults = [] if KEYS_ACCOUNT in names else ["The account of the API keys is missing."]
+    count = 0
     bindings = None
-    if KEYS_ACCOUNT not in names:
-        faults.append("The account of the API keys is missing.")
-    # The first says which accounts were opened.
-    for row in sorted(rows, key=lambda row: row.name != KEYS_ACCOUNT):
-        replay, found = _replay_account(connection, row, salt, anchors.get(row.name), bindings)
-        faults += found
-        count += replay.rows
-        bindings = bindings or replay.bindings
+    for row in sorted(rows, key=lambda row: row.name != KEYS_ACCOUNT):  # it says which accounts were opened
+        replay = _Replay(row, anchors.get(row.name), bindings)
+        bindings = replay.bindings
+        for entry in read_journal(connection, row.id):
+            replay.follow(entry)
+            count += 1
+        faults += replay.finish(connection, salt)
     if bindings is not None:
         faults += bindings.compare(connection, rows)
     faults += [
@@ -109,7 +108,6 @@ def verify(connection: Connection, anchors: Mapping[str, Anchor] | None = None) 
         for name, anchor in anchors.items()
         if name not in names
     ]
-    ids = {row.id for row in rows}
     for what, table in (("journal has rows", "journal"), ("ledger has requests", "requests")):
         unknown = set(run(connection, f"SELECT DISTINCT account FROM {table}").scalars()) - ids
         faults += [
@@ -118,57 +116,33 @@ def verify(connection: Connection, anchors: Mapping[str, Anchor] | None = None) 
     return Verification(len(names - {KEYS_ACCOUNT}), count, tuple(faults))
 
 
-def _replay_account(
-    connection: Connection,
-    row: Row[Any],
-    salt: bytes,
-    anchor: Anchor | None,
-    bindings: _Bindings | None,
-) -> tuple[_Replay, list[str]]:
-    """Replay the journal of one account; return the replay and all faults of the account."""
-    faults: list[str] = []
-    state = None
-    try:
-        state = None if row.name == KEYS_ACCOUNT else account_state(row)
-    except LedgerDamaged as damage:
-        faults.append(str(damage))
-    adopted_until = None if bindings is None else bindings.adopted_until.get(row.id, 0)
-    replay = _Replay(row, state, anchor, adopted_until)
-    for entry in read_journal(connection, row.id):
-        replay.check(entry)
-    faults += replay.finish()
-    faults += [f"Account {row.name!r}: {what}." for what in replay.requests.compare(connection, row.id, salt)]
-    if row.name == KEYS_ACCOUNT:
-        return replay, faults + _key_faults(connection, replay)
-    return replay, faults + _subaccount_faults(connection, row, replay)
-
-
 class _Replay:
-    """Follows the chain of one account and collects what it states about clients and keys."""
+    """Follows the chain of one account and collects what it states about clients, requests and keys."""
 
-    def __init__(
-        self, account: Row[Any], state: AccountState | None, anchor: Anchor | None, adopted_until: int | None
-    ) -> None:
+    def __init__(self, account: Row[Any], anchor: Anchor | None, bindings: _Bindings | None) -> None:
         self._account = account
-        self._state = state
+        self._keys = account.name == KEYS_ACCOUNT
         self._anchor = anchor
         self._faults: list[str] = []
         self._next_sequence = 1
         self._head = START
         self._spent = 0
-        self._limit = 0 if account.name == KEYS_ACCOUNT else LIMIT
-        self.rows = 0
-        self.spent_by_client: dict[str, int] = defaultdict(int)
+        self._limit = 0 if self._keys else LIMIT
+        self._spent_by_client: dict[str, int] = defaultdict(int)
+        self._quotas: dict[str, int | None] = {}
         self._parts: dict[Part, int] = {}
-        self.requests = _Requests(adopted_until)
-        self.bindings = _Bindings() if account.name == KEYS_ACCOUNT else None
-        self.quotas: dict[str, int | None] = {}
-        self.created_keys: dict[str, tuple[str, str]] = {}
-        self.revoked_keys: dict[str, int] = {}
+        self._created_keys: dict[str, tuple[str, str]] = {}
+        self._revoked_keys: dict[str, int] = {}
+        self._requests = _Requests(None if bindings is None else bindings.adopted_until.get(account.id, 0))
+        self.bindings = _Bindings() if self._keys else bindings
+        self._state: AccountState | None = None
+        try:
+            self._state = None if self._keys else account_state(account)
+        except LedgerDamaged as damage:
+            self._faults.append(str(damage))
 
-    def check(self, entry: JournalEntry) -> None:
-        """Check a row against the row before it."""
-        self.rows += 1
+    def follow(self, entry: JournalEntry) -> None:
+        """Check a row against the row before it, and take in what it states."""
         if entry.has_wrong_types:
             self._fault(f"row {entry.sequence!r} was edited: a field has the wrong type")
             if type(entry.sequence) is int:
@@ -178,17 +152,17 @@ class _Replay:
         self._check_balance(entry)
         if self._anchor == (entry.sequence, entry.hash):
             self._anchor = None
-        self._collect(entry)
+        try:
+            self._collect(entry)
+        except PARSE_ERRORS:
+            self._fault(f"row {entry.sequence} cannot be read")
 
     def _check_chain(self, entry: JournalEntry) -> None:
-        if entry.sequence != self._next_sequence:
-            last = entry.sequence - 1
-            several = last > self._next_sequence
-            self._fault(
-                f"rows {self._next_sequence} to {last} are missing"
-                if several
-                else f"row {self._next_sequence} is missing"
-            )
+        last = entry.sequence - 1
+        if last > self._next_sequence:
+            self._fault(f"rows {self._next_sequence} to {last} are missing")
+        elif entry.sequence != self._next_sequence:
+            self._fault(f"row {self._next_sequence} is missing")
         elif entry.previous != self._head:
             self._fault(
                 f"row {entry.sequence} does not follow the row before it: one of them was edited or moved"
@@ -208,31 +182,25 @@ class _Replay:
 
     def _collect(self, entry: JournalEntry) -> None:
         if entry.units:
-            self.spent_by_client[entry.client] += entry.units
-        try:
-            detail = json.loads(entry.detail) if entry.detail else {}
-            charged = self._check_part(entry) if entry.kind in ("training", "evaluation") else entry.units
-            for fault in self._follow(entry, detail, charged):
-                self._fault(fault)
-            if entry.kind == "open":
-                opened = cost_from_json(detail["total"]), Terms.from_json(detail["terms"])
-                if self._state is not None and opened != (self._state.total, self._state.terms):
-                    self._fault("its total or terms are not those it was opened with")
-            elif entry.kind == "quota" or (entry.kind == "revoke" and entry.client):
-                self.quotas[entry.client] = detail.get("quota_units")
-            elif entry.kind == "key-created":
-                self.created_keys[detail["id"]] = (entry.client, entry.detail)
-            elif entry.kind == "key-revoked":
-                self.revoked_keys[detail["id"]] = detail["revoked"]
-        except PARSE_ERRORS:
-            self._fault(f"row {entry.sequence} cannot be read")
-
-    def _follow(self, entry: JournalEntry, detail: Mapping[str, Any], units: int) -> list[str]:
-        """Take in what a row states about requests, or about accounts and training sets; return its faults."""
-        if self.bindings is not None and entry.kind in _BINDING_KINDS:
-            fault = self.bindings.follow(entry, detail)
-            return [fault] if fault else []
-        return self.requests.follow(entry, detail, units)
+            self._spent_by_client[entry.client] += entry.units
+        detail = json.loads(entry.detail) if entry.detail else {}
+        charged = self._check_part(entry) if entry.kind in ("training", "evaluation") else entry.units
+        if self._keys and self.bindings is not None and entry.kind in _BINDING_KINDS:
+            faults = self.bindings.follow(entry, detail)
+        else:
+            faults = self._requests.follow(entry, detail, charged)
+        for fault in faults:
+            self._fault(fault)
+        if entry.kind == "open":
+            opened = cost_from_json(detail["total"]), Terms.from_json(detail["terms"])
+            if self._state is not None and opened != (self._state.total, self._state.terms):
+                self._fault("its total or terms are not those it was opened with")
+        elif entry.kind == "quota" or (entry.kind == "revoke" and entry.client):
+            self._quotas[entry.client] = detail.get("quota_units")
+        elif entry.kind == "key-created":
+            self._created_keys[detail["id"]] = (entry.client, entry.detail)
+        elif entry.kind == "key-revoked":
+            self._revoked_keys[detail["id"]] = detail["revoked"]
 
     def _check_part(self, entry: JournalEntry) -> int:
         """Check that the balance grew as the charge of a part requires; return the units of the charge."""
@@ -245,8 +213,8 @@ class _Replay:
         self._parts[part] = self._parts.get(part, 0) + units
         return units
 
-    def finish(self) -> list[str]:
-        """Compare the end of the chain with the account; return all faults."""
+    def finish(self, connection: Connection, salt: bytes) -> list[str]:
+        """Compare what the chain states with what is stored; return all faults."""
         account = self._account
         if self._next_sequence - 1 != account.sequence:
             self._fault(f"the last row is {self._next_sequence - 1}, but should be {account.sequence}")
@@ -258,7 +226,36 @@ class _Replay:
             self._fault("the budget is not that of the last row")
         if self._anchor is not None:
             self._fault(f"row {self._anchor[0]} is not the one that was written down")
+        for fault in self._requests.compare(connection, account.id, salt):
+            self._fault(fault)
+        if self._keys:
+            self._compare_keys(connection)
+        else:
+            self._compare_subaccounts(connection)
         return self._faults
+
+    def _compare_subaccounts(self, connection: Connection) -> None:
+        try:
+            stored = {each.client: each for each in list_subaccounts(connection, self._account.id)}
+        except LedgerDamaged as damage:
+            self._faults.append(str(damage))
+            return
+        for client, each in stored.items():
+            if each.spent_units != self._spent_by_client.get(client, 0):
+                self._fault(f"the balance of client {client!r} is not the sum of its charges")
+            if each.limit_units != self._quotas.get(client):
+                self._fault(f"the quota of client {client!r} is not in the journal")
+        for client in {*self._spent_by_client, *self._quotas} - stored.keys():
+            self._fault(f"the subaccount of client {client!r} is missing")
+
+    def _compare_keys(self, connection: Connection) -> None:
+        stored = {key.id: key for key in list_keys(connection)}
+        for key in stored.values():
+            if key.has_wrong_types or self._created_keys.get(key.id) != (key.client, key_detail(key)):
+                self._faults.append(f"Key {key.id} is not as it was created.")
+            if key.revoked != self._revoked_keys.get(key.id):
+                self._faults.append(f"Key {key.id} is not revoked as the journal states.")
+        self._faults += [f"Key {key} is missing." for key in self._created_keys if key not in stored]
 
     def _fault(self, what: str) -> None:
         self._faults.append(f"Account {self._account.name!r}: {what}.")
@@ -272,55 +269,48 @@ class _Bindings:
 
     def __init__(self) -> None:
         self._names: dict[int, str] = {}
-        self._used_names: set[str] = set()
         self._training_sets: dict[str, int] = {}
         self._others = False  # rows that a newer version wrote came before
         self.adopted_until: dict[int, int] = {}
 
-    def follow(self, entry: JournalEntry, detail: Mapping[str, Any]) -> str:
-        """Take in a row; return its fault, if it has one."""
-        if entry.kind == "adopted":
-            return self._adopt(entry, detail)
-        if entry.kind == "reassign" and "digest" not in detail:
-            return ""  # of an earlier version: what it led to was adopted
-        self._others = True
-        if entry.kind == "account":
-            return self._open(entry, detail["id"], detail["name"])
-        known = self._training_sets.get(detail["digest"])
-        self._training_sets[detail["digest"]] = detail["id"]
-        if entry.kind == "training-set" and known is not None:
-            return f"row {entry.sequence} binds a training set that has an account already"
-        if entry.kind == "reassign" and known is None:
-            return f"row {entry.sequence} moves a training set that has no account"
-        return ""
+    def follow(self, entry: JournalEntry, detail: Mapping[str, Any]) -> Iterator[str]:
+        """Take in a row; yield its faults."""
+        row = f"row {entry.sequence}"
+        if entry.kind == "adopted" and self._others:
+            yield f"{row} adopts accounts of an earlier version after newer ones"
+        elif entry.kind == "adopted":
+            for number, each in detail["accounts"].items():
+                yield from self._open(row, int(number), each["name"])
+                self.adopted_until[int(number)] = each["sequence"]
+            self._training_sets |= detail["training_sets"]
+        elif entry.kind == "account":
+            self._others = True
+            yield from self._open(row, detail["id"], detail["name"])
+        elif entry.kind == "training-set" or "digest" in detail:  # else of an earlier version, and adopted
+            self._others = True
+            known = detail["digest"] in self._training_sets
+            self._training_sets[detail["digest"]] = detail["id"]
+            if entry.kind == "training-set" and known:
+                yield f"{row} binds a training set that has an account already"
+            elif entry.kind == "reassign" and not known:
+                yield f"{row} moves a training set that has no account"
 
-    def _adopt(self, entry: JournalEntry, detail: Mapping[str, Any]) -> str:
-        if self._others:
-            return f"row {entry.sequence} adopts accounts of an earlier version after newer ones"
-        faults = []
-        for number, each in detail["accounts"].items():
-            faults.append(self._open(entry, int(number), each["name"]))
-            self.adopted_until[int(number)] = each["sequence"]
-        self._training_sets |= detail["training_sets"]
-        return next(filter(None, faults), "")
+    def _open(self, row: str, account: int, name: str) -> Iterator[str]:
+        if account in self._names or name in self._names.values():
+            yield f"{row} opens the account {name!r} a second time"
+        else:
+            self._names[account] = name
 
-    def _open(self, entry: JournalEntry, account: int, name: str) -> str:
-        if account in self._names or name in self._used_names:
-            return f"row {entry.sequence} opens the account {name!r} a second time"
-        self._names[account] = name
-        self._used_names.add(name)
-        return ""
-
-    def compare(self, connection: Connection, rows: Sequence[Row[Any]]) -> list[str]:
-        """Compare accounts and training sets with the journal; return what is wrong."""
-        faults = []
+    def compare(self, connection: Connection, rows: Sequence[Row[Any]]) -> Iterator[str]:
+        """Compare accounts and training sets with the journal; yield what is wrong."""
         names = dict(self._names)
         for row in rows:
             stated = KEYS_ACCOUNT if row.name == KEYS_ACCOUNT else names.pop(row.id, None)
             if stated != row.name:
                 opened = "was not opened" if stated is None else f"was opened as {stated!r}"
-                faults.append(f"Account {row.name!r}: according to the journal it {opened}.")
-        faults += [f"Account {name!r} is missing." for name in names.values()]
+                yield f"Account {row.name!r}: according to the journal it {opened}."
+        for name in names.values():
+            yield f"Account {name!r} is missing."
         bound = {
             row.digest: row.account for row in run(connection, "SELECT digest, account FROM training_sets")
         }
@@ -328,8 +318,7 @@ class _Bindings:
         wrong = sum(bound.get(each) != stated_sets.get(each) for each in {*bound, *stated_sets})
         if wrong:
             without = counted(wrong, "training set does not have", "training sets do not have")
-            faults.append(f"{without} the account that the journal states.")
-        return faults
+            yield f"{without} the account that the journal states."
 
 
 @dataclass(slots=True)
@@ -352,66 +341,63 @@ class _Requests:
         self._adopted: int | None = 0  # units of adopted requests; None once there are others
         self._charged = 0  # units of charges that name no request, which may be those of adopted ones
 
-    def follow(self, entry: JournalEntry, detail: Mapping[str, Any], units: int) -> list[str]:
-        """Take in a row; return its faults. `units` is what it charges for its request."""
+    def follow(self, entry: JournalEntry, detail: Mapping[str, Any], units: int) -> Iterator[str]:
+        """Take in a row; yield its faults. `units` is what it charges for its request."""
+        row = f"row {entry.sequence}"
         if entry.kind == "answered":
-            return [
-                fault
-                for key, digest in detail["requests"].items()
-                if (fault := self._answer(entry.sequence, bytes.fromhex(key), digest))
-            ]
-        if entry.kind == "adopted":
-            return self._adopt(entry, detail)
-        if entry.kind == "prune":
+            for key, digest in detail["requests"].items():
+                known = self._known.get(bytes.fromhex(key))
+                if known is None:
+                    yield f"{row} answers a request that was not charged"
+                    continue
+                if known.digest is not None:
+                    yield f"{row} answers a request a second time"
+                known.digest = digest
+        elif entry.kind == "adopted":
+            yield from self._adopt(entry, detail)
+        elif entry.kind == "prune":
             before = detail["before"]
             self._known = {key: each for key, each in self._known.items() if each.keep or each.time >= before}
         elif "request" in detail:
             self._adopted = None
-            fault = self._charge(entry, detail, units)
-            return [fault] if fault else []
+            yield from self._charge(entry, detail, units)
         elif entry.kind == "charge":
             self._charged += units
-        return []
 
-    def _adopt(self, entry: JournalEntry, detail: Mapping[str, Any]) -> list[str]:
+    def _adopt(self, entry: JournalEntry, detail: Mapping[str, Any]) -> Iterator[str]:
         """Take in requests of an earlier version: before any other, and no more of them than was paid."""
+        row = f"row {entry.sequence}"
         if self._adopted_until is not None and entry.sequence > self._adopted_until:
-            return [f"row {entry.sequence} adopts requests, but no earlier version wrote to the account"]
-        if self._adopted is None:
-            return [f"row {entry.sequence} adopts requests of an earlier version after newer ones"]
-        for key, each in detail["requests"].items():
-            request = _Request(each["time"], each["units"], each["keep"], None, each["answer"])
-            self._known[bytes.fromhex(key)] = request
-            self._adopted += 0 if request.keep else request.paid
-        if self._adopted > self._charged:
-            return [f"row {entry.sequence} adopts requests for which nobody has paid"]
-        return []
-
-    def _charge(self, entry: JournalEntry, detail: Mapping[str, Any], units: int) -> str:
-        key, paid = bytes.fromhex(detail["request"]), detail.get("paid")
-        keep = bool(detail.get("keep"))
-        known = self._known.get(key)
-        if known is None or paid is None:
-            self._known[key] = _Request(entry.time, units, keep, entry.kind)
+            yield f"{row} adopts requests, but no earlier version wrote to the account"
+        elif self._adopted is None:
+            yield f"{row} adopts requests of an earlier version after newer ones"
         else:
-            known.paid += units
-            known.time = entry.time
-            if known.keep != keep or known.kind not in (None, entry.kind):
-                return f"row {entry.sequence} counts on a charge for something else"
-        if known is not None and paid is None:
-            return f"the request of row {entry.sequence} was charged before, and what was stored for it was removed"
-        if paid is not None and (known is None or known.paid - units != paid):
-            return f"row {entry.sequence} counts on an earlier charge that is not in the journal"
-        if known is not None and known.digest is not None:
-            return f"row {entry.sequence} draws again for a request that was answered"
-        return ""
+            for key, each in detail["requests"].items():
+                request = _Request(each["time"], each["units"], each["keep"], None, each["answer"])
+                self._known[bytes.fromhex(key)] = request
+                self._adopted += 0 if request.keep else request.paid
+            if self._adopted > self._charged:
+                yield f"{row} adopts requests for which nobody has paid"
 
-    def _answer(self, sequence: int, key: bytes, digest: str) -> str:
+    def _charge(self, entry: JournalEntry, detail: Mapping[str, Any], units: int) -> Iterator[str]:
+        row = f"row {entry.sequence}"
+        key, paid, keep = bytes.fromhex(detail["request"]), detail.get("paid"), bool(detail.get("keep"))
         known = self._known.get(key)
-        if known is None:
-            return f"row {sequence} answers a request that was not charged"
-        answered, known.digest = known.digest is not None, digest
-        return f"row {sequence} answers a request a second time" if answered else ""
+        if paid is None:
+            self._known[key] = _Request(entry.time, units, keep, entry.kind)
+            if known is not None:
+                yield f"the request of {row} was charged before, and what was stored for it was removed"
+        elif known is None:
+            self._known[key] = _Request(entry.time, units, keep, entry.kind)
+            yield f"{row} counts on an earlier charge that is not in the journal"
+        else:
+            before, known.paid, known.time = known.paid, known.paid + units, entry.time
+            if known.keep != keep or known.kind not in (None, entry.kind):
+                yield f"{row} counts on a charge for something else"
+            elif before != paid:
+                yield f"{row} counts on an earlier charge that is not in the journal"
+            elif known.digest is not None:
+                yield f"{row} draws again for a request that was answered"
 
     def compare(self, connection: Connection, account: int, salt: bytes) -> list[str]:
         """Compare the stored requests of the account with the journal; return what is wrong."""
@@ -443,41 +429,3 @@ def _is_as_stated(row: Row[Any], stated: _Request, salt: bytes) -> bool:
     except TypeError:  # SQLite accepts any type in an edit
         return False
     return (row.time, row.units, keep, digest) == (stated.time, stated.paid, stated.keep, stated.digest)
-
-
-def _subaccount_faults(connection: Connection, account: Row[Any], replay: _Replay) -> list[str]:
-    """Compare the subaccounts with the charges and quotas of the journal."""
-    faults = []
-    spent, quotas = dict(replay.spent_by_client), dict(replay.quotas)
-    try:
-        subaccounts = list_subaccounts(connection, account.id)
-    except LedgerDamaged as damage:
-        return [str(damage)]
-    for each in subaccounts:
-        if each.spent_units != spent.pop(each.client, 0):
-            faults.append(
-                f"Account {account.name!r}: the balance of client {each.client!r} is not the sum of its charges."
-            )
-        if each.limit_units != quotas.pop(each.client, None):
-            faults.append(
-                f"Account {account.name!r}: the quota of client {each.client!r} is not in the journal."
-            )
-    faults += [
-        f"Account {account.name!r}: the subaccount of client {client!r} is missing."
-        for client in {*spent, *quotas}
-    ]
-    return faults
-
-
-def _key_faults(connection: Connection, replay: _Replay) -> list[str]:
-    """Compare the API keys with the journal."""
-    faults = []
-    created = dict(replay.created_keys)
-    for key in list_keys(connection):
-        recorded = created.pop(key.id, None)
-        if key.has_wrong_types or recorded != (key.client, key_detail(key)):
-            faults.append(f"Key {key.id} is not as it was created.")
-        if key.revoked != replay.revoked_keys.get(key.id):
-            faults.append(f"Key {key.id} is not revoked as the journal states.")
-    faults += [f"Key {key_id} is missing." for key_id in created]
-    return faults
