@@ -171,10 +171,7 @@ class AccountState:
     def units(self, cost: Cost) -> int:
         """Return what a release of this cost takes from the account, rounded up.
 
-        Parameters
-        ----------
-        cost : Cost
-            The cost. A Gaussian account can pay a pure cost too (THEORY 3), but not the other way round.
+        A Gaussian account can pay a pure cost too (THEORY 3), but not the other way round.
         """
         converted = cost.as_gaussian() if self.total.measure == "gaussian" else cost
         return Meter(self.total).units(converted)
@@ -417,7 +414,7 @@ _SET_QUOTA = (
 )
 
 
-def check_name(name: str, what: str) -> None:
+def _check_name(name: str, what: str) -> None:
     """Raise `InvalidInput` unless the name of an account or client is valid."""
     if not _NAME.fullmatch(name):
         raise InvalidInput(
@@ -457,7 +454,7 @@ def client_id(connection: Connection, name: str, *, create: bool = False) -> int
     found = run(connection, number, name=name).scalar_one_or_none()
     if found is None and create:
         if not _TOKEN_CLIENT_NAME.fullmatch(name):
-            check_name(name, "client")
+            _check_name(name, "client")
         run(connection, "INSERT INTO clients (name) VALUES (:name)", name=name)
         found = run(connection, number, name=name).scalar_one()
     if found is None:
@@ -606,7 +603,7 @@ class Accounts:
         because : str, optional
             The reason to move records that belong to another account to this one.
         """
-        check_name(name, "account")
+        _check_name(name, "account")
         if because is not None:
             check_reason(because)
         with self._write() as connection:
@@ -631,7 +628,7 @@ class Accounts:
 
     def find_account(self, name: str, digest: str | None = None) -> AccountState | None:
         """Return the account of a training set's digest, else of a name, if there is one."""
-        check_name(name, "account")
+        _check_name(name, "account")
         with read_transaction(self._engine) as connection:
             found = None if digest is None else _find(connection, _OF_DIGEST, digest)
             return found or _find(connection, _OF_NAME, name)
@@ -689,17 +686,7 @@ class Accounts:
     # Changes by an administrator
 
     def grant(self, account: str, terms: Terms, because: str) -> AccountState:
-        """Set the budget of an account. What was spent stays spent.
-
-        Parameters
-        ----------
-        account : str
-            The name of the account.
-        terms : Terms
-            The new budget.
-        because : str
-            The reason, at least three words; the journal keeps it.
-        """
+        """Set the budget of an account, for a reason of at least three words. What was spent stays spent."""
         with self._change(account, "grant", because) as (connection, locked, detail):
             current = _get_account(connection, account)
             if (exclusive := _exclusive_model(connection, current.id)) is not None:
@@ -719,19 +706,7 @@ class Accounts:
         return self.account(account)
 
     def set_quota(self, account: str, client: str, share: float | None, because: str) -> AccountState:
-        """Limit a client to a share of an account's budget.
-
-        Parameters
-        ----------
-        account : str
-            The name of the account.
-        client : str
-            The client's name.
-        share : float or None
-            The quota as a fraction of the budget, from 0 to 1. None: no quota.
-        because : str
-            The reason, at least three words; the journal keeps it.
-        """
+        """Limit a client to a share of an account's budget, from 0 to 1, for a reason; None: no quota."""
         if share is not None and not 0 <= share <= 1:
             raise InvalidInput(f"share must be between 0 and 1, got {share!r}.")
         if _TOKEN_CLIENT_NAME.fullmatch(client):
@@ -743,17 +718,7 @@ class Accounts:
         return self.account(account)
 
     def revoke(self, account: str, client: str | None, because: str) -> AccountState:
-        """Take back what is unspent, of an account or of one client.
-
-        Parameters
-        ----------
-        account : str
-            The name of the account.
-        client : str or None
-            The client's name. None: the whole account.
-        because : str
-            The reason, at least three words; the journal keeps it.
-        """
+        """Take back, for a reason, what is unspent: of one client, or of the whole account if `client` is None."""
         with self._change(account, "revoke", because, client or "") as (connection, locked, detail):
             if client is None:
                 locked.limit_units = locked.spent_units
@@ -763,20 +728,10 @@ class Accounts:
         return self.account(account)
 
     def prune(self, days: float) -> Pruned:
-        """Delete what is stored for requests and queries of long ago. The journal and all balances stay.
+        """Delete what is stored for requests and queries of more than `days` ago. The journal and all balances stay.
 
         A request id that was pruned is unknown: it is charged and drawn like a new one. So is a query that was pruned
-        from the answer cache.
-
-        Parameters
-        ----------
-        days : float
-            Keep what was charged or drawn in the last so many days; at least an hour, so that no request is in flight.
-
-        Returns
-        -------
-        Pruned
-            How much was deleted.
+        from the answer cache. `days` is at least an hour, so that no request is in flight.
         """
         with self._write() as connection:
             return prune(Cursor(connection), days, now())
@@ -825,23 +780,11 @@ class Accounts:
             return client_id(connection, name, create=True)
 
     def create_key(self, client: str, role: Role = "client", days: float | None = None) -> tuple[str, ApiKey]:
-        """Create an API key; the client is created if new.
+        """Create an API key that expires after some days, or never; the client is created if new.
 
-        Parameters
-        ----------
-        client : str
-            The client's name.
-        role : {"client", "admin"}
-            The role.
-        days : float, optional
-            Days until the key expires. Default: never.
-
-        Returns
-        -------
-        (str, ApiKey)
-            The key itself, to be shown once, and what the ledger keeps of it.
+        The result is the key itself, to be shown once, and what the ledger keeps of it.
         """
-        check_name(client, "client")  # also if the client exists: the clients of tokens have no API keys
+        _check_name(client, "client")  # also if the client exists: the clients of tokens have no API keys
         if role not in get_args(Role):
             raise InvalidInput(f"role must be admin or client, got {role!r}.")
         if days is not None and not 0 < days <= _MAX_KEY_DAYS:

@@ -240,18 +240,7 @@ class Ledger(Accounts):
         self.writer.submit_answers(answers, done)
 
     def charge(self, charge: Charge) -> ChargeResult:
-        """Decide a charge and wait for the result.
-
-        Parameters
-        ----------
-        charge : Charge
-            The charge.
-
-        Returns
-        -------
-        ChargeResult
-            `Charged` if the charge is durable; else why nothing may be answered.
-        """
+        """Decide a charge and wait: nothing may be answered unless the result is `Charged`, which is durable."""
         decided: Future[list[ChargeResult]] = Future()
         self.submit_charges([charge], decided.set_result)
         return decided.result()[0]
@@ -274,26 +263,10 @@ class Ledger(Accounts):
         *,
         split: str | None = None,
     ) -> None:
-        """Charge, once for each model, what its training spent.
+        """Charge, once for each model, what its training spent; raise `QuietmaxError` if the account cannot pay for it.
 
-        Parameters
-        ----------
-        account : AccountState
-            The account.
-        model : str
-            The model, as ``name/version``.
-        digest : str
-            The digest of the model.
-        cost : Cost or "all"
-            What training spent. "all": the guarantee does not compose with others, so the model takes the whole
-            account, and nothing can be granted afterwards.
-        split : str, optional
-            Name of the split that held people out of the training set. They are not charged.
-
-        Raises
-        ------
-        QuietmaxError
-            If the account cannot pay for it.
+        With the cost "all" the guarantee does not compose with others, so the model takes the whole account, and
+        nothing can be granted afterwards. The people that a split held out of the training set are not charged.
         """
         if cost == "all":
             self._reserve_exclusively(account, model, digest)
@@ -314,28 +287,10 @@ class Ledger(Accounts):
     def charge_evaluation(
         self, account: AccountState, model: str, digest: str, cost: GaussianCost, *, split: str | None = None
     ) -> None:
-        """Charge, once for each evaluation, what it spent.
+        """Charge, once for each evaluation, what it spent; raise `QuietmaxError` if the account cannot pay for it.
 
         An evaluation of the people that a split held out costs nothing as long as it spends no more than the training
-        on the other people (parallel composition, THEORY 3.8).
-
-        Parameters
-        ----------
-        account : AccountState
-            The account.
-        model : str
-            The model, as ``name/version``.
-        digest : str
-            The digest of the evaluation.
-        cost : GaussianCost
-            What the evaluation spent.
-        split : str, optional
-            Name of the split that held out the evaluated people. None: they may be in the training set.
-
-        Raises
-        ------
-        QuietmaxError
-            If the account cannot pay for it.
+        on the other people (parallel composition, THEORY 3.8). Without a split, they may be in the training set.
         """
         terms = account.terms
         if (
@@ -388,20 +343,11 @@ class Ledger(Accounts):
         return self._keyed_hash(b"request %d " % client + request_id.encode(), 32)
 
     def query_keys(self, model_digest: bytes, queries: memoryview, size: int) -> list[bytes]:
-        """Return the keyed hash that stands for each of many queries in the answer cache.
+        """Return the keyed hash that stands for each of many queries in the answer cache, each of `size` bytes.
 
         The keys are GMAC tags, a keyed universal hash: without the salt nobody can choose two queries whose keys are
         equal more often than by chance, about 2^-120 for each pair. Tags never leave the ledger, so one nonce serves
         for all of them. GMAC takes a third of the time of SHA-256.
-
-        Parameters
-        ----------
-        model_digest : bytes
-            The digest of the model version.
-        queries : memoryview
-            The bytes of all queries, one after the other.
-        size : int
-            Number of bytes of each query, at least 1.
         """
         rows = (queries[start : start + size] for start in range(0, len(queries), size))
         if self._has_gmac_keys:
@@ -450,10 +396,7 @@ class Ledger(Accounts):
     def verify(self, anchors: Mapping[str, Anchor] | None = None) -> Verification:
         """Recompute every hash chain, balance, quota and key from the journal.
 
-        Parameters
-        ----------
-        anchors : mapping, optional
-            Rows that an auditor wrote down: account name -> (row, hash). They must still be in the chain.
+        `anchors` are rows that an auditor wrote down: account name -> (row, hash). They must still be in the chain.
         """
         with read_transaction(self._engine) as connection:
             found = verify(connection, anchors)
@@ -786,8 +729,8 @@ class LedgerWriter:
         refused = dict(self._refused)
         try:
             opened = self._connection is None
-            connection = self._open_connection()
-            with charge_transaction(connection) as cursor:
+            self._connection = self._connection or writer_connection(self._engine)
+            with charge_transaction(self._connection) as cursor:
                 if opened:
                     self._guard.watch_log(True)
                 ids = {charge.account for charge in charges} | {account for account, _ in refused}
@@ -837,11 +780,6 @@ class LedgerWriter:
             self._newest = now
         self._newest = max(self._newest, now)
         return now
-
-    def _open_connection(self) -> Connection:
-        if self._connection is None:
-            self._connection = writer_connection(self._engine)
-        return self._connection
 
     def _drop_connection(self) -> None:
         self._guard.watch_log(False)

@@ -105,7 +105,7 @@ class Charge:
     key : str, optional
         The id of the API key; the charge fails if the key is no longer valid when it is decided.
     queries : tuple of bytes
-        The key of each distinct query (`Ledger.query_key`). Only those without a stored answer are charged.
+        The key of each distinct query (`Ledger.query_keys`). Only those without a stored answer are charged.
     request : bytes, optional
         The key of the request id (`Ledger.request_key`). A retry with the same id is not charged again.
     body : bytes
