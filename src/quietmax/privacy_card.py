@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from quietmax._io import atomic_write
@@ -57,6 +58,7 @@ _MOST_CLASSES = 10
 """Recalls that the card shows; of more classes it shows the lowest."""
 _MOST_CELLS = 16
 """Cells of the confusion matrix that the card shows; a larger one is left to the JSON."""
+_PAGE = Template(Path(__file__).with_suffix(".html").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
@@ -166,9 +168,12 @@ class PrivacyCard:
         rows += self._evaluation_rows()
         rows += self._count_rows()
         rows += self._leakage_rows()
-        if self.guarantee is not None:
-            rows += [(f"parameter {name}", f"{value}") for name, value in self.guarantee.parameters.items()]
-        return rows
+        return rows + [(f"parameter {name}", value) for name, value in self._parameters()]
+
+    def _parameters(self) -> list[tuple[str, str]]:
+        """Return the parameters of the training."""
+        parameters = {} if self.guarantee is None else self.guarantee.parameters
+        return [(name, f"{value}") for name, value in parameters.items()]
 
     def in_words(self) -> list[str]:
         """Return what the guarantee of the model and its evaluations means, as plain sentences."""
@@ -277,67 +282,54 @@ class PrivacyCard:
         where = "" if evaluation.composition == "parallel" else ", who may be in the training set"
         return f"about {evaluation.size.value:,.0f} {people}{where}"
 
+    def _matrix(self) -> list[tuple[str, list[str]]]:
+        """Return the noisy counts of each true class; nothing if the matrix is too large for the card."""
+        if self.evaluation is None or len(self.evaluation.classes) ** 2 > _MOST_CELLS:
+            return []
+        margin = math.ceil(self.evaluation.margin)
+        return [
+            (name, [f"{round(count) + 0:,} \u00b1{margin:,}" for count in counts])  # + 0: no negative zero
+            for name, counts in zip(self.evaluation.classes, self.evaluation.confusion, strict=True)
+        ]
+
+    def _calibration(self) -> list[tuple[str, str]]:
+        """Return the share of right answers for each range of probabilities of the answer."""
+        bins = [] if self.evaluation is None else self.evaluation.bins
+        return [(f"{each.low:.2f} to {each.high:.2f}", str(each.right)) for each in bins]
+
+    def _remarks(self) -> list[str]:
+        """Return what a reader of the counts must know."""
+        if self.evaluation is None:
+            return []
+        large = (
+            "The confusion matrix is large: `quietmax card --json` shows it, with an interval for each cell."
+        )
+        return ([] if self._matrix() else [large]) + self.evaluation.remarks()
+
     def _count_rows(self) -> list[tuple[str, str]]:
         """Return the confusion matrix, the calibration and what must be known of them, as text."""
-        if self.evaluation is None:
-            return []
-        rows = []
-        if self._shows_matrix:
-            margin = math.ceil(self.evaluation.margin)
-            for name, counts in zip(self.evaluation.classes, self.evaluation.confusion, strict=True):
-                cells = zip(self.evaluation.classes, counts, strict=True)
-                shown = "; ".join(f"{each}: {_count(count)} \u00b1{margin:,}" for each, count in cells)
-                rows.append((f"true {name}, predicted", shown))
-        rows += [
-            (f"right with confidence {each.low:.2f} to {each.high:.2f}", str(each.right))
-            for each in self.evaluation.bins
+        classes = () if self.evaluation is None else self.evaluation.classes
+        rows = [
+            (
+                f"true {name}, predicted",
+                "; ".join(f"{each}: {count}" for each, count in zip(classes, counts, strict=True)),
+            )
+            for name, counts in self._matrix()
         ]
-        return rows + [("about the counts", sentence) for sentence in self._remarks]
-
-    @property
-    def _shows_matrix(self) -> bool:
-        """Whether the confusion matrix is small enough for the card."""
-        return self.evaluation is not None and len(self.evaluation.classes) ** 2 <= _MOST_CELLS
-
-    @property
-    def _remarks(self) -> list[str]:
-        """What a reader of the counts must know."""
-        if self.evaluation is None:
-            return []
-        left = (
-            []
-            if self._shows_matrix
-            else [
-                "The confusion matrix is large: `quietmax card --json` shows it, with an interval for each cell."
-            ]
-        )
-        return left + self.evaluation.remarks()
+        rows += [(f"right with confidence {name}", right) for name, right in self._calibration()]
+        return rows + [("about the counts", sentence) for sentence in self._remarks()]
 
     def _counts_html(self) -> str:
-        """Return the confusion matrix and the calibration as HTML tables."""
+        """Return the same as HTML tables."""
         if self.evaluation is None:
             return ""
-        evaluation, margin, parts = self.evaluation, math.ceil(self.evaluation.margin), []
-        if self._shows_matrix:
-            parts.append(
-                _grid(
-                    f"Number of {self._many}",
-                    ["true class", *(f"predicted {name}" for name in evaluation.classes)],
-                    [
-                        [name, *(f"{_count(count)} \u00b1{margin:,}" for count in counts)]
-                        for name, counts in zip(evaluation.classes, evaluation.confusion, strict=True)
-                    ],
-                )
-            )
-        parts.append(
-            _grid(
-                "Calibration",
-                ["probability of the answer", "share of right answers"],
-                [[f"{each.low:.2f} to {each.high:.2f}", str(each.right)] for each in evaluation.bins],
-            )
-        )
-        remarks = "".join(f"<p>{escape(sentence)}</p>" for sentence in self._remarks)
-        return f'<div class="counts">{"".join(parts)}</div>{remarks}'
+        calibration = [(name, [right]) for name, right in self._calibration()]
+        tables = _grid("Calibration", ["probability of the answer", "share of right answers"], calibration)
+        if matrix := self._matrix():
+            head = ["true class", *(f"predicted {name}" for name in self.evaluation.classes)]
+            tables = _grid(f"Number of {self._many}", head, matrix) + tables
+        remarks = "".join(f"<p>{escape(sentence)}</p>" for sentence in self._remarks())
+        return f'<div class="counts">{tables}</div>{remarks}'
 
     def _leakage_rows(self) -> list[tuple[str, str]]:
         """Return what attacks observed."""
@@ -386,63 +378,19 @@ class PrivacyCard:
 
     def to_html(self) -> str:
         """Return the card as one self-contained HTML page, which prints on one sheet of A4."""
-        colour = _COLOURS["none" if self._total is None else self._total.grade]
-        words = "\n".join(f"<p>{escape(sentence)}</p>" for sentence in self.in_words())
-        parameters = [] if self.guarantee is None else list(self.guarantee.parameters.items())
-        banner = "" if self.publishable else f'<p class="banner">{escape(_BANNER)}</p>'
-        attacks = "" if self.public else f"<h2>What attacks saw</h2>\n{_table(self._leakage_rows())}"
-        details = _table([(name, f"{value}") for name, value in parameters])
-        return f"""<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Privacy card: {escape(self.model)}</title>
-<style>
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 52rem; margin: 2rem auto; padding: 0 1rem; color: #1f2328; }}
-h1 {{ font-size: 1.4rem; }}
-h2 {{ font-size: 1.1rem; margin: 1.2rem 0 .3rem; }}
-p {{ margin: .3rem 0; }}
-.status {{ display: inline-block; padding: .1rem .7rem; border-radius: 1rem; color: #fff; background: {colour}; }}
-.words {{ border-left: .3rem solid {colour}; padding: .2rem 0 .2rem 1rem; }}
-table {{ border-collapse: collapse; width: 100%; }}
-th, td {{ text-align: left; vertical-align: top; padding: .25rem .5rem; border-bottom: 1px solid #d0d7de; }}
-th {{ width: 13rem; font-weight: 600; }}
-h1, p, th, td {{ overflow-wrap: anywhere; }}
-.banner {{ padding: .4rem 1rem; color: #fff; background: #cf222e; font-weight: 600; print-color-adjust: exact; }}
-.counts {{ display: flex; flex-wrap: wrap; gap: 1rem 2rem; margin: .8rem 0; align-items: start; }}
-.grid {{ width: auto; }}
-.grid caption {{ text-align: left; font-weight: 600; }}
-.grid th {{ width: auto; }}
-@media (max-width: 40rem) {{ .rows th, .rows td {{ display: block; width: auto; border: 0; padding: .1rem 0; }}
-.rows tr {{ display: block; border-bottom: 1px solid #d0d7de; padding: .4rem 0; }} }}
-@page {{ size: A4; margin: 10mm; }}
-@media print {{ body {{ font-size: 8pt; line-height: 1.2; margin: 0; padding: 0; max-width: none; }}
-details {{ display: none; }} th, td {{ padding: 0 .3rem; }} p {{ margin: .1rem 0; }}
-.counts {{ gap: .2rem 2rem; margin: .3rem 0; }}
-.rows th {{ width: 9rem; }} .banner {{ padding: .1rem 1rem; }}
-h1 {{ font-size: 13pt; margin: 0 0 .3rem; }} h2 {{ font-size: 9.5pt; margin: .4rem 0 .1rem; }}
-.status {{ print-color-adjust: exact; }} }}
-</style>
-{banner}
-<h1>Privacy card <span class="status">{escape(self._grade_in_words)}</span></h1>
-<p><b>{escape(self.model)}</b></p>
-<p>{escape(self._model_line)}</p>
-<h2>What somebody can learn from it, at most</h2>
-<div class="words">
-{words}
-</div>
-<h2>What is guaranteed</h2>
-{_table(self._guarantee_rows())}
-<h2>How good it is</h2>
-{_table(self._evaluation_rows())}
-{self._counts_html()}
-{attacks}
-<details>
-<summary>Parameters of the training</summary>
-{details}
-</details>
-</html>
-"""
+        return _PAGE.substitute(
+            model=escape(self.model),
+            colour=_COLOURS["none" if self._total is None else self._total.grade],
+            banner="" if self.publishable else f'<p class="banner">{escape(_BANNER)}</p>',
+            grade=escape(self._grade_in_words),
+            described=escape(self._model_line),
+            words="\n".join(f"<p>{escape(sentence)}</p>" for sentence in self.in_words()),
+            guarantee=_table(self._guarantee_rows()),
+            evaluation=_table(self._evaluation_rows()),
+            counts=self._counts_html(),
+            attacks="" if self.public else f"<h2>What attacks saw</h2>\n{_table(self._leakage_rows())}",
+            parameters=_table(self._parameters()),
+        )
 
 
 def _table(rows: Sequence[tuple[str, str]]) -> str:
@@ -454,61 +402,25 @@ def _table(rows: Sequence[tuple[str, str]]) -> str:
     return '<table class="rows">\n' + "\n".join(lines) + "\n</table>"
 
 
-def _grid(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _grid(caption: str, head: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> str:
     """Return an HTML table with a caption, a row of headings and a heading in each row."""
     lines = ["<tr>" + "".join(f"<th>{escape(name)}</th>" for name in head) + "</tr>"]
-    for name, *values in rows:
+    for name, values in rows:
         cells = "".join(f"<td>{escape(value)}</td>" for value in values)
         lines.append(f"<tr><th>{escape(name)}</th>{cells}</tr>")
     return f'<table class="grid"><caption>{escape(caption)}</caption>\n' + "\n".join(lines) + "\n</table>"
-
-
-def _count(count: float) -> str:
-    """Return a noisy count as an integer; a negative zero is 0."""
-    return f"{round(count) + 0:,}"
 
 
 def leakage_file(folder: str | Path) -> Path:
     """Return the file with the attack results of a model: beside its folder, so that they are not published with it.
 
     The name contains a digest of the weights, so that another model in the same folder has other results.
-
-    Parameters
-    ----------
-    folder : str or Path
-        The model folder.
-
-    Returns
-    -------
-    Path
-        The file; it need not exist.
-
-    Raises
-    ------
-    DataUnavailable
-        If the weights cannot be read.
     """
     return Path(folder).resolve().parent / f"leakage-{_weights_digest(folder)[:16]}.json"
 
 
 def record_leakage(folder: str | Path, reports: Sequence[Mapping[str, Any]]) -> None:
-    """Store attack results beside the model's folder, for its card.
-
-    Parameters
-    ----------
-    folder : str or Path
-        The model folder.
-    reports : sequence of mapping
-        Reports of attacks with ``attack``, ``released_by``, ``leakage`` and ``auc``. A newer run of an attack replaces
-        the older one.
-
-    Raises
-    ------
-    DataUnavailable
-        If the results stored so far cannot be read.
-    QuietmaxError
-        If the file cannot be written.
-    """
+    """Store attack results beside the model's folder, for its card."""
     path = leakage_file(folder)
     kept = {(entry["attack"], entry["released_by"]): entry for entry in _recorded(path)}
     for report in reports:
@@ -548,23 +460,7 @@ def _is_report(entry: Any) -> bool:
 
 
 def read_card(folder: str | Path) -> PrivacyCard:
-    """Read the privacy card of a model.
-
-    Parameters
-    ----------
-    folder : str or Path
-        The model folder.
-
-    Returns
-    -------
-    PrivacyCard
-        The card.
-
-    Raises
-    ------
-    DataUnavailable
-        If the folder, its attack results or its evaluations are missing or damaged.
-    """
+    """Read the privacy card of a model."""
     place = Path(folder)
     description = read_description(place)
     account = place / ACCOUNT_FILE

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from quietmax import __version__
 from quietmax.errors import InvalidInput, counted
@@ -20,6 +20,8 @@ from quietmax.privacy_card import PrivacyCard
 BLANK = "[to be filled in]"
 """Stands wherever the software cannot know the answer."""
 NOT_IN_LEDGER = "The ledger has no account for this training set yet."
+_YES_PERSON = "Yes: all rows of a person count together."
+_YES_EXACT = "Yes: sums and noise are multiples of a public grid and are added without rounding."
 _FLAVORS = {"pure": "Pure DP", "approximate": "Approximate DP", "gaussian": "Gaussian DP"}
 
 
@@ -59,18 +61,12 @@ class LedgerRecord:
         return f"{counted(self.keys, 'valid API key')}, {self.administrators} of them of administrators.{log}"
 
 
-@dataclass(frozen=True)
-class Item:
+class Item(NamedTuple):
     """One line of the checklist."""
 
     topic: str  # The factor that the line belongs to
     question: str  # What a reviewer asks
     answer: str  # What the model folder and the ledger say, or `BLANK`
-
-    @property
-    def filled(self) -> bool:
-        """Whether the software knows the whole answer."""
-        return BLANK not in self.answer
 
 
 def registry_entry(card: PrivacyCard, ledger: LedgerRecord | None = None) -> dict[str, Any]:
@@ -99,7 +95,7 @@ def registry_entry(card: PrivacyCard, ledger: LedgerRecord | None = None) -> dic
             "dp_flavor": {
                 "name": _FLAVORS[claim["definition"]],
                 "data_domain": BLANK,
-                "unprotected_quantities": _unprotected(claim),
+                "unprotected_quantities": " ".join(claim["assumptions"]) or "None.",
             },
             "privacy_loss": {
                 "privacy_unit": claim["unit"],
@@ -137,6 +133,7 @@ def nist_checklist(card: PrivacyCard, ledger: LedgerRecord | None = None) -> lis
     """Return a checklist after NIST SP 800-226, from the guarantee down to the collection of the data."""
     claim = _guarantee(card)
     facts = claim["parameters"]
+    accuracy = BLANK if card.evaluation is None else f"accuracy {card.evaluation.accuracy}"
     epsilon = (
         ""
         if card.epsilon_at_delta is None
@@ -153,7 +150,11 @@ def nist_checklist(card: PrivacyCard, ledger: LedgerRecord | None = None) -> lis
         ("Privacy parameters", "What does it mean for one person?", " ".join(card.in_words())),
         ("Privacy parameters", "Why is this epsilon adequate for the purpose?", BLANK),
         ("Unit of privacy", "What is protected?", str(card.to_json()["protects"])),
-        ("Unit of privacy", "Does one person have one such unit?", _one_unit(claim["unit"])),
+        (
+            "Unit of privacy",
+            "Does one person have one such unit?",
+            _YES_PERSON if claim["unit"] == "person" else BLANK,
+        ),
         ("Bounds", "Are bounds, categories and classes public?", assumptions),
         ("Sensitivity", "How is the influence of one unit limited?", _sensitivity(facts)),
         ("Noise", "Which noise, from which source?", _noise(facts)),
@@ -168,7 +169,7 @@ def nist_checklist(card: PrivacyCard, ledger: LedgerRecord | None = None) -> lis
             "Which other releases use data of the same people?",
             BLANK if ledger is None else f"{ledger.releases()} Outside the ledger: {BLANK}",
         ),
-        ("Utility", "How good is the model?", _accuracy(card)),
+        ("Utility", "How good is the model?", accuracy),
         ("Utility", "Is the error acceptable for small groups?", BLANK),
         ("Trust model", "Who sees the data before noise is added?", "The curator (central model). " + BLANK),
         ("Side channels", "Do running time, errors or logs depend on the data?", BLANK),
@@ -201,15 +202,6 @@ def _guarantee(card: PrivacyCard) -> dict[str, Any]:
     return {**total.to_json(), "because": total.reason, "parameters": dict(parameters)}
 
 
-def _unprotected(claim: Mapping[str, Any]) -> str:
-    """Return what is public by declaration."""
-    return " ".join(claim["assumptions"]) or "None."
-
-
-def _one_unit(unit: str) -> str:
-    return "Yes: all rows of a person count together." if unit == "person" else BLANK
-
-
 def _access(card: PrivacyCard) -> str:
     """Return what answers cost."""
     if card.queries is None:
@@ -230,23 +222,10 @@ def _noise(facts: Mapping[str, Any]) -> str:
 def _floating_point(facts: Mapping[str, Any]) -> str:
     """Return what is known about rounding; only released weights of a head are added on a grid, without rounding."""
     released = facts.get("estimator") == "head" and facts.get("release") != "query"
-    exact = released and facts.get("noise_source", {}).get("exact")
-    return (
-        "Yes: sums and noise are multiples of a public grid and are added without rounding."
-        if exact
-        else BLANK
-    )
+    return _YES_EXACT if released and facts.get("noise_source", {}).get("exact") else BLANK
 
 
 def _sensitivity(facts: Mapping[str, Any]) -> str:
     """Return the bound on the influence of one unit."""
-    named = {
-        name: facts[name]
-        for name in ("sensitivity", "max_grad_norm", "radius")
-        if facts.get(name) is not None
-    }
-    return "; ".join(f"{name} {value:.6g}" for name, value in named.items()) or BLANK
-
-
-def _accuracy(card: PrivacyCard) -> str:
-    return BLANK if card.evaluation is None else f"accuracy {card.evaluation.accuracy}"
+    names = ("sensitivity", "max_grad_norm", "radius")
+    return "; ".join(f"{name} {facts[name]:.6g}" for name in names if facts.get(name) is not None) or BLANK

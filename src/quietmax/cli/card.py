@@ -115,9 +115,6 @@ def _print_form(card: PrivacyCard, form: Form, ledger: LedgerRecord | None, as_j
         return
     items = nist_checklist(card, ledger)
     if as_json:
-        print_json(
-            [{"topic": each.topic, "question": each.question, "answer": each.answer} for each in items]
-        )
+        print_json([item._asdict() for item in items])
         return
-    rows = [(each.topic, each.question, each.answer) for each in items]
-    print_table("Checklist after NIST SP 800-226", ("factor", "question", "answer"), rows, prose=True)
+    print_table("Checklist after NIST SP 800-226", ("factor", "question", "answer"), items, prose=True)
