@@ -421,84 +421,7 @@ KEYS_ACCOUNT = "(keys)"
 """The account whose journal records API keys. No account of a training set can have this name."""
 PARSE_ERRORS = (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError)
 """What parsing JSON of the ledger can raise after somebody edited it."""
-_ENDED_SESSIONS = """
-CREATE TABLE IF NOT EXISTS ended_sessions (
-    id TEXT NOT NULL PRIMARY KEY,
-    expires BIGINT NOT NULL
-)"""
-_TABLES = f"""
-CREATE TABLE meta (
-    name TEXT NOT NULL PRIMARY KEY,
-    value TEXT NOT NULL
-);
-CREATE TABLE accounts (
-    id {{id}},
-    name TEXT NOT NULL UNIQUE,
-    total TEXT NOT NULL,
-    terms TEXT NOT NULL,
-    limit_units BIGINT NOT NULL,
-    spent_units BIGINT NOT NULL,
-    sequence BIGINT NOT NULL,
-    head TEXT NOT NULL,
-    opened BIGINT NOT NULL,
-    CONSTRAINT never_overspent CHECK (0 <= spent_units AND spent_units <= limit_units)
-);
-CREATE TABLE training_sets (
-    digest TEXT NOT NULL PRIMARY KEY,
-    account BIGINT NOT NULL REFERENCES accounts (id)
-);
-CREATE TABLE clients (
-    id {{id}},
-    name TEXT NOT NULL UNIQUE
-);
-CREATE TABLE subaccounts (
-    account BIGINT NOT NULL REFERENCES accounts (id),
-    client BIGINT NOT NULL REFERENCES clients (id),
-    limit_units BIGINT,
-    spent_units BIGINT NOT NULL,
-    refused BIGINT NOT NULL,
-    PRIMARY KEY (account, client),
-    CONSTRAINT quota_never_overspent
-        CHECK (0 <= spent_units AND (limit_units IS NULL OR spent_units <= limit_units))
-);
-CREATE TABLE keys (
-    id TEXT NOT NULL PRIMARY KEY,
-    client BIGINT NOT NULL REFERENCES clients (id),
-    role TEXT NOT NULL,
-    secret_hash TEXT NOT NULL,
-    created BIGINT NOT NULL,
-    expires BIGINT,
-    revoked BIGINT
-);
-CREATE TABLE journal (
-    {", ".join(f"{name} {'BIGINT' if kind is int else 'TEXT'} NOT NULL" for name, kind in _FIELD_TYPES.items())},
-    PRIMARY KEY (account, sequence),
-    FOREIGN KEY (account) REFERENCES accounts (id)
-);
-CREATE TABLE requests (
-    request {{bytes}} NOT NULL PRIMARY KEY,
-    body {{bytes}} NOT NULL,
-    account BIGINT NOT NULL,
-    units BIGINT NOT NULL,
-    time BIGINT NOT NULL,
-    answer {{bytes}}
-);
-CREATE TABLE answers (
-    id {{new_id}},
-    account BIGINT NOT NULL REFERENCES accounts (id),
-    keys {{bytes}} NOT NULL,
-    answers {{bytes}} NOT NULL,
-    time BIGINT NOT NULL DEFAULT 0
-);
-CREATE INDEX answers_by_account ON answers (account, id);
-CREATE INDEX journal_rare ON journal (account, kind) WHERE kind != 'charge';
-{_ENDED_SESSIONS}"""
-"""`accounts`: `total` is the cost that `LIMIT` units stand for, as JSON; `terms` is the (epsilon, delta) that the owner
-promised; `sequence` and `head` are the number and the hash of the last journal row. `requests`: `request` is a keyed
-hash of client and request id, `body` a hash of the request, `units` what was charged for it. `answers` is the answer
-cache: one row holds the answers that were drawn together; `keys` are keyed hashes of model version and features, 16
-bytes each; `answers` are the packed answers in the same order; `time` is 0 for rows of version 0.1. `ended_sessions`:
-sessions of the dashboard that were closed before they expire. Times are in microseconds since 1970."""
+_TABLES = Path(__file__).with_name("tables.sql").read_text(encoding="utf-8")
 _COLUMN_TYPES = {
     "sqlite": {
         "id": "INTEGER NOT NULL PRIMARY KEY",
@@ -620,10 +543,16 @@ _ADOPTED_TABLES = ("accounts", "training_sets")
 _INSERT_META = "INSERT INTO meta (name, value) VALUES (:name, :value)"
 
 
-def _create_tables(connection: Connection) -> None:
-    """Create all tables."""
-    for statement in _TABLES.format(**_COLUMN_TYPES[connection.dialect.name]).split(";"):
-        run(connection, statement)
+def _create_tables(connection: Connection, only: str = "") -> None:
+    """Create all tables and indexes, or those whose statement contains a word."""
+    for statement in _TABLES.format(**_COLUMN_TYPES[connection.dialect.name]).split(";\n"):
+        if only in statement and statement.strip():
+            connection.exec_driver_sql(statement)
+
+
+def _create_ledger(connection: Connection) -> None:
+    """Create the tables, the account of the API keys and the secrets."""
+    _create_tables(connection)
     run(
         connection,
         "INSERT INTO accounts (name, total, terms, limit_units, spent_units, sequence, head, opened)"
@@ -648,7 +577,8 @@ def _rename_words(connection: Connection) -> None:
 def _forget_session_secret(connection: Connection) -> None:
     """Delete the secret that signed sessions: whoever read a copy of the ledger could sign an administrator's."""
     run(connection, "DELETE FROM meta WHERE name = 'session_secret'")
-    run(connection, _ENDED_SESSIONS)
+    if "ended_sessions" not in inspect(connection).get_table_names():
+        _create_tables(connection, "ended_sessions")
 
 
 def _adopt_requests(connection: Connection) -> None:
@@ -726,7 +656,7 @@ def read_salt(connection: Connection) -> bytes:
 
 Migration = Callable[[Connection], None]
 MIGRATIONS: tuple[Migration, ...] = (
-    _create_tables,
+    _create_ledger,
     _rename_words,
     _forget_session_secret,
     _adopt_requests,
