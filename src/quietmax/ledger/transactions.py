@@ -337,10 +337,10 @@ _SUBACCOUNTS = (
     "SELECT subaccounts.account, clients.id, clients.name, subaccounts.limit_units, subaccounts.spent_units"
     " FROM clients LEFT OUTER JOIN subaccounts ON subaccounts.client = clients.id WHERE clients.id IN (??)"
 )
-_INSERT_SUBACCOUNT = (
+_SAVE_SUBACCOUNT = (
     "INSERT INTO subaccounts (account, client, limit_units, spent_units, refused) VALUES (?, ?, NULL, ?, 0)"
+    " ON CONFLICT (account, client) DO UPDATE SET spent_units = excluded.spent_units"
 )
-_UPDATE_SUBACCOUNT = "UPDATE subaccounts SET spent_units = ? WHERE account = ? AND client = ?"
 _KEYS = "SELECT id, client, expires, revoked FROM keys WHERE id IN (??)"
 _REQUESTS = "SELECT request, account, body, units, answer FROM requests WHERE request IN (??)"
 _INSERT_REQUEST = (
@@ -355,7 +355,6 @@ class _Balance:
 
     limit_units: int | None
     spent_units: int
-    is_new: bool
     changed: bool = False
 
 
@@ -409,11 +408,10 @@ class ChargeBatch:
         for account in self._accounts.values():
             if account.rows:
                 account.save(cursor)
-        for (account_id, client), balance in self._balances.items():
-            if balance.changed and balance.is_new:
-                cursor.execute(_INSERT_SUBACCOUNT, (account_id, client, balance.spent_units))
-            elif balance.changed:
-                cursor.execute(_UPDATE_SUBACCOUNT, (balance.spent_units, account_id, client))
+        cursor.execute_many(
+            _SAVE_SUBACCOUNT,
+            [(*key, balance.spent_units) for key, balance in self._balances.items() if balance.changed],
+        )
         cursor.execute_many(
             _INSERT_REQUEST,
             [
@@ -432,7 +430,7 @@ class ChargeBatch:
         if charge.expires is not None and charge.expires <= self._now:
             return InvalidKey()
         account = self._accounts[charge.account]
-        balance = self._balances.setdefault((charge.account, charge.client), _Balance(None, 0, is_new=True))
+        balance = self._balances.setdefault((charge.account, charge.client), _Balance(None, 0))
         earlier = None if charge.request is None else self._attempts.get(charge.request)
         if earlier is not None and earlier.body != charge.body:
             return RequestIdReused()
@@ -496,7 +494,7 @@ class ChargeBatch:
         ):
             self._client_names[client] = name
             if account is not None:
-                self._balances[account, client] = _Balance(limit_units, spent_units, is_new=False)
+                self._balances[account, client] = _Balance(limit_units, spent_units)
 
     def _read_valid_keys(self, ids: set[str]) -> dict[str, int]:
         """Return the clients of those keys that are neither revoked nor expired."""
