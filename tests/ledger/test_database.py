@@ -24,7 +24,6 @@ from quietmax.ledger.database import (
     unavailable,
     write_transaction,
 )
-from quietmax.ledger.heads import FileGuard
 from tests.ledger.scenarios import charge_patients, open_patients, open_with_unit_cost, writer_driver
 
 # A quota, an expiry or a revocation can be missing, and an answer while it is drawn; nothing else.
@@ -162,21 +161,6 @@ def test_the_ledger_reconnects_after_postgresql_dropped_its_connections(address:
                 " WHERE pid <> pg_backend_pid() AND datname = current_database()"
             )
         assert ledger.account("patients").spent_units == 3000
-
-
-def test_a_moved_or_replaced_sqlite_file_is_detected(path: Path) -> None:
-    engine = open_engine(path)
-    place = FileGuard(engine)
-    place.check()
-    path.rename(path.with_suffix(".away"))
-    with pytest.raises(LedgerUnavailable, match="was moved, deleted or replaced"):
-        place.check()
-    path.touch()
-    with pytest.raises(LedgerUnavailable, match="was moved, deleted or replaced"):
-        place.check()
-    path.with_suffix(".away").rename(path)
-    place.check()
-    engine.dispose()
 
 
 def test_a_write_transaction_holds_the_lock_of_the_file_from_its_start(path: Path) -> None:

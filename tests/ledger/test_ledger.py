@@ -5,10 +5,10 @@ import json
 import math
 import os
 import time
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -18,26 +18,23 @@ from quietmax.accounting.costs import LIMIT
 from quietmax.errors import LedgerDamaged, LedgerUnavailable, QuietmaxError
 from quietmax.ledger import (
     AccountState,
-    ApiKey,
     Charge,
     ChargeResult,
     Ledger,
-    LimitExceeded,
     Terms,
-    Verification,
 )
 from quietmax.ledger import accounts as accounts_module
-from quietmax.ledger.accounts import SpendingPoint, Subaccount
+from quietmax.ledger import database as database_module
+from quietmax.ledger import heads as heads_module
+from quietmax.ledger import transactions as transactions_module
+from quietmax.ledger import verify as verify_module
+from quietmax.ledger.accounts import SpendingPoint
 from quietmax.ledger.database import START, AccountTransaction, JournalEntry
 from quietmax.ledger.ledger import ledger_exists
 from quietmax.ledger.transactions import (
     Charged,
-    Failed,
-    InvalidKey,
     NewAnswers,
     Part,
-    Replayed,
-    RequestIdReused,
     StoredAnswer,
     _Balance,
 )
@@ -47,7 +44,6 @@ from tests.ledger.scenarios import (
     hold_writer,
     journal_kinds,
     open_patients,
-    open_with_unit_cost,
     pay,
     query_key,
     wait_until,
@@ -56,50 +52,17 @@ from tests.ledger.scenarios import (
 
 
 def test_results_are_immutable_and_frequent_objects_have_slots() -> None:
-    immutable: list[Any] = [
-        AccountState,
-        ApiKey,
-        Charge,
-        Charged,
-        Failed,
-        InvalidKey,
-        JournalEntry,
-        LimitExceeded,
-    ]
-    immutable += [
-        NewAnswers,
-        Replayed,
-        RequestIdReused,
-        SpendingPoint,
-        StoredAnswer,
-        Subaccount,
-        Terms,
-        Verification,
-    ]
-    assert all(each.__dataclass_params__.frozen for each in immutable)
-    for each in (
-        AccountTransaction,
-        Charge,
-        Charged,
-        JournalEntry,
-        Failed,
-        InvalidKey,
-        LimitExceeded,
-        Replayed,
-        RequestIdReused,
-        NewAnswers,
-        StoredAnswer,
-        _Balance,
-    ):
+    inside = {"AccountTransaction", "_Balance", "_Batch", "_NewRow", "_Request"}
+    modules = (accounts_module, database_module, heads_module, transactions_module, verify_module)
+    for each in (each for module in modules for each in vars(module).values() if is_dataclass(each)):
+        assert each.__dataclass_params__.frozen is (each.__name__ not in inside), each
+    for each in (AccountTransaction, Charge, JournalEntry, NewAnswers, StoredAnswer, _Balance):
         assert "__dict__" not in dir(each), each
-
-
-def test_request_keys_have_32_bytes_and_query_keys_16(sqlite_ledger: Ledger) -> None:
-    assert len(sqlite_ledger.request_key(1, "first")) == 32
-    assert len(query_key(sqlite_ledger, b"model", b"query")) == 16
+    assert not any("__dict__" in dir(each) for each in get_args(ChargeResult))
 
 
 def test_request_keys_of_different_clients_differ(ledger: Ledger) -> None:
+    assert len(ledger.request_key(1, "first")) == 32
     assert ledger.request_key(1, "1 x") != ledger.request_key(11, " x")
     assert ledger.request_key(1, "x") != ledger.request_key(2, "x")
 
@@ -136,26 +99,6 @@ def test_training_that_costs_nothing_is_recorded_too(sqlite_ledger: Ledger) -> N
     assert journal_kinds(sqlite_ledger) == ["open", "training"]
 
 
-def test_the_spending_history_starts_at_zero_and_ends_at_the_balance(
-    charged_ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(accounts_module, "_HISTORY_POINTS", 4)
-    account = charged_ledger.account("patients")
-    curve = charged_ledger.spending_history(account)
-    assert curve[0].spent_units == 0
-    assert curve[-1].spent_units == account.spent_units
-    assert len(curve) <= 5
-    assert curve == sorted(curve, key=lambda point: (point.time, point.spent_units))
-
-
-def test_the_spending_history_starts_with_the_first_row(ledger: Ledger) -> None:
-    account, units = open_with_unit_cost(ledger)
-    assert [point.spent_units for point in ledger.spending_history(ledger.account("patients"))] == [0]
-    ledger.charge(Charge(account.id, ledger.client("ann"), "m/1", units, rows=1))
-    spent = [point.spent_units for point in ledger.spending_history(ledger.account("patients"))]
-    assert (spent[0], spent[-1]) == (0, units)
-
-
 def test_the_export_has_every_row_and_its_hashes_can_be_recomputed(charged_ledger: Ledger) -> None:
     rows = list(charged_ledger.export("patients"))
     assert [row.sequence for row in rows] == list(range(1, 12))
@@ -174,10 +117,13 @@ def test_a_moved_sqlite_ledger_is_not_charged(tmp_path: Path) -> None:
         charge = Charge(account.id, ann, "m/1", 1, rows=1)
         path.rename(tmp_path / "elsewhere.sqlite")
         assert "was moved, deleted or replaced" in str(charge_error(ledger, charge))
-        with pytest.raises(LedgerUnavailable):
+        assert ledger.writer.error is not None
+        path.touch()
+        with pytest.raises(LedgerUnavailable, match="was moved, deleted or replaced"):
             ledger.ping()
         (tmp_path / "elsewhere.sqlite").rename(path)
         assert pay(ledger, charge).units == 1
+        assert ledger.writer.error is None
         ledger.ping()
 
 
@@ -473,13 +419,14 @@ def test_a_ledger_can_be_created_below_a_writable_folder_only(
 
 
 def test_the_spending_history_has_the_first_row_the_last_and_rows_at_equal_distances(
-    sqlite_ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(accounts_module, "_HISTORY_POINTS", 4)
-    account, ann = open_patients(sqlite_ledger), sqlite_ledger.client("ann")
-    assert sqlite_ledger.spending_history(replace(account, sequence=0))[0].spent_units == 0
+    account, ann = open_patients(ledger), ledger.client("ann")
+    assert ledger.spending_history(replace(account, sequence=0))[0].spent_units == 0
+    assert [point.spent_units for point in ledger.spending_history(account)] == [0]
     for _ in range(15):
-        pay(sqlite_ledger, Charge(account.id, ann, "m/1", 10, rows=1))
-    rows = [SpendingPoint(row.time, row.spent_units) for row in sqlite_ledger.export("patients")]
-    history = sqlite_ledger.spending_history(sqlite_ledger.account("patients"))
+        pay(ledger, Charge(account.id, ann, "m/1", 10, rows=1))
+    rows = [SpendingPoint(row.time, row.spent_units) for row in ledger.export("patients")]
+    history = ledger.spending_history(ledger.account("patients"))
     assert history == [rows[number - 1] for number in (1, 4, 8, 12, 16)]

@@ -117,20 +117,6 @@ def test_a_charge_takes_the_lock_of_sqlite_soon_after_another_process_releases_i
         assert released or now[0] == pytest.approx(10.0, abs=0.01)
 
 
-def test_a_full_batch_is_written_and_the_rest_comes_next(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger_module, "_MAX_BATCH", 4)
-    with Ledger(path) as ledger:
-        account = open_patients(ledger)
-        ann = ledger.client("ann")
-        gate, results = hold_writer(ledger), list[Any]()
-        before = ledger.writer.batches
-        for _ in range(9):
-            ledger.submit_charges([Charge(account.id, ann, "m/1", 1, rows=1)], results.extend)
-        gate.set()
-        wait_until(lambda: len(results) == 9, 60)
-        assert ledger.writer.batches - before == 3
-
-
 def test_charges_and_answers_fill_a_batch_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger_module, "_MAX_BATCH", 4)
     items = [(0.0, item) for item in (CHARGE, ANSWERS, ANSWERS, CHARGE, CHARGE)]
@@ -148,13 +134,6 @@ def test_answers_without_a_request_id_are_written_with_the_next_charge_or_soon(l
     assert ledger.writer.batches - before == 1
     ledger.submit_answers(NewAnswers(account.id, (b"other" * 3 + b"!",), b"answer"), lambda _: None)
     wait_until(lambda: ledger.writer.batches - before == 2, 2.0)
-
-
-def test_a_charge_past_its_deadline_is_not_charged(ledger: Ledger) -> None:
-    account, units = open_with_unit_cost(ledger)
-    late = Charge(account.id, ledger.client("ann"), "m/1", units, rows=1, deadline=time.monotonic() - 1)
-    assert isinstance(ledger.charge(late), Failed)
-    assert ledger.account("patients").spent_units == 0
 
 
 def test_refused_charges_are_counted_for_each_client(address: str) -> None:
@@ -231,18 +210,6 @@ def test_an_error_in_a_callback_does_not_stop_the_writer(path: Path) -> None:
         charge = Charge(account.id, ledger.client("ann"), "m/1", 1, rows=1)
         ledger.submit_charges([charge], lambda _: [][0])
         assert isinstance(ledger.charge(charge), Charged)
-
-
-def test_the_error_of_the_writer_is_cleared_by_the_next_write(path: Path) -> None:
-    with Ledger(path) as ledger:
-        account = open_patients(ledger)
-        charge = Charge(account.id, ledger.client("ann"), "m/1", 1, rows=1)
-        path.rename(path.with_suffix(".away"))
-        assert isinstance(ledger.charge(charge), Failed)
-        assert ledger.writer.error is not None
-        path.with_suffix(".away").rename(path)
-        assert isinstance(ledger.charge(charge), Charged)
-        assert ledger.writer.error is None
 
 
 def test_answers_are_stored_as_soon_as_the_ledger_is_back(tmp_path: Path) -> None:
@@ -510,11 +477,6 @@ def test_answers_that_failed_are_retried_after_a_delay(monkeypatch: pytest.Monke
     simulated, charges, answers, writer = _collect(monkeypatch, retries=(ANSWERS,))
     assert (charges, answers, writer._retries) == ([], [ANSWERS], [])
     assert (simulated.slept, simulated.timeouts) == ([ledger_module._RETRY_DELAY], [FLUSH_INTERVAL])
-
-
-def test_closing_writes_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, charges, answers, writer = _collect(monkeypatch, (3.0, ANSWERS), (0.0, CHARGE), (0.0, None))
-    assert (charges, answers, writer._closing) == ([CHARGE], [ANSWERS], True)
 
 
 def test_a_clock_that_goes_back_is_noticed_also_after_a_restart(
