@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import orjson
@@ -358,14 +358,20 @@ class _Balance:
     changed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _EarlierAttempt:
+class _StoredRequest(NamedTuple):
     """What the ledger knows of a request id."""
 
     account: int
     body: bytes
     units: int
     answer: bytes | None
+
+
+def _read_requests(cursor: Cursor, keys: set[bytes]) -> dict[bytes, _StoredRequest]:
+    return {
+        bytes(request): _StoredRequest(account, bytes(body), units, None if answer is None else bytes(answer))
+        for request, account, body, units, answer in cursor.fetch_listed(_REQUESTS, keys)
+    }
 
 
 class ChargeBatch:
@@ -388,8 +394,8 @@ class ChargeBatch:
         self._clients_by_key = self._read_valid_keys(
             {charge.key for charge in charges if charge.key is not None}
         )
-        self._attempts = self._read_attempts(
-            {charge.request for charge in charges if charge.request is not None}
+        self._attempts = _read_requests(
+            cursor, {charge.request for charge in charges if charge.request is not None}
         )
         self._cached = self._read_cached_answers(answer_cache, charges)
         self._parts = spent_by_part(cursor, {charge.account for charge in charges if charge.part is not None})
@@ -441,7 +447,7 @@ class ChargeBatch:
         return self._pay(charge, account, balance, earlier)
 
     def _pay(
-        self, charge: Charge, account: AccountTransaction, balance: _Balance, earlier: _EarlierAttempt | None
+        self, charge: Charge, account: AccountTransaction, balance: _Balance, earlier: _StoredRequest | None
     ) -> Charged | LimitExceeded:
         """Charge the new answers, less what an earlier attempt of the same request has paid.
 
@@ -486,7 +492,7 @@ class ChargeBatch:
             self._new_requests[request] = (charge, units)
         else:
             self._resumed_requests[request] = units
-        self._attempts[request] = _EarlierAttempt(charge.account, charge.body, units, None)
+        self._attempts[request] = _StoredRequest(charge.account, charge.body, units, None)
 
     def _read_subaccounts(self, clients: set[int]) -> None:
         for account, client, name, limit_units, spent_units in self._cursor.fetch_listed(
@@ -502,14 +508,6 @@ class ChargeBatch:
             key: client
             for key, client, expires, revoked in self._cursor.fetch_listed(_KEYS, ids)
             if revoked is None and (expires is None or expires > self._now)
-        }
-
-    def _read_attempts(self, requests: set[bytes]) -> dict[bytes, _EarlierAttempt]:
-        return {
-            bytes(request): _EarlierAttempt(
-                account, bytes(body), units, None if answer is None else bytes(answer)
-            )
-            for request, account, body, units, answer in self._cursor.fetch_listed(_REQUESTS, requests)
         }
 
     def _read_cached_answers(
@@ -551,7 +549,6 @@ def _remaining(account: AccountTransaction, balance: _Balance) -> int:
 # --- answers and counts inside a transaction ----------------------------------------------------------------------
 
 _ANSWER_REQUEST = "UPDATE requests SET answer = ? WHERE request = ? AND answer IS NULL"
-_STORED_REQUESTS = "SELECT request, account, body, answer FROM requests WHERE request IN (??)"
 _INSERT_ANSWERS = "INSERT INTO answers (account, keys, answers, time) VALUES (?, ?, ?, ?)"
 _COUNT_REFUSED = (
     "INSERT INTO subaccounts (account, client, spent_units, refused) VALUES (?, ?, 0, ?)"
@@ -571,20 +568,21 @@ def store_answers(
     If a request id was drawn several times (a retry while the first attempt was in flight), only one draw was paid
     for. So only the first to be stored may leave; the others are dropped, also from the answer cache.
     """
-    known = _read_requests(cursor, batch)
+    known = _read_requests(cursor, {new.request for new in batch if new.request is not None})
     digests: dict[int, dict[str, str]] = {}
     stored, written, cached = [], [], []
     for new in batch:
         answer, first = new.answer, True
         if new.request is not None:
-            body, earlier = known[new.request]
-            first = earlier is None
-            if earlier is not None:
-                answer = earlier
+            request = known.get(new.request)
+            if request is None or request.account != new.account:
+                raise _missing_request()
+            if request.answer is not None:
+                answer, first = request.answer, False
             else:
-                known[new.request] = (body, answer)
+                known[new.request] = request._replace(answer=answer)
                 written.append((answer, new.request))
-                digest = answer_digest(salt, new.request, body, answer)
+                digest = answer_digest(salt, new.request, request.body, answer)
                 digests.setdefault(new.account, {})[new.request.hex()] = digest
         if first and new.queries:
             cached.append((new.account, b"".join(new.queries), new.answers, now))
@@ -595,19 +593,6 @@ def store_answers(
         raise _missing_request()
     cursor.execute_many(_INSERT_ANSWERS, cached)
     return stored
-
-
-def _read_requests(cursor: Cursor, batch: Sequence[NewAnswers]) -> dict[bytes, tuple[bytes, bytes | None]]:
-    """Return body and stored answer of every request of a batch."""
-    wanted = {new.request: new.account for new in batch if new.request is not None}
-    found = {
-        bytes(request): (bytes(body), None if answer is None else bytes(answer))
-        for request, account, body, answer in cursor.fetch_listed(_STORED_REQUESTS, wanted)
-        if account == wanted[bytes(request)]
-    }
-    if len(found) < len(wanted):
-        raise _missing_request()
-    return found
 
 
 def _missing_request() -> LedgerDamaged:
