@@ -443,9 +443,24 @@ def lock_keys_account(connection: Connection) -> AccountTransaction:
     return lock_account(connection, number)
 
 
-def detail_json(**fields: Any) -> str:
+def _detail_json(**fields: Any) -> str:
     """Return the detail of a journal row, without the fields that are None."""
     return json.dumps({name: value for name, value in fields.items() if value is not None}, sort_keys=True)
+
+
+def record(
+    connection: Connection,
+    account: AccountTransaction,
+    kind: str,
+    *,
+    client: str = "",
+    model: str = "",
+    units: int = 0,
+    **detail: Any,
+) -> None:
+    """Write the journal row of a change and the balance."""
+    account.add(now(), kind, client=client, model=model, units=units, detail=_detail_json(**detail))
+    account.save(Cursor(connection))
 
 
 def client_id(connection: Connection, name: str, *, create: bool = False) -> int:
@@ -497,9 +512,9 @@ def _create_account(
         **{field: json.dumps(value) for field, value in described.items()},
     )
     account = lock_account(connection, _get_account(connection, name).id)
-    account.add(moment, "open", detail=detail_json(**described, because=because))
+    account.add(moment, "open", detail=_detail_json(**described, because=because))
     account.save(Cursor(connection))
-    keys_account.add(moment, "account", detail=detail_json(id=account.account, name=name))
+    keys_account.add(moment, "account", detail=_detail_json(id=account.account, name=name))
     return _get_account(connection, name)
 
 
@@ -514,10 +529,10 @@ def _bind_training_set(
     """Bind a training set to an account. The journal keeps it, so that nobody can bind it to another one unnoticed."""
     bound: dict[str, Any] = {"id": account.id, "digest": digest}
     if before is None:
-        keys_account.add(now(), "training-set", detail=detail_json(**bound))
+        keys_account.add(now(), "training-set", detail=_detail_json(**bound))
     else:
         run(connection, "DELETE FROM training_sets WHERE digest = :digest", digest=digest)
-        changed = detail_json(**bound, account=account.name, before=before.name, because=because)
+        changed = _detail_json(**bound, account=account.name, before=before.name, because=because)
         keys_account.add(now(), "reassign", detail=changed)
     run(connection, "INSERT INTO training_sets (digest, account) VALUES (:digest, :id)", **bound)
 
@@ -571,8 +586,7 @@ class Accounts:
             account = lock_account(connection, _get_account(connection, name).id)
             detail: dict[str, Any] = {"because": because}
             yield connection, account, detail
-            account.add(now(), kind, client=client, detail=detail_json(**detail))
-            account.save(Cursor(connection))
+            record(connection, account, kind, client=client, **detail)
 
     # Accounts
 
@@ -743,8 +757,7 @@ class Accounts:
         with self._write() as connection:
             locked = lock_account(connection, account.id)
             if (model, status) not in _unproven_models(connection, account.id):
-                locked.add(now(), "unproven", model=model, detail=detail_json(status=status))
-                locked.save(Cursor(connection))
+                record(connection, locked, "unproven", model=model, status=status)
 
     def unproven_models(self, account: AccountState) -> list[tuple[str, str]]:
         """Return the models without a proven guarantee that ever used an account, with their status."""
@@ -768,8 +781,7 @@ class Accounts:
                     f"The model {model} needs the whole budget that the account {account.name!r} was opened with, but "
                     "the budget was lowered. 'quietmax ledger grant' raises it."
                 )
-            locked.add(now(), "exclusive", model=model, detail=detail_json(digest=digest))
-            locked.save(Cursor(connection))
+            record(connection, locked, "exclusive", model=model, digest=digest)
 
     # Clients, API keys and sessions
 
@@ -820,9 +832,7 @@ class Accounts:
                 return key
             moment = now()
             run(connection, "UPDATE keys SET revoked = :moment WHERE id = :id", moment=moment, id=key_id)
-            detail = json.dumps({"id": key_id, "revoked": moment})
-            keys_account.add(moment, "key-revoked", client=key.client, detail=detail)
-            keys_account.save(Cursor(connection))
+            record(connection, keys_account, "key-revoked", client=key.client, id=key_id, revoked=moment)
             return replace(key, revoked=moment)
 
     def keys(self) -> list[ApiKey]:

@@ -39,9 +39,9 @@ from quietmax.ledger.accounts import (
     check_reason,
     client_id,
     damaged,
-    detail_json,
     lock_account,
     lock_keys_account,
+    record,
 )
 from quietmax.ledger.database import (
     Cursor,
@@ -434,29 +434,18 @@ class Ledger(Accounts):
             ledger, heads = None, []
         spent = {head.account: head.spent_units for head in heads}
         with write_transaction(self._engine) as connection:
-            cursor = Cursor(connection)
             keys_account = lock_keys_account(connection)
-            known = (
-                {number for (number,) in cursor.fetch("SELECT id FROM accounts")}
-                if ledger == self._id
-                else set()
-            )
-            lost = {
-                str(number): spent[number]
-                for number in sorted(spent)
-                if spent[number] and number not in known
-            }
-            keys_account.add(now(), "loss", detail=detail_json(because=because, accounts=lost or None))
-            keys_account.save(cursor)
+            numbers = set(run(connection, "SELECT id FROM accounts").scalars())
+            known = numbers if ledger == self._id else set()
+            lost = {number: units for number, units in spent.items() if units and number not in known}
+            record(connection, keys_account, "loss", because=because, accounts=lost or None)
             client = client_id(connection, LOST_CLIENT, create=True)
             for number in sorted((known & set(spent)) - {keys_account.account}):
                 account = lock_account(connection, number)
                 left = account.limit_units - account.spent_units
                 units = min(max(spent[number] - account.spent_units, 0), left)
                 if units:
-                    detail = detail_json(because=because)
-                    account.add(now(), "loss", client=LOST_CLIENT, units=units, detail=detail)
-                    account.save(cursor)
+                    record(connection, account, "loss", client=LOST_CLIENT, units=units, because=because)
                     run(connection, _ADD_SPENT, account=number, client=client, units=units)
             current = read_heads(connection)
         self._heads.reset(current)
