@@ -254,16 +254,6 @@ def test_an_older_row_of_the_journal_is_replaced_at_once(path: Path) -> None:
         assert (ledger._heads.damage, ledger._heads.error) == (None, None)
 
 
-def test_a_reset_head_file_holds_the_given_rows_whether_there_was_a_file_or_not(
-    tmp_path: Path, engine: Engine
-) -> None:
-    file = HeadFile(tmp_path / "head", "ledger", engine)
-    for _ in range(2):
-        file.reset([Head(1, 2, 0, "two")])
-        assert file.read() == ("ledger", [Head(1, 2, 0, "two")])
-        file.record([Head(2, 9, 90, "nine")])
-
-
 def test_heads_without_a_file_or_of_a_ledger_that_is_only_read_are_kept_in_memory(
     tmp_path: Path, engine: Engine
 ) -> None:

@@ -219,16 +219,6 @@ class HeadFile:
         with self._lock, suppress(OSError):
             self._flush()
 
-    def reset(self, heads: Iterable[Head]) -> None:
-        """Forget all heads but these."""
-        self._known.clear()
-        self._verified.clear()
-        self.damage = None
-        self._forget_file()
-        if self.path is not None:
-            self.path.unlink(missing_ok=True)
-        self.record(heads)
-
     def read(self) -> tuple[str | None, list[Head]]:
         """Return the id of the ledger and the heads that the file holds; None and nothing if there is no file."""
         if self.path is None or not self.path.exists():

@@ -448,7 +448,11 @@ class Ledger(Accounts):
                     record(connection, account, "loss", client=LOST_CLIENT, units=units, because=because)
                     run(connection, _ADD_SPENT, account=number, client=client, units=units)
             current = read_heads(connection)
-        self._heads.reset(current)
+        path = self._heads.path
+        if path is not None:
+            path.unlink(missing_ok=True)
+        self._heads = HeadFile(path, self._id, self._engine)
+        self._heads.record(current)
 
 
 def ledger_exists(address: str | Path) -> bool:
