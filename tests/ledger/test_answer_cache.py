@@ -39,21 +39,6 @@ def test_answers_are_found_however_many_rows_are_read_at_once(
                 assert list(latest) == keys[-most:]
 
 
-def test_the_index_holds_max_answers_and_drops_the_oldest(path: Path) -> None:
-    keys = [bytes([number]) * 16 for number in range(6)]
-    with Ledger(path) as ledger:
-        account = charge_patients(ledger)
-        with write_transaction(ledger._engine) as connection:
-            cursor, answer_cache = Cursor(connection), AnswerCache(max_answers=4)
-            for number, key in enumerate(keys):
-                cursor.execute(
-                    "INSERT INTO answers (account, keys, answers) VALUES (?, ?, ?)", (account.id, key, b"x")
-                )
-                assert (
-                    list(answer_cache.find(cursor, account.id, keys)) == keys[max(0, number - 3) : number + 1]
-                )
-
-
 def test_only_the_newest_answers_are_indexed_and_they_survive_a_restart(ledger: Ledger) -> None:
     account, units = open_with_unit_cost(ledger)
     queries = [query_key(ledger, b"model", b"%d" % number) for number in range(12)]
