@@ -284,6 +284,14 @@ def serving(tmp_path: Path, repository: Path, fixed: Path | None = None) -> Iter
         started.http.close()
 
 
+@pytest.fixture(name="running")
+def running_with_a_head(tmp_path: Path, repository: Path, add: Add) -> Iterator[Running]:
+    """A service of a repository with version 1 of a head `m`."""
+    add("head", "m/1")
+    with serving(tmp_path, repository) as started:
+        yield started
+
+
 def as_admin(running: Running) -> dict[str, str]:
     return {"Authorization": f"Bearer {running.admin}"}
 
@@ -297,85 +305,73 @@ def served(running: Running) -> list[str]:
     return sorted(f"{model['name']}/{model['version']}" for model in models)
 
 
-def test_an_unmodified_client_lists_loads_and_unloads_models(
-    tmp_path: Path, repository: Path, add: Add
-) -> None:
-    add("head", "m/1")
-    with serving(tmp_path, repository) as running:
-        client = triton.InferenceServerClient(running.url.removeprefix("http://"))
-        headers = as_admin(running)
-        assert client.get_server_metadata()["extensions"] == [
-            "binary_tensor_data",
-            "model_repository",
-            "privacy_budget",
-        ]
-        assert client.get_model_repository_index(headers) == [
-            {"name": "m", "version": "1", "state": "READY", "reason": ""}
-        ]
-        add("asked", "m/2")
-        assert client.get_model_repository_index(headers)[1] == {
-            "name": "m",
-            "version": "2",
-            "state": "UNAVAILABLE",
-            "reason": "not loaded",
-        }
-        client.load_model("m", headers)
-        assert served(running) == ["m/2"]
-        assert client.is_model_ready("m", headers=headers)
-        assert running.infer(some_rows(1), "m").json()["parameters"]["cost"] > 0
-        client.unload_model("m", headers)
-        assert served(running) == []
-        assert running.infer(some_rows(1), "m").status_code == 404
-        client.load_model("m", headers)
-        assert running.infer(some_rows(1), "m").status_code == 200
-        with pytest.raises(InferenceServerException, match="no such model"):
-            client.load_model("absent", headers)
-        with pytest.raises(InferenceServerException, match="`parameters` are not supported"):
-            client.load_model("m", headers, config="{}")
-        client.close()
-        events = [json.loads(line) for line in running.log.getvalue().splitlines()]
-        loaded = [each for each in events if each["event"] == "model_loaded"]
-        assert [(each["model"], each["client"]) for each in loaded] == [("m/2", "owner")] * 2
+def test_an_unmodified_client_lists_loads_and_unloads_models(running: Running, add: Add) -> None:
+    client = triton.InferenceServerClient(running.url.removeprefix("http://"))
+    headers = as_admin(running)
+    assert client.get_server_metadata()["extensions"] == [
+        "binary_tensor_data",
+        "model_repository",
+        "privacy_budget",
+    ]
+    assert client.get_model_repository_index(headers) == [
+        {"name": "m", "version": "1", "state": "READY", "reason": ""}
+    ]
+    add("asked", "m/2")
+    assert client.get_model_repository_index(headers)[1] == {
+        "name": "m",
+        "version": "2",
+        "state": "UNAVAILABLE",
+        "reason": "not loaded",
+    }
+    client.load_model("m", headers)
+    assert served(running) == ["m/2"]
+    assert client.is_model_ready("m", headers=headers)
+    assert running.infer(some_rows(1), "m").json()["parameters"]["cost"] > 0
+    client.unload_model("m", headers)
+    assert served(running) == []
+    assert running.infer(some_rows(1), "m").status_code == 404
+    client.load_model("m", headers)
+    assert running.infer(some_rows(1), "m").status_code == 200
+    with pytest.raises(InferenceServerException, match="no such model"):
+        client.load_model("absent", headers)
+    with pytest.raises(InferenceServerException, match="`parameters` are not supported"):
+        client.load_model("m", headers, config="{}")
+    client.close()
+    events = [json.loads(line) for line in running.log.getvalue().splitlines()]
+    loaded = [each for each in events if each["event"] == "model_loaded"]
+    assert [(each["model"], each["client"]) for each in loaded] == [("m/2", "owner")] * 2
 
 
-def test_only_administrators_see_and_change_the_repository(
-    tmp_path: Path, repository: Path, add: Add
-) -> None:
-    add("head", "m/1")
-    with serving(tmp_path, repository) as running:
-        for path in ("index", "models/m/load", "models/m/unload"):
-            for response, status in (
-                (running.http.post(f"/v2/repository/{path}"), 403),
-                (httpx.post(f"{running.url}/v2/repository/{path}"), 401),
-            ):
-                assert response.status_code == status
-                check_message(response)
-        assert served(running) == ["m/1"]
+def test_only_administrators_see_and_change_the_repository(running: Running) -> None:
+    for path in ("index", "models/m/load", "models/m/unload"):
+        for response, status in (
+            (running.http.post(f"/v2/repository/{path}"), 403),
+            (httpx.post(f"{running.url}/v2/repository/{path}"), 401),
+        ):
+            assert response.status_code == status
+            check_message(response)
+    assert served(running) == ["m/1"]
 
 
-def test_a_model_that_cannot_be_loaded_leaves_the_old_one_serving(
-    tmp_path: Path, repository: Path, add: Add
-) -> None:
-    add("head", "m/1")
-    with serving(tmp_path, repository) as running:
-        broken = add("head", "m/2")
-        weights = broken / "weights.safetensors"
-        weights.write_bytes(weights.read_bytes()[:-8])
-        response = post(running, "models/m/load")
-        assert response.status_code == 400
-        check_message(response)
-        assert running.infer(some_rows(1), "m").json()["model_version"] == "1"
-        row = post(running, "index").json()[1]
-        assert (row["version"], row["state"], row["reason"]) == ("2", "UNAVAILABLE", response.json()["error"])
-        shutil.rmtree(broken)
-        add("plain", "m/2")  # an ordinary model: it would need a budget and a consent
-        response = post(running, "models/m/load")
-        assert response.status_code == 400
-        assert "budget" in response.json()["error"]
-        assert served(running) == ["m/1"]
-        assert post(running, "index", json={"ready": True}).json() == [
-            {"name": "m", "version": "1", "state": "READY", "reason": ""}
-        ]
+def test_a_model_that_cannot_be_loaded_leaves_the_old_one_serving(running: Running, add: Add) -> None:
+    broken = add("head", "m/2")
+    weights = broken / "weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-8])
+    response = post(running, "models/m/load")
+    assert response.status_code == 400
+    check_message(response)
+    assert running.infer(some_rows(1), "m").json()["model_version"] == "1"
+    row = post(running, "index").json()[1]
+    assert (row["version"], row["state"], row["reason"]) == ("2", "UNAVAILABLE", response.json()["error"])
+    shutil.rmtree(broken)
+    add("plain", "m/2")  # an ordinary model: it would need a budget and a consent
+    response = post(running, "models/m/load")
+    assert response.status_code == 400
+    assert "budget" in response.json()["error"]
+    assert served(running) == ["m/1"]
+    assert post(running, "index", json={"ready": True}).json() == [
+        {"name": "m", "version": "1", "state": "READY", "reason": ""}
+    ]
 
 
 def test_training_is_charged_once_and_unloading_refunds_nothing(
@@ -451,12 +447,8 @@ def test_models_named_at_the_start_can_neither_be_replaced_nor_unloaded(
 @pytest.mark.parametrize(
     ("body", "status"), [(b"[1]", 400), (b"{", 400), (b"x" * 70_000, 413), (b'{"ready": 1}', 200)]
 )
-def test_a_wrong_body_is_an_error(
-    tmp_path: Path, repository: Path, add: Add, body: bytes, status: int
-) -> None:
-    add("head", "m/1")
-    with serving(tmp_path, repository) as running:
-        assert post(running, "index", content=body).status_code == status
+def test_a_wrong_body_is_an_error(running: Running, body: bytes, status: int) -> None:
+    assert post(running, "index", content=body).status_code == status
 
 
 def test_a_service_without_a_repository_lists_its_models_and_loads_none(start: Any) -> None:
@@ -490,29 +482,27 @@ def test_a_request_in_flight_is_answered_by_the_model_it_was_sent_to(
         slow.close()
 
 
-def test_no_request_fails_while_versions_change(tmp_path: Path, repository: Path, add: Add) -> None:
-    add("head", "m/1")
-    with serving(tmp_path, repository) as running:
-        answers: list[tuple[int, str]] = []
-        stop = threading.Event()
+def test_no_request_fails_while_versions_change(running: Running, add: Add) -> None:
+    answers: list[tuple[int, str]] = []
+    stop = threading.Event()
 
-        def ask() -> None:
-            while not stop.is_set():
-                response = running.infer(some_rows(1), "m")
-                answers.append((response.status_code, response.json().get("model_version")))
+    def ask() -> None:
+        while not stop.is_set():
+            response = running.infer(some_rows(1), "m")
+            answers.append((response.status_code, response.json().get("model_version")))
 
-        thread = threading.Thread(target=ask)
-        thread.start()
-        for version in ("1", "2", "3", "4"):
-            if version != "1":
-                add("head", f"m/{version}")
-                assert post(running, "models/m/load").status_code == 200
-            until = time.monotonic() + 30
-            while (200, version) not in answers and time.monotonic() < until:
-                time.sleep(0.01)
-        stop.set()
-        thread.join()
-        assert set(answers) == {(200, version) for version in "1234"}
+    thread = threading.Thread(target=ask)
+    thread.start()
+    for version in ("1", "2", "3", "4"):
+        if version != "1":
+            add("head", f"m/{version}")
+            assert post(running, "models/m/load").status_code == 200
+        until = time.monotonic() + 30
+        while (200, version) not in answers and time.monotonic() < until:
+            time.sleep(0.01)
+    stop.set()
+    thread.join()
+    assert set(answers) == {(200, version) for version in "1234"}
 
 
 def test_a_worker_that_cannot_follow_keeps_its_model_and_is_reported(
