@@ -207,7 +207,7 @@ def test_connections_in_their_handshake_count_too(models: Path, tmp_path: Path, 
 def test_connections_leave_descriptors_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     for soft, most in ((1024, 896), (200, 100), (resource.RLIM_INFINITY, 1000)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, soft=soft: (soft, soft))
-        assert limits.Connections(Settings(), None, None, None).limit == most
+        assert limits.connection_limits(Settings(), grpc=False)[0] == most
 
 
 def test_connections_of_http_and_grpc_share_the_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +216,7 @@ def test_connections_of_http_and_grpc_share_the_descriptors(monkeypatch: pytest.
         http, grpc = limits.connection_limits(Settings(max_connections=100_000), grpc=True)
         assert http + grpc <= soft - min(128, soft // 2)
         assert http > grpc > 0
-        assert limits.Connections(Settings(), None, None, None, grpc=True).limit == min(http, 1000)
+        assert limits.connection_limits(Settings(), grpc=True)[0] == min(http, 1000)
     assert limits.connection_limits(Settings(max_connections=10), grpc=True) == (10, 10)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httptools
 import orjson
@@ -24,7 +24,9 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from quietmax.server.settings import Settings
-from quietmax.server.telemetry import Log, Metrics
+
+if TYPE_CHECKING:
+    from quietmax.server.service import Service
 
 BODIES_FULL = "The service holds too many request bodies. Send the request again later. Nothing was charged."
 """What a client is told whose body does not fit. The status is 503."""
@@ -122,37 +124,17 @@ class Connections:
     one whose TLS handshake is not done. A connection whose request was received is never replaced.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        log: Log,
-        metrics: Metrics,
-        bodies: BodyMemory,
-        share: ConnectionShare | None = None,
-        *,
-        grpc: bool = False,
-    ) -> None:
-        self.settings = settings
-        self.log = log
-        self.metrics = metrics
-        self.bodies = bodies
-        self.limit, _ = connection_limits(settings, grpc=grpc)
+    def __init__(self, service: Service, share: ConnectionShare, *, grpc: bool = False) -> None:
+        self.service = service
+        self.limit, _ = connection_limits(service.settings, grpc=grpc)
+        self.open: set[LimitedProtocol] = set()
         self._share = share
-        self._open: set[LimitedProtocol] = set()
         self._handshakes: dict[asyncio.Task[None], None] = {}
         self._logged_full_at = -math.inf
         self._full = 0
 
     def __len__(self) -> int:
-        return len(self._open) + len(self._handshakes)
-
-    def add(self, connection: LimitedProtocol) -> None:
-        """Add a connection whose TLS handshake, if any, is done."""
-        self._open.add(connection)
-
-    def discard(self, connection: LimitedProtocol) -> None:
-        """Remove a connection that has ended."""
-        self._open.discard(connection)
+        return len(self.open) + len(self._handshakes)
 
     async def accept(
         self,
@@ -167,7 +149,7 @@ class Connections:
             try:
                 accepted = await self._next_connection(listening)
             except OSError as error:  # no descriptor left, or the client has gone already
-                self.log.event("accept_failed", error=error.strerror)
+                self.service.log.event("accept_failed", error=error.strerror)
                 await asyncio.sleep(_CHECK_INTERVAL)
                 continue
             if not self._make_room():
@@ -182,9 +164,6 @@ class Connections:
 
     async def _next_connection(self, listening: socket.socket) -> socket.socket:
         """Accept a connection; leave it to the workers that have fewer connections if they take it at once."""
-        loop = asyncio.get_running_loop()
-        if self._share is None:
-            return (await loop.sock_accept(listening))[0]
         while True:
             fair = self._share.update(len(self))
             await _readable(listening)
@@ -195,22 +174,17 @@ class Connections:
                 accepted.setblocking(False)
                 return accepted
 
-    def close_share(self) -> None:
-        """Tell the other workers that this one accepts no more connections."""
-        if self._share is not None:
-            self._share.close()
-
     async def check(self) -> None:
         """End connections whose time is over, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(_CHECK_INTERVAL)
             now = loop.time()
-            for connection in tuple(self._open):
+            for connection in tuple(self.open):
                 connection.end_if_late(now)
-            self.metrics.connections.set(len(self))
-            self.metrics.dropped_lines.set(self.log.dropped)
-            if self._share is not None and self._share.listens:
+            self.service.metrics.connections.set(len(self))
+            self.service.metrics.dropped_lines.set(self.service.log.dropped)
+            if self._share.listens:
                 self._share.update(len(self))
             self._log_full(now)
 
@@ -218,29 +192,29 @@ class Connections:
         self, accepted: socket.socket, create: Callable[[], LimitedProtocol], context: ssl.SSLContext | None
     ) -> None:
         """Do the TLS handshake, if any, and hand the connection to its protocol."""
-        timeout = None if context is None else self.settings.header_timeout
+        timeout = None if context is None else self.service.settings.header_timeout
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 create, accepted, ssl=context, ssl_handshake_timeout=timeout
             )
         except OSError:  # ssl.SSLError and a handshake that takes too long are OSErrors, too
-            self.metrics.count_refused("handshake")
+            self.service.metrics.count_refused("handshake")
 
     def _make_room(self) -> bool:
         """Return whether there is room for one more connection, after replacing one if necessary."""
         if len(self) < self.limit:
             return True
         self._full += 1
-        self.metrics.count_refused("connections")
+        self.service.metrics.count_refused("connections")
         if self._handshakes:  # they have sent nothing yet, so they go first
             task = next(iter(self._handshakes))
             del self._handshakes[task]
             task.cancel()
             return True
-        waiting = [each for each in self._open if not each.busy]
+        waiting = [each for each in self.open if not each.busy]
         if waiting:
             replaced = min(waiting, key=lambda each: each.since)
-            self._open.discard(replaced)
+            self.open.discard(replaced)
             replaced.transport.abort()
             return True
         return False
@@ -248,7 +222,7 @@ class Connections:
     def _log_full(self, now: float) -> None:
         """Log at most once a second that there were too many connections."""
         if self._full and now - self._logged_full_at >= _FULL_LOG_INTERVAL:
-            self.log.event("connections_full", limit=self.limit, refused=self._full)
+            self.service.log.event("connections_full", limit=self.limit, refused=self._full)
             self._logged_full_at, self._full = now, 0
 
 
@@ -263,7 +237,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self.phase = Phase.IDLE
         self.since = self.loop.time()
         self._all = connections
-        self._limits = connections.settings
+        self._bodies = connections.service.bodies
+        self._limits = connections.service.settings
         self._read_deadline = self.since + self._limits.header_timeout
         self._write_deadline = math.inf
         self._received = 0
@@ -286,7 +261,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start with an open connection."""
         super().connection_made(transport)
-        self._all.add(self)
+        self._all.open.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End with the connection, and so do all its requests: uvicorn itself knows of the latest alone."""
@@ -297,7 +272,7 @@ class LimitedProtocol(HttpToolsProtocol):
                 cycle.disconnected = True
                 cycle.message_event.set()
         super().connection_lost(exc)
-        self._all.discard(self)
+        self._all.open.discard(self)
 
     def data_received(self, data: bytes) -> None:
         """Parse data, unless the client was refused already."""
@@ -348,7 +323,7 @@ class LimitedProtocol(HttpToolsProtocol):
                 self._fail(400, f"The {name.decode().title()} header must be sent once.")
         if len(self.pipeline) >= _MAX_PIPELINED:
             self._fail(400, f"At most {_MAX_PIPELINED} requests may be sent before the first is answered.")
-        if not self._all.bodies.fits(self._limits.max_bytes) and not self._all.bodies.fits(
+        if not self._bodies.fits(self._limits.max_bytes) and not self._bodies.fits(
             _announced_bytes(self.headers)
         ):
             self._fail(503, BODIES_FULL, "body")
@@ -376,15 +351,15 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """Keep a part of the body, unless the request is answered already."""
         if not self.cycle.response_complete:
-            if not self._all.bodies.fits(len(body)):
+            if not self._bodies.fits(len(body)):
                 self._fail(503, BODIES_FULL, "body")
-            self._all.bodies.hold(len(body))
+            self._bodies.hold(len(body))
             self._held[self.cycle] = self._held.get(self.cycle, 0) + len(body)
         super().on_body(body)
 
     def _release(self, cycle: Any) -> None:
         """Count the body of a request no longer."""
-        self._all.bodies.release(self._held.pop(cycle, 0))
+        self._bodies.release(self._held.pop(cycle, 0))
 
     def on_message_complete(self) -> None:
         """Wait for the response."""
@@ -438,7 +413,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._stopping:
             self._extend_while_reading(now)
         if now >= self._write_deadline:
-            self._all.metrics.count_refused("timeout")
+            self._all.service.metrics.count_refused("timeout")
             self.transport.abort()
         elif self.transport.is_closing():
             self._write_deadline = min(self._write_deadline, now + self._write_timeout)
@@ -494,9 +469,9 @@ class LimitedProtocol(HttpToolsProtocol):
     def _refuse(self, status: int, message: str, reason: str) -> None:
         """Answer with an error, unless another response is on its way, and end the connection."""
         self._refused = True
-        self._all.metrics.count_refused(reason)
+        self._all.service.metrics.count_refused(reason)
         address = self.client[0] if self.client else None
-        self._all.log.event("refused", status=status, reason=reason, address=address)
+        self._all.service.log.event("refused", status=status, reason=reason, address=address)
         cycle = self.cycle
         if self.phase is Phase.HEAD and self.busy:  # what was received before is answered
             cycle.keep_alive = False

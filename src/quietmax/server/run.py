@@ -93,14 +93,8 @@ class _Server(uvicorn.Server):
     def __init__(self, service: Service, listener: Listener, share: ConnectionShare | None = None) -> None:
         super().__init__(_uvicorn_config(service, listener))
         self._log = service.log
-        self._connections = Connections(
-            service.settings,
-            service.log,
-            service.metrics,
-            service.bodies,
-            share,
-            grpc=listener.grpc_port is not None,
-        )
+        self._share = share or ConnectionShare.of_workers(1)[0]
+        self._connections = Connections(service, self._share, grpc=listener.grpc_port is not None)
         self._received: set[int] = set()
         self._context = listener.ssl_context
         self._accepting: list[asyncio.Task[None]] = []
@@ -182,7 +176,7 @@ class _Server(uvicorn.Server):
         for task in self._accepting:
             task.cancel()
         await asyncio.gather(*self._accepting, return_exceptions=True)
-        self._connections.close_share()
+        self._share.close()
         await super().shutdown(sockets)
 
 
@@ -246,7 +240,7 @@ def supervise(
         def serve(number: int) -> None:
             metrics = Metrics() if folder is None else Metrics.of_worker(folder, number)
             try:
-                run(create_service(metrics), listener, opened, shares[number] if workers > 1 else None)
+                run(create_service(metrics), listener, opened, shares[number])
             finally:
                 shares[number].close()
 
