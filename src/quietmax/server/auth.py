@@ -87,14 +87,9 @@ class Authenticator:
         self._ended_here: set[str] = set()  # those that a read in flight may not have seen
         self._read_at = -_FRESH_SECONDS
         self._reading: asyncio.Task[None] | None = None
-        self._rate_limiter = (
-            None if settings.rate_limit is None else RateLimiter(settings.rate_limit, settings.rate_burst)
-        )
-        self._page_limiter = (
-            None
-            if settings.rate_limit is None
-            else RateLimiter(max(settings.rate_limit, _PAGE_RATE), max(settings.rate_burst or 0, _PAGE_BURST))
-        )
+        rate, burst = settings.rate_limit, settings.rate_burst
+        self._rate_limiter = RateLimiter(rate, burst)
+        self._page_limiter = RateLimiter(rate and max(rate, _PAGE_RATE), max(burst or 0, _PAGE_BURST))
         self._failed_logins = RateLimiter(_FAILED_LOGIN_RATE, _FAILED_LOGIN_BURST)
         self._tokens = None if settings.oidc is None else TokenVerifier(settings.oidc)
         self._client_ids: dict[str, int] = {}  # of tokens
@@ -112,13 +107,11 @@ class Authenticator:
 
     def check_rate(self, caller: Caller) -> None:
         """Count a request against the rate limit of a client."""
-        if self._rate_limiter is not None:
-            self._rate_limiter.check(caller.client_id)
+        self._rate_limiter.check(caller.client_id)
 
     def check_page_rate(self, caller: Caller) -> None:
         """Count a request of the page against a limit of its own, so that an open page uses up no other requests."""
-        if self._page_limiter is not None:
-            self._page_limiter.check(caller.client_id)
+        self._page_limiter.check(caller.client_id)
 
     async def _authenticate(self, headers: Headers, local: bool, allow_stale: bool) -> Caller:
         authorization = dict(headers).get(b"authorization")
@@ -384,7 +377,7 @@ class IssuerKeys:
             raise HttpError(401, "The token is signed with a key that its issuer does not publish.")
         return found
 
-    async def fetch_again(self) -> bool:
+    async def _fetch_again(self) -> bool:
         """Fetch the keys, if the last fetch is long enough ago; return whether they have changed."""
         before = self.verified
         await self._fetch_keys(wait=True)
@@ -484,7 +477,7 @@ class TokenVerifier:
                 return self._decode(token, key)
             except jwt.InvalidSignatureError:
                 # Without a key id, a new key shows only by its signatures.
-                if kid is not None or not await self._keys.fetch_again():
+                if kid is not None or not await self._keys._fetch_again():
                     raise
                 return self._decode(token, await self._keys.find(kid, algorithm))
         except (jwt.PyJWTError, ValueError, TypeError, RecursionError, OverflowError) as error:
@@ -617,11 +610,11 @@ class RateLimiter:
     """
 
     def __init__(
-        self, rate: float, burst: int | None = None, clock: Callable[[], float] = time.monotonic
+        self, rate: float | None, burst: int | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._rate = rate
-        self._interval = 1 / rate
-        self._tolerance = ((burst or max(math.floor(rate), 1)) - 1) * self._interval
+        self._rate = rate or math.inf  # None: no limit
+        self._interval = 1 / self._rate
+        self._tolerance = ((burst or max(math.floor(rate or 1), 1)) - 1) * self._interval
         self._clock = clock
         self._busy_until: dict[Hashable, float] = {}
 
@@ -644,7 +637,7 @@ class RateLimiter:
 
     def check(self, client: Hashable) -> None:
         """Count a request."""
-        wait = self.wait(client)
+        wait = 0.0 if self._rate == math.inf else self.wait(client)
         if wait > 0:
             raise HttpError(
                 429,

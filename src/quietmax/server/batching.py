@@ -108,7 +108,7 @@ class _DrawTime:
         self.seconds = min(seconds, 1.05 * self.seconds)
         self.seconds_per_row = min(seconds / rows, 1.05 * self.seconds_per_row)
 
-    def expected(self, rows: int) -> float:
+    def _expected(self, rows: int) -> float:
         return max(self.seconds, self.seconds_per_row * rows)
 
 
@@ -310,7 +310,7 @@ class Pipeline:
         for group in _groups(waiting):
             answerer = group[0].deployment.answerer
             rows = sum(len(pending.rows) for pending in group)
-            expected = self._draw_time(group).expected(rows)
+            expected = self._draw_time(group)._expected(rows)
             if answerer is None or not _MIN_SECONDS_TO_SCORE < expected <= _MAX_SECONDS_IN_LOOP:
                 continue
             started = time.perf_counter()
@@ -357,7 +357,7 @@ class Pipeline:
         """Draw for requests in groups of one deployment, here or in the drawing thread."""
         for group in _groups(waiting):
             rows = sum(len(pending.rows) for pending in group)
-            if self._draw_time(group).expected(rows) > _MAX_SECONDS_IN_LOOP:
+            if self._draw_time(group)._expected(rows) > _MAX_SECONDS_IN_LOOP:
                 self._to_draw.append(group)
                 self._drawing.submit(self._draw_in_thread)
                 continue

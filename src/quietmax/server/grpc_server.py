@@ -90,7 +90,7 @@ async def serving(
         options=_options(service), maximum_concurrent_rpcs=service.settings.max_in_flight
     )
     methods = _Methods(service)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods.handlers()),))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods._handlers()),))
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         if tls is None:
@@ -162,7 +162,7 @@ class _Receiving:
         self._calls: Counter[int] = Counter()
 
     @asynccontextmanager
-    async def place(self, client: int) -> AsyncIterator[None]:
+    async def _place(self, client: int) -> AsyncIterator[None]:
         """Wait for a place of this client."""
         if self._calls[client] >= self._max_calls:
             raise HttpError(503, "Too many requests of this client are in flight. Nothing was charged.")
@@ -193,7 +193,7 @@ class _Methods:
         for timeout in self._timeouts:
             timeout.reschedule(asyncio.get_running_loop().time())
 
-    def handlers(self) -> dict[str, Any]:
+    def _handlers(self) -> dict[str, Any]:
         """Return the handler of each method by its name in the protocol."""
         controls: dict[str, Control] = {
             "ModelReady": self._model_ready,
@@ -341,7 +341,7 @@ class _Methods:
         timeout = asyncio.timeout(0 if self._stopping else self._service.settings.timeout)
         self._timeouts.add(timeout)
         try:
-            async with timeout, self._receiving.place(caller.client_id):
+            async with timeout, self._receiving._place(caller.client_id):
                 content = await _read(context)
         except TimeoutError:
             if self._stopping:

@@ -181,7 +181,7 @@ class Connections:
             await asyncio.sleep(_CHECK_INTERVAL)
             now = loop.time()
             for connection in tuple(self.open):
-                connection.end_if_late(now)
+                connection._end_if_late(now)
             self.service.metrics.connections.set(len(self))
             self.service.metrics.dropped_lines.set(self.service.log.dropped)
             if self._share.listens:
@@ -211,7 +211,7 @@ class Connections:
             del self._handshakes[task]
             task.cancel()
             return True
-        waiting = [each for each in self.open if not each.busy]
+        waiting = [each for each in self.open if not each._busy]
         if waiting:
             replaced = min(waiting, key=lambda each: each.since)
             self.open.discard(replaced)
@@ -252,7 +252,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._held: dict[Any, int] = {}
 
     @property
-    def busy(self) -> bool:
+    def _busy(self) -> bool:
         """Whether a request was received whole and is not answered yet."""
         if self.phase is Phase.HEAD:
             return self.cycle is not None and not self.cycle.response_complete
@@ -368,7 +368,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._start_idling()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request. Unlike uvicorn's, this sets no timer: `end_if_late` ends idle connections."""
+        """Wait for the next request. Unlike uvicorn's, this sets no timer: `_end_if_late` ends idle connections."""
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
@@ -398,7 +398,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _refuse_if_unfinished(self) -> bool:
         """Refuse a request that was not received whole when the service stops; return whether there is one."""
-        unfinished = self.phase in (Phase.HEAD, Phase.BODY) and not self.busy
+        unfinished = self.phase in (Phase.HEAD, Phase.BODY) and not self._busy
         if unfinished and not self._refused:
             self._refuse(503, "The service is stopping. Nothing was charged.", "stopping")
         return unfinished
@@ -408,7 +408,7 @@ class LimitedProtocol(HttpToolsProtocol):
         """How long a client may take to read on."""
         return _LINGER_SECONDS if self._stopping else self._limits.timeout
 
-    def end_if_late(self, now: float) -> None:
+    def _end_if_late(self, now: float) -> None:
         """End the connection if its client took too long."""
         if self._stopping:
             self._extend_while_reading(now)
@@ -419,7 +419,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._write_deadline = min(self._write_deadline, now + self._write_timeout)
         elif self._stopping:
             self._refuse_if_unfinished()
-        elif now >= self._read_deadline and not self.busy and not self._refused:
+        elif now >= self._read_deadline and not self._busy and not self._refused:
             self._end_late_request()
 
     def _extend_while_reading(self, now: float) -> None:
@@ -473,7 +473,7 @@ class LimitedProtocol(HttpToolsProtocol):
         address = self.client[0] if self.client else None
         self._all.service.log.event("refused", status=status, reason=reason, address=address)
         cycle = self.cycle
-        if self.phase is Phase.HEAD and self.busy:  # what was received before is answered
+        if self.phase is Phase.HEAD and self._busy:  # what was received before is answered
             cycle.keep_alive = False
             return
         if self.phase is Phase.BODY:
