@@ -224,43 +224,30 @@ def test_an_anchor_holds_as_long_as_its_row_is_in_the_chain(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("statement", "expected"),
+    ("change", "expected"),
     [
-        (
-            "UPDATE accounts SET total = 'zz' WHERE id = 2",
-            "total or the terms of account 'patients' cannot",
+        *(
+            (f"accounts SET {change} WHERE id = 2", "total or the terms of account 'patients' cannot be read")
+            for change in (
+                "total = 'zz'",
+                "total = '[]'",
+                f"total = '{DEEP_JSON}'",
+                "terms = '{\"bad\": 1}'",
+                "terms = '[1]'",
+                'terms = \'{"epsilon": "x", "delta": 0, "reading": "proven"}\'',
+                'terms = \'{"epsilon": 1, "delta": 0, "reading": "mine"}\'',
+            )
         ),
-        (
-            "UPDATE accounts SET total = '[]' WHERE id = 2",
-            "total or the terms of account 'patients' cannot",
-        ),
-        (
-            f"UPDATE accounts SET total = '{DEEP_JSON}' WHERE id = 2",
-            "total or the terms of account 'patients'",
-        ),
-        ("UPDATE accounts SET terms = '{\"bad\": 1}' WHERE id = 2", "total or the terms of account"),
-        (
-            "UPDATE accounts SET terms = '[1]' WHERE id = 2",
-            "total or the terms of account 'patients' cannot",
-        ),
-        (
-            'UPDATE accounts SET terms = \'{"epsilon": "x", "delta": 0, "reading": "proven"}\' WHERE id = 2',
-            "total or the terms of account 'patients' cannot",
-        ),
-        (
-            'UPDATE accounts SET terms = \'{"epsilon": 1, "delta": 0, "reading": "mine"}\' WHERE id = 2',
-            "total or the terms of account 'patients' cannot",
-        ),
-        ("UPDATE accounts SET limit_units = 'abc' WHERE id = 2", "of account 'patients' is not an integer"),
-        ("UPDATE accounts SET sequence = 'abc' WHERE id = 2", "of account 'patients' is not an integer"),
-        ("UPDATE subaccounts SET spent_units = 1.5", "quota of client 'ann' is not an integer"),
-        ("UPDATE subaccounts SET limit_units = 'abc'", "quota of client 'ann' is not an integer"),
+        ("accounts SET limit_units = 'abc' WHERE id = 2", "of account 'patients' is not an integer"),
+        ("accounts SET sequence = 'abc' WHERE id = 2", "of account 'patients' is not an integer"),
+        ("subaccounts SET spent_units = 1.5", "quota of client 'ann' is not an integer"),
+        ("subaccounts SET limit_units = 'abc'", "quota of client 'ann' is not an integer"),
     ],
 )
 def test_an_unreadable_account_is_a_fault_and_an_error_elsewhere(
-    filled: Path, statement: str, expected: str
+    filled: Path, change: str, expected: str
 ) -> None:
-    edit(filled, statement)
+    edit(filled, f"UPDATE {change}")
     with Ledger(filled) as ledger:
         assert any(expected in fault for fault in ledger.verify().faults)
         with pytest.raises(LedgerDamaged, match=r"\. Stop serving from this ledger") as refusal:
@@ -305,27 +292,20 @@ def test_a_journal_row_with_an_unreadable_detail_is_found(filled: Path, detail: 
     assert f"Account 'patients': row {row} cannot be read." in faults
 
 
-def test_an_unreadable_row_of_an_unproven_model_is_an_error(filled: Path) -> None:
-    edit(filled, "UPDATE journal SET detail = 'zz' WHERE kind = 'unproven'")
-    with (
-        Ledger(filled) as ledger,
-        pytest.raises(LedgerDamaged, match="A journal row of account 2 cannot be read"),
-    ):
-        ledger.unproven_models(ledger.account("patients"))
-
-
-def test_an_unreadable_row_of_an_exclusive_model_is_an_error(tmp_path: Path) -> None:
-    filled = tmp_path / "ledger.sqlite"
-    with Ledger(filled) as ledger:
+def test_an_unreadable_row_of_an_unproven_or_exclusive_model_is_an_error(path: Path) -> None:
+    with Ledger(path) as ledger:
         account = open_patients(ledger)
+        ledger.record_unproven(account, "m/1", "conditional")
         ledger.charge_training(account, "m/1", "digest", "all")
         assert ledger.verify().sound
-    edit(filled, "UPDATE journal SET detail = '[]' WHERE kind = 'exclusive'")
-    with (
-        Ledger(filled) as ledger,
-        pytest.raises(LedgerDamaged, match="A journal row of account 2 cannot be read"),
-    ):
-        ledger.grant("patients", Terms(2.0), "The board allows more.")
+    edit(path, "UPDATE journal SET detail = '[]' WHERE kind IN ('unproven', 'exclusive')")
+    with Ledger(path) as ledger:
+        for read in (
+            lambda: ledger.unproven_models(account),
+            lambda: ledger.grant("patients", Terms(2.0), "The board allows more."),
+        ):
+            with pytest.raises(LedgerDamaged, match="A journal row of account 2 cannot be read"):
+                read()
 
 
 def test_rows_of_accounts_that_do_not_exist_are_found(filled: Path) -> None:
