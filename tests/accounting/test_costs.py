@@ -39,9 +39,9 @@ from quietmax.accounting import guarantee as guarantee_module
 from quietmax.accounting.costs import (
     LIMIT,
     Meter,
+    _as_number,
     _rounded_down,
     _stepped,
-    as_number,
     bounded_range_as_gaussian,
     cost_from_json,
     decimal,
@@ -101,7 +101,7 @@ def test_a_root_a_hair_below_or_above_a_decimal_is_still_rounded_to_the_very_nex
 
 @pytest.mark.parametrize("value", [10**400, "x", None, []])
 def test_what_no_float_can_be_is_no_number(value) -> None:
-    assert math.isnan(as_number(value))
+    assert math.isnan(_as_number(value))
 
 
 # --- mu, epsilon and delta ----------------------------------------------------------------------------------------

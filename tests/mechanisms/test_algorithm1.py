@@ -14,7 +14,7 @@ from scipy import stats
 from quietmax.accounting import GaussianCost, PureCost
 from quietmax.errors import InvalidInput
 from quietmax.mechanisms import Algorithm1
-from quietmax.mechanisms.algorithm1 import budget_split, claimed_epsilon
+from quietmax.mechanisms.algorithm1 import _claimed_epsilon, budget_split
 from quietmax.models import Model, TorchModel, TrainingSettings
 from quietmax.models.mlp import initial_mlp
 from quietmax.models.training import softmax
@@ -260,8 +260,8 @@ def test_all_logits_are_clipped_at_the_same_limit(noise, enormous) -> None:
 
 
 def test_the_papers_claim_weighs_both_epsilons_as_printed() -> None:
-    assert claimed_epsilon(0.25, 0.5, 3, "laplace") == pytest.approx(0.25 + 6 * 0.5, rel=1e-15)
-    assert claimed_epsilon(0.25, 0.5, 3, "gaussian") == pytest.approx(
+    assert _claimed_epsilon(0.25, 0.5, 3, "laplace") == pytest.approx(0.25 + 6 * 0.5, rel=1e-15)
+    assert _claimed_epsilon(0.25, 0.5, 3, "gaussian") == pytest.approx(
         math.hypot(0.25, math.sqrt(12) * 0.5), rel=1e-15
     )
     mechanism = Algorithm1("gaussian", 0.25, 0.5, 0.3, 0.8)

@@ -38,7 +38,7 @@ def decimal(value: float) -> Fraction:
     return Fraction(repr(float(value)))
 
 
-def as_number(value: float) -> float:
+def _as_number(value: float) -> float:
     """Return `value` as a float, or NaN if it is not a number."""
     try:
         return float(value) if not isinstance(value, str | bytes) else math.nan
@@ -46,9 +46,9 @@ def as_number(value: float) -> float:
         return math.nan
 
 
-def checked_amount(value: float, name: str) -> float:
+def _checked_amount(value: float, name: str) -> float:
     """Return `value` as a float if it is 0 or between 1e-100 and 1e100."""
-    number = as_number(value)
+    number = _as_number(value)
     if number == 0.0 or _SMALLEST <= number <= _LARGEST:
         return abs(number)
     raise InvalidInput(f"{name} must be 0 or between 1e-100 and 1e100, got {value!r}.")
@@ -112,7 +112,7 @@ def _log_delta(mu: float, x: float) -> float:
 
 def _checked(value: float, name: str, low: float, high: float) -> float:
     """Return `value` as a float if it is at least `low` and below `high`."""
-    number = as_number(value)
+    number = _as_number(value)
     if low <= number < high:
         return number
     raise InvalidInput(f"{name} must be at least {low:g} and below {high:g}, got {value!r}.")
@@ -278,7 +278,7 @@ def bounded_range_as_gaussian(epsilon: float) -> float:
     phi(Phi^-1(s))/(s*(1-s)), and h grows with |s - 1/2| since phi/Phi + phi/(1 - Phi) is convex and even; so
     the maximum is at t = epsilon/2.
     """
-    return pure_as_gaussian(0.5 * as_number(epsilon))
+    return pure_as_gaussian(0.5 * _as_number(epsilon))
 
 
 Measure = Literal["pure", "gaussian"]
@@ -293,11 +293,6 @@ class PureCost:
     epsilon : float
         0, or between 1e-100 and 1e100.
 
-    Attributes
-    ----------
-    measure : str
-        ``"pure"``.
-
     Examples
     --------
     >>> PureCost(0.1).times(3)
@@ -308,7 +303,7 @@ class PureCost:
     measure: ClassVar[Measure] = "pure"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "epsilon", checked_amount(self.epsilon, "epsilon"))
+        object.__setattr__(self, "epsilon", _checked_amount(self.epsilon, "epsilon"))
 
     @property
     def amount(self) -> Fraction:
@@ -317,7 +312,7 @@ class PureCost:
 
     def times(self, releases: int) -> PureCost:
         """Return the cost of several such releases: ``releases * epsilon``, rounded up."""
-        return PureCost(rounded_up(self.amount * checked_count(releases, "releases")))
+        return PureCost(rounded_up(self.amount * _checked_count(releases, "releases")))
 
     def as_gaussian(self) -> GaussianCost:
         """Return a Gaussian cost that covers every epsilon-private release (THEORY section 3)."""
@@ -340,11 +335,6 @@ class GaussianCost:
     mu : float
         0, or between 1e-100 and 1e100.
 
-    Attributes
-    ----------
-    measure : str
-        ``"gaussian"``.
-
     Examples
     --------
     >>> GaussianCost(0.1).times(100)
@@ -355,7 +345,7 @@ class GaussianCost:
     measure: ClassVar[Measure] = "gaussian"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mu", checked_amount(self.mu, "mu"))
+        object.__setattr__(self, "mu", _checked_amount(self.mu, "mu"))
 
     @property
     def amount(self) -> Fraction:
@@ -364,7 +354,7 @@ class GaussianCost:
 
     def times(self, releases: int) -> GaussianCost:
         """Return the cost of several such releases: ``sqrt(releases) * mu``, rounded up."""
-        return GaussianCost(root_rounded_up(self.amount * checked_count(releases, "releases")))
+        return GaussianCost(root_rounded_up(self.amount * _checked_count(releases, "releases")))
 
     def as_gaussian(self) -> GaussianCost:
         """Return the cost itself."""
@@ -388,9 +378,9 @@ def cost_of(measure: Measure, amount: Fraction, *, up: bool = True) -> Cost:
     return GaussianCost(root_rounded_up(amount) if up else root_rounded_down(amount))
 
 
-def checked_count(count: int, name: str) -> int:
+def _checked_count(count: int, name: str) -> int:
     """Return `count` as an int if it is an integer of at least 0."""
-    number = as_number(count)
+    number = _as_number(count)
     if isinstance(count, bool) or not 0.0 <= number < 2.0**53 or number != int(number):
         raise InvalidInput(f"{name} must be an integer of at least 0 and below 2^53, got {count!r}.")
     return int(count)
@@ -476,12 +466,12 @@ class Budget:
     queries: int | None = None
 
     def __post_init__(self) -> None:
-        epsilon, delta = as_number(self.epsilon), as_number(self.delta)
+        epsilon, delta = _as_number(self.epsilon), _as_number(self.delta)
         if not _SMALLEST <= epsilon <= _LARGEST:
             raise InvalidInput(f"epsilon must be between 1e-100 and 1e100, got {self.epsilon!r}.")
         if not 0.0 <= delta < 1.0:
             raise InvalidInput(f"delta must be at least 0 and below 1, got {self.delta!r}.")
-        if self.queries is not None and checked_count(self.queries, "queries") < 1:
+        if self.queries is not None and _checked_count(self.queries, "queries") < 1:
             raise InvalidInput(f"queries must be an integer of at least 1 or None, got {self.queries!r}.")
         object.__setattr__(self, "epsilon", epsilon)
         object.__setattr__(self, "delta", delta)
@@ -651,7 +641,7 @@ def total_needed(per_query_cost: Cost, queries: int) -> Cost:
 
 def _checked_releases(releases: int) -> int:
     """Return the number of releases if a meter can be divided among them."""
-    count = checked_count(releases, "The number of releases")
+    count = _checked_count(releases, "The number of releases")
     if not 1 <= count <= LIMIT:
         raise InvalidInput(f"The number of releases must be between 1 and {LIMIT}, got {releases!r}.")
     return count

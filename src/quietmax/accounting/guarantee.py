@@ -14,7 +14,7 @@ from quietmax.accounting.costs import (
     Cost,
     GaussianCost,
     PureCost,
-    checked_amount,
+    _checked_amount,
     decimal,
     delta_of,
     epsilon_of,
@@ -112,7 +112,7 @@ class Guarantee:
         if not self.because.strip():
             raise InvalidInput("because must be a sentence, got an empty string.")
         for name in sorted(stated):
-            object.__setattr__(self, name, checked_amount(getattr(self, name), name))
+            object.__setattr__(self, name, _checked_amount(getattr(self, name), name))
         if self._surplus >= 1.0:
             raise InvalidInput(f"delta and extra_delta together must be below 1, got {self._surplus!r}.")
         object.__setattr__(self, "parameters", dict(self.parameters))

@@ -29,7 +29,7 @@ def budget_split(epsilon: float, classes: int, noise: Noise) -> float:
     return epsilon / (2 * classes + 1) if noise == "laplace" else epsilon / math.sqrt(4 * classes + 1)
 
 
-def claimed_epsilon(epsilon_sampling: float, epsilon_neuron: float, classes: int, noise: Noise) -> float:
+def _claimed_epsilon(epsilon_sampling: float, epsilon_neuron: float, classes: int, noise: Noise) -> float:
     """Return what one answer costs according to the paper.
 
     ``e_s + 2C*e_n`` for Laplace noise, ``sqrt(e_s^2 + 4C*e_n^2)`` for Gaussian.
@@ -102,7 +102,7 @@ class Algorithm1:
         """
         epsilon = per_query.epsilon if isinstance(per_query, PureCost) else per_query.mu
         share = budget_split(epsilon, model.classes, self.noise)
-        while claimed_epsilon(share, share, model.classes, self.noise) > epsilon:
+        while _claimed_epsilon(share, share, model.classes, self.noise) > epsilon:
             share = math.nextafter(share, 0.0)
         chosen = replace(
             self,
@@ -126,7 +126,7 @@ class Algorithm1:
     def cost(self, classes: int) -> Cost:
         """Return the cost of one query: ``2*e_n`` for two classes (THEORY 2.2), otherwise what the paper claims."""
         sampling, neuron, _, _ = self._numbers()
-        spent = 2 * neuron if classes == 2 else claimed_epsilon(sampling, neuron, classes, self.noise)
+        spent = 2 * neuron if classes == 2 else _claimed_epsilon(sampling, neuron, classes, self.noise)
         return PureCost(spent) if self.noise == "laplace" else GaussianCost(spent)
 
     def guarantee(self, classes: int) -> Guarantee:
@@ -140,7 +140,7 @@ class Algorithm1:
             "epsilon_neuron": neuron,
             "logit_sensitivity": logit,
             "probability_sensitivity": probability,
-            "claimed_by_the_paper": claimed_epsilon(sampling, neuron, classes, self.noise),
+            "claimed_by_the_paper": _claimed_epsilon(sampling, neuron, classes, self.noise),
         }
         if classes == 2:
             return Guarantee.of(

@@ -388,10 +388,9 @@ class NoisyMax(ProvenMechanism):
         expected score at equal pure epsilon.
     count_in : {"pure", "gaussian"} or None
         The privacy measure of the cost. By default Gaussian for Gaussian noise and pure otherwise.
-    bounds : ScoreBounds or None
-        How far one record moves the scores. By default the model's own certified bounds.
-    per_query : PureCost or GaussianCost or None
-        The cost of one answer. By default set from the budget.
+    bounds, per_query
+        How far one record moves the scores, and the cost of one answer. By default the model's own certified bounds,
+        and the share of the budget.
 
     Raises
     ------
@@ -464,10 +463,8 @@ class GaussianScores(ProvenMechanism):
     votes : int or None
         None: the scores are logits and go through the softmax. Otherwise the scores are votes that add up to this
         number; they are divided by it and projected onto the probability simplex.
-    bounds : ScoreBounds or None
-        How far one record moves the scores. By default the model's own certified bounds.
-    per_query : GaussianCost or None
-        The cost of one answer. By default set from the budget.
+    bounds, per_query
+        As for `NoisyMax`; the cost is a `GaussianCost`.
 
     Examples
     --------
@@ -529,10 +526,8 @@ class SampledNeuron(ProvenMechanism):
         How the label is chosen.
     sampling_share : float
         The share of the budget (of epsilon, or of mu^2) that pays for the choice; between 0 and 1, exclusive.
-    bounds : ScoreBounds or None
-        How far one record moves the logits. By default the model's own certified bounds.
-    per_query : PureCost or GaussianCost or None
-        The cost of one answer. By default set from the budget.
+    bounds, per_query
+        As for `NoisyMax`.
 
     Raises
     ------

@@ -111,13 +111,6 @@ class ExactNoise:
     The arguments `_bytes` and `_margin` exist for tests: a source that is given either has the name ``"test"`` and is
     not `exact`.
 
-    Attributes
-    ----------
-    name : str
-        ``"exact"``.
-    exact : bool
-        True.
-
     Examples
     --------
     >>> ExactNoise().gaussian(2.0**30, (2, 3)).shape
@@ -244,16 +237,7 @@ class SeededNoise:
     Parameters
     ----------
     seed : int or numpy.random.Generator
-        A seed of at least 0, or the generator to draw from.
-
-    Attributes
-    ----------
-    name : str
-        ``"seeded"``.
-    exact : bool
-        False.
-    seed : int or None
-        The seed; None if a generator was given.
+        A seed of at least 0, or the generator to draw from. The attribute `seed` is None for a generator.
 
     Examples
     --------
