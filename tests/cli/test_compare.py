@@ -175,12 +175,6 @@ def test_rmia_queries_records_of_the_pool(tmp_path: Path, monkeypatch: pytest.Mo
     assert -1 <= row["leakage_rmia-offline"] <= 1
 
 
-def test_the_help_of_ray_names_the_extra_to_install() -> None:
-    """Brackets in a help text are not markup."""
-    shown = " ".join(run("compare", "--help").output.replace("│", " ").split())
-    assert "Requires quietmax[ray]." in shown
-
-
 def test_a_table_with_persons_is_compared_on_its_holdout_by_persons(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

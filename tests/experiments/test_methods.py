@@ -8,10 +8,20 @@ import numpy as np
 import pytest
 
 from quietmax.accounting.costs import GaussianCost, PureCost, mu_of
+from quietmax.attacks import AttackReport
 from quietmax.errors import InvalidInput
-from quietmax.experiments.grid import Group, Trial
+from quietmax.experiments.grid import DataSource, Effort, Group, Trial
 from quietmax.experiments.inputs import SharedInputs
-from quietmax.experiments.methods import Method, PreparedMethod, method, method_trials, methods
+from quietmax.experiments.methods import (
+    Method,
+    PreparedMethod,
+    _fair_guesses,
+    measure,
+    method,
+    method_trials,
+    methods,
+)
+from quietmax.experiments.results import ResultStore
 
 PUBLIC_SETTINGS = (
     "What the owner declared or chose (bounds, categories, classes, size, column types, features, settings) would be "
@@ -119,3 +129,99 @@ def test_another_package_adds_a_method_by_an_entry_point(monkeypatch: pytest.Mon
             assert methods()["mine"] is mine
     finally:
         methods.cache_clear()
+
+
+# --- measurements of trials
+
+
+@pytest.mark.parametrize("name", ["plain", "original", "algorithm1-laplace", "head", "teachers"])
+def test_a_result_has_accuracy_leakage_by_every_attack_and_times(
+    name: str, group: Group, shared: SharedInputs
+) -> None:
+    epsilon = None if method(name).status == "none" else 5.0
+    trial = Trial(group, name, epsilon, None if epsilon is None else 1)
+    found = measure(trial, shared)
+    rows = np.sort(np.concatenate([shared.data.train_rows, shared.data.test_rows]))
+    right = method(name).prepare(trial, shared).answer(rows).labels == shared.data.records.labels[rows]
+    assert found["test_accuracy"] == right[np.isin(rows, shared.data.test_rows)].mean()
+    assert found["accuracy_loss"] == pytest.approx(1 - found["test_accuracy"] / found["baseline_accuracy"])
+    assert set(found["attacks"]) == (set() if name == "original" else {"shadow", "threshold"})
+    assert (found["fit_seconds"] == 0) == (name == "algorithm1-laplace")  # it uses the plain network
+    assert 0 < found["answer_seconds"] < found["processor_seconds"]
+    # The records are an own table, whose size is taken as public, so nothing is proven.
+    assert found["status"] == ("none" if name in ("plain", "original") else "conditional")
+    if method(name).per_answer:
+        assert found["audited"] == "one answer, in epsilon"
+        assert found["audited_claim"] == {"algorithm1-laplace": 2.0, "teachers": 5.0}[name]
+        assert 1 < found["audited_epsilon"] <= found["audited_claim"]
+    else:
+        # Attacks on networks that hardly learned guess like a coin; the original network is not attacked.
+        assert (found["audited"], found["audited_epsilon"]) == (
+            ("", None) if name == "original" else ("the attacks' guesses", 0.0)
+        )
+
+
+def test_a_mechanism_is_audited_once_and_the_bound_stays_below_a_true_claim(
+    group: Group, shared: SharedInputs, table: DataSource, store: ResultStore
+) -> None:
+    first = measure(Trial(group, "sampled-neuron", 1.0, 1), shared)
+    assert 0 <= first["audited_epsilon"] <= first["audited_claim"] == 1.0
+    other = Group(table, group.effort, repeat=1)
+    second = measure(Trial(other, "sampled-neuron", 1.0, 1), SharedInputs(other, store))
+    assert second["audited_epsilon"] is None
+
+
+@pytest.mark.parametrize(
+    "name", ["plain", "algorithm1-laplace", "sampled-neuron", "teachers", "head", "dpsgd"]
+)
+def test_a_table_with_persons_is_held_out_attacked_and_protected_by_persons(
+    name: str, visits: DataSource, store: ResultStore
+) -> None:
+    effort = Effort(120, 10, epochs=5, attack_epochs=3, attacks=("shadow", "threshold", "lira"), holdout=0.2)
+    group = Group(visits, effort)
+    shared = SharedInputs(group, store)
+    chosen = method(name)
+    trial = Trial(group, name, None if chosen.status == "none" else 5.0, 1 if chosen.per_answer else None)
+    found = measure(trial, shared)
+    assert found["records"] == len(shared.data.train_rows)
+    assert set(found["attacks"]) == {"shadow", "threshold", "lira"}
+    pool = shared.pool_for("shadow")
+    assert pool.design == "overlapping"
+    persons = shared.data.records.units
+    assert all(set(persons[inside]).isdisjoint(persons[~inside]) for inside in pool.inside)
+    claim = chosen.prepare(trial, shared).claim
+    if name in ("sampled-neuron", "teachers", "head", "dpsgd"):
+        assert claim is not None
+        assert claim.unit == "person"
+        pure = claim.definition == "pure"
+        assert pure == (name in ("sampled-neuron", "teachers"))
+        assert found["claimed_delta"] == (0.0 if pure else pytest.approx(1 / 1200))
+    if not chosen.per_answer:
+        # Attacks on networks that hardly learned, and on private ones, guess like a coin.
+        assert (found["audited"], found["audited_epsilon"]) == ("the attacks' guesses", 0.0)
+
+
+def _report(members: int, called: int, nonmembers: int, called_too: int) -> AttackReport:
+    return AttackReport.from_scores(
+        attack="made up",
+        target="nothing",
+        released="labels",
+        member_scores=np.repeat([1.0, 0.0], [called, members - called]),
+        nonmember_scores=np.repeat([1.0, 0.0], [called_too, nonmembers - called_too]),
+        decision=0.5,
+        threshold=0.5,
+        queries=members + nonmembers,
+        spent=None,
+    )
+
+
+def test_guesses_count_as_many_members_as_nonmembers() -> None:
+    """Whoever calls everybody a member is right about half of a fair sample, however many members there are."""
+    assert _fair_guesses(_report(100, 70, 100, 20), seed=0) == (200, 150)
+    assert _fair_guesses(_report(800, 800, 200, 200), seed=0) == (400, 200)
+    counted = [_fair_guesses(_report(800, 400, 200, 50), seed) for seed in range(50)]
+    assert {guesses for guesses, _ in counted} == {400}
+    rights = np.array([right for _, right in counted])
+    assert len(set(rights)) > 5
+    # 150 right rejections, and 100 expected of 200 members with standard deviation 6.1; the mean of 50 has 0.87.
+    assert abs(rights.mean() - 250) < 5

@@ -7,18 +7,36 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from quietmax._ray import Lost
+from quietmax.data.records import Records
 from quietmax.errors import InvalidInput
-from quietmax.experiments.grid import Trial
+from quietmax.experiments import runner
+from quietmax.experiments.grid import DataSource, Effort, Group, Trial, reproduction_trials
 from quietmax.experiments.results import Result, ResultStore
-from quietmax.experiments.runner import MAX_TRIES, MeasureFactory, TrialOutcome, run, run_trials
+from quietmax.experiments.runner import (
+    MAX_TRIES,
+    Compute,
+    LocalWorkers,
+    MeasureFactory,
+    RayWorkers,
+    TrialOutcome,
+    Workers,
+    compute_trial,
+    estimated_bytes,
+    estimated_seconds,
+    run,
+    run_trials,
+    start_workers,
+)
 from tests.experiments.same_process import SameProcess
 from tests.experiments.toy_grid import EFFORT, tiny_trials
 
@@ -177,3 +195,189 @@ def _leaves(value: Any) -> list[float]:
     if isinstance(value, dict):
         return [leaf for entry in value.values() for leaf in _leaves(entry)]
     return [value] if isinstance(value, int | float) else []
+
+
+# --- workers
+
+
+@dataclass(frozen=True)
+class NumberFactory:
+    """Computes a number without any work."""
+
+    def __call__(self) -> Compute:
+        return lambda trial: {"number": float(trial.epsilon or 0)}
+
+
+@dataclass(frozen=True)
+class FatalFactory:
+    """The worker that computes the first trial at epsilon 10 kills itself, once; every trial leaves a mark."""
+
+    folder: Path
+
+    def __call__(self) -> Compute:
+        def compute(trial: Trial) -> Result:
+            with (self.folder / "computed").open("a") as file:
+                file.write(trial.key + "\n")
+            mark = self.folder / "died"
+            if trial.epsilon == 10.0 and not mark.exists():
+                mark.write_text(str(os.getpid()))
+                os.kill(os.getpid(), signal.SIGKILL)
+            return {"number": float(trial.epsilon or 0)}
+
+        return compute
+
+
+def _check_one_death_costs_one_try(start: Callable[[], Workers], folder: Path) -> None:
+    store, trials = ResultStore(folder / "store"), tiny_trials()
+    done = run(trials, store, start)
+    assert done.failures == {}
+    assert (folder / "died").exists()
+    assert {trial: found["number"] for trial, found in done.results.items()} == {
+        trial: float(trial.epsilon or 0) for trial in trials
+    }
+    assert len((folder / "computed").read_text().split()) == len(trials) + 1
+    again = run(trials, store, lambda: pytest.fail("started"))
+    assert again.results == done.results
+
+
+def test_a_killed_process_is_replaced_and_its_trial_tried_again(tmp_path: Path) -> None:
+    _check_one_death_costs_one_try(lambda: LocalWorkers(FatalFactory(tmp_path), count=1), tmp_path)
+
+
+@pytest.mark.slow
+def test_a_killed_ray_actor_is_replaced_and_its_trial_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray", reason="the optional package Ray is not installed")
+    # Ray's workers must find this module.
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    _check_one_death_costs_one_try(lambda: RayWorkers(FatalFactory(tmp_path), count=2), tmp_path)
+
+
+def test_an_error_of_quietmax_is_its_message_and_any_other_has_its_type_and_place() -> None:
+    def fail(_: Trial) -> Result:
+        raise InvalidInput("records must be at least 10, got 1.")
+
+    assert compute_trial(fail, tiny_trials()[0]) == (None, "records must be at least 10, got 1.")
+    _, failure = compute_trial(lambda _: {"number": 1 / 0}, tiny_trials()[0])
+    assert "ZeroDivisionError" in failure
+    assert "test_runner.py" in failure
+
+
+def test_workers_are_local_processes_unless_ray_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(runner, "LocalWorkers", lambda _, count: started.append(("local", count)))
+    monkeypatch.setattr(runner, "RayWorkers", lambda _, **options: started.append(("ray", options)))
+    start_workers(NumberFactory(), 3)
+    start_workers(NumberFactory(), 2, "local")
+    start_workers(NumberFactory(), None, "host:1")
+    assert started == [
+        ("local", 3),
+        ("ray", {"address": "local", "count": 2}),
+        ("ray", {"address": "host:1", "count": None}),
+    ]
+
+
+class _FakeActors:
+    """Three actors in this process, one of which is lost once; the real ones are tested above."""
+
+    count = 3
+
+    def __init__(self, _engine: object, kind: Any, arguments: Any) -> None:
+        self._actor = kind(*arguments(0))
+        self._sent: list[tuple[int, Trial]] = []
+        self.lost, self.closed = 0, False
+        made.append(self)
+
+    def send(self, worker: int, _method: str, trial: Trial) -> None:
+        self._sent.append((worker, trial))
+
+    def next(self) -> tuple[int, Any]:
+        worker, trial = self._sent.pop(0)
+        if trial.epsilon == 10.0 and not self.lost:
+            self.lost += 1
+            return worker, Lost("killed")
+        return worker, self._actor.compute(trial)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+made: list[_FakeActors] = []
+
+
+def test_ray_workers_use_all_actors_and_try_the_trial_of_a_lost_one_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(runner, "Actors", _FakeActors)
+    workers = RayWorkers(NumberFactory())
+    assert workers.count == 3
+    done = run(tiny_trials(), ResultStore(tmp_path), lambda: workers)
+    assert (made[-1].lost, made[-1].closed) == (1, True)
+    assert len(done.results) == len(tiny_trials())
+
+
+# --- estimates
+
+
+@pytest.fixture
+def one_second_per_record(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """30,000 records of ten classes, of which every network takes a second for each and each epoch."""
+    records = Records("any", np.zeros((30_000, 1), np.float32), np.arange(30_000) % 10, classes=10)
+    monkeypatch.setattr(runner, "source_records", lambda *_: records)
+    monkeypatch.setattr(runner, "_seconds_per_record", lambda *_: 1.0)
+    runner._labels.cache_clear()
+    yield
+    runner._labels.cache_clear()
+
+
+@pytest.mark.usefixtures("one_second_per_record")
+def test_an_estimate_counts_shared_networks_once_and_grows_with_the_work() -> None:
+    (first, second, *_), large = (
+        reproduction_trials(["location"], profile, experiments=["algorithm1"])
+        for profile in ("quick", "paper")
+    )
+    assert estimated_seconds([first, second]) < 1.001 * estimated_seconds([first])
+    assert estimated_seconds(large) > 3 * estimated_seconds([first])
+
+
+def test_an_estimate_measures_this_machine(real_data: Path) -> None:
+    trials = reproduction_trials(["adult"], "quick", experiments=["accuracy"], repeats=1)
+    assert 0 < estimated_seconds(trials, data_dir=real_data) < 3600
+
+
+@pytest.mark.usefixtures("one_second_per_record")
+def test_an_estimate_knows_when_too_few_records_are_left_for_shadow_networks() -> None:
+    plain, *_ = reproduction_trials(["cifar-10"], "paper", experiments=["accuracy"], repeats=1)
+    assert (plain.group.effort.records, plain.group.effort.shadows) == (10_000, 100)
+    half = 5_000  # 10,000 records are left for a shadow network's set and as many others
+    networks = 100 * (10_000 + 100 * half)
+    attack = 100 * 2 * 100 * half
+    assert estimated_seconds([plain]) == pytest.approx(networks + attack, rel=1e-3)
+
+
+def test_the_memory_of_a_worker_is_that_of_its_largest_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = {"location": 5_010, "mnist": 70_000, "cifar-10": 60_000}
+    monkeypatch.setattr(runner, "_labels", lambda source, _: np.zeros(counts[source.name]))
+    location, mnist, cifar = (
+        estimated_bytes(reproduction_trials([name], "paper", repeats=1))
+        for name in ("location", "mnist", "cifar-10")
+    )
+    together = estimated_bytes(reproduction_trials(["location", "mnist", "cifar-10"], "paper", repeats=1))
+    assert location < mnist < cifar == together
+    assert cifar > 4 * 60_000 * 3_072  # the records alone
+
+
+@pytest.mark.usefixtures("one_second_per_record")
+def test_every_method_has_an_estimate_and_without_attacks_no_shadow_network_is_counted() -> None:
+    group = Group(DataSource("mnist"), Effort(10_000, 50))
+    alone = replace(group, effort=replace(group.effort, attacks=()))
+    seconds = {
+        name: estimated_seconds([Trial(alone, name, 1.0)])
+        for name in ("plain", "original", "head", "dpsgd", "teachers", "published-rdp")
+    }
+    assert seconds["original"] == pytest.approx(2 * seconds["plain"], rel=1e-6)
+    assert seconds["published-rdp"] > seconds["original"]
+    assert seconds["teachers"] > seconds["head"] > seconds["dpsgd"] > seconds["plain"] > 0
+    attacked = {name: estimated_seconds([Trial(group, name)]) for name in ("plain", "teachers")}
+    assert attacked["teachers"] > attacked["plain"] > 25 * seconds["plain"]
