@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from quietmax.cli import main
+from quietmax.cli import COMMANDS, load_command, main
 from tests.cli.own_table import DECLARED, write_people
 
 Result = tuple[int, str, str]
@@ -39,6 +40,21 @@ def assert_error(result: Result, code: int, *words: str) -> None:
     assert "Traceback" not in err
     for word in words:
         assert word in err
+
+
+def commands(command: Any, path: list[str]) -> Iterator[tuple[list[str], Any]]:
+    """A command, or all subcommands of a group, with the words that call it."""
+    if hasattr(command, "commands"):
+        for name, subcommand in command.commands.items():
+            yield from commands(subcommand, [*path, name])
+    else:
+        yield path, command
+
+
+def all_commands() -> Iterator[tuple[list[str], Any]]:
+    """Every command of the command line."""
+    for name in COMMANDS:
+        yield from commands(load_command(name), [name])
 
 
 @pytest.fixture

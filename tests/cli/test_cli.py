@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +22,7 @@ from quietmax.cli import COMMANDS, app, load_command, main, name_flags, spread_l
 from quietmax.data.load import load
 from quietmax.errors import QuietmaxError
 from quietmax.privacy_card import read_card
-from tests.cli.conftest import Run, assert_error
+from tests.cli.conftest import Run, all_commands, assert_error, commands
 from tests.cli.own_table import DECLARED
 
 FOLDER = Path(quietmax.__file__).parent / "cli"
@@ -39,21 +38,6 @@ for path in json.loads(sys.argv[1]):
 print(",".join(name for name in {HEAVY} if name in sys.modules) or "none")
 """
 LONG = "x" * 300
-
-
-def commands(command: Any, path: list[str]) -> Iterator[tuple[list[str], Any]]:
-    """A command, or all subcommands of a group, with the words that call it."""
-    if hasattr(command, "commands"):
-        for name, subcommand in command.commands.items():
-            yield from commands(subcommand, [*path, name])
-    else:
-        yield path, command
-
-
-def all_commands() -> Iterator[tuple[list[str], Any]]:
-    """Every command of the command line."""
-    for name in COMMANDS:
-        yield from commands(load_command(name), [name])
 
 
 # The list of commands

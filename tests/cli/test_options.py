@@ -14,7 +14,7 @@ from quietmax.data.records import Holdout
 @dataclass(frozen=True, kw_only=True)
 class Size:
     depth: Annotated[int, typer.Option()]
-    width: Annotated[int, typer.Option(min=1)] = 3
+    width: Annotated[int, "Width of the box.", {"min": 1}] = 3
     names: Annotated[list[str] | None, typer.Option("--name")] = None
 
 

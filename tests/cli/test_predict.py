@@ -82,7 +82,7 @@ def test_an_ordinary_network_answers_only_through_its_mechanism_and_under_a_budg
 def test_a_private_model_refuses_the_options_of_ordinary_networks(
     run: Run, head: Path, queries: Path
 ) -> None:
-    for option in (("--epsilon", 5), ("--epsilon-sampling", 5), ("--noise", "laplace")):
+    for option in (("--epsilon", 5), ("--queries", 5), ("--noise", "laplace")):
         result = run("predict", "--model", head, "--input", queries, *option)
         assert_error(result, 2, f"{option[0]} cannot be used with a private model")
 

@@ -118,21 +118,19 @@ def _reporting_errors(command: Any) -> Callable[..., Any]:
 @contextmanager
 def _printed_warnings(flags: Mapping[str, str]) -> Iterator[None]:
     """Print our warnings as one line on stderr that names flags instead of arguments."""
-    before = warnings.showwarning
+    with warnings.catch_warnings():
+        before = warnings.showwarning
 
-    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
-        if not issubclass(category, QuietmaxWarning):
-            before(message, category, *place, **more)
-            return
-        from quietmax.cli._output import print_note
+        def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+            if not issubclass(category, QuietmaxWarning):
+                before(message, category, *place, **more)
+                return
+            from quietmax.cli._output import print_note
 
-        print_note(name_flags(str(message), flags))
+            print_note(name_flags(str(message), flags))
 
-    warnings.showwarning = show
-    try:
+        warnings.showwarning = show
         yield
-    finally:
-        warnings.showwarning = before
 
 
 def name_flags(message: str, flags: Mapping[str, str]) -> str:

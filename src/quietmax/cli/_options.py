@@ -8,7 +8,7 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_type_hints
 
 import typer
 
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from quietmax.data.records import Split
     from quietmax.data.sources import TableRows
     from quietmax.estimators.blocks import LocalEngine
-
-_TABLE_PANEL = "Your own table"
+    from quietmax.mechanisms.base import Mechanism
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
 DataDir = Annotated[
@@ -45,283 +44,20 @@ Ray = Annotated[
         "machine. Requires quietmax[ray].",
     ),
 ]
-AdultEncoding = Annotated[
-    str | None, typer.Option("--encoding", help="Data set adult: codes (as in the paper) or one-hot.")
-]
 
 
-def arguments_of(group: object) -> dict[str, Any]:
-    """The options of a group that were given, by field name."""
-    return {name: value for name, value in vars(group).items() if value is not None and value != []}
-
-
-@dataclass(frozen=True)
-class TableOptions:
-    """The public facts about the user's own table, as `quietmax.load` takes them."""
-
-    label: Annotated[str | None, typer.Option(help="Label column.", rich_help_panel=_TABLE_PANEL)] = None
-    classes: Annotated[
-        str | None,
-        typer.Option(
-            help="Class names in order, as in no,yes; or their number if the labels are 0, 1, ...",
-            rich_help_panel=_TABLE_PANEL,
-        ),
-    ] = None
-    bounds: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Public bounds of a numeric column, as in age=0:100. Repeatable.",
-            rich_help_panel=_TABLE_PANEL,
-        ),
-    ] = None
-    categories: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Public categories of a column, as in sex=Female,Male. Repeatable.",
-            rich_help_panel=_TABLE_PANEL,
-        ),
-    ] = None
-    ignore: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Column that is not a feature, besides those of the schema. Repeatable.",
-            rich_help_panel=_TABLE_PANEL,
-        ),
-    ] = None
-    person: Annotated[
-        str | None,
-        typer.Option(
-            help="Column that says whose row it is; not a feature. The guarantee is then for whole persons.",
-            rich_help_panel=_TABLE_PANEL,
-        ),
-    ] = None
-    schema: Annotated[
-        Path | None,
-        typer.Option(
-            help="TOML or JSON file with these facts. Default: the .toml file of the same name beside the table.",
-            rich_help_panel=_TABLE_PANEL,
-        ),
-    ] = None
-    infer: Annotated[
-        bool,
-        typer.Option(
-            "--infer",
-            help="Read undeclared or unconfirmed facts from the records. The guarantee is then conditional.",
-            rich_help_panel=_TABLE_PANEL,
-        ),
-    ] = False
-
-    def given(self) -> dict[str, Any]:
-        """The facts that were given, as keyword arguments of `quietmax.load`."""
-        facts = {
-            "label": self.label,
-            "classes": class_names(self.classes),
-            "bounds": column_bounds(self.bounds),
-            "categories": column_categories(self.categories),
-            "ignore": self.ignore,
-            "person": self.person,
-            "schema": self.schema,
-            "infer": self.infer,
-        }
-        return {name: value for name, value in facts.items() if value}
-
-
-@dataclass(frozen=True)
-class DataOptions(TableOptions):
-    """Which records of a data set or table to use, and how to read them."""
-
-    records: Annotated[
-        int | None,
-        typer.Option(
-            help="Data sets of the paper: number of training records, and of test records. "
-            "Your own table: see --holdout."
-        ),
-    ] = None
-    holdout: Annotated[
-        float | None,
-        typer.Option(
-            help="Share of the persons (without --person: of the rows) that are not trained on, as in 0.2. "
-            "Default: 0, everybody is trained on.",
-            rich_help_panel=_TABLE_PANEL,
-        ),
-    ] = None
-    seed: Seed = 0
-    encoding: AdultEncoding = None
-    data_dir: DataDir = None
-    download: Download = False
-
-    def load(self, name: str, *, quiet: bool) -> Split:
-        """Load and split a data set or table, with a progress bar."""
-        from quietmax.data.load import load
-
-        facts = self.given()
-        if self.holdout is not None:
-            facts["holdout"] = self.holdout
-        with progress_bar("loading", quiet=quiet) as progress:
-            return load(
-                name,
-                records=self.records,
-                seed=self.seed,
-                encoding=self.encoding,
-                data_dir=self.data_dir,
-                download=self.download,
-                progress=lambda _, done, total: progress(done, total or done),
-                **facts,
-            )
-
-    def rows(self, name: str) -> TableRows:
-        """Prepare a table that is read part by part."""
-        from quietmax.data.load import load_rows
-
-        if self.records is not None:
-            raise InvalidInput(
-                f"records applies only to registered data sets; '{name}' trains on all of its rows except the share "
-                "given as `holdout`."
-            )
-        return load_rows(
-            name,
-            holdout=self.holdout,
-            seed=self.seed,
-            encoding=self.encoding,
-            download=self.download,
-            **self.given(),
-        )
-
-
-@dataclass(frozen=True)
-class MemoryOptions:
-    """How tables that may not fit into memory are read."""
-
-    max_memory: Annotated[
-        str | None,
-        typer.Option(
-            help="Read the table part by part, and keep at most this much of its rows in memory, as in 512M or 4G; "
-            "the rest goes to temporary files. Default: 512M for a folder or a pattern, no limit for one file.",
-            rich_help_panel=_TABLE_PANEL,
-        ),
-    ] = None
-    cache_dir: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder for the temporary files, which are removed at the end. Default: that of the operating system.",
-            rich_help_panel=_TABLE_PANEL,
-        ),
-    ] = None
-
-    def reads_parts(self, data: str) -> bool:
-        """Whether a table is read part by part: a folder, a pattern, or one file whose memory is limited."""
-        from quietmax.data.registry import datasets
-        from quietmax.data.sources import FILE_SUFFIXES, names_several_files
-
-        several = data not in datasets() and names_several_files(data)
-        given = self.max_memory is not None or self.cache_dir is not None
-        if given and not several and Path(data).suffix.lower() not in FILE_SUFFIXES:
-            flag = "--cache-dir" if self.max_memory is None else "--max-memory"
-            raise InvalidInput(f"{flag} applies only to CSV, TSV and Parquet files and folders of them.")
-        return several or given
-
-    def engine(self, *, quiet: bool) -> LocalEngine:
-        """Where rows are kept."""
-        from quietmax.estimators.blocks import LocalEngine
-
-        if self.cache_dir is not None and not self.cache_dir.expanduser().is_dir():
-            raise InvalidInput(f"cache_dir must be a folder that exists, got '{self.cache_dir}'.")
-        limit = None if self.max_memory is None else memory_size(self.max_memory)
-        return LocalEngine(limit, self.cache_dir, report=None if quiet else print_note)
-
-
-@dataclass(frozen=True)
-class ResumableOptions(MemoryOptions):
-    """How a training reads tables that may not fit into memory, and whether it can be continued."""
-
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume",
-            help="Continue a training that was interrupted: the encoded rows, which are private, stay in --cache-dir "
-            "until a training on the same files ends well.",
-            rich_help_panel=_TABLE_PANEL,
-        ),
-    ] = False
-
-    def reads_parts(self, data: str) -> bool:
-        """Whether a table is read part by part; ``data`` is what the user named. See `MemoryOptions`."""
-        parts = super().reads_parts(data)
-        if self.resume and not parts:
-            raise InvalidInput(
-                "resume applies only to tables that are read part by part: give `cache_dir` too."
-            )
-        return parts
-
-    def engine(self, *, quiet: bool) -> LocalEngine:
-        """Where rows are kept, and whether they stay there; see `MemoryOptions`."""
-        return replace(super().engine(quiet=quiet), resume=self.resume)
-
-
-def engine_of(memory: MemoryOptions, ray: str | None, *, quiet: bool) -> LocalEngine | RayEngine:
-    """Where a command computes."""
-    from quietmax._ray import RayEngine
-
-    if ray is None:
-        return memory.engine(quiet=quiet)
-    given = [name for name, value in arguments_of(memory).items() if value is not False]
-    if given:
-        raise InvalidInput(f"--{given[0].replace('_', '-')} cannot be combined with --ray.")
-    return RayEngine(ray)
-
-
-def memory_size(text: str) -> int:
-    """Parse the value of ``--max-memory``: bytes, or a number with the unit K, M, G or T."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
-    if found is None:
-        raise InvalidInput(f"max_memory must be a size, as in 512M or 4G, got {text!r}.")
-    return int(float(found[1]) * 2 ** (10 * " KMGT".index(found[2].upper() or " ")))
-
-
-def class_names(text: str | None) -> int | list[str] | None:
-    """Parse the value of ``--classes``: names separated by commas, or the number of classes."""
-    if not text:
-        return None
-    names = [name.strip() for name in text.split(",")]
-    if len(names) > 1:
-        return names
-    if not names[0].isdecimal() or int(names[0]) < 2:
-        raise InvalidInput(
-            f"--classes must be at least two names (no,yes) or a number of at least 2, got {text!r}."
-        )
-    return int(names[0])
-
-
-def column_bounds(texts: list[str] | None) -> dict[str, tuple[float, float]]:
-    """Parse the values of ``--bounds``."""
-    bounds = {}
-    for text in texts or []:
-        name, _, interval = text.rpartition("=")
-        low, _, high = interval.partition(":")
-        try:
-            bounds[name] = (float(low), float(high))
-        except ValueError:
-            raise InvalidInput(
-                f"--bounds must have the form column=low:high, as in age=0:100, got {text!r}."
-            ) from None
-    return bounds
-
-
-def column_categories(texts: list[str] | None) -> dict[str, tuple[str, ...]]:
-    """Parse the values of ``--categories``."""
-    categories = {}
-    for text in texts or []:
-        name, equals, values = text.partition("=")
-        if not equals or not name or not values:
-            raise InvalidInput(
-                f"--categories must have the form column=first,second, as in sex=Female,Male, got {text!r}."
-            )
-        categories[name] = tuple(value.strip() for value in values.split(","))
-    return categories
+def flag(name: str) -> str:
+    """How the command line writes the name of an argument."""
+    return f"--{name.replace('_', '-')}"
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command one option for each field of its parameters that are dataclasses."""
+    """Give a command one option for each field of its parameters that are dataclasses.
+
+    A text in the annotation of a field or parameter, ``Annotated[int, "Number of classes.", {"min": 2}]``, is the help
+    of its option, and what follows are other settings of it. The fields that a group declares are shown in the panel
+    ``PANEL`` of the help, if it has one.
+    """
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, type[Any]] = {}
     parameters: list[Parameter] = []
@@ -332,7 +68,8 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
             groups[parameter.name] = kind
             parameters += _parameters_of(kind)
         else:
-            parameters.append(parameter.replace(annotation=kind, kind=Parameter.KEYWORD_ONLY))
+            annotation = _with_option(parameter.name, kind)
+            parameters.append(parameter.replace(annotation=annotation, kind=Parameter.KEYWORD_ONLY))
 
     @wraps(command)
     def flat(**given: Any) -> None:
@@ -350,12 +87,275 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
 def _parameters_of(group: type[Any]) -> list[Parameter]:
     """The fields of a dataclass as keyword-only parameters."""
     hints = get_type_hints(group, include_extras=True)
+    owners = {
+        name: base for base in reversed(group.__mro__) for name in vars(base).get("__annotations__", {})
+    }
     return [
         Parameter(
             field.name,
             Parameter.KEYWORD_ONLY,
             default=Parameter.empty if field.default is MISSING else field.default,
-            annotation=hints[field.name],
+            annotation=_with_option(field.name, hints[field.name], vars(owners[field.name]).get("PANEL")),
         )
         for field in fields(group)
     ]
+
+
+def _with_option(name: str, hint: Any, panel: str | None = None) -> Any:
+    """The annotation of an option with its help, if the annotation has a text."""
+    kind, *metadata = get_args(hint) if hasattr(hint, "__metadata__") else (hint,)
+    if not metadata or not isinstance(metadata[0], str):
+        return hint
+    names = (flag(name),) if kind is bool else ()  # no --no-... for a bool
+    settings = metadata[1] if len(metadata) > 1 else {}
+    return Annotated[kind, typer.Option(*names, help=metadata[0], rich_help_panel=panel, **settings)]
+
+
+def arguments_of(group: object) -> dict[str, Any]:
+    """The options of a group that were given, by field name."""
+    return {name: value for name, value in vars(group).items() if value is not None and value != []}
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """The public facts about the user's own table, as `quietmax.load` takes them."""
+
+    PANEL: ClassVar = "Your own table"
+
+    label: Annotated[str | None, "Label column."] = None
+    classes: Annotated[
+        str | None, "Class names in order, as in no,yes; or their number if the labels are 0, 1, ..."
+    ] = None
+    bounds: Annotated[list[str] | None, "Public bounds of a numeric column, as in age=0:100. Repeatable."] = (
+        None
+    )
+    categories: Annotated[
+        list[str] | None, "Public categories of a column, as in sex=Female,Male. Repeatable."
+    ] = None
+    ignore: Annotated[
+        list[str] | None, "Column that is not a feature, besides those of the schema. Repeatable."
+    ] = None
+    person: Annotated[
+        str | None,
+        "Column that says whose row it is; not a feature. The guarantee is then for whole persons.",
+    ] = None
+    schema: Annotated[
+        Path | None,
+        "TOML or JSON file with these facts. Default: the .toml file of the same name beside the table.",
+    ] = None
+    infer: Annotated[
+        bool, "Read undeclared or unconfirmed facts from the records. The guarantee is then conditional."
+    ] = False
+
+    def given(self) -> dict[str, Any]:
+        """The facts that were given, as keyword arguments of `quietmax.load`."""
+        facts = {field.name: getattr(self, field.name) for field in fields(TableOptions)}
+        facts["classes"] = _class_names(self.classes)
+        facts["bounds"] = _column_bounds(self.bounds)
+        facts["categories"] = _column_categories(self.categories)
+        return {name: value for name, value in facts.items() if value}
+
+
+def _class_names(text: str | None) -> int | list[str] | None:
+    """Parse the value of ``--classes``: names separated by commas, or the number of classes."""
+    if not text:
+        return None
+    names = [name.strip() for name in text.split(",")]
+    if len(names) > 1:
+        return names
+    if not names[0].isdecimal() or int(names[0]) < 2:
+        raise InvalidInput(
+            f"--classes must be at least two names (no,yes) or a number of at least 2, got {text!r}."
+        )
+    return int(names[0])
+
+
+def _column_bounds(texts: list[str] | None) -> dict[str, tuple[float, float]]:
+    """Parse the values of ``--bounds``."""
+    bounds = {}
+    for text in texts or []:
+        name, _, interval = text.rpartition("=")
+        low, _, high = interval.partition(":")
+        try:
+            bounds[name] = (float(low), float(high))
+        except ValueError:
+            raise InvalidInput(
+                f"--bounds must have the form column=low:high, as in age=0:100, got {text!r}."
+            ) from None
+    return bounds
+
+
+def _column_categories(texts: list[str] | None) -> dict[str, tuple[str, ...]]:
+    """Parse the values of ``--categories``."""
+    categories = {}
+    for text in texts or []:
+        name, equals, values = text.partition("=")
+        if not equals or not name or not values:
+            raise InvalidInput(
+                f"--categories must have the form column=first,second, as in sex=Female,Male, got {text!r}."
+            )
+        categories[name] = tuple(value.strip() for value in values.split(","))
+    return categories
+
+
+@dataclass(frozen=True)
+class SplitOptions:
+    """Which records of a data set or table to use."""
+
+    records: Annotated[
+        int | None,
+        "Data sets of the paper: number of training records, and of test records. Default: that of the data set.",
+    ] = None
+    holdout: Annotated[
+        float | None,
+        "Your own table: share of the persons (without a person column: of the rows) that are not trained on, as in "
+        "0.2.",
+    ] = None
+    seed: Seed = 0
+    data_dir: DataDir = None
+    download: Download = False
+
+    def load(self, name: str, *, quiet: bool, **facts: Any) -> Split:
+        """Load and split a data set or table, with a progress bar."""
+        from quietmax.data.load import load
+
+        with progress_bar("loading", quiet=quiet) as progress:
+            return load(
+                name,
+                records=self.records,
+                holdout=self.holdout,
+                seed=self.seed,
+                data_dir=self.data_dir,
+                download=self.download,
+                progress=lambda _, done, total: progress(done, total or done),
+                **facts,
+            )
+
+
+@dataclass(frozen=True)
+class DataOptions(SplitOptions, TableOptions):
+    """Which records of a data set or table to use, and how to read them."""
+
+    def load(self, name: str, *, quiet: bool, **facts: Any) -> Split:
+        """Load and split a data set or table, with a progress bar."""
+        return super().load(name, quiet=quiet, **self.given(), **facts)
+
+    def rows(self, name: str) -> TableRows:
+        """Prepare a table that is read part by part."""
+        from quietmax.data.load import load_rows
+
+        if self.records is not None:
+            raise InvalidInput(
+                f"records applies only to registered data sets; '{name}' trains on all of its rows except the share "
+                "given as `holdout`."
+            )
+        return load_rows(name, holdout=self.holdout, seed=self.seed, download=self.download, **self.given())
+
+
+@dataclass(frozen=True)
+class MemoryOptions:
+    """How tables that may not fit into memory are read."""
+
+    PANEL: ClassVar = "Your own table"
+
+    max_memory: Annotated[
+        str | None,
+        "Read the table part by part, and keep at most this much of its rows in memory, as in 512M or 4G; the rest "
+        "goes to temporary files. Default: 512M for a folder or a pattern, no limit for one file.",
+    ] = None
+    cache_dir: Annotated[
+        Path | None,
+        "Folder for the temporary files, which are removed at the end. Default: that of the operating system.",
+    ] = None
+
+    def reads_parts(self, data: str) -> bool:
+        """Whether a table is read part by part: a folder, a pattern, or one file whose memory is limited."""
+        from quietmax.data.registry import datasets
+        from quietmax.data.sources import FILE_SUFFIXES, names_several_files
+
+        several = data not in datasets() and names_several_files(data)
+        given = self.max_memory is not None or self.cache_dir is not None
+        if given and not several and Path(data).suffix.lower() not in FILE_SUFFIXES:
+            name = "--cache-dir" if self.max_memory is None else "--max-memory"
+            raise InvalidInput(f"{name} applies only to CSV, TSV and Parquet files and folders of them.")
+        return several or given
+
+    def engine(self, *, quiet: bool) -> LocalEngine | RayEngine:
+        """Where rows are kept, and where a command computes."""
+        from quietmax.estimators.blocks import LocalEngine
+
+        if self.cache_dir is not None and not self.cache_dir.expanduser().is_dir():
+            raise InvalidInput(f"cache_dir must be a folder that exists, got '{self.cache_dir}'.")
+        limit = None if self.max_memory is None else memory_size(self.max_memory)
+        return LocalEngine(limit, self.cache_dir, report=None if quiet else print_note)
+
+
+@dataclass(frozen=True)
+class EngineOptions(MemoryOptions):
+    """Where a command computes, and how it reads tables that may not fit into memory."""
+
+    ray: Ray = None
+
+    def engine(self, *, quiet: bool) -> LocalEngine | RayEngine:
+        """Where rows are kept, and where a command computes."""
+        from quietmax._ray import RayEngine
+
+        if self.ray is None:
+            return super().engine(quiet=quiet)
+        for name, value in arguments_of(self).items():
+            if name != "ray" and value is not False:
+                raise InvalidInput(f"{flag(name)} cannot be combined with --ray.")
+        return RayEngine(self.ray)
+
+
+@dataclass(frozen=True)
+class ResumableOptions(EngineOptions):
+    """Where a training computes, and whether it can be continued."""
+
+    PANEL: ClassVar = "Your own table"
+
+    resume: Annotated[
+        bool,
+        "Continue a training that was interrupted: the encoded rows, which are private, stay in --cache-dir until a "
+        "training on the same files ends well.",
+    ] = False
+
+    def reads_parts(self, data: str) -> bool:
+        """Whether a table is read part by part; ``data`` is what the user named. See `MemoryOptions`."""
+        parts = super().reads_parts(data)
+        if self.resume and not parts:
+            raise InvalidInput(
+                "resume applies only to tables that are read part by part: give `cache_dir` too."
+            )
+        return parts
+
+    def engine(self, *, quiet: bool) -> LocalEngine | RayEngine:
+        """Where rows are kept, whether they stay there, and where a command computes."""
+        engine = super().engine(quiet=quiet)
+        return replace(engine, resume=True) if self.resume else engine  # type: ignore[arg-type]
+
+
+def memory_size(text: str) -> int:
+    """Parse the value of ``--max-memory``: bytes, or a number with the unit K, M, G or T."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if found is None:
+        raise InvalidInput(f"max_memory must be a size, as in 512M or 4G, got {text!r}.")
+    return int(float(found[1]) * 2 ** (10 * " KMGT".index(found[2].upper() or " ")))
+
+
+def mechanism_of(name: str, noise: str | None) -> Mechanism:
+    """Algorithm 1 with this noise, or the mechanism of a plug-in."""
+    from quietmax.mechanisms.algorithm1 import Algorithm1
+    from quietmax.mechanisms.base import plugin_mechanisms
+
+    if name == "algorithm1":
+        return Algorithm1(noise or "gaussian")  # type: ignore[arg-type]
+    plug_ins = plugin_mechanisms()
+    if name not in plug_ins:
+        raise InvalidInput(
+            f"--mechanism must be algorithm1 or that of an installed plug-in ({', '.join(plug_ins) or 'there is none'}"
+            f"), got {name!r}."
+        )
+    if noise is not None:
+        raise InvalidInput("--noise applies only to --mechanism algorithm1.")
+    return plug_ins[name]

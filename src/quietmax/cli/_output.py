@@ -60,10 +60,15 @@ def print_table(
     """
     entries = [list(row) for row in rows]
     shown = entries[:max_rows]
-    widths = [_unbroken(column, [row[index] for row in shown]) for index, column in enumerate(columns)]
-    left_out = _left_out(columns, widths, optional)
-    kept = [index for index, column in enumerate(columns) if column not in left_out]
-    fits = _fit([widths[index] for index in kept])
+    cells = [[column, *(row[index] for row in shown)] for index, column in enumerate(columns)]
+    widths = [_unbroken(each) for each in cells]
+    kept, left_out = list(range(len(columns))), []
+    for name in optional:
+        if _fit(widths[index] for index in kept):
+            break
+        left_out.append(name)
+        kept.remove(columns.index(name))
+    fits = _fit(widths[index] for index in kept)
     table = Table(title=title, title_justify="left", show_header=any(columns))
     for index in kept:
         table.add_column(
@@ -72,7 +77,7 @@ def print_table(
             overflow="fold",
             min_width=widths[index] if fits else None,
             # Rich shrinks the widest columns first; it must not try those that cannot become narrower.
-            no_wrap=fits and widths[index] == _widest(columns[index], [row[index] for row in shown]),
+            no_wrap=fits and widths[index] == max(map(cell_len, cells[index])),
         )
     for row in shown:
         table.add_row(*(Text(row[index]) for index in kept))
@@ -89,31 +94,15 @@ _LONGEST_UNBROKEN = 20
 _FRAME, _FRAME_PER_COLUMN = 1, 3
 
 
-def _unbroken(column: str, entries: Sequence[str]) -> int:
+def _unbroken(cells: Sequence[str]) -> int:
     """Return the width below which a column would break a word of at most 20 characters."""
-    words = [word for entry in (column, *entries) for word in entry.split()]
-    return max((cell_len(word) for word in words if cell_len(word) <= _LONGEST_UNBROKEN), default=1)
+    widths = [cell_len(word) for cell in cells for word in cell.split()]
+    return max((width for width in widths if width <= _LONGEST_UNBROKEN), default=1)
 
 
-def _widest(column: str, entries: Sequence[str]) -> int:
-    """Return the width that a column has without any line break."""
-    return max(cell_len(entry) for entry in (column, *entries))
-
-
-def _fit(widths: Sequence[int]) -> bool:
+def _fit(widths: Iterable[int]) -> bool:
     """Return whether columns of these widths fit into the terminal."""
     return _FRAME + sum(width + _FRAME_PER_COLUMN for width in widths) <= console.width
-
-
-def _left_out(columns: Sequence[str], widths: Sequence[int], optional: Sequence[str]) -> list[str]:
-    """Return the optional columns without which the others fit into the terminal."""
-    left_out: list[str] = []
-    for candidate in optional:
-        kept = [width for name, width in zip(columns, widths, strict=True) if name not in left_out]
-        if _fit(kept):
-            break
-        left_out.append(candidate)
-    return left_out
 
 
 def print_guarantee(guarantee: Guarantee) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from quietmax.cli._options import DataOptions, Json, Ray, with_groups
+from quietmax.cli._options import DataOptions, Json, Ray, mechanism_of, with_groups
 from quietmax.cli._output import console, print_json, print_table, progress_bar
 from quietmax.errors import InvalidInput
 
@@ -16,88 +16,108 @@ if TYPE_CHECKING:
     from quietmax.attacks.metrics import AttackReport
     from quietmax.attacks.targets import Target
     from quietmax.data.records import Holdout, Split
-    from quietmax.mechanisms.base import Mechanism
     from quietmax.models.stacked import TrainingSettings
     from quietmax.models.training import Model
 
-_MECHANISM_PANEL = "Noise between the network and the attacker"
 _DEFAULT_SHADOWS = 20
 
 
 @dataclass(frozen=True)
-class MechanismOptions:
-    """A mechanism in front of an ordinary network; every answer costs the same epsilon."""
+class _TargetOptions:
+    """What is queried: the model, a mechanism in front of an ordinary network, or a server."""
 
-    mechanism: Annotated[
-        str, typer.Option(help="none, algorithm1 or the name of a plug-in.", rich_help_panel=_MECHANISM_PANEL)
-    ] = "none"
-    epsilon: Annotated[
-        float | None,
+    PANEL: ClassVar = "Noise between the network and the attacker"
+
+    mechanism: Annotated[str, "none, algorithm1 or the name of a plug-in."] = "none"
+    epsilon: Annotated[float | None, "Epsilon of each answer. Required with a mechanism."] = None
+    noise: Annotated[str | None, "algorithm1: gaussian or laplace. Default: gaussian."] = None
+    seeded: Annotated[int | None, "Reproducible noise from this seed.", {"min": 0}] = None
+    target: Annotated[
+        str | None,
         typer.Option(
-            help="Epsilon of each answer. Required with a mechanism.", rich_help_panel=_MECHANISM_PANEL
+            help="Query this server instead of the model, as in http://host/v2/models/name (Open Inference Protocol)."
         ),
     ] = None
-    noise: Annotated[
-        str, typer.Option(help="algorithm1: gaussian or laplace.", rich_help_panel=_MECHANISM_PANEL)
-    ] = "gaussian"
-    seeded: Annotated[
-        int | None,
-        typer.Option(min=0, help="Reproducible noise from this seed.", rich_help_panel=_MECHANISM_PANEL),
+    key: Annotated[
+        str | None,
+        typer.Option(envvar="QUIETMAX_KEY", help="API key of the server. Prefer the environment variable."),
     ] = None
 
+    def check(self) -> None:
+        """Raise if the options contradict each other."""
+        if self.mechanism == "none":
+            if self.epsilon is not None or self.seeded is not None or self.noise is not None:
+                raise InvalidInput(
+                    "--epsilon, --noise and --seeded can only be combined with a mechanism, as in --mechanism "
+                    "algorithm1."
+                )
+            return
+        mechanism_of(self.mechanism, self.noise)
+        if self.target is not None:
+            raise InvalidInput(
+                "--target cannot be combined with --mechanism: a server has its own mechanism."
+            )
+        if self.epsilon is None:
+            raise InvalidInput(f"--mechanism {self.mechanism} requires --epsilon.")
 
-@with_groups
-def command(
-    *,
+    def target_for(self, model: Model | TrainingSettings, private: Any) -> Target:
+        """Return what is queried; None means the model itself."""
+        from quietmax.accounting.costs import Budget
+        from quietmax.attacks.targets import Endpoint
+        from quietmax.mechanisms.base import Answerer
+        from quietmax.models.training import Model
+        from quietmax.noise.sources import EXACT, SeededNoise
+
+        if self.target is not None:
+            return Endpoint(self.target, self.key)
+        if self.mechanism == "none":
+            return private
+        if not isinstance(model, Model):
+            raise InvalidInput(
+                "--mechanism cannot be combined with a private model: it has its own mechanism."
+            )
+        assert self.epsilon is not None
+        source = EXACT if self.seeded is None else SeededNoise(self.seeded)
+        mechanism = mechanism_of(self.mechanism, self.noise)
+        return Answerer.prepare(model, mechanism, Budget(self.epsilon), noise=source)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _AttackOptions:
+    """What is attacked, and by which attacks."""
+
     subject: Annotated[
         str,
         typer.Argument(
             metavar="MODEL|DATA",
             help="Model folder; or a data set or table on which the paper's network is trained first.",
         ),
-    ],
+    ]
     attack: Annotated[
         list[str] | None,
-        typer.Option(
-            help="shadow, threshold, threshold-confidence, threshold-entropy, lira, lira-offline, rmia, "
-            "rmia-offline, or the name of a plug-in. Repeatable. Default: shadow."
-        ),
-    ] = None,
+        "shadow, threshold, threshold-confidence, threshold-entropy, lira, lira-offline, rmia, rmia-offline, or the "
+        "name of a plug-in. Repeatable. Default: shadow.",
+    ] = None
     shadows: Annotated[
-        int | None,
-        typer.Option(min=1, help="Number of shadow networks. Default: that of the data set, else 20."),
-    ] = None,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            help="Query this server instead of the model, as in http://host/v2/models/name (Open Inference Protocol)."
-        ),
-    ] = None,
-    key: Annotated[
-        str | None,
-        typer.Option(envvar="QUIETMAX_KEY", help="API key of the server. Prefer the environment variable."),
-    ] = None,
+        int | None, "Number of shadow networks. Default: that of the data set, else 20.", {"min": 1}
+    ] = None
     plot: Annotated[
-        Path | None,
-        typer.Option(help="Write the ROC curves on logarithmic axes to this .png, .pdf or .svg file."),
-    ] = None,
+        Path | None, "Write the ROC curves on logarithmic axes to this .png, .pdf or .svg file."
+    ] = None
     data: Annotated[
-        str | None,
-        typer.Option(
-            help="Model folder: the data set or table it was trained on. Default: the data set it names."
-        ),
-    ] = None,
+        str | None, "Model folder: the data set or table it was trained on. Default: the data set it names."
+    ] = None
     shadow_data: Annotated[
         Path | None,
-        typer.Option(
-            help="Your own table: a table of other people with the same columns. Shadow networks train on them; if the "
-            "model was trained without --holdout, half of them are the non-members."
-        ),
-    ] = None,
-    ray: Ray = None,
-    mechanism: MechanismOptions,
-    options: DataOptions,
-    as_json: Json = False,
+        "Your own table: a table of other people with the same columns. Shadow networks train on them; if the model "
+        "was trained without --holdout, half of them are the non-members.",
+    ] = None
+    ray: Ray = None
+
+
+@with_groups
+def command(
+    *, options: _AttackOptions, target: _TargetOptions, source: DataOptions, as_json: Json = False
 ) -> None:
     """Run membership-inference attacks on a model and report how well they work.
 
@@ -116,59 +136,82 @@ def command(
     from quietmax._ray import RayEngine
     from quietmax.attacks.base import run_together
     from quietmax.attacks.builtin import make_attack
-    from quietmax.attacks.metrics import INTERVALS, plot_reports
+    from quietmax.attacks.metrics import plot_reports
     from quietmax.attacks.shadow_models import check_nonmembers
     from quietmax.data.registry import datasets
-    from quietmax.privacy_card import OBSERVED, leakage_file, record_leakage
 
-    _check_mechanism(mechanism, target)
-    engine = None if ray is None else RayEngine(ray)
-    check_figure(plot)
-    found = _find(subject, data, options)
-    split = _with_others(found, found.options.load(found.data, quiet=as_json), shadow_data)
+    target.check()
+    engine = None if options.ray is None else RayEngine(options.ray)
+    check_figure(options.plot)
+    found = _find(options.subject, options.data, source)
+    split = _with_others(found, found.source.load(found.data, quiet=as_json), options.shadow_data)
     check_nonmembers(split)
     known = datasets().get(found.data)
     alpha = known.alpha if known else 1.0
-    model = _model(found, split, alpha, train_first=target is None, quiet=as_json)
-    queried = _target(model, found.private, mechanism, target, key)
-    models = shadows or (known.shadow_models if known else _DEFAULT_SHADOWS)
+    model = _model(found, split, alpha, train_first=target.target is None, quiet=as_json)
+    models = options.shadows or (known.shadow_models if known else _DEFAULT_SHADOWS)
     chosen = [
-        make_attack(name, models=models, seed=found.options.seed)
-        for name in dict.fromkeys(attack or ["shadow"])
+        make_attack(name, models=models, seed=found.source.seed)
+        for name in dict.fromkeys(options.attack or ["shadow"])
     ]
+    queried = target.target_for(model, found.private)
     with progress_bar("training shadow networks and attacking", quiet=as_json) as progress:
         reports = run_together(chosen, model, split, target=queried, engine=engine, progress=progress)
+    stored = options.subject if found.is_folder else None
     if as_json:
-        print_json(
-            {
-                "dataset": split.name,
-                "records": len(split.train),
-                "unit": split.records.unit,
-                "model": subject if found.is_folder else None,
-                "mechanism": mechanism.mechanism,
-                "epsilon_per_answer": mechanism.epsilon,
-                "reports": reports,
-                "plot": None if plot is None else str(plot),
-                "caveat": OBSERVED,
-            }
-        )
+        _print_json(reports, split, stored, target, options.plot)
     else:
-        for report in reports:
-            _print(report)
-        console.print(INTERVALS, style="dim")
-        console.print(OBSERVED)
-    if found.is_folder and target is None:
-        by = (
-            "the model"
-            if mechanism.mechanism == "none"
-            else f"{mechanism.mechanism}, epsilon {mechanism.epsilon:g} per answer"
+        _print(reports)
+    if stored is not None and target.target is None:
+        _store(reports, stored, target, quiet=as_json)
+    if options.plot is not None:
+        plot_reports(reports, options.plot)
+
+
+def _print_json(
+    reports: list[AttackReport], split: Split, model: str | None, target: _TargetOptions, plot: Path | None
+) -> None:
+    from quietmax.privacy_card import OBSERVED
+
+    print_json(
+        {
+            "dataset": split.name,
+            "records": len(split.train),
+            "unit": split.records.unit,
+            "model": model,
+            "mechanism": target.mechanism,
+            "epsilon_per_answer": target.epsilon,
+            "reports": reports,
+            "plot": None if plot is None else str(plot),
+            "caveat": OBSERVED,
+        }
+    )
+
+
+def _print(reports: list[AttackReport]) -> None:
+    from quietmax.attacks.metrics import INTERVALS
+    from quietmax.privacy_card import OBSERVED
+
+    for report in reports:
+        print_table(report.title, ("", "value", "95% interval"), report.table())
+        for note in report.notes:
+            console.print(f"  {note}")
+    console.print(INTERVALS, style="dim")
+    console.print(OBSERVED)
+
+
+def _store(reports: list[AttackReport], model: str, target: _TargetOptions, *, quiet: bool) -> None:
+    """Keep the results beside the model, for its card."""
+    from quietmax.privacy_card import leakage_file, record_leakage
+
+    by = "the model"
+    if target.mechanism != "none":
+        by = f"{target.mechanism}, epsilon {target.epsilon:g} per answer"
+    record_leakage(model, [{**report.to_json(), "released_by": by} for report in reports])
+    if not quiet:
+        console.print(
+            f"Stored beside {model} in {leakage_file(model).name}; 'quietmax card {model}' shows them."
         )
-        record_leakage(subject, [{**report.to_json(), "released_by": by} for report in reports])
-        if not as_json:
-            stored = leakage_file(subject).name
-            console.print(f"Stored beside {subject} in {stored}; 'quietmax card {subject}' shows them.")
-    if plot is not None:
-        plot_reports(reports, plot)
 
 
 @dataclass(frozen=True)
@@ -176,7 +219,7 @@ class _Found:
     """What the argument names: its data, and the model if it is a folder."""
 
     data: str
-    options: DataOptions
+    source: DataOptions
     model: Model | None = None
     private: Any = None
 
@@ -185,7 +228,7 @@ class _Found:
         return self.model is not None or self.private is not None
 
 
-def _find(subject: str, data: str | None, options: DataOptions) -> _Found:
+def _find(subject: str, data: str | None, source: DataOptions) -> _Found:
     """Open the model folder, or check that the argument names data."""
     from quietmax.data.registry import datasets
     from quietmax.data.tables import is_table_path
@@ -200,7 +243,7 @@ def _find(subject: str, data: str | None, options: DataOptions) -> _Found:
                 f"The argument must be a model folder, a data set ({', '.join(datasets())}) or a .csv, .parquet or "
                 f".npz file, got {subject!r}."
             )
-        return _Found(subject, options)
+        return _Found(subject, source)
     description = read_description(subject)
     trained_on = data or str(description.get("dataset"))
     if trained_on not in datasets() and not is_table_path(trained_on):
@@ -210,28 +253,28 @@ def _find(subject: str, data: str | None, options: DataOptions) -> _Found:
         )
     if description.get("kind") == "mlp":
         model = load_model(subject)
-        found = replace(options, seed=model.seed)
+        found = replace(source, seed=model.seed)
         by_size = not is_table_path(trained_on) and datasets()[trained_on].holdout is None
-        if by_size and options.holdout is None:
-            found = replace(found, records=options.records or model.records)
+        if by_size and source.holdout is None:
+            found = replace(found, records=source.records or model.records)
         return _Found(trained_on, found, model=model)
     private = open_private(subject)
     if is_table_path(trained_on) or private.holdout is not None:
-        options = _with_holdout(options, private.holdout)
-    return _Found(trained_on, options, private=private)
+        source = _with_holdout(source, private.holdout)
+    return _Found(trained_on, source, private=private)
 
 
-def _with_holdout(options: DataOptions, holdout: Holdout | None) -> DataOptions:
-    """Return the options with the holdout that the model was trained with; raise if another one was given."""
+def _with_holdout(source: DataOptions, holdout: Holdout | None) -> DataOptions:
+    """Return the source with the holdout that the model was trained with; raise if another one was given."""
     if holdout is None:
-        if options.holdout:
+        if source.holdout:
             raise InvalidInput("--holdout does not apply: the model was trained on everybody in the table.")
-        return replace(options, holdout=0.0)
-    if options.holdout is not None and options.holdout != holdout.share:
+        return replace(source, holdout=0.0)
+    if source.holdout is not None and source.holdout != holdout.share:
         raise InvalidInput(
-            f"--holdout must be {holdout.share:g} as in the training of the model, got {options.holdout:g}."
+            f"--holdout must be {holdout.share:g} as in the training of the model, got {source.holdout:g}."
         )
-    return replace(options, holdout=holdout.share, seed=holdout.seed)
+    return replace(source, holdout=holdout.share, seed=holdout.seed)
 
 
 def _with_others(found: _Found, split: Split, shadow_data: Path | None) -> Split:
@@ -243,11 +286,11 @@ def _with_others(found: _Found, split: Split, shadow_data: Path | None) -> Split
         return split
     if split.holdout is None:
         raise InvalidInput("--shadow-data can only be combined with your own table.")
-    facts = found.options.given()
+    facts = found.source.given()
     beside = Path(found.data).expanduser().with_suffix(".toml")
     if "schema" not in facts and beside.is_file():
         facts["schema"] = beside
-    return with_shadow_data(split, load_records(shadow_data, **facts), seed=found.options.seed)
+    return with_shadow_data(split, load_records(shadow_data, **facts), seed=found.source.seed)
 
 
 def _model(
@@ -259,7 +302,12 @@ def _model(
     from quietmax.models.training import train
 
     if found.model is not None:
-        _check_encoding(found.model, split)
+        ours, theirs = found.model.encoding, split.records.encoding
+        if (ours and ours.to_json()) != (theirs and theirs.to_json()):
+            raise InvalidInput(
+                "The table is encoded differently than at training; --bounds, --categories and --schema must be the "
+                "same."
+            )
         if split.holdout is not None and len(split.train_rows) != found.model.records:
             raise InvalidInput(
                 f"The model was trained on {found.model.records} records, but --holdout {split.holdout.share:g} leaves "
@@ -271,65 +319,3 @@ def _model(
         return settings
     with progress_bar("training the target", quiet=quiet) as progress:
         return train(split, settings=settings, progress=progress)
-
-
-def _check_encoding(model: Model, split: Split) -> None:
-    ours, theirs = (
-        None if each is None else each.to_json() for each in (model.encoding, split.records.encoding)
-    )
-    if ours != theirs:
-        raise InvalidInput(
-            "The table is encoded differently than at training; --bounds, --categories, --encoding and --schema must "
-            "be the same."
-        )
-
-
-def _check_mechanism(options: MechanismOptions, url: str | None) -> None:
-    """Raise if the options of the mechanism contradict each other."""
-    from quietmax.mechanisms.base import plugin_mechanisms
-
-    if options.mechanism not in ("none", "algorithm1") and options.mechanism not in plugin_mechanisms():
-        raise InvalidInput(
-            f"--mechanism must be none or algorithm1, or that of an installed plug-in, got {options.mechanism!r}."
-        )
-    if options.noise not in ("gaussian", "laplace"):
-        raise InvalidInput(f"--noise must be gaussian or laplace, got {options.noise!r}.")
-    if options.mechanism == "none" and (options.epsilon is not None or options.seeded is not None):
-        raise InvalidInput(
-            "--epsilon and --seeded can only be combined with a mechanism, as in --mechanism algorithm1."
-        )
-    if options.mechanism != "none" and url is not None:
-        raise InvalidInput("--target cannot be combined with --mechanism: a server has its own mechanism.")
-    if options.mechanism != "none" and options.epsilon is None:
-        raise InvalidInput(f"--mechanism {options.mechanism} requires --epsilon.")
-
-
-def _target(
-    model: Model | TrainingSettings, private: Any, options: MechanismOptions, url: str | None, key: str | None
-) -> Target:
-    """Return what is queried; None means the model itself."""
-    from quietmax.accounting.costs import Budget
-    from quietmax.attacks.targets import Endpoint
-    from quietmax.mechanisms.algorithm1 import Algorithm1
-    from quietmax.mechanisms.base import Answerer, plugin_mechanisms
-    from quietmax.models.training import Model
-    from quietmax.noise.sources import EXACT, SeededNoise
-
-    if url is not None:
-        return Endpoint(url, key)
-    if options.mechanism == "none":
-        return private
-    if not isinstance(model, Model):
-        raise InvalidInput("--mechanism cannot be combined with a private model: it has its own mechanism.")
-    assert options.epsilon is not None
-    source = EXACT if options.seeded is None else SeededNoise(options.seeded)
-    mechanism: Mechanism = Algorithm1("laplace" if options.noise == "laplace" else "gaussian")
-    if options.mechanism != "algorithm1":
-        mechanism = plugin_mechanisms()[options.mechanism]
-    return Answerer.prepare(model, mechanism, Budget(options.epsilon), noise=source)
-
-
-def _print(report: AttackReport) -> None:
-    print_table(report.title, ("", "value", "95% interval"), report.table())
-    for note in report.notes:
-        console.print(f"  {note}")

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quietmax.cli._options import DataDir, Download, Json, Seed, with_groups
+from quietmax.cli._options import Json, Seed, SplitOptions, with_groups
 from quietmax.cli._output import console, print_json, print_table, progress_bar
 from quietmax.errors import InvalidInput, QuietmaxError, counted
 
 if TYPE_CHECKING:
+    from quietmax.accounting.guarantee import Guarantee
     from quietmax.audit.bounds import AuditReport
-    from quietmax.audit.training import Fit
-    from quietmax.data.records import Records as TrainingRecords
-    from quietmax.data.records import Split
+    from quietmax.audit.distinguishing import Draw
+    from quietmax.data.records import Records, Split
     from quietmax.mechanisms.base import Mechanism
     from quietmax.models.stacked import Progress, TrainingSettings
     from quietmax.models.training import Model
@@ -28,42 +29,21 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True)
 
 Data = Annotated[str, typer.Argument(help="Data set, or .csv, .parquet or .npz file.")]
-Records = Annotated[
-    int | None,
-    typer.Option(
-        min=2, help="Data sets of the paper: number of training records. Default: that of the data set."
-    ),
-]
-Holdout = Annotated[
-    float | None,
-    typer.Option(
-        help="Your own table: share of the persons (without a person column: of the rows) that are not trained on, as "
-        "in 0.2."
-    ),
-]
-Epochs = Annotated[int, typer.Option(min=0, help="Epochs of the network.")]
-Alpha = Annotated[float, typer.Option(help="Constant of the convexified loss; 0 is cross-entropy.")]
-NoiseShare = Annotated[
-    float, typer.Option(help="Draw this share of the noise and keep the claim, to test the auditor.")
-]
-SelfTest = Annotated[
-    bool,
-    typer.Option(
-        "--self-test/--no-self-test",
-        help="If the claim is consistent, repeat the audit with half the noise: would it have noticed?",
-    ),
-]
-DrawSeed = Annotated[int, typer.Option(help="Seed of the noise and of the pairs that are searched.")]
-Plot = Annotated[
-    Path | None,
-    typer.Option(help="Plot found beside claimed to this .png, .pdf or .svg file."),
-]
+Epochs = Annotated[int, "Epochs of the network.", {"min": 0}]
+Alpha = Annotated[float, "Constant of the convexified loss; 0 is cross-entropy."]
+Plot = Annotated[Path | None, "Plot found beside claimed to this .png, .pdf or .svg file."]
 
 WORST_CASE = "worst-case"
 _TRAININGS, _ANSWER_DRAWS = 200, 100_000
 _CANARY_HOLDOUT = 0.2
 """Share of the user's own table that canaries are taken from unless it is given."""
-_BUILT_IN_MECHANISMS = ("algorithm1", "sampled-neuron", "noisy-max", "gaussian")
+_NOISES = {
+    "algorithm1": ("laplace", "gaussian"),
+    "sampled-neuron": ("laplace", "gaussian"),
+    "noisy-max": ("exponential", "permute-and-flip", "gaussian"),
+    "gaussian": (),
+}
+"""The mechanisms of this library, and the noise that each can have."""
 _COLOURS = {"refuted": "red", "consistent": "blue"}
 """Not green: an audit says nothing about how much the claim allows."""
 _VERDICTS = {
@@ -72,40 +52,122 @@ _VERDICTS = {
 }
 
 
-@app.command("mechanism")
-def mechanism(
-    name: Annotated[
-        str,
+@dataclass(frozen=True)
+class _ClaimOptions:
+    """The claim that is audited, with how much noise, and how the report is shown."""
+
+    epsilon: Annotated[float, "Claimed epsilon: of one answer, or of training and answers together."] = 1.0
+    delta: Annotated[float, "Claimed delta; for Gaussian noise, mu is the largest within both."] = 1e-5
+    noise_share: Annotated[float, "Draw this share of the noise and keep the claim, to test the auditor."] = (
+        1.0
+    )
+    self_test: Annotated[
+        bool,
         typer.Option(
-            "--mechanism", help="algorithm1, sampled-neuron, noisy-max, gaussian or the name of a plug-in."
+            "--self-test/--no-self-test",
+            help="If the claim is consistent, repeat the audit with half the noise: would it have noticed?",
         ),
-    ] = "algorithm1",
-    classes: Annotated[int, typer.Option(min=2, help="Number of classes.")] = 10,
-    epsilon: Annotated[float, typer.Option(help="Claimed epsilon of one answer.")] = 1.0,
-    delta: Annotated[
-        float, typer.Option(help="Gaussian noise: mu is the largest within (epsilon, delta).")
-    ] = 1e-5,
-    noise: Annotated[
-        str, typer.Option(help="laplace or gaussian; noisy-max also exponential or permute-and-flip.")
-    ] = "laplace",
-    sensitivity: Annotated[float, typer.Option(help="How far one record moves one score.")] = 0.358,
-    l2_sensitivity: Annotated[
-        float | None,
-        typer.Option(help="How far one record moves all scores in L2. Default: sqrt(2) times --sensitivity."),
-    ] = None,
-    noise_share: NoiseShare = 1.0,
-    self_test: SelfTest = True,
-    samples: Annotated[int, typer.Option(min=1000, help="Answers to draw on each input.")] = 100_000,
-    confidence: Annotated[
-        float | None, typer.Option(help="Confidence of the lower bound. Default: 0.999999.")
-    ] = None,
-    exact: Annotated[
-        bool, typer.Option("--exact", help="Draw the exact noise of a real release; not repeatable.")
-    ] = False,
-    seed: DrawSeed = 0,
-    plot: Plot = None,
-    as_json: Json = False,
-) -> None:
+    ] = True
+    plot: Plot = None
+    as_json: Json = False
+
+    def check(self) -> None:
+        """Raise if an option is not valid, before the work."""
+        from quietmax._io import check_figure
+
+        check_figure(self.plot)
+        if not 0 < self.noise_share <= 1:
+            raise InvalidInput(f"--noise-share must be above 0 and at most 1, got {self.noise_share}.")
+
+    def run(self, title: str, audit: Callable[[float], AuditReport], *, draws_noise: bool = True) -> None:
+        """Audit, and print the report before the plot, so that a plot that fails does not lose it."""
+        from quietmax.audit.bounds import Finding, plot_findings, self_tested
+
+        tested = self.self_test and self.noise_share == 1 and draws_noise
+        report = self_tested(audit) if tested else audit(self.noise_share)
+        if self.as_json:
+            print_json(report.to_json())
+        else:
+            print_table(title, ("", ""), report.rows())
+            console.print(_VERDICTS[report.verdict], style=_COLOURS[report.verdict])
+            if report.self_test is not None:
+                console.print(
+                    report.self_test.sentence(report.parameter, report.claimed),
+                    style=None if report.self_test.notices else "yellow",
+                )
+        if self.plot is not None:
+            plot_findings([Finding.of_report(report)], self.plot, title=title)
+
+
+@dataclass(frozen=True)
+class _MechanismOptions(_ClaimOptions):
+    """Which mechanism is audited, on which inputs."""
+
+    mechanism: Annotated[str, "algorithm1, sampled-neuron, noisy-max, gaussian or the name of a plug-in."] = (
+        "algorithm1"
+    )
+    classes: Annotated[int, "Number of classes.", {"min": 2}] = 10
+    noise: Annotated[str, "laplace or gaussian; noisy-max also exponential or permute-and-flip."] = "laplace"
+    sensitivity: Annotated[
+        float, "How far one record moves one score; it moves all in L2 by sqrt(2) times as much."
+    ] = 0.358
+    samples: Annotated[int, "Answers to draw on each input.", {"min": 1000}] = 100_000
+    exact: Annotated[bool, "Draw the exact noise of a real release; not repeatable."] = False
+    seed: Annotated[int, "Seed of the noise and of the pairs that are searched."] = 0
+
+    @property
+    def bounds(self) -> ScoreBounds:
+        """How far one record moves the scores."""
+        from quietmax.sensitivity.certified import ScoreBounds, Sensitivity
+
+        one, vector = (
+            Sensitivity(moved, "certified", "Stated on the command line.")
+            for moved in (self.sensitivity, math.sqrt(2) * self.sensitivity)
+        )
+        return ScoreBounds(one, vector)
+
+    def prepared(self, share: float) -> Mechanism:
+        """Return the mechanism with its budget for one answer, and with a share of the noise that this requires."""
+        from quietmax.accounting.costs import Budget, per_query
+        from quietmax.audit.distinguishing import StatedScores
+        from quietmax.audit.training import cost_with_share, mechanism_with_share
+        from quietmax.mechanisms.base import plugin_mechanisms
+
+        if self.mechanism in _NOISES:
+            return mechanism_with_share(self._built_in(), share)
+        plug_ins = plugin_mechanisms()
+        _check_choice("--mechanism", self.mechanism, (*_NOISES, *plug_ins))
+        own = plug_ins[self.mechanism]
+        cost = per_query(Budget(self.epsilon, self.delta), own.measure, own.analysis)
+        return own.prepared(StatedScores(self.classes, self.bounds), cost_with_share(cost, share))
+
+    def _built_in(self) -> Mechanism:
+        """Return a mechanism of this library with its budget for one answer."""
+        from quietmax.accounting.costs import Budget, per_query
+        from quietmax.mechanisms.algorithm1 import Algorithm1, budget_split
+        from quietmax.mechanisms.base import GaussianScores, NoisyMax, SampledNeuron
+
+        noise: Any = self.noise
+        if (self.mechanism, noise) == ("noisy-max", "laplace"):
+            noise = "exponential"
+        if self.mechanism == "gaussian":
+            noise = "gaussian"
+        else:
+            _check_choice("--noise", noise, _NOISES[self.mechanism])
+        if self.mechanism == "algorithm1":
+            part = budget_split(self.epsilon, self.classes, noise)
+            moved = self.bounds.one.value
+            return Algorithm1(noise, part, part, moved, min(math.expm1(2 * moved), 1.0))
+        cost = per_query(Budget(self.epsilon, self.delta), "gaussian" if noise == "gaussian" else "pure")
+        if self.mechanism == "gaussian":
+            return GaussianScores(bounds=self.bounds, per_query=cost)
+        kind = SampledNeuron if self.mechanism == "sampled-neuron" else NoisyMax
+        return kind(noise, bounds=self.bounds, per_query=cost)
+
+
+@app.command("mechanism")
+@with_groups
+def mechanism(*, options: _MechanismOptions) -> None:
     """Audit one answer of a mechanism: draw answers for two neighbouring score vectors and tell them apart.
 
     The claim of Algorithm 1 is the paper's: epsilon, or mu = epsilon with Gaussian noise; for two classes, the smaller
@@ -113,110 +175,44 @@ def mechanism(
 
     Example: quietmax audit mechanism --mechanism algorithm1 --epsilon 1
     """
-    from quietmax._io import check_figure
-    from quietmax.audit.bounds import CONFIDENCE, self_tested
     from quietmax.audit.distinguishing import audit_mechanism
     from quietmax.noise.sources import EXACT
 
-    check_figure(plot)
-    _check_noise_share(noise_share)
-    bounds = _score_bounds(sensitivity, l2_sensitivity)
-    plug_in = name not in _BUILT_IN_MECHANISMS
-    claiming = _prepared(name, noise, classes, epsilon, delta, bounds, 1.0)
-    with progress_bar("searching for the worst neighbours", quiet=as_json) as progress:
+    options.check()
+    claimed = options.prepared(1.0).guarantee(options.classes)
+    with progress_bar("searching for the worst neighbours", quiet=options.as_json) as progress:
 
         def audit(share: float) -> AuditReport:
             return audit_mechanism(
-                _prepared(name, noise, classes, epsilon, delta, bounds, share),
-                classes,
-                claimed=claiming.guarantee(classes),
-                change=bounds if plug_in else None,
-                samples=samples,
-                confidence=CONFIDENCE if confidence is None else confidence,
-                delta=delta,
-                noise=EXACT if exact else None,
-                seed=seed,
+                options.prepared(share),
+                options.classes,
+                claimed=claimed,
+                change=None if options.mechanism in _NOISES else options.bounds,
+                samples=options.samples,
+                delta=options.delta,
+                noise=EXACT if options.exact else None,
+                seed=options.seed,
                 progress=progress,
             )
 
-        report = self_tested(audit) if self_test and noise_share == 1 else audit(noise_share)
-    _print_report(f"Audit of {name} with {classes} classes", report, plot, as_json)
-
-
-def _score_bounds(one: float, vector: float | None) -> ScoreBounds:
-    from quietmax.sensitivity.certified import ScoreBounds, Sensitivity
-
-    because = "Stated on the command line."
-    return ScoreBounds(
-        Sensitivity(one, "certified", because),
-        Sensitivity(math.sqrt(2) * one if vector is None else vector, "certified", because),
-    )
-
-
-def _prepared(
-    name: str, noise: str, classes: int, epsilon: float, delta: float, bounds: ScoreBounds, share: float
-) -> Mechanism:
-    """Return the mechanism with its budget for one answer, and with a share of the noise that this requires."""
-    from quietmax.accounting.costs import Budget, per_query
-    from quietmax.audit.distinguishing import StatedScores
-    from quietmax.audit.training import cost_with_share, mechanism_with_share
-    from quietmax.mechanisms.base import plugin_mechanisms
-
-    if name in _BUILT_IN_MECHANISMS:
-        return mechanism_with_share(_built_in(name, noise, classes, epsilon, delta, bounds), share)
-    plug_ins = plugin_mechanisms()
-    _check_choice("--mechanism", name, (*_BUILT_IN_MECHANISMS, *plug_ins))
-    own = plug_ins[name]
-    cost = per_query(Budget(epsilon, delta), own.measure, own.analysis)
-    return own.prepared(StatedScores(classes, bounds), cost_with_share(cost, share))
-
-
-def _built_in(
-    name: str, noise: str, classes: int, epsilon: float, delta: float, bounds: ScoreBounds
-) -> Mechanism:
-    """Return a built-in mechanism with its budget for one answer."""
-    from quietmax.accounting.costs import Budget, per_query
-    from quietmax.mechanisms.algorithm1 import Algorithm1, budget_split
-    from quietmax.mechanisms.base import GaussianScores, NoisyMax, SampledNeuron
-
-    if name == "algorithm1":
-        drawn: Literal["gaussian", "laplace"] = "gaussian" if noise == "gaussian" else "laplace"
-        _check_choice("--noise", noise, ("laplace", "gaussian"))
-        part = budget_split(epsilon, classes, drawn)
-        probability = min(math.expm1(2 * bounds.one.value), 1.0)
-        return Algorithm1(drawn, part, part, bounds.one.value, probability)
-    if name == "sampled-neuron":
-        _check_choice("--noise", noise, ("laplace", "gaussian"))
-        cost = per_query(Budget(epsilon, delta), "pure" if noise == "laplace" else "gaussian")
-        return SampledNeuron(noise, bounds=bounds, per_query=cost)  # type: ignore[arg-type]
-    if name == "noisy-max":
-        method = "exponential" if noise == "laplace" else noise
-        _check_choice("--noise", method, ("exponential", "permute-and-flip", "gaussian"))
-        cost = per_query(Budget(epsilon, delta), "gaussian" if method == "gaussian" else "pure")
-        return NoisyMax(method, bounds=bounds, per_query=cost)  # type: ignore[arg-type]
-    return GaussianScores(bounds=bounds, per_query=per_query(Budget(epsilon, delta), "gaussian"))
+        options.run(f"Audit of {options.mechanism} with {options.classes} classes", audit)
 
 
 @app.command("sensitivity")
+@with_groups
 def sensitivity(
+    *,
     data: Data,
-    records: Records = None,
-    holdout: Holdout = None,
+    source: SplitOptions,
     removals: Annotated[
         int,
-        typer.Option(
-            min=1,
-            help="Records (persons with a person column) to retrain without: mislabelled, extreme and ordinary ones "
-            "in turn.",
-        ),
+        "Records (persons with a person column) to retrain without: mislabelled, extreme and ordinary ones in turn.",
+        {"min": 1},
     ] = 6,
-    queries: Annotated[int, typer.Option(min=0, help="Test records whose logits are compared.")] = 1000,
+    queries: Annotated[int, "Test records whose logits are compared.", {"min": 0}] = 1000,
     epochs: Epochs = 100,
     alpha: Alpha = 1.0,
-    seed: Seed = 0,
     plot: Plot = None,
-    data_dir: DataDir = None,
-    download: Download = False,
     as_json: Json = False,
 ) -> None:
     """Retrain without single records, or persons, and compare the changes with the paper's bounds.
@@ -228,11 +224,10 @@ def sensitivity(
     """
     from quietmax._io import check_figure
     from quietmax.audit.bounds import Finding, plot_findings
-    from quietmax.data.load import load
     from quietmax.sensitivity.network import empirical_sensitivity, published_sensitivity_for
 
     check_figure(plot)
-    split = load(data, records=records, holdout=holdout, seed=seed, data_dir=data_dir, download=download)
+    split = source.load(data, quiet=as_json)
     settings = _settings(epochs, alpha)
     with progress_bar(f"training {removals + 1} networks", quiet=as_json) as progress:
         found = empirical_sensitivity(
@@ -240,7 +235,7 @@ def sensitivity(
             removals=removals,
             queries=split.test.features[:queries],
             settings=settings,
-            seed=seed,
+            seed=source.seed,
             progress=progress,
         )
     formulas = published_sensitivity_for(
@@ -249,34 +244,24 @@ def sensitivity(
     checks = found.against(formulas)
     title = f"Removing one {found.unit} of {split.name}, {found.records:,} records"
     if as_json:
-        print_json(
-            {
-                "dataset": split.name,
-                "verdict": "refuted" if any(check.verdict == "refuted" for check in checks) else "consistent",
-                "bounds": [check.to_json() for check in checks],
-                **found.to_json(),
-            }
-        )
+        verdict = "refuted" if any(check.verdict == "refuted" for check in checks) else "consistent"
+        bounds = [check.to_json() for check in checks]
+        print_json({"dataset": split.name, "verdict": verdict, "bounds": bounds, **found.to_json()})
     else:
         print_table(
             title,
             ("removed", "one weight", "weights (L2)", "one logit"),
             (
-                (removal.kind, f"{removal.weight:.4f}", f"{removal.weights_l2:.4f}", f"{removal.logit:.4f}")
-                for removal in found.removals
+                (each.kind, f"{each.weight:.4f}", f"{each.weights_l2:.4f}", f"{each.logit:.4f}")
+                for each in found.removals
             ),
         )
         print_table(
             "Comparison with the paper's bounds",
             ("quantity", "empirical", "bound", "verdict"),
             (
-                (
-                    check.quantity.replace("_", " "),
-                    f"{check.empirical:.4f}",
-                    f"{check.bound:.4f}",
-                    check.verdict,
-                )
-                for check in checks
+                (each.quantity.replace("_", " "), f"{each.empirical:.4f}", f"{each.bound:.4f}", each.verdict)
+                for each in checks
             ),
             caption="A change above the bound refutes it; a change below proves nothing.",
         )
@@ -285,63 +270,41 @@ def sensitivity(
 
 
 @dataclass(frozen=True)
-class TrainingOptions:
+class _TrainingOptions(_ClaimOptions):
     """What is trained, and how it is audited."""
 
     estimator: Annotated[
         str,
-        typer.Option(
-            help="teachers, head (released weights), head-query (answers per query), dpsgd, or network (an ordinary "
-            "network without privacy)."
-        ),
+        "teachers, head (released weights), head-query (answers per query), dpsgd, or network (an ordinary network "
+        "without privacy).",
     ] = "head"
-    method: Annotated[str, typer.Option(help="one-run or repeated.")] = "one-run"
+    method: Annotated[str, "one-run or repeated."] = "one-run"
     canaries: Annotated[
         int,
-        typer.Option(
-            min=2,
-            help="one-run: number of mislabelled records (persons with a person column), each added by a fair coin.",
-        ),
+        "one-run: number of mislabelled records (persons with a person column), each added by a fair coin.",
+        {"min": 2},
     ] = 500
     times: Annotated[
         int | None,
-        typer.Option(
-            min=64,
-            help="repeated, worst-case: trainings with, and as many without, one canary; for answers (teachers, "
-            "head-query), draws of the answers of two models. Default: 200, for answers 100,000; worst-case: 6,000 "
-            "(head), 10,000 (dpsgd) or 100,000.",
-        ),
+        "repeated, worst-case: trainings with, and as many without, one canary; for answers (teachers, head-query), "
+        "draws of the answers of two models. Default: 200, for answers 100,000; worst-case: 6,000 (head), 10,000 "
+        "(dpsgd) or 100,000.",
+        {"min": 64},
     ] = None
-    queries: Annotated[
-        int, typer.Option(min=1, help="repeated, worst-case: answers of teachers and head-query.")
-    ] = 1
-    sampling_rate: Annotated[
-        float, typer.Option(help="worst-case, dpsgd: Poisson sampling rate; 1 for full batches.")
-    ] = 1.0
-    epsilon: Annotated[float, typer.Option(help="Claimed epsilon of training and answers together.")] = 1.0
-    delta: Annotated[float, typer.Option(help="Claimed delta of training and answers together.")] = 1e-5
-    noise_share: NoiseShare = 1.0
-    self_test: SelfTest = True
-    epochs: Annotated[int, typer.Option(min=0, help="network: epochs.")] = 20
-    confidence: Annotated[
-        float | None, typer.Option(help="Confidence of the lower bound. Default: 0.99.")
-    ] = None
-    seed: Seed = 0
+    queries: Annotated[int, "repeated, worst-case: answers of teachers and head-query.", {"min": 1}] = 1
+    sampling_rate: Annotated[float, "worst-case, dpsgd: Poisson sampling rate; 1 for full batches."] = 1.0
+    epochs: Annotated[int, "network: epochs.", {"min": 0}] = 20
+    confidence: Annotated[float, "Confidence of the lower bound."] = 0.99
 
     def check(self) -> None:
         """Raise if options are unknown or contradict each other."""
+        super().check()
         _check_choice("--estimator", self.estimator, ("teachers", "head", "head-query", "dpsgd", "network"))
         _check_choice("--method", self.method, ("one-run", "repeated"))
-        _check_noise_share(self.noise_share)
         if self.noise_share != 1 and self.estimator == "network":
             raise InvalidInput(
                 "--noise-share cannot be combined with --estimator network, which draws no noise."
             )
-
-    @property
-    def answers(self) -> bool:
-        """Whether the estimator releases answers, and its training draws no noise."""
-        return self.estimator in ("teachers", "head-query")
 
 
 @app.command("training")
@@ -349,13 +312,8 @@ class TrainingOptions:
 def training(
     *,
     data: Annotated[str, typer.Argument(help="Data set, .csv, .parquet or .npz file, or worst-case.")],
-    options: TrainingOptions,
-    records: Records = None,
-    holdout: Holdout = None,
-    plot: Plot = None,
-    data_dir: DataDir = None,
-    download: Download = False,
-    as_json: Json = False,
+    options: _TrainingOptions,
+    source: SplitOptions,
 ) -> None:
     """Audit a training algorithm with canaries: mislabelled records that are in the training set or not.
 
@@ -370,40 +328,30 @@ def training(
 
     quietmax audit training mnist-5k --estimator head --canaries 500
     """
-    from quietmax._io import check_figure
-    from quietmax.audit.bounds import self_tested
-    from quietmax.audit.training import TRAINING_CONFIDENCE, mislabelled
-    from quietmax.data.load import load
+    from quietmax.audit.training import mislabelled
     from quietmax.data.tables import is_table_path
 
     options.check()
-    check_figure(plot)
-    confidence = TRAINING_CONFIDENCE if options.confidence is None else options.confidence
-    tested = options.self_test and options.noise_share == 1 and options.estimator != "network"
+    run = partial(options.run, draws_noise=options.estimator != "network")
+    describe = f"training {options.estimator}"
     if data == WORST_CASE:
-        title = f"Audit of {options.estimator}, worst case"
-        with progress_bar(f"training {options.estimator}", quiet=as_json) as progress:
-            worst = partial(_audit_worst_case, options, confidence, progress)
-            report = self_tested(worst) if tested else worst(options.noise_share)
-        _print_report(title, report, plot, as_json)
+        with progress_bar(describe, quiet=options.as_json) as progress:
+            worst = partial(_audit_worst_case, options, source.seed, progress)
+            run(f"Audit of {options.estimator}, worst case", worst)
         return
-    if holdout is None and is_table_path(data):
-        holdout = _CANARY_HOLDOUT
-    split = load(
-        data, records=records, holdout=holdout, seed=options.seed, data_dir=data_dir, download=download
-    )
-    count = options.canaries if options.method == "one-run" else 1
+    if source.holdout is None and is_table_path(data):
+        source = replace(source, holdout=_CANARY_HOLDOUT)
+    split = source.load(data, quiet=options.as_json)
     outside = split.pool if split.holdout is None else split.test
-    canaries = mislabelled(outside, count=count, seed=options.seed)
-    subject = f"{options.estimator} on {split.name}"
-    with progress_bar(f"training {options.estimator}", quiet=as_json) as progress:
-        audit = partial(_audit_training, split, canaries, options, confidence, subject, progress)
-        report = self_tested(audit) if tested else audit(options.noise_share)
-    _print_report(f"Audit of {subject}, {options.method}", report, plot, as_json)
+    count = options.canaries if options.method == "one-run" else 1
+    canaries = mislabelled(outside, count=count, seed=source.seed)
+    with progress_bar(describe, quiet=options.as_json) as progress:
+        audit = _TrainingAudit(options, split, canaries, source.seed, progress)
+        run(f"Audit of {audit.subject}, {options.method}", audit.run)
 
 
 def _audit_worst_case(
-    options: TrainingOptions, confidence: float, progress: Progress, noise_share: float
+    options: _TrainingOptions, seed: int, progress: Progress, noise_share: float
 ) -> AuditReport:
     """Audit on training sets that are made to be told apart."""
     from quietmax.audit.training import WORST_CASES, audit_worst_case
@@ -417,137 +365,151 @@ def _audit_worst_case(
         sampling_rate=options.sampling_rate,
         samples=options.times,
         noise_share=noise_share,
-        confidence=confidence,
-        seed=options.seed,
+        confidence=options.confidence,
+        seed=seed,
         progress=progress,
     )
 
 
-def _audit_training(
-    split: Split,
-    canaries: TrainingRecords,
-    options: TrainingOptions,
-    confidence: float,
-    subject: str,
-    progress: Progress,
-    noise_share: float,
-) -> AuditReport:
-    """Train one by one, or many networks at once where that is possible."""
-    from quietmax.accounting.guarantee import Guarantee
-    from quietmax.audit.distinguishing import distinguish
-    from quietmax.audit.training import audit_training, fit_like, label_score, network_draws
+@dataclass(frozen=True)
+class _TrainingAudit:
+    """An audit of an estimator on records, by canaries."""
 
-    stated = Guarantee(
-        "approximate", epsilon=options.epsilon, delta=options.delta, because="Stated on the command line."
-    )
-    repeated = options.method == "repeated"
-    times = _TRAININGS if options.times is None else options.times
-    if repeated and options.estimator == "dpsgd":
-        return _audit_repeated_dpsgd(split, canaries, options, confidence, subject, progress, noise_share)
-    if repeated and options.answers:
-        return _audit_answers(split, canaries, options, confidence, subject, noise_share)
-    if repeated and options.estimator == "network":
-        without, inside = network_draws(
-            split.train,
-            canaries,
-            settings=_settings(options.epochs, 0.0),
-            seed=options.seed,
-            progress=progress,
-        )
-        return distinguish(
-            without,
-            inside,
-            stated,
-            samples=times,
-            confidence=confidence,
-            subject=subject,
-            details={"method": "repeated training", "records": len(split.train)},
-            unit=canaries.unit,
-        )
-    fit = _fit(split, len(canaries), options)
-    claimed: Guarantee | None = stated if options.estimator == "network" else None
-    if noise_share != 1:
-        reference = fit(split.train)
-        fit, claimed = fit_like(reference, options.seed, noise_share), reference.guarantee_
-    return audit_training(
-        fit,
-        label_score,
-        split.train,
-        canaries,
-        claimed,
-        method="repeated" if repeated else "one-run",
-        times=times,
-        confidence=confidence,
-        delta=options.delta,
-        seed=options.seed,
-        subject=subject,
-        progress=progress,
-    )
+    options: _TrainingOptions
+    split: Split
+    canaries: Records
+    seed: int
+    progress: Progress
 
+    @property
+    def subject(self) -> str:
+        """What is audited, for the report."""
+        return f"{self.options.estimator} on {self.split.name}"
 
-def _fit(split: Split, queries: int, options: TrainingOptions) -> Fit[Any]:
-    """Return a function that trains from another seed at every call."""
-    from quietmax.estimators.dpsgd.estimator import DPSGD
-    from quietmax.estimators.head.estimator import PrivateHead
-    from quietmax.estimators.teachers import Teachers
+    def run(self, noise_share: float) -> AuditReport:
+        """Audit with a share of the noise: many draws at once where that is possible, else training by training."""
+        from quietmax.accounting.guarantee import Guarantee
+        from quietmax.audit.training import audit_training, fit_like, label_score
 
-    seeds = itertools.count(options.seed)
-    units = int(split.train.units.max()) + 1
-
-    def fit(records: TrainingRecords) -> Any:
-        state = next(seeds) % 2**32
+        options, train = self.options, self.split.train
+        repeated = options.method == "repeated"
+        if repeated and options.estimator not in ("head", "network"):
+            return self._distinguish(noise_share)
+        fit = self._fit(len(self.canaries))
+        claimed = None
         if options.estimator == "network":
-            return _ordinary_network(records, options.epochs, state)
-        public: dict[str, Any] = {
-            "classes": tuple(range(split.classes)),
-            "declared_size": units,
-            "random_state": state,
+            because = "Stated on the command line."
+            claimed = Guarantee("approximate", epsilon=options.epsilon, delta=options.delta, because=because)
+        if noise_share != 1:
+            reference = fit(train)
+            fit, claimed = fit_like(reference, self.seed, noise_share), reference.guarantee_
+        return audit_training(
+            fit,
+            label_score,
+            train,
+            self.canaries,
+            claimed,
+            method="repeated" if repeated else "one-run",
+            times=options.times or _TRAININGS,
+            confidence=options.confidence,
+            delta=options.delta,
+            seed=self.seed,
+            subject=self.subject,
+            progress=self.progress,
+        )
+
+    def _distinguish(self, noise_share: float) -> AuditReport:
+        """Draw many releases without and with the canary."""
+        from quietmax.audit.distinguishing import distinguish
+
+        options, answers = self.options, self.options.estimator in ("teachers", "head-query")
+        details: dict[str, Any] = {"method": "repeated training", "records": len(self.split.train)}
+        if answers:
+            details |= {"method": "repeated answers", "queries": options.queries}
+        draws = self._answer_draws if answers else self._dpsgd_draws
+        first, second, claimed = draws(noise_share)
+        return distinguish(
+            first,
+            second,
+            claimed,
+            samples=options.times or (_ANSWER_DRAWS if answers else _TRAININGS),
+            confidence=options.confidence,
+            delta=options.delta,
+            subject=self.subject,
+            details=details,
+            unit=self.canaries.unit,
+        )
+
+    def _dpsgd_draws(self, noise_share: float) -> tuple[Draw, Draw, Guarantee]:
+        """Margins of networks trained by DP-SGD without centring."""
+        from quietmax.audit.training import private_network_draws
+        from quietmax.estimators.dpsgd.config import default_length, make_plan
+        from quietmax.estimators.dpsgd.estimator import network_guarantee
+
+        train = self.split.train
+        size, length = int(train.units.max()) + 1, default_length(train.features.shape[1])
+        plan = make_plan(size, epsilon=self.options.epsilon, delta=self.options.delta, length=length)
+        claimed = network_guarantee(
+            plan,
+            exact=False,
+            own_module=False,
+            size_declared=True,
+            classes_declared=True,
+            unit=self.canaries.unit,
+        )
+        drawn = private_network_draws(
+            train,
+            self.canaries,
+            settings=plan.settings,
+            noise_multiplier=noise_share * plan.noise_multiplier,
+            size=size,
+            seed=self.seed,
+            progress=self.progress,
+        )
+        return *drawn, claimed
+
+    def _answer_draws(self, noise_share: float) -> tuple[Draw, Draw, Guarantee]:
+        """Answers to queries beside the canary, from a model trained without it and one trained with it."""
+        import numpy as np
+
+        from quietmax.audit.training import answer_draws, joined
+
+        train, canary, count = self.split.train, self.canaries, self.options.queries
+        # Both from the same seed: the shards of teachers must not differ.
+        without, inside = self._fit(count)(train), self._fit(count)(joined(train, canary))
+        asked = [canary.features[place % len(canary)] * (1 - 0.001 * place) for place in range(count)]
+        drawn = answer_draws(without, inside, np.stack(asked), noise_share=noise_share, seed=self.seed)
+        return *drawn, without.guarantee_
+
+    def _fit(self, queries: int) -> Callable[[Records], Any]:
+        """Return a function that trains from another seed at every call."""
+        from quietmax.estimators.dpsgd.estimator import DPSGD
+        from quietmax.estimators.head.estimator import PrivateHead
+        from quietmax.estimators.teachers import Teachers
+
+        options, seeds = self.options, itertools.count(self.seed)
+        public = {
+            "classes": tuple(range(self.split.classes)),
+            "declared_size": int(self.split.train.units.max()) + 1,
         }
-        private: DPSGD | Teachers | PrivateHead = PrivateHead(options.epsilon, options.delta, **public)
-        if options.estimator == "dpsgd":
-            private = DPSGD(options.epsilon, options.delta, **public)
-        elif options.estimator == "teachers":
-            private = Teachers(options.epsilon, options.delta, queries=queries, **public)
-        elif options.estimator == "head-query":
-            private.set_params(release="query", queries=queries)
-        return private.fit(records.features, records.labels, groups=records.persons)
+        kinds: dict[str, Callable[..., Any]] = {
+            "head": PrivateHead,
+            "head-query": partial(PrivateHead, release="query", queries=queries),
+            "teachers": partial(Teachers, queries=queries),
+            "dpsgd": DPSGD,
+        }
 
-    return fit
+        def fit(records: Records) -> Any:
+            state = next(seeds) % 2**32
+            if options.estimator == "network":
+                return _ordinary_network(records, options.epochs, state)
+            private = kinds[options.estimator](options.epsilon, options.delta, **public, random_state=state)
+            return private.fit(records.features, records.labels, groups=records.persons)
 
-
-def _audit_answers(
-    split: Split,
-    canary: TrainingRecords,
-    options: TrainingOptions,
-    confidence: float,
-    subject: str,
-    noise_share: float,
-) -> AuditReport:
-    """Train without and with the canary from one seed, and draw the answers to queries beside it many times."""
-    import numpy as np
-
-    from quietmax.audit.distinguishing import distinguish
-    from quietmax.audit.training import answer_draws, joined
-
-    # Both from the same seed: the shards of teachers must not differ.
-    without = _fit(split, options.queries, options)(split.train)
-    inside = _fit(split, options.queries, options)(joined(split.train, canary))
-    asked = [canary.features[place % len(canary)] * (1 - 0.001 * place) for place in range(options.queries)]
-    first, second = answer_draws(without, inside, np.stack(asked), noise_share=noise_share, seed=options.seed)
-    return distinguish(
-        first,
-        second,
-        without.guarantee_,
-        samples=_ANSWER_DRAWS if options.times is None else options.times,
-        confidence=confidence,
-        delta=options.delta,
-        subject=subject,
-        details={"method": "repeated answers", "records": len(split.train), "queries": options.queries},
-        unit=canary.unit,
-    )
+        return fit
 
 
-def _ordinary_network(records: TrainingRecords, epochs: int, seed: int) -> Model:
+def _ordinary_network(records: Records, epochs: int, seed: int) -> Model:
     """Train one network without privacy."""
     import numpy as np
 
@@ -562,73 +524,17 @@ def _ordinary_network(records: TrainingRecords, epochs: int, seed: int) -> Model
     return Model(stack, settings, len(records), "audit", seed)
 
 
-def _audit_repeated_dpsgd(
-    split: Split,
-    canary: TrainingRecords,
-    options: TrainingOptions,
-    confidence: float,
-    subject: str,
-    progress: Progress,
-    noise_share: float,
-) -> AuditReport:
-    """Train DP-SGD without centring many times, without and with the canary."""
-    from quietmax.audit.distinguishing import distinguish
-    from quietmax.audit.training import private_network_draws
-    from quietmax.estimators.dpsgd.config import default_length, make_plan
-    from quietmax.estimators.dpsgd.estimator import network_guarantee
-
-    size, columns = int(split.train.units.max()) + 1, split.train.features.shape[1]
-    planned = make_plan(
-        size,
-        epsilon=options.epsilon,
-        delta=options.delta,
-        length=default_length(columns),
-    )
-    without, inside = private_network_draws(
-        split.train,
-        canary,
-        settings=planned.settings,
-        noise_multiplier=noise_share * planned.noise_multiplier,
-        size=size,
-        seed=options.seed,
-        progress=progress,
-    )
-    return distinguish(
-        without,
-        inside,
-        network_guarantee(
-            planned,
-            exact=False,
-            own_module=False,
-            size_declared=True,
-            classes_declared=True,
-            unit=canary.unit,
-        ),
-        samples=_TRAININGS if options.times is None else options.times,
-        confidence=confidence,
-        delta=options.delta,
-        subject=subject,
-        details={"method": "repeated training", "records": len(split.train)},
-        unit=canary.unit,
-    )
-
-
 @app.command("stability")
+@with_groups
 def stability(
+    *,
     data: Data,
-    records: Records = None,
-    holdout: Holdout = None,
-    removed: Annotated[int, typer.Option(min=2, help="Number of random records to retrain without.")] = 31,
-    noise: Annotated[
-        list[float] | None, typer.Option(help="Standard deviation of noise on every weight. Repeatable.")
-    ] = None,
-    draws: Annotated[int, typer.Option(min=1, help="Draws of each noise.")] = 32,
-    confidence: Annotated[float, typer.Option(help="Confidence of all intervals together.")] = 0.95,
+    source: SplitOptions,
+    removed: Annotated[int, "Number of random records to retrain without.", {"min": 2}] = 31,
+    noise: Annotated[list[float] | None, "Standard deviation of noise on every weight. Repeatable."] = None,
+    draws: Annotated[int, "Draws of each noise.", {"min": 1}] = 32,
     epochs: Epochs = 100,
     alpha: Alpha = 1.0,
-    seed: Seed = 0,
-    data_dir: DataDir = None,
-    download: Download = False,
     as_json: Json = False,
 ) -> None:
     """Measure On-Average-Remove-One stability by retraining, and the effect of noise on the weights.
@@ -636,9 +542,8 @@ def stability(
     Example: quietmax audit stability mnist-5k --records 300 --epochs 60
     """
     from quietmax.audit.stability import audit_stability
-    from quietmax.data.load import load
 
-    split = load(data, records=records, holdout=holdout, seed=seed, data_dir=data_dir, download=download)
+    split = source.load(data, quiet=as_json)
     with progress_bar(f"training {removed + 1} networks", quiet=as_json) as progress:
         report = audit_stability(
             split.train,
@@ -646,44 +551,40 @@ def stability(
             settings=_settings(epochs, alpha),
             noise=noise or (),
             draws=draws,
-            confidence=confidence,
-            seed=seed,
+            seed=source.seed,
             progress=progress,
         )
     if as_json:
         print_json({"dataset": split.name, **report.to_json()})
         return
+    rows = [("plain", report.plain, f"bound {report.bound.value:.4f}", report.verdict)]
+    rows += [
+        (
+            f"noise {each.noise:g}",
+            each.both_noisy,
+            f"change {each.change.low:+.4f} to {each.change.high:+.4f}",
+            each.verdict,
+        )
+        for each in report.noisy
+    ]
     print_table(
         f"On-Average-Remove-One stability on {split.name}, {report.removed} of "
         f"{counted(report.records, 'record')} removed",
         ("", "measured", "interval", "compared with", "verdict"),
-        [
-            (
-                "plain",
-                f"{report.plain.value:.4f}",
-                f"{report.plain.low:.4f} to {report.plain.high:.4f}",
-                f"bound {report.bound.value:.4f}",
-                report.verdict,
-            ),
-            *(
-                (
-                    f"noise {each.noise:g}",
-                    f"{each.both_noisy.value:.4f}",
-                    f"{each.both_noisy.low:.4f} to {each.both_noisy.high:.4f}",
-                    f"change {each.change.low:+.4f} to {each.change.high:+.4f}",
-                    each.verdict,
-                )
-                for each in report.noisy
-            ),
-        ],
+        (
+            (name, f"{found.value:.4f}", f"{found.low:.4f} to {found.high:.4f}", compared, verdict)
+            for name, found, compared, verdict in rows
+        ),
         caption="plain: the paper's bound. noise: its corollary that noise makes training more stable.",
     )
 
 
 @app.command("invariant")
+@with_groups
 def invariant(
+    *,
     model: Annotated[Path, typer.Argument(help="Folder of a private model, written by 'quietmax train'.")],
-    records: Annotated[int, typer.Option(min=3, help="Number of synthetic records.")] = 200,
+    records: Annotated[int, "Number of synthetic records.", {"min": 3}] = 200,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
@@ -721,29 +622,6 @@ def _settings(epochs: int, alpha: float) -> TrainingSettings:
     return TrainingSettings(epochs=epochs, loss=CrossEntropy() if alpha == 0 else Convexified(alpha))
 
 
-def _check_noise_share(noise_share: float) -> None:
-    if not 0 < noise_share <= 1:
-        raise InvalidInput(f"--noise-share must be above 0 and at most 1, got {noise_share}.")
-
-
 def _check_choice(option: str, given: str, allowed: tuple[str, ...]) -> None:
     if given not in allowed:
         raise InvalidInput(f"{option} must be one of {', '.join(allowed)}; got {given!r}.")
-
-
-def _print_report(title: str, report: AuditReport, plot: Path | None, as_json: bool) -> None:
-    """Print the report first, so that a plot that fails does not lose it."""
-    from quietmax.audit.bounds import Finding, plot_findings
-
-    if as_json:
-        print_json(report.to_json())
-    else:
-        print_table(title, ("", ""), report.rows())
-        console.print(_VERDICTS[report.verdict], style=_COLOURS[report.verdict])
-        if report.self_test is not None:
-            console.print(
-                report.self_test.sentence(report.parameter, report.claimed),
-                style=None if report.self_test.notices else "yellow",
-            )
-    if plot is not None:
-        plot_findings([Finding.of_report(report)], plot, title=title)

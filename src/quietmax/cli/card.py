@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from quietmax.cli._options import Json
+from quietmax.cli._options import Json, with_groups
 from quietmax.cli._output import console, print_json, print_table
 from quietmax.errors import InvalidInput, QuietmaxError
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 Form = Literal["card", "opendp-registry", "nist-800-226"]
 
 
+@with_groups
 def command(
+    *,
     model: Annotated[Path, typer.Argument(help="Model folder, written by 'quietmax train'.")],
-    html: Annotated[Path | None, typer.Option(help="Also write the card as a web page to this file.")] = None,
-    public: Annotated[
-        bool, typer.Option("--public", help="Leave out what is not for publication: results of attacks.")
-    ] = False,
+    html: Annotated[Path | None, "Also write the card as a web page to this file."] = None,
+    public: Annotated[bool, "Leave out what is not for publication: results of attacks."] = False,
     form: Annotated[
         Form,
         typer.Option(
@@ -34,14 +34,10 @@ def command(
     ] = "card",
     ledger: Annotated[
         str | None,
-        typer.Option(
-            help="With another --format: also state what this ledger has charged. A SQLite file or "
-            "the address of a PostgreSQL database; it is only read."
-        ),
+        "With another --format: also state what this ledger has charged. A SQLite file or the address of a PostgreSQL "
+        "database; it is only read.",
     ] = None,
-    account: Annotated[
-        str | None, typer.Option(help="Account in the ledger. Default: that of the model's data set.")
-    ] = None,
+    account: Annotated[str | None, "Account in the ledger. Default: that of the model's data set."] = None,
     as_json: Json = False,
 ) -> None:
     """Show the privacy card of a model: what somebody can learn at most, for whom, and how good the model is.

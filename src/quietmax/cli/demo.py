@@ -23,7 +23,6 @@ from quietmax.errors import BudgetExhausted
 if TYPE_CHECKING:
     from quietmax.attacks.metrics import Estimate
     from quietmax.data.records import Split
-    from quietmax.estimators.head.estimator import PrivateHead
     from quietmax.ledger.ledger import Ledger
 
 PERSON = "respondent"
@@ -87,9 +86,6 @@ def run_steps(output: Path, *, quiet: bool) -> Iterator[tuple[str, dict[str, Any
     yield "open", _to_open(output)
 
 
-# 1. A table of people, and what is public about it.
-
-
 def _table(output: Path) -> dict[str, Any]:
     """Write the survey as the CSV file of an owner, draft its schema, and write the confirmed one beside it."""
     from dataclasses import replace
@@ -144,9 +140,6 @@ def _declared(schema: dict[str, Any], column: str) -> str:
     return f"one of {', '.join(map(str, categories))}" if categories else "not used"
 
 
-# 2. A private model, and an accuracy that may be published.
-
-
 def _survey(people: Split, output: Path) -> dict[str, Any]:
     """Train, save and evaluate a private head, and write its privacy card."""
     from quietmax.estimators.evaluate import evaluate_folder
@@ -175,24 +168,17 @@ def _print_survey(survey: dict[str, Any]) -> None:
     for sentence in survey["in_words"]:
         console.print(f"  {sentence}")
     evaluation = survey["evaluation"]
+    shown = {"accuracy": evaluation.accuracy}
+    shown |= {f"recall of {name!r}": recall for name, recall in evaluation.recall.items()}
     print_table(
         "",
         ("", "estimate", "95% interval"),
-        (
-            (name, f"{each.value:.3f}", f"{each.low:.3f} to {each.high:.3f}")
-            for name, each in (
-                ("accuracy", evaluation.accuracy),
-                *((f"recall of {name!r}", recall) for name, recall in evaluation.recall.items()),
-            )
-        ),
+        ((name, f"{each.value:.3f}", f"{each.low:.3f} to {each.high:.3f}") for name, each in shown.items()),
     )
     console.print(
         f"Measured with noise on the {HOLDOUT:.0%} of the women who were held out: it may be published, and costs "
         "nothing more."
     )
-
-
-# 3. Columns in, class names out, over HTTP.
 
 
 def _answers(output: Path) -> dict[str, Any]:
@@ -229,21 +215,11 @@ def _running_service(folder: Path, database: Path) -> Iterator[tuple[str, str, L
 def _print_answers(found: dict[str, Any]) -> None:
     """Print columns in, class names out."""
     _heading("3. Columns in, class names out, over HTTP")
-    print_table(
-        "",
-        ("", *(f"woman {number}" for number in range(1, len(found["questions"]) + 1))),
-        (
-            *(
-                (column, *(str(question[column]) for question in found["questions"]))
-                for column in found["questions"][0]
-            ),
-            ("answer: affair", *found["answers"]),
-        ),
-    )
+    questions = found["questions"]
+    rows = [(column, *(str(question[column]) for question in questions)) for column in questions[0]]
+    women = (f"woman {number}" for number in range(1, len(questions) + 1))
+    print_table("", ("", *women), [*rows, ("answer: affair", *found["answers"])])
     console.print("Training has paid for every answer: ask as often as you like.")
-
-
-# 4. A service whose ledger charges every answer.
 
 
 def _query_until_exhausted(people: Split) -> dict[str, Any]:
@@ -282,16 +258,9 @@ def _query_until_exhausted(people: Split) -> dict[str, Any]:
 def _print_charged(charged: dict[str, Any]) -> None:
     """Print the answers over HTTP and the error that ended them."""
     _heading(f"4. Another model, which charges epsilon 1 for each answer, with a budget for {ANSWERS}")
-    print_table(
-        "",
-        ("query", "private answer", "answers left"),
-        (
-            (str(number), label, str(left))
-            for number, (label, left) in enumerate(
-                zip(charged["labels"], charged["answers_left"], strict=True), start=1
-            )
-        ),
-    )
+    answers = enumerate(zip(charged["labels"], charged["answers_left"], strict=True), start=1)
+    rows = ((str(number), label, str(left)) for number, (label, left) in answers)
+    print_table("", ("query", "private answer", "answers left"), rows)
     console.print(f"The next query got HTTP 403: {charged['error']}")
     console.print(
         f"{charged['spent_fraction']:.0%} of the budget is spent; the ledger's journal is "
@@ -300,15 +269,13 @@ def _print_charged(charged: dict[str, Any]) -> None:
     )
 
 
-# 5. Digits: a private head beside the paper's network and mechanism, and the same attack on all of them.
-
-
 def _digits(*, quiet: bool) -> dict[str, Any]:
     """Test accuracy, status of the guarantee and leakage of the paper's network, of its Algorithm 1 and of a head."""
     from quietmax.accounting.costs import Budget
     from quietmax.attacks.builtin import Threshold
     from quietmax.attacks.shadow_models import ShadowPool
     from quietmax.data.load import load
+    from quietmax.estimators.head.estimator import PrivateHead
     from quietmax.mechanisms.algorithm1 import Algorithm1
     from quietmax.mechanisms.base import Answerer
     from quietmax.models.stacked import TrainingSettings
@@ -318,7 +285,10 @@ def _digits(*, quiet: bool) -> dict[str, Any]:
     with progress_bar("training the paper's network on digits", quiet=quiet) as progress:
         network = train(digits, settings=TrainingSettings(epochs=EPOCHS), progress=progress)
     with progress_bar("training a private head on digits", quiet=quiet):
-        head = _digits_head(digits)
+        shape, classes = digits.records.image_shape, range(digits.classes)
+        head = PrivateHead(image_shape=shape, classes=classes, declared_size=DIGITS).fit(
+            digits.train.features, digits.train.labels
+        )
     with progress_bar("attacking both, and the paper's Algorithm 1", quiet=quiet) as progress:
         noisy = Answerer.prepare(network, Algorithm1(noise="gaussian"), Budget(1.0))
         attack = Threshold(models=SHADOWS)
@@ -335,22 +305,12 @@ def _digits(*, quiet: bool) -> dict[str, Any]:
     }
 
 
-def _digits_head(digits: Split) -> PrivateHead:
-    """Fit a private head to the training digits."""
-    from quietmax.estimators.head.estimator import PrivateHead
-
-    head = PrivateHead(
-        image_shape=digits.records.image_shape, classes=range(digits.classes), declared_size=DIGITS
-    )
-    return head.fit(digits.train.features, digits.train.labels)
-
-
 def _row(test_accuracy: float, guarantee: str, leakage: Estimate) -> dict[str, Any]:
     """What is shown of one way to answer."""
     return {
         "test_acc": test_accuracy,
         "guarantee": guarantee,
-        "leakage": {"value": leakage.value, "low": leakage.low, "high": leakage.high},
+        "leakage": {name: getattr(leakage, name) for name in ("value", "low", "high")},
     }
 
 
@@ -384,9 +344,6 @@ def _print_digits(digits: dict[str, Any]) -> None:
     console.print(f"Why Algorithm 1 is refuted: {digits['algorithm1']['because']}")
 
 
-# 6. The paper's tables and figures, from the trials that the package carries.
-
-
 def _paper(output: Path) -> dict[str, Any]:
     """Compare the sensitivity formulas with the paper's digits, and write the report of the stored trials."""
     from quietmax.experiments.findings import summarize
@@ -417,9 +374,6 @@ def _print_paper(found: dict[str, Any]) -> None:
         f"{found['equal_to_the_paper']} of {found['sensitivities']} numbers of its sensitivity table come out the "
         f"same to the printed digits. The report shows {found['trials']:,} stored trials beside its curves."
     )
-
-
-# The end: what to look at next.
 
 
 def _to_open(output: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quietmax.cli._options import DataDir, Json, MemoryOptions, Ray, engine_of, with_groups
+from quietmax.cli._options import DataDir, EngineOptions, Json, with_groups
 from quietmax.cli._output import console, print_guarantee, print_json, print_table, progress_bar
 from quietmax.errors import InvalidInput
 
@@ -27,24 +27,17 @@ def command(
     model: Annotated[Path, typer.Argument(help="Model folder, written by 'quietmax train'.")],
     data: Annotated[
         str,
-        typer.Option(
-            help="The table (CSV, TSV, Parquet, NPZ, or a folder or pattern of CSV, TSV or Parquet files) or data set "
-            "that the model was trained on."
-        ),
+        "The table (CSV, TSV, Parquet, NPZ, or a folder or pattern of CSV, TSV or Parquet files) or data set that the "
+        "model was trained on.",
     ],
     epsilon: Annotated[
-        float | None,
-        typer.Option(help="Budget of the evaluation. Default: for a holdout, that of the training."),
+        float | None, "Budget of the evaluation. Default: for a holdout, that of the training."
     ] = None,
-    delta: Annotated[float | None, typer.Option(help="delta of the budget. Default: 1e-5.")] = None,
+    delta: Annotated[float | None, "delta of the budget. Default: 1e-5."] = None,
     exact: Annotated[
-        bool,
-        typer.Option(
-            "--exact", help="Exact figures for the owner, not for publication. Nothing is charged or stored."
-        ),
+        bool, "Exact figures for the owner, not for publication. Nothing is charged or stored."
     ] = False,
-    memory: MemoryOptions,
-    ray: Ray = None,
+    memory: EngineOptions,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
@@ -69,8 +62,8 @@ def command(
     opened = open_private(model)
     if opened.remaining is not None:
         raise InvalidInput(PAID_PER_ANSWER)
-    engine = engine_of(memory, ray, quiet=as_json)
-    in_parts = memory.reads_parts(data) or ray is not None
+    engine = memory.engine(quiet=as_json)
+    in_parts = memory.reads_parts(data) or memory.ray is not None
     records = _rows(opened, data) if in_parts else _records(opened, data, data_dir)
     with progress_bar("evaluating", quiet=as_json) as progress:
         evaluation = evaluate_folder(
@@ -129,14 +122,8 @@ def _print(evaluation: Evaluation, folder: Path) -> None:
         for each in evaluation.bins
     ]
     size = evaluation.size
-    rows.append(
-        (
-            many,
-            f"{size.value:,.0f}"
-            if evaluation.exact
-            else f"{size.value:,.0f} ({size.low:,.0f} to {size.high:,.0f})",
-        )
-    )
+    between = "" if evaluation.exact else f" ({size.low:,.0f} to {size.high:,.0f})"
+    rows.append((many, f"{size.value:,.0f}{between}"))
     title = "Exact figures, not for publication" if evaluation.exact else "Evaluation"
     print_table(title, ("", "value (95% interval)"), rows)
     print_table(

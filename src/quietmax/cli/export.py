@@ -7,20 +7,18 @@ from typing import Annotated
 
 import typer
 
-from quietmax.cli._options import Json
+from quietmax.cli._options import Json, with_groups
 from quietmax.cli._output import console, print_guarantee, print_json
 from quietmax.errors import InvalidInput, QuietmaxError
 
 
+@with_groups
 def command(
+    *,
     model: Annotated[Path, typer.Argument(help="Model folder, written by 'quietmax train'.")],
-    onnx: Annotated[
-        Path | None, typer.Option(help="Write an ONNX file: encoding, features and weights in one graph.")
-    ] = None,
-    skops: Annotated[
-        Path | None, typer.Option(help="Write a scikit-learn classifier as a skops file, without pickle.")
-    ] = None,
-    mlflow: Annotated[Path | None, typer.Option(help="Write a new folder with an MLflow model.")] = None,
+    onnx: Annotated[Path | None, "Write an ONNX file: encoding, features and weights in one graph."] = None,
+    skops: Annotated[Path | None, "Write a scikit-learn classifier as a skops file, without pickle."] = None,
+    mlflow: Annotated[Path | None, "Write a new folder with an MLflow model."] = None,
     as_json: Json = False,
 ) -> None:
     """Export a model whose weights were released, with its guarantee as metadata.

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -43,13 +43,9 @@ _MAX_FAULTS = 5
 @contextmanager
 def _open(address: str | None, *, create: bool = False, accept_loss: str | None = None) -> Iterator[Ledger]:
     """Open a ledger. A SQLite file that does not exist is an error unless it may be created."""
-    try:
-        from quietmax.ledger.database import default_url, parse_url
-        from quietmax.ledger.ledger import Ledger
-    except ImportError as missing:
-        raise InvalidInput(
-            f"The ledger requires the package {missing.name}. Install: pip install 'quietmax[serve]'."
-        ) from missing
+    from quietmax.ledger.database import default_url, parse_url
+    from quietmax.ledger.ledger import Ledger
+
     url = parse_url(default_url() if address is None else address)
     if url.drivername == "sqlite" and not create and not Path(str(url.database)).is_file():
         raise InvalidInput(
@@ -59,48 +55,48 @@ def _open(address: str | None, *, create: bool = False, accept_loss: str | None 
         yield ledger
 
 
-# --- budgets ------------------------------------------------------------------------------------------------------
-
-
 @app.command()
 def status(address: Address = None, as_json: Json = False) -> None:
     """Show every account: budget, spent, remaining and clients; and the last row of its audit log, to write down.
 
     Example: quietmax ledger status
     """
-    with _open(address) as ledger:
-        from quietmax.ledger.database import KEYS_ACCOUNT
+    from quietmax.ledger.database import KEYS_ACCOUNT
 
+    with _open(address) as ledger:
         accounts = [
             (account, ledger.subaccounts(account), ledger.unproven_models(account), ledger.parts(account))
             for account in ledger.accounts()
         ]
-        if as_json:
-            shown = [
-                {
-                    **account.to_json(),
-                    "clients": [vars(each) for each in subaccounts],
-                    "unproven_models": [f"{model} ({status})" for model, status in unproven],
-                    "parts": [
-                        {"split": part.split, "side": part.side, "spent_units": units}
-                        for part, units in parts.items()
-                    ],
-                }
-                for account, subaccounts, unproven, parts in accounts
-            ]
-            print_json({"ledger": ledger.address, "accounts": shown, "heads": _heads(ledger)})
-            return
-        log_of_keys = next((head for head in _heads(ledger) if head.startswith(KEYS_ACCOUNT)), None)
+        name, heads = ledger.address, _heads(ledger)
+    if as_json:
+        print_json({"ledger": name, "accounts": [_account_json(*each) for each in accounts], "heads": heads})
+        return
     for account, subaccounts, unproven, parts in accounts:
         _print_account(account, unproven)
-        if parts:
-            _print_parts(account, parts)
-        if subaccounts:
-            _print_clients(account, subaccounts)
+        _print_parts(account, parts)
+        _print_clients(account, subaccounts)
     if not accounts:
         console.print("The ledger has no accounts yet. 'quietmax serve' opens them.")
-    if log_of_keys is not None:
-        console.print(f"Audit log of accounts, training sets and API keys: {log_of_keys}", soft_wrap=True)
+    for head in heads:
+        if head.startswith(KEYS_ACCOUNT):
+            console.print(f"Audit log of accounts, training sets and API keys: {head}", soft_wrap=True)
+
+
+def _account_json(
+    account: AccountState,
+    subaccounts: list[Subaccount],
+    unproven: list[tuple[str, str]],
+    parts: dict[Part, int],
+) -> dict[str, Any]:
+    return {
+        **account.to_json(),
+        "clients": [vars(each) for each in subaccounts],
+        "unproven_models": [f"{model} ({status})" for model, status in unproven],
+        "parts": [
+            {"split": part.split, "side": part.side, "spent_units": units} for part, units in parts.items()
+        ],
+    }
 
 
 def _heads(ledger: Ledger) -> list[str]:
@@ -145,8 +141,7 @@ def grant(
             before = ledger.account(account).terms
             terms = Terms(epsilon, before.delta if delta is None else delta, before.analysis)
             changed = ledger.grant(account, terms, because)
-        unproven = ledger.unproven_models(changed)
-    _print_changed(changed, unproven, as_json)
+        _print_changed(ledger, changed, as_json)
 
 
 @app.command()
@@ -162,16 +157,14 @@ def revoke(
     Example: quietmax ledger revoke people --because "The study is over."
     """
     with _open(address) as ledger:
-        changed = ledger.revoke(account, client, because)
-        unproven = ledger.unproven_models(changed)
-    _print_changed(changed, unproven, as_json)
+        _print_changed(ledger, ledger.revoke(account, client, because), as_json)
 
 
-def _print_changed(account: AccountState, unproven: list[tuple[str, str]], as_json: bool) -> None:
+def _print_changed(ledger: Ledger, account: AccountState, as_json: bool) -> None:
     if as_json:
         print_json(account.to_json())
     else:
-        _print_account(account, unproven)
+        _print_account(account, ledger.unproven_models(account))
 
 
 def _print_account(account: AccountState, unproven: list[tuple[str, str]]) -> None:
@@ -206,6 +199,8 @@ def _grade(account: AccountState, unproven: list[tuple[str, str]]) -> str:
 
 def _print_parts(account: AccountState, parts: dict[Part, int]) -> None:
     """Print what each side of a split has spent. Nobody is on both sides, so only the larger amount counts."""
+    if not parts:
+        return
     rows = [(part.split, part.side, _percent(units, account.limit_units)) for part, units in parts.items()]
     print_table(
         f"Parts of {account.name}: of each split, the larger side counts", ("split", "side", "spent"), rows
@@ -213,6 +208,8 @@ def _print_parts(account: AccountState, parts: dict[Part, int]) -> None:
 
 
 def _print_clients(account: AccountState, subaccounts: list[Subaccount]) -> None:
+    if not subaccounts:
+        return
     rows = (
         (
             each.client,
@@ -233,9 +230,6 @@ def _cost(cost: Cost) -> str:
 
 def _percent(part: int, whole: int) -> str:
     return f"{100 * part / whole:.2f}%" if whole else "100%"
-
-
-# --- audit log ----------------------------------------------------------------------------------------------------
 
 
 @app.command()
@@ -367,9 +361,6 @@ def prune(
             f"Deleted {counted(pruned.requests, 'stored request')} and "
             f"{counted(pruned.batches, 'batch', 'batches')} of cached answers."
         )
-
-
-# --- API keys -----------------------------------------------------------------------------------------------------
 
 
 @key_app.command("create")

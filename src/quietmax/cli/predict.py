@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from quietmax.cli._options import Json, Ray, arguments_of, with_groups
+from quietmax.cli._options import Json, Ray, arguments_of, flag, mechanism_of, with_groups
 from quietmax.cli._output import console, print_guarantee, print_json, print_table, progress_bar
 from quietmax.errors import BudgetExhausted, InvalidInput, counted
 
@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from quietmax.accounting.guarantee import Guarantee
-    from quietmax.mechanisms.base import Mechanism
 
-_NETWORK_PANEL = "Ordinary networks"
 _ROWS_SHOWN = 20
 
 
@@ -27,55 +25,20 @@ _ROWS_SHOWN = 20
 class NetworkOptions:
     """How an ordinary network answers; a private model has its own mechanism and budget."""
 
-    epsilon: Annotated[
-        float | None,
-        typer.Option(help="Budget of all queries together. Required.", rich_help_panel=_NETWORK_PANEL),
-    ] = None
-    delta: Annotated[
-        float | None,
-        typer.Option(help="Delta of --epsilon, for a plug-in. Default: 0.", rich_help_panel=_NETWORK_PANEL),
-    ] = None
+    PANEL: ClassVar = "Ordinary networks"
+
+    epsilon: Annotated[float | None, "Budget of all queries together. Required."] = None
+    delta: Annotated[float | None, "Delta of --epsilon, for a plug-in. Default: 0."] = None
     mechanism: Annotated[
         str | None,
-        typer.Option(
-            help="algorithm1, the paper's, or the name of a plug-in; neither has a proven guarantee. "
-            "Default: algorithm1.",
-            rich_help_panel=_NETWORK_PANEL,
-        ),
+        "algorithm1, the paper's, or the name of a plug-in; neither has a proven guarantee. Default: algorithm1.",
     ] = None
-    noise: Annotated[
-        str | None,
-        typer.Option(help="gaussian or laplace. Default: gaussian.", rich_help_panel=_NETWORK_PANEL),
-    ] = None
+    noise: Annotated[str | None, "algorithm1: gaussian or laplace. Default: gaussian."] = None
     queries: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Number of queries the budget is for. Default: those in the file.",
-            rich_help_panel=_NETWORK_PANEL,
-        ),
-    ] = None
-    epsilon_sampling: Annotated[
-        float | None,
-        typer.Option(
-            help="Part of epsilon for sampling the label. Default: the paper's.",
-            rich_help_panel=_NETWORK_PANEL,
-        ),
-    ] = None
-    epsilon_neuron: Annotated[
-        float | None,
-        typer.Option(
-            help="Part of epsilon for the noise on a neuron. Default: the paper's.",
-            rich_help_panel=_NETWORK_PANEL,
-        ),
+        int | None, "Number of queries the budget is for. Default: those in the file.", {"min": 1}
     ] = None
     seeded: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="For experiments: reproducible noise from this seed, which protects nobody.",
-            rich_help_panel=_NETWORK_PANEL,
-        ),
+        int | None, "For experiments: reproducible noise from this seed, which protects nobody.", {"min": 0}
     ] = None
 
 
@@ -89,11 +52,20 @@ class _Answers:
     guarantee: Guarantee
     spending: dict[str, Any]
 
+    @classmethod
+    def of(cls, model: Any, features: Any, classes: tuple[str, ...], *, probable: bool) -> _Answers:
+        """Ask a predictor or private model, for probabilities if it releases them."""
+        probabilities = model.predict_proba(features) if probable else None
+        labels = model.predict(features) if probabilities is None else probabilities.argmax(-1)
+        return cls(
+            classes, labels, probabilities, model.guarantee, {"remaining": {"queries": model.remaining}}
+        )
+
 
 @with_groups
 def command(
     *,
-    model: Annotated[Path, typer.Option(help="Model folder, written by 'quietmax train'.")],
+    model: Annotated[Path, "Model folder, written by 'quietmax train'."],
     input_file: Annotated[
         Path,
         typer.Option(
@@ -118,9 +90,8 @@ def command(
     """Answer the queries in a file or folder, and print the guarantee with its status.
 
     A private model (train head, teachers or dpsgd) answers under its own guarantee; its folder keeps count of what
-    was spent. An ordinary network answers through Algorithm 1, or the
-    mechanism of a plug-in. With --output, a model whose weights are released
-    answers any number of queries in little memory.
+    was spent. An ordinary network answers through Algorithm 1, or the mechanism of a plug-in. With --output, a model
+    whose weights are released answers any number of queries in little memory.
 
     Examples:
 
@@ -188,7 +159,7 @@ def _answer_folder(
 
 def _refuse_network_options(network: NetworkOptions) -> None:
     """Raise if an option was given that only ordinary networks have."""
-    given = [f"--{name.replace('_', '-')}" for name in arguments_of(network)]
+    given = [flag(name) for name in arguments_of(network)]
     if given:
         raise InvalidInput(
             f"{', '.join(given)} cannot be used with a private model, which has its own mechanism and budget."
@@ -208,12 +179,8 @@ def _private_answers(folder: Path, input_file: Path, network: NetworkOptions) ->
             f"The budget of {folder} moved to the ledger when the model was served; ask the service ('quietmax serve')."
         )
     features = read_queries(input_file, encoding=private.encoding, width=private.inputs)
-    probabilities = private.predict_proba(features) if private.remaining is None else None
-    labels = private.predict(features) if probabilities is None else probabilities.argmax(-1)
     classes = private.encoding.classes if private.encoding else private.classes
-    return _Answers(
-        classes, labels, probabilities, private.guarantee, {"remaining": {"queries": private.remaining}}
-    )
+    return _Answers.of(private, features, classes, probable=private.remaining is None)
 
 
 def _network_answers(folder: Path, input_file: Path, network: NetworkOptions) -> _Answers:
@@ -225,7 +192,7 @@ def _network_answers(folder: Path, input_file: Path, network: NetworkOptions) ->
     from quietmax.noise.sources import EXACT, SeededNoise
     from quietmax.predictor import Predictor
 
-    mechanism = _network_mechanism(network)
+    mechanism = mechanism_of(network.mechanism or "algorithm1", network.noise)
     if network.epsilon is None:
         raise InvalidInput("--epsilon is required, because the model is an ordinary network.")
     model = load_model(folder)
@@ -236,43 +203,16 @@ def _network_answers(folder: Path, input_file: Path, network: NetworkOptions) ->
         Budget(network.epsilon, network.delta or 0.0, network.queries or len(features)),
         noise=EXACT if network.seeded is None else SeededNoise(network.seeded),
     )
-    probabilities = None
-    if releases_probabilities(predictor.mechanism, model.classes):
-        probabilities = predictor.predict_proba(features)
-    labels = predictor.predict(features) if probabilities is None else probabilities.argmax(-1)
     classes = model.encoding.classes if model.encoding else tuple(map(str, range(model.classes)))
+    probable = releases_probabilities(predictor.mechanism, model.classes)
+    answers = _Answers.of(predictor, features, classes, probable=probable)
+    left = predictor.remaining
     spending = {
         "cost": predictor.cost.to_json(),
         "spent": predictor.answered,
-        "remaining": {
-            "queries": predictor.remaining.queries,
-            "cost": predictor.remaining.cost.to_json(),
-        },
+        "remaining": {"queries": left.queries, "cost": left.cost.to_json()},
     }
-    return _Answers(classes, labels, probabilities, predictor.guarantee, spending)
-
-
-def _network_mechanism(network: NetworkOptions) -> Mechanism:
-    """The mechanism that the options name."""
-    from quietmax.mechanisms.algorithm1 import Algorithm1
-    from quietmax.mechanisms.base import plugin_mechanisms
-
-    if network.mechanism in (None, "algorithm1"):
-        return Algorithm1(
-            network.noise or "gaussian",  # type: ignore[arg-type]
-            network.epsilon_sampling,
-            network.epsilon_neuron,
-        )
-    plug_ins = plugin_mechanisms()
-    if network.mechanism not in plug_ins:
-        raise InvalidInput(
-            f"--mechanism must be algorithm1 or that of an installed plug-in ({', '.join(plug_ins) or 'there is none'}"
-            f"), got {network.mechanism!r}."
-        )
-    for option in ("noise", "epsilon_sampling", "epsilon_neuron"):
-        if getattr(network, option) is not None:
-            raise InvalidInput(f"--{option.replace('_', '-')} applies only to --mechanism algorithm1.")
-    return plug_ins[network.mechanism]
+    return replace(answers, spending=spending)
 
 
 def _print_answers(answers: _Answers) -> None:

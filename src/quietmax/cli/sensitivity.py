@@ -5,35 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from quietmax.cli._options import Json
+from quietmax.cli._options import Json, with_groups
 from quietmax.cli._output import print_json, print_table
 from quietmax.errors import InvalidInput
 
 
+@with_groups
 def command(
+    *,
     model: Annotated[
-        Path | None, typer.Option(help="Model folder to take the shape of the network and the records from.")
+        Path | None, "Model folder to take the shape of the network and the records from."
     ] = None,
-    features: Annotated[int | None, typer.Option(help="Number of features.")] = None,
+    features: Annotated[int | None, "Number of features."] = None,
     hidden: Annotated[
-        list[int] | None,
-        typer.Option(help="Width of a hidden layer. Repeatable, one per layer. Default: 128."),
+        list[int] | None, "Width of a hidden layer. Repeatable, one per layer. Default: 128."
     ] = None,
-    classes: Annotated[int | None, typer.Option(help="Number of classes.")] = None,
-    records: Annotated[int | None, typer.Option(help="Number of training records.")] = None,
+    classes: Annotated[int | None, "Number of classes."] = None,
+    records: Annotated[int | None, "Number of training records."] = None,
     l2: Annotated[
-        float | None,
-        typer.Option(help="L2 penalty as Keras counts it (2*lambda in the paper). Default: 0.001."),
+        float | None, "L2 penalty as Keras counts it (2*lambda in the paper). Default: 0.001."
     ] = None,
-    activation: Annotated[str | None, typer.Option(help="tanh, sigmoid or relu. Default: tanh.")] = None,
-    maximum: Annotated[
-        list[float] | None,
-        typer.Option(
-            help="Largest activation of a layer except the last. Repeatable, one per layer. Default: 1."
-        ),
-    ] = None,
+    activation: Annotated[str | None, "tanh, sigmoid or relu. Default: tanh."] = None,
     as_json: Json = False,
 ) -> None:
     """Compute the sensitivities that the paper publishes for a network.
@@ -47,10 +39,8 @@ def command(
 
     if model is not None:
         if any(value is not None for value in (features, hidden, classes, records, l2, activation)):
-            raise InvalidInput(
-                "--model can only be combined with --maximum; the folder states everything else."
-            )
-        found = published_sensitivity(load_model(model), maxima=maximum)
+            raise InvalidInput("--model can only be combined with --json; the folder states everything.")
+        found = published_sensitivity(load_model(model))
     elif features is None or classes is None or records is None:
         raise InvalidInput("Either --model or all of --features, --classes and --records are required.")
     else:
@@ -61,7 +51,6 @@ def command(
             records,
             l2=0.001 if l2 is None else l2,
             activation_name=activation or "tanh",
-            maxima=maximum,
         )
     if as_json:
         print_json(found.to_json())

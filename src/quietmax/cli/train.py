@@ -7,18 +7,18 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
 from quietmax.cli._options import (
     DataOptions,
+    EngineOptions,
     Json,
     MemoryOptions,
-    Ray,
     ResumableOptions,
     arguments_of,
-    engine_of,
+    flag,
     with_groups,
 )
 from quietmax.cli._output import console, print_guarantee, print_json, print_table, progress_bar
@@ -43,17 +43,6 @@ app = typer.Typer(
     """,
 )
 
-Data = Annotated[str, typer.Argument(help="Name of a data set, or a CSV, TSV, Parquet or NPZ file.")]
-
-PrivateData = Annotated[
-    str,
-    typer.Argument(
-        help="Name of a data set, or a CSV, TSV, Parquet or NPZ file, or a folder of CSV, TSV or Parquet files, or a "
-        "pattern such as 'people/*.parquet'."
-    ),
-]
-
-_ENCODER_PANEL = "Your own encoder"
 _COUNTED = "counted, assumed to be public"
 # Below this many times 1/mu people, heads on a small table were hardly better than its most frequent class.
 _ENOUGH = 50
@@ -67,43 +56,30 @@ class NetworkOptions:
     """Arguments of `quietmax.TrainingSettings`."""
 
     hidden: Annotated[
-        list[int] | None,
-        typer.Option(help="Width of a hidden layer. Repeatable, one per layer. Default: 128."),
+        list[int] | None, "Width of a hidden layer. Repeatable, one per layer. Default: 128."
     ] = None
-    activation: Annotated[str | None, typer.Option(help="tanh, sigmoid or relu. Default: tanh.")] = None
-    learning_rate: Annotated[float | None, typer.Option(help="Learning rate of Adam. Default: 0.001.")] = None
-    batch_size: Annotated[int | None, typer.Option(help="Records per step. Default: 100.")] = None
-    epochs: Annotated[
-        int | None, typer.Option(min=0, help="Passes over the training records. Default: 100.")
-    ] = None
-    l2: Annotated[float | None, typer.Option(help="L2 penalty on the kernels. Default: 0.001.")] = None
+    activation: Annotated[str | None, "tanh, sigmoid or relu. Default: tanh."] = None
+    learning_rate: Annotated[float | None, "Learning rate of Adam. Default: 0.001."] = None
+    batch_size: Annotated[int | None, "Records per step. Default: 100."] = None
+    epochs: Annotated[int | None, "Passes over the training records. Default: 100.", {"min": 0}] = None
+    l2: Annotated[float | None, "L2 penalty on the kernels. Default: 0.001."] = None
 
 
 @dataclass(frozen=True)
 class PrivacyOptions:
     """Arguments that all private estimators share."""
 
-    epsilon: Annotated[
-        float | None,
-        typer.Option(help="Epsilon of the whole training or of all answers. Default: 1.0."),
-    ] = None
-    delta: Annotated[
-        float | None,
-        typer.Option(help="Delta of the whole training or of all answers. Default: 1e-05."),
-    ] = None
+    epsilon: Annotated[float | None, "Epsilon of the whole training or of all answers. Default: 1.0."] = None
+    delta: Annotated[float | None, "Delta of the whole training or of all answers. Default: 1e-05."] = None
     declared_size: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            help="Public number of persons (without --person: of rows) in the training; need not be exact.",
-        ),
+        "Public number of persons (without --person: of rows) in the training; need not be exact.",
+        {"min": 1},
     ] = None
     features: Annotated[
         str | None,
-        typer.Option(
-            help="Feature map: auto, identity, unit-norm, scattering, or embedding for columns that a public encoder "
-            "computed; or the name of a plug-in. Default: auto."
-        ),
+        "Feature map: auto, identity, unit-norm, scattering, or embedding for columns that a public encoder computed; "
+        "or the name of a plug-in. Default: auto.",
     ] = None
 
 
@@ -113,16 +89,12 @@ class HeadOptions(PrivacyOptions):
 
     method: Annotated[
         str | None,
-        typer.Option(
-            help="gradient (noisy gradient steps) or output (noise on the minimiser). "
-            "Default: gradient; output with --queries."
-        ),
+        "gradient (noisy gradient steps) or output (noise on the minimiser). Default: gradient; output with --queries.",
     ] = None
     queries: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Release this many labels instead of the weights. Default: release the weights."
-        ),
+        "Release this many labels instead of the weights. Default: release the weights.",
+        {"min": 1},
     ] = None
 
 
@@ -130,10 +102,10 @@ class HeadOptions(PrivacyOptions):
 class TeachersOptions(PrivacyOptions):
     """Arguments of `quietmax.Teachers`."""
 
-    queries: Annotated[int, typer.Option(min=1, help="Number of answers the budget is for.")]
-    teachers: Annotated[
-        int | None, typer.Option(min=1, help="Number of teachers. Default: computed from the budget.")
-    ] = None
+    queries: Annotated[int, "Number of answers the budget is for.", {"min": 1}]
+    teachers: Annotated[int | None, "Number of teachers. Default: computed from the budget.", {"min": 1}] = (
+        None
+    )
 
 
 @dataclass(frozen=True)
@@ -142,123 +114,76 @@ class DPSGDOptions(PrivacyOptions):
 
     delta: Annotated[
         float | None,
-        typer.Option(
-            help="Delta of the whole training. Default: 1/(10 * declared size); 1e-05 is the default of a head."
-        ),
+        "Delta of the whole training. Default: 1/(10 * declared size); 1e-05 is the default of a head.",
     ] = None
-    accountant: Annotated[str | None, typer.Option(help="pld, rdp, zcdp, ac or nc. Default: pld.")] = None
+    accountant: Annotated[str | None, "pld, rdp, zcdp, ac or nc. Default: pld."] = None
     analysis: Annotated[
         str | None,
-        typer.Option(
-            help="proven (Poisson sampling, every step counted) or published (shuffled epochs, counted as in "
-            "the paper's program; the guarantee is conditional). Default: proven.",
-        ),
+        "proven (Poisson sampling, every step counted) or published (shuffled epochs, counted as in the paper's "
+        "program; the guarantee is conditional). Default: proven.",
     ] = None
     preset: Annotated[
         str | None,
-        typer.Option(
-            help="Settings where no option is given: default or paper (128 tanh units, Adam 0.001, batches of 100, "
-            "100 epochs, clipping norm 1). Default: default.",
-        ),
+        "Settings where no option is given: default or paper (128 tanh units, Adam 0.001, batches of 100, 100 epochs, "
+        "clipping norm 1). Default: default.",
     ] = None
     hidden: Annotated[
-        list[int] | None,
-        typer.Option(help="Width of a hidden layer. Repeatable, one per layer. Default: the preset's."),
+        list[int] | None, "Width of a hidden layer. Repeatable, one per layer. Default: the preset's."
     ] = None
-    activation: Annotated[str | None, typer.Option(help="tanh, sigmoid or relu. Default: the preset's.")] = (
+    sampling_rate: Annotated[float | None, "Poisson sampling rate. Default: the preset's."] = None
+    steps: Annotated[int | None, "Number of steps. Default: the preset's.", {"min": 1}] = None
+    max_grad_norm: Annotated[float | None, "Per-example gradient clipping norm. Default: the preset's."] = (
         None
     )
-    sampling_rate: Annotated[
-        float | None, typer.Option(help="Poisson sampling rate. Default: the preset's.")
-    ] = None
-    steps: Annotated[int | None, typer.Option(min=1, help="Number of steps. Default: the preset's.")] = None
-    centring_steps: Annotated[
-        int | None,
-        typer.Option(
-            min=0, help="How many of the steps release the mean of the features; 0: no centring. Default: 5%."
-        ),
-    ] = None
-    max_grad_norm: Annotated[
-        float | None, typer.Option(help="Per-example gradient clipping norm. Default: the preset's.")
-    ] = None
-    learning_rate: Annotated[float | None, typer.Option(help="Learning rate. Default: the preset's.")] = None
-    decay: Annotated[
-        float | None,
-        typer.Option(
-            help="Share of the steps, the last ones, over which the learning rate falls to zero. Default: the preset's."
-        ),
-    ] = None
-    optimizer: Annotated[str | None, typer.Option(help="sgd, momentum or adam. Default: the preset's.")] = (
-        None
-    )
-    l2: Annotated[float | None, typer.Option(help="L2 penalty on the kernels. Default: the preset's.")] = None
+    learning_rate: Annotated[float | None, "Learning rate. Default: the preset's."] = None
+    optimizer: Annotated[str | None, "sgd, momentum or adam. Default: the preset's."] = None
 
 
 @dataclass(frozen=True)
 class EncoderOptions:
     """Arguments of `quietmax.models.features.Encoder`, each with the prefix ``encoder``."""
 
+    PANEL: ClassVar = "Your own encoder"
+
     encoder: Annotated[
         Path | None,
-        typer.Option(
-            help="Feature map: a public network, as an .onnx or .safetensors file. Requires --encoder-sha256.",
-            rich_help_panel=_ENCODER_PANEL,
-        ),
+        "Feature map: a public network, as an .onnx or .safetensors file. Requires --encoder-sha256.",
     ] = None
-    encoder_sha256: Annotated[
-        str | None, typer.Option(help="SHA-256 of the file.", rich_help_panel=_ENCODER_PANEL)
-    ] = None
+    encoder_sha256: Annotated[str | None, "SHA-256 of the file."] = None
     encoder_output: Annotated[
-        str | None,
-        typer.Option(
-            help="Name of an output of an .onnx file, also an intermediate one. Default: the first output.",
-            rich_help_panel=_ENCODER_PANEL,
-        ),
+        str | None, "Name of an output of an .onnx file, also an intermediate one. Default: the first output."
     ] = None
-    encoder_pool: Annotated[
-        bool,
-        typer.Option(
-            "--encoder-pool",
-            help="Average the output over all positions of the image.",
-            rich_help_panel=_ENCODER_PANEL,
-        ),
-    ] = False
+    encoder_pool: Annotated[bool, "Average the output over all positions of the image."] = False
     encoder_input_shape: Annotated[
         str | None,
-        typer.Option(
-            help="Shape that the network takes, as in 3,224,224; images are scaled to it. "
-            "Default: what the file states, else that of the records.",
-            rich_help_panel=_ENCODER_PANEL,
-        ),
+        "Shape that the network takes, as in 3,224,224; images are scaled to it. Default: what the file states, else "
+        "that of the records.",
     ] = None
     encoder_mean: Annotated[
         str | None,
-        typer.Option(
-            help="Subtracted from the inputs: one number, or one per channel, as in 0.485,0.456,0.406. Default: 0.",
-            rich_help_panel=_ENCODER_PANEL,
-        ),
+        "Subtracted from the inputs: one number, or one per channel, as in 0.485,0.456,0.406. Default: 0.",
     ] = None
     encoder_std: Annotated[
         str | None,
-        typer.Option(
-            help="What the inputs are divided by afterwards: one number, or one per channel. Default: 1.",
-            rich_help_panel=_ENCODER_PANEL,
-        ),
+        "What the inputs are divided by afterwards: one number, or one per channel. Default: 1.",
     ] = None
 
     def feature_map(self) -> Encoder | None:
         """The encoder that the options name, for records that are not images; None without --encoder."""
         from quietmax.models.features.encoder import Encoder
 
-        given = {name.removeprefix("encoder_"): value for name, value in arguments_of(self).items() if value}
+        given = {
+            name.removeprefix("encoder_"): value
+            for name, value in arguments_of(self).items()
+            if name.startswith("encoder") and value
+        }
         path = given.pop("encoder", None)
         if path is None:
             if given:
-                raise InvalidInput(f"--encoder-{next(iter(given)).replace('_', '-')} requires --encoder.")
+                raise InvalidInput(f"{flag(f'encoder-{next(iter(given))}')} requires --encoder.")
             return None
-        for name in ("input_shape", "mean", "std"):
-            if name in given:
-                given[name] = _number_list(f"--encoder-{name.replace('_', '-')}", given[name])
+        for name in {"input_shape", "mean", "std"} & given.keys():
+            given[name] = _number_list(flag(f"encoder-{name}"), given[name])
         return Encoder(path, **given)
 
 
@@ -278,9 +203,7 @@ class OutputOptions:
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder to write the model to.")] = (
         None
     )
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace an existing model in that folder.")
-    ] = False
+    overwrite: Annotated[bool, "Replace an existing model in that folder."] = False
     as_json: Json = False
 
     def check(self) -> None:
@@ -295,21 +218,12 @@ class OutputOptions:
 @with_groups
 def network(
     *,
-    data: Data,
-    loss: Annotated[str, typer.Option(help="convexified, cross-entropy or quadratic.")] = "convexified",
+    data: Annotated[str, typer.Argument(help="Name of a data set, or a CSV, TSV, Parquet or NPZ file.")],
+    loss: Annotated[str, "convexified, cross-entropy or quadratic."] = "convexified",
     alpha: Annotated[
         str | None,
-        typer.Option(
-            help="Constant of the convexified loss, or 'search': try 0.5 to 10 in steps of 0.5. Default: the data "
-            "set's, 1 for your own table."
-        ),
-    ] = None,
-    averaged_over: Annotated[
-        str | None,
-        typer.Option(
-            help="Convexified loss: 'samples and classes' (as in the authors' program) or 'samples' (as in the "
-            "paper's formula). Default: samples and classes."
-        ),
+        "Constant of the convexified loss, or 'search': try 0.5 to 10 in steps of 0.5. Default: the data set's, 1 for "
+        "your own table.",
     ] = None,
     settings: NetworkOptions,
     output: OutputOptions,
@@ -329,16 +243,15 @@ def network(
     arguments = arguments_of(settings)
     if "hidden" in arguments:
         arguments["hidden"] = tuple(arguments["hidden"])
-    chosen = TrainingSettings(**arguments, loss=_loss(loss, alpha, averaged_over, data))
+    chosen = TrainingSettings(**arguments, loss=_loss(loss, alpha, data))
     split = source.load(data, quiet=output.as_json)
     search = None
     if alpha == "search":
         with progress_bar("searching alpha", quiet=output.as_json) as progress:
             search = search_alpha(split, settings=chosen, seed=source.seed, progress=progress)
     with progress_bar("training", quiet=output.as_json) as progress:
-        model = train(
-            split, alpha=None if search is None else search.alpha, settings=chosen, progress=progress
-        )
+        alpha_found = None if search is None else search.alpha
+        model = train(split, alpha=alpha_found, settings=chosen, progress=progress)
     if output.output is not None:
         save_model(model, output.output, overwrite=output.overwrite)
     result: dict[str, Any] = {
@@ -363,11 +276,11 @@ def network(
         }
     if output.as_json:
         print_json(result)
-    else:
-        if search is not None:
-            _print_alpha_search(search)
-        caption = "Do not publish these numbers or the model if the records are private: no noise was added."
-        _print_result("Trained (answers are not private)", result, caption)
+        return
+    if search is not None:
+        _print_alpha_search(search)
+    caption = "Do not publish these numbers or the model if the records are private: no noise was added."
+    _print_result("Trained (answers are not private)", result, caption)
 
 
 def _print_alpha_search(search: AlphaSearch) -> None:
@@ -402,39 +315,123 @@ def _print_alpha_search(search: AlphaSearch) -> None:
     )
 
 
-def _loss(name: str, alpha: str | None, averaged_over: str | None, data: str) -> Loss:
+def _loss(name: str, alpha: str | None, data: str) -> Loss:
     """The loss that the options name; alpha is 1 until it has been searched for."""
     from quietmax.data.registry import datasets
     from quietmax.models.losses import Convexified, CrossEntropy, Quadratic
 
     if name == "convexified":
-        value = datasets()[data].alpha if alpha is None and data in datasets() else 1.0
-        if alpha not in (None, "search"):
-            try:
-                value = float(alpha)
-            except ValueError:
-                raise InvalidInput(f"--alpha must be a positive number or 'search', got {alpha!r}.") from None
-        return Convexified(value) if averaged_over is None else Convexified(value, averaged_over)  # type: ignore[arg-type]
-    if alpha is not None or averaged_over is not None:
-        raise InvalidInput("--alpha and --averaged-over require --loss convexified.")
+        if alpha is None and data in datasets():
+            return Convexified(datasets()[data].alpha)
+        try:
+            return Convexified(1.0 if alpha in (None, "search") else float(alpha))
+        except ValueError:
+            raise InvalidInput(f"--alpha must be a positive number or 'search', got {alpha!r}.") from None
+    if alpha is not None:
+        raise InvalidInput("--alpha requires --loss convexified.")
     losses: dict[str, Loss] = {"cross-entropy": CrossEntropy(), "quadratic": Quadratic()}
     if name not in losses:
         raise InvalidInput(f"--loss must be convexified, cross-entropy or quadratic, got {name!r}.")
     return losses[name]
 
 
+@dataclass(frozen=True, kw_only=True)
+class _PrivateTraining(OutputOptions, EncoderOptions, DataOptions):
+    """What a private estimator is trained on, and where it is written."""
+
+    data: Annotated[
+        str,
+        typer.Argument(
+            help="Name of a data set, or a CSV, TSV, Parquet or NPZ file, or a folder of CSV, TSV or Parquet files, or "
+            "a pattern such as 'people/*.parquet'."
+        ),
+    ]
+
+    def run(self, name: str, estimator: PrivateHead | Teachers | DPSGD, memory: MemoryOptions) -> None:
+        """Fit the estimator to the training part, save it and report."""
+        from quietmax.estimators.serialization import save_private
+
+        self.check()
+        features = self.feature_map()
+        if features is not None and estimator.features != "auto":
+            raise InvalidInput("--encoder and --features name two feature maps; give one of them.")
+        engine = memory.engine(quiet=self.as_json)
+        split: Split | TableRows
+        if memory.reads_parts(self.data):
+            split, image_shape = self.rows(self.data), None
+        else:
+            split = self.load(self.data, quiet=self.as_json)
+            image_shape = split.records.image_shape
+        estimator.set_params(image_shape=image_shape)
+        _check_plugin_map(estimator.features, image_shape, split)
+        if features is not None:
+            estimator.set_params(features=replace(features, image_shape=image_shape))
+        started = time.perf_counter()
+        with progress_bar(f"training {name}", quiet=self.as_json) as progress:
+            estimator.set_params(engine=replace(engine, progress=progress))
+            estimator.fit(split.train)
+        seconds = time.perf_counter() - started
+        if self.output is not None:
+            save_private(estimator, self.output, dataset=split.name, overwrite=self.overwrite)
+        result = self._result(name, estimator, split, seconds)
+        if self.as_json:
+            print_json({**result, "guarantee": estimator.guarantee_.to_json()})
+        else:
+            self._print(estimator, split, result)
+
+    def _result(
+        self, name: str, estimator: PrivateHead | Teachers | DPSGD, split: Split | TableRows, seconds: float
+    ) -> dict[str, Any]:
+        """What is reported of a training."""
+        from quietmax.estimators.dpsgd.estimator import DPSGD
+
+        paid_per_answer = hasattr(estimator, "predictor_")
+        # Released weights answer the test records at no cost; answers that are paid for are not spent here.
+        test_accuracy = None if paid_per_answer else _accuracy(estimator, split, quiet=self.as_json)
+        result = {
+            "dataset": split.name,
+            "estimator": name,
+            "epsilon": estimator.epsilon,
+            "delta": estimator.plan_.delta if isinstance(estimator, DPSGD) else estimator.delta,
+            "queries": estimator.queries if paid_per_answer else "any number",
+            "unit": estimator.guarantee_.unit,
+            **_size(estimator),
+            "holdout": split.holdout.share if split.holdout else None,
+            **(_dpsgd_settings(estimator) if isinstance(estimator, DPSGD) else {}),
+            "test_accuracy": test_accuracy,
+            "seconds": round(seconds, 2),
+            "model": None if self.output is None else str(self.output),
+            "not_for_publication": ["seconds"] if test_accuracy is None else ["test_accuracy", "seconds"],
+        }
+        return {**result, "warnings": _warnings(estimator, result)}
+
+    def _print(
+        self, estimator: PrivateHead | Teachers | DPSGD, split: Split | TableRows, result: dict[str, Any]
+    ) -> None:
+        """Print what is reported of a training, and what to do next."""
+        unprotected = " and ".join(result["not_for_publication"]).replace("_", " ")
+        size = f"{result['size']:,} ({result['size_from']})"
+        shown = {f"{result['unit']}s" if name == "size" else name: value for name, value in result.items()}
+        shown |= {f"{result['unit']}s": size, "size_from": None}
+        _print_result(
+            "Trained with privacy",
+            shown,
+            f"Do not publish: {unprotected}. The guarantee does not cover them.",
+        )
+        print_guarantee(estimator.guarantee_)
+        for warning in result["warnings"]:
+            console.print(warning, style="yellow", soft_wrap=True)
+        paid_per_answer = result["queries"] != "any number"
+        if self.output is not None and split.holdout and split.holdout.share and not paid_per_answer:
+            console.print(
+                f"An accuracy that may be published: quietmax evaluate {self.output} --data {self.data}",
+                soft_wrap=True,
+            )
+
+
 @app.command("head")
 @with_groups
-def head(
-    *,
-    data: PrivateData,
-    privacy: HeadOptions,
-    encoder: EncoderOptions,
-    output: OutputOptions,
-    source: DataOptions,
-    memory: ResumableOptions,
-    ray: Ray = None,
-) -> None:
+def head(*, privacy: HeadOptions, training: _PrivateTraining, memory: ResumableOptions) -> None:
     """Train a private head: softmax regression on public features.
 
     Its weights may be published and answer any number of queries. With --queries nothing is published by training;
@@ -455,21 +452,12 @@ def head(
     arguments = arguments_of(privacy)
     if privacy.queries is not None:
         arguments["release"] = "query"
-    _train_private("head", PrivateHead(**arguments), data, encoder, output, source, memory, ray)
+    training.run("head", PrivateHead(**arguments), memory)
 
 
 @app.command("teachers")
 @with_groups
-def teachers(
-    *,
-    data: PrivateData,
-    privacy: TeachersOptions,
-    encoder: EncoderOptions,
-    output: OutputOptions,
-    source: DataOptions,
-    memory: MemoryOptions,
-    ray: Ray = None,
-) -> None:
+def teachers(*, privacy: TeachersOptions, training: _PrivateTraining, memory: EngineOptions) -> None:
     """Train teachers on disjoint parts of the records; they answer a fixed number of queries by a noisy vote.
 
     Suited to a few queries: up to about 4 at epsilon 1 with 10,000 records. Without --declared-size the guarantee is
@@ -481,20 +469,12 @@ def teachers(
     """
     from quietmax.estimators.teachers import Teachers
 
-    _train_private("teachers", Teachers(**arguments_of(privacy)), data, encoder, output, source, memory, ray)
+    training.run("teachers", Teachers(**arguments_of(privacy)), memory)
 
 
 @app.command("dpsgd")
 @with_groups
-def dpsgd(
-    *,
-    data: PrivateData,
-    privacy: DPSGDOptions,
-    encoder: EncoderOptions,
-    output: OutputOptions,
-    source: DataOptions,
-    memory: MemoryOptions,
-) -> None:
+def dpsgd(*, privacy: DPSGDOptions, training: _PrivateTraining, memory: MemoryOptions) -> None:
     """Train a network by differentially private stochastic gradient descent (DP-SGD).
 
     Its weights may be published and answer any number of queries. A head is usually more accurate. The default delta
@@ -505,7 +485,7 @@ def dpsgd(
     """
     from quietmax.estimators.dpsgd.estimator import DPSGD
 
-    _train_private("dpsgd", DPSGD(**arguments_of(privacy)), data, encoder, output, source, memory)
+    training.run("dpsgd", DPSGD(**arguments_of(privacy)), memory)
 
 
 def _check_plugin_map(
@@ -526,82 +506,6 @@ def _check_plugin_map(
     if report.broken is not None:
         raise QuietmaxError(
             f"The feature map {name!r} must compute a record's features from that record alone, but {report.broken}."
-        )
-
-
-def _train_private(
-    name: str,
-    estimator: PrivateHead | Teachers | DPSGD,
-    data: str,
-    encoder: EncoderOptions,
-    output: OutputOptions,
-    source: DataOptions,
-    memory: MemoryOptions,
-    ray: str | None = None,
-) -> None:
-    """Fit the estimator to the training part, save it and report."""
-    from quietmax.estimators.dpsgd.estimator import DPSGD
-    from quietmax.estimators.serialization import save_private
-
-    output.check()
-    features = encoder.feature_map()
-    if features is not None and estimator.features != "auto":
-        raise InvalidInput("--encoder and --features name two feature maps; give one of them.")
-    engine = engine_of(memory, ray, quiet=output.as_json)
-    split: Split | TableRows
-    if memory.reads_parts(data):
-        split, image_shape = source.rows(data), None
-    else:
-        split = source.load(data, quiet=output.as_json)
-        image_shape = split.records.image_shape
-    estimator.set_params(image_shape=image_shape)
-    _check_plugin_map(estimator.features, image_shape, split)
-    if features is not None:
-        estimator.set_params(features=replace(features, image_shape=image_shape))
-    started = time.perf_counter()
-    with progress_bar(f"training {name}", quiet=output.as_json) as progress:
-        estimator.set_params(engine=replace(engine, progress=progress))
-        estimator.fit(split.train)
-    seconds = time.perf_counter() - started
-    if output.output is not None:
-        save_private(estimator, output.output, dataset=split.name, overwrite=output.overwrite)
-    paid_per_answer = hasattr(estimator, "predictor_")
-    # Released weights answer the test records at no cost; answers that are paid for are not spent here.
-    test_accuracy = None if paid_per_answer else _accuracy(estimator, split, quiet=output.as_json)
-    tested = test_accuracy is not None
-    result = {
-        "dataset": split.name,
-        "estimator": name,
-        "epsilon": estimator.epsilon,
-        "delta": estimator.plan_.delta if isinstance(estimator, DPSGD) else estimator.delta,
-        "queries": estimator.queries if paid_per_answer else "any number",
-        "unit": estimator.guarantee_.unit,
-        **_size(estimator),
-        "holdout": split.holdout.share if split.holdout else None,
-        **(_dpsgd_settings(estimator) if isinstance(estimator, DPSGD) else {}),
-        "test_accuracy": test_accuracy,
-        "seconds": round(seconds, 2),
-        "model": None if output.output is None else str(output.output),
-        "not_for_publication": ["test_accuracy", "seconds"] if tested else ["seconds"],
-    }
-    result["warnings"] = _warnings(estimator, result)
-    if output.as_json:
-        print_json({**result, "guarantee": estimator.guarantee_.to_json()})
-        return
-    unprotected = " and ".join(result["not_for_publication"]).replace("_", " ")
-    size = f"{result['size']:,} ({result['size_from']})"
-    shown = {f"{result['unit']}s" if name == "size" else name: value for name, value in result.items()}
-    shown |= {f"{result['unit']}s": size, "size_from": None}
-    _print_result(
-        "Trained with privacy", shown, f"Do not publish: {unprotected}. The guarantee does not cover them."
-    )
-    print_guarantee(estimator.guarantee_)
-    for warning in result["warnings"]:
-        console.print(warning, style="yellow", soft_wrap=True)
-    if output.output is not None and split.holdout and split.holdout.share and not paid_per_answer:
-        console.print(
-            f"An accuracy that may be published: quietmax evaluate {output.output} --data {data}",
-            soft_wrap=True,
         )
 
 
@@ -675,16 +579,12 @@ def _strength(estimator: PrivateHead | Teachers | DPSGD) -> float:
 def _dpsgd_settings(estimator: DPSGD) -> dict[str, Any]:
     """The public settings of a DP-SGD run that the report shows."""
     plan = estimator.plan_
+    names = ("sampling_rate", "steps", "centring_steps", "max_grad_norm", "learning_rate", "decay")
     return {
         "accountant": plan.accountant,
         "analysis": plan.analysis,
         "hidden": list(plan.settings.hidden) or None,
-        "sampling_rate": plan.settings.sampling_rate,
-        "steps": plan.settings.steps,
-        "centring_steps": plan.settings.centring_steps,
-        "max_grad_norm": plan.settings.max_grad_norm,
-        "learning_rate": plan.settings.learning_rate,
-        "decay": plan.settings.decay,
+        **{name: getattr(plan.settings, name) for name in names},
         "noise_multiplier": plan.noise_multiplier,
     }
 
