@@ -125,8 +125,7 @@ class Answerer:
         --------
         >>> import torch
         >>> from quietmax.mechanisms import Algorithm1
-        >>> from quietmax.models.features.base import FeatureMap
-    from quietmax.models.training import TorchModel
+        >>> from quietmax.models.training import TorchModel
         >>> model = TorchModel(torch.nn.Identity(), classes=2)
         >>> mechanism = Algorithm1("laplace", 0.5, 0.5, 0.3, 0.8)
         >>> Answerer(model, mechanism).answer(np.zeros((3, 2), np.float32)).probabilities.shape
