@@ -104,32 +104,32 @@ class Mechanism(Protocol):
 class Answerer:
     """The path from features to released answers: feature map, model, mechanism, noise.
 
-        `Predictor`, the server, the attacks and the experiments all answer through this class. It does not count what
-        an answer costs: the caller charges between `scores` and `release`, or has no budget to charge.
+    `Predictor`, the server, the attacks and the experiments all answer through this class. It does not count what
+    an answer costs: the caller charges between `scores` and `release`, or has no budget to charge.
 
-        Parameters
-        ----------
-        model : Classifier
-            Maps features to scores.
-        mechanism : Mechanism
-            A prepared mechanism; see `prepare`.
-        noise : NoiseSource
-            Where the mechanism draws its noise from. Exact noise by default.
-        features : FeatureMap or None
-            A public feature map that is applied before the model. None: the model takes the features as they are.
-        non_finite : {"error", "undecided"}
-            What happens to a row whose scores are not all finite. ``"error"`` raises `InvalidInput`. ``"undecided"``
-            gives the row equal scores: an error that is raised after a charge would reveal something about the model.
+    Parameters
+    ----------
+    model : Classifier
+        Maps features to scores.
+    mechanism : Mechanism
+        A prepared mechanism; see `prepare`.
+    noise : NoiseSource
+        Where the mechanism draws its noise from. Exact noise by default.
+    features : FeatureMap or None
+        A public feature map that is applied before the model. None: the model takes the features as they are.
+    non_finite : {"error", "undecided"}
+        What happens to a row whose scores are not all finite. ``"error"`` raises `InvalidInput`. ``"undecided"``
+        gives the row equal scores: an error that is raised after a charge would reveal something about the model.
 
-        Examples
-        --------
-        >>> import torch
-        >>> from quietmax.mechanisms import Algorithm1
-        >>> from quietmax.models.training import TorchModel
-        >>> model = TorchModel(torch.nn.Identity(), classes=2)
-        >>> mechanism = Algorithm1("laplace", 0.5, 0.5, 0.3, 0.8)
-        >>> Answerer(model, mechanism).answer(np.zeros((3, 2), np.float32)).probabilities.shape
-        (3, 2)
+    Examples
+    --------
+    >>> import torch
+    >>> from quietmax.mechanisms import Algorithm1
+    >>> from quietmax.models.training import TorchModel
+    >>> model = TorchModel(torch.nn.Identity(), classes=2)
+    >>> mechanism = Algorithm1("laplace", 0.5, 0.5, 0.3, 0.8)
+    >>> Answerer(model, mechanism).answer(np.zeros((3, 2), np.float32)).probabilities.shape
+    (3, 2)
     """
 
     model: Classifier
