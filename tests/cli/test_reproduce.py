@@ -16,7 +16,7 @@ from quietmax.cli import app, reproduce
 from quietmax.data import is_stand_in, readers
 from quietmax.data.records import Records
 from quietmax.experiments import grid, inputs, measurements, report, runner
-from quietmax.experiments.grid import Effort, Workload
+from quietmax.experiments.grid import Effort, _Workload
 from quietmax.experiments.paper import accuracy_table
 from quietmax.experiments.results import write_trials
 from quietmax.models import TrainingSettings
@@ -37,8 +37,8 @@ def test_the_help_says_where_to_start() -> None:
 @pytest.fixture
 def tiny_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     """A profile of one small repeat, run in this process."""
-    tiny = Workload(Effort(200, 2, epochs=2, attack_epochs=2), repeats=1, dpsgd_repeats=0, proven_repeats=1)
-    monkeypatch.setattr(grid, "workload", lambda *_: tiny)
+    tiny = _Workload(Effort(200, 2, epochs=2, attack_epochs=2), repeats=1, dpsgd_repeats=0, proven_repeats=1)
+    monkeypatch.setattr(grid, "_workload", lambda *_: tiny)
     monkeypatch.setattr(grid, "EPSILONS", (1.0, 10.0))
     monkeypatch.setattr(grid, "LIKE_FOR_LIKE_EPSILONS", (1.0,))
     monkeypatch.setattr(runner, "estimated_seconds", lambda *_, **__: 3600.0)
@@ -332,7 +332,7 @@ def test_measuring_cifar_continues_where_it_was_stopped(
     first = measurements.Case("cifar-10", "pixel/255", 1e-3, 1, "convexified", 2.0)
     second = measurements.Case("cifar-10", "pixel/255 - 0.5", 1e-3, 1, "cross-entropy", None)
     measured = []
-    measure = measurements.measure_case
+    measure = measurements._measure_case
 
     def noted(case: measurements.Case, records: Records, *, seed: int) -> list[measurements.CifarTrial]:
         measured.append(case)
@@ -341,9 +341,9 @@ def test_measuring_cifar_continues_where_it_was_stopped(
     monkeypatch.setattr(reproduce, "_available", lambda *_: ["cifar-10"])
     monkeypatch.setattr(measurements, "load_records", lambda *_, **__: images)
     monkeypatch.setattr(measurements, "dataset", lambda _: SimpleNamespace(records=40, alpha=2.0))
-    monkeypatch.setattr(measurements, "measure_case", noted)
+    monkeypatch.setattr(measurements, "_measure_case", noted)
     for cases in ([first], [first, second]):
-        monkeypatch.setattr(measurements, "cifar_cases", lambda _, cases=cases: cases)
+        monkeypatch.setattr(measurements, "_cifar_cases", lambda _, cases=cases: cases)
         code, _, err = run("reproduce", "cifar", "--measure", "--output", tmp_path)
         assert code == 0, err
     assert measured == [first, second]

@@ -17,10 +17,10 @@ from quietmax.experiments import paper
 from quietmax.experiments.findings import (
     Mean,
     Summary,
+    _interpolate,
     accuracy_comparisons,
     curve_comparisons,
     findings,
-    interpolate,
     leakages,
     multi_query,
     own_correlations,
@@ -306,7 +306,7 @@ def test_many_answers_are_read_off_the_curves_under_both_analyses() -> None:
 def test_an_interpolated_value_lies_within_the_values_of_the_curve(
     epsilon: float, values: list[float]
 ) -> None:
-    found = interpolate(dict(zip(EPSILONS, values, strict=True)), epsilon)
+    found = _interpolate(dict(zip(EPSILONS, values, strict=True)), epsilon)
     assert min(values) - 1e-12 <= found <= max(values) + 1e-12
 
 

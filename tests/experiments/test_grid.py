@@ -16,8 +16,8 @@ from quietmax.experiments.grid import (
     Effort,
     Group,
     Trial,
+    _workload,
     reproduction_trials,
-    workload,
 )
 from tests.experiments.toy_grid import EFFORT, GROUPS, tiny_trials
 
@@ -77,14 +77,14 @@ def test_a_changed_declaration_is_another_source(
 
 
 def test_the_paper_profile_has_ten_repeats_and_all_shadow_networks() -> None:
-    chosen = workload("mnist", "paper")
+    chosen = _workload("mnist", "paper")
     assert (chosen.repeats, chosen.effort.shadows, chosen.effort.epochs) == (10, 50, 100)
     trials = reproduction_trials(["mnist"], "paper")
     assert len({each.group for each in trials}) == 10
     alike = {each.epsilon for each in trials if each.method == "head"}
     assert alike == set(LIKE_FOR_LIKE_EPSILONS)
     with pytest.raises(InvalidInput, match="profile must be quick or paper, got 'fast'"):
-        workload("mnist", "fast")
+        _workload("mnist", "fast")
 
 
 def test_every_experiment_reads_the_same_trials() -> None:

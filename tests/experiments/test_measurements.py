@@ -27,15 +27,15 @@ from quietmax.experiments.measurements import (
     CifarTrial,
     NetworkRow,
     Observed,
+    _cifar_cases,
+    _is_measured,
+    _measure_case,
     alpha_choices,
     alpha_rows,
     alpha_trials,
     bounds_table,
-    cifar_cases,
     condition_summaries,
-    is_measured,
     measure_architectures,
-    measure_case,
     network_rows,
     observe,
     private_rows,
@@ -253,21 +253,21 @@ def test_scalings_are_what_their_names_say(images: Records) -> None:
 def test_a_case_trains_one_network_per_split_and_answers_with_algorithm1_at_every_epsilon(
     images: Records,
 ) -> None:
-    trials = measure_case(CASE, images)
+    trials = _measure_case(CASE, images)
     assert [trial.split for trial in trials if trial.method == "plain"] == [0, 1]
     for noise in ("gaussian", "laplace"):
         found = [trial for trial in trials if (trial.method, trial.split) == (f"algorithm1-{noise}", 1)]
         assert [trial.epsilon for trial in found] == list(paper.EPSILONS)
     assert all(0.01 <= (trial.worst_share or 0) <= 1 for trial in trials if trial.method == "plain")
-    assert is_measured(CASE, trials)
-    assert not is_measured(replace(CASE, splits=3), trials)
-    assert not is_measured(replace(CASE, alpha=1.0), trials)
-    assert measure_case(CASE, images) == trials
+    assert _is_measured(CASE, trials)
+    assert not _is_measured(replace(CASE, splits=3), trials)
+    assert not _is_measured(replace(CASE, alpha=1.0), trials)
+    assert _measure_case(CASE, images) == trials
 
 
 def test_the_losses_and_alphas_train_differently(images: Records) -> None:
     plain = [
-        measure_case(replace(CASE, loss=loss, alpha=alpha, epochs=30), images)[0]
+        _measure_case(replace(CASE, loss=loss, alpha=alpha, epochs=30), images)[0]
         for loss, alpha in (("convexified", 2.0), ("convexified", 1.0), ("cross-entropy", None))
     ]
     assert len({(trial.train_accuracy, trial.test_accuracy) for trial in plain}) == 3
@@ -276,9 +276,9 @@ def test_the_losses_and_alphas_train_differently(images: Records) -> None:
 
 def test_dpsgd_is_trained_at_every_epsilon_with_the_learning_rate_of_the_case(images: Records) -> None:
     case = Case("cifar-10", "pixel/255", 1e-2, 100, "cross-entropy", None, 1, (1.0, 1000.0))
-    trials = measure_case(case, images)
+    trials = _measure_case(case, images)
     assert [(each.method, each.epsilon) for each in trials] == [("published-rdp", e) for e in case.epsilons]
-    slower = measure_case(replace(case, learning_rate=1e-6), images)
+    slower = _measure_case(replace(case, learning_rate=1e-6), images)
     assert (trials[1].train_accuracy or 0) > (slower[1].train_accuracy or 0)
 
 
@@ -317,12 +317,12 @@ def test_the_accuracy_loss_of_dpsgd_is_against_the_network_of_the_same_settings(
 
 
 def test_only_cifar_has_cases_and_all_are_stored() -> None:
-    assert {case.dataset for case in cifar_cases()} == set(ours.CIFAR_DATASETS)
-    assert all(case.scaling in ours.SCALINGS for case in cifar_cases())
+    assert {case.dataset for case in _cifar_cases()} == set(ours.CIFAR_DATASETS)
+    assert all(case.scaling in ours.SCALINGS for case in _cifar_cases())
     with pytest.raises(InvalidInput, match="mnist"):
-        cifar_cases(["mnist"])
+        _cifar_cases(["mnist"])
     trials = stored_rows(CifarTrial, CIFAR)
-    assert [case for case in cifar_cases() if not is_measured(case, trials)] == []
+    assert [case for case in _cifar_cases() if not _is_measured(case, trials)] == []
 
 
 def _stored(names: Sequence[str] | None = None) -> dict[tuple[Any, ...], NetworkRow]:

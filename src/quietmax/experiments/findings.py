@@ -704,12 +704,12 @@ def _multi_query(
         total,
         queries,
         per_answer,
-        interpolate(losses, epsilon),
-        interpolate(leaks, epsilon) if len(leaks) == len(points) else None,
+        _interpolate(losses, epsilon),
+        _interpolate(leaks, epsilon) if len(leaks) == len(points) else None,
         epsilon < min(points),
     )
 
 
-def interpolate(curve: Mapping[float, float], epsilon: float) -> float:
+def _interpolate(curve: Mapping[float, float], epsilon: float) -> float:
     """Read a curve at an epsilon: linear in log epsilon, constant beyond its ends."""
     return float(np.interp(np.log(epsilon), np.log(list(curve)), list(curve.values())))

@@ -172,7 +172,7 @@ def _file_name(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Workload:
+class _Workload:
     """What a profile does with one data set."""
 
     effort: Effort  # The work of one repeat
@@ -181,7 +181,7 @@ class Workload:
     proven_repeats: int = 0  # How many of them also train the methods with a proven guarantee
     queries: tuple[int, ...] = (1,)  # Numbers of answers for the methods that charge for every answer
 
-    def with_repeats(self, repeats: int) -> Workload:
+    def with_repeats(self, repeats: int) -> _Workload:
         """Return the same work with another number of repeats. What is left out stays left out."""
         return replace(
             self,
@@ -204,7 +204,7 @@ _QUICK: dict[str, tuple[dict[str, int], dict[str, int]]] = {
 _QUICK_OTHERWISE = ({"shadows": 2, "epochs": 30, "attack_epochs": 10}, {"repeats": 1})
 
 
-def workload(name: str, profile: str) -> Workload:
+def _workload(name: str, profile: str) -> _Workload:
     """Return what a profile does with a data set.
 
     The profile ``paper`` has the paper's numbers of repeats, shadow networks and epochs. The profile ``quick`` takes
@@ -217,9 +217,9 @@ def workload(name: str, profile: str) -> Workload:
     effort = Effort(registered.records, registered.shadow_models, registered.alpha)
     if profile == "paper":
         proven = PAPER_REPEATS if name in LIKE_FOR_LIKE_DATASETS else 0
-        return Workload(effort, PAPER_REPEATS, PAPER_REPEATS, proven, (1, 100))
+        return _Workload(effort, PAPER_REPEATS, PAPER_REPEATS, proven, (1, 100))
     less, repeats = _QUICK.get(name, _QUICK_OTHERWISE)
-    return Workload(replace(effort, **less), **repeats)  # type: ignore[arg-type]
+    return _Workload(replace(effort, **less), **repeats)  # type: ignore[arg-type]
 
 
 def reproduction_trials(
@@ -236,7 +236,7 @@ def reproduction_trials(
     """
     trials = []
     for name in names:
-        work = workload(name, profile)
+        work = _workload(name, profile)
         if repeats is not None:
             work = work.with_repeats(repeats)
         source = DataSource.of(name)
@@ -245,7 +245,7 @@ def reproduction_trials(
     return trials
 
 
-def _group_trials(group: Group, work: Workload, experiments: Sequence[Experiment]) -> list[Trial]:
+def _group_trials(group: Group, work: _Workload, experiments: Sequence[Experiment]) -> list[Trial]:
     chosen: list[tuple[str, Sequence[float | None], int | None]] = [("plain", [None], None)]
     if "accuracy" in experiments:
         chosen.append(("original", [None], None))

@@ -147,7 +147,7 @@ def bounds_table(names: Sequence[str] | None = None, observed: Sequence[Observed
 
 
 @dataclass(frozen=True)
-class ConditionSummary:
+class _ConditionSummary:
     """On which data sets a condition holds, does not hold or was not checked."""
 
     condition: str  # The condition
@@ -157,7 +157,7 @@ class ConditionSummary:
     because: str  # The reason on the first of them
 
 
-def condition_summaries(rows: Sequence[BoundsRow]) -> list[ConditionSummary]:
+def condition_summaries(rows: Sequence[BoundsRow]) -> list[_ConditionSummary]:
     """Summarise the conditions of all bounds over the data sets."""
     needed: dict[str, dict[str, None]] = {}
     found: dict[tuple[str, bool | None], dict[str, str]] = {}
@@ -167,7 +167,7 @@ def condition_summaries(rows: Sequence[BoundsRow]) -> list[ConditionSummary]:
                 needed.setdefault(condition.name, {})[title] = None
                 found.setdefault((condition.name, condition.holds), {})[row.dataset] = condition.because
     return [
-        ConditionSummary(name, tuple(needed[name]), holds, tuple(whose), next(iter(whose.values())))
+        _ConditionSummary(name, tuple(needed[name]), holds, tuple(whose), next(iter(whose.values())))
         for name in CONDITIONS
         for (condition, holds), whose in found.items()
         if condition == name
@@ -499,7 +499,7 @@ _BATCHES = 20
 
 
 @dataclass(frozen=True)
-class CifarSettings:
+class _CifarSettings:
     """What is changed from one case to another."""
 
     dataset: str  # "cifar-10" or "cifar-100"
@@ -510,13 +510,13 @@ class CifarSettings:
     alpha: float | None  # Constant of the convexified loss, None with cross-entropy
 
     @property
-    def settings(self) -> CifarSettings:
+    def settings(self) -> _CifarSettings:
         """These settings alone."""
-        return CifarSettings(*(getattr(self, each.name) for each in fields(CifarSettings)))
+        return _CifarSettings(*(getattr(self, each.name) for each in fields(_CifarSettings)))
 
 
 @dataclass(frozen=True)
-class Case(CifarSettings):
+class Case(_CifarSettings):
     """Settings that are trained on some splits."""
 
     splits: int = 1  # Number of splits
@@ -533,7 +533,7 @@ class Case(CifarSettings):
 
 
 @dataclass(frozen=True)
-class CifarTrial(CifarSettings):
+class CifarTrial(_CifarSettings):
     """One measured accuracy."""
 
     split: int  # Seed of the split, the initial weights and the order of records
@@ -568,7 +568,7 @@ _PRIVATE = {
 _PRIVATE_EPSILONS = (1.0, 10.0, 100.0)
 
 
-def cifar_cases(names: Sequence[str] = CIFAR_DATASETS) -> list[Case]:
+def _cifar_cases(names: Sequence[str] = CIFAR_DATASETS) -> list[Case]:
     """Return what is trained: the plain networks, then DP-SGD."""
     for name in names:
         if name not in CIFAR_DATASETS:
@@ -583,7 +583,7 @@ def cifar_cases(names: Sequence[str] = CIFAR_DATASETS) -> list[Case]:
     ]
 
 
-def is_measured(case: Case, trials: Sequence[CifarTrial]) -> bool:
+def _is_measured(case: Case, trials: Sequence[CifarTrial]) -> bool:
     """Return whether all networks of a case are among some trials."""
     found = [trial for trial in trials if (trial.settings, trial.method) == (case.settings, case.method)]
     return len(found) >= case.splits * max(1, len(case.epsilons))
@@ -593,17 +593,17 @@ def measure_cifar(
     names: Sequence[str], *, folder: Path, data_dir: Path | None, seed: int, progress: Progress
 ) -> list[CifarTrial]:
     """Train the cases that a folder does not have yet, and store them there."""
-    cases, path = cifar_cases(names), folder / CIFAR
+    cases, path = _cifar_cases(names), folder / CIFAR
     trials: list[CifarTrial] = read_rows(CifarTrial, path) if path.is_file() else []
     for done, case in enumerate(cases):
         progress(done, len(cases))
-        if not is_measured(case, trials):
-            trials += measure_case(case, load_records(case.dataset, data_dir=data_dir), seed=seed)
+        if not _is_measured(case, trials):
+            trials += _measure_case(case, load_records(case.dataset, data_dir=data_dir), seed=seed)
             write_csv(map(asdict, trials), path)
     return trials
 
 
-def measure_case(case: Case, records: Records, *, seed: int = 0) -> list[CifarTrial]:
+def _measure_case(case: Case, records: Records, *, seed: int = 0) -> list[CifarTrial]:
     """Train the networks of one case; with the convexified loss, also answer with Algorithm 1."""
     scaled = replace(records, features=np.ascontiguousarray(SCALINGS[case.scaling](records.features)))
     size = dataset(case.dataset).records
@@ -672,7 +672,7 @@ def _worst_share(model: Model, records: Records, alpha: float) -> float:
 
 
 @dataclass(frozen=True)
-class NetworkRow(CifarSettings, Row):
+class NetworkRow(_CifarSettings, Row):
     """The plain network of one case beside the paper's, and Algorithm 1's accuracy loss beside its curves."""
 
     splits: int  # Number of splits
@@ -746,7 +746,7 @@ def _curve_differences(trials: Sequence[CifarTrial]) -> list[float]:
 
 
 @dataclass(frozen=True)
-class PrivateRow(CifarSettings, Row):
+class PrivateRow(_CifarSettings, Row):
     """DP-SGD as published, with the accountant RDP, beside the paper's."""
 
     epsilon: float  # The paper's epsilon

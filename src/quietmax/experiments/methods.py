@@ -82,7 +82,7 @@ class Method:
         return "conditional" if self.status == "refuted" and classes == 2 else self.status
 
 
-def declared_delta(records: int) -> float:
+def _declared_delta(records: int) -> float:
     """Return the delta of the like-for-like comparison, ``1/(10 N)`` (THEORY section 4)."""
     return 1 / (10 * records)
 
@@ -131,7 +131,7 @@ def _sampled_neuron(trial: Trial, shared: SharedInputs) -> PreparedMethod:
 
 
 def _teachers(trial: Trial, shared: SharedInputs) -> PreparedMethod:
-    delta = declared_delta(shared.group.effort.records)
+    delta = _declared_delta(shared.group.effort.records)
     teachers = Teachers(_epsilon(trial), delta, trial.queries or 1, **_public(trial, shared))
     seconds = _fit(teachers, shared)
     answerer = Answerer(teachers.ensemble_, teachers.predictor_.mechanism, SeededNoise(trial.noise_seed))
@@ -161,7 +161,7 @@ def _released(made: Callable[..., PrivateHead | DPSGD], trial: Trial, shared: Sh
     if own_table:
         # As `quietmax train` trains on it, with the estimator's own features and the classes of the schema.
         del public["classes"], public["features"]
-    estimator = made(_epsilon(trial), declared_delta(shared.group.effort.records), **public)
+    estimator = made(_epsilon(trial), _declared_delta(shared.group.effort.records), **public)
     if own_table:
         _, seconds = _timed(lambda: estimator.fit(shared.data.train))
     else:
@@ -360,7 +360,9 @@ def _claim(trial: Trial, chosen: Method, prepared: PreparedMethod, shared: Share
     if status == "proven" and (shared.encoding_measured or trial.group.source.digest):
         status = "conditional"
     pure = prepared.claim is not None and prepared.claim.definition == "pure"
-    delta = declared_delta(trial.group.effort.records) if chosen.axis == "like-for-like" and not pure else 0.0
+    delta = (
+        _declared_delta(trial.group.effort.records) if chosen.axis == "like-for-like" and not pure else 0.0
+    )
     return {
         "status": status,
         "claimed_epsilon": trial.epsilon,
@@ -383,7 +385,7 @@ def _audit(
     the permitted error; it is 0 where the attacks hardly guess better than a coin. If there are more members than
     non-members, as with a holdout, a random part of them counts, as large as the non-members.
     """
-    delta = declared_delta(trial.group.effort.records)
+    delta = _declared_delta(trial.group.effort.records)
     if prepared.mechanism is not None:
         if trial.group.repeat:
             return {"audited_epsilon": None, "audited": ""}
