@@ -356,32 +356,25 @@ def token_client_name(issuer: str, subject: str) -> str | None:
     return name if _TOKEN_CLIENT_NAME.fullmatch(name) else None
 
 
-def _unproven_models(connection: Connection, account: int) -> list[tuple[str, str]]:
-    rows = run(
-        connection,
-        "SELECT model, detail FROM journal WHERE account = :account AND kind = 'unproven' ORDER BY sequence",
-        account=account,
+def _recorded_models(connection: Connection, account: int, field: str, kinds: str) -> list[tuple[str, str]]:
+    """Return the models in the journal rows of some kinds (SQL), with one field of the rows' details."""
+    statement = (
+        f"SELECT model, detail FROM journal WHERE account = :account AND kind IN ({kinds}) ORDER BY sequence"
     )
-    return [(row.model, _read_detail(account, row.detail, "status")) for row in rows]
+    rows = run(connection, statement, account=account)
+    try:
+        return [(row.model, json.loads(row.detail)[field]) for row in rows]
+    except PARSE_ERRORS as error:
+        raise damaged(f"A journal row of account {account} cannot be read") from error
+
+
+def _unproven_models(connection: Connection, account: int) -> list[tuple[str, str]]:
+    return _recorded_models(connection, account, "status", "'unproven'")
 
 
 def _exclusive_model(connection: Connection, account: int) -> tuple[str, str] | None:
     """Return the model that an account is reserved for and its digest, if there is one; version 0.1 wrote "alone"."""
-    row = run(
-        connection,
-        "SELECT model, detail FROM journal WHERE account = :account AND kind IN ('exclusive', 'alone')",
-        account=account,
-    ).one_or_none()
-    return None if row is None else (row.model, _read_detail(account, row.detail, "digest"))
-
-
-def _read_detail(account: int, detail: str, name: str) -> str:
-    """Return one field of a journal row's detail."""
-    try:
-        value: str = json.loads(detail)[name]
-    except PARSE_ERRORS as error:
-        raise damaged(f"A journal row of account {account} cannot be read") from error
-    return value
+    return next(iter(_recorded_models(connection, account, "digest", "'exclusive', 'alone'")), None)
 
 
 def _lost_accounts(connection: Connection) -> list[int]:

@@ -672,17 +672,14 @@ class LedgerWriter:
             self._write_batch(in_time, answers)
         except _Conflict:
             # Another process wrote the same request id first. One transaction each, so that it is seen.
-            for pending_charge in in_time:
-                self._write_one([pending_charge], [])
-            for pending_answers in answers:
-                self._write_one([], [pending_answers])
-
-    def _write_one(self, charges: list[_PendingCharge], answers: list[_PendingAnswers]) -> None:
-        try:
-            self._write_batch(charges, answers)
-        except _Conflict as conflict:
-            for _, done in [*charges, *answers]:
-                _notify(done, Failed(unavailable(self._engine, conflict.__cause__ or conflict)))
+            alone = [_Batch([pending]) for pending in in_time] + [_Batch(answers=[each]) for each in answers]
+            for batch in alone:
+                try:
+                    self._write_batch(batch.charges, batch.answers)
+                except _Conflict as conflict:
+                    error = unavailable(self._engine, conflict.__cause__ or conflict)
+                    for _, waiting in [*batch.charges, *batch.answers]:
+                        _notify(waiting, Failed(error))
 
     def _write_batch(self, charges: list[_PendingCharge], answers: list[_PendingAnswers]) -> None:
         """Commit a batch and call back. Raises `_Conflict` only."""
