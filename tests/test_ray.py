@@ -29,7 +29,7 @@ from quietmax.attacks.base import run_together
 from quietmax.attacks.shadow_models import ShadowPool
 from quietmax.cli import main
 from quietmax.data.records import Records, Split
-from quietmax.data.sources import encoded_rows, table_rows
+from quietmax.data.tables import encoded_rows, table_rows
 from quietmax.errors import InvalidData, InvalidInput, QuietmaxError
 from quietmax.estimators import batch_answers, teachers
 from quietmax.estimators.batch_answers import answer_files

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from quietmax.accounting.costs import PureCost as PureCost
     from quietmax.accounting.guarantee import Guarantee as Guarantee
     from quietmax.data.draft import draft_schema as draft_schema
-    from quietmax.data.load import load as load
     from quietmax.data.records import Records as Records
     from quietmax.data.records import Split as Split
     from quietmax.data.registry import datasets as datasets
+    from quietmax.data.registry import load as load
     from quietmax.data.schema import Schema as Schema
     from quietmax.errors import BudgetExhausted as BudgetExhausted
     from quietmax.errors import QuietmaxError as QuietmaxError
@@ -67,9 +67,8 @@ _NAMES = {
     "accounting.costs": "Budget GaussianCost PureCost",
     "accounting.guarantee": "Guarantee",
     "data.draft": "draft_schema",
-    "data.load": "load",
     "data.records": "Records Split",
-    "data.registry": "datasets",
+    "data.registry": "datasets load",
     "data.schema": "Schema",
     "errors": "BudgetExhausted QuietmaxError",
     "estimators.blocks": "LocalEngine",

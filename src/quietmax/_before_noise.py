@@ -160,7 +160,7 @@ ALLOWED = (
             "pyarrow.dataset.*",
             *(f"quietmax.data.sources.{kind}Part" for kind in ("Parquet", "Text", "Fragment", "Stream")),
             "quietmax.data.sources.FramePart",
-            "quietmax.data.sources.TableRows",
+            "quietmax.data.tables.TableRows",
             "quietmax.data.records.Records",
         ),
         "rows of files and streams are encoded alike, whatever part they are in",
@@ -372,7 +372,7 @@ _PARTS: dict[str, Callable[[Any], Iterable[str]]] = {
     "quietmax.data.records.Records": lambda records: chain(
         _foreign_encoding(records), foreign_records(records.persons)
     ),
-    "quietmax.data.sources.TableRows": lambda table: chain(
+    "quietmax.data.tables.TableRows": lambda table: chain(
         _foreign_encoding(table), *map(foreign_records, table.parts)
     ),
     "quietmax.data.sources.FramePart": lambda part: foreign_records(part.frame),

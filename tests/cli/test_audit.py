@@ -78,7 +78,7 @@ def test_a_plot_is_written(tmp_path: Path) -> None:
 def test_a_plot_that_cannot_be_written_is_an_error_before_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: Any
 ) -> None:
-    for owner, name in ((import_module("quietmax.data.load"), "load"), (_MechanismOptions, "prepared")):
+    for owner, name in ((import_module("quietmax.data.registry"), "load"), (_MechanismOptions, "prepared")):
         monkeypatch.setattr(owner, name, lambda *_, **__: pytest.fail("started"))
     with pytest.raises(QuietmaxError, match="does not exist"):
         audit(*arguments, "--plot", tmp_path / "missing" / "audit.svg")

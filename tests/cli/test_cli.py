@@ -19,7 +19,7 @@ import typer.testing
 import quietmax
 from quietmax.accounting.costs import PureCost
 from quietmax.cli import COMMANDS, app, load_command, main, name_flags, spread_lists
-from quietmax.data.load import load
+from quietmax.data.registry import load
 from quietmax.errors import QuietmaxError
 from quietmax.privacy_card import read_card
 from tests.cli.conftest import Run, all_commands, assert_error, commands

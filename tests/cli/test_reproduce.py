@@ -13,8 +13,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from quietmax.cli import app, reproduce
-from quietmax.data import is_stand_in, readers
+from quietmax.data import readers
 from quietmax.data.records import Records
+from quietmax.data.registry import is_stand_in
 from quietmax.experiments import grid, inputs, measurements, report, runner
 from quietmax.experiments.grid import Effort, _Workload
 from quietmax.experiments.paper import accuracy_table

@@ -11,8 +11,8 @@ import pytest
 
 from quietmax.cli import train as commands
 from quietmax.cli._output import errors
-from quietmax.data.load import load
 from quietmax.data.records import Records
+from quietmax.data.registry import load
 from quietmax.estimators.dpsgd.estimator import DPSGD
 from quietmax.estimators.head import estimator as head_module
 from quietmax.estimators.head.estimator import PrivateHead

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quietmax.data import Download, fetch
+from quietmax.data import Download
+from quietmax.data.readers import fetch
 from quietmax.errors import DataUnavailable
 from tests.data.conftest import ErrorMessage
 
@@ -103,17 +104,45 @@ def test_a_file_that_is_there_is_not_fetched_again(server: Server, tmp_path: Pat
     assert server.asked == []
 
 
-def test_a_broken_transfer_goes_on_where_it_stopped(server: Server, tmp_path: Path) -> None:
-    server.cuts = [300_000, 200_000]
-    assert fetch(official(server), tmp_path).read_bytes() == CONTENT
-    assert server.asked == [None, "bytes=300000-", "bytes=500000-"]
+RESUMED = {
+    "broken off twice": ({"cuts": [300_000, 200_000]}, b"", [None, "bytes=300000-", "bytes=500000-"]),
+    "a part of an earlier run": ({}, CONTENT[:700_000], ["bytes=700000-"]),
+    "a server that cannot continue": ({"ranges": False}, b"old" * 1_000, ["bytes=3000-"]),
+    "a part that is already whole": ({}, CONTENT, [f"bytes={len(CONTENT)}-"]),
+    "a part longer than the file": ({}, CONTENT + b"more", [f"bytes={len(CONTENT) + 4}-", None]),
+    "a server that continues elsewhere": ({"shift": 1}, CONTENT[:1_000], ["bytes=1000-", None]),
+}
 
 
-def test_a_part_left_by_an_earlier_run_is_continued(server: Server, tmp_path: Path) -> None:
-    (tmp_path / "file.bin.part").write_bytes(CONTENT[:700_000])
+@pytest.mark.parametrize("sha256", [SHA256, None])
+@pytest.mark.parametrize(("server_is", "part", "asked"), RESUMED.values(), ids=RESUMED)
+def test_a_transfer_goes_on_where_it_stopped_or_begins_again(
+    server: Server,
+    tmp_path: Path,
+    server_is: dict[str, object],
+    part: bytes,
+    asked: list[str | None],
+    sha256: str | None,
+) -> None:
+    for name, value in server_is.items():
+        setattr(server, name, list(value) if isinstance(value, list) else value)
+    if part:
+        (tmp_path / "file.bin.part").write_bytes(part)
+    assert fetch(official(server, sha256), tmp_path).read_bytes() == CONTENT
+    assert server.asked == asked
+    assert [file.name for file in tmp_path.iterdir()] == ["file.bin"]
+
+
+@pytest.mark.parametrize("part", [b"", b"x" * 1_000])
+def test_a_wrong_checksum_leaves_nothing_behind_and_the_next_try_succeeds(
+    server: Server, tmp_path: Path, part: bytes, error_message: ErrorMessage
+) -> None:
+    (tmp_path / "file.bin.part").write_bytes(part)
+    expected = SHA256 if part else "0" * 64
+    message = error_message(lambda: fetch(official(server, expected), tmp_path), DataUnavailable)
+    assert f"instead of {expected}" in message
+    assert list(tmp_path.iterdir()) == []
     assert fetch(official(server), tmp_path).read_bytes() == CONTENT
-    assert server.asked == ["bytes=700000-"]
-    assert not (tmp_path / "file.bin.part").exists()
 
 
 def test_what_arrived_is_kept_when_the_server_goes_away_and_continued_later(
@@ -128,12 +157,6 @@ def test_what_arrived_is_kept_when_the_server_goes_away_and_continued_later(
     assert server.asked[-1] == "bytes=400000-"
 
 
-def test_a_server_that_cannot_continue_is_asked_for_the_whole_file(server: Server, tmp_path: Path) -> None:
-    server.ranges = False
-    (tmp_path / "file.bin.part").write_bytes(b"old" * 1_000)
-    assert fetch(official(server), tmp_path).read_bytes() == CONTENT
-
-
 def test_a_server_that_states_no_length_is_believed_up_to_the_checksum(
     server: Server, tmp_path: Path, error_message: ErrorMessage
 ) -> None:
@@ -141,48 +164,6 @@ def test_a_server_that_states_no_length_is_believed_up_to_the_checksum(
     assert fetch(official(server), tmp_path / "whole").read_bytes() == CONTENT
     server.cuts = [1_000]
     assert "checksum" in error_message(lambda: fetch(official(server), tmp_path / "cut"), DataUnavailable)
-
-
-def test_a_part_that_is_already_whole_becomes_the_file(server: Server, tmp_path: Path) -> None:
-    (tmp_path / "file.bin.part").write_bytes(CONTENT)
-    assert fetch(official(server), tmp_path).read_bytes() == CONTENT
-
-
-def test_a_part_longer_than_the_file_is_thrown_away(server: Server, tmp_path: Path) -> None:
-    (tmp_path / "file.bin.part").write_bytes(CONTENT + b"more")
-    assert fetch(official(server), tmp_path).read_bytes() == CONTENT
-    assert server.asked == [f"bytes={len(CONTENT) + 4}-", None]
-
-
-def test_a_server_that_continues_at_another_place_is_asked_from_the_beginning(
-    server: Server, tmp_path: Path
-) -> None:
-    server.shift = 1
-    (tmp_path / "file.bin.part").write_bytes(CONTENT[:1_000])
-    assert fetch(official(server, None), tmp_path).read_bytes() == CONTENT
-    assert server.asked == ["bytes=1000-", None]
-
-
-def test_a_wrong_checksum_leaves_nothing_behind(
-    server: Server, tmp_path: Path, error_message: ErrorMessage
-) -> None:
-    message = error_message(lambda: fetch(official(server, "0" * 64), tmp_path), DataUnavailable)
-    assert SHA256 in message
-    assert "0" * 64 in message
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_part_of_another_file_ends_in_a_wrong_checksum_and_the_next_try_succeeds(
-    server: Server, tmp_path: Path, error_message: ErrorMessage
-) -> None:
-    (tmp_path / "file.bin.part").write_bytes(b"x" * 1_000)
-    assert "checksum" in error_message(lambda: fetch(official(server), tmp_path), DataUnavailable)
-    assert list(tmp_path.iterdir()) == []
-    assert fetch(official(server), tmp_path).read_bytes() == CONTENT
-
-
-def test_a_file_without_known_checksum_is_accepted(server: Server, tmp_path: Path) -> None:
-    assert fetch(official(server, None), tmp_path).read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize("status", [403, 404, 500])

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from quietmax.data import Schema, check_table, encode_table
-from quietmax.data.inference import Proposal, infer_classes, propose, round_outwards, with_proposals
+from quietmax.data.draft import Proposal, _round_outwards, infer_classes, propose, with_proposals
 
 
 def declared(values: Any, name: str = "x") -> dict[str, Any]:
@@ -35,7 +35,7 @@ def declared(values: Any, name: str = "x") -> dict[str, Any]:
     ],
 )
 def test_bounds_are_rounded_outwards(low: float, high: float, bounds: tuple[float, float]) -> None:
-    assert round_outwards(low, high) == pytest.approx(bounds)
+    assert _round_outwards(low, high) == pytest.approx(bounds)
 
 
 @given(st.floats(-1e12, 1e12), st.floats(-1e12, 1e12))
@@ -43,7 +43,7 @@ def test_rounded_bounds_hold_the_values_and_differ(first: float, second: float) 
     low, high = sorted((first, second))
     assume(high == low or high - low > 1e-9 * max(abs(low), abs(high), 1e-280))
     assume(max(abs(low), abs(high)) > 1e-280 or low == high == 0)
-    down, up = round_outwards(low, high)
+    down, up = _round_outwards(low, high)
     slack = 1e-9 * max(abs(low), abs(high))
     assert down <= low + slack
     assert up >= high - slack

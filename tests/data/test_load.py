@@ -6,13 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quietmax.data import (
-    Holdout,
-    Schema,
-    is_held_out,
-    load,
-    load_records,
-)
+from quietmax.data import Holdout, Schema, load, load_records
+from quietmax.data.records import is_held_out
 from quietmax.errors import InvalidInput
 from tests.data.conftest import ErrorMessage
 from tests.data.people import DECLARED, FEATURES, written

@@ -4,14 +4,15 @@ import hashlib
 import json
 import math
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from quietmax.data import Holdout, Records, Split, hold_out, is_held_out, split
-from quietmax.data.records import hash_rows
+from quietmax.data import Holdout, Records, Split, hold_out, split
+from quietmax.data.records import hash_rows, is_held_out
 from quietmax.errors import InvalidInput
 from tests.data.conftest import ErrorMessage
 
@@ -115,50 +116,40 @@ def test_hashes_stay_what_they_are() -> None:
     ]
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_a_feature_that_is_not_finite_is_rejected(value: float, error_message: ErrorMessage) -> None:
-    features = np.zeros((3, 2), dtype=np.float32)
-    features[1, 0] = value
-    message = error_message(lambda: Records("some", features, np.array([0, 1, 0]), 2), InvalidInput)
-    assert "feature 0 of record 1" in message
+ZEROS = np.zeros((3, 2), dtype=np.float32)
+HUGE = np.full((3, 2), np.finfo(np.float32).max, dtype=np.float32)
 
 
-def test_opposite_infinities_are_rejected_although_huge_finite_features_are_not(
-    error_message: ErrorMessage,
+def changed(features: Any, **cells: float) -> Any:
+    """A copy in which some cells, as r1c0, have other values."""
+    copy = features.copy()
+    for cell, value in cells.items():
+        copy[int(cell[1]), int(cell[3])] = value
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        *(
+            ({"features": changed(ZEROS, r1c0=value)}, "feature 0 of record 1")
+            for value in (np.nan, np.inf, -np.inf)
+        ),
+        ({"features": changed(HUGE, r0c0=np.inf, r2c1=-np.inf)}, "feature 0 of record 0"),
+        *(({"labels": np.array([0, label, 0])}, "from 0 to 1; record 1 of") for label in (-1, 2)),
+        ({"labels": np.zeros(2)}, "(3, 2)"),
+        ({"features": np.zeros(6, dtype=np.float32), "labels": np.zeros(6)}, "(6,)"),
+        ({"persons": np.zeros(2, dtype=object)}, "persons of 'some' must have the shape (3,)"),
+        ({"raw_hashes": np.zeros(2, dtype=np.uint64)}, "raw_hashes of 'some'"),
+        ({"image_shape": (1, 2, 2)}, "(1, 2, 2)"),
+    ],
+)
+def test_records_that_do_not_fit_together_are_rejected(
+    wrong: dict[str, Any], said: str, error_message: ErrorMessage
 ) -> None:
-    huge = np.full((4, 4), np.finfo(np.float32).max, dtype=np.float32)
-    labels = np.array([0, 1, 0, 1])
-    assert len(Records("huge", huge, labels, 2)) == 4
-    huge[0, 0], huge[3, 3] = np.inf, -np.inf
-    assert "feature 0 of record 0" in error_message(lambda: Records("huge", huge, labels, 2), InvalidInput)
-
-
-@pytest.mark.parametrize("label", [-1, 2])
-def test_a_label_outside_the_classes_is_rejected(label: int, error_message: ErrorMessage) -> None:
-    message = error_message(
-        lambda: Records("some", np.zeros((2, 1), dtype=np.float32), np.array([0, label]), 2), InvalidInput
-    )
-    assert "record 1" in message
-    assert "0 to 1" in message
-
-
-def test_shapes_that_do_not_fit_are_rejected(error_message: ErrorMessage) -> None:
-    features, labels = np.zeros((3, 2), dtype=np.float32), np.zeros(2, dtype=np.int64)
-    assert "(3, 2)" in error_message(lambda: Records("some", features, labels, 2), InvalidInput)
-    assert "(6,)" in error_message(
-        lambda: Records("some", features.ravel(), np.zeros(6, dtype=np.int64), 2), InvalidInput
-    )
-    few = np.zeros(2, dtype=np.uint64)
-    assert "persons of 'some' must have the shape (3,)" in error_message(
-        lambda: Records("some", features, np.zeros(3, dtype=np.int64), 2, persons=few.astype(object)),
-        InvalidInput,
-    )
-    assert "raw_hashes of 'some'" in error_message(
-        lambda: Records("some", features, np.zeros(3, dtype=np.int64), 2, raw_hashes=few), InvalidInput
-    )
-    assert "(1, 2, 2)" in error_message(
-        lambda: Records("some", features, np.zeros(3, dtype=np.int64), 2, image_shape=(1, 2, 2)), InvalidInput
-    )
+    given = {"name": "some", "features": HUGE, "labels": np.array([0, 1, 0]), "classes": 2}
+    assert len(Records(**given)) == 3  # huge numbers are finite
+    assert said in error_message(lambda: Records(**{**given, **wrong}), InvalidInput)
 
 
 def distinct(count: int) -> Records:
@@ -292,32 +283,20 @@ def test_being_trained_on_together_is_as_likely_as_without_any_connection() -> N
     assert np.abs(together - expected * runs).max() < 6 * np.sqrt(runs * expected * (1 - expected))
 
 
-def test_asking_for_more_records_than_there_are_is_rejected(error_message: ErrorMessage) -> None:
-    message = error_message(lambda: split(distinct(9), size=5, seed=0), InvalidInput)
-    assert "has 9 records" in message
-    assert "at most 4" in message
-
-
-@pytest.mark.parametrize("size", [0, -1, True, 2.5])
-def test_a_size_that_is_no_positive_whole_number_is_rejected(
-    size: object, error_message: ErrorMessage
+@pytest.mark.parametrize(
+    ("records", "settings", "said"),
+    [
+        (distinct(9), {"size": 5}, "has 9 records, so the training set and the test set can have at most 4"),
+        *((distinct(9), {"size": size}, "at least 1") for size in (0, -1, True, 2.5)),
+        *((distinct(9), {"size": 2, "seed": seed}, "seed must be") for seed in (-1, 1.5, "0", None, True)),
+        (with_copies([1] * 8 + [2] * 8), {"size": 7}, "too many copies"),
+        (with_copies([1] * 10), {}, "a `person` column tells rows of different people apart"),
+    ],
+)
+def test_a_split_that_is_not_possible_is_rejected(
+    records: Records, settings: dict[str, Any], said: str, error_message: ErrorMessage
 ) -> None:
-    assert "at least 1" in error_message(lambda: split(distinct(9), size=size, seed=0), InvalidInput)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("seed", [-1, 1.5, "0", None, True])
-def test_a_seed_that_is_no_whole_number_is_rejected(seed: object, error_message: ErrorMessage) -> None:
-    assert "seed" in error_message(lambda: split(distinct(9), size=2, seed=seed), InvalidInput)  # type: ignore[arg-type]
-
-
-def test_too_many_copies_for_two_sides_are_rejected(error_message: ErrorMessage) -> None:
-    message = error_message(lambda: split(with_copies([1] * 8 + [2] * 8), size=7, seed=0), InvalidInput)
-    assert "copies" in message
-    assert "person" in message
-
-
-def test_a_single_record_many_times_cannot_be_split(error_message: ErrorMessage) -> None:
-    assert "copies" in error_message(lambda: split(with_copies([1] * 10), seed=0), InvalidInput)
+    assert said in error_message(lambda: split(records, **settings), InvalidInput)
 
 
 def visits(rows: list[tuple[str, int]]) -> Records:
@@ -344,16 +323,8 @@ def test_by_default_everybody_trains_and_there_is_no_pool() -> None:
 def test_the_holdout_of_known_people_and_rows_stays_what_it_is() -> None:
     people = visits([(f"person {number}", number) for number in range(12)])
     assert np.flatnonzero(is_held_out(people, Holdout(0.4, seed=5))).tolist() == [2, 6]
-    assert np.flatnonzero(is_held_out(distinct(12), Holdout(0.4, seed=5))).tolist() == [
-        3,
-        4,
-        5,
-        6,
-        7,
-        9,
-        10,
-        11,
-    ]
+    rows = np.flatnonzero(is_held_out(distinct(12), Holdout(0.4, seed=5))).tolist()
+    assert rows == [3, 4, 5, 6, 7, 9, 10, 11]
 
 
 def test_who_is_held_out_has_a_hash_below_the_share() -> None:

@@ -10,20 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quietmax.data import (
-    DataDirectory,
-    DataFile,
-    DataSet,
-    Download,
-    Records,
-    dataset,
-    dataset_status,
-    datasets,
-    is_stand_in,
-    load,
-    load_records,
-    stand_in_for,
-)
+from quietmax.data import DataDirectory, DataFile, DataSet, Download, Records, datasets, load, load_records
+from quietmax.data.registry import dataset, dataset_status, is_stand_in, stand_in_for
 from quietmax.errors import DataUnavailable, InvalidInput
 from tests.data.conftest import ErrorMessage
 

@@ -21,8 +21,8 @@ from quietmax.data import sources
 from quietmax.data.encoding import Encoding
 from quietmax.data.records import Records, hold_out
 from quietmax.data.schema import Schema
-from quietmax.data.sources import TableRows, encoded_rows, is_source, table_rows
-from quietmax.data.tables import encode_table, read_table, text_columns, text_frames
+from quietmax.data.sources import is_source, read_table, text_columns, text_frames
+from quietmax.data.tables import TableRows, encode_table, encoded_rows, table_rows
 from quietmax.errors import DataUnavailable, InvalidData, InvalidInput
 
 SCHEMA = Schema(
@@ -297,12 +297,17 @@ def test_a_text_file_in_parts_is_the_text_file_in_one_piece(tmp_path: Path, cont
         pd.testing.assert_frame_equal(frame_in_parts(file, max_bytes), whole)
 
 
-def test_a_text_file_in_utf_16_is_one_part(tmp_path: Path) -> None:
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
+def test_a_text_file_with_a_byte_order_mark_is_read_alike_in_parts(tmp_path: Path, encoding: str) -> None:
     file = tmp_path / "table.csv"
-    file.write_bytes("a,b\nö,2\n3,4\n".encode("utf-16"))
-    assert text_columns(file) == ["a", "b"]
-    assert len(list(text_frames(file, 4))) == 1
-    pd.testing.assert_frame_equal(frame_in_parts(file, 4), read_table(file).frame)
+    file.write_bytes("ä,b\nö,2\n3,4\n".encode(encoding))
+    assert text_columns(file) == ["ä", "b"]
+    assert len(list(text_frames(file, 4))) == 2
+    assert (
+        frame_in_parts(file, 4).values.tolist()
+        == read_table(file).frame.values.tolist()
+        == [["ö", "2"], ["3", "4"]]
+    )
 
 
 CELLS = st.text(st.sampled_from('ab," \n\r;\t0é'), max_size=6)

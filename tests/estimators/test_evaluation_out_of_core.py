@@ -14,7 +14,7 @@ import pytest
 from quietmax import DPSGD, PrivateHead
 from quietmax.data.records import Holdout, Records, is_held_out
 from quietmax.data.schema import Schema
-from quietmax.data.sources import table_rows
+from quietmax.data.tables import table_rows
 from quietmax.errors import InvalidData, InvalidInput
 from quietmax.estimators import blocks, evaluate
 from quietmax.estimators.blocks import LocalEngine

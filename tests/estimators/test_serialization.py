@@ -17,7 +17,8 @@ import torch
 from sklearn.base import clone
 
 from quietmax.accounting import Budget, epsilon_of
-from quietmax.data import Encoding, NumericColumn, Records, Schema, hold_out, read_records
+from quietmax.data import Encoding, NumericColumn, Records, Schema, hold_out
+from quietmax.data.tables import encode_table
 from quietmax.errors import BudgetExhausted, DataUnavailable, InvalidInput, QuietmaxError
 from quietmax.estimators import DPSGD, PrivateHead, Teachers, open_private, save_private
 from quietmax.models import CrossEntropy, Model, TrainingSettings, save_model, serialization
@@ -241,7 +242,7 @@ BY_PERSON: dict[str, Any] = {
 
 @pytest.mark.parametrize("kind", BY_PERSON)
 def test_a_folder_keeps_unit_holdout_and_encoding_of_a_table(kind: str, tmp_path: Path) -> None:
-    records = read_records(PEOPLE, PEOPLE_SCHEMA)
+    records = encode_table(PEOPLE, PEOPLE_SCHEMA)
     parts = hold_out(records, 0.2, seed=7)
     fitted = clone(BY_PERSON[kind]).fit(parts.train)
     opened = open_private(save_private(fitted, tmp_path / "model", dataset="people"))
@@ -263,7 +264,7 @@ def test_a_folder_keeps_unit_holdout_and_encoding_of_a_table(kind: str, tmp_path
 
 
 def test_a_holdout_of_nobody_is_no_holdout(tmp_path: Path) -> None:
-    parts = hold_out(read_records(PEOPLE, PEOPLE_SCHEMA), 0.0, seed=7)
+    parts = hold_out(encode_table(PEOPLE, PEOPLE_SCHEMA), 0.0, seed=7)
     fitted = clone(BY_PERSON["head"]).fit(parts.train)
     assert fitted.holdout_ is None
     assert open_private(save_private(fitted, tmp_path / "model", dataset="people")).holdout is None

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quietmax.data import is_stand_in
+from quietmax.data.registry import is_stand_in
 from quietmax.experiments import paper
 from quietmax.experiments.findings import (
     Mean,

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from quietmax.data import Holdout, Records, hold_out, is_held_out, split
+from quietmax.data import Holdout, Records, hold_out, split
+from quietmax.data.records import is_held_out
 from quietmax.errors import InvalidInput
 
 groups = st.lists(st.integers(1, 9), min_size=3, max_size=25)

@@ -36,14 +36,14 @@ from quietmax.data import (
     NumericColumn,
     Records,
     Schema,
-    as_frame,
     encode_table,
-    is_held_out,
     load,
     load_records,
-    tables,
+    sources,
 )
 from quietmax.data.cells import as_strings
+from quietmax.data.records import is_held_out
+from quietmax.data.sources import as_frame
 from quietmax.errors import InvalidInput
 
 TABLES = int(os.environ.get("QUIETMAX_INVARIANT_TABLES", "400"))
@@ -641,7 +641,7 @@ def test_the_reader_of_version_0_1_is_caught(tmp_path: Path, monkeypatch: pytest
     def inferred_types(file: Path) -> pd.DataFrame:
         return pa.parquet.ParquetFile(file).read().to_pandas(ignore_metadata=True)
 
-    monkeypatch.setattr(tables, "_read_parquet", inferred_types)
+    monkeypatch.setattr(sources, "_read_parquet", inferred_types)
     assert _found("parquet", tmp_path)
 
 
@@ -661,8 +661,8 @@ def test_a_column_scaled_by_its_own_maximum_is_caught(
 ) -> None:
     honest = NumericColumn.write
 
-    def fitted(self: NumericColumn, numbers: Any, features: Any) -> None:
-        honest(self, numbers, features)
+    def fitted(self: NumericColumn, numbers: Any, absent: Any, features: Any) -> None:
+        honest(self, numbers, absent, features)
         features[:, 0] /= max(features[:, 0].max(), 1e-3)
 
     monkeypatch.setattr(NumericColumn, "write", fitted)
@@ -892,7 +892,7 @@ def test_every_type_of_time_has_a_stated_string(
 
 def _read_strings(column: Any, folder: Path) -> list[str]:
     pa.parquet.write_table(pa.table({"x": column}), folder / "column.parquet")
-    return as_strings(tables.read_table(folder / "column.parquet").frame["x"]).tolist()
+    return as_strings(sources.read_table(folder / "column.parquet").frame["x"]).tolist()
 
 
 def test_an_unknown_time_zone_is_an_error_by_the_type(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from quietmax.audit.bounds import Verdict
 from quietmax.data.encoding import (
     BooleanColumn,
+    CategoricalColumn,
     Column,
     DateColumn,
     Encoding,
@@ -375,6 +376,7 @@ def _synthetic_cells(column: Column, records: int, generator: np.random.Generato
         return [f"{number:05}" for number in generator.integers(0, 10**5, records)]
     if isinstance(column, TextColumn):
         return _synthetic_texts(records, generator)
+    assert isinstance(column, CategoricalColumn)
     return [str(each) for each in generator.choice([*column.categories, "another"], records)]
 
 

@@ -18,7 +18,7 @@ from quietmax.errors import InvalidInput
 if TYPE_CHECKING:
     from quietmax._ray import RayEngine
     from quietmax.data.records import Split
-    from quietmax.data.sources import TableRows
+    from quietmax.data.tables import TableRows
     from quietmax.estimators.blocks import LocalEngine
     from quietmax.mechanisms.base import Mechanism
 
@@ -217,7 +217,7 @@ class SplitOptions:
 
     def load(self, name: str, *, quiet: bool, **facts: Any) -> Split:
         """Load and split a data set or table, with a progress bar."""
-        from quietmax.data.load import load
+        from quietmax.data.registry import load
 
         with progress_bar("loading", quiet=quiet) as progress:
             return load(
@@ -242,7 +242,7 @@ class DataOptions(SplitOptions, TableOptions):
 
     def rows(self, name: str) -> TableRows:
         """Prepare a table that is read part by part."""
-        from quietmax.data.load import load_rows
+        from quietmax.data.registry import load_rows
 
         if self.records is not None:
             raise InvalidInput(

@@ -231,7 +231,7 @@ class _Found:
 def _find(subject: str, data: str | None, source: DataOptions) -> _Found:
     """Open the model folder, or check that the argument names data."""
     from quietmax.data.registry import datasets
-    from quietmax.data.tables import is_table_path
+    from quietmax.data.sources import is_table_path
     from quietmax.estimators.serialization import open_private
     from quietmax.models.serialization import load_model, read_description
 
@@ -280,7 +280,7 @@ def _with_holdout(source: DataOptions, holdout: Holdout | None) -> DataOptions:
 def _with_others(found: _Found, split: Split, shadow_data: Path | None) -> Split:
     """Add a table of other people, read with the declarations of the attacked table."""
     from quietmax.attacks.shadow_models import with_shadow_data
-    from quietmax.data.load import load_records
+    from quietmax.data.registry import load_records
 
     if shadow_data is None:
         return split

@@ -329,7 +329,7 @@ def training(
     quietmax audit training mnist-5k --estimator head --canaries 500
     """
     from quietmax.audit.training import mislabelled
-    from quietmax.data.tables import is_table_path
+    from quietmax.data.sources import is_table_path
 
     options.check()
     run = partial(options.run, draws_noise=options.estimator != "network")

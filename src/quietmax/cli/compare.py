@@ -263,9 +263,8 @@ def _attacks(values: list[str] | None, shadows: int) -> tuple[str, ...]:
 
 def _check_source(source: DataSource, data_dir: Path | None, download: bool) -> float:
     """Check that a data set has no declarations and its files are there; return its alpha."""
-    from quietmax.data.load import load_records
-    from quietmax.data.registry import dataset, dataset_status
-    from quietmax.data.tables import is_table_path
+    from quietmax.data.registry import dataset, dataset_status, load_records
+    from quietmax.data.sources import is_table_path
 
     if is_table_path(source.name):
         return 1.0

@@ -64,7 +64,7 @@ def command(
 
 def run_steps(output: Path, *, quiet: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     """Run all steps of the demo, one after the other."""
-    from quietmax.data.load import load
+    from quietmax.data.registry import load
 
     with progress_bar("drafting a schema for the survey", quiet=quiet):
         table = _table(output)
@@ -274,7 +274,7 @@ def _digits(*, quiet: bool) -> dict[str, Any]:
     from quietmax.accounting.costs import Budget
     from quietmax.attacks.builtin import Threshold
     from quietmax.attacks.shadow_models import ShadowPool
-    from quietmax.data.load import load
+    from quietmax.data.registry import load
     from quietmax.estimators.head.estimator import PrivateHead
     from quietmax.mechanisms.algorithm1 import Algorithm1
     from quietmax.mechanisms.base import Answerer

@@ -14,7 +14,7 @@ from quietmax.errors import InvalidInput
 
 if TYPE_CHECKING:
     from quietmax.data.records import Records
-    from quietmax.data.sources import TableRows
+    from quietmax.data.tables import TableRows
     from quietmax.estimators.evaluation import Evaluation
     from quietmax.estimators.serialization import PrivateModel
 
@@ -81,7 +81,7 @@ def command(
 
 def _rows(model: PrivateModel, data: str) -> TableRows:
     """Prepare files that are read part by part with the encoding of the model."""
-    from quietmax.data.sources import encoded_rows
+    from quietmax.data.tables import encoded_rows
 
     if model.encoding is None:
         raise InvalidInput(_NO_TABLE)
@@ -90,8 +90,8 @@ def _rows(model: PrivateModel, data: str) -> TableRows:
 
 def _records(model: PrivateModel, data: str, data_dir: Path | None) -> Records:
     """Read the table with the encoding of the model."""
-    from quietmax.data.load import load_records
-    from quietmax.data.tables import is_table_path, read_table
+    from quietmax.data.registry import load_records
+    from quietmax.data.sources import is_table_path, read_table
     from quietmax.estimators.evaluate import evaluation_records
 
     encoding = model.encoding

@@ -60,8 +60,7 @@ def _available(
     given: Sequence[str], otherwise: Sequence[str], data_dir: Path | None, download: bool = False
 ) -> list[str]:
     """The given data sets, whose files must be there; if none is given, those of the others that are present."""
-    from quietmax.data.load import load_records
-    from quietmax.data.registry import dataset_status
+    from quietmax.data.registry import dataset_status, load_records
 
     present = {name: dataset_status(name, data_dir).present for name in given or otherwise}
     chosen = list(given) or [name for name in otherwise if download or present[name]]

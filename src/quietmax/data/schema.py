@@ -34,17 +34,35 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quietmax.data.cells import as_string
-from quietmax.data.encoding import Scale
+from quietmax.data.encoding import (
+    BooleanColumn,
+    CategoricalColumn,
+    Column,
+    DateColumn,
+    HashedColumn,
+    NumericColumn,
+    Scale,
+    TextColumn,
+    require_columns,
+)
+from quietmax.data.sources import RawTable
 from quietmax.errors import DataUnavailable, InvalidInput
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 ANY_COLUMN = "*"
 """Stands, in `bounds`, for every column that nothing else is declared for."""
 
-COLUMN_KEYS = ("bounds", "categories", "dates", "booleans", "hashed", "text", "ignore")
+_TYPE_KEYS = ("bounds", "categories", "dates", "booleans", "hashed", "text")
+COLUMN_KEYS = (*_TYPE_KEYS, "ignore")
 """The keys that say what a column holds; a column may be named in one of them."""
+
+NO_PERSON = "Give each such row a value of its own, or delete it."
+"""The way out where rows have no person."""
 
 _OLD_KEYS = {"identifier": "person"}
 """Keys in schema files of version 0.1, and their names now."""
@@ -158,16 +176,7 @@ class Schema:
 
     @classmethod
     def from_file(cls, path: str | Path) -> Schema:
-        """Read a schema from a file.
-
-        Parameters
-        ----------
-        path : str or Path
-            A .toml or .json file.
-
-        Returns
-        -------
-        Schema
+        """Read a schema from a .toml or .json file.
 
         Raises
         ------
@@ -248,12 +257,6 @@ class Schema:
     def to_toml(self) -> str:
         """Return the schema as the content of a .toml file.
 
-        Returns
-        -------
-        str
-
-        Examples
-        --------
         >>> print(Schema(label="ill", bounds={"age": (0, 120)}).to_toml())
         label = "ill"
         <BLANKLINE>
@@ -327,10 +330,10 @@ def _toml(value: object) -> str:
 def _parse(key: str, value: Any, where: str = "") -> Any:
     """Return the value of a key as the schema stores it."""
     try:
-        return _PARSERS[key](value)
+        return _KEYS[key][0](value)
     except (TypeError, ValueError, AttributeError) as error:
         column = f"; check that of '{error}'" if isinstance(error, _WrongColumn) else ""
-        raise InvalidInput(f"{where}{key} must be {_EXPECTED[key]}{column}.") from error
+        raise InvalidInput(f"{where}{key} must be {_KEYS[key][1]}{column}.") from error
 
 
 def _string(value: object) -> str:
@@ -387,9 +390,15 @@ def _two_dates(value: object) -> tuple[str, str]:
     return _date(first), _date(last)
 
 
-def _two_names(value: object) -> tuple[str, str]:
-    first, second = _strings(value)
-    return first, second
+def _pairs_of_names(value: Sequence[Any]) -> tuple[tuple[str, ...], ...]:
+    pairs = tuple(map(_strings, value))
+    if any(len(pair) != 2 for pair in pairs):
+        raise ValueError
+    return pairs
+
+
+def _column(value: object) -> str:
+    return _string(_name(value))
 
 
 class _WrongColumn(ValueError):
@@ -416,54 +425,103 @@ _SINGLE = ("label", "classes", "person")
 def _confirm(value: Mapping[str, Any]) -> dict[str, Any]:
     parse = _of_columns(_string)
     confirm = {key: _string(how) if key in _SINGLE else parse(how) for key, how in value.items()}
-    if confirm.keys() - (_PARSERS.keys() - {"confirm"}):
+    if confirm.keys() - (_KEYS.keys() - {"confirm"}):
         raise TypeError
     return {key: how for key, how in confirm.items() if how}
 
 
-_PARSERS: Mapping[str, Callable[[Any], Any]] = {
-    "label": lambda value: _string(_name(value)),
-    "classes": _classes,
-    "bounds": _of_columns(_pair),
-    "categories": _of_columns(_strings),
-    "scales": _of_columns(_string),
-    "edges": _of_columns(_numbers),
-    "complete": _strings,
-    "ignore": _strings,
-    "person": lambda value: _string(_name(value)),
-    "dates": _of_columns(_two_dates),
-    "date_formats": _of_columns(_string),
-    "booleans": _strings,
-    "decimal": _of_columns(_string),
-    "thousands": _of_columns(_string),
-    "units": _of_columns(_string),
-    "hashed": _of_columns(_integer),
-    "text": _strings,
-    "ignore_case": _strings,
-    "missing_values": _of_columns(_strings),
-    "crosses": lambda value: tuple(_two_names(pair) for pair in value),
-    "confirm": _confirm,
+_KEYS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
+    "label": (_column, "the name of a column"),
+    "classes": (_classes, "a list of class names, or their number"),
+    "bounds": (_of_columns(_pair), "a lower and an upper number for each named column"),
+    "categories": (_of_columns(_strings), "a list of names for each named column"),
+    "scales": (_of_columns(_string), "'linear' or 'log' for each named column"),
+    "edges": (_of_columns(_numbers), "a list of numbers for each named column"),
+    "complete": (_strings, "a list of column names"),
+    "ignore": (_strings, "a list of column names"),
+    "person": (_column, "the name of a column"),
+    "dates": (_of_columns(_two_dates), "a first and a last date for each named column"),
+    "date_formats": (_of_columns(_string), "a format such as '%d.%m.%Y' for each named column"),
+    "booleans": (_strings, "a list of column names"),
+    "decimal": (_of_columns(_string), "'.' or ',' for each named column"),
+    "thousands": (_of_columns(_string), "a separator such as ',' for each named column"),
+    "units": (_of_columns(_string), "a sign or unit such as '€' for each named column"),
+    "hashed": (_of_columns(_integer), "a number of buckets for each named column"),
+    "text": (_strings, "a list of column names"),
+    "ignore_case": (_strings, "a list of column names"),
+    "missing_values": (_of_columns(_strings), "a list of values for each named column"),
+    "crosses": (_pairs_of_names, "a list of pairs of column names"),
+    "confirm": (
+        _confirm,
+        "a string for 'label', 'classes' and 'person', and one for each named column under the other keys",
+    ),
 }
-_EXPECTED = {
-    "label": "the name of a column",
-    "classes": "a list of class names, or their number",
-    "bounds": "a lower and an upper number for each named column",
-    "categories": "a list of names for each named column",
-    "scales": "'linear' or 'log' for each named column",
-    "edges": "a list of numbers for each named column",
-    "complete": "a list of column names",
-    "ignore": "a list of column names",
-    "person": "the name of a column",
-    "dates": "a first and a last date for each named column",
-    "date_formats": "a format such as '%d.%m.%Y' for each named column",
-    "booleans": "a list of column names",
-    "decimal": "'.' or ',' for each named column",
-    "thousands": "a separator such as ',' for each named column",
-    "units": "a sign or unit such as '€' for each named column",
-    "hashed": "a number of buckets for each named column",
-    "text": "a list of column names",
-    "ignore_case": "a list of column names",
-    "missing_values": "a list of values for each named column",
-    "crosses": "a list of pairs of column names",
-    "confirm": "a string for 'label', 'classes' and 'person', and one for each named column under the other keys",
+"""How the value of each key is read, and what it must be."""
+
+
+_REFINEMENTS = {
+    "scales": ("bounds",),
+    "edges": ("bounds",),
+    "decimal": ("bounds",),
+    "thousands": ("bounds",),
+    "units": ("bounds",),
+    "date_formats": ("dates",),
+    "ignore_case": ("categories", "hashed"),
 }
+"""The keys that refine a declaration, and those that a column must be named in for it."""
+
+
+def check_declarations(frame: pd.DataFrame, schema: Schema, label: str | None) -> None:
+    """Refuse declarations about columns that do not exist, or that contradict each other."""
+    keys = (*_TYPE_KEYS, *_REFINEMENTS, "complete", "missing_values")
+    named = [name for key in keys for name in getattr(schema, key) if name != ANY_COLUMN]
+    named += [name for name in schema.ignore if name]  # a column without a name is ignored anyway
+    single = [name for name in (label, schema.person) if name is not None]
+    require_columns(frame, [*single, *named, *(name for pair in schema.crosses for name in pair)])
+    declared = [name for key in _TYPE_KEYS for name in getattr(schema, key)] + single
+    twice = sorted({name for name in declared if declared.count(name) > 1})
+    if twice:
+        raise InvalidInput(
+            f"Column '{twice[0]}' is declared more than once; only one of `label`, `person`, "
+            f"{', '.join(f'`{key}`' for key in _TYPE_KEYS[:-1])} and `{_TYPE_KEYS[-1]}` may name it."
+        )
+    for key, kinds in _REFINEMENTS.items():
+        others = {name for kind in _TYPE_KEYS if kind not in kinds for name in getattr(schema, kind)}
+        wrong = sorted(others & set(getattr(schema, key)))
+        if wrong:
+            raise InvalidInput(
+                f"Column '{wrong[0]}' is named in `{key}`, which is for columns in "
+                f"{' or '.join(f'`{kind}`' for kind in kinds)} only."
+            )
+
+
+def declared_column(name: str, schema: Schema, table: RawTable) -> Column | None:
+    """Return a column of a table as declared, or None if nothing is declared for it."""
+    missing = not table.complete and not {name, ANY_COLUMN} & set(schema.complete)
+    values, ignore_case = schema.missing_values.get(name, ()), name in schema.ignore_case
+    if name in schema.categories:
+        return CategoricalColumn(
+            name, schema.categories[name], missing=missing, ignore_case=ignore_case, missing_values=values
+        )
+    if name in schema.booleans:
+        return BooleanColumn(name, missing, values)
+    if name in schema.dates:
+        return DateColumn(name, *schema.dates[name], schema.date_formats.get(name), missing, values)
+    if name in schema.hashed:
+        return HashedColumn(name, schema.hashed[name], missing, ignore_case, values)
+    if name in schema.text:
+        return TextColumn(name, missing, values)
+    bounds = schema.bounds.get(name, schema.bounds.get(ANY_COLUMN, table.type_bounds))
+    if bounds is None:
+        return None
+    return NumericColumn(
+        name,
+        *bounds,
+        scale=schema.scales.get(name, "linear"),
+        edges=schema.edges.get(name, ()),
+        missing=missing,
+        decimal=schema.decimal.get(name, "."),
+        thousands=schema.thousands.get(name, ""),
+        missing_values=values,
+        unit=schema.units.get(name, ""),
+    )

@@ -33,7 +33,8 @@ from quietmax._io import atomic_write
 from quietmax._lazy import lazy_module
 from quietmax._threads import parallel_map
 from quietmax.data.cells import numbered
-from quietmax.data.sources import ParquetPart, Part, TableRows, TextPart
+from quietmax.data.sources import ParquetPart, Part, TextPart
+from quietmax.data.tables import TableRows
 from quietmax.errors import DataUnavailable, InvalidInput
 
 if TYPE_CHECKING:

@@ -33,8 +33,8 @@ from quietmax.accounting.costs import GaussianCost
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.encoding import Encoding
 from quietmax.data.records import Holdout, Records, is_held_out
-from quietmax.data.sources import TableRows, encoded_rows, is_source, rows_at_once
-from quietmax.data.tables import as_frame, person_names, require_person_type
+from quietmax.data.sources import as_frame, is_source, rows_at_once
+from quietmax.data.tables import TableRows, encoded_rows, person_names, require_person_type
 from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError
 from quietmax.estimators.blocks import FILES_IN_MEMORY, Blocks, LocalEngine, Table, person_digests
 from quietmax.estimators.evaluation import (
@@ -173,7 +173,7 @@ def evaluation_records(frame: pd.DataFrame, encoding: Encoding, name: str = "eva
     if encoding.person is not None:
         require_person_type(frame, encoding)
         persons = person_names(frame, encoding.person, ignore_case=encoding.person_ignores_case)
-    features, labels = encoding.encode(frame, encoding.label)
+    features, labels = encoding.encode(frame), encoding.encode_labels(frame)
     return Records(name, features, labels, len(encoding.classes), encoding=encoding, persons=persons)
 
 

@@ -24,7 +24,8 @@ import numpy as np
 
 from quietmax._lazy import lazy_module
 from quietmax._ray import Actors, RayEngine, check_alike
-from quietmax.data.sources import FragmentPart, ParquetPart, Part, TableRows, TextPart
+from quietmax.data.sources import FragmentPart, ParquetPart, Part, TextPart
+from quietmax.data.tables import TableRows
 from quietmax.data.text import embed
 from quietmax.errors import DataUnavailable, InvalidInput, short_message
 from quietmax.estimators.blocks import Blocks, LocalEngine, Sum, Table, added, joined, tables_of

@@ -22,7 +22,7 @@ from quietmax.accounting.costs import Budget, delta_of, mu_of
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.encoding import Encoding
 from quietmax.data.records import Holdout
-from quietmax.data.tables import as_frame
+from quietmax.data.sources import as_frame
 from quietmax.errors import DataUnavailable, InvalidInput, short_message
 from quietmax.estimators.evaluate import EVALUATION_FILE, save_evaluations
 from quietmax.estimators.head.exact_sums import gradient_grid, is_whitening, on_grid

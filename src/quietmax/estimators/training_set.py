@@ -22,8 +22,8 @@ from quietmax.accounting.guarantee import MADE_WITHOUT_RECORDS, Guarantee, Unit
 from quietmax.data.cells import as_strings, is_missing, is_valid_unicode, numbered
 from quietmax.data.encoding import Encoding, quoted
 from quietmax.data.records import Holdout, Records, is_held_out
-from quietmax.data.sources import TableRows, is_source, table_rows
-from quietmax.data.tables import as_frame, as_series
+from quietmax.data.sources import as_frame, as_series, is_source
+from quietmax.data.tables import TableRows, table_rows
 from quietmax.errors import InvalidData, InvalidInput
 from quietmax.estimators.validation import (
     CLASSES,

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from quietmax.accounting.dpsgd import PUBLISHED_ACCOUNTANTS
 from quietmax.data.registry import dataset
-from quietmax.data.tables import is_table_path
+from quietmax.data.sources import is_table_path
 from quietmax.errors import InvalidInput, counted
 from quietmax.experiments.paper import EPSILONS
 

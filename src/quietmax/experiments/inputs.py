@@ -22,10 +22,9 @@ from quietmax.attacks.base import Attack, FittedAttack, shared_designs
 from quietmax.attacks.builtin import FittedShadow, Shadow, make_attack
 from quietmax.attacks.metrics import Released
 from quietmax.attacks.shadow_models import Design, ShadowPool, candidate_rows
-from quietmax.data.load import load_records
 from quietmax.data.records import Records, Split, hold_out, split
-from quietmax.data.registry import dataset
-from quietmax.data.tables import is_table_path
+from quietmax.data.registry import dataset, load_records
+from quietmax.data.sources import is_table_path
 from quietmax.errors import InvalidInput
 from quietmax.estimators.dpsgd.training import train_sweep
 from quietmax.estimators.head.training import default_features

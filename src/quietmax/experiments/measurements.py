@@ -22,9 +22,8 @@ import torch
 from numpy.typing import NDArray
 
 from quietmax.accounting.costs import Budget
-from quietmax.data.load import load_records
 from quietmax.data.records import Records, Split, split
-from quietmax.data.registry import dataset
+from quietmax.data.registry import dataset, load_records
 from quietmax.errors import unknown_name
 from quietmax.estimators.dpsgd.training import train_sweep
 from quietmax.experiments import paper

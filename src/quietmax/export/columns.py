@@ -168,7 +168,7 @@ def _date(graph: Graph, column: DateColumn) -> Encoded:
     style = column.format or _ISO
     form = re.fullmatch(r"%([Ymd])([-./])%([Ymd])\2%([Ymd])", style)
     if (
-        column._bounds is None
+        column.bounds is None
         or len(column.low) != 10
         or form is None
         or len(set(form.groups()) - {form[2]}) < 3
@@ -190,7 +190,7 @@ def _date(graph: Graph, column: DateColumn) -> Encoded:
         graph.cast(graph("Gather", parts, np.array(order.index(part)), axis=1), np.int64) for part in "Ymd"
     )
     ordinal, valid = _ordinal(graph, year, month, day)
-    low, high = column._bounds
+    low, high = column.bounds
     share = graph("Div", graph.cast(graph("Sub", ordinal, np.int64(low)), np.float64), np.float64(high - low))
     clipped = graph("Clip", share, np.float64(0.0), np.float64(1.0))
     features = graph.cast(graph("Where", absent, np.float64(0.0), clipped), np.float32)

@@ -309,7 +309,7 @@ def _frame(table: Any, names: list[str]) -> pd.DataFrame:
     import pandas as pd
 
     from quietmax.data.encoding import require_columns
-    from quietmax.data.tables import as_frame
+    from quietmax.data.sources import as_frame
 
     if isinstance(table, Sequence):
         for number, row in enumerate(table, start=1):

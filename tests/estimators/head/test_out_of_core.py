@@ -17,7 +17,8 @@ import torch
 
 from quietmax import DPSGD, PrivateHead, Teachers
 from quietmax.data.schema import Schema
-from quietmax.data.sources import ParquetPart, table_rows
+from quietmax.data.sources import ParquetPart
+from quietmax.data.tables import table_rows
 from quietmax.errors import DataUnavailable, InvalidData, InvalidInput
 from quietmax.estimators import blocks
 from quietmax.estimators.blocks import LocalEngine

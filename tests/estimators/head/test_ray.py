@@ -22,7 +22,7 @@ import pytest
 from quietmax import PrivateHead
 from quietmax._ray import Actors, RayEngine
 from quietmax.data.schema import Schema
-from quietmax.data.sources import table_rows
+from quietmax.data.tables import table_rows
 from quietmax.errors import DataUnavailable, InvalidData, InvalidInput, QuietmaxError
 from quietmax.estimators.blocks import LocalEngine, Table
 from quietmax.estimators.head import training
