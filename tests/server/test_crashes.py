@@ -50,7 +50,8 @@ TIMEOUT = 30
 KILLS = int(os.environ.get("QUIETMAX_KILLS", "40"))
 """Kills of the slow test of workers and supervisors, on each database."""
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
-CONTEXT = multiprocessing.get_context("fork")
+CONTEXT = multiprocessing.get_context("forkserver")  # a fork of the tests would inherit threads of gRPC
+CONTEXT.set_forkserver_preload(["tests.server.test_crashes"])
 
 
 def _create_service(
