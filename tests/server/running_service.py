@@ -6,7 +6,6 @@ import asyncio
 import io
 import json
 import os
-import re
 import subprocess
 import sys
 import threading
@@ -255,10 +254,7 @@ def check_message(response: httpx.Response) -> None:
 
 def log_schema() -> Any:
     """The schema of the log in the documentation."""
-    page = (Path(__file__).parents[2] / "docs" / "service.md").read_text(encoding="utf-8")
-    found = re.search(r"<!-- log schema -->\n```json\n(.*?)```", page, re.DOTALL)
-    assert found is not None
-    return json.loads(found[1])
+    return json.loads((Path(__file__).parents[2] / "docs" / "log-schema.json").read_text(encoding="utf-8"))
 
 
 def _encoding(frame: pd.DataFrame, schema: Schema) -> Encoding:
