@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -57,6 +58,18 @@ def all_commands() -> Iterator[tuple[list[str], Any]]:
         yield from commands(load_command(name), [name])
 
 
+def output_of(result: Result) -> str:
+    """What a command that succeeded printed on stdout."""
+    code, out, err = result
+    assert code == 0, err
+    return out
+
+
+def json_of(result: Result) -> Any:
+    """The JSON document that a command that succeeded printed."""
+    return json.loads(output_of(result))
+
+
 @pytest.fixture
 def people(tmp_path: Path) -> Path:
     """The file of a table whose label is easy to learn."""
@@ -75,10 +88,7 @@ def queries(tmp_path: Path) -> Path:
 def head(run: Run, people: Path, tmp_path: Path) -> Path:
     """The folder of a private head trained on `people`."""
     folder = tmp_path / "head"
-    code, _, err = run(
-        "train", "head", people, *DECLARED, "--declared-size", 1000, "--epsilon", 4, "-o", folder
-    )
-    assert code == 0, err
+    output_of(run("train", "head", people, *DECLARED, "--declared-size", 1000, "--epsilon", 4, "-o", folder))
     return folder
 
 
@@ -86,8 +96,7 @@ def head(run: Run, people: Path, tmp_path: Path) -> Path:
 def network(run: Run, people: Path, tmp_path: Path) -> Path:
     """The folder of an ordinary network trained on `people`."""
     folder = tmp_path / "network"
-    code, _, err = run(
-        *("train", "network", people, *DECLARED, "--epochs", 60, "--learning-rate", 0.01, "-o", folder)
+    output_of(
+        run(*("train", "network", people, *DECLARED, "--epochs", 60, "--learning-rate", 0.01, "-o", folder))
     )
-    assert code == 0, err
     return folder

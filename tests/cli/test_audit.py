@@ -28,8 +28,12 @@ def audit(*arguments: object) -> str:
     return result.output
 
 
+def audited(*arguments: object) -> Any:
+    return json.loads(audit(*arguments, "--json"))
+
+
 def test_algorithm_1_with_ten_classes_is_refuted() -> None:
-    report = json.loads(audit("mechanism", "--classes", 10, "--epsilon", 1, "--samples", 8000, "--json"))
+    report = audited("mechanism", "--classes", 10, "--epsilon", 1, "--samples", 8000)
     assert report["verdict"] == "refuted"
     assert report["claimed"] == pytest.approx(1.0)
     assert report["lower_bound"] > 4
@@ -55,7 +59,7 @@ def test_algorithm_1_with_ten_classes_is_refuted() -> None:
 )
 def test_every_mechanism_can_be_audited(options: Any, verdict: str) -> None:
     """At the default confidence a true claim is called refuted once in a million."""
-    report = json.loads(audit("mechanism", *options, "--samples", 20000, "--no-self-test", "--json"))
+    report = audited("mechanism", *options, "--samples", 20000, "--no-self-test")
     assert report["verdict"] == verdict
 
 
@@ -107,7 +111,7 @@ def test_a_plot_that_fails_does_not_lose_the_verdict(
 
 def test_empirical_sensitivity_is_compared_with_the_published_bounds() -> None:
     options = ("mnist-5k", "--records", 200, "--removals", 3, "--epochs", 5, "--queries", 20)
-    report = json.loads(audit("sensitivity", *options, "--json"))
+    report = audited("sensitivity", *options)
     assert [removal["kind"] for removal in report["removals"]] == ["mislabelled", "extreme", "ordinary"]
     assert [check["quantity"] for check in report["bounds"]] == ["weight", "weights_l2", "logit"]
     assert report["verdict"] in ("refuted", "consistent")
@@ -122,8 +126,8 @@ def test_empirical_sensitivity_is_compared_with_the_published_bounds() -> None:
 
 def test_the_example_of_the_tutorial_exceeds_the_published_bounds() -> None:
     """docs/tutorials/audit-a-claim.md, section 2, says so of this command."""
-    options = ("mnist-5k", "--records", 2000, "--epochs", 10, "--removals", 2, "--json")
-    report = json.loads(audit("sensitivity", *options))
+    options = ("mnist-5k", "--records", 2000, "--epochs", 10, "--removals", 2)
+    report = audited("sensitivity", *options)
     checks = {check["quantity"]: check for check in report["bounds"]}
     assert [checks[name]["verdict"] for name in ("weight", "logit")] == ["refuted", "refuted"]
     assert checks["logit"]["empirical"] > 3 * checks["logit"]["bound"]
@@ -132,11 +136,9 @@ def test_the_example_of_the_tutorial_exceeds_the_published_bounds() -> None:
 
 @pytest.mark.parametrize("estimator", ["head", "teachers", "dpsgd"])
 def test_one_run_does_not_refute_private_training(estimator: str) -> None:
-    report = json.loads(
-        audit(
-            *("training", "mnist-5k", "--estimator", estimator, "--records", 300, "--canaries", 60),
-            *("--no-self-test", "--json"),
-        )
+    report = audited(
+        *("training", "mnist-5k", "--estimator", estimator, "--records", 300, "--canaries", 60),
+        "--no-self-test",
     )
     assert report["verdict"] == "consistent"
     assert report["epsilon_claimed"] == pytest.approx(1.0, rel=1e-6)
@@ -147,20 +149,18 @@ def test_repeated_training_refutes_dpsgd_only_without_its_noise(monkeypatch: pyt
     config = import_module("quietmax.estimators.dpsgd.config")
     monkeypatch.setattr(config, "make_plan", partial(config.make_plan, steps=10))
     options: tuple[object, ...] = ("training", "mnist-5k", "--estimator", "dpsgd", "--method", "repeated")
-    options += ("--records", 40, "--times", 64, "--epsilon", 4, "--no-self-test", "--json")
-    honest = json.loads(audit(*options))
+    options += ("--records", 40, "--times", 64, "--epsilon", 4, "--no-self-test")
+    honest = audited(*options)
     assert honest["verdict"] == "consistent"
     assert honest["epsilon_claimed"] == pytest.approx(4.0, rel=1e-6)
-    bare = json.loads(audit(*options, "--noise-share", 0.001))
+    bare = audited(*options, "--noise-share", 0.001)
     assert bare["verdict"] == "refuted"
 
 
 def test_one_run_refutes_an_ordinary_network() -> None:
-    report = json.loads(
-        audit(
-            *("training", "mnist-5k", "--estimator", "network", "--records", 300, "--canaries", 400),
-            *("--epochs", 30, "--json"),
-        )
+    report = audited(
+        *("training", "mnist-5k", "--estimator", "network", "--records", 300, "--canaries", 400),
+        *("--epochs", 30),
     )
     assert report["verdict"] == "refuted"
     assert report["definition"] == "approximate"
@@ -176,20 +176,9 @@ def _few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_few_steps")
 def test_repeated_training_works_for_networks_and_estimators() -> None:
-    options = (
-        "--method",
-        "repeated",
-        "--records",
-        40,
-        "--times",
-        64,
-        "--epochs",
-        5,
-        "--no-self-test",
-        "--json",
-    )
+    options = ["--method", "repeated", "--records", "40", "--times", "64", "--epochs", "5", "--no-self-test"]
     for estimator in ("network", "head"):
-        report = json.loads(audit("training", "mnist-5k", "--estimator", estimator, *options))
+        report = audited("training", "mnist-5k", "--estimator", estimator, *options)
         assert report["method"] == "repeated training"
         assert report["samples"] == 64
     assert report["verdict"] == "consistent"
@@ -197,7 +186,7 @@ def test_repeated_training_works_for_networks_and_estimators() -> None:
 
 def test_stability_is_measured_with_and_without_noise() -> None:
     options = ("mnist-5k", "--records", 60, "--removed", 3, "--epochs", 3, "--draws", 2)
-    report = json.loads(audit("stability", *options, "--noise", 0.01, "--noise", 0.1, "--json"))
+    report = audited("stability", *options, "--noise", 0.01, "--noise", 0.1)
     assert [each["noise"] for each in report["noisy"]] == [0.01, 0.1]
     assert report["bound"] > 0
     shown = audit("stability", *options, "--noise", 0.1)
@@ -235,27 +224,27 @@ def test_the_worst_case_prints_whether_half_the_noise_would_be_noticed() -> None
     shown = " ".join(audit(*options).split())
     assert "This audit would notice half the noise: with it, epsilon is at least 1." in shown
     assert "self_test" not in shown
-    report = json.loads(audit(*options, "--times", 2000, "--json"))
+    report = audited(*options, "--times", 2000)
     assert report["self_test"]["notices"] == (report["self_test"]["power"] >= 0.9)
-    assert json.loads(audit(*options, "--noise-share", 0.5, "--json"))["verdict"] == "refuted"
-    assert json.loads(audit(*options, "--no-self-test", "--json"))["self_test"] is None
+    assert audited(*options, "--noise-share", 0.5)["verdict"] == "refuted"
+    assert audited(*options, "--no-self-test")["self_test"] is None
 
 
 @pytest.mark.usefixtures("_few_steps")
 @pytest.mark.parametrize("estimator", ["head", "head-query", "teachers", "dpsgd"])
 def test_every_estimator_is_audited_with_less_noise_and_the_same_claim(estimator: str) -> None:
-    options = ("--estimator", estimator, "--records", 100, "--canaries", 10, "--noise-share", 0.5, "--json")
-    report = json.loads(audit("training", "mnist-5k", *options))
+    options = ("--estimator", estimator, "--records", 100, "--canaries", 10, "--noise-share", 0.5)
+    report = audited("training", "mnist-5k", *options)
     assert report["epsilon_claimed"] == pytest.approx(1.0, rel=1e-6)
     assert report["self_test"] is None
 
 
 def test_a_mechanism_is_audited_with_a_self_test_unless_it_is_refuted() -> None:
-    options = ("mechanism", "--mechanism", "noisy-max", "--classes", 2, "--samples", 20000, "--json")
-    assert json.loads(audit(*options))["self_test"]["notices"] is True
-    few = ("mechanism", "--mechanism", "noisy-max", "--classes", 2, "--samples", 1000, "--json")
-    assert json.loads(audit(*few))["self_test"]["notices"] is False
-    assert json.loads(audit("mechanism", "--samples", 4000, "--json"))["self_test"] is None
+    options = ("mechanism", "--mechanism", "noisy-max", "--classes", 2, "--samples", 20000)
+    assert audited(*options)["self_test"]["notices"] is True
+    few = ("mechanism", "--mechanism", "noisy-max", "--classes", 2, "--samples", 1000)
+    assert audited(*few)["self_test"]["notices"] is False
+    assert audited("mechanism", "--samples", 4000)["self_test"] is None
 
 
 def test_wrong_usage_exits_with_2(run: Run) -> None:
@@ -310,8 +299,8 @@ def visits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("estimator", ["head", "teachers", "dpsgd"])
 def test_canaries_of_an_own_table_are_whole_persons_of_the_holdout(visits: Path, estimator: str) -> None:
-    options = ("--estimator", estimator, "--holdout", 0.4, "--canaries", 30, "--no-self-test", "--json")
-    report = json.loads(audit("training", visits, *options))
+    options = ("--estimator", estimator, "--holdout", 0.4, "--canaries", 30, "--no-self-test")
+    report = audited("training", visits, *options)
     assert (report["unit"], report["verdict"], report["samples"]) == ("person", "consistent", 30)
     assert "claimed_for" not in report
 
@@ -320,7 +309,7 @@ def test_canaries_of_an_own_table_are_whole_persons_of_the_holdout(visits: Path,
 @pytest.mark.parametrize("estimator", ["head", "dpsgd", "network"])
 def test_repeated_training_of_an_own_table_leaves_a_whole_person_out(visits: Path, estimator: str) -> None:
     options = ("--estimator", estimator, "--method", "repeated", "--times", 64, "--epochs", 3)
-    report = json.loads(audit("training", visits, *options, "--no-self-test", "--json"))
+    report = audited("training", visits, *options, "--no-self-test")
     assert report["unit"] == "person"
     assert 150 < report["records"] < 300
     if estimator != "network":
@@ -328,7 +317,7 @@ def test_repeated_training_of_an_own_table_leaves_a_whole_person_out(visits: Pat
 
 
 def test_sensitivity_of_an_own_table_is_that_of_whole_persons(visits: Path) -> None:
-    report = json.loads(audit("sensitivity", visits, "--removals", 3, "--epochs", 2, "--json"))
+    report = audited("sensitivity", visits, "--removals", 3, "--epochs", 2)
     assert report["unit"] == "person"
     assert {len(removal["rows"]) for removal in report["removals"]} <= {2, 3}
     assert report["records"] == 300

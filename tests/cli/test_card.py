@@ -14,7 +14,7 @@ from quietmax.privacy_card import OBSERVED, leakage_file, read_card, record_leak
 from quietmax.review_forms import BLANK, NOT_IN_LEDGER
 from quietmax.server.deployment import deploy
 from quietmax.server.repository import load_models
-from tests.cli.conftest import Run, assert_error
+from tests.cli.conftest import Run, assert_error, json_of, output_of
 from tests.cli.own_table import DECLARED
 
 SEEN = {"value": 0.01, "low": -0.01, "high": 0.03}
@@ -31,9 +31,7 @@ def test_the_card_shows_guarantee_status_assumptions_spending_and_leakage(
     newer = SEEN | {"value": 0.02}
     record_leakage(folder, [REPORT | {"leakage": newer}, REPORT | {"attack": "lira"}])
     page = tmp_path / "card.html"
-    code, out, _ = run("card", folder, "--html", page, "--json")
-    assert code == 0
-    card = json.loads(out)
+    card = json_of(run("card", folder, "--html", page, "--json"))
     assert card["status"] == "proven"
     assert card["answered"] == 2
     assert card["declared_size"] == 480
@@ -46,8 +44,7 @@ def test_the_card_shows_guarantee_status_assumptions_spending_and_leakage(
     assert "proven" in text
     assert "http" not in text  # nothing is fetched to show it
     assert html.escape(OBSERVED) in text
-    code, out, _ = run("card", folder)
-    assert code == 0
+    out = output_of(run("card", folder))
     assert "Privacy card: proven" in out
     assert "2 of 3 answers charged so far" in " ".join(out.split())
     assert "doubles" not in out
@@ -64,8 +61,7 @@ def test_the_card_of_an_ordinary_model_claims_nothing_and_shows_observed_leakage
     leakage_file(folder).write_text("[")
     assert_error(run("card", folder), 1, "cannot be read")
     leakage_file(folder).unlink()
-    code, out, _ = run("card", folder, "--json")
-    assert code == 0
+    out = output_of(run("card", folder, "--json"))
     assert json.loads(out)["status"] == "none"
     assert_error(run("card", tmp_path / "absent"), 1, "no model")
     assert_error(run("card", folder, "--html", tmp_path / "absent" / "card.html"), 1, "Cannot write the card")
@@ -79,8 +75,7 @@ def test_attack_results_are_kept_out_of_a_folder_that_may_be_published(
     assert run(*train)[0] == 0
     before = {file.name: file.read_bytes() for file in head.iterdir()}
     attack = ("attack", head, "--data", people, *DECLARED, "--holdout", 0.4, "--attack", "threshold")
-    code, out, err = run(*attack, "--shadows", 2)
-    assert code == 0, err
+    out = output_of(run(*attack, "--shadows", 2))
     assert OBSERVED in " ".join(out.split())
     _, out, _ = run(*attack, "--shadows", 2, "--json")
     assert json.loads(out)["caveat"] == OBSERVED
@@ -90,8 +85,7 @@ def test_attack_results_are_kept_out_of_a_folder_that_may_be_published(
     assert card["leakage_caveat"] == OBSERVED
     # the card for publication shows none of it
     page = tmp_path / "public.html"
-    code, out, _ = run("card", head, "--public", "--html", page)
-    assert code == 0
+    out = output_of(run("card", head, "--public", "--html", page))
     for text in (out, page.read_text()):
         assert "observed leakage" not in text
         assert "shows results of attacks" not in " ".join(text.replace("│", " ").split())
@@ -153,20 +147,16 @@ def test_a_folder_with_brackets_in_its_name_is_printed_unchanged(
     run: Run, people: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code, out, _ = run("train", "head", people, *DECLARED, "-o", "we[/ird]")
-    assert code == 0
+    out = output_of(run("train", "head", people, *DECLARED, "-o", "we[/ird]"))
     assert "we[/ird]" in out
-    code, out, _ = run("card", "we[/ird]")
-    assert code == 0
+    out = output_of(run("card", "we[/ird]"))
     assert "we[/ird]" in out
 
 
 def test_the_card_as_a_registry_entry_and_as_a_checklist(run: Run, head: Path, network: Path) -> None:
-    code, out, _ = run("card", head, "--format", "opendp-registry")
-    assert code == 0
+    out = output_of(run("card", head, "--format", "opendp-registry"))
     assert json.loads(out)["deployment"]["privacy_loss"]["privacy_unit"] == "record"
-    code, out, _ = run("card", head, "--format", "nist-800-226", "--json")
-    assert code == 0
+    out = output_of(run("card", head, "--format", "nist-800-226", "--json"))
     assert {"topic", "question", "answer"} == set(json.loads(out)[0])
     assert "[to be filled in]" in run("card", head, "--format", "nist-800-226")[1]
     assert_error(run("card", network, "--format", "nist-800-226"), 2, "ordinary network")
@@ -188,9 +178,10 @@ def test_the_forms_state_what_the_ledger_has_charged_and_leave_the_rest_to_peopl
         state = opened.account(served.account.name)
         heads = [f"{name}:{head.sequence}:{head.hash}" for name, head in opened.heads()]
     before = {each.name: each.read_bytes() for each in ledger.parent.iterdir()}
-    code, out, _ = run("card", folder, "--format", "nist-800-226", "--ledger", ledger, "--json")
-    assert code == 0
-    answers = {item["question"]: item["answer"] for item in json.loads(out)}
+    answers = {
+        item["question"]: item["answer"]
+        for item in json_of(run("card", folder, "--format", "nist-800-226", "--ledger", ledger, "--json"))
+    }
     budget = answers["What is charged, and what is left?"]
     assert f"Account {state.name}, opened with epsilon" in budget
     assert f"spent mu {state.spent.mu:.6g}, remaining mu {state.remaining.mu:.6g}; 1 client." in budget
@@ -201,8 +192,8 @@ def test_the_forms_state_what_the_ledger_has_charged_and_leave_the_rest_to_peopl
     assert len(heads) == 2
     assert all(head in access for head in heads)
     assert BLANK in access
-    code, out, _ = run("card", folder, "--format", "opendp-registry", "--ledger", ledger)
-    entry = json.loads(out)["deployment"]
+    form = run("card", folder, "--format", "opendp-registry", "--ledger", ledger)
+    entry = json_of(form)["deployment"]
     assert f"spent mu {state.spent.mu:.6g}" in entry["model"]["access_type_description"]
     assert "other/3, votes/1" in entry["accounting"]["composition"]
     assert {each.name: each.read_bytes() for each in ledger.parent.iterdir()} == before

@@ -22,7 +22,7 @@ from quietmax.cli import COMMANDS, app, load_command, main, name_flags, spread_l
 from quietmax.data.registry import load
 from quietmax.errors import QuietmaxError
 from quietmax.privacy_card import read_card
-from tests.cli.conftest import Run, all_commands, assert_error, commands
+from tests.cli.conftest import Run, all_commands, assert_error, commands, output_of
 from tests.cli.own_table import DECLARED
 
 FOLDER = Path(quietmax.__file__).parent / "cli"
@@ -84,8 +84,7 @@ def test_help_imports_no_heavy_package(name: str) -> None:
 def test_help_names_every_option_and_cuts_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     for path, command in all_commands():
-        code, out, _ = run(*path, "--help")
-        assert code == 0
+        out = output_of(run(*path, "--help"))
         assert "…" not in out, path
         for parameter in command.params:
             if parameter.param_type_name == "option":
@@ -183,8 +182,7 @@ def test_the_examples_work_when_they_are_pasted(
             continue
         # The folder has the confirmed schema already.
         words = shlex.split(example.replace("--output people.toml", "--output draft.toml"))
-        code, _, err = run(*words[1:])
-        assert code == 0, f"{example}: {err}"
+        output_of(run(*words[1:]))
 
 
 # Arguments

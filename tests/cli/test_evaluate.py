@@ -12,7 +12,7 @@ from quietmax.data.records import Holdout, Records, is_held_out
 from quietmax.estimators.evaluate import EVALUATION_FILE
 from quietmax.estimators.evaluation import NOT_FOR_PUBLICATION
 from quietmax.estimators.serialization import open_private
-from tests.cli.conftest import Run, assert_error
+from tests.cli.conftest import Run, assert_error, json_of, output_of
 from tests.cli.own_table import DECLARED, add_persons
 
 
@@ -30,9 +30,7 @@ def model(run: Run, people: Path, tmp_path: Path) -> Path:
 
 
 def evaluated(run: Run, *arguments: object) -> dict[str, Any]:
-    code, out, err = run("evaluate", *arguments, "--json")
-    assert code == 0, err
-    found: dict[str, Any] = json.loads(out)
+    found: dict[str, Any] = json_of(run("evaluate", *arguments, "--json"))
     return found
 
 
@@ -102,26 +100,20 @@ def test_without_a_holdout_the_costs_add_up(run: Run, people: Path, head: Path) 
     assert found["guarantee"]["mu"] ** 2 == pytest.approx((training.mu or 0.0) ** 2 + found["mu"] ** 2)
 
 
-@pytest.mark.parametrize("budget", [("--epsilon", 1), ("--delta", 1e-6)])
-def test_exact_figures_take_no_budget(
-    run: Run, people: Path, model: Path, budget: tuple[object, ...]
-) -> None:
-    result = run("evaluate", model, "--data", people, "--exact", *budget)
-    assert_error(result, 2, "--exact takes no budget: leave out --epsilon and --delta")
-
-
-def test_exact_figures_are_marked_and_not_stored(run: Run, people: Path, model: Path) -> None:
+def test_exact_figures_take_no_budget_are_marked_and_not_stored(run: Run, people: Path, model: Path) -> None:
     before = (model / EVALUATION_FILE).read_bytes()
-    code, out, _ = run("evaluate", model, "--data", people, "--exact")
-    assert code == 0
+    exact = ("evaluate", model, "--data", people, "--exact")
+    for budget in (("--epsilon", 1), ("--delta", 1e-6)):
+        result = run(*exact, *budget)
+        assert_error(result, 2, "--exact takes no budget: leave out --epsilon and --delta")
+    out = output_of(run(*exact))
     assert NOT_FOR_PUBLICATION in " ".join(out.split())
     assert (model / EVALUATION_FILE).read_bytes() == before
     assert json.loads(run("card", model, "--json")[1])["evaluation"] is None
 
 
 def test_tables_are_printed_for_people(run: Run, people: Path, model: Path) -> None:
-    code, out, _ = run("evaluate", model, "--data", people)
-    assert code == 0
+    out = output_of(run("evaluate", model, "--data", people))
     text = " ".join(out.split())
     for words in (
         "accuracy",

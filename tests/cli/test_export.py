@@ -11,7 +11,7 @@ import skops.io
 import quietmax.mlflow
 from quietmax.estimators.serialization import open_private
 from quietmax.export.skops import TRUSTED
-from tests.cli.conftest import Run, assert_error
+from tests.cli.conftest import Run, assert_error, json_of, output_of
 from tests.cli.own_table import DECLARED
 
 
@@ -20,9 +20,7 @@ def test_one_command_writes_all_formats_and_they_agree(
 ) -> None:
     places = {"onnx": tmp_path / "a.onnx", "skops": tmp_path / "a.skops", "mlflow": tmp_path / "a"}
     options = [part for name, place in places.items() for part in (f"--{name}", place)]
-    code, out, err = run("export", head, *options, "--json")
-    assert code == 0, err
-    told = json.loads(out)
+    told = json_of(run("export", head, *options, "--json"))
     assert told["written"] == {name: str(place) for name, place in places.items()}
     assert told["guarantee"] == open_private(head).guarantee.to_json()
     rows = pd.read_csv(queries)
@@ -31,8 +29,7 @@ def test_one_command_writes_all_formats_and_they_agree(
     assert list(session.run(["label"], feed)[0]) == ["lo", "hi"]
     assert list(skops.io.load(places["skops"], trusted=list(TRUSTED)).predict(rows)) == ["lo", "hi"]
     assert list(quietmax.mlflow.load_model(places["mlflow"]).predict(rows)) == ["lo", "hi"]
-    code, out, _ = run("export", head, "--onnx", places["onnx"])
-    assert code == 0
+    out = output_of(run("export", head, "--onnx", places["onnx"]))
     assert "Guarantee:" in out
 
 

@@ -33,7 +33,7 @@ from quietmax.estimators.blocks import FILES_IN_MEMORY, Blocks
 from quietmax.estimators.dpsgd.stored_rows import StoredRows
 from quietmax.estimators.head.estimator import PrivateHead as Head
 from quietmax.estimators.serialization import open_private, save_private
-from tests.cli.conftest import Run, assert_error
+from tests.cli.conftest import Run, assert_error, json_of, output_of
 from tests.cli.own_table import DECLARED, add_persons, write_people
 
 FILES = 50
@@ -147,8 +147,7 @@ def test_nested_folders_are_read_and_hidden_files_are_not(
     (files / "_temporary").mkdir()
     (files / "_temporary" / f"part-98{suffix}").write_text("not a table")
     answers = tmp_path / "answers"
-    code, out, err = run("predict", "--model", model, "--input", files, "--output", answers, "--json")
-    assert code == 0, err
+    out = output_of(run("predict", "--model", model, "--input", files, "--output", answers, "--json"))
     assert json.loads(out)["queries"] == 1200
     written = {path.relative_to(answers).as_posix() for path in answers.rglob("part-*")}
     assert written == {
@@ -259,15 +258,13 @@ def test_a_file_that_only_looks_different_is_read(
     whole = json.loads(run(*exact)[1])
     assert run("predict", "--model", model, "--input", files, "--output", answers[0])[0] == 0
     file = _damage(files, kind)
-    code, out, err = run(*exact)
-    assert code == 0, err
+    out = output_of(run(*exact))
     assert (json.loads(out) == whole) == (kind != "no rows")
     assert run("predict", "--model", model, "--input", files, "--output", answers[1])[0] == 0
     first, second = (_read(folder / file.name) for folder in answers)
     assert second.equals(first.iloc[: len(second)].astype(second.dtypes))
     assert len(second) == (0 if kind == "no rows" else len(first))
-    code, _, err = run(*_train(files, tmp_path / "head"))
-    assert code == 0, err
+    output_of(run(*_train(files, tmp_path / "head")))
 
 
 def test_a_new_column_in_one_file_is_refused_except_in_queries(
@@ -277,8 +274,7 @@ def test_a_new_column_in_one_file_is_refused_except_in_queries(
     for command in (("evaluate", model, "--exact", "--data", files), _train(files, tmp_path / "head")):
         assert_error(run(*command), 1, str(file), "which the first file does not have")
     assert not (tmp_path / "head").exists()
-    code, _, err = run("predict", "--model", model, "--input", files, "--output", tmp_path / "answers")
-    assert code == 0, err
+    output_of(run("predict", "--model", model, "--input", files, "--output", tmp_path / "answers"))
 
 
 # --- Ctrl-C
@@ -362,8 +358,7 @@ def test_interrupted_answers_are_continued(
     for name, content in finished.items():
         assert name == ANSWERS_FILE or content == (whole / name).read_bytes()
     monkeypatch.setattr(predict_command, "progress_bar", Reports())
-    code, out, err = run(*predict, answers)
-    assert code == 0, err
+    out = output_of(run(*predict, answers))
     assert json.loads(out)["skipped"] == len(finished) - 1
     assert {name: _contents(answers)[name] for name in os.listdir(files)} == {
         name: _contents(whole)[name] for name in os.listdir(files)
@@ -381,8 +376,7 @@ def test_an_interrupted_training_can_be_continued(
     assert_error(run(*train), 130, "Interrupted")
     assert len(list(cache.iterdir())) == 1
     monkeypatch.setattr(train_command, "progress_bar", progress_bar)
-    code, _, err = run(*train)
-    assert code == 0, err
+    output_of(run(*train))
     assert list(cache.iterdir()) == []
     assert_error(run(*_train(files, tmp_path / "third", "--resume")), 2, "--resume", "--cache-dir")
 
@@ -482,9 +476,7 @@ def test_answers_to_a_folder_are_those_to_its_table_and_a_second_run_skips_them(
 ) -> None:
     answers = tmp_path / "answers"
     predict = ("predict", "--model", head, "--input", files, "--output", answers, "--json")
-    code, out, err = run(*predict)
-    assert code == 0, err
-    done = json.loads(out)
+    done = json_of(run(*predict))
     assert (done["written"], done["skipped"], done["queries"]) == (FILES, 0, 1200)
     expected = json.loads(run("predict", "--model", head, "--input", people, "--json")[1])["labels"]
     for number, queries in enumerate(sorted(files.iterdir())):
@@ -540,8 +532,7 @@ def test_another_file_of_the_same_name_size_and_time_is_answered(
     answers, other = tmp_path / "answers", tmp_path / "other"
     assert run("predict", "--model", head, "--input", files, "--output", answers)[0] == 0
     shutil.copytree(files, other)  # with the times of the files
-    code, out, err = run("predict", "--model", head, "--input", other, "--output", answers, "--json")
-    assert code == 0, err
+    out = output_of(run("predict", "--model", head, "--input", other, "--output", answers, "--json"))
     assert json.loads(out)["skipped"] == 0
     file = min(other.iterdir())
     before, content = file.stat(), file.read_bytes()
@@ -586,15 +577,13 @@ def test_an_evaluation_of_a_folder_counts_like_one_of_its_table(
         add_persons(people)
     model, parts = tmp_path / "model", _split(people, tmp_path / "parts", ".csv")
     more = ("--person", "id") if persons else ()
-    code, _, err = run(*_train(parts, model, "--holdout", 0.3, *more))
-    assert code == 0, err
+    output_of(run(*_train(parts, model, "--holdout", 0.3, *more)))
     exact = ("evaluate", model, "--exact", "--json", "--data")
     whole, streamed = run(*exact, people), run(*exact, parts, "--max-memory", "0")
     assert streamed[0] == whole[0] == 0, streamed[2] + whole[2]
     assert json.loads(streamed[1]) == json.loads(whole[1])
     shutil.copy(parts / "part-01.csv", parts / "part-51.csv")
-    code, out, err = run("evaluate", model, "--data", parts, "--json")
-    assert code == 0, err
+    out = output_of(run("evaluate", model, "--data", parts, "--json"))
     assert json.loads(out)["composition"] == "parallel"
     file = _damage(parts, "wrong type")
     assert_error(run("evaluate", model, "--data", parts, "--epsilon", 1), 1, str(file))

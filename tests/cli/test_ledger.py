@@ -13,7 +13,7 @@ import pytest
 from quietmax.accounting import GaussianCost, PureCost
 from quietmax.cli._output import console
 from quietmax.ledger import Charge, Ledger, Terms
-from tests.cli.conftest import Run, assert_error
+from tests.cli.conftest import Run, assert_error, output_of
 
 WHY = ("--because", "The board has allowed it.")
 RunJson = Callable[..., Any]
@@ -50,8 +50,7 @@ def test_status_shows_what_is_spent_and_by_whom(run: Run, path: Path, run_json: 
     (account,) = run_json("status")["accounts"]
     assert account["spent"]["epsilon"] == pytest.approx(0.25)
     assert [each["client"] for each in account["clients"]] == ["ann"]
-    code, out, _ = run("ledger", "status", "--ledger", path)
-    assert code == 0
+    out = output_of(run("ledger", "status", "--ledger", path))
     assert f"patients:{account['rows']}:{account['head']}" in out
     assert "25.00%" in out
     assert "Clients of patients" in out
@@ -74,17 +73,15 @@ def test_status_shows_what_the_training_set_and_the_holdout_have_spent(run: Run,
     assert "25.00%" in out
 
 
-def test_a_ledger_without_accounts_says_what_opens_them(run: Run, tmp_path: Path) -> None:
+def test_a_new_ledger_says_what_opens_accounts_and_an_unused_account_shows_no_clients(
+    run: Run, tmp_path: Path
+) -> None:
     Ledger(tmp_path / "new.sqlite").close()
-    code, out, _ = run("ledger", "status", "--ledger", tmp_path / "new.sqlite")
-    assert code == 0
+    out = output_of(run("ledger", "status", "--ledger", tmp_path / "new.sqlite"))
     assert "no accounts yet" in out
-
-
-def test_an_unused_account_shows_no_clients(run: Run, tmp_path: Path) -> None:
     with Ledger(tmp_path / "new.sqlite") as ledger:
         ledger.open_account("patients", PureCost(1.0), Terms(1.0))
-    _, out, _ = run("ledger", "status", "--ledger", tmp_path / "new.sqlite")
+    out = output_of(run("ledger", "status", "--ledger", tmp_path / "new.sqlite"))
     assert "Account patients" in out
     assert "Clients of" not in out
 
@@ -122,8 +119,7 @@ def test_invalid_options_are_reported_with_their_flags(run: Run, path: Path) -> 
 
 
 def test_revoke_takes_back_what_is_unspent(run: Run, path: Path, run_json: RunJson) -> None:
-    code, out, _ = run("ledger", "revoke", "patients", *WHY, "--ledger", path)
-    assert code == 0
+    out = output_of(run("ledger", "revoke", "patients", *WHY, "--ledger", path))
     assert "100.00%" in out
     (account,) = run_json("status")["accounts"]
     assert account["limit_units"] == account["spent_units"]
@@ -140,8 +136,7 @@ def test_export_writes_every_row_as_lines_or_as_one_document(
     assert [row["kind"] for row in lines if row["account"] == lines[-1]["account"]] == ["open", "charge"]
     assert run_json("export") == lines
     file = tmp_path / "audit-log.jsonl"
-    code, _, _ = run("ledger", "export", "--ledger", path, "--output", file)
-    assert code == 0
+    output_of(run("ledger", "export", "--ledger", path, "--output", file))
     assert file.read_text() == out
 
 
@@ -174,8 +169,7 @@ def test_verify_finds_an_edited_row_and_a_missing_anchor(run: Run, path: Path, r
         f"Audit log of accounts, training sets and API keys: {keys}"
         in run("ledger", "status", "--ledger", path)[1]
     )
-    code, out, _ = run("ledger", "verify", "--ledger", path)
-    assert code == 0
+    out = output_of(run("ledger", "verify", "--ledger", path))
     assert "No faults found in 3 rows of 1 account." in out
     wrong = f"patients:1:{account['head']}"
     assert_error(run("ledger", "verify", "--anchor", wrong, "--ledger", path), 1, "'patients': row 1 is not")
@@ -198,11 +192,9 @@ def test_the_last_row_is_printed_in_one_line_as_an_anchor(
         for _ in range(99):
             ledger.charge(Charge(account.id, ann, "m/1", 1, rows=1))
         head = ledger.account("acc").head
-    code, out, _ = run("ledger", "status", "--ledger", path)
-    assert code == 0
+    out = output_of(run("ledger", "status", "--ledger", path))
     assert f"acc:100:{head}" in out
-    code, _, _ = run("ledger", "verify", "--ledger", path, "--anchor", f"acc:100:{head}")
-    assert code == 0
+    output_of(run("ledger", "verify", "--ledger", path, "--anchor", f"acc:100:{head}"))
 
 
 @pytest.mark.parametrize("text", ["patients", "patients:one:" + "0" * 64, "patients:1:short"])
@@ -216,15 +208,13 @@ def test_an_anchor_of_another_form_is_an_error(run: Run, path: Path, text: str) 
 
 def test_keys_are_created_listed_and_revoked(run: Run, path: Path, run_json: RunJson) -> None:
     made = run_json("key", "create", "bob", "--days", 30)
-    code, out, _ = run("ledger", "key", "create", "eve", "--ledger", path)
-    assert code == 0
+    out = output_of(run("ledger", "key", "create", "eve", "--ledger", path))
     shown = out.splitlines()[-1]
     listed = run_json("key", "list")["keys"]
     assert [key["client"] for key in listed] == ["bob", "eve"]
     assert shown not in json.dumps(listed)
     assert made["key"] not in json.dumps(listed)
-    code, out, _ = run("ledger", "key", "revoke", made["id"], "--ledger", path)
-    assert code == 0
+    out = output_of(run("ledger", "key", "revoke", made["id"], "--ledger", path))
     assert "of bob is revoked" in out
     assert run_json("key", "revoke", listed[1]["id"])["revoked"] is not None
     _, out, _ = run("ledger", "key", "list", "--ledger", path)

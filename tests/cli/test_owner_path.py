@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, output_of
 
 PERSONS = 400
 REGIONS = ("Île-de-France", "Bretagne", "Provence, Alpes")
@@ -135,9 +135,7 @@ def _ask(url: str, model: str, **columns: tuple[str, list[Any]]) -> dict[str, An
 
 def test_a_messy_file_becomes_a_served_model_in_five_commands(run: Run, folder: Path) -> None:
     def printed(*words: str) -> str:
-        code, out, err = run(*words)
-        assert code == 0, err
-        return out
+        return output_of(run(*words))
 
     # 1. A draft finds everything, and nothing of it is confirmed.
     draft = printed("schema", "draft", "loans.csv", "--label", "Defaulted")
@@ -218,9 +216,7 @@ def test_a_column_of_free_text_goes_all_the_way_from_the_draft_to_the_service(ru
         csv.writer(file).writerows([("note", "age", "repaid"), *rows])
 
     def printed(*words: str) -> str:
-        code, out, err = run(*words)
-        assert code == 0, err
-        return out
+        return output_of(run(*words))
 
     draft = printed("schema", "draft", "notes.csv", "--label", "repaid")
     assert tomllib.loads(draft)["text"] == ["note"]

@@ -10,7 +10,7 @@ import pytest
 from quietmax.ledger import Ledger
 from quietmax.server.deployment import deploy
 from quietmax.server.repository import load_models
-from tests.cli.conftest import Run, assert_error
+from tests.cli.conftest import Run, assert_error, json_of, output_of
 from tests.cli.own_table import DECLARED
 from tests.cli.test_card import change_description
 
@@ -18,9 +18,7 @@ from tests.cli.test_card import change_description
 def test_an_ordinary_network_answers_with_the_names_of_its_classes(
     run: Run, network: Path, queries: Path
 ) -> None:
-    code, out, _ = run("predict", "--model", network, "--input", queries, "--epsilon", 1000, "--json")
-    assert code == 0
-    answer = json.loads(out)
+    answer = json_of(run("predict", "--model", network, "--input", queries, "--epsilon", 1000, "--json"))
     assert answer["labels"] == ["lo", "hi"]
     assert answer["guarantee"]["status"] == "conditional"
 
@@ -39,8 +37,7 @@ def test_the_guarantee_and_its_status_are_always_printed(run: Run, tmp_path: Pat
     assert answer["spent"] == 5
     assert answer["remaining"]["queries"] == 0
     for noise in ("gaussian", "laplace"):
-        code, out, _ = run(*predict, "--noise", noise)
-        assert code == 0
+        out = output_of(run(*predict, "--noise", noise))
         assert "Guarantee: refuted" in out
     assert_error(run(*predict, "--queries", 3), 1, "Privacy budget exhausted: 5", "3 left")
 
@@ -60,8 +57,7 @@ def test_seeded_noise_is_repeatable_and_named_in_the_guarantee(
 ) -> None:
     def predict() -> Any:
         options = ("--model", network, "--input", queries, "--epsilon", 1, "--seeded", 7, "--json")
-        code, out, _ = run("predict", *options)
-        assert code == 0
+        out = output_of(run("predict", *options))
         return json.loads(out)
 
     first, second = predict(), predict()
@@ -87,35 +83,25 @@ def test_a_private_model_refuses_the_options_of_ordinary_networks(
         assert_error(result, 2, f"{option[0]} cannot be used with a private model")
 
 
-def test_teachers_answer_until_the_budget_is_spent_also_in_a_new_process(
+def test_teachers_answer_until_the_budget_is_spent_or_moves_to_a_ledger(
     run: Run, people: Path, queries: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "votes"
     options = ("--queries", 3, "--epsilon", 30, "--declared-size", 480)
-    code, out, _ = run("train", "teachers", people, *DECLARED, *options, "-o", folder)
-    assert code == 0
+    out = output_of(run("train", "teachers", people, *DECLARED, *options, "-o", folder))
     assert "Guarantee: proven" in out
-    code, out, _ = run("predict", "--model", folder, "--input", queries, "--json")
-    assert code == 0
+    out = output_of(run("predict", "--model", folder, "--input", queries, "--json"))
     assert json.loads(out)["remaining"]["queries"] == 1
     assert_error(
         run("predict", "--model", folder, "--input", queries),
         1,
         "Privacy budget exhausted: 2 answers requested, 1 of 3 left",
     )
-
-
-def test_a_budget_that_moved_to_the_ledger_is_not_called_spent(
-    run: Run, people: Path, queries: Path, tmp_path: Path
-) -> None:
-    folder = tmp_path / "votes"
-    options = ("--queries", 3, "--epsilon", 30, "--declared-size", 480)
-    assert run("train", "teachers", people, *DECLARED, *options, "-o", folder)[0] == 0
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         deploy(ledger, load_models([str(folder)]))
     result = run("predict", "--model", folder, "--input", queries)
     assert_error(result, 1, "moved to the ledger", "ask the service")
-    assert "left" not in result[2]
+    assert "left" not in result[2], "a budget that moved is not called spent"
 
 
 def test_a_model_folder_that_was_changed_by_hand_is_an_error(

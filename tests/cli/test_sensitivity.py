@@ -6,14 +6,12 @@ from pathlib import Path
 import pytest
 
 from quietmax.models.serialization import load_model
-from tests.cli.conftest import Run, assert_error
+from tests.cli.conftest import Run, assert_error, json_of, output_of
 
 
 def test_sensitivity_prints_exactly_the_seven_quantities(run: Run) -> None:
     shape = ("--features", 784, "--hidden", 128, "--classes", 10, "--records", 10000)
-    code, out, _ = run("sensitivity", *shape, "--json")
-    assert code == 0
-    values = json.loads(out)
+    values = json_of(run("sensitivity", *shape, "--json"))
     assert list(values) == [
         "rho",
         "weights_l2",
@@ -29,13 +27,11 @@ def test_sensitivity_prints_exactly_the_seven_quantities(run: Run) -> None:
 
 
 def test_the_shape_can_be_read_from_a_model_folder(run: Run, network: Path) -> None:
-    code, out, _ = run("sensitivity", "--model", network, "--json")
-    assert code == 0
+    out = output_of(run("sensitivity", "--model", network, "--json"))
     model = load_model(network)
     shape = ("--features", model.features, "--classes", 2, "--records", model.records)
     assert json.loads(out) == pytest.approx(json.loads(run("sensitivity", *shape, "--json")[1]))
-    code, out, _ = run("sensitivity", "--model", network)
-    assert code == 0
+    out = output_of(run("sensitivity", "--model", network))
     assert "published" in out
 
 

@@ -20,7 +20,7 @@ from quietmax.estimators.serialization import open_private
 from quietmax.estimators.teachers import Teachers
 from quietmax.models.features import Encoder
 from quietmax.models.stacked import TrainingSettings
-from tests.cli.conftest import Run, assert_error
+from tests.cli.conftest import Run, assert_error, json_of, output_of
 from tests.cli.own_table import DECLARED, add_persons
 from tests.models.features.onnx_files import PUBLIC_OUTPUT, PUBLIC_SHA256, public_file
 
@@ -56,8 +56,7 @@ def test_options_are_arguments_of_what_is_trained_and_their_help_states_its_defa
 def test_a_model_is_written_once_unless_overwrite_is_given(run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     train = ("train", "network", *SMALL, "--output", folder)
-    code, out, _ = run(*train)
-    assert code == 0
+    out = output_of(run(*train))
     assert "test accuracy" in out
     before = (folder / "weights.safetensors").read_bytes()
     assert_error(run(*train), 2, "already exists", "--overwrite")
@@ -71,14 +70,11 @@ def test_a_model_is_written_once_unless_overwrite_is_given(run: Run, tmp_path: P
 
 
 def test_alpha_can_be_searched_for(run: Run) -> None:
-    code, out, _ = run("train", "network", *SMALL, "--alpha", "search", "--json")
-    assert code == 0
-    result = json.loads(out)
+    result = json_of(run("train", "network", *SMALL, "--alpha", "search", "--json"))
     assert len(result["alpha_search"]) == 20
     assert result["alpha"] in [trial["alpha"] for trial in result["alpha_search"]]
     assert set(result["original_loss"]) == {"train_accuracy", "validation_accuracy"}
-    code, out, _ = run("train", "network", *SMALL, "--alpha", "search")
-    assert code == 0
+    out = output_of(run("train", "network", *SMALL, "--alpha", "search"))
     for words in ("Search for alpha", "original loss", "chosen", "the original loss", "at most 0.05 below"):
         assert words in " ".join(out.split()), words
 
@@ -170,13 +166,10 @@ def test_a_head_answers_any_number_of_queries(run: Run, people: Path, queries: P
     assert result["guarantee"]["status"] == "proven"
     assert result["test_accuracy"] > 0.8
     for _ in range(3):
-        code, out, _ = run("predict", "--model", folder, "--input", queries, "--json")
-        assert code == 0
-        answer = json.loads(out)
+        answer = json_of(run("predict", "--model", folder, "--input", queries, "--json"))
         assert answer["labels"] == ["lo", "hi"]
         assert answer["remaining"]["queries"] is None
-    code, out, _ = run("predict", "--model", folder, "--input", queries)
-    assert code == 0
+    out = output_of(run("predict", "--model", folder, "--input", queries))
     assert "Guarantee: proven" in out
 
 
@@ -184,9 +177,7 @@ def test_a_head_with_queries_releases_labels_under_pure_privacy(
     run: Run, people: Path, tmp_path: Path
 ) -> None:
     options = (*DECLARED_SIZE, "--queries", 5, "-o", tmp_path / "model", "--json")
-    code, out, err = run("train", "head", people, *DECLARED, *options)
-    assert code == 0, err
-    result = json.loads(out)
+    result = json_of(run("train", "head", people, *DECLARED, *options))
     assert (result["guarantee"]["definition"], result["guarantee"]["status"]) == ("pure", "proven")
     assert (result["queries"], result["test_accuracy"]) == (5, None)
 
@@ -240,13 +231,10 @@ def test_a_head_without_declared_size_shows_the_noisy_count_that_it_paid_for(
 ) -> None:
     monkeypatch.setattr(head_module, "released_size", lambda *_: 4321.7)
     folder = tmp_path / "model"
-    code, out, _ = run("train", "head", people, *DECLARED, "-o", folder, "--json")
-    assert code == 0
-    result = json.loads(out)
+    result = json_of(run("train", "head", people, *DECLARED, "-o", folder, "--json"))
     assert (result["unit"], result["size"], result["size_from"]) == ("record", 4322, "noisy count")
     assert result["not_for_publication"] == ["seconds"]
-    code, out, _ = run("card", folder)
-    assert code == 0
+    out = output_of(run("card", folder))
     assert "noisy number of records" in " ".join(out.split())
     assert "declared number of records" not in " ".join(out.split())
 
@@ -255,9 +243,7 @@ def test_too_few_people_for_the_budget_are_told_from_the_released_or_declared_si
     run: Run, people: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def warnings(*options: object, name: str = "head") -> list[str]:
-        code, out, _ = run("train", name, people, *DECLARED, *options, "--json")
-        assert code == 0
-        found: list[str] = json.loads(out)["warnings"]
+        found: list[str] = json_of(run("train", name, people, *DECLARED, *options, "--json"))["warnings"]
         return found
 
     (few,) = warnings("--declared-size", 30)
@@ -267,8 +253,7 @@ def test_too_few_people_for_the_budget_are_told_from_the_released_or_declared_si
     assert warnings("--declared-size", 30, "--epsilon", 20) == []
     monkeypatch.setattr(head_module, "released_size", lambda *_: 1.0)
     assert warnings() == [few]
-    code, out, _ = run("train", "head", people, *DECLARED)
-    assert code == 0
+    out = output_of(run("train", "head", people, *DECLARED))
     assert few in " ".join(out.split())
     (votes,) = warnings("--declared-size", 188, "--queries", 2, name="teachers")
     assert "a larger --epsilon or fewer --queries would help" in votes
@@ -284,15 +269,14 @@ def test_a_size_that_was_not_declared_is_named_with_its_flag_by_train_and_serve(
     run: Run, people: Path, tmp_path: Path, name: str, options: tuple[object, ...]
 ) -> None:
     folder = tmp_path / "model"
-    code, out, _ = run("train", name, people, *DECLARED, *options, "--epsilon", 8, "-o", folder)
-    assert code == 0
+    out = output_of(run("train", name, people, *DECLARED, *options, "--epsilon", 8, "-o", folder))
     assert "'quietmax serve' refuses the model" in out
     assert "train with --declared-size" in out
     served = run("serve", folder, "--ledger", tmp_path / "ledger.sqlite")
     assert_error(served, 2, "is conditional, not proven", "--declared-size", "--accept-unproven")
-    code, out, _ = run("train", name, people, *DECLARED, *options, "--epsilon", 8, *DECLARED_SIZE, "--json")
-    assert code == 0
-    result = json.loads(out)
+    result = json_of(
+        run("train", name, people, *DECLARED, *options, "--epsilon", 8, *DECLARED_SIZE, "--json")
+    )
     assert (result["warnings"], result["guarantee"]["status"]) == ([], "proven")
 
 
@@ -320,8 +304,7 @@ def test_everybody_is_trained_on_unless_a_holdout_is_asked_for(
         "share": 0.25,
         "seed": 3,
     }
-    code, out, _ = run(*train, *held_out, "-o", tmp_path / "second")
-    assert code == 0
+    out = output_of(run(*train, *held_out, "-o", tmp_path / "second"))
     assert f"quietmax evaluate {tmp_path / 'second'} --data {people}" in out
 
 
@@ -341,9 +324,7 @@ def test_with_a_person_column_the_guarantee_is_for_persons(
     queries = ("--queries", 1) if name == "teachers" else ()
     folder = tmp_path / "model"
     options = ("--person", "id", "--declared-size", 400, *queries, "-o", folder, "--json")
-    code, out, err = run("train", name, people, *DECLARED, *options)
-    assert code == 0, err
-    result = json.loads(out)
+    result = json_of(run("train", name, people, *DECLARED, *options))
     assert (result["unit"], result["size"]) == ("person", 400)
     assert result["guarantee"]["unit"] == "person"
     assert result["guarantee"]["status"] == "proven"
@@ -354,14 +335,13 @@ def test_facts_that_nobody_confirmed_are_an_error_that_names_them_and_the_flag(
     run: Run, people: Path, tmp_path: Path
 ) -> None:
     schema = tmp_path / "draft.toml"
-    code, out, err = run("schema", "draft", people, "--label", "income")
-    assert code == 0, err
+    out = output_of(run("schema", "draft", people, "--label", "income"))
     schema.write_text(out, encoding="utf-8")
     train = ("train", "head", people, "--schema", schema, *DECLARED_SIZE, "--json")
     assert_error(run(*train), 2, "age", "sex", "classes", "[confirm]", "--infer")
-    code, out, err = run(*train, "--infer")
-    assert code == 0, err
-    assert json.loads(out)["guarantee"]["status"] == "conditional"
+    guarantee = json_of(run(*train, "--infer"))["guarantee"]
+    assert guarantee["status"] == "conditional"
+    assert any("age" in assumption for assumption in guarantee["assumptions"])
 
 
 def test_an_interrupted_training_leaves_the_folder_as_it_was(
@@ -394,39 +374,26 @@ def test_an_interrupted_training_leaves_the_folder_as_it_was(
         assert sorted(path.name for path in tmp_path.iterdir()) == names, place
 
 
-def test_inferred_facts_make_the_guarantee_conditional(run: Run, people: Path) -> None:
-    code, out, _ = run("train", "head", people, "--label", "income", "--infer", *DECLARED_SIZE, "--json")
-    assert code == 0
-    guarantee = json.loads(out)["guarantee"]
-    assert guarantee["status"] == "conditional"
-    assert any("age" in assumption for assumption in guarantee["assumptions"])
-
-
 def test_dpsgd_trains_a_network_that_is_queried_served_and_attacked(
     run: Run, people: Path, queries: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "network"
     options = ("--epsilon", 200, "--declared-size", 600, "--sampling-rate", 0.5, "--steps", 60, "-o", folder)
     more = ("--learning-rate", 16, "--holdout", 0.4, "--json")
-    code, out, err = run("train", "dpsgd", people, *DECLARED, *options, *more)
-    assert code == 0, err
-    result = json.loads(out)
+    result = json_of(run("train", "dpsgd", people, *DECLARED, *options, *more))
     # The larger class has 0.54; in 30 trainings, each with its own noise, 0.978 was the least.
     assert result["test_accuracy"] > 0.7
     assert result["queries"] == "any number"
     assert result["delta"] == pytest.approx(1 / 6000)
     assert (result["accountant"], result["analysis"], result["steps"]) == ("pld", "proven", 60)
     assert (result["guarantee"]["status"], result["guarantee"]["epsilon"]) == ("proven", 200.0)
-    code, out, err = run("predict", "--model", folder, "--input", queries, "--json")
-    assert code == 0, err
+    out = output_of(run("predict", "--model", folder, "--input", queries, "--json"))
     assert json.loads(out)["labels"] == ["lo", "hi"]
     assert json.loads(out)["remaining"]["queries"] is None
-    code, out, err = run("card", folder, "--json")
-    assert code == 0, err
+    out = output_of(run("card", folder, "--json"))
     assert json.loads(out)["guarantee"]["status"] == "proven"
     attack = ("attack", folder, "--data", people, *DECLARED, "--attack", "threshold", "--shadows", 2)
-    code, out, err = run(*attack, "--json")
-    assert code == 0, err
+    out = output_of(run(*attack, "--json"))
     assert json.loads(out)["reports"][0]["attack"] == "threshold"
 
 
@@ -434,25 +401,20 @@ def test_full_batches_and_the_published_analysis_are_saved_with_their_own_guaran
     run: Run, people: Path, tmp_path: Path
 ) -> None:
     train = ("train", "dpsgd", people, *DECLARED, "--epsilon", 8, "--declared-size", 600, "--json")
-    code, out, err = run(*train, "--sampling-rate", 1, "-o", tmp_path / "full")
-    assert code == 0, err
+    out = output_of(run(*train, "--sampling-rate", 1, "-o", tmp_path / "full"))
     assert json.loads(out)["guarantee"]["definition"] == "gaussian"
     assert run("card", tmp_path / "full")[0] == 0
     paper = ("--preset", "paper", "--analysis", "published", "--accountant", "zcdp", "--hidden", 4)
-    code, out, err = run(*train, *paper, "-o", tmp_path / "paper")
-    assert code == 0, err
-    result = json.loads(out)
+    result = json_of(run(*train, *paper, "-o", tmp_path / "paper"))
     assert result["guarantee"]["status"] == "conditional"
     assert (result["learning_rate"], result["max_grad_norm"], result["steps"]) == (0.001, 1.0, 600)
-    code, out, err = run("card", tmp_path / "paper")
-    assert code == 0, err
+    out = output_of(run("card", tmp_path / "paper"))
     assert "conditional" in out
 
 
 def test_the_report_of_dpsgd_names_the_accountant_and_the_noise(run: Run, people: Path) -> None:
     options = ("--sampling-rate", 0.5, "--accountant", "nc", "--steps", 5)
-    code, out, err = run("train", "dpsgd", people, *DECLARED, *options)
-    assert code == 0, err
+    out = output_of(run("train", "dpsgd", people, *DECLARED, *options))
     for word in ("accountant", "nc", "noise multiplier", "conditional"):  # no size was declared
         assert word in out
 
@@ -478,13 +440,7 @@ def test_the_report_of_dpsgd_names_the_accountant_and_the_noise(run: Run, people
         (["teachers"], "Missing option '--queries'"),
         # Options of other trainings are unknown:
         (["head", "--epochs", "5"], "No such option: --epochs"),
-        (["head", "--hidden", "5"], "No such option: --hidden"),
-        (["head", "--teachers", "5"], "No such option: --teachers"),
-        (["head", "--accountant", "rdp"], "No such option: --accountant"),
         (["teachers", "--method", "output"], "No such option: --method"),
-        (["teachers", "--learning-rate", "1"], "No such option: --learning-rate"),
-        (["dpsgd", "--loss", "quadratic"], "No such option: --loss"),
-        (["dpsgd", "--epochs", "5"], "No such option: --epochs"),
         (["dpsgd", "--queries", "5"], "No such option: --queries"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -502,8 +458,7 @@ def test_a_private_model_is_not_attacked_through_another_mechanism(
     run: Run, people: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "model"
-    code, _, err = run("train", "head", people, *DECLARED, *DECLARED_SIZE, "--holdout", 0.2, "-o", folder)
-    assert code == 0, err
+    output_of(run("train", "head", people, *DECLARED, *DECLARED_SIZE, "--holdout", 0.2, "-o", folder))
     attack = ("attack", folder, "--data", people, *DECLARED, "--mechanism", "algorithm1", "--epsilon", 1)
     assert_error(run(*attack), 2, "--mechanism")
 
@@ -525,9 +480,9 @@ def test_an_encoder_file_is_the_feature_map_and_is_named_in_the_guarantee(
 ) -> None:
     folder, data = tmp_path / "model", ("mnist-5k", "--records", 60, "--declared-size", 60)
     scaled = ("--encoder-mean", 0.5, "--encoder-std", "0.5,0.5,0.25")
-    code, out, _ = run("train", *kind, *data, *public_encoder, *scaled, "--output", folder, "--json")
-    assert code == 0
-    guarantee = json.loads(out)["guarantee"]
+    guarantee = json_of(run("train", *kind, *data, *public_encoder, *scaled, "--output", folder, "--json"))[
+        "guarantee"
+    ]
     assert guarantee["status"] == "proven"
     assert sum(PUBLIC_SHA256 in each for each in guarantee["assumptions"]) == 1
     features = open_private(folder).features

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from quietmax.attacks.metrics import Estimate
     from quietmax.data.records import Split
     from quietmax.ledger.ledger import Ledger
+    from quietmax.server.client import Client
 
 PERSON = "respondent"
 HOLDOUT = 0.2
@@ -183,22 +184,18 @@ def _print_survey(survey: dict[str, Any]) -> None:
 
 def _answers(output: Path) -> dict[str, Any]:
     """Serve the model and ask about two women."""
-    from quietmax.server.client import Client
-
     for file in output.glob("demo.sqlite*"):  # the ledger of an earlier demo, whose model was replaced
         file.unlink()
-    with (
-        _running_service(output / "affair", output / "demo.sqlite") as (url, key, _),
-        Client(url, key) as client,
-    ):
+    with _served(output / "affair", output / "demo.sqlite") as (client, _):
         labels = client.predict("affair", list(QUESTIONS))
     return {"questions": list(QUESTIONS), "answers": [str(label) for label in labels]}
 
 
 @contextmanager
-def _running_service(folder: Path, database: Path) -> Iterator[tuple[str, str, Ledger]]:
-    """Serve a model in a thread, with a new ledger; yields the address, a client's key and the ledger."""
+def _served(folder: Path, database: Path) -> Iterator[tuple[Client, Ledger]]:
+    """Serve a model in a thread, with a new ledger; yields a client and the ledger."""
     from quietmax.ledger.ledger import Ledger
+    from quietmax.server.client import Client
     from quietmax.server.deployment import deploy
     from quietmax.server.repository import load_models
     from quietmax.server.run import run_in_thread
@@ -208,8 +205,9 @@ def _running_service(folder: Path, database: Path) -> Iterator[tuple[str, str, L
     with Ledger(database) as ledger:
         key, _ = ledger.create_key("demo")
         deployments = deploy(ledger, load_models([str(folder)]))
-        with run_in_thread(Service(ledger, deployments, log=Log(io.BytesIO()))) as url:
-            yield url, key, ledger
+        service = Service(ledger, deployments, log=Log(io.BytesIO()))
+        with run_in_thread(service) as url, Client(url, key) as client:
+            yield client, ledger
 
 
 def _print_answers(found: dict[str, Any]) -> None:
@@ -226,7 +224,6 @@ def _query_until_exhausted(people: Split) -> dict[str, Any]:
     """Serve a head that charges epsilon 1 for each answer, and query it over HTTP until the budget is exhausted."""
     from quietmax.estimators.head.estimator import PrivateHead
     from quietmax.estimators.serialization import save_private
-    from quietmax.server.client import Client
 
     head = PrivateHead(
         epsilon=float(ANSWERS), release="query", queries=ANSWERS, declared_size=DECLARED_PERSONS
@@ -236,10 +233,7 @@ def _query_until_exhausted(people: Split) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="quietmax-demo-") as name:
         place = Path(name)
         save_private(head, place / "charged", dataset=people.name)
-        with (
-            _running_service(place / "charged", place / "ledger.sqlite") as (url, key, ledger),
-            Client(url, key) as client,
-        ):
+        with _served(place / "charged", place / "ledger.sqlite") as (client, ledger):
             while True:
                 try:
                     answer = client.infer("charged", people.test.features[len(labels)][None])
@@ -285,10 +279,8 @@ def _digits(*, quiet: bool) -> dict[str, Any]:
     with progress_bar("training the paper's network on digits", quiet=quiet) as progress:
         network = train(digits, settings=TrainingSettings(epochs=EPOCHS), progress=progress)
     with progress_bar("training a private head on digits", quiet=quiet):
-        shape, classes = digits.records.image_shape, range(digits.classes)
-        head = PrivateHead(image_shape=shape, classes=classes, declared_size=DIGITS).fit(
-            digits.train.features, digits.train.labels
-        )
+        shape = digits.records.image_shape
+        head = PrivateHead(image_shape=shape, declared_size=DIGITS).fit(digits.train)
     with progress_bar("attacking both, and the paper's Algorithm 1", quiet=quiet) as progress:
         noisy = Answerer.prepare(network, Algorithm1(noise="gaussian"), Budget(1.0))
         attack = Threshold(models=SHADOWS)

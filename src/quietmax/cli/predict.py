@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -51,15 +51,6 @@ class _Answers:
     probabilities: NDArray[np.float64] | None
     guarantee: Guarantee
     spending: dict[str, Any]
-
-    @classmethod
-    def of(cls, model: Any, features: Any, classes: tuple[str, ...], *, probable: bool) -> _Answers:
-        """Ask a predictor or private model, for probabilities if it releases them."""
-        probabilities = model.predict_proba(features) if probable else None
-        labels = model.predict(features) if probabilities is None else probabilities.argmax(-1)
-        return cls(
-            classes, labels, probabilities, model.guarantee, {"remaining": {"queries": model.remaining}}
-        )
 
 
 @with_groups
@@ -180,7 +171,9 @@ def _private_answers(folder: Path, input_file: Path, network: NetworkOptions) ->
         )
     features = read_queries(input_file, encoding=private.encoding, width=private.inputs)
     classes = private.encoding.classes if private.encoding else private.classes
-    return _Answers.of(private, features, classes, probable=private.remaining is None)
+    labels, probabilities = _asked(private, features, probable=private.remaining is None)
+    left = {"remaining": {"queries": private.remaining}}
+    return _Answers(classes, labels, probabilities, private.guarantee, left)
 
 
 def _network_answers(folder: Path, input_file: Path, network: NetworkOptions) -> _Answers:
@@ -205,14 +198,22 @@ def _network_answers(folder: Path, input_file: Path, network: NetworkOptions) ->
     )
     classes = model.encoding.classes if model.encoding else tuple(map(str, range(model.classes)))
     probable = releases_probabilities(predictor.mechanism, model.classes)
-    answers = _Answers.of(predictor, features, classes, probable=probable)
+    labels, probabilities = _asked(predictor, features, probable=probable)
     left = predictor.remaining
     spending = {
         "cost": predictor.cost.to_json(),
         "spent": predictor.answered,
         "remaining": {"queries": left.queries, "cost": left.cost.to_json()},
     }
-    return replace(answers, spending=spending)
+    return _Answers(classes, labels, probabilities, predictor.guarantee, spending)
+
+
+def _asked(model: Any, features: Any, *, probable: bool) -> tuple[NDArray[np.int64], Any]:
+    """Class numbers, and probabilities if they are released."""
+    if not probable:
+        return model.predict(features), None
+    probabilities = model.predict_proba(features)
+    return probabilities.argmax(-1), probabilities
 
 
 def _print_answers(answers: _Answers) -> None:
