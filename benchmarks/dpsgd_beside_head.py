@@ -31,7 +31,7 @@ import numpy as np
 import image_accuracy
 from adult_table import write_adult
 from image_accuracy import DELTA, Fit, Store, Task, mean_and_error, task
-from quietmax import DPSGD, PrivateHead
+from quietmax import DPSGD, DPSGDSettings, PrivateHead
 from quietmax.data import Records, load_records
 
 EPSILONS = (1.0, 3.0)
@@ -86,7 +86,7 @@ def image_fit(data: Task, part: str, size: int, epsilon: float, seed: int) -> Fi
         epsilon,
         DELTA,
         features="identity",
-        length=1.0,
+        settings=DPSGDSettings(length=1.0),
         classes=range(data.classes),
         declared_size=size,
         random_state=seed,

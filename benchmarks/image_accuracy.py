@@ -41,7 +41,7 @@ import torch
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
-from quietmax import DPSGD, PrivateHead
+from quietmax import DPSGD, DPSGDSettings, PrivateHead
 from quietmax.data import Records, load_records
 from quietmax.estimators.head.training import default_features
 from quietmax.models.features import FeatureMap
@@ -198,7 +198,12 @@ def dpsgd(data: Task, records: int, epsilon: float, seed: int) -> Fit:
     """Train the linear model of DP-SGD with exact noise; the features have length 1."""
     features, labels = data.training(records, seed)
     model = DPSGD(
-        epsilon, DELTA, features="identity", length=1.0, classes=range(data.classes), declared_size=records
+        epsilon,
+        DELTA,
+        features="identity",
+        settings=DPSGDSettings(length=1.0),
+        classes=range(data.classes),
+        declared_size=records,
     )
     return private(model, data, features, labels)
 

@@ -31,7 +31,7 @@ from quietmax.cli import main
 from quietmax.data.records import Records, Split
 from quietmax.data.tables import encoded_rows, table_rows
 from quietmax.errors import InvalidData, InvalidInput, QuietmaxError
-from quietmax.estimators import batch_answers, teachers
+from quietmax.estimators import HeadSettings, batch_answers, teachers
 from quietmax.estimators.batch_answers import answer_files
 from quietmax.estimators.evaluate import evaluate_folder
 from quietmax.estimators.serialization import open_private, save_private
@@ -85,7 +85,7 @@ def folder(people: pd.DataFrame, tmp_path_factory: pytest.TempPathFactory) -> Pa
 def model(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a head that was trained with a holdout."""
     rows = table_rows(folder, SCHEMA, holdout=0.4)
-    head = PrivateHead(5.0, 1e-5, steps=5, random_state=0).fit(rows.train)
+    head = PrivateHead(5.0, 1e-5, settings=HeadSettings(steps=5), random_state=0).fit(rows.train)
     save_private(head, place := tmp_path_factory.mktemp("models") / "head", dataset="people")
     return place
 
@@ -270,7 +270,7 @@ def test_an_evaluation_counts_the_same(model: Path, folder: Path) -> None:
 
 
 def test_an_estimator_evaluates_with_its_own_engine(folder: Path) -> None:
-    head = PrivateHead(5.0, 1e-5, steps=2, random_state=0, engine=TWO)
+    head = PrivateHead(5.0, 1e-5, settings=HeadSettings(steps=2), random_state=0, engine=TWO)
     rows = table_rows(folder, SCHEMA, holdout=0.4)
     noisy = head.fit(rows.train).evaluate(folder).to_json()
     assert (

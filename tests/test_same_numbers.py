@@ -39,6 +39,8 @@ from quietmax import (
     DPSGD,
     Algorithm1,
     Budget,
+    DPSGDSettings,
+    HeadSettings,
     NoisyMax,
     Predictor,
     PrivateHead,
@@ -549,10 +551,14 @@ def heads():
     kinds: dict[str, Any] = {
         "gradient": PrivateHead(2.0, 1e-5, **public),
         "gradient, noisy size": PrivateHead(2.0, 1e-5, **(public | {"declared_size": None})),
-        "gradient, no centring": PrivateHead(2.0, 1e-5, centring=0.0, steps=10, **public),
+        "gradient, no centring": PrivateHead(
+            2.0, 1e-5, settings=HeadSettings(centring=0.0, steps=10), **public
+        ),
         "gradient, mu": PrivateHead(mu=1.0, features=RandomFourier(16, seed=1), **public),
         "output": PrivateHead(2.0, 1e-5, method="output", **public),
-        "convexified": PrivateHead(2.0, 1e-5, method="output", loss="convexified", alpha=0.5, **public),
+        "convexified": PrivateHead(
+            2.0, 1e-5, method="output", settings=HeadSettings(loss="convexified", alpha=0.5), **public
+        ),
     }
     told: dict[str, Any] = {}
     for name, head in kinds.items():
@@ -582,7 +588,7 @@ def heads():
         classes=range(10),
         declared_size=280,
         random_state=2,
-        steps=20,
+        settings=HeadSettings(steps=20),
     ).fit(pictures[:280], digits[:280])
     told["scattering"] = {"coef": seen.coef_, "labels": seen.predict(pictures[280:])}
     return told
@@ -644,23 +650,31 @@ def _convolution(_features, classes):
 def dpsgd():
     features, labels = blobs()
     others = blobs(30, seed=1)[0]
-    known: dict[str, Any] = {"classes": range(3), "declared_size": 300, "random_state": 5, "steps": 15}
-    public = known | {"features": "identity", "centring_steps": 0}
+    known: dict[str, Any] = {"classes": range(3), "declared_size": 300, "random_state": 5}
+    public = known | {"features": "identity"}
     fixed = public | {"accountant": "zcdp"}
     unit = fixed | {"features": UnitNorm(1.0)}
+    plain = DPSGDSettings(steps=15, centring_steps=0)
+    full, hidden = (
+        replace(plain, sampling_rate=1.0),
+        replace(plain, sampling_rate=0.3, hidden=(8,), activation="tanh"),
+    )
+    adam = replace(plain, sampling_rate=0.3, optimizer="adam", learning_rate=0.01, l2=0.01)
+    sgd = replace(plain, sampling_rate=0.3, optimizer="sgd", max_grad_norm=0.5, length=2.0)
+    paper = fixed | {"accountant": "rdp", "settings": plain}
     kinds: dict[str, Any] = {
-        "full batch, pld": DPSGD(4.0, 1e-5, sampling_rate=1.0, **public),
-        "poisson, pld": DPSGD(4.0, 1e-5, sampling_rate=0.3, hidden=(8,), activation="tanh", **public),
-        "full batch": DPSGD(4.0, 1e-5, sampling_rate=1.0, **fixed),
-        "poisson": DPSGD(4.0, 1e-5, sampling_rate=0.3, hidden=(8,), activation="tanh", **fixed),
-        "adam, l2": DPSGD(
-            4.0, 1e-5, sampling_rate=0.3, optimizer="adam", learning_rate=0.01, l2=0.01, **unit
+        "full batch, pld": DPSGD(4.0, 1e-5, settings=full, **public),
+        "poisson, pld": DPSGD(4.0, 1e-5, settings=hidden, **public),
+        "full batch": DPSGD(4.0, 1e-5, settings=full, **fixed),
+        "poisson": DPSGD(4.0, 1e-5, settings=hidden, **fixed),
+        "adam, l2": DPSGD(4.0, 1e-5, settings=adam, **unit),
+        "sgd": DPSGD(4.0, 1e-5, settings=sgd, **fixed),
+        "published": DPSGD(
+            4.0, 1e-5, analysis="published", settings=replace(plain, sampling_rate=0.25), **fixed
         ),
-        "sgd": DPSGD(4.0, 1e-5, sampling_rate=0.3, optimizer="sgd", max_grad_norm=0.5, length=2.0, **fixed),
-        "published": DPSGD(4.0, 1e-5, analysis="published", sampling_rate=0.25, **fixed),
-        "paper": DPSGD(4.0, 1e-5, analysis="published", preset="paper", **(fixed | {"accountant": "rdp"})),
-        "module": DPSGD(4.0, 1e-5, network=_convolution, sampling_rate=0.3, **fixed),
-    }  # fmt: skip
+        "paper": DPSGD(4.0, 1e-5, analysis="published", preset="paper", **paper),
+        "module": DPSGD(4.0, 1e-5, network=_convolution, settings=replace(plain, sampling_rate=0.3), **fixed),
+    }
     told: dict[str, Any] = {}
     for name, private in kinds.items():
         private.fit(features, labels)

@@ -6,6 +6,8 @@ from typing import Any
 
 import griffe
 
+from quietmax.estimators.base import filled
+
 
 def fenced(text: str) -> str:
     """Return the text with every run of doctest lines in a fence.
@@ -27,9 +29,9 @@ def fenced(text: str) -> str:
 
 
 class DoctestFences(griffe.Extension):
-    """A step of mkdocstrings: every docstring passes through `fenced`."""
+    """A step of mkdocstrings: every docstring gets its shared parts, and passes through `fenced`."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Rewrite one docstring."""
         if obj.docstring is not None:
-            obj.docstring.value = fenced(obj.docstring.value)
+            obj.docstring.value = fenced(filled(obj.docstring.value))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quietmax import DPSGD, PrivateHead, Teachers
+from quietmax import DPSGD, DPSGDSettings, HeadSettings, PrivateHead, Teachers
 from quietmax.accounting import GaussianCost, PureCost
 from quietmax.audit import estimator_with_share, mechanism_with_share
 from quietmax.errors import InvalidInput
@@ -35,7 +35,7 @@ def fitted(estimator: Any) -> Any:
         (PrivateHead(1.0, **PUBLIC), lambda head: 1 / head.guarantee_.parameters["mu_training"]),
         (PrivateHead(1.0, **PUBLIC), lambda head: 1 / head.guarantee_.parameters["mu_centring"]),
         (
-            PrivateHead(1.0, second_moments=0.2, **PUBLIC),
+            PrivateHead(1.0, settings=HeadSettings(second_moments=0.2), **PUBLIC),
             lambda head: 1 / head.guarantee_.parameters["mu_moments"],
         ),
         (PrivateHead(1.0, method="output", **PUBLIC), lambda head: 1 / head.guarantee_.mu),
@@ -51,9 +51,12 @@ def fitted(estimator: Any) -> Any:
             Teachers(1.0, queries=900, network=SMALL, **PUBLIC),
             lambda teachers: 1 / teachers.predictor_.mechanism.per_query.mu,
         ),
-        (DPSGD(1.0, 1e-5, steps=20, **PUBLIC), lambda private: private.plan_.noise_multiplier),
         (
-            DPSGD(1.0, 1e-5, steps=20, sampling_rate=1.0, **PUBLIC),
+            DPSGD(1.0, 1e-5, settings=DPSGDSettings(steps=20), **PUBLIC),
+            lambda private: private.plan_.noise_multiplier,
+        ),
+        (
+            DPSGD(1.0, 1e-5, settings=DPSGDSettings(steps=20, sampling_rate=1.0), **PUBLIC),
             lambda private: private.plan_.noise_multiplier,
         ),
     ],
@@ -122,6 +125,8 @@ def test_invalid_shares_and_unknown_noise_are_errors() -> None:
             mechanism_with_share(votes, share)
     with pytest.raises(InvalidInput, match="cannot be scaled"):
         mechanism_with_share(NoisyMax(), 0.5)
-    published = fitted(DPSGD(1.0, 1e-5, steps=20, analysis="published", accountant="rdp", **PUBLIC))
+    published = fitted(
+        DPSGD(1.0, 1e-5, settings=DPSGDSettings(steps=20), analysis="published", accountant="rdp", **PUBLIC)
+    )
     with pytest.raises(InvalidInput, match="analysis='proven'"):
         estimator_with_share(published, 0.5)

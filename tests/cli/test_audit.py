@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from quietmax import PrivateHead
+from quietmax import HeadSettings, PrivateHead
 from quietmax.cli.audit import _MechanismOptions, app
 from quietmax.errors import InvalidInput, QuietmaxError
 from quietmax.estimators.serialization import save_private
@@ -171,7 +171,7 @@ def test_one_run_refutes_an_ordinary_network() -> None:
 def _few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Heads that are trained in five steps, with the same guarantee."""
     estimator = import_module("quietmax.estimators.head.estimator")
-    monkeypatch.setattr(estimator, "PrivateHead", partial(PrivateHead, steps=5))
+    monkeypatch.setattr(estimator, "PrivateHead", partial(PrivateHead, settings=HeadSettings(steps=5)))
 
 
 @pytest.mark.usefixtures("_few_steps")

@@ -26,6 +26,7 @@ from quietmax.data.records import Records, hold_out
 from quietmax.data.schema import Schema
 from quietmax.data.tables import encode_table
 from quietmax.errors import BudgetExhausted, DataUnavailable, InvalidInput, QuietmaxError
+from quietmax.estimators import DPSGDSettings
 from quietmax.estimators import evaluate as evaluate_module
 from quietmax.estimators import evaluation as evaluation_module
 from quietmax.estimators.dpsgd.estimator import DPSGD
@@ -56,6 +57,7 @@ from quietmax.estimators.serialization import open_private, save_private
 from quietmax.estimators.teachers import Teachers
 from quietmax.models import serialization
 from quietmax.noise.sources import SeededNoise
+from tests.estimators.made import made
 
 TRAINING = Guarantee("gaussian", mu=0.268, status="proven", because="Training.", unit="person")
 UNITS = 2**24
@@ -415,7 +417,7 @@ def people(count: int = 3000, *, persons: bool = True, seed: int = 0) -> Records
 
 
 def head(**settings: Any) -> PrivateHead:
-    return PrivateHead(epsilon=1.0, delta=1e-5, declared_size=1200, **settings)
+    return made(PrivateHead, epsilon=1.0, delta=1e-5, declared_size=1200, **settings)
 
 
 @pytest.mark.parametrize("persons", [True, False])
@@ -497,11 +499,10 @@ def test_a_model_that_is_paid_per_answer_cannot_be_evaluated(kind: str, tmp_path
         if kind == "teachers"
         else PrivateHead(epsilon=9.0, release="query", queries=600, declared_size=140)
     ).fit(split.train)
-    assert not hasattr(Teachers, "evaluate")
     refused = r"paid per answer cannot be evaluated: .* people whose records are public"
     for budget in ({}, {"epsilon": 1.0}):
         with pytest.raises(InvalidInput, match=refused):
-            evaluate(fitted, split.records, **budget)
+            fitted.evaluate(split.records, **budget)
     folder = save_private(fitted, tmp_path / "model", dataset="people")
     for exact in (False, True):
         with pytest.raises(InvalidInput, match=refused):
@@ -513,7 +514,9 @@ def test_a_model_that_is_paid_per_answer_cannot_be_evaluated(kind: str, tmp_path
 
 def test_networks_are_evaluated_too() -> None:
     split = hold_out(people(1200), 0.3, seed=2)
-    network = DPSGD(epsilon=4.0, delta=1e-5, declared_size=420, steps=20, sampling_rate=0.2).fit(split.train)
+    network = DPSGD(
+        epsilon=4.0, delta=1e-5, declared_size=420, settings=DPSGDSettings(steps=20, sampling_rate=0.2)
+    ).fit(split.train)
     with pytest.raises(BudgetExhausted, match="only the first one"):
         copy.deepcopy(network).evaluate(split.records)
     evaluation = network.evaluate(split.records)
@@ -531,7 +534,11 @@ def test_nobody_who_is_held_out_can_be_trained_on(persons: bool) -> None:
     split = hold_out(people(persons=persons), 0.3, seed=4)
     one_too_many = split.records.take(np.append(split.train_rows, split.test_rows[:1]))
     for wrong in (split.records, split.test, one_too_many):
-        for estimator in (head(), DPSGD(declared_size=900, steps=2), Teachers(teachers=2, queries=5)):
+        for estimator in (
+            head(),
+            DPSGD(declared_size=900, settings=DPSGDSettings(steps=2)),
+            Teachers(teachers=2, queries=5),
+        ):
             with pytest.raises(InvalidInput, match=r"held out by their own split.*`split\.train`"):
                 estimator.fit(wrong)
     everybody = hold_out(people(persons=persons), 0.0).records

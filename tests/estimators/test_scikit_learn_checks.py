@@ -7,7 +7,7 @@ from typing import Any
 
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from quietmax.estimators import DPSGD, PrivateHead, Teachers
+from quietmax.estimators import DPSGD, DPSGDSettings, PrivateHead, Teachers
 from quietmax.models import CrossEntropy, TrainingSettings
 
 NETWORK = TrainingSettings(hidden=(16,), loss=CrossEntropy(), learning_rate=0.02, epochs=60, batch_size=16)
@@ -16,7 +16,7 @@ NETWORK = TrainingSettings(hidden=(16,), loss=CrossEntropy(), learning_rate=0.02
 ESTIMATORS = [
     PrivateHead(epsilon=1e6),
     Teachers(epsilon=1e9, queries=10**6, teachers=1, random_state=0, network=NETWORK),
-    DPSGD(epsilon=1e5, sampling_rate=1.0, length=1.0, random_state=0),
+    DPSGD(epsilon=1e5, settings=DPSGDSettings(sampling_rate=1.0, length=1.0), random_state=0),
 ]
 
 

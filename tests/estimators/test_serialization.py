@@ -20,11 +20,20 @@ from quietmax.accounting import Budget, epsilon_of
 from quietmax.data import Encoding, NumericColumn, Records, Schema, hold_out
 from quietmax.data.tables import encode_table
 from quietmax.errors import BudgetExhausted, DataUnavailable, InvalidInput, QuietmaxError
-from quietmax.estimators import DPSGD, PrivateHead, Teachers, open_private, save_private
+from quietmax.estimators import (
+    DPSGD,
+    DPSGDSettings,
+    HeadSettings,
+    PrivateHead,
+    Teachers,
+    open_private,
+    save_private,
+)
 from quietmax.models import CrossEntropy, Model, TrainingSettings, save_model, serialization
 from quietmax.models.features import Identity, UnitNorm, image_features, patches
 from quietmax.models.features.images import dead_leaves
 from quietmax.models.mlp import initial_mlp
+from tests.estimators.made import made
 
 
 def _data():
@@ -37,7 +46,7 @@ def _data():
 
 def _fitted_head(**changes) -> PrivateHead:
     options = {"epsilon": 50.0, "delta": 1e-5, "classes": range(3), "declared_size": 400}
-    return PrivateHead(**(options | changes)).fit(*_data())
+    return made(PrivateHead, **(options | changes)).fit(*_data())
 
 
 @pytest.mark.parametrize("method", ["gradient", "output"])
@@ -58,7 +67,7 @@ def test_a_saved_head_answers_any_number_of_queries_as_before(tmp_path: Path, me
 def test_a_saved_whitened_head_of_persons_answers_as_before(tmp_path: Path, settings: Any) -> None:
     features, labels = _data()
     options = {"epsilon": 50.0, "delta": 1e-5, "classes": range(3), "declared_size": 130}
-    head = PrivateHead(**(options | settings)).fit(features, labels, groups=np.arange(400) // 3)
+    head = made(PrivateHead, **(options | settings)).fit(features, labels, groups=np.arange(400) // 3)
     opened = open_private(save_private(head, tmp_path / "model", dataset="made up"))
     np.testing.assert_array_equal(opened.predict_proba(features), head.predict_proba(features))
     assert opened.guarantee == head.guarantee_
@@ -72,7 +81,7 @@ def test_a_saved_head_on_colour_images_answers_as_before_and_needs_the_same_filt
     images = dead_leaves(60, (3, 50, 9), seed=1).reshape(60, -1)
     images[labels == 1, :450] *= 0.2
     options = {"epsilon": 50.0, "delta": 1e-5, "classes": (0, 1), "declared_size": 60}
-    head = PrivateHead(**options, image_shape=(3, 50, 9)).fit(images, labels)
+    head = made(PrivateHead, **options, image_shape=(3, 50, 9)).fit(images, labels)
     assert head.feature_map_ == image_features((3, 50, 9))
     assert head.guarantee_.status == "proven"
     folder = save_private(head, tmp_path / "model", dataset="made up")
@@ -91,7 +100,7 @@ def test_a_saved_head_on_grey_images_answers_as_before(tmp_path: Path, features:
     images = dead_leaves(60, (1, 12, 9), seed=1).reshape(60, -1)
     images[labels == 1, :50] *= 0.2
     options = {"epsilon": 50.0, "delta": 1e-5, "classes": (0, 1), "declared_size": 60, "features": features}
-    head = PrivateHead(**options, image_shape=(1, 12, 9)).fit(images, labels)
+    head = made(PrivateHead, **options, image_shape=(1, 12, 9)).fit(images, labels)
     assert head.guarantee_.status == "proven"
     opened = open_private(save_private(head, tmp_path / "model", dataset="made up"))
     np.testing.assert_array_equal(opened.predict_proba(images), head.predict_proba(images))
@@ -164,7 +173,7 @@ def test_settings_of_a_head_changed_after_training_change_nothing_that_is_saved(
     tmp_path: Path, release: str
 ) -> None:
     head, (features, _) = _fitted_head(method="output", release=release, queries=4), _data()
-    head.set_params(epsilon=900.0, delta=0.1, queries=9000, radius=100.0)
+    head.set_params(epsilon=900.0, delta=0.1, queries=9000, settings=HeadSettings(radius=100.0))
     head.set_params(release={"weights": "query", "query": "weights"}[release])
     folder = save_private(head, tmp_path / "model", dataset="made up")
     opened, description = open_private(folder), json.loads((folder / "model.json").read_text())
@@ -236,7 +245,7 @@ BY_PERSON: dict[str, Any] = {
     "head": PrivateHead(epsilon=8.0, declared_size=80),
     "head, asked": PrivateHead(epsilon=8.0, declared_size=80, method="output", release="query", queries=9),
     "teachers": Teachers(epsilon=8.0, queries=9, teachers=3, declared_size=80),
-    "dpsgd": DPSGD(epsilon=8.0, declared_size=80, steps=3),
+    "dpsgd": DPSGD(epsilon=8.0, declared_size=80, settings=DPSGDSettings(steps=3)),
 }
 
 
@@ -571,7 +580,7 @@ ESTIMATORS: dict[str, Any] = {
     "teachers": Teachers(
         declared_size=60, queries=5, teachers=3, features=UnitNorm(1.0)
     ),
-    "dpsgd": DPSGD(declared_size=60, features=UnitNorm(1.0), steps=2, random_state=0),
+    "dpsgd": DPSGD(declared_size=60, features=UnitNorm(1.0), settings=DPSGDSettings(steps=2), random_state=0),
 }  # fmt: skip
 
 

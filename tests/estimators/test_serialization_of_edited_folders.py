@@ -21,7 +21,15 @@ from sklearn.preprocessing import StandardScaler
 from quietmax.data import Encoding, NumericColumn, Records, Schema
 from quietmax.data.text import WEIGHTS_SHA256
 from quietmax.errors import DataUnavailable, InvalidInput
-from quietmax.estimators import DPSGD, PrivateHead, Teachers, open_private, save_private
+from quietmax.estimators import (
+    DPSGD,
+    DPSGDSettings,
+    HeadSettings,
+    PrivateHead,
+    Teachers,
+    open_private,
+    save_private,
+)
 from quietmax.estimators.head.guarantees import max_weight_norm, weight_sensitivity
 from quietmax.estimators.head.weights import HeadWeights, PrivateHeadWeights
 from quietmax.ledger import Terms
@@ -31,6 +39,7 @@ from quietmax.predictor import Predictor
 from quietmax.privacy_card import read_card
 from quietmax.server.repository import load_models
 from quietmax.spending import FileAccount
+from tests.estimators.made import made
 
 GENERATOR = np.random.default_rng(0)
 LABELS = GENERATOR.integers(0, 2, 60)
@@ -38,6 +47,9 @@ FEATURES = np.abs(GENERATOR.normal(size=(60, 2)) + LABELS[:, None]).astype(np.fl
 LINEAR = TrainingSettings(hidden=(), loss=CrossEntropy(), learning_rate=0.05, epochs=2, batch_size=8)
 PUBLIC = {"declared_size": 60, "classes": (0, 1), "features": UnitNorm(1.0)}
 QUERY = {"method": "output", "release": "query", "queries": 5}
+NETWORK = PUBLIC | {"delta": 1e-5}
+TWO_STEPS, TILTED = DPSGDSettings(steps=2), HeadSettings(loss="convexified", regularisation=0.1)
+FULL_BATCH, SAMPLES = replace(TWO_STEPS, sampling_rate=1.0), replace(TWO_STEPS, sampling_rate=0.5)
 VOTE = {"queries": 5, "teachers": 3, "network": LINEAR}
 MEASURED = Encoding(
     (NumericColumn("a", 0, 4), NumericColumn("b", 0, 4)), "y", ("0", "1"), inferred=("bounds",)
@@ -46,26 +58,26 @@ ESTIMATORS: dict[str, Any] = {
     "head, gradient": PrivateHead(**PUBLIC),
     "head, noisy size": PrivateHead(**(PUBLIC | {"declared_size": None})),
     "head, output": PrivateHead(**PUBLIC, method="output"),
-    "head, convexified": PrivateHead(**PUBLIC, method="output", loss="convexified", regularisation=0.1),
-    "head, mu": PrivateHead(**PUBLIC, mu=0.5, centring=0.0),
-    "head, second moments": PrivateHead(**PUBLIC, second_moments=0.2),
+    "head, convexified": PrivateHead(**PUBLIC, method="output", settings=TILTED),
+    "head, mu": PrivateHead(**PUBLIC, mu=0.5, settings=HeadSettings(centring=0.0)),
+    "head, second moments": PrivateHead(**PUBLIC, settings=HeadSettings(second_moments=0.2)),
     "head, seeded": PrivateHead(**PUBLIC, random_state=0),
     "head, classes not declared": PrivateHead(**(PUBLIC | {"classes": None})),
     "head asked": PrivateHead(**PUBLIC, **QUERY),
-    "head asked, convexified": PrivateHead(**PUBLIC, **QUERY, loss="convexified", regularisation=0.1),
+    "head asked, convexified": PrivateHead(**PUBLIC, **QUERY, settings=TILTED),
     "head asked, seeded": PrivateHead(**PUBLIC, **QUERY, random_state=0),
     "teachers": Teachers(**PUBLIC, **VOTE),
     "teachers, gaussian": Teachers(**PUBLIC, **VOTE, method="gaussian"),
     "teachers, probabilities": Teachers(**PUBLIC, **VOTE, release="probabilities"),
     "teachers, seeded": Teachers(**PUBLIC, **VOTE, random_state=0),
     "teachers, size not declared": Teachers(**(PUBLIC | {"declared_size": None}), **VOTE),
-    "dpsgd": DPSGD(**PUBLIC, delta=1e-5, steps=2, sampling_rate=1.0),
-    "dpsgd, hidden layer": DPSGD(**PUBLIC, delta=1e-5, steps=2, hidden=(3,), sampling_rate=1.0),
-    "dpsgd, samples": DPSGD(**PUBLIC, delta=1e-5, steps=2, sampling_rate=0.5, accountant="zcdp"),
-    "dpsgd, samples, pld": DPSGD(**PUBLIC, delta=1e-5, steps=2, sampling_rate=0.5),
-    "dpsgd, samples, rdp": DPSGD(**PUBLIC, delta=1e-5, steps=2, sampling_rate=0.5, accountant="rdp"),
-    "dpsgd, published": DPSGD(**PUBLIC, delta=1e-5, steps=2, accountant="zcdp", analysis="published"),
-    "dpsgd, seeded": DPSGD(**PUBLIC, delta=1e-5, steps=2, sampling_rate=1.0, random_state=0),
+    "dpsgd": DPSGD(**NETWORK, settings=FULL_BATCH),
+    "dpsgd, hidden layer": DPSGD(**NETWORK, settings=replace(FULL_BATCH, hidden=(3,))),
+    "dpsgd, samples": DPSGD(**NETWORK, settings=SAMPLES, accountant="zcdp"),
+    "dpsgd, samples, pld": DPSGD(**NETWORK, settings=SAMPLES),
+    "dpsgd, samples, rdp": DPSGD(**NETWORK, settings=SAMPLES, accountant="rdp"),
+    "dpsgd, published": DPSGD(**NETWORK, settings=TWO_STEPS, accountant="zcdp", analysis="published"),
+    "dpsgd, seeded": DPSGD(**NETWORK, settings=FULL_BATCH, random_state=0),
 }  # fmt: skip
 PAID = [kind for kind in ESTIMATORS if "asked" in kind or "teachers" in kind]
 
@@ -308,7 +320,7 @@ def test_weights_of_another_folder_are_refused(saved: dict[str, Path], kind: str
 def test_an_encoding_that_was_measured_and_is_marked_as_declared_is_refused(tmp_path: Path) -> None:
     records = Records("made up", np.repeat(FEATURES, 2, axis=1), LABELS, 2, encoding=MEASURED)
     settings = PUBLIC | {"classes": None}
-    folder = save_private(PrivateHead(**settings).fit(records), tmp_path / "model", dataset="made up")
+    folder = save_private(made(PrivateHead, **settings).fit(records), tmp_path / "model", dataset="made up")
     assert open_private(folder).guarantee.status == "conditional"
     declared = json.loads(Encoding(MEASURED.columns, MEASURED.label, MEASURED.classes).to_json())
     _refused(_edit(folder, lambda found: found.update(encoding=declared)))
@@ -375,7 +387,7 @@ def test_an_encoding_with_a_person_column_and_a_guarantee_for_records_is_refused
     encoding = Encoding(MEASURED.columns, MEASURED.label, MEASURED.classes, person="who")
     records = Records("made up", np.repeat(FEATURES, 2, axis=1), LABELS, 2, encoding=encoding)
     settings = PUBLIC | {"classes": None}
-    folder = save_private(PrivateHead(**settings).fit(records), tmp_path / "model", dataset="made up")
+    folder = save_private(made(PrivateHead, **settings).fit(records), tmp_path / "model", dataset="made up")
     _refused(folder, "it states unit 'record', but the rest of it implies 'person'")
 
 

@@ -13,7 +13,7 @@ import torch
 from sklearn.base import clone
 
 from quietmax.errors import DataUnavailable
-from quietmax.estimators import DPSGD, PrivateHead, Teachers, open_private, save_private
+from quietmax.estimators import DPSGD, DPSGDSettings, PrivateHead, Teachers, open_private, save_private
 from quietmax.models import TrainingSettings
 from quietmax.models.features import Encoder, Pipeline, UnitNorm, save_encoder
 from quietmax.privacy_card import read_card
@@ -28,7 +28,7 @@ ESTIMATORS: dict[str, Any] = {
     "head": PrivateHead(**PUBLIC),
     "head per query": PrivateHead(**PUBLIC, method="output", release="query", queries=500),
     "teachers": Teachers(2.0, 1e-5, 500, 3, network=TrainingSettings((), epochs=1), **PUBLIC),
-    "dpsgd": DPSGD(2.0, 1e-3, steps=2, hidden=(), **PUBLIC),
+    "dpsgd": DPSGD(2.0, 1e-3, settings=DPSGDSettings(steps=2, hidden=()), **PUBLIC),
 }
 
 

@@ -32,8 +32,9 @@ from quietmax.data.records import Records, hold_out
 from quietmax.data.schema import Schema
 from quietmax.data.tables import encode_table
 from quietmax.errors import InvalidInput
-from quietmax.estimators import DPSGD, PrivateHead, Teachers, save_private
+from quietmax.estimators import DPSGD, HeadSettings, PrivateHead, Teachers, save_private
 from quietmax.estimators.training_set import Persons, data_conditions, queries, training_rows
+from tests.estimators.made import made
 from tests.estimators.whole_set import TrainingSet, training_set
 
 SCHEMA = Schema(
@@ -460,7 +461,7 @@ class Scaled(PrivateHead):
 
 
 def test_a_class_that_inherits_from_an_estimator_may_look_at_the_records_first() -> None:
-    options: dict[str, Any] = {"classes": (0, 1), "declared_size": 12, "steps": 1}
+    options: dict[str, Any] = {"classes": (0, 1), "declared_size": 12, "settings": HeadSettings(steps=1)}
     assert PrivateHead(**options).fit(X, Y).guarantee_.status == "proven"
     found = make_pipeline(StandardScaler(), Scaled(**options)).fit(X, Y)[-1].guarantee_
     assert found.status == "conditional"
@@ -470,7 +471,7 @@ def test_a_class_that_inherits_from_an_estimator_may_look_at_the_records_first()
 
 @pytest.mark.parametrize("estimator", [PrivateHead, DPSGD])
 def test_an_estimator_whose_last_fit_failed_is_not_fitted(estimator: Any, tmp_path: Path) -> None:
-    fitted = estimator(classes=(0, 1), declared_size=12, steps=1).fit(X, Y)
+    fitted = made(estimator, classes=(0, 1), declared_size=12, steps=1).fit(X, Y)
     with pytest.raises(InvalidInput, match="not one of the 2 declared classes"):
         fitted.fit(X, Y + 1)
     for use in (lambda: fitted.predict(X), lambda: save_private(fitted, tmp_path / "model", dataset="x")):

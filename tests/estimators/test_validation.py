@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from quietmax.errors import InvalidInput
-from quietmax.estimators import DPSGD, PrivateHead, Teachers
+from quietmax.estimators import DPSGD, HeadSettings, PrivateHead, Teachers
 from quietmax.estimators.validation import LARGEST_SIZE, checked_records, checked_size, class_numbers
 from quietmax.models.features import FeatureMap, Identity, Scattering, Turned, UnitNorm
+from tests.estimators.made import made
 
 SECRET = 0.72152971
 ROWS = np.full((60, 3), SECRET)
@@ -208,7 +209,7 @@ def test_a_table_of_the_wrong_shape_is_refused_without_its_number_of_rows(
 @pytest.mark.parametrize("radius", [1e-272, 1e-13, 1e13])
 def test_a_radius_out_of_range_is_refused(radius: float) -> None:
     with pytest.raises(InvalidInput, match="radius must be a number from 1e-12 to 1e12"):
-        PrivateHead(classes=(0, 1), declared_size=60, radius=radius).fit(ROWS, LABELS)
+        PrivateHead(classes=(0, 1), declared_size=60, settings=HeadSettings(radius=radius)).fit(ROWS, LABELS)
 
 
 FEATURES = np.linspace(0, 1, 60, dtype=np.float32)[:, None]
@@ -245,7 +246,7 @@ DIGITS = np.arange(24) % 2
 def _fast(estimator: type, **settings: Any) -> Any:
     """An estimator that trains in a moment."""
     quick = {"teachers": 2} if estimator is Teachers else {"steps": 1}
-    return estimator(classes=(0, 1), declared_size=24, **quick, **settings)
+    return made(estimator, classes=(0, 1), declared_size=24, **quick, **settings)
 
 
 @pytest.mark.parametrize("estimator", [DPSGD, PrivateHead, Teachers])

@@ -183,7 +183,13 @@ MAPS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", MAPS)
 def test_models_of_vectors_give_equal_answers(name: str, tmp_path: Path) -> None:
-    head = qm.PrivateHead(epsilon=5.0, features=MAPS[name], classes=(3, 7), declared_size=600, radius=2.0)
+    head = qm.PrivateHead(
+        epsilon=5.0,
+        features=MAPS[name],
+        classes=(3, 7),
+        declared_size=600,
+        settings=qm.HeadSettings(radius=2.0),
+    )
     folder = save_private(head.fit(VECTORS, LABELS), tmp_path / "head", dataset="vectors")
     queries = np.random.default_rng(4).normal(size=(3000, 4)).astype(np.float32)
     queries[:3] = np.array([[0, 0, 0, 0], [1e30, -1e30, 1, 2], [1e-30, 0, 0, 0]])
@@ -204,7 +210,10 @@ def test_a_vector_that_is_not_finite_gets_no_answer(tmp_path: Path) -> None:
 @pytest.mark.parametrize("activation", ["tanh", "relu", "sigmoid"])
 def test_networks_of_dpsgd_give_equal_answers(activation: str, tmp_path: Path) -> None:
     network = qm.DPSGD(
-        epsilon=5.0, hidden=(6,), activation=activation, classes=(3, 7), declared_size=600
+        epsilon=5.0,
+        settings=qm.DPSGDSettings(hidden=(6,), activation=activation),
+        classes=(3, 7),
+        declared_size=600,
     ).fit(VECTORS, LABELS)
     folder = save_private(network, tmp_path / "network", dataset="vectors")
     label, probabilities = session(onnx_model(folder)).run(None, {"features": VECTORS})

@@ -24,7 +24,7 @@ from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import FeatureUnion, Pipeline, make_pipeline
 from sklearn.preprocessing import Binarizer, FunctionTransformer, Normalizer
 
-from quietmax import DPSGD, PrivateHead, Teachers
+from quietmax import DPSGD, DPSGDSettings, HeadSettings, PrivateHead, Teachers
 from quietmax._before_noise import ALLOWED, is_allowed, is_own_class
 from quietmax.data.encoding import Encoding, NumericColumn
 from quietmax.data.records import Holdout, Records
@@ -43,9 +43,9 @@ X = np.random.default_rng(0).random((ROWS, 3))
 Y = np.arange(ROWS) % 2
 PUBLIC: dict[str, Any] = {"classes": (0, 1), "declared_size": ROWS}
 ESTIMATORS = {
-    "head": PrivateHead(steps=1, **PUBLIC),
+    "head": PrivateHead(settings=HeadSettings(steps=1), **PUBLIC),
     "teachers": Teachers(teachers=2, queries=1, **PUBLIC),
-    "dpsgd": DPSGD(steps=1, **PUBLIC),
+    "dpsgd": DPSGD(settings=DPSGDSettings(steps=1), **PUBLIC),
 }
 every_estimator = pytest.mark.parametrize("name", ESTIMATORS)
 

@@ -19,7 +19,7 @@ from quietmax.accounting import GaussianCost, PureCost
 from quietmax.accounting.costs import LIMIT
 from quietmax.data.records import Records, hold_out
 from quietmax.errors import BudgetExhausted, DataUnavailable, InvalidInput, LedgerUnavailable, QuietmaxError
-from quietmax.estimators import DPSGD, PrivateHead, Teachers, open_private, save_private
+from quietmax.estimators import DPSGD, DPSGDSettings, PrivateHead, Teachers, open_private, save_private
 from quietmax.estimators.evaluate import evaluate_folder
 from quietmax.ledger import Charge, Ledger, Terms
 from quietmax.ledger.transactions import Charged, Failed
@@ -167,7 +167,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     features = rng.random((120, 3), dtype=np.float32)
     labels = (features[:, 0] > 0.5).astype(int)
     for name, epsilon in (("strong", 1.0), ("weak", 50.0)):
-        private = DPSGD(epsilon, 1e-5, sampling_rate=0.5, steps=4, **PUBLIC).fit(features, labels)
+        private = DPSGD(epsilon, 1e-5, settings=DPSGDSettings(sampling_rate=0.5, steps=4), **PUBLIC).fit(
+            features, labels
+        )
         assert private.guarantee_.definition == "approximate"
         save_private(private, folder / name, dataset="people")
     asked = Teachers(1.0, 1e-5, 10, 3, network=TrainingSettings((4,), epochs=1), **PUBLIC)

@@ -59,11 +59,11 @@ from quietmax.audit.bounds import (
 from quietmax.audit.distinguishing import Draw, distinguish, released_again
 from quietmax.data.records import Records
 from quietmax.errors import InvalidInput
-from quietmax.estimators.dpsgd.config import PrivateSettings, make_plan
+from quietmax.estimators.dpsgd.config import DPSGDSettings, PrivateSettings, make_plan
 from quietmax.estimators.dpsgd.estimator import DPSGD, network_guarantee
 from quietmax.estimators.dpsgd.training import train_private_stack
 from quietmax.estimators.head.estimator import PrivateHead
-from quietmax.estimators.head.training import GradientPlan
+from quietmax.estimators.head.training import GradientPlan, HeadSettings
 from quietmax.estimators.teachers import Teachers, shard_of
 from quietmax.estimators.training_set import Persons
 from quietmax.mechanisms.algorithm1 import Algorithm1
@@ -586,8 +586,7 @@ def _worst_head(
         features=UnitNorm(),
         classes=(0, 1),
         declared_size=4,
-        centring=0.0,
-        steps=1,
+        settings=HeadSettings(centring=0.0, steps=1),
         random_state=0,
     ).fit(records.features, records.labels)
     fit = fit_like(reference, seed << 20, share)
@@ -612,7 +611,7 @@ def _head_answers(
             features=Identity(),
             classes=(0, 1),
             declared_size=_HEAD_RECORDS,
-            regularisation=_HEAD_PULL / _HEAD_RECORDS,
+            settings=HeadSettings(regularisation=_HEAD_PULL / _HEAD_RECORDS),
             random_state=seed,
         )
 
@@ -805,17 +804,22 @@ def fit_like(fitted: Estimator, seed: int, share: float) -> Fit[Estimator]:
 
 
 def _head_settings(fitted: PrivateHead, share: float) -> dict[str, object]:
-    plan = fitted.plan_
+    plan, chosen = fitted.plan_, fitted.settings or HeadSettings()
     settings: dict[str, object] = {"features": fitted.feature_map_}
     if fitted.release == "query":
-        return {**settings, "regularisation": plan.regularisation, "epsilon": fitted.epsilon / share}  # type: ignore[union-attr]
+        own = replace(chosen, regularisation=plan.regularisation)  # type: ignore[union-attr]
+        return {**settings, "settings": own, "epsilon": fitted.epsilon / share}
     mu = mu_of(fitted.epsilon, fitted.delta) if fitted.mu is None else float(fitted.mu)
     moments = fitted.guarantee_.parameters["mu_moments"]
-    settings |= {"mu": mu / share, "second_moments": 0.0 if moments is None else (moments / mu) ** 2}
     kept = (
         ("steps", "learning_rate", "max_grad_norm") if isinstance(plan, GradientPlan) else ("regularisation",)
     )
-    return settings | {name: getattr(plan, name) for name in kept}
+    own = replace(
+        chosen,
+        second_moments=0.0 if moments is None else (moments / mu) ** 2,
+        **{name: getattr(plan, name) for name in kept},
+    )
+    return settings | {"mu": mu / share, "settings": own}
 
 
 def _teacher_settings(fitted: Teachers, share: float) -> dict[str, object]:
@@ -844,5 +848,6 @@ def _dpsgd_settings(fitted: DPSGD, share: float) -> dict[str, object]:
         *("hidden", "activation", "sampling_rate", "steps", "centring_steps"),
         *("max_grad_norm", "learning_rate", "decay", "optimizer", "l2"),
     )
-    settings = {name: getattr(plan.settings, name) for name in kept}
-    return {**settings, "epsilon": epsilon, "delta": plan.delta, "features": fitted.feature_map_}
+    chosen = fitted.settings or DPSGDSettings()
+    own = replace(chosen, **{name: getattr(plan.settings, name) for name in kept})
+    return {"settings": own, "epsilon": epsilon, "delta": plan.delta, "features": fitted.feature_map_}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -483,9 +483,13 @@ def dpsgd(*, privacy: DPSGDOptions, training: _PrivateTraining, memory: MemoryOp
 
     Example: quietmax train dpsgd mnist-5k --declared-size 2000 -o dpsgd
     """
+    from quietmax.estimators.dpsgd.config import DPSGDSettings
     from quietmax.estimators.dpsgd.estimator import DPSGD
 
-    training.run("dpsgd", DPSGD(**arguments_of(privacy)), memory)
+    arguments = arguments_of(privacy)
+    own = {field.name for field in fields(DPSGDSettings)} & arguments.keys()
+    arguments["settings"] = DPSGDSettings(**{name: arguments.pop(name) for name in own})
+    training.run("dpsgd", DPSGD(**arguments), memory)
 
 
 def _check_plugin_map(

@@ -5,9 +5,11 @@ from typing import TYPE_CHECKING
 from quietmax._lazy import lazy_names
 
 if TYPE_CHECKING:
+    from quietmax.estimators.dpsgd.config import DPSGDSettings
     from quietmax.estimators.dpsgd.estimator import DPSGD
     from quietmax.estimators.evaluation import Evaluation
     from quietmax.estimators.head.estimator import PrivateHead
+    from quietmax.estimators.head.training import HeadSettings
     from quietmax.estimators.serialization import PrivateModel, open_private, save_private
     from quietmax.estimators.teachers import Teachers
 else:
@@ -15,7 +17,9 @@ else:
         __name__,
         {
             "DPSGD": "dpsgd.estimator",
+            "DPSGDSettings": "dpsgd.config",
             "Evaluation": "evaluation",
+            "HeadSettings": "head.training",
             "PrivateHead": "head.estimator",
             "PrivateModel": "serialization",
             "Teachers": "teachers",
@@ -24,4 +28,14 @@ else:
         },
     )
 
-__all__ = ["DPSGD", "Evaluation", "PrivateHead", "PrivateModel", "Teachers", "open_private", "save_private"]
+__all__ = [
+    "DPSGD",
+    "DPSGDSettings",
+    "Evaluation",
+    "HeadSettings",
+    "PrivateHead",
+    "PrivateModel",
+    "Teachers",
+    "open_private",
+    "save_private",
+]

@@ -85,22 +85,21 @@ def evaluate(
     disjoint: bool = False,
 ) -> Evaluation:
     """Evaluate a fitted private estimator so that the result may be published."""
-    from sklearn.utils import check_random_state
     from sklearn.utils.validation import check_is_fitted
 
     check_is_fitted(estimator, "classes_")  # if the last fit failed, the account says so
     if hasattr(estimator, "predictor_"):
         raise InvalidInput(PAID_PER_ANSWER)
     account = _account(estimator)
-    seed = getattr(estimator, "random_state", None)
+    seed = estimator._seed()
     subject = _Subject(
-        classifier=getattr(estimator, "model_", None) or estimator._released_weights,
+        classifier=estimator._classifier,
         feature_map=estimator.feature_map_,
         classes=tuple(estimator.classes_.tolist()),
         encoding=estimator.encoding_,
         training=estimator.guarantee_,
-        source=EXACT if seed is None else SeededNoise(int(check_random_state(seed).randint(2**31 - 1))),
-        engine=chosen_engine(getattr(estimator, "engine", "local")),
+        source=EXACT if seed is None else SeededNoise(seed),
+        engine=chosen_engine(estimator.engine),
     )
     records, recognised = _as_records(estimator, X, y, groups)
     return subject.evaluated(
@@ -111,27 +110,6 @@ def evaluate(
         delta=delta,
         mu=mu,
     )
-
-
-class EvaluationMixin:
-    """Gives an estimator whose weights are released the method `evaluate`."""
-
-    def __sklearn_is_fitted__(self) -> bool:
-        return hasattr(self, "guarantee_")
-
-    def evaluate(
-        self,
-        X: Any,
-        y: Any = None,
-        groups: Any = None,
-        *,
-        epsilon: float | None = None,
-        delta: float | None = None,
-        mu: float | None = None,
-        disjoint: bool = False,
-    ) -> Evaluation:
-        """Evaluate the estimator so that the result may be published: the function `evaluate` of this module."""
-        return evaluate(self, X, y, groups, epsilon=epsilon, delta=delta, mu=mu, disjoint=disjoint)
 
 
 def _as_records(estimator: Any, X: Any, y: Any, groups: Any) -> tuple[Records | TableRows, bool]:

@@ -21,8 +21,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils.metaestimators import available_if
+from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from quietmax._ray import RayEngine, ray_map
@@ -33,6 +32,7 @@ from quietmax.data.encoding import Encoding
 from quietmax.data.records import Records
 from quietmax.data.schema import Schema
 from quietmax.errors import InvalidData, InvalidInput, QuietmaxError
+from quietmax.estimators.base import PrivateClassifier, documented
 from quietmax.estimators.blocks import FILES_IN_MEMORY, Blocks, LocalEngine, Table, block_rows
 from quietmax.estimators.ray_blocks import chosen_engine
 from quietmax.estimators.training_set import (
@@ -42,9 +42,6 @@ from quietmax.estimators.training_set import (
     TrainingRows,
     data_assumptions,
     data_conditions,
-    queries,
-    training_rows,
-    with_holdout,
 )
 from quietmax.estimators.validation import (
     LIBRARY_STACK,
@@ -53,9 +50,7 @@ from quietmax.estimators.validation import (
     SETTINGS_PUBLIC,
     ImageShape,
     check_choice,
-    checked_size,
     map_assumptions,
-    named_features,
     runs_own_code,
     size_condition,
     weakened,
@@ -111,11 +106,8 @@ def vote_bounds(unit: Unit) -> ScoreBounds:
 VOTE_BOUNDS = vote_bounds("record")
 
 
-def _releases_probabilities(estimator: Teachers) -> bool:
-    return estimator.release == "probabilities"
-
-
-class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+@documented
+class Teachers(PrivateClassifier):
     """Answer a number of queries by the noisy vote of networks trained on disjoint shards of the records (PATE).
 
     Every new query is charged once; asking the same query again is free. The guarantee holds for one record added or
@@ -138,21 +130,13 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     features : FeatureMap or {"auto", "identity", "unit-norm", "scattering"} or None, default="auto"
         The public feature map, any object with a ``transform`` method; None for no map. "auto": `image_features` if
         ``image_shape`` is given, otherwise none. A map with the user's own code makes the guarantee conditional.
-    image_shape : tuple of int, optional
-        Channels, height and width, if the records are images.
     network : TrainingSettings or callable, optional
         Training settings of the built-in network, or a function (features, classes) -> new torch module, which makes
         the guarantee conditional. By default a small network, or a linear one on a feature map.
     declared_size : int, optional
         The public number of records, or of persons, which defaults are computed from. If None, the true number is
         used and the guarantee is conditional.
-    classes : sequence, optional
-        The public set of labels. If None, it is read off ``y`` and the guarantee is conditional. A schema declares
-        them instead.
-    schema : Schema, optional
-        What is public about the columns of a table; ``fit`` then takes a data frame, files or a stream.
-    random_state : int, optional
-        None: exact noise and a fresh secret key. Otherwise repeatable experiments and a conditional guarantee.
+    $shared_parameters
     engine : LocalEngine, RayEngine, "local" or "ray", default="local"
         Where the rows are kept and the teachers are trained. Teachers are trained in stacks of at most 25, on threads
         or on the workers of a Ray cluster. The rows stay here; a thread or worker gets those of one stack: about
@@ -165,18 +149,7 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         The trained teachers. They are private: only the predictor may ask them.
     predictor_ : Predictor
         Answers queries and charges for them.
-    guarantee_ : Guarantee
-        What is guaranteed of all answers together.
-    classes_ : array of shape (classes,)
-        The labels.
-    encoding_ : Encoding or None
-        How the rows of a table are encoded; None for arrays.
-    holdout_ : Holdout or None
-        Which persons of the table were held out of training; None if nobody was.
-    n_features_in_ : int
-        Number of columns of an encoded record.
-    feature_map_ : object or None
-        The feature map that was used.
+    $shared_attributes
 
     Examples
     --------
@@ -201,7 +174,7 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         declared_size: int | None = None,
         classes: Sequence[Any] | None = None,
         schema: Schema | None = None,
-        random_state: int | None = None,
+        random_state: Any = None,
         engine: LocalEngine | RayEngine | Literal["local", "ray"] = "local",
     ) -> None:
         self.epsilon = epsilon
@@ -219,79 +192,58 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.random_state = random_state
         self.engine = engine
 
-    @np.errstate(all="ignore")  # what the caller has set must not make some records an error
-    def fit(self, X: Any, y: Any = None, *, groups: Any = None) -> Teachers:
-        """Assign private records to shards and train one teacher on each.
-
-        Parameters
-        ----------
-        X : array-like of shape (records, columns), data frame, Records, or a source of rows
-            The private records. A pandas or polars frame if there is a ``schema``. With a schema the rows may also be
-            read part by part: from a file or folder of Parquet, CSV or TSV files, a pattern such as "people/*.parquet",
-            a pyarrow dataset, or an iterator of Arrow record batches.
-        y : array-like of shape (records,), optional
-            Their labels, unless they are in the frame.
-        groups : array-like of shape (records,), optional
-            Whose record each one is. The unit of the guarantee is then the person. The `person` column of a schema
-            does the same.
-
-        Returns
-        -------
-        Teachers
-            The fitted estimator.
-        """
-        found = training_rows(self, X, y, groups)
+    def _train(self, data: TrainingRows) -> Guarantee:
+        """Assign the records to shards and train one teacher on each."""
         budget = Budget(self.epsilon, self.delta, self.queries)
         key = self._key()
-        self.feature_map_ = self._feature_map()
+        self.feature_map_ = self._feature_map(data)
         engine = chosen_engine(self.engine)
         # Rows are kept here, also if the teachers are trained on Ray workers.
         place = engine if isinstance(engine, LocalEngine) else LocalEngine()
-        with Blocks(len(found.classes), place, None if found.in_memory else FILES_IN_MEMORY) as blocks:
-            blocks.expect(2 + self._settings().epochs, found.count)
-            blocks.reserve(found.count, found.columns)
-            blocks.extend(_hashed(found, key))
+        with Blocks(len(data.classes), place, None if data.in_memory else FILES_IN_MEMORY) as blocks:
+            blocks.expect(2 + self._settings().epochs, data.count)
+            blocks.reserve(data.count, data.columns)
+            blocks.extend(_hashed(data, key))
             if not len(blocks):
                 raise InvalidData(NOBODY)
             blocks.expect(1 + self._settings().epochs)
-            size = self._size(blocks, found.unit)
+            size = self._size(len(blocks) if data.unit == "record" else blocks.distinct_persons())
             count = default_teachers(budget, size) if self.teachers is None else self.teachers
             if not 1 <= count <= MOST_TEACHERS or count != int(count):
                 raise InvalidInput(f"teachers must be an integer from 1 to {MOST_TEACHERS:,}, got {count!r}.")
             shards = self._sharded(blocks, count)
-            self.ensemble_ = self._trained(shards, found.unit, count, key, size, engine)
+            self.ensemble_ = self._trained(shards, data.unit, count, key, size, engine)
         source: NoiseSource = (
             EXACT if self.random_state is None else SeededNoise(np.random.default_rng(list(key)))
         )
         self.predictor_ = Predictor(self.ensemble_, self._mechanism(budget, count), budget, noise=source)
-        guarantee = vote_guarantee(
+        return vote_guarantee(
             self.predictor_.guarantee,
             count,
             size,
             features=self.feature_map_,
             own_modules=type(self.ensemble_.teachers) is not MLP,
             size_declared=self.declared_size is not None,
-            classes_declared=found.classes_declared,
-            encoding=found.encoding,
-            code_before=found.code_before,
+            classes_declared=data.classes_declared,
+            encoding=data.encoding,
+            code_before=data.code_before,
         )
-        self.guarantee_ = with_holdout(guarantee, found.holdout)
-        return self
 
-    def __sklearn_is_fitted__(self) -> bool:
-        return hasattr(self, "guarantee_")
+    @property
+    def _classifier(self) -> Predictor:
+        return self.predictor_
 
-    def _feature_map(self) -> Any:
-        """Return the feature map that ``features`` names, None for no map."""
-        if isinstance(self.features, str) and self.features == "auto":
-            return None if self.image_shape is None else image_features(self.image_shape)
-        return named_features(self.features, self.image_shape, encoding=self.encoding_)
+    def _offers(self, method: str) -> bool:
+        return method == "predict_proba" and self.release == "probabilities"
+
+    def _automatic_features(self, data: TrainingRows, size: float | None) -> Any:  # noqa: ARG002
+        return None if self.image_shape is None else image_features(self.image_shape)
 
     def _key(self) -> bytes:
         """Return the secret key that assigns records to shards and seeds the teachers."""
         if self.random_state is None:
             return os.urandom(32)
-        return b"%d" % np.random.RandomState(self.random_state).randint(2**31)
+        return b"%d" % check_random_state(self.random_state).randint(2**31)
 
     def _mechanism(self, budget: Budget, count: int) -> Mechanism:
         """Return the mechanism that releases an answer."""
@@ -309,12 +261,6 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if isinstance(self.network, TrainingSettings):
             return self.network
         return NETWORK if self.feature_map_ is None or self.network is not None else LINEAR
-
-    def _size(self, blocks: Blocks, unit: Unit) -> int:
-        """Return the declared number of units, or else the true one."""
-        if self.declared_size is not None:
-            return checked_size(self.declared_size)
-        return len(blocks) if unit == "record" else blocks.distinct_persons()
 
     def _sharded(self, blocks: Blocks, count: int) -> _Shards:
         """Apply the feature map, and sort the rows of every block by their shards."""
@@ -396,64 +342,11 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         silent = np.array([module is None for module in modules])
         return TeacherEnsemble(modules, silent, classes, soft, unit)
 
-    def predict(self, X: Any) -> NDArray[Any]:
-        """Predict labels by the noisy vote; every new query is charged once.
-
-        Parameters
-        ----------
-        X : array-like of shape (queries, columns) or data frame
-            Queries.
-
-        Returns
-        -------
-        array of shape (queries,)
-            Labels.
-
-        Raises
-        ------
-        BudgetExhausted
-            If the budget does not pay for all new answers; nothing is charged.
-        """
-        queries = self._queries(X)
-        return np.asarray(self.classes_[self.predictor_.predict(queries)])
-
-    @available_if(_releases_probabilities)  # type: ignore[untyped-decorator]
-    def predict_proba(self, X: Any) -> Floats:
-        """Predict class probabilities; only with ``release="probabilities"``.
-
-        Parameters
-        ----------
-        X : array-like of shape (queries, columns) or data frame
-            Queries.
-
-        Returns
-        -------
-        array of shape (queries, classes)
-            Randomised probabilities.
-
-        Raises
-        ------
-        BudgetExhausted
-            If the budget does not pay for all new answers; nothing is charged.
-        """
-        queries = self._queries(X)
-        return self.predictor_.predict_proba(queries)
-
     @property
     def remaining(self) -> Remaining:
         """What is left of the budget."""
         check_is_fitted(self)
         return self.predictor_.remaining
-
-    def _queries(self, X: Any) -> NDArray[np.float32]:
-        """Return the public features of queries."""
-        return self._mapped(queries(self, X))
-
-    def _mapped(self, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Apply the feature map."""
-        if self.feature_map_ is None:
-            return inputs
-        return np.asarray(self.feature_map_.transform(inputs), dtype=np.float32)
 
 
 @dataclass(frozen=True, eq=False)

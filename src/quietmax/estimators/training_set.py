@@ -167,9 +167,6 @@ def training_rows(
     estimator: Any, X: Any, y: Any, groups: Any, *, dtypes: Sequence[Any] = (np.float32,)
 ) -> TrainingRows:
     """Check what an estimator is trained on; set `classes_`, `encoding_`, `holdout_` and `n_features_in_`."""
-    # An estimator whose fit fails is not fitted: it has parts of two trainings, and the guarantee of one of them.
-    for name in ("_evaluations", "guarantee_"):
-        estimator.__dict__.pop(name, None)
     own_code = _own_code(estimator, X, y, groups)
     source = _source(estimator, X, y)
     if source is None:

@@ -30,6 +30,7 @@ from quietmax.attacks.targets import QueryResult
 from quietmax.audit.bounds import epsilon_from_guesses
 from quietmax.audit.distinguishing import audit_mechanism
 from quietmax.errors import InvalidInput, unknown_name
+from quietmax.estimators.dpsgd.config import DPSGDSettings
 from quietmax.estimators.dpsgd.estimator import DPSGD
 from quietmax.estimators.head.estimator import PrivateHead
 from quietmax.estimators.teachers import Teachers
@@ -152,7 +153,9 @@ def _head(trial: Trial, shared: SharedInputs) -> PreparedMethod:
 
 def _dpsgd(trial: Trial, shared: SharedInputs, *, accountant: Accountant) -> PreparedMethod:
     length = 1.0 if shared.group.effort.holdout is None else None  # that of all public features
-    return _released(partial(DPSGD, accountant=accountant, length=length), trial, shared)
+    return _released(
+        partial(DPSGD, accountant=accountant, settings=DPSGDSettings(length=length)), trial, shared
+    )
 
 
 def _released(made: Callable[..., PrivateHead | DPSGD], trial: Trial, shared: SharedInputs) -> PreparedMethod:

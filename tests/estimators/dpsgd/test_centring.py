@@ -13,7 +13,7 @@ import pytest
 from quietmax.accounting.dpsgd import Schedule, noise_multiplier
 from quietmax.data.schema import Schema
 from quietmax.errors import DataUnavailable, InvalidInput
-from quietmax.estimators import open_private, save_private
+from quietmax.estimators import DPSGDSettings, open_private, save_private
 from quietmax.estimators.dpsgd import centring, training
 from quietmax.estimators.dpsgd.centring import Centring, _batch_sum, centre_noise, released_centre
 from quietmax.estimators.dpsgd.config import Plan, make_plan
@@ -21,6 +21,7 @@ from quietmax.estimators.dpsgd.estimator import DPSGD
 from quietmax.estimators.head.exact_sums import clipped_rows, on_grid, unit_rows
 from quietmax.estimators.training_set import Persons
 from quietmax.models.features import UnitNorm
+from tests.estimators.made import made
 
 
 def _features(count: int = 700, columns: int = 5, seed: int = 0) -> Any:
@@ -114,7 +115,9 @@ def test_every_step_is_one_release_of_the_same_noise_multiplier(monkeypatch: pyt
 
         monkeypatch.setattr(module, "release_gaussian", counted)
     features, labels = _features(), np.arange(700) % 3
-    fitted = DPSGD(2.0, 1e-5, declared_size=700, classes=range(3), steps=40).fit(features, labels)
+    fitted = DPSGD(2.0, 1e-5, declared_size=700, classes=range(3), settings=DPSGDSettings(steps=40)).fit(
+        features, labels
+    )
     plan = fitted.plan_
     assert plan.noise_multiplier == noise_multiplier(2.0, 1e-5, Schedule(0.5, 40))
     norm = plan.settings.max_grad_norm * (1 + 2.0**-20)
@@ -155,7 +158,7 @@ def test_centring_helps_where_features_have_much_in_common() -> None:
     points = 0.5 + 0.05 * np.eye(3)[labels] + 0.02 * generator.normal(size=(4000, 3))
     public: dict[str, Any] = {"declared_size": 3000, "classes": range(3), "random_state": 0}
     scores = [
-        DPSGD(1.0, 1e-5, features=UnitNorm(0.5), centring_steps=steps, **public)
+        DPSGD(1.0, 1e-5, features=UnitNorm(0.5), settings=DPSGDSettings(centring_steps=steps), **public)
         .fit(points[:3000], labels[:3000])
         .score(points[3000:], labels[3000:])
         for steps in (None, 0)
@@ -176,14 +179,14 @@ def test_centring_helps_where_features_have_much_in_common() -> None:
     ],
 )
 def test_centring_that_makes_no_sense_is_refused(changes: dict[str, Any], match: str) -> None:
-    private = DPSGD(1.0, 1e-5, declared_size=60, classes=range(3), **changes)
+    private = made(DPSGD, 1.0, 1e-5, declared_size=60, classes=range(3), **changes)
     with pytest.raises(InvalidInput, match=match):
         private.fit(_features(60), np.arange(60) % 3)
 
 
 @pytest.mark.parametrize("changes", [{"centring_steps": 0}, {"steps": 1}, {"preset": "paper", "steps": 3}])
 def test_without_centring_the_network_sees_the_features_as_they_are(changes: dict[str, Any]) -> None:
-    private = DPSGD(1.0, 1e-5, declared_size=60, classes=range(3), **changes)
+    private = made(DPSGD, 1.0, 1e-5, declared_size=60, classes=range(3), **changes)
     private.fit(_features(60), np.arange(60) % 3)
     assert private.model_.centring is None
     assert "centring_steps" not in private.guarantee_.parameters
@@ -225,7 +228,7 @@ def test_a_table_gets_the_features_of_a_head_and_their_scale_and_is_saved_with_t
 def test_a_folder_whose_centre_contradicts_its_steps_cannot_be_opened(tmp_path: Path, damage: str) -> None:
     from quietmax.models.serialization import read_folder, write_folder
 
-    private = DPSGD(2.0, 1e-5, declared_size=60, classes=range(3), steps=4)
+    private = DPSGD(2.0, 1e-5, declared_size=60, classes=range(3), settings=DPSGDSettings(steps=4))
     folder = save_private(
         private.fit(_features(60), np.arange(60) % 3), tmp_path / "model", dataset="numbers"
     )

@@ -18,10 +18,11 @@ from quietmax.accounting.dpsgd import Schedule, noise_multiplier
 from quietmax.data import load, load_records, split
 from quietmax.data.schema import Schema
 from quietmax.errors import DataUnavailable, InvalidInput
-from quietmax.estimators import open_private, save_private
+from quietmax.estimators import DPSGDSettings, open_private, save_private
 from quietmax.estimators.dpsgd.estimator import DPSGD, NUMERICAL, PLACES, POISSON
 from quietmax.estimators.validation import CLASSES, OWN_MAP
 from quietmax.models.features import FrozenModule, Identity, Pipeline, RandomFourier, Scattering, UnitNorm
+from tests.estimators.made import made
 
 
 def _blobs(count=1000, seed=0):
@@ -33,7 +34,7 @@ def _blobs(count=1000, seed=0):
 
 
 def _private(**changes):
-    return DPSGD(**({"epsilon": 2.0, "declared_size": 1000, "classes": range(3)} | changes))
+    return made(DPSGD, **({"epsilon": 2.0, "declared_size": 1000, "classes": range(3)} | changes))
 
 
 def test_a_private_network_learns_and_its_guarantee_is_proven() -> None:
@@ -170,7 +171,12 @@ def test_steps_whose_batch_is_empty_are_taken_with_noise_alone(seed: int | None)
     """Thirty records at a rate of 0.001: nearly all of 20 batches are empty, and with probability 0.55 all."""
     features = np.random.default_rng(0).random((30, 3))
     private = DPSGD(
-        1.0, 1e-5, declared_size=30, classes=(0, 1), sampling_rate=0.001, steps=20, random_state=seed
+        1.0,
+        1e-5,
+        declared_size=30,
+        classes=(0, 1),
+        settings=DPSGDSettings(sampling_rate=0.001, steps=20),
+        random_state=seed,
     )
     private.fit(features, np.arange(30) % 2)
     assert np.abs(private.decision_function(features)).min() > 0
@@ -258,14 +264,16 @@ def test_what_a_numerical_accountant_needs_of_its_library_is_listed_as_an_assump
         "accountant": accountant,
     }
     X, y = np.array([[0.0, 1.0], [1.0, 0.0]] * 500), np.array([0, 1] * 500)
-    guarantee = DPSGD(1.0, 1e-5, **settings).fit(X, y).guarantee_
+    guarantee = made(DPSGD, 1.0, 1e-5, **settings).fit(X, y).guarantee_
     assert guarantee.status == "proven"
     assert guarantee.assumptions[1:] == ((NUMERICAL[accountant],) if listed else ())
 
 
 def _accuracy(data, **options):
     size = len(data.train.labels)
-    private = DPSGD(1.0, 1e-5, declared_size=size, classes=range(data.classes), random_state=0, **options)
+    private = made(
+        DPSGD, 1.0, 1e-5, declared_size=size, classes=range(data.classes), random_state=0, **options
+    )
     private.fit(data.train.features, data.train.labels)
     assert (private.plan_.accountant, private.plan_.analysis) == ("pld", "proven")
     return private.score(data.test.features, data.test.labels)

@@ -27,6 +27,7 @@ from quietmax.estimators.dpsgd.stored_rows import StoredRows
 from quietmax.estimators.head.exact_sums import clipped_rows
 from quietmax.estimators.training_set import Persons, training_rows
 from quietmax.models.mlp import initial_mlp
+from tests.estimators.made import made
 
 pytest.importorskip("opacus")
 
@@ -193,7 +194,7 @@ def test_n_copies_of_all_records_move_the_released_weights_n_times_as_far(
         X, y = np.tile(features, (copies, 1)), np.tile(labels, copies)
         # The same initial weights each time; the noise is far too small to see.
         monkeypatch.setattr("os.urandom", np.random.default_rng(5).bytes)
-        private = DPSGD(1e6, 1e-5, length=1.0, **({"classes": (0, 1, 2)} | options))
+        private = made(DPSGD, 1e6, 1e-5, length=1.0, **({"classes": (0, 1, 2)} | options))
         if "schema" in options:
             private.set_params(classes=None)
             frame = pd.DataFrame(X, columns=COLUMNS).assign(y=y)

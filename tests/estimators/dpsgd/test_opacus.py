@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from quietmax.errors import InvalidInput
+from quietmax.estimators import DPSGDSettings
 from quietmax.estimators.dpsgd.config import PrivateSettings
 from quietmax.estimators.dpsgd.estimator import DPSGD
 from quietmax.estimators.dpsgd.opacus import _Clipped, train_private_module
@@ -104,7 +105,11 @@ def test_a_module_of_ones_own_is_trained_by_person() -> None:
     features, labels = _blobs()
     people = np.arange(len(labels)) // 4
     fitted = DPSGD(
-        epsilon=8.0, network=_convolution, declared_size=100, classes=range(3), steps=3, length=4.0
+        epsilon=8.0,
+        network=_convolution,
+        declared_size=100,
+        classes=range(3),
+        settings=DPSGDSettings(steps=3, length=4.0),
     ).fit(features, labels, groups=people)
     assert fitted.guarantee_.unit == "person"
     assert any("One person moves the module's" in each for each in fitted.guarantee_.assumptions)
@@ -135,11 +140,9 @@ def test_a_module_of_ones_own_learns_and_its_guarantee_names_what_is_assumed(opt
         network=_convolution,
         declared_size=400,
         classes=range(3),
-        optimizer=optimizer,
-        max_grad_norm=0.5,
-        steps=40,
-        length=4.0,
-        sampling_rate=0.5,
+        settings=DPSGDSettings(
+            optimizer=optimizer, max_grad_norm=0.5, steps=40, length=4.0, sampling_rate=0.5
+        ),
     ).fit(features, labels)
     assert fitted.score(others, truth) > 0.8
     assert fitted.guarantee_.status == "conditional"

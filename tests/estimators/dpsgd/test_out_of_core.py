@@ -17,7 +17,7 @@ from quietmax import DPSGD
 from quietmax._ray import RayEngine
 from quietmax.data.schema import Schema
 from quietmax.errors import InvalidData, InvalidInput
-from quietmax.estimators import blocks
+from quietmax.estimators import DPSGDSettings, blocks
 from quietmax.estimators.blocks import Blocks, LocalEngine, Table
 from quietmax.estimators.dpsgd import training
 from quietmax.estimators.dpsgd.config import PrivateSettings
@@ -26,6 +26,7 @@ from quietmax.estimators.dpsgd.training import secret_batches, seeded_batches
 from quietmax.estimators.training_set import Persons, training_rows
 from quietmax.noise import release
 from quietmax.noise.sources import SeededNoise
+from tests.estimators.made import made
 
 ROWS = 1500
 COLUMNS: dict[str, Any] = {
@@ -85,7 +86,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def fit(source: Any, settings: dict[str, Any], **more: Any) -> DPSGD:
     torch.manual_seed(0)
-    return DPSGD(2.0, 1e-5, steps=8, random_state=3, **settings, **more).fit(source)
+    return made(DPSGD, 2.0, 1e-5, steps=8, random_state=3, **settings, **more).fit(source)
 
 
 def weights(fitted: DPSGD) -> list[np.ndarray[Any, Any]]:
@@ -143,7 +144,13 @@ def test_exact_training_is_the_same_in_memory_and_out_of_core(
                 *((module, "release_gaussian") if module is training else (f"{module}.release_gaussian",)),
                 lambda total, **given: release.release_gaussian(total, **(given | {"source": noise})),
             )
-        fitted = DPSGD(2.0, 1e-5, steps=8, sampling_rate=rate, hidden=(3,), schema=PERSONS, engine=engine)
+        fitted = DPSGD(
+            2.0,
+            1e-5,
+            settings=DPSGDSettings(steps=8, sampling_rate=rate, hidden=(3,)),
+            schema=PERSONS,
+            engine=engine,
+        )
         return fitted.fit(source)
 
     disk = LocalEngine(max_memory=0, cache_dir=tmp_path)

@@ -19,7 +19,7 @@ import quietmax.data
 from quietmax.accounting import PureCost, mu_of
 from quietmax.data import Schema
 from quietmax.errors import InvalidInput, QuietmaxError
-from quietmax.estimators import DPSGD, Teachers, open_private, save_private
+from quietmax.estimators import DPSGD, DPSGDSettings, HeadSettings, Teachers, open_private, save_private
 from quietmax.estimators import validation as conditions
 from quietmax.estimators.head.estimator import PrivateHead
 from quietmax.estimators.head.guarantees import weights_guarantee
@@ -35,6 +35,7 @@ from quietmax.models.features import (
     UnitNorm,
 )
 from quietmax.noise.sources import ExactNoise
+from tests.estimators.made import made
 
 TABLE, LABELS = make_blobs(400, centers=3, n_features=4, cluster_std=1.0, random_state=0)
 TABLE = (TABLE - TABLE.min(0)) / (TABLE.max(0) - TABLE.min(0))
@@ -73,7 +74,7 @@ def test_a_head_is_proven_and_states_its_guarantee_within_what_was_asked() -> No
 def test_all_releases_together_never_cost_more_than_the_budget(
     settings: dict[str, Any], budget: dict[str, Any]
 ) -> None:
-    head = PrivateHead(**budget, **settings, random_state=0).fit(TABLE, LABELS)
+    head = made(PrivateHead, **budget, **settings, random_state=0).fit(TABLE, LABELS)
     allowed = budget.get("mu") or mu_of(budget["epsilon"], budget.get("delta", 1e-5))
     assert head.guarantee_.mu <= allowed
     assert head.guarantee_.mu == pytest.approx(allowed, rel=1e-9)
@@ -121,8 +122,8 @@ def test_exact_noise_differs_from_fit_to_fit() -> None:
 def test_the_order_of_the_records_does_not_matter(method: str) -> None:
     order = np.random.default_rng(0).permutation(400)
     settings = {"method": method, "random_state": 1, **PUBLIC}
-    first = PrivateHead(**settings).fit(TABLE, LABELS)
-    second = PrivateHead(**settings).fit(TABLE[order], LABELS[order])
+    first = made(PrivateHead, **settings).fit(TABLE, LABELS)
+    second = made(PrivateHead, **settings).fit(TABLE[order], LABELS[order])
     if method == "gradient":
         np.testing.assert_array_equal(first.coef_, second.coef_)
     else:
@@ -140,7 +141,7 @@ def test_the_fitted_minimisers_of_neighbours_are_within_the_certified_sensitivit
         "loss": loss,
         "alpha": 0.01,
     }
-    whole = PrivateHead(**settings, classes=(0, 1, 2), declared_size=30).fit(TABLE[:30], LABELS[:30])
+    whole = made(PrivateHead, **settings, classes=(0, 1, 2), declared_size=30).fit(TABLE[:30], LABELS[:30])
     bound = whole.sensitivity_.value
     rng = np.random.default_rng(1)
     for trial in range(40):
@@ -150,7 +151,7 @@ def test_the_fitted_minimisers_of_neighbours_are_within_the_certified_sensitivit
         labels = LABELS[:30].copy()
         labels[trial % 30] = rng.integers(3)
         fitted = [
-            PrivateHead(**settings, classes=(0, 1, 2), declared_size=30).fit(*data)
+            made(PrivateHead, **settings, classes=(0, 1, 2), declared_size=30).fit(*data)
             for data in ((extreme, labels), (extreme[kept], labels[kept]))
         ]
         assert np.linalg.norm(fitted[0].coef_ - fitted[1].coef_) <= bound
@@ -167,10 +168,10 @@ def test_one_step_on_neighbours_with_the_same_noise_differs_by_at_most_one_clipp
         "learning_rate": 30.0,
         **PUBLIC,
     }
-    whole = PrivateHead(**settings).fit(TABLE, LABELS)
+    whole = made(PrivateHead, **settings).fit(TABLE, LABELS)
     for removed in range(0, 400, 20):
         kept = np.delete(np.arange(400), removed)
-        other = PrivateHead(**settings).fit(TABLE[kept], LABELS[kept])
+        other = made(PrivateHead, **settings).fit(TABLE[kept], LABELS[kept])
         assert np.linalg.norm(whole.coef_ - other.coef_) <= 30.0 / 400 * 0.3 * (1 + 1e-6)
 
 
@@ -190,8 +191,8 @@ def test_the_output_method_adds_exactly_the_stated_noise() -> None:
         "classes": (0, 1, 2),
         "declared_size": 60,
     }
-    clean = PrivateHead(mu=1e9, **settings).fit(features, labels)
-    noisy = PrivateHead(mu=0.5, random_state=0, **settings).fit(features, labels)
+    clean = made(PrivateHead, mu=1e9, **settings).fit(features, labels)
+    noisy = made(PrivateHead, mu=0.5, random_state=0, **settings).fit(features, labels)
     # |z| < 6: a correct sampler fails with probability below 2e-9
     assert abs(noise_energy(noisy.coef_ - clean.coef_, noisy.sensitivity_.value / 0.5)) < 6
 
@@ -207,8 +208,8 @@ def test_the_gradient_method_adds_exactly_the_stated_noise_at_every_step() -> No
         "learning_rate": 1.0,
     }
     for steps in (1, 4):
-        clean = PrivateHead(mu=1e9, steps=steps, **settings).fit(features, labels)
-        noisy = PrivateHead(mu=0.5, random_state=0, steps=steps, **settings).fit(features, labels)
+        clean = made(PrivateHead, mu=1e9, steps=steps, **settings).fit(features, labels)
+        noisy = made(PrivateHead, mu=0.5, random_state=0, steps=steps, **settings).fit(features, labels)
         # the noise is small beside what would change the gradients, so steps add up independently
         deviation = 1.0 / 60 * 1e-3 * math.sqrt(steps) / 0.5 * math.sqrt(steps)
         assert abs(noise_energy(noisy.coef_ - clean.coef_, deviation)) < 6
@@ -219,7 +220,8 @@ def test_accuracy_grows_with_epsilon() -> None:
 
     def accuracy(epsilon: float) -> float:
         heads = [
-            PrivateHead(epsilon, random_state=seed, features=Identity(), radius=20.0) for seed in range(5)
+            PrivateHead(epsilon, random_state=seed, features=Identity(), settings=HeadSettings(radius=20.0))
+            for seed in range(5)
         ]
         return float(np.mean([head.fit(table, labels).score(table, labels) for head in heads]))
 
@@ -298,7 +300,7 @@ def test_whether_a_head_is_refused_does_not_depend_on_the_labels(alpha: float, r
         np.zeros(60, int),
     ):
         settings = {"loss": "convexified", "alpha": alpha, "regularisation": regularisation}
-        head = PrivateHead(method="output", classes=(0, 1), declared_size=60, centring=0.0, **settings)
+        head = made(PrivateHead, method="output", classes=(0, 1), declared_size=60, centring=0.0, **settings)
         try:
             fitted = head.fit(records, np.asarray(labels, int))
             outcomes.add((fitted.sensitivity_.value, fitted.plan_.tolerance))
@@ -373,7 +375,7 @@ def test_answers_per_query_are_pure_and_stop_when_paid_out() -> None:
 )
 def test_settings_without_meaning_are_refused_with_one_sentence(settings: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput) as error:
-        PrivateHead(**settings).fit(TABLE, LABELS)
+        made(PrivateHead, **settings).fit(TABLE, LABELS)
     assert str(error.value).count("\n") == 0
 
 
@@ -384,7 +386,9 @@ def test_refitting_leaves_nothing_of_the_former_release_behind() -> None:
     head.set_params(release="weights").fit(TABLE, LABELS)
     assert not hasattr(head, "predictor_")
     before = head.predict_proba(TABLE)
-    np.testing.assert_array_equal(head.set_params(radius=9.0).predict_proba(TABLE), before)
+    np.testing.assert_array_equal(
+        head.set_params(settings=HeadSettings(radius=9.0)).predict_proba(TABLE), before
+    )
 
 
 def test_a_fitted_head_survives_cloning_and_pickling() -> None:
@@ -425,7 +429,7 @@ def test_ten_thousand_digits_reach_the_promised_accuracy_with_the_defaults(
     real_data: Path, settings: dict[str, Any], least: float
 ) -> None:
     split = quietmax.data.load("mnist", records=10_000, seed=0, data_dir=real_data)
-    head = PrivateHead(**settings, image_shape=(1, 28, 28), classes=range(10), declared_size=10_000)
+    head = made(PrivateHead, **settings, image_shape=(1, 28, 28), classes=range(10), declared_size=10_000)
     head.fit(split.train.features, split.train.labels)
     assert head.guarantee_.status == "proven"
     assert head.score(split.test.features, split.test.labels) >= least
@@ -445,14 +449,14 @@ def repeated(seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def test_a_person_with_equal_rows_counts_as_one_record(method: Any) -> None:
     """The same noise, and sums that differ only by the rounding of the shares."""
     settings: dict[str, Any] = {"mu": 1.0, "method": method, "classes": (0, 1, 2), "random_state": 3}
-    alone = PrivateHead(**settings).fit(TABLE, LABELS)
+    alone = made(PrivateHead, **settings).fit(TABLE, LABELS)
     rows, labels, persons = repeated()
-    together = PrivateHead(**settings).fit(rows, labels, groups=persons)
+    together = made(PrivateHead, **settings).fit(rows, labels, groups=persons)
     assert together.size_ == alone.size_
     np.testing.assert_allclose(together.centre_, alone.centre_, atol=1e-5)
     assert np.abs(together.coef_ - alone.coef_).max() < 1e-3 * np.abs(alone.coef_).max()
     assert together.sensitivity_.value == pytest.approx(alone.sensitivity_.value)
-    by_row = PrivateHead(**settings).fit(rows, labels)
+    by_row = made(PrivateHead, **settings).fit(rows, labels)
     assert abs(by_row.size_ - together.size_) > 500
 
 
@@ -472,10 +476,10 @@ def test_the_minimisers_with_and_without_one_person_are_within_the_certified_sen
     rows, labels, persons = repeated(1)
     settings: dict[str, Any] = {"release": "query", "classes": (0, 1, 2), "declared_size": 30}
     few = persons < 30
-    whole: Any = PrivateHead(**settings).fit(rows[few], labels[few], groups=persons[few])
+    whole: Any = made(PrivateHead, **settings).fit(rows[few], labels[few], groups=persons[few])
     for person in range(0, 30, 3):
         kept = few & (persons != person)
-        other: Any = PrivateHead(**settings).fit(rows[kept], labels[kept], groups=persons[kept])
+        other: Any = made(PrivateHead, **settings).fit(rows[kept], labels[kept], groups=persons[kept])
         moved = whole.predictor_.model.weights - other.predictor_.model.weights
         assert 0.0 < np.linalg.norm(moved) <= whole.sensitivity_.value
 
@@ -493,8 +497,10 @@ def uneven(records: int = 20_000) -> tuple[np.ndarray, np.ndarray]:
 def test_second_moments_help_where_columns_have_very_different_spread() -> None:
     rows, labels = uneven(40_000)
     settings: dict[str, Any] = {"declared_size": 20_000, "classes": (0, 1), "random_state": 0}
-    plain = PrivateHead(1.0, 1e-5, second_moments=0.0, **settings).fit(rows[:20_000], labels[:20_000])
-    whitened = PrivateHead(1.0, 1e-5, **settings).fit(rows[:20_000], labels[:20_000])
+    plain = PrivateHead(1.0, 1e-5, settings=HeadSettings(second_moments=0.0), **settings).fit(
+        rows[:20_000], labels[:20_000]
+    )
+    whitened = made(PrivateHead, 1.0, 1e-5, **settings).fit(rows[:20_000], labels[:20_000])
     assert plain.whitening_ is None
     assert whitened.whitening_.shape == (14, 14)
     assert whitened.plan_.steps < plain.plan_.steps
@@ -505,7 +511,9 @@ def test_second_moments_help_where_columns_have_very_different_spread() -> None:
 
 def test_a_whitened_head_predicts_from_each_row_alone() -> None:
     rows, labels = uneven(6000)
-    head = PrivateHead(mu=1.0, second_moments=0.1, classes=(0, 1), declared_size=6000).fit(rows, labels)
+    head = PrivateHead(
+        mu=1.0, settings=HeadSettings(second_moments=0.1), classes=(0, 1), declared_size=6000
+    ).fit(rows, labels)
     together = head.decision_function(rows[:50])
     for number in range(50):
         np.testing.assert_allclose(
@@ -516,7 +524,7 @@ def test_a_whitened_head_predicts_from_each_row_alone() -> None:
 @pytest.mark.parametrize("share", [-0.1, 0.95, 1.0, float("nan")])
 def test_a_share_for_second_moments_that_leaves_nothing_is_refused(share: float) -> None:
     with pytest.raises(InvalidInput, match="second_moments must be"):
-        PrivateHead(second_moments=share).fit(TABLE, LABELS)
+        PrivateHead(settings=HeadSettings(second_moments=share)).fit(TABLE, LABELS)
 
 
 def test_records_too_large_for_float32_are_refused_in_float64_too() -> None:
@@ -538,9 +546,9 @@ def test_records_too_large_for_float32_are_refused_before_any_noise_is_drawn(
 @pytest.mark.parametrize(
     "estimator",
     [
-        PrivateHead(steps=2, **PUBLIC),
+        PrivateHead(settings=HeadSettings(steps=2), **PUBLIC),
         PrivateHead(method="output", **PUBLIC),
-        DPSGD(steps=2, **PUBLIC),
+        DPSGD(settings=DPSGDSettings(steps=2), **PUBLIC),
         Teachers(queries=1, teachers=2, network=TrainingSettings(hidden=(), epochs=1), **PUBLIC),
     ],
     ids=lambda estimator: type(estimator).__name__,
@@ -587,7 +595,12 @@ def test_features_of_tables_are_scaled_by_the_released_centre_at_no_cost(tmp_pat
     np.testing.assert_array_equal(opened.predict_proba(opened.encode(frame)), head.predict_proba(frame))
     assert opened.guarantee == claim
     # without a centre there is nothing to scale by
-    assert PrivateHead(schema=schema, declared_size=3000, centring=0.0).fit(frame).whitening_ is None
+    assert (
+        PrivateHead(schema=schema, declared_size=3000, settings=HeadSettings(centring=0.0))
+        .fit(frame)
+        .whitening_
+        is None
+    )
 
 
 @pytest.mark.parametrize("steps", [0, 0.5, -3, "10"])

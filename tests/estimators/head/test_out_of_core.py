@@ -20,10 +20,11 @@ from quietmax.data.schema import Schema
 from quietmax.data.sources import ParquetPart
 from quietmax.data.tables import table_rows
 from quietmax.errors import DataUnavailable, InvalidData, InvalidInput
-from quietmax.estimators import blocks
+from quietmax.estimators import DPSGDSettings, blocks
 from quietmax.estimators.blocks import LocalEngine
 from quietmax.estimators.head import training
 from quietmax.estimators.serialization import open_private, save_private
+from tests.estimators.made import made
 
 ROWS = 3000
 PLAIN = Schema(
@@ -71,7 +72,7 @@ def people() -> pd.DataFrame:
 
 
 def fit(source: Any, settings: dict[str, Any], **more: Any) -> PrivateHead:
-    return PrivateHead(1.0, 1e-5, random_state=3, **settings, **more).fit(source)
+    return made(PrivateHead, 1.0, 1e-5, random_state=3, **settings, **more).fit(source)
 
 
 def files(folder: Path, frame: pd.DataFrame, cuts: list[int]) -> Path:
@@ -187,7 +188,7 @@ def test_a_bad_file_is_found_before_any_noise_is_drawn(
     frame = people()
     frame.loc[2990, "ill"] = "secret"
     folder = files(tmp_path / "people", frame, list(range(60, ROWS, 60)))
-    head = PrivateHead(1.0, 1e-5, **settings, engine=LocalEngine(0, tmp_path))
+    head = made(PrivateHead, 1.0, 1e-5, **settings, engine=LocalEngine(0, tmp_path))
     with pytest.raises(InvalidData, match=r"49.parquet: Row 51 has a label outside the classes") as caught:
         head.fit(folder)
     assert "secret" not in str(caught.value)
@@ -220,7 +221,7 @@ def interrupted(folder: Path, engine: LocalEngine, calls: int, settings: dict[st
         if next(seen, None) is None:
             raise KeyboardInterrupt
 
-    head = PrivateHead(1.0, 1e-5, **settings, engine=replace(engine, progress=progress))
+    head = made(PrivateHead, 1.0, 1e-5, **settings, engine=replace(engine, progress=progress))
     with pytest.raises(KeyboardInterrupt):
         head.fit(folder)
     drawn = ("size_", "centre_", "whitening_", "coef_", "feature_map_", "plan_", "sensitivity_")
@@ -363,7 +364,9 @@ def test_teachers_and_dpsgd_read_the_same_files(tmp_path: Path) -> None:
     frame = people().iloc[:400]
     folder = files(tmp_path / "people", frame, [100])
     makers: tuple[Callable[[], Any], ...] = (
-        lambda: DPSGD(1.0, 1e-3, schema=PERSONS, declared_size=300, steps=2, random_state=1),
+        lambda: DPSGD(
+            1.0, 1e-3, schema=PERSONS, declared_size=300, settings=DPSGDSettings(steps=2), random_state=1
+        ),
         lambda: Teachers(1.0, 1e-5, queries=2, teachers=3, schema=PERSONS, declared_size=300, random_state=1),
     )
     for make in makers:
@@ -386,7 +389,7 @@ def test_what_files_cannot_have_is_an_error(
 ) -> None:
     folder = files(tmp_path / "people", people(), [1000])
     with pytest.raises(InvalidInput, match=message):
-        PrivateHead(1.0, 1e-5, **settings).fit(folder, **more)
+        made(PrivateHead, 1.0, 1e-5, **settings).fit(folder, **more)
 
 
 def test_files_without_rows_are_an_error(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.dataset
 import pytest
 
-from quietmax import PrivateHead
+from quietmax import HeadSettings, PrivateHead
 from quietmax._ray import Actors, RayEngine
 from quietmax.data.schema import Schema
 from quietmax.data.tables import table_rows
@@ -27,6 +27,7 @@ from quietmax.errors import DataUnavailable, InvalidData, InvalidInput, Quietmax
 from quietmax.estimators.blocks import LocalEngine, Table
 from quietmax.estimators.head import training
 from quietmax.estimators.ray_blocks import RayBlocks
+from tests.estimators.made import made
 from tests.ray_cluster import reused_actors, running_cluster
 
 ray = pytest.importorskip("ray")
@@ -73,7 +74,7 @@ def expected(people: pd.DataFrame) -> PrivateHead:
 def fit(source: Any, engine: Any, **more: Any) -> PrivateHead:
     """Train with every kind of pass: persons, a noisy size, a centre, second moments and gradients."""
     settings = {"schema": PERSONS, "features": "unit-norm", "second_moments": 0.1, "steps": FEW_STEPS} | more
-    return PrivateHead(1.0, 1e-5, random_state=3, engine=engine, **settings).fit(source)
+    return made(PrivateHead, 1.0, 1e-5, random_state=3, engine=engine, **settings).fit(source)
 
 
 def files(folder: Path, frame: pd.DataFrame, cuts: list[int]) -> Path:
@@ -134,7 +135,9 @@ def test_arrays_and_groups_are_sent_to_the_workers() -> None:
     y = (X[:, 0] + rng.normal(size=ROWS) > 0).astype(int)
 
     def weights(order: np.ndarray, engine: Any) -> np.ndarray:
-        head = PrivateHead(1.0, 1e-5, classes=(0, 1), random_state=1, engine=engine, steps=FEW_STEPS)
+        head = PrivateHead(
+            1.0, 1e-5, classes=(0, 1), random_state=1, engine=engine, settings=HeadSettings(steps=FEW_STEPS)
+        )
         return np.asarray(head.fit(X[order], y[order], groups=groups[order]).coef_)
 
     expected = weights(np.arange(ROWS), "local")

@@ -12,6 +12,7 @@ from sklearn.datasets import make_blobs
 
 from quietmax.accounting.costs import GaussianCost
 from quietmax.errors import InvalidInput
+from quietmax.estimators import HeadSettings
 from quietmax.estimators.blocks import Table
 from quietmax.estimators.head import training
 from quietmax.estimators.head.estimator import PrivateHead
@@ -103,7 +104,8 @@ def test_the_number_of_steps_is_limited_by_the_numbers_read() -> None:
 
 
 def test_given_settings_are_kept() -> None:
-    plan = gradient_plan(1000, 20, 0.27, steps=7, learning_rate=3.0, max_grad_norm=0.4)
+    given = HeadSettings(steps=7, learning_rate=3.0, max_grad_norm=0.4)
+    plan = gradient_plan(1000, 20, 0.27, settings=given)
     assert plan == GradientPlan(7, 3.0, 0.4)
     assert plan.to_json() == {"steps": 7, "learning_rate": 3.0, "max_grad_norm": 0.4, "schedule": "linear"}
 
@@ -149,7 +151,13 @@ def test_accuracy_does_not_fall_with_epsilon_where_the_rows_vary_mostly_in_one_d
     labels = (normal @ rng.normal(size=30) > 0).astype(int)
     accuracies = []
     for epsilon in (0.5, 2.0, 8.0, 50.0):
-        head = PrivateHead(epsilon, classes=(0, 1), declared_size=900, second_moments=0.0, random_state=1)
+        head = PrivateHead(
+            epsilon,
+            classes=(0, 1),
+            declared_size=900,
+            settings=HeadSettings(second_moments=0.0),
+            random_state=1,
+        )
         head.fit(records[:900], labels[:900])
         accuracies.append(head.score(records[900:], labels[900:]))
     assert accuracies == sorted(accuracies)
@@ -158,11 +166,11 @@ def test_accuracy_does_not_fall_with_epsilon_where_the_rows_vary_mostly_in_one_d
 
 def test_a_learning_rate_that_makes_the_weights_explode_is_an_error() -> None:
     with pytest.raises(InvalidInput, match="Training diverged"):
-        PrivateHead(learning_rate=1e300, random_state=0, **PUBLIC).fit(TABLE, LABELS)
+        PrivateHead(settings=HeadSettings(learning_rate=1e300), random_state=0, **PUBLIC).fit(TABLE, LABELS)
 
 
 def test_weights_of_any_reasonable_size_keep_the_sums_exact() -> None:
-    head = PrivateHead(learning_rate=1e40, random_state=0, **PUBLIC).fit(TABLE, LABELS)
+    head = PrivateHead(settings=HeadSettings(learning_rate=1e40), random_state=0, **PUBLIC).fit(TABLE, LABELS)
     assert np.isfinite(head.coef_).all()
 
 

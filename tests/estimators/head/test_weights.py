@@ -21,6 +21,7 @@ from quietmax.models.features import UnitNorm
 from quietmax.noise import SeededNoise
 from quietmax.predictor import Predictor
 from quietmax.sensitivity import Sensitivity
+from tests.estimators.made import made
 
 TABLE, LABELS = make_blobs(400, centers=3, n_features=4, cluster_std=1.0, random_state=0)
 TABLE = (TABLE - TABLE.min(0)) / (TABLE.max(0) - TABLE.min(0))
@@ -49,10 +50,10 @@ def test_scores_of_unreleased_weights_stay_within_their_bounds_for_neighbours() 
         "declared_size": 25,
     }
     queries = UnitNorm(0.6).transform(np.random.default_rng(4).normal(size=(200, 4)) * 5)
-    whole: Any = PrivateHead(**settings).fit(TABLE[:25], LABELS[:25]).predictor_.model
+    whole: Any = made(PrivateHead, **settings).fit(TABLE[:25], LABELS[:25]).predictor_.model
     for removed in range(25):
         kept = np.delete(np.arange(25), removed)
-        other = PrivateHead(**settings).fit(TABLE[kept], LABELS[kept]).predictor_.model
+        other = made(PrivateHead, **settings).fit(TABLE[kept], LABELS[kept]).predictor_.model
         moved = whole.scores(queries) - other.scores(queries)
         assert np.abs(moved).max() <= whole.bounds.one.value
         assert np.linalg.norm(moved, axis=1).max() <= whole.bounds.vector.value
@@ -84,8 +85,8 @@ def test_only_weights_of_a_fit_or_of_a_folder_have_proven_bounds(tmp_path) -> No
         PrivateHeadWeights(*parts, by_hand.bounds),  # type: ignore[call-arg]
         replace(fitted, bounds=by_hand.bounds),
     )
-    for made in models:
-        assert status(made) == "conditional"
+    for model in models:
+        assert status(model) == "conditional"
     with pytest.raises(TypeError, match="_fitted"):
         PrivateHeadWeights(*parts, by_hand.bounds, _fitted=True)  # type: ignore[call-arg]
 

@@ -22,7 +22,7 @@ from torch import nn
 
 from quietmax.data import Schema, load
 from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError
-from quietmax.estimators import DPSGD, PrivateHead, Teachers
+from quietmax.estimators import DPSGD, DPSGDSettings, PrivateHead, Teachers
 from quietmax.estimators.validation import EMBEDDED, LIBRARY_ROUNDING, map_assumptions
 from quietmax.models.features import Embedding, Encoder, Pipeline, UnitNorm, save_encoder
 from quietmax.models.features.encoder import _network
@@ -438,7 +438,10 @@ def test_a_head_learns_digits_from_a_public_network_and_its_proven_guarantee_nam
         {"bounds": {"*": (-1, 1)}, "edges": {"b": (0.0,)}, "complete": ("*",)},
     ],
 )
-@pytest.mark.parametrize("estimator", [PrivateHead(4.0), DPSGD(4.0, 1e-5, steps=2), Teachers(4.0, queries=1)])
+@pytest.mark.parametrize(
+    "estimator",
+    [PrivateHead(4.0), DPSGD(4.0, 1e-5, settings=DPSGDSettings(steps=2)), Teachers(4.0, queries=1)],
+)
 def test_a_table_with_other_columns_is_not_an_embedding(estimator: Any, facts: Any) -> None:
     table = pd.DataFrame({"a": [-0.5, 0.5] * 50, "b": [0.0, 1.0] * 50, "y": ["no", "yes"] * 50})
     schema = Schema(label="y", classes=("no", "yes"), **facts)
@@ -455,7 +458,10 @@ def test_embeddings_are_centred_and_have_unit_length() -> None:
         Embedding(np.inf)
 
 
-@pytest.mark.parametrize("estimator", [PrivateHead(4.0), DPSGD(4.0, 1e-5, steps=2), Teachers(4.0, queries=1)])
+@pytest.mark.parametrize(
+    "estimator",
+    [PrivateHead(4.0), DPSGD(4.0, 1e-5, settings=DPSGDSettings(steps=2)), Teachers(4.0, queries=1)],
+)
 def test_columns_of_embeddings_give_the_same_features_as_an_array(estimator: Any) -> None:
     generator = np.random.default_rng(0)
     labels = generator.integers(0, 2, 200)

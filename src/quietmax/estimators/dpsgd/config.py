@@ -14,6 +14,7 @@ same noise, so a rate that falls from the start would waste more of the budget o
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -53,6 +54,58 @@ PAPER_BATCH, PAPER_EPOCHS = 100, 100
 LATER_FIELDS = ("centring_steps", "decay")
 """Settings that older models do not have; 0 stands for them."""
 _MOMENTUM_GAIN = {"sgd": 1.0, "momentum": 10.0}
+
+
+@dataclass(frozen=True)
+class DPSGDSettings:
+    """The network of a `DPSGD` and its training, where the preset is not wanted. All are public numbers.
+
+    Parameters
+    ----------
+    hidden : sequence of int, optional
+        Widths of the hidden layers. What is None comes from the preset.
+    activation : {"tanh", "sigmoid", "relu"}, optional
+        Activation of the hidden layers.
+    sampling_rate : float, optional
+        Poisson sampling rate.
+    steps : int, optional
+        Number of steps, with those for centring.
+    centring_steps : int, optional
+        How many of the steps, the first ones, release the mean of the features, by which all rows are centred; 0 leaves
+        centring out. By default 5% of the steps, and 0 with ``preset="paper"``, ``analysis="published"`` or a
+        ``network``, which cannot have it.
+    max_grad_norm : float, optional
+        Per-example gradient clipping norm.
+    learning_rate : float, optional
+        Step size, before it falls.
+    decay : float, optional
+        Share of the gradient steps, the last ones, over which the learning rate falls linearly to almost zero.
+    optimizer : {"sgd", "momentum", "adam"}, optional
+        What the noisy gradients are given to.
+    l2 : float, optional
+        L2 penalty on the kernels.
+    length : float, optional
+        A public guess at the length of a record's features. With centring, features are clipped to it; without, the
+        default step size follows from it. By default the length that public random records in [0, 1] have after the
+        feature map, or 0.3 per root of the number of columns without a map.
+
+    Examples
+    --------
+    >>> DPSGDSettings(hidden=(32,), steps=200).hidden
+    (32,)
+    """
+
+    hidden: Sequence[int] | None = None
+    activation: str | None = None
+    sampling_rate: float | None = None
+    steps: int | None = None
+    centring_steps: int | None = None
+    max_grad_norm: float | None = None
+    learning_rate: float | None = None
+    decay: float | None = None
+    optimizer: Optimizer | None = None
+    l2: float | None = None
+    length: float | None = None
 
 
 @dataclass(frozen=True)

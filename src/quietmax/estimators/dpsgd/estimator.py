@@ -12,8 +12,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils import check_random_state
 
 from quietmax.accounting.costs import mu_of
 from quietmax.accounting.dpsgd import Accountant, NoiseAnalysis
@@ -21,13 +19,20 @@ from quietmax.accounting.guarantee import Guarantee, Status, Unit
 from quietmax.data.encoding import Encoding
 from quietmax.data.schema import Schema
 from quietmax.errors import InvalidInput
+from quietmax.estimators.base import PrivateClassifier, documented
 from quietmax.estimators.blocks import LocalEngine
 from quietmax.estimators.dpsgd.centring import Centring, centre_noise, released_centre
-from quietmax.estimators.dpsgd.config import Inputs, Optimizer, Plan, Preset, default_length, make_plan
+from quietmax.estimators.dpsgd.config import (
+    DPSGDSettings,
+    Inputs,
+    Plan,
+    Preset,
+    default_length,
+    make_plan,
+)
 from quietmax.estimators.dpsgd.opacus import Build, own_module_condition, train_private_module
 from quietmax.estimators.dpsgd.stored_rows import StoredRows
 from quietmax.estimators.dpsgd.training import train_private, train_private_stack
-from quietmax.estimators.evaluate import EvaluationMixin, open_evaluations
 from quietmax.estimators.head.exact_sums import whitening_on_grid
 from quietmax.estimators.head.training import default_features
 from quietmax.estimators.training_set import (
@@ -35,18 +40,13 @@ from quietmax.estimators.training_set import (
     TrainingRows,
     data_assumptions,
     data_conditions,
-    queries,
-    training_rows,
-    with_holdout,
 )
 from quietmax.estimators.validation import (
     OWN_MAP,
     SEEDED_WEIGHTS,
     SETTINGS_PUBLIC,
     ImageShape,
-    checked_size,
     map_assumptions,
-    named_features,
     runs_own_code,
     size_condition,
     weakened,
@@ -81,7 +81,8 @@ _PROBES = 64
 """Public random records that the length of the features is guessed from."""
 
 
-class DPSGD(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+@documented
+class DPSGD(PrivateClassifier):
     """A network trained by differentially private stochastic gradient descent (DP-SGD).
 
     Its weights may be published, and any number of predictions is free. The guarantee holds for one record added or
@@ -105,67 +106,23 @@ class DPSGD(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ignore[mi
         The public feature map, any object with a ``transform`` method. "auto": the map of a `PrivateHead` with
         ``features="auto"``, but no map with ``preset="paper"``, or with a ``network`` unless the records are images.
         None and "identity" mean no map.
-    image_shape : tuple of int, optional
-        Channels, height and width, if the records are images.
-    hidden : sequence of int, optional
-        Widths of the hidden layers. This and the next nine parameters override the preset.
-    activation : str, optional
-        "tanh", "sigmoid" or "relu".
-    sampling_rate : float, optional
-        Poisson sampling rate.
-    steps : int, optional
-        Number of steps, with those for centring.
-    centring_steps : int, optional
-        How many of the steps, the first ones, release the mean of the features, by which all rows are centred; 0 leaves
-        centring out. By default 5% of the steps, and 0 with ``preset="paper"``, ``analysis="published"`` or a
-        ``network``, which cannot have it.
-    max_grad_norm : float, optional
-        Per-example gradient clipping norm.
-    learning_rate : float, optional
-        Step size, before it falls.
-    decay : float, optional
-        Share of the gradient steps, the last ones, over which the learning rate falls linearly to almost zero.
-    optimizer : {"sgd", "momentum", "adam"}, optional
-        What the noisy gradients are given to.
-    l2 : float, optional
-        L2 penalty on the kernels.
     network : callable, optional
         A function (features, classes) -> torch module that returns logits, instead of the built-in network.
-    length : float, optional
-        A public guess at the length of a record's features. With centring, features are clipped to it; without, the
-        default step size follows from it. By default the length that public random records in [0, 1] have after the
-        feature map, or 0.3 per root of the number of columns without a map.
+    settings : DPSGDSettings, optional
+        Layers, sampling rate, steps, clipping and optimizer; they override the preset.
     declared_size : int, optional
         The public number of records, or of persons. If None, the true number is used and the guarantee is conditional.
-    classes : sequence, optional
-        The public set of labels. If None, it is read off ``y`` and the guarantee is conditional. A schema declares
-        them instead.
-    schema : Schema, optional
-        What is public about the columns of a table; ``fit`` then takes a data frame, files or a stream.
-    random_state : int, RandomState or None, default=None
-        None: exact noise from the operating system. Otherwise seeded noise for experiments, and a conditional
-        guarantee.
+    $shared_parameters
     engine : LocalEngine or "local", default="local"
         Where the rows are kept during the training, and what reports progress. It does not change the network.
 
     Attributes
     ----------
-    guarantee_ : Guarantee
-        What is guaranteed of the released network.
     plan_ : Plan
         All public numbers of the run.
     model_ : PrivateNetwork
         The released network.
-    classes_ : array of shape (classes,)
-        The labels.
-    encoding_ : Encoding or None
-        How the rows of a table are encoded; None for arrays.
-    holdout_ : Holdout or None
-        Which persons of the table were held out of training; None if nobody was.
-    n_features_in_ : int
-        Number of columns of an encoded record.
-    feature_map_ : object or None
-        The feature map that was used.
+    $shared_attributes
 
     Examples
     --------
@@ -185,18 +142,8 @@ class DPSGD(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ignore[mi
         preset: Preset = "default",
         features: Any = "auto",
         image_shape: ImageShape | None = None,
-        hidden: Sequence[int] | None = None,
-        activation: str | None = None,
-        sampling_rate: float | None = None,
-        steps: int | None = None,
-        centring_steps: int | None = None,
-        max_grad_norm: float | None = None,
-        learning_rate: float | None = None,
-        decay: float | None = None,
-        optimizer: Optimizer | None = None,
-        l2: float | None = None,
         network: Build | None = None,
-        length: float | None = None,
+        settings: DPSGDSettings | None = None,
         declared_size: int | None = None,
         classes: Sequence[Any] | None = None,
         schema: Schema | None = None,
@@ -210,53 +157,22 @@ class DPSGD(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ignore[mi
         self.preset = preset
         self.features = features
         self.image_shape = image_shape
-        self.hidden = hidden
-        self.activation = activation
-        self.sampling_rate = sampling_rate
-        self.steps = steps
-        self.centring_steps = centring_steps
-        self.max_grad_norm = max_grad_norm
-        self.learning_rate = learning_rate
-        self.decay = decay
-        self.optimizer = optimizer
-        self.l2 = l2
         self.network = network
-        self.length = length
+        self.settings = settings
         self.declared_size = declared_size
         self.classes = classes
         self.schema = schema
         self.random_state = random_state
         self.engine = engine
 
-    @np.errstate(all="ignore")  # what the caller has set must not make some records an error
-    def fit(self, X: Any, y: Any = None, *, groups: Any = None) -> DPSGD:
-        """Train on private records and release the network.
-
-        Parameters
-        ----------
-        X : array-like of shape (records, columns), data frame, Records, or a source of rows
-            The private records. A pandas or polars frame if there is a ``schema``. With a schema the rows may also be
-            read part by part: from a file or folder of Parquet, CSV or TSV files, a pattern such as "people/*.parquet",
-            a pyarrow dataset, or an iterator of Arrow record batches.
-        y : array-like of shape (records,), optional
-            Their labels, unless they are in the frame.
-        groups : array-like of shape (records,), optional
-            Whose record each one is. The unit of the guarantee is then the person. The `person` column of a schema
-            does the same.
-
-        Returns
-        -------
-        DPSGD
-            The fitted estimator.
-        """
-        found = training_rows(self, X, y, groups)
-        seed = None
-        if self.random_state is not None:
-            seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        with StoredRows(found, self.engine) as rows:
-            size = rows.units if self.declared_size is None else checked_size(self.declared_size)
-            self.feature_map_ = self._feature_map(found, size)
-            length = self._length(found.columns) if self.length is None else self.length
+    def _train(self, data: TrainingRows) -> Guarantee:
+        """Map and centre the rows, train the network, and return what is guaranteed of it."""
+        seed = self._seed()
+        with StoredRows(data, self.engine) as rows:
+            size = self._size(rows.units)
+            self.feature_map_ = self._feature_map(data, size)
+            given = self._settings.length
+            length = self._length(data.columns) if given is None else given
             kind = self._inputs()
             self.plan_ = self._plan(size, length, kind)
             settings = self.plan_.settings
@@ -270,93 +186,52 @@ class DPSGD(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ignore[mi
                 centring = self._centring(rows, float(length), seed)
                 rows.update(centring.rows)
             self.model_ = PrivateNetwork(self._trained(rows, seed), centring)
-        guarantee = network_guarantee(
+        return network_guarantee(
             self.plan_,
             exact=seed is None,
             own_module=self.network is not None,
             size_declared=self.declared_size is not None,
-            classes_declared=found.classes_declared,
+            classes_declared=data.classes_declared,
             features=self.feature_map_,
-            unit=found.unit,
-            encoding=found.encoding,
-            code_before=found.code_before,
+            unit=data.unit,
+            encoding=data.encoding,
+            code_before=data.code_before,
             centring=centring,
             parameters={"dimension": dimension, "classes": len(self.classes_)},
         )
-        self.guarantee_: Guarantee = with_holdout(guarantee, found.holdout)
-        open_evaluations(self)
-        return self
 
-    def predict(self, X: Any) -> NDArray[Any]:
-        """Predict labels.
+    @property
+    def _classifier(self) -> PrivateNetwork:
+        return self.model_
 
-        Parameters
-        ----------
-        X : array-like of shape (records, columns) or data frame
-            Queries.
+    @property
+    def _settings(self) -> DPSGDSettings:
+        return self.settings or DPSGDSettings()
 
-        Returns
-        -------
-        array of shape (records,)
-            The most probable labels.
-        """
-        queries = self._queries(X)
-        return np.asarray(self.classes_[self.model_.predict(queries)])
-
-    def predict_proba(self, X: Any) -> Floats:
-        """Predict class probabilities.
-
-        Parameters
-        ----------
-        X : array-like of shape (records, columns) or data frame
-            Queries.
-
-        Returns
-        -------
-        array of shape (records, classes)
-            Probabilities.
-        """
-        queries = self._queries(X)
-        return self.model_.predict_proba(queries)
-
-    def decision_function(self, X: Any) -> Floats:
-        """Compute logits.
-
-        Parameters
-        ----------
-        X : array-like of shape (records, columns) or data frame
-            Queries.
-
-        Returns
-        -------
-        array of shape (records, classes), or (records,) for two classes
-            Logits; for two classes the difference of the two.
-        """
-        queries = self._queries(X)
-        scores = self.model_.scores(queries)
-        return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
-
-    def _feature_map(self, found: TrainingRows, size: int) -> Any:
-        """Return the feature map that ``features`` names, None for no map."""
+    def _feature_map(self, data: TrainingRows, size: float | None = None) -> Any:
         if isinstance(self.features, str) and self.features == "identity":
             return None
-        if not (isinstance(self.features, str) and self.features == "auto"):
-            return named_features(self.features, self.image_shape, encoding=found.encoding)
+        return super()._feature_map(data, size)
+
+    def _automatic_features(self, data: TrainingRows, size: float | None) -> Any:
         if self.preset == "paper" or (self.network is not None and self.image_shape is None):
             return None
-        if found.encoding is not None and self.image_shape is None:
-            delta = 1 / (10 * size) if self.delta is None else self.delta
-            return table_features(found.encoding, size, len(self.classes_), mu_of(self.epsilon, delta))
-        return default_features(found.columns, self.image_shape)
+        if data.encoding is None or self.image_shape is not None or size is None:
+            return default_features(data.columns, self.image_shape)
+        delta = 1 / (10 * size) if self.delta is None else self.delta
+        return table_features(data.encoding, size, len(self.classes_), mu_of(self.epsilon, delta))
 
     def _inputs(self) -> Inputs:
         """Return what the network sees; a table's features are scaled by the centre."""
+        settings = self._settings
         possible = self.preset == "default" and self.analysis == "proven" and self.network is None
-        if self.centring_steps and not possible:
+        if settings.centring_steps and not possible:
             raise InvalidInput(
                 "centring_steps requires preset='default', analysis='proven' and the built-in network."
             )
-        if not possible or self.centring_steps == 0 or (self.centring_steps is None and self.steps == 1):
+        if not possible or settings.centring_steps == 0:
+            return "plain"
+        if settings.centring_steps is None and settings.steps == 1:
             return "plain"
         return "scaled" if isinstance(self.feature_map_, TableFeatures) else "centred"
 
@@ -377,18 +252,8 @@ class DPSGD(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ignore[mi
             accountant=self.accountant,
             analysis=self.analysis,
             preset=self.preset,
-            length=length,
             inputs=inputs,
-            hidden=None if self.hidden is None else tuple(self.hidden),
-            activation=self.activation,
-            sampling_rate=self.sampling_rate,
-            steps=self.steps,
-            centring_steps=self.centring_steps,
-            max_grad_norm=self.max_grad_norm,
-            learning_rate=self.learning_rate,
-            decay=self.decay,
-            optimizer=self.optimizer,
-            l2=self.l2,
+            **vars(self._settings) | {"length": length},
         )
 
     def _length(self, columns: int) -> float:
@@ -438,16 +303,6 @@ class DPSGD(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ignore[mi
             sizes=[size],
             persons=persons,
         )
-
-    def _queries(self, X: Any) -> NDArray[np.float32]:
-        """Return the public features of queries."""
-        return self._mapped(queries(self, X))
-
-    def _mapped(self, records: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Apply the feature map."""
-        if self.feature_map_ is None:
-            return records
-        return np.ascontiguousarray(self.feature_map_.transform(records), dtype=np.float32)
 
 
 @dataclass(frozen=True, eq=False)

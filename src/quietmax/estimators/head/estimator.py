@@ -14,18 +14,17 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils import check_random_state
-from sklearn.utils.metaestimators import available_if
+from numpy.typing import NDArray
 
 from quietmax._ray import RayEngine
 from quietmax.accounting.costs import Budget, epsilon_of, mu_of
+from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.schema import Schema
 from quietmax.errors import InvalidData, InvalidInput
+from quietmax.estimators.base import PrivateClassifier, documented
 from quietmax.estimators.blocks import (
     FILES_IN_MEMORY,
     Blocks,
@@ -35,7 +34,6 @@ from quietmax.estimators.blocks import (
     block_rows,
     person_digests,
 )
-from quietmax.estimators.evaluate import EvaluationMixin, open_evaluations
 from quietmax.estimators.head.exact_sums import gradient_grid, whitening_on_grid
 from quietmax.estimators.head.guarantees import (
     query_guarantee,
@@ -51,13 +49,13 @@ from quietmax.estimators.head.solver import (
 )
 from quietmax.estimators.head.training import (
     BIAS,
-    CENTRING_SHARE,
     OUTPUT_NOISE,
     QUERY_NOISE,
     SIZE_SHARE,
     TILTED_TOLERANCE,
     Allowance,
     GradientPlan,
+    HeadSettings,
     OutputPlan,
     centred,
     clipped_features,
@@ -79,16 +77,12 @@ from quietmax.estimators.ray_blocks import RayBlocks, chosen_engine
 from quietmax.estimators.training_set import (
     NOBODY,
     TrainingRows,
-    queries,
-    training_rows,
-    with_holdout,
 )
 from quietmax.estimators.validation import (
     ImageShape,
     check_choice,
     check_positive,
     checked_size,
-    named_features,
     runs_own_code,
 )
 from quietmax.mechanisms.base import NoisyMax
@@ -104,11 +98,8 @@ _MOST_PREPARING, _USUAL_STEPS = 5, 40
 """For the time left: passes before the weights (features, centre, centring, moments, whitening), and for them."""
 
 
-def _releases_weights(estimator: PrivateHead) -> bool:
-    return estimator.release == "weights"
-
-
-class PrivateHead(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+@documented
+class PrivateHead(PrivateClassifier):
     """Differentially private softmax regression on public features.
 
     The guarantee holds for one record added or removed; with ``groups``, or a `person` column in the schema, for one
@@ -130,10 +121,6 @@ class PrivateHead(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ign
     features : FeatureMap or {"auto", "identity", "unit-norm", "scattering", "embedding"}, default="auto"
         The public feature map. "auto": `image_features` if ``image_shape`` is given, for a table with a schema
         `table_features`, otherwise each record divided by its length together with a constant.
-    image_shape : tuple of int, optional
-        Channels, height and width, if the records are images.
-    classes : sequence, optional
-        The public set of labels. If None, it is read off ``y`` and the guarantee is conditional.
     declared_size : int, optional
         The public number of records, or of persons with ``groups``. The settings are computed from it; it need not be
         the true one. If None, a noisy count is released for 1% of mu^2. Required with ``release="query"``.
@@ -141,34 +128,10 @@ class PrivateHead(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ign
         What leaves the estimator: the weights once, or one label per query.
     queries : int, default=1
         Number of answers that the budget pays for, with ``release="query"``.
-    centring : float, default=0.05
-        Share of mu^2 spent on the mean of the features; 0 leaves centring out.
-    second_moments : float, optional
-        Share of mu^2 spent on the second moments of the features, by which the rows are whitened so that few steps are
-        enough; 0 leaves them out. By default the gradient method uses a tenth of what the count and the centre leave if
-        the size is large against the number of features, and 0 otherwise (`training.moments_share`). Features of
-        tables that have a schema need none: they are scaled by the mean (`TableFeatures.scale`).
-    radius : float, default=1.0
-        Features are clipped to this length, from 1e-12 to 1e12.
-    loss : {"cross-entropy", "convexified"}, default="cross-entropy"
-        The loss; "convexified" needs ``method="output"``.
-    alpha : float, default=1.0
-        Constant of the convexified loss.
-    mass : float, optional
-        Public mass of the convexified loss; the size by default.
-    steps : int, optional
-        Number of gradient steps. By default computed from public numbers, like the next three.
-    learning_rate : float, optional
-        Mean step size of the gradient method; the step size falls linearly.
-    max_grad_norm : float, optional
-        Per-record gradient clipping norm of the gradient method.
-    regularisation : float, optional
-        L2 regularisation of the output method.
-    random_state : int, RandomState or None, default=None
-        None: exact noise from the operating system. Otherwise seeded noise for experiments, and a conditional
-        guarantee.
-    schema : Schema, optional
-        Describes a table. `fit` and `predict` then accept data frames, and labels are class names.
+    settings : HeadSettings, optional
+        How it is trained: loss, steps, clipping, and what of the budget is spent on the mean and the second moments of
+        the features.
+    $shared_parameters
     engine : LocalEngine, RayEngine, "local" or "ray", default="local"
         Where the rows are kept while a head is trained, and what reports progress: this process, or the workers of a
         Ray cluster. The gradient method gives the same weights, bit for bit, whatever the engine.
@@ -184,8 +147,6 @@ class PrivateHead(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ign
         features of tables, a diagonal one computed from the released mean. None if neither is used.
     size_ : float
         The number of records or persons that the settings were computed from: declared, or a noisy count.
-    guarantee_ : Guarantee
-        What is guaranteed of everything that is released.
     budget_ : Budget
         The guarantee's (epsilon, delta).
     sensitivity_ : Sensitivity
@@ -194,14 +155,7 @@ class PrivateHead(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ign
         The settings of the training method.
     predictor_ : Predictor
         Answers queries and pays for them. Only with ``release="query"``.
-    classes_ : array of shape (classes,)
-        The labels.
-    encoding_ : Encoding or None
-        How the rows of a table are encoded; None for plain arrays.
-    n_features_in_ : int
-        Number of columns of a record.
-    feature_map_ : FeatureMap
-        The feature map that was used.
+    $shared_attributes
 
     Examples
     --------
@@ -210,6 +164,8 @@ class PrivateHead(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ign
     >>> head.predict([[0.1, 0.9]]), head.guarantee_.status
     (array([0]), 'proven')
     """
+
+    _dtypes = (np.float32, np.float64)
 
     def __init__(
         self,
@@ -224,16 +180,7 @@ class PrivateHead(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ign
         declared_size: int | None = None,
         release: Literal["weights", "query"] = "weights",
         queries: int = 1,
-        centring: float = CENTRING_SHARE,
-        second_moments: float | None = None,
-        radius: float = 1.0,
-        loss: Literal["cross-entropy", "convexified"] = "cross-entropy",
-        alpha: float = 1.0,
-        mass: float | None = None,
-        steps: int | None = None,
-        learning_rate: float | None = None,
-        max_grad_norm: float | None = None,
-        regularisation: float | None = None,
+        settings: HeadSettings | None = None,
         random_state: Any = None,
         schema: Schema | None = None,
         engine: LocalEngine | RayEngine | Literal["local", "ray"] = "local",
@@ -248,70 +195,24 @@ class PrivateHead(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ign
         self.declared_size = declared_size
         self.release = release
         self.queries = queries
-        self.centring = centring
-        self.second_moments = second_moments
-        self.radius = radius
-        self.loss = loss
-        self.alpha = alpha
-        self.mass = mass
-        self.steps = steps
-        self.learning_rate = learning_rate
-        self.max_grad_norm = max_grad_norm
-        self.regularisation = regularisation
+        self.settings = settings
         self.random_state = random_state
         self.schema = schema
         self.engine = engine
 
-    @np.errstate(all="ignore")  # what the caller has set must not make some records an error
-    def fit(self, X: Any, y: ArrayLike | None = None, *, groups: ArrayLike | None = None) -> PrivateHead:
-        """Train on private records, and release the weights unless ``release="query"``.
-
-        Parameters
-        ----------
-        X : array-like of shape (records, columns), data frame, Records, or a source of rows
-            The private records. Data frames require a ``schema``. With a schema the rows may also be read part by part:
-            from a file or folder of Parquet, CSV or TSV files, a pattern such as "people/*.parquet", a pyarrow dataset,
-            or an iterator of Arrow record batches.
-        y : array-like of shape (records,), optional
-            Their labels, unless the frame or the records have them.
-        groups : array-like of shape (records,), optional
-            Whose row each row is. The guarantee then holds for persons.
-
-        Returns
-        -------
-        PrivateHead
-            The fitted estimator.
-        """
-        self._check_settings()
-        self._forget_releases()
-        data = training_rows(self, X, y, groups, dtypes=(np.float32, np.float64))
+    def _train(self, data: TrainingRows) -> Guarantee:
+        """Make all releases, and compute what is guaranteed of them from public facts alone."""
         self.budget_ = self._budget()
-        source = self._noise_source()
-        try:
-            with self._read(data) as table:
-                allowance = self._train(data, table, source)
-                facts = self._facts(table, allowance, source) | self._data_facts(data)
-        except BaseException:
-            # The next fit draws its noise anew, so what this one has drawn must not be released beside it.
-            self._forget_releases()
-            raise
-
-        # What is guaranteed, from public facts alone.
+        seed = self._seed()
+        source = EXACT if seed is None else SeededNoise(seed)
+        with self._read(data) as table:
+            allowance = self._make_releases(data, table, source)
+            facts = self._facts(data, table, allowance, source)
         own_map = runs_own_code(self.feature_map_)
-        guarantee = (
-            query_guarantee(self.predictor_.guarantee, facts, own_map=own_map, encoding=self.encoding_)
-            if self.release == "query"
-            else weights_guarantee(facts, own_map=own_map, encoding=self.encoding_)
-        )
-        self.guarantee_ = with_holdout(guarantee, self.holdout_)
-        open_evaluations(self)
-        return self
-
-    def _forget_releases(self) -> None:
-        """Remove everything that a training draws noise for, and what it computes from a noisy count."""
-        releases = ("size_", "centre_", "whitening_", "coef_", "predictor_")
-        for name in (*releases, "feature_map_", "plan_", "sensitivity_"):
-            self.__dict__.pop(name, None)
+        if self.release == "weights":
+            return weights_guarantee(facts, own_map=own_map, encoding=data.encoding)
+        answers = self.predictor_.guarantee
+        return query_guarantee(answers, facts, own_map=own_map, encoding=data.encoding)
 
     def _read(self, data: TrainingRows) -> Blocks:
         """Read and encode all rows. Whatever is wrong with them is found here, before any noise is drawn."""
@@ -330,7 +231,7 @@ class PrivateHead(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ign
             else Blocks(classes, engine, None if data.in_memory else FILES_IN_MEMORY)
         )
         if data.count:
-            table.expect(1 + _MOST_PREPARING + (self.steps or _USUAL_STEPS), data.count)
+            table.expect(1 + _MOST_PREPARING + (self._settings.steps or _USUAL_STEPS), data.count)
         try:
             table.reserve(data.count, data.columns)
             if data.source is not None:
@@ -346,15 +247,15 @@ class PrivateHead(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ign
             raise
         return table
 
-    def _train(self, data: TrainingRows, table: Blocks, source: NoiseSource) -> Allowance:
+    def _make_releases(self, data: TrainingRows, table: Blocks, source: NoiseSource) -> Allowance:
         """Make all releases, in a fixed order; return how mu was divided among them."""
         # The number of records or persons: declared, or a small release. Then everything that depends on it.
         self.size_ = self._released_size(table, source)
-        self.feature_map_ = self._feature_map(data)
-        self.radius_ = float(self.radius)
+        self.feature_map_ = self._feature_map(data, self.size_)
+        self.radius_ = float(self._settings.radius)
         allowance = self._allowance(self.feature_map_.dimension(data.columns) + 1)
 
-        table.expect(_MOST_PREPARING + (self.steps or _USUAL_STEPS))
+        table.expect(_MOST_PREPARING + (self._settings.steps or _USUAL_STEPS))
 
         # Each record alone: public features of length at most 1, as exact numbers.
         table.reserve(len(table), self.feature_map_.dimension(data.columns) + 1)
@@ -404,9 +305,7 @@ class PrivateHead(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ign
             table.features,
             mu,
             whitening=whitening_kind(self.whitening_),
-            steps=self.steps,
-            learning_rate=self.learning_rate,
-            max_grad_norm=self.max_grad_norm,
+            settings=self._settings,
         )
         self.plan_: GradientPlan | OutputPlan = plan
         table.expect(plan.steps)
@@ -437,11 +336,13 @@ class PrivateHead(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ign
 
         Everything but `minimise` knows public numbers only.
         """
-        plan = output_plan(self.size_, strength, noise=noise, regularisation=self.regularisation)
+        plan = output_plan(self.size_, strength, noise=noise, regularisation=self._settings.regularisation)
         objective: MeanCrossEntropy | Tilted = MeanCrossEntropy(self.size_, plan.regularisation)
         wanted = plan.tolerance
-        if self.loss == "convexified":
-            objective = Tilted(float(self.alpha), float(self.mass or self.size_), plan.regularisation)
+        if self._settings.loss == "convexified":
+            objective = Tilted(
+                float(self._settings.alpha), float(self._settings.mass or self.size_), plan.regularisation
+            )
             wanted = TILTED_TOLERANCE
         tolerance = certifiable_tolerance(
             objective, table.features, table.classes, wanted, repeated=table.repeated
@@ -451,92 +352,29 @@ class PrivateHead(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ign
         weights = minimise(table, objective, tolerance).weights
         return weights, max_solution_norm(objective, table.classes, tolerance)
 
-    def predict(self, X: Any) -> NDArray[Any]:
-        """Predict labels; with ``release="query"`` every new answer is private and is charged.
-
-        Parameters
-        ----------
-        X : array-like of shape (records, columns) or data frame
-            Queries.
-
-        Returns
-        -------
-        array of shape (records,)
-            The most probable labels, or randomised ones with ``release="query"``.
-
-        Raises
-        ------
-        BudgetExhausted
-            With ``release="query"``, if the budget does not pay for all new answers; nothing is charged.
-        """
-        features = self._public_features(X)
-        classifier = self.predictor_ if hasattr(self, "predictor_") else self._released_weights
-        return np.asarray(self.classes_[classifier.predict(features)])
-
-    @available_if(_releases_weights)  # type: ignore[untyped-decorator]
-    def predict_proba(self, X: Any) -> Floats:
-        """Predict class probabilities from the released weights.
-
-        Parameters
-        ----------
-        X : array-like of shape (records, columns) or data frame
-            Queries.
-
-        Returns
-        -------
-        array of shape (records, classes)
-            Probabilities.
-        """
-        features = self._public_features(X)
-        return self._released_weights.predict_proba(features)
-
-    @available_if(_releases_weights)  # type: ignore[untyped-decorator]
-    def decision_function(self, X: Any) -> Floats:
-        """Compute logits from the released weights.
-
-        Parameters
-        ----------
-        X : array-like of shape (records, columns) or data frame
-            Queries.
-
-        Returns
-        -------
-        array of shape (records, classes), or (records,) for two classes
-            Logits; for two classes the difference of the two.
-        """
-        features = self._public_features(X)
-        scores = self._released_weights.scores(features)
-        return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
+    def _offers(self, method: str) -> bool:  # noqa: ARG002
+        return self.release == "weights"
 
     @property
-    def _released_weights(self) -> HeadWeights:
+    def _classifier(self) -> HeadWeights | Predictor:
+        if hasattr(self, "predictor_"):
+            return self.predictor_
         return HeadWeights(self.coef_, self.centre_, BIAS, self.radius_, whitening=self.whitening_)
 
-    def _public_features(self, X: Any) -> NDArray[np.float32]:
-        """Return the public features of queries."""
-        rows = queries(self, X)
-        return self.feature_map_.transform(rows)
+    @property
+    def _settings(self) -> HeadSettings:
+        return self.settings or HeadSettings()
 
     @property
     def _training_method(self) -> TrainingMethod:
         """The method, with its default."""
         return self.method or ("output" if self.release == "query" else "gradient")
 
-    def _feature_map(self, data: TrainingRows) -> FeatureMap:
-        """Return the feature map that ``features`` names."""
-        if self.features == "auto" and data.encoding is not None:
-            strength = float(self.epsilon) / int(self.queries) if self.release == "query" else self._mu
-            return table_features(data.encoding, self.size_, len(self.classes_), strength)
-        if self.features == "auto":
+    def _automatic_features(self, data: TrainingRows, size: float | None) -> FeatureMap:
+        if data.encoding is None:
             return default_features(data.columns, self.image_shape)
-        named: FeatureMap = named_features(self.features, self.image_shape, encoding=data.encoding)
-        return named
-
-    def _noise_source(self) -> NoiseSource:
-        """Return exact noise, or seeded noise if there is a random state."""
-        if self.random_state is None:
-            return EXACT
-        return SeededNoise(int(check_random_state(self.random_state).randint(2**31 - 1)))
+        strength = float(self.epsilon) / int(self.queries) if self.release == "query" else self._mu
+        return table_features(data.encoding, cast(float, size), len(self.classes_), strength)
 
     def _budget(self) -> Budget:
         """Return what everything together costs as (epsilon, delta), also if mu states it."""
@@ -563,28 +401,26 @@ class PrivateHead(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ign
         if self.release == "query":
             return Allowance(size=None, centre=None, moments=None, training=0.0)
         size_share = SIZE_SHARE if self.declared_size is None else 0.0
-        moments = self.second_moments
+        moments = self._settings.second_moments
         if moments is None:
-            left = self._mu * math.sqrt(1.0 - size_share - self.centring)
+            left = self._mu * math.sqrt(1.0 - size_share - self._settings.centring)
             by_rule = self._training_method == "gradient" and self._table_map is None
             moments = moments_share(self.size_, features, left) * (left / self._mu) ** 2 if by_rule else 0.0
-        return Allowance.of(self._mu, size_share, self.centring, moments)
+        return Allowance.of(self._mu, size_share, self._settings.centring, moments)
 
-    def _data_facts(self, data: TrainingRows) -> dict[str, Any]:
-        """Return the public facts of the training set by name."""
-        return {
-            "unit": data.unit,
-            "classes_declared": data.classes_declared,
-            "own_code": list(data.own_code),
-        }
+    def _tilt(self) -> tuple[float, float]:
+        """Return the constant and the public mass of the convexified loss."""
+        return float(self._settings.alpha), float(self._settings.mass or self.size_)
 
-    def _facts(self, table: Blocks, allowance: Allowance, source: NoiseSource) -> dict[str, Any]:
+    def _facts(
+        self, data: TrainingRows, table: Blocks, allowance: Allowance, source: NoiseSource
+    ) -> dict[str, Any]:
         """Return every public number of the training by name."""
         facts: dict[str, Any] = {
             "estimator": "head",
             "training_method": self._training_method,
             "release": self.release,
-            "loss": self.loss,
+            "loss": self._settings.loss,
             "features": describe_map(self.feature_map_),
             "dimension": table.features,
             "classes": table.classes,
@@ -596,6 +432,9 @@ class PrivateHead(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ign
             "sensitivity": self.sensitivity_.value,
             "noise_source": source.describe(),
             **self.plan_.to_json(),
+            "unit": data.unit,
+            "classes_declared": data.classes_declared,
+            "own_code": list(data.own_code),
         }
         if self.release == "weights":
             facts |= {
@@ -606,8 +445,8 @@ class PrivateHead(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ign
             }
         if self._training_method == "gradient":
             facts["grid"] = gradient_grid(self.size_)
-        if self.loss == "convexified":
-            facts |= {"alpha": float(self.alpha), "mass": float(self.mass or self.size_)}
+        if self._settings.loss == "convexified":
+            facts["alpha"], facts["mass"] = self._tilt()
         return facts
 
     def _check_settings(self) -> None:
@@ -615,44 +454,19 @@ class PrivateHead(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ign
         if self.method is not None:
             check_choice("method", self.method, ("gradient", "output"))
         check_choice("release", self.release, ("weights", "query"))
-        check_choice("loss", self.loss, ("cross-entropy", "convexified"))
-        if self.engine not in ("local", "ray") and not isinstance(self.engine, LocalEngine | RayEngine):
-            raise InvalidInput(
-                f"engine must be 'local', 'ray', a LocalEngine or a RayEngine, got {self.engine!r}."
-            )
+        chosen_engine(self.engine)
         if not isinstance(self.features, FeatureMap | str):
             raise InvalidInput(
                 "features must be a map of quietmax.models.features, 'auto', 'identity', 'unit-norm', 'scattering', "
                 f"'embedding' or the name of a plug-in, got {self.features!r}."
             )
-        if self.loss == "convexified" and self._training_method != "output":
+        if self._settings.loss == "convexified" and self._training_method != "output":
             raise InvalidInput("loss='convexified' requires method='output'.")
         if self.release == "query":
             self._check_query_settings()
-        if not 0.0 <= self.centring < 1.0 - SIZE_SHARE:
-            raise InvalidInput(
-                f"centring must be at least 0 and below {1.0 - SIZE_SHARE}, got {self.centring}."
-            )
-        most = 1.0 - SIZE_SHARE - self.centring
-        if self.second_moments is not None and not 0.0 <= self.second_moments < most:
-            raise InvalidInput(
-                f"second_moments must be at least 0 and, with this centring, below {most:g}, got {self.second_moments}."
-            )
         if self.declared_size is not None:
             checked_size(self.declared_size)
-        check_positive(
-            mu=self.mu,
-            queries=self.queries,
-            radius=self.radius,
-            alpha=self.alpha,
-            mass=self.mass,
-            steps=self.steps,
-            learning_rate=self.learning_rate,
-            max_grad_norm=self.max_grad_norm,
-            regularisation=self.regularisation,
-        )
-        if not 1e-12 <= self.radius <= 1e12:
-            raise InvalidInput(f"radius must be a number from 1e-12 to 1e12, got {self.radius!r}.")
+        check_positive(mu=self.mu, queries=self.queries)
 
     def _check_query_settings(self) -> None:
         """Raise `InvalidInput` for settings that ``release="query"`` cannot use."""

@@ -45,6 +45,7 @@ from quietmax.estimators.head.exact_sums import (
     whitened_rows,
     whitening_on_grid,
 )
+from quietmax.estimators.validation import check_choice, check_positive
 from quietmax.models.features.base import BatchedMap, FeatureMap
 from quietmax.models.features.generic import Pipeline, runs_user_code
 from quietmax.models.features.patches import image_features
@@ -241,6 +242,82 @@ def whitening_kind(whitening: Floats | None) -> Whitening:
 
 
 @dataclass(frozen=True)
+class HeadSettings:
+    """How a `PrivateHead` is trained, where its defaults are not wanted. All are public numbers.
+
+    Parameters
+    ----------
+    centring : float, default=0.05
+        Share of mu^2 spent on the mean of the features; 0 leaves centring out.
+    second_moments : float, optional
+        Share of mu^2 spent on the second moments of the features, by which the rows are whitened so that few steps are
+        enough; 0 leaves them out. By default the gradient method uses a tenth of what the count and the centre leave if
+        the size is large against the number of features, and 0 otherwise. Features of tables that have a schema need
+        none: they are scaled by the mean (`TableFeatures.scale`).
+    radius : float, default=1.0
+        Features are clipped to this length, from 1e-12 to 1e12.
+    loss : {"cross-entropy", "convexified"}, default="cross-entropy"
+        The loss; "convexified" needs ``method="output"``.
+    alpha : float, default=1.0
+        Constant of the convexified loss.
+    mass : float, optional
+        Public mass of the convexified loss; the size by default.
+    steps : int, optional
+        Number of gradient steps. By default computed from public numbers, like the next three.
+    learning_rate : float, optional
+        Mean step size of the gradient method; the step size falls linearly.
+    max_grad_norm : float, optional
+        Per-record gradient clipping norm of the gradient method.
+    regularisation : float, optional
+        L2 regularisation of the output method.
+
+    Raises
+    ------
+    InvalidInput
+        If a number is not valid.
+
+    Examples
+    --------
+    >>> HeadSettings(steps=20, second_moments=0.0).centring
+    0.05
+    """
+
+    centring: float = CENTRING_SHARE
+    second_moments: float | None = None
+    radius: float = 1.0
+    loss: Literal["cross-entropy", "convexified"] = "cross-entropy"
+    alpha: float = 1.0
+    mass: float | None = None
+    steps: int | None = None
+    learning_rate: float | None = None
+    max_grad_norm: float | None = None
+    regularisation: float | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("loss", self.loss, ("cross-entropy", "convexified"))
+        if not 0.0 <= self.centring < 1.0 - SIZE_SHARE:
+            raise InvalidInput(
+                f"centring must be at least 0 and below {1.0 - SIZE_SHARE}, got {self.centring}."
+            )
+        most = 1.0 - SIZE_SHARE - self.centring
+        if self.second_moments is not None and not 0.0 <= self.second_moments < most:
+            raise InvalidInput(
+                f"second_moments must be at least 0 and, with this centring, below {most:g}, got {self.second_moments}."
+            )
+        check_positive(
+            radius=self.radius,
+            alpha=self.alpha,
+            mass=self.mass,
+            steps=self.steps,
+            learning_rate=self.learning_rate,
+            max_grad_norm=self.max_grad_norm,
+            regularisation=self.regularisation,
+        )
+        if not 1e-12 <= self.radius <= 1e12:
+            raise InvalidInput(f"radius must be a number from 1e-12 to 1e12, got {self.radius!r}.")
+
+
+@dataclass(frozen=True)
 class GradientPlan:
     """Settings of the gradient method: `W <- W - (rate / size) * (clipped gradient sum + noise)`.
 
@@ -274,11 +351,11 @@ def gradient_plan(
     mu: float,
     *,
     whitening: Whitening = "none",
-    steps: int | None = None,
-    learning_rate: float | None = None,
-    max_grad_norm: float | None = None,
+    settings: HeadSettings | None = None,
 ) -> GradientPlan:
     """Return the settings of the gradient method; those that are not given follow from public numbers."""
+    settings = settings or HeadSettings()
+    steps, learning_rate, max_grad_norm = settings.steps, settings.learning_rate, settings.max_grad_norm
     if steps is None:
         steps = _default_steps(size, features, whitening)
     elif steps < 1 or steps != int(steps):

@@ -1,0 +1,260 @@
+"""What all private classifiers share: fit, predict, evaluate, and the parts of their documentation.
+
+`PrivateClassifier.fit` is the one way from private records to a guarantee: it checks the settings, forgets the last
+training, reads the training set (`training_set.training_rows`) and lets the estimator train on it.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from textwrap import indent
+from typing import Any, Self, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.metaestimators import available_if
+
+from quietmax.accounting.guarantee import Guarantee
+from quietmax.estimators.blocks import Floats
+from quietmax.estimators.evaluate import evaluate, open_evaluations
+from quietmax.estimators.evaluation import Evaluation
+from quietmax.estimators.training_set import TrainingRows, queries, training_rows, with_holdout
+from quietmax.estimators.validation import checked_size, named_features
+
+_SHARED = {
+    "shared_parameters": """\
+image_shape : tuple of int, optional
+    Channels, height and width, if the records are images.
+classes : sequence, optional
+    The public set of labels. If None, it is read off ``y`` and the guarantee is conditional. A schema declares
+    them instead.
+schema : Schema, optional
+    What is public about the columns of a table; ``fit`` then takes a data frame, files or a stream, and labels are
+    class names.
+random_state : int, RandomState or None, default=None
+    None: exact noise from the operating system. Otherwise seeded noise for experiments, and a conditional
+    guarantee.""",
+    "shared_attributes": """\
+guarantee_ : Guarantee
+    What is guaranteed of everything that is released.
+classes_ : array of shape (classes,)
+    The labels.
+encoding_ : Encoding or None
+    How the rows of a table are encoded; None for arrays.
+holdout_ : Holdout or None
+    Which persons of the table were held out of training; None if nobody was.
+n_features_in_ : int
+    Number of columns of an encoded record.
+feature_map_ : object or None
+    The feature map that was used.""",
+}
+_OF_THE_DATA = ("classes_", "encoding_", "holdout_", "n_features_in_", "feature_names_in_")
+"""What `training_rows` sets; the evaluation of an estimator whose last training failed asks for it."""
+
+
+def filled(docstring: str) -> str:
+    """Return a docstring with the parts that several estimators share in the place of `$shared_parameters` etc."""
+    return re.sub(r"(?m)^( *)\$(\w+)$", lambda found: indent(_SHARED[found[2]], found[1]), docstring)
+
+
+_Kind = TypeVar("_Kind", bound=type)
+
+
+def documented(kind: _Kind) -> _Kind:
+    """Fill the docstring of a class; docs/making/doctest_fences.py does the same for the reference."""
+    kind.__doc__ = filled(kind.__doc__ or "")
+    return kind
+
+
+class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """A classifier trained on private records, with a guarantee."""
+
+    features: Any
+    image_shape: tuple[int, int, int] | None
+    declared_size: int | None
+    random_state: Any
+    classes_: NDArray[Any]
+    _dtypes: tuple[Any, ...] = (np.float32,)
+
+    @np.errstate(all="ignore")  # what the caller has set must not make some records an error
+    def fit(self, X: Any, y: ArrayLike | None = None, *, groups: ArrayLike | None = None) -> Self:
+        """Train on private records.
+
+        Parameters
+        ----------
+        X : array-like of shape (records, columns), data frame, Records, or a source of rows
+            The private records. Data frames require a ``schema``. With a schema the rows may also be read part by part:
+            from a file or folder of Parquet, CSV or TSV files, a pattern such as "people/*.parquet", a pyarrow dataset,
+            or an iterator of Arrow record batches.
+        y : array-like of shape (records,), optional
+            Their labels, unless the frame or the records have them.
+        groups : array-like of shape (records,), optional
+            Whose row each row is. The guarantee then holds for persons, as with a `person` column of the schema.
+
+        Returns
+        -------
+        self
+            The fitted estimator.
+        """
+        self._check_settings()
+        self._forget_training()
+        rows = training_rows(self, X, y, groups, dtypes=self._dtypes)
+        try:
+            guarantee = self._train(rows)
+        except BaseException:
+            # The next fit draws its noise anew, so what this one has drawn must not be released beside it.
+            self._forget_training()
+            raise
+        self.guarantee_: Guarantee = with_holdout(guarantee, rows.holdout)
+        if not hasattr(self, "predictor_"):
+            open_evaluations(self)
+        return self
+
+    def _check_settings(self) -> None:
+        """Raise `InvalidInput` for invalid settings; no record is looked at."""
+
+    @abstractmethod
+    def _train(self, data: TrainingRows) -> Guarantee:
+        """Train, set what is released, and return what is guaranteed of it."""
+
+    def _forget_training(self) -> None:
+        """Remove what a training has set: an estimator whose fit fails is not fitted."""
+        for name in [*vars(self)]:
+            if name == "_evaluations" or (name.endswith("_") and name not in _OF_THE_DATA):
+                delattr(self, name)
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "guarantee_")
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """Predict labels; unless the weights are released, every new answer is private and is charged.
+
+        Parameters
+        ----------
+        X : array-like of shape (records, columns) or data frame
+            Queries.
+
+        Returns
+        -------
+        array of shape (records,)
+            The most probable labels, or randomised ones.
+
+        Raises
+        ------
+        BudgetExhausted
+            If the budget does not pay for all new answers; nothing is charged.
+        """
+        features = self._queries(X)
+        return np.asarray(self.classes_[self._classifier.predict(features)])
+
+    @available_if(lambda estimator: estimator._offers("predict_proba"))  # type: ignore[untyped-decorator]
+    def predict_proba(self, X: Any) -> Floats:
+        """Predict class probabilities, from released weights or as charged answers with noise.
+
+        Parameters
+        ----------
+        X : array-like of shape (records, columns) or data frame
+            Queries.
+
+        Returns
+        -------
+        array of shape (records, classes)
+            Probabilities.
+        """
+        features = self._queries(X)
+        probabilities: Floats = self._classifier.predict_proba(features)
+        return probabilities
+
+    @available_if(lambda estimator: estimator._offers("decision_function"))  # type: ignore[untyped-decorator]
+    def decision_function(self, X: Any) -> Floats:
+        """Compute logits from released weights.
+
+        Parameters
+        ----------
+        X : array-like of shape (records, columns) or data frame
+            Queries.
+
+        Returns
+        -------
+        array of shape (records, classes), or (records,) for two classes
+            Logits; for two classes the difference of the two.
+        """
+        features = self._queries(X)
+        scores: Floats = self._classifier.scores(features)
+        return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
+
+    def evaluate(
+        self,
+        X: Any,
+        y: Any = None,
+        groups: Any = None,
+        *,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        mu: float | None = None,
+        disjoint: bool = False,
+    ) -> Evaluation:
+        """Evaluate released weights so that the result may be published.
+
+        It is free for people who were held out of the training, until it has cost as much as the training.
+
+        Parameters
+        ----------
+        X, y, groups
+            Records of known class, as for `fit`.
+        epsilon, delta : float, optional
+            The budget of this evaluation; delta is 1e-5 by default.
+        mu : float, optional
+            The budget as mu of Gaussian differential privacy instead.
+        disjoint : bool, default=False
+            States that none of these people is in the training set, where no rule of the library says so. The
+            guarantee is then conditional.
+
+        Returns
+        -------
+        Evaluation
+            Noisy counts, and the figures that follow from them.
+        """
+        return evaluate(self, X, y, groups, epsilon=epsilon, delta=delta, mu=mu, disjoint=disjoint)
+
+    @property
+    @abstractmethod
+    def _classifier(self) -> Any:
+        """What answers: released weights, or a predictor that charges for every answer."""
+
+    def _offers(self, method: str) -> bool:  # noqa: ARG002
+        """Return whether the answers that are released allow a method."""
+        return True
+
+    def _queries(self, X: Any) -> NDArray[np.float32]:
+        """Return the public features of queries."""
+        return self._mapped(queries(self, X))
+
+    def _mapped(self, records: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Apply the feature map."""
+        if self.feature_map_ is None:
+            return records
+        return np.ascontiguousarray(self.feature_map_.transform(records), dtype=np.float32)
+
+    def _feature_map(self, data: TrainingRows, size: float | None = None) -> Any:
+        """Return the feature map that ``features`` names, None for no map."""
+        if isinstance(self.features, str) and self.features == "auto":
+            return self._automatic_features(data, size)
+        return named_features(self.features, self.image_shape, encoding=data.encoding)
+
+    @abstractmethod
+    def _automatic_features(self, data: TrainingRows, size: float | None) -> Any:
+        """Return the feature map with ``features="auto"``."""
+
+    def _size(self, units: int) -> int:
+        """Return the declared size, or else the number of records or persons."""
+        return units if self.declared_size is None else checked_size(self.declared_size)
+
+    def _seed(self) -> int | None:
+        """Draw the seed of the noise; None for exact noise."""
+        if self.random_state is None:
+            return None
+        return int(check_random_state(self.random_state).randint(2**31 - 1))
