@@ -15,7 +15,7 @@ from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.records import Holdout
 from quietmax.estimators import PrivateHead, save_private
 from quietmax.estimators.evaluation import BINS, Evaluation, EvaluationCharge, noisy_evaluation
-from quietmax.estimators.validation import SETTINGS_PUBLIC, person_assumptions
+from quietmax.estimators.training_set import SETTINGS_PUBLIC, person_assumptions
 from quietmax.ledger import Ledger
 from quietmax.ledger.accounts import Terms
 from quietmax.privacy_card import OBSERVED, PrivacyCard, read_card

@@ -25,7 +25,7 @@ from quietmax.errors import DataUnavailable, QuietmaxError, counted, short_messa
 from quietmax.estimators.evaluate import read_evaluations
 from quietmax.estimators.evaluation import Evaluation, composed_guarantee
 from quietmax.estimators.serialization import open_private
-from quietmax.estimators.validation import size_condition
+from quietmax.estimators.training_set import size_condition
 from quietmax.models.serialization import read_description
 from quietmax.spending import ACCOUNT_FILE, MOVED_FILE, FileAccount
 

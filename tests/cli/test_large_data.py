@@ -30,7 +30,7 @@ from quietmax.errors import QuietmaxError
 from quietmax.estimators import evaluate as evaluate_module
 from quietmax.estimators.batch_answers import ANSWERS_FILE, answer_files
 from quietmax.estimators.blocks import FILES_IN_MEMORY, Blocks
-from quietmax.estimators.dpsgd.stored_rows import StoredRows
+from quietmax.estimators.dpsgd.training import StoredRows
 from quietmax.estimators.head.estimator import PrivateHead as Head
 from quietmax.estimators.serialization import open_private, save_private
 from tests.cli.conftest import Run, assert_error, json_of, output_of

@@ -30,8 +30,12 @@ from quietmax.estimators import (
     open_private,
     save_private,
 )
-from quietmax.estimators.head.guarantees import max_weight_norm, weight_sensitivity
-from quietmax.estimators.head.weights import HeadWeights, PrivateHeadWeights
+from quietmax.estimators.head.weights import (
+    HeadWeights,
+    PrivateHeadWeights,
+    max_weight_norm,
+    weight_sensitivity,
+)
 from quietmax.ledger import Terms
 from quietmax.models import CrossEntropy, TrainingSettings
 from quietmax.models.features import UnitNorm

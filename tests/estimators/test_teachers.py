@@ -17,7 +17,7 @@ from quietmax.accounting import Budget
 from quietmax.data.schema import Schema
 from quietmax.errors import BudgetExhausted, InvalidInput
 from quietmax.estimators import open_private, save_private
-from quietmax.estimators import validation as conditions
+from quietmax.estimators import training_set as conditions
 from quietmax.estimators.teachers import (
     VOTE_BOUNDS,
     TeacherEnsemble,

@@ -12,7 +12,7 @@ import pytest
 
 from quietmax.errors import InvalidInput
 from quietmax.estimators import DPSGD, HeadSettings, PrivateHead, Teachers
-from quietmax.estimators.validation import LARGEST_SIZE, checked_records, checked_size, class_numbers
+from quietmax.estimators.training_set import LARGEST_SIZE, checked_records, checked_size, class_numbers
 from quietmax.models.features import FeatureMap, Identity, Scattering, Turned, UnitNorm
 from tests.estimators.made import made
 

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietmax.accounting.guarantee import Unit
-from quietmax.estimators.training_set import Persons, TrainingRows, data_conditions, training_rows
-from quietmax.estimators.validation import Condition
+from quietmax.estimators.training_set import Condition, Persons, TrainingRows, data_conditions, training_rows
 
 
 @dataclass(frozen=True, eq=False)

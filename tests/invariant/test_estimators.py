@@ -24,11 +24,11 @@ from quietmax.estimators.head.exact_sums import (
 )
 from quietmax.estimators.head.training import centred, clipped_features
 from quietmax.estimators.teachers import LINEAR, NETWORK, TeacherEnsemble
-from quietmax.estimators.training_set import Persons
-from quietmax.estimators.validation import (
+from quietmax.estimators.training_set import (
     LIBRARY_ROUNDING,
     LIBRARY_STACK,
     SETTINGS_PUBLIC,
+    Persons,
     checked_records,
     class_numbers,
 )

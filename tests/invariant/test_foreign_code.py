@@ -30,7 +30,7 @@ from quietmax.data.encoding import Encoding, NumericColumn
 from quietmax.data.records import Holdout, Records
 from quietmax.errors import InvalidInput
 from quietmax.estimators.blocks import LocalEngine
-from quietmax.estimators.validation import OWN_MAP
+from quietmax.estimators.training_set import OWN_MAP
 from quietmax.mechanisms.base import proves_bounds
 from quietmax.models.features import FeatureMap, FrozenModule, Identity, UnitNorm, generic
 from quietmax.models.features import Pipeline as Maps
@@ -555,7 +555,7 @@ def test_a_map_of_a_plug_in_is_a_condition(name: str, monkeypatch: pytest.Monkey
     kind = forged(PlaceMap, "Identity", Identity.__module__)
     kind.kind = "quietmax-identity"
     monkeypatch.setattr(generic, "plugin_maps", lambda: {kind.kind: kind})
-    monkeypatch.setattr("quietmax.estimators.validation.plugin_maps", lambda: {kind.kind: kind})
+    monkeypatch.setattr("quietmax.estimators.training_set.plugin_maps", lambda: {kind.kind: kind})
     guarantee = clone(ESTIMATORS[name]).set_params(features=kind.kind).fit(X, Y).guarantee_
     assert guarantee.status == "conditional"
     assert set(OWN_MAP.assumptions) <= set(guarantee.assumptions)

@@ -496,7 +496,7 @@ def _check_plugin_map(
     name: object, image_shape: tuple[int, int, int] | None, split: Split | TableRows
 ) -> None:
     """Raise if the feature map of a plug-in breaks the invariant on synthetic records (THEORY 3.8)."""
-    from quietmax.estimators.validation import BUILT_IN_FEATURES, named_features
+    from quietmax.estimators.training_set import BUILT_IN_FEATURES, named_features
 
     if not isinstance(name, str) or name in BUILT_IN_FEATURES:
         return

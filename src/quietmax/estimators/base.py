@@ -21,8 +21,14 @@ from quietmax.accounting.guarantee import Guarantee
 from quietmax.estimators.blocks import Floats
 from quietmax.estimators.evaluate import evaluate, open_evaluations
 from quietmax.estimators.evaluation import Evaluation
-from quietmax.estimators.training_set import TrainingRows, queries, training_rows, with_holdout
-from quietmax.estimators.validation import checked_size, named_features
+from quietmax.estimators.training_set import (
+    TrainingRows,
+    checked_size,
+    named_features,
+    queries,
+    training_rows,
+    with_holdout,
+)
 
 _SHARED = {
     "shared_parameters": """\

@@ -53,8 +53,7 @@ from quietmax.estimators.evaluation import (
     noisy_evaluation,
 )
 from quietmax.estimators.ray_blocks import RayBlocks, chosen_engine
-from quietmax.estimators.training_set import Persons, queries
-from quietmax.estimators.validation import alike, checked_records, class_numbers
+from quietmax.estimators.training_set import Persons, alike, checked_records, class_numbers, queries
 from quietmax.noise.sources import EXACT, NoiseSource, SeededNoise
 from quietmax.predictor import Predictor
 from quietmax.spending import DESCRIPTION_FILE, OwnProcess, new_identity

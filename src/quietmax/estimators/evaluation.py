@@ -39,7 +39,7 @@ from quietmax.accounting.costs import (
 )
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.errors import BudgetExhausted, InvalidInput
-from quietmax.estimators.validation import Condition, weakened
+from quietmax.estimators.training_set import Condition, weakened
 from quietmax.noise.release import release_gaussian
 from quietmax.noise.sources import EXACT, ExactNoise, NoiseSource
 from quietmax.spending import new_identity

@@ -26,17 +26,26 @@ from quietmax.data.sources import as_frame
 from quietmax.errors import DataUnavailable, InvalidInput, short_message
 from quietmax.estimators.evaluate import EVALUATION_FILE, save_evaluations
 from quietmax.estimators.head.exact_sums import gradient_grid, is_whitening, on_grid
-from quietmax.estimators.head.guarantees import (
+from quietmax.estimators.head.training import BIAS, whitening_kind
+from quietmax.estimators.head.weights import (
+    HeadWeights,
+    PrivateHeadWeights,
     least_tolerance,
     max_weight_norm,
     query_guarantee,
     weight_sensitivity,
     weights_guarantee,
 )
-from quietmax.estimators.head.training import BIAS, whitening_kind
-from quietmax.estimators.head.weights import HeadWeights, PrivateHeadWeights
-from quietmax.estimators.training_set import code_before, with_holdout
-from quietmax.estimators.validation import CLASSES, SIZE, Condition, alike, runs_own_code, weakened
+from quietmax.estimators.training_set import (
+    CLASSES,
+    SIZE,
+    Condition,
+    alike,
+    code_before,
+    runs_own_code,
+    weakened,
+    with_holdout,
+)
 from quietmax.mechanisms.base import GaussianScores, Mechanism, NoisyMax
 from quietmax.models.features.base import FeatureMap
 from quietmax.models.features.generic import (
@@ -62,9 +71,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from quietmax.estimators.dpsgd.centring import Centring
     from quietmax.estimators.dpsgd.config import Plan
-    from quietmax.estimators.dpsgd.estimator import DPSGD, PrivateNetwork
+    from quietmax.estimators.dpsgd.estimator import DPSGD, Centring, PrivateNetwork
     from quietmax.estimators.head.estimator import PrivateHead
     from quietmax.estimators.teachers import Teachers
 else:
@@ -621,7 +629,7 @@ def _read_dpsgd(stored: _Stored) -> _Read:
 
 def _read_centring(stored: _Stored) -> Centring | None:
     """Return how features are centred; raise ValueError if the released arrays are not those of a training."""
-    from quietmax.estimators.dpsgd.centring import Centring
+    from quietmax.estimators.dpsgd.estimator import Centring
 
     if not {"centre", "scale"} & stored.tensors.keys():
         return None

@@ -36,20 +36,18 @@ from quietmax.estimators.base import PrivateClassifier, documented
 from quietmax.estimators.blocks import FILES_IN_MEMORY, Blocks, LocalEngine, Table, block_rows
 from quietmax.estimators.ray_blocks import chosen_engine
 from quietmax.estimators.training_set import (
-    NOBODY,
-    CodeBefore,
-    Piece,
-    TrainingRows,
-    data_assumptions,
-    data_conditions,
-)
-from quietmax.estimators.validation import (
     LIBRARY_STACK,
+    NOBODY,
     OWN_MAP,
     OWN_MODULES,
     SETTINGS_PUBLIC,
+    CodeBefore,
     ImageShape,
+    Piece,
+    TrainingRows,
     check_choice,
+    data_assumptions,
+    data_conditions,
     map_assumptions,
     runs_own_code,
     size_condition,

@@ -1,43 +1,360 @@
-"""What every private estimator is trained on: checked records, labels, and whom each record belongs to.
+"""What every private estimator is trained on: checked records, labels, persons; and what its guarantee rests on.
 
-`training_rows` is the one way in for all estimators, and `training_set` reads it into memory. It accepts arrays with
-scikit-learn's checks, data frames and files of an estimator that has a `schema`, and `Records`. `queries` is the same
-for predictions. Everything here treats one person's rows alone (THEORY 3.8); messages show no value of the private
-records.
+`training_rows` is the one way in for all estimators. It accepts arrays with scikit-learn's checks, data frames and
+files of an estimator that has a `schema`, and `Records`. `queries` is the same for predictions. Everything here treats
+one person's rows alone (THEORY 3.8). Error messages never show a value, a label or a count of the private records: they
+may reach people who must not see the records.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+import re
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from quietmax._before_noise import foreign_callers, foreign_records, is_own_class, is_plain
 from quietmax._lazy import lazy_module
-from quietmax.accounting.guarantee import MADE_WITHOUT_RECORDS, Guarantee, Unit
+from quietmax.accounting.guarantee import MADE_WITHOUT_RECORDS, Guarantee, Status, Unit
 from quietmax.data.cells import as_strings, is_missing, is_valid_unicode, numbered
-from quietmax.data.encoding import Encoding, quoted
+from quietmax.data.encoding import Encoding, NumericColumn, quoted
 from quietmax.data.records import Holdout, Records, is_held_out
 from quietmax.data.sources import as_frame, as_series, is_source
 from quietmax.data.tables import TableRows, table_rows
 from quietmax.errors import InvalidData, InvalidInput
-from quietmax.estimators.validation import (
-    CLASSES,
-    Condition,
-    checked_records,
-    class_numbers,
-    person_assumptions,
-)
+from quietmax.models.features.base import FeatureMap
+from quietmax.models.features.encoder import Embedding, Encoder
+from quietmax.models.features.generic import is_batched, make_plugin_map, plugin_maps, runs_user_code
+from quietmax.models.features.images import Scattering
+from quietmax.models.features.tabular import Identity, UnitNorm
 from quietmax.models.stacked import TrainingSettings
 
 if TYPE_CHECKING:
     import pandas as pd
 else:
     pd = lazy_module("pandas")
+
+ImageShape = tuple[int, int, int]
+"""Channels, height and width of an image."""
+
+LARGEST_SIZE = 10**9
+"""Largest number of records or persons that can be declared. It is fixed, so an error reveals nothing."""
+
+
+def check_choice(name: str, value: object, valid: Collection[str]) -> None:
+    """Raise `InvalidInput` unless an argument is one of the valid strings."""
+    if not (isinstance(value, str) and value in valid):
+        raise InvalidInput(f"{name} must be one of {', '.join(valid)}, got {value!r}.")
+
+
+def check_positive(**values: float | None) -> None:
+    """Raise `InvalidInput` unless every argument is None or a positive finite number."""
+    for name, value in values.items():
+        if value is not None and not 0.0 < value < math.inf:
+            raise InvalidInput(f"{name} must be a positive number, got {value!r}.")
+
+
+def checked_size(size: int) -> int:
+    """Return a declared number of records or persons as an integer."""
+    if (
+        isinstance(size, bool)
+        or not isinstance(size, Real)
+        or not 1 <= size <= LARGEST_SIZE
+        or size != int(size)
+    ):
+        raise InvalidInput(f"declared_size must be an integer from 1 to {LARGEST_SIZE:,}, got {size!r}.")
+    return int(size)
+
+
+BUILT_IN_FEATURES = ("auto", "identity", "unit-norm", "scattering", "embedding")
+"""The names of feature maps that come with quietmax."""
+
+
+def named_features(features: Any, image_shape: ImageShape | None, *, encoding: Encoding | None = None) -> Any:
+    """Return the feature map that a name stands for; anything but a string is returned as it is."""
+    if not isinstance(features, str):
+        return features
+    if features not in BUILT_IN_FEATURES:
+        check_choice("features", features, (*BUILT_IN_FEATURES, *plugin_maps()))
+        return make_plugin_map(features, image_shape)
+    if features == "embedding":
+        if encoding is None:
+            return Embedding()
+        _check_embedding(encoding)
+        return Embedding(0.5)
+    if features == "scattering":
+        if image_shape is None:
+            raise InvalidInput("features='scattering' requires image_shape: the records must be images.")
+        return Scattering(image_shape)
+    return UnitNorm(1.0) if features == "unit-norm" else Identity()
+
+
+def _check_embedding(encoding: Encoding) -> None:
+    """Check that every column of a table can be a part of an embedding, with 0 at the centre of its encoded values."""
+    for column in encoding.columns:
+        if not (
+            isinstance(column, NumericColumn)
+            and column.low == -column.high
+            and column.scale == "linear"
+            and not column.edges
+            and not column.missing
+        ):
+            raise InvalidInput(
+                f"features='embedding' requires numeric columns with bounds around 0 and without missing values, but "
+                f"column {column.name!r} is not declared so. Declare bounds such as [-1, 1] and complete = ['*'] in "
+                f"the schema, or use features='auto'."
+            )
+
+
+def checked_records(
+    estimator: Any, X: ArrayLike, y: ArrayLike, *, dtypes: Sequence[Any] = (np.float32,)
+) -> tuple[NDArray[np.float32], NDArray[Any]]:
+    """Check a training set as scikit-learn does, with messages that show no value and no number of records."""
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import validate_data
+
+    records: NDArray[np.float32]
+    try:
+        labels = None if y is None else _label_array(y)
+        by_object = labels is not None and labels.dtype == object
+        with np.errstate(over="ignore"):
+            # Zeros stand in for objects: scikit-learn would judge all of them by the first one.
+            records, checked = validate_data(
+                estimator, X, np.zeros(np.shape(labels)) if by_object else labels, dtype=list(dtypes)
+            )
+            # Everything is computed from float32. What it cannot hold is refused here, before any noise is drawn.
+            if not np.isfinite(np.array([records.min(), records.max()], np.float32)).all():
+                raise ValueError("Input X contains a value too large for dtype('float32')")
+        if by_object:
+            return records, np.reshape(labels, -1)
+        with warnings.catch_warnings():
+            # Whether most labels differ is a fact about the private labels.
+            warnings.filterwarnings("ignore", message="The number of unique classes")
+            check_classification_targets(checked)
+    except ValueError as problem:
+        hint = " A data frame with other columns needs a `schema`." if hasattr(X, "columns") else ""
+        raise InvalidInput(
+            f"{_public_reason(problem)}. X must be a table of finite numbers, and y must have one label for each row."
+            f"{hint}"
+        ) from None
+    return records, checked
+
+
+def _public_reason(problem: ValueError) -> str:
+    """Return what is wrong with a training set, without the values and the numbers of rows that the message shows."""
+    reason = str(problem).splitlines()[0]
+    if "array element with a sequence" in reason:
+        return "A row of X has another number of columns than the others, or an element that is not a number"
+    # The text after "to float:" shows values, the list after "samples" and the start of a shape show numbers of rows.
+    reason = reason.partition(" to float:")[0].partition(": [")[0].rstrip(":. ")
+    return re.sub(r"\(\d+, ", "(, ", reason)
+
+
+def _label_array(y: Any) -> NDArray[Any]:
+    """Return labels as an array in which no label changes another one.
+
+    An array of a fixed type is returned as it is. Labels in a sequence or in an array of objects have no common type,
+    and NumPy would look for one: a single 1.0 would round all large integers. They are checked one by one.
+    """
+    if hasattr(y, "__array__") or isinstance(y, str | bytes | Mapping) or not hasattr(y, "__getitem__"):
+        array = np.asarray(y)
+        if array.dtype == object and array.ndim:
+            return _objects([_label(each) for each in array.ravel()]).reshape(array.shape)
+        return array
+    return _unchanged([_label(each) for each in y])
+
+
+def _label(value: Any) -> str | int | float:
+    """Return a label as a Python object; raise `ValueError` if it cannot name a class."""
+    label = _plain(value)
+    if isinstance(label, str | int) or (isinstance(label, float) and label.is_integer()):
+        return label
+    raise ValueError("Unknown label type: every label must be a string, an integer or a boolean")
+
+
+def _plain(value: Any) -> Any:
+    """Return a scalar of NumPy or torch as a Python object, which compares exactly; anything else as it is."""
+    return value.item() if getattr(value, "ndim", None) == 0 else value
+
+
+def _objects(values: list[Any]) -> NDArray[Any]:
+    """Return an array of objects."""
+    return np.fromiter(values, dtype=object, count=len(values))
+
+
+def _unchanged(values: list[Any]) -> NDArray[Any]:
+    """Return values as an array of the type that NumPy chooses, or of objects if this type would change a value."""
+    try:
+        array = np.asarray(values)
+    except OverflowError:
+        return _objects(values)
+    return array if array.ndim != 1 or array.tolist() == values else _objects(values)
+
+
+def _declared_array(declared: Any) -> NDArray[Any]:
+    """Return declared classes as an array in which no class changes another one."""
+    if not isinstance(declared, Sequence) or isinstance(declared, str | bytes):
+        return np.asarray(declared)
+    try:
+        return _unchanged([_plain(each) for each in declared])
+    except ValueError:
+        raise InvalidInput(
+            "classes must be a flat sequence such as range(10), got sequences in it."
+        ) from None
+
+
+def class_numbers(
+    labels: NDArray[Any], declared: Sequence[Any] | None
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Return the classes, and the index of every label among them.
+
+    A label belongs to the class that is equal to it in Python: 1.0 and True belong to 1, and "1" does not.
+    """
+    classes = _distinct(labels) if declared is None else _declared_array(declared)
+    if classes.ndim != 1:
+        raise InvalidInput(f"classes must be a flat sequence such as range(10), got shape {classes.shape}.")
+    numbers = {_plain(label): number for number, label in enumerate(classes.tolist())}
+    if declared is None and len(classes) < 2:
+        raise InvalidInput("y contains only one class; a classifier needs at least two different classes.")
+    if len(numbers) < 2 or len(numbers) < len(classes):
+        raise InvalidInput(
+            f"classes must contain at least two different classes, each once, got {classes.tolist()[:20]}."
+        )
+    places = np.array([numbers.get(label, -1) for label in labels.tolist()], dtype=np.int64)
+    if (places < 0).any():
+        raise InvalidInput(f"y contains a label that is not one of the {len(classes)} declared classes.")
+    return classes, places
+
+
+def _distinct(labels: NDArray[Any]) -> NDArray[Any]:
+    """Return the sorted distinct labels."""
+    try:
+        return np.unique(labels)
+    except TypeError:
+        raise InvalidInput(
+            "y contains both strings and numbers, which cannot be sorted: declare the classes."
+        ) from None
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A condition that makes a proven guarantee conditional."""
+
+    because: str  # The sentence that is added to the guarantee's reason
+    assumptions: tuple[str, ...]  # The assumptions on which the guarantee then rests
+
+
+def size_condition(unit: Unit) -> Condition:
+    """Return the condition of a size that was not declared."""
+    return Condition(
+        f"The number of {unit}s was not declared by declared_size (--declared-size; THEORY 3.1).",
+        (f"The number of {unit}s is public: it was read off them, since no declared_size was given.",),
+    )
+
+
+SETTINGS_PUBLIC = (
+    "What the owner declared or chose (bounds, categories, classes, size, column types, features, settings) would be "
+    "the same without any one person or record."
+)
+LIBRARY_ROUNDING = (
+    "The numerical library rounds a record's features alike at every place of a batch and beside all other records. "
+    "This was checked on synthetic records before training; `quietmax audit invariant` checks it again."
+)
+LIBRARY_STACK = (
+    "The numerical library computes every network of a stack from that network's numbers alone, and rounds equal "
+    "calls alike. `quietmax audit invariant` checks it."
+)
+EMBEDDED = (
+    "The embeddings in the records were computed from each record alone, by an encoder that "
+    f"{MADE_WITHOUT_RECORDS}."
+)
+CLASSES = Condition(
+    "The classes were not declared (THEORY 3.1).",
+    ("The set of classes is public: it was read off the labels, since none were declared.",),
+)
+SIZE = size_condition("record")
+OWN_MAP = Condition(
+    "The feature map runs the user's own code.",
+    ("The user's own feature map computes a record's features from that record alone.",),
+)
+OWN_MODULES = Condition(
+    "The teachers are the user's own modules.",
+    ("The user's own modules share nothing: a record changes the answers of its own teacher alone.",),
+)
+SEEDED_WEIGHTS = Condition(
+    "The noise is seeded and in floating point, for experiments only (THEORY 3.5).",
+    ("Nobody knows the seed, and nobody looks at the low digits of the weights.",),
+)
+
+
+def weakened(guarantee: Guarantee, *conditions: Condition) -> Guarantee:
+    """Return a guarantee that also rests on some conditions."""
+    for condition in conditions:
+        status: Status = "conditional" if guarantee.status == "proven" else guarantee.status
+        reason = f"{guarantee.because} {condition.because}"
+        guarantee = guarantee.weakened(status, reason, condition.assumptions)
+    return guarantee
+
+
+def person_assumptions(unit: Unit, column: str | None) -> tuple[str, ...]:
+    """Return what a guarantee assumes about who is a person.
+
+    If several people share a value, the guarantee protects all of them together. One of them alone changes what the
+    rows of the others count, and so has up to twice the mu (or epsilon): the others leave, and come back without them.
+    """
+    if unit == "record":
+        return ()
+    if column is None:
+        return ("All rows of one person, and nobody else's, have the same entry in `groups`.",)
+    return (f"All rows of one person, and nobody else's, have the same value in column {column!r}.",)
+
+
+def map_assumptions(description: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Return what a guarantee assumes because of the feature map."""
+    if description is None:
+        return ()
+    return (*_encoder_assumptions(description), *((LIBRARY_ROUNDING,) if is_batched(description) else ()))
+
+
+def _encoder_assumptions(description: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return one sentence for each encoder in a map, and one for numbers that an encoder computed beforehand."""
+    if description == {"kind": Embedding.kind, "centre": description.get("centre")}:
+        return (EMBEDDED,)
+    if description["kind"] == Encoder.kind and "sha256" in description:  # else a class of the user's own
+        name, digest = description["file"], description["sha256"]
+        return (f"The encoder file {name} (SHA-256 {digest}) {MADE_WITHOUT_RECORDS}.",)
+    return tuple(each for step in description.get("maps", ()) for each in _encoder_assumptions(step))
+
+
+def runs_own_code(features: object) -> bool:
+    """Return whether a feature map is the user's own, or runs code of theirs."""
+    if isinstance(features, FeatureMap):
+        return runs_user_code(features)
+    return features is not None
+
+
+def alike(stored: Any, computed: Any, within: float = 1e-9) -> bool:
+    """Return whether two JSON values are equal up to rounding."""
+    if isinstance(stored, bool) or isinstance(computed, bool):
+        return stored is computed
+    if isinstance(stored, int | float) and isinstance(computed, int | float):
+        return math.isclose(stored, computed, rel_tol=within)
+    if isinstance(stored, Mapping) and isinstance(computed, Mapping):
+        return stored.keys() == computed.keys() and all(
+            alike(stored[name], computed[name], within) for name in stored
+        )
+    if isinstance(stored, list | tuple) and isinstance(computed, list | tuple):
+        return len(stored) == len(computed) and all(
+            alike(*pair, within) for pair in zip(stored, computed, strict=True)
+        )
+    return bool(stored == computed)
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,9 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 from quietmax.errors import InvalidInput
-from quietmax.estimators.dpsgd.centring import Centring
 from quietmax.estimators.dpsgd.config import ROW_LENGTH
-from quietmax.estimators.dpsgd.estimator import PrivateNetwork
+from quietmax.estimators.dpsgd.estimator import Centring, PrivateNetwork
 from quietmax.estimators.head.exact_sums import BITS, on_grid
 from quietmax.estimators.head.weights import HeadWeights
 from quietmax.export.graph import Graph

@@ -14,10 +14,9 @@ from quietmax.accounting.dpsgd import Schedule, noise_multiplier
 from quietmax.data.schema import Schema
 from quietmax.errors import DataUnavailable, InvalidInput
 from quietmax.estimators import DPSGDSettings, open_private, save_private
-from quietmax.estimators.dpsgd import centring, training
-from quietmax.estimators.dpsgd.centring import Centring, _batch_sum, centre_noise, released_centre
+from quietmax.estimators.dpsgd import estimator, training
 from quietmax.estimators.dpsgd.config import Plan, make_plan
-from quietmax.estimators.dpsgd.estimator import DPSGD
+from quietmax.estimators.dpsgd.estimator import DPSGD, Centring, _batch_sum, centre_noise, released_centre
 from quietmax.estimators.head.exact_sums import clipped_rows, on_grid, unit_rows
 from quietmax.estimators.training_set import Persons
 from quietmax.models.features import UnitNorm
@@ -94,7 +93,7 @@ def test_the_batches_of_centring_are_not_those_of_the_first_gradient_steps() -> 
         return training.seeded_batches(rows, seed, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(centring, "seeded_batches", noted)
+        patch.setattr(estimator, "seeded_batches", noted)
         released_centre(_features(), _plan(700, noise=1.0), radius=1.0, seed=5)
     first, second = (
         next(training.seeded_batches(np.arange(700), seed, 700, settings)) for seed in (*seen, 5)
@@ -104,7 +103,7 @@ def test_the_batches_of_centring_are_not_those_of_the_first_gradient_steps() -> 
 
 def test_every_step_is_one_release_of_the_same_noise_multiplier(monkeypatch: pytest.MonkeyPatch) -> None:
     releases: list[tuple[float, float]] = []
-    for module in (centring, training):
+    for module in (estimator, training):
         original = module.release_gaussian
 
         def counted(
@@ -143,7 +142,7 @@ def test_rows_are_those_of_a_head_times_five_and_depend_on_their_own_features_al
 
 def test_the_number_of_records_is_limited_before_anything_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quietmax.estimators.dpsgd.training.LARGEST_TABLE", 100)
-    monkeypatch.setattr(centring, "_batch_sum", None)
+    monkeypatch.setattr(estimator, "_batch_sum", None)
     with pytest.raises(InvalidInput, match="at most 100 records"):
         released_centre(_features(), _plan(700, noise=1.0), radius=1.0)
     with pytest.raises(InvalidInput, match="at most 100 records"):

@@ -20,7 +20,7 @@ from quietmax.data.schema import Schema
 from quietmax.errors import DataUnavailable, InvalidInput
 from quietmax.estimators import DPSGDSettings, open_private, save_private
 from quietmax.estimators.dpsgd.estimator import DPSGD, NUMERICAL, PLACES, POISSON
-from quietmax.estimators.validation import CLASSES, OWN_MAP
+from quietmax.estimators.training_set import CLASSES, OWN_MAP
 from quietmax.models.features import FrozenModule, Identity, Pipeline, RandomFourier, Scattering, UnitNorm
 from tests.estimators.made import made
 

@@ -21,9 +21,9 @@ import torch
 import quietmax
 from quietmax import DPSGD, Schema
 from quietmax.estimators.blocks import LocalEngine
-from quietmax.estimators.dpsgd import centring, opacus, training
+from quietmax.estimators.dpsgd import estimator, training
 from quietmax.estimators.dpsgd.config import PrivateSettings, make_plan
-from quietmax.estimators.dpsgd.stored_rows import StoredRows
+from quietmax.estimators.dpsgd.training import StoredRows
 from quietmax.estimators.head.exact_sums import clipped_rows
 from quietmax.estimators.training_set import Persons, training_rows
 from quietmax.models.mlp import initial_mlp
@@ -71,7 +71,7 @@ def _moved(path: str, rows: Any, labels: Any, persons: Persons | None) -> Any:
     if path.startswith("module"):
         module = _module()
         before = [each.detach().clone().double().numpy() for each in module.parameters()]
-        opacus.train_private_module(
+        training.train_private_module(
             module,
             rows,
             labels,
@@ -152,8 +152,8 @@ def test_a_centring_step_is_divided_by_the_public_expected_number(
     plan = replace(plan, noise_multiplier=NOISE)
     for batch in (np.arange(1), np.arange(6, 13)):
         for name in ("secret_batches", "seeded_batches"):
-            monkeypatch.setattr(centring, name, lambda *_, batch=batch: iter([batch] * 2))
-        centre = centring.released_centre(features, plan, radius=4.0, seed=seed)
+            monkeypatch.setattr(estimator, name, lambda *_, batch=batch: iter([batch] * 2))
+        centre = estimator.released_centre(features, plan, radius=4.0, seed=seed)
         wanted = clipped_rows(features[batch], 4.0).sum(0) / (RATE * DECLARED)
         np.testing.assert_allclose(centre, wanted, atol=1e-5)
 
@@ -225,7 +225,7 @@ def test_opacus_gives_the_gradients_of_single_records_whatever_the_size_of_the_b
     """Their norms, and the sums of them clipped, are those of batches of one: neither is a mean over a batch."""
     features, labels = _records(20)
     inputs, targets = torch.from_numpy(features), torch.from_numpy(labels)
-    clipped = opacus._Clipped(_module().train(), CLIP)
+    clipped = training._Clipped(_module().train(), CLIP)
 
     def added(part: slice) -> tuple[list[Any], Any]:
         sums = [torch.zeros_like(parameter) for parameter in clipped.parameters]

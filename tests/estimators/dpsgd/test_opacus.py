@@ -12,8 +12,7 @@ from quietmax.errors import InvalidInput
 from quietmax.estimators import DPSGDSettings
 from quietmax.estimators.dpsgd.config import PrivateSettings
 from quietmax.estimators.dpsgd.estimator import DPSGD
-from quietmax.estimators.dpsgd.opacus import _Clipped, train_private_module
-from quietmax.estimators.dpsgd.training import train_private_stack
+from quietmax.estimators.dpsgd.training import _Clipped, train_private_module, train_private_stack
 from quietmax.models.mlp import initial_mlp
 
 pytest.importorskip("opacus")

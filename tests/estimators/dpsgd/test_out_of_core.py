@@ -21,8 +21,7 @@ from quietmax.estimators import DPSGDSettings, blocks
 from quietmax.estimators.blocks import Blocks, LocalEngine, Table
 from quietmax.estimators.dpsgd import training
 from quietmax.estimators.dpsgd.config import PrivateSettings
-from quietmax.estimators.dpsgd.stored_rows import NumberedPersons, StoredRows
-from quietmax.estimators.dpsgd.training import secret_batches, seeded_batches
+from quietmax.estimators.dpsgd.training import NumberedPersons, StoredRows, secret_batches, seeded_batches
 from quietmax.estimators.training_set import Persons, training_rows
 from quietmax.noise import release
 from quietmax.noise.sources import SeededNoise
@@ -139,7 +138,7 @@ def test_exact_training_is_the_same_in_memory_and_out_of_core(
     def exact(source: Any, rate: float, engine: Any = "local") -> DPSGD:
         entropy, noise = np.random.default_rng(5), SeededNoise(7)
         monkeypatch.setattr("os.urandom", entropy.bytes)
-        for module in (training, "quietmax.estimators.dpsgd.centring"):
+        for module in (training, "quietmax.estimators.dpsgd.estimator"):
             monkeypatch.setattr(
                 *((module, "release_gaussian") if module is training else (f"{module}.release_gaussian",)),
                 lambda total, **given: release.release_gaussian(total, **(given | {"source": noise})),

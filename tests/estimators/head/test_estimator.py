@@ -20,9 +20,9 @@ from quietmax.accounting import PureCost, mu_of
 from quietmax.data import Schema
 from quietmax.errors import InvalidInput, QuietmaxError
 from quietmax.estimators import DPSGD, DPSGDSettings, HeadSettings, Teachers, open_private, save_private
-from quietmax.estimators import validation as conditions
+from quietmax.estimators import training_set as conditions
 from quietmax.estimators.head.estimator import PrivateHead
-from quietmax.estimators.head.guarantees import weights_guarantee
+from quietmax.estimators.head.weights import weights_guarantee
 from quietmax.models import TrainingSettings
 from quietmax.models.features import (
     FrozenModule,

@@ -23,7 +23,7 @@ from torch import nn
 from quietmax.data import Schema, load
 from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError
 from quietmax.estimators import DPSGD, DPSGDSettings, PrivateHead, Teachers
-from quietmax.estimators.validation import EMBEDDED, LIBRARY_ROUNDING, map_assumptions
+from quietmax.estimators.training_set import EMBEDDED, LIBRARY_ROUNDING, map_assumptions
 from quietmax.models.features import Embedding, Encoder, Pipeline, UnitNorm, save_encoder
 from quietmax.models.features.encoder import _network
 from quietmax.models.features.generic import describe_map, is_batched, runs_user_code

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from quietmax.accounting.dpsgd import Accountant, NoiseAnalysis, Schedule, noise_multiplier
 from quietmax.errors import InvalidInput
-from quietmax.estimators.validation import check_choice, check_positive, checked_size
+from quietmax.estimators.training_set import check_choice, check_positive, checked_size
 from quietmax.models.mlp import activation
 
 Optimizer = Literal["sgd", "momentum", "adam"]

@@ -1,4 +1,14 @@
-"""DPSGD: a network trained by differentially private gradient descent, and what is guaranteed of it."""
+"""DPSGD: a network trained by differentially private gradient descent, and what is guaranteed of it.
+
+The first steps release the mean of the features, and all rows are centred by it. A centring step is a step like any
+other. Each record is taken with the sampling rate, and the sum of the rows taken, each of length at most 1, is released
+with Gaussian noise of standard deviation sigma. A step on gradients clipped to S has noise of sigma*S. Both are the
+same mechanism up to the factor S, so the accountant counts all steps alike.
+
+A row f becomes `5 (f - m) / ||(f - m, 0.2)||`, for the released mean m: the row of the private head, times 5, so that
+the constant feature 0.2 of the head becomes the bias of the network. Features of tables are scaled by the released mean
+as well (`TableFeatures.scale`).
+"""
 
 from __future__ import annotations
 
@@ -20,9 +30,9 @@ from quietmax.data.encoding import Encoding
 from quietmax.data.schema import Schema
 from quietmax.errors import InvalidInput
 from quietmax.estimators.base import PrivateClassifier, documented
-from quietmax.estimators.blocks import LocalEngine
-from quietmax.estimators.dpsgd.centring import Centring, centre_noise, released_centre
+from quietmax.estimators.blocks import ROWS_AT_ONCE, Floats, LocalEngine, Table
 from quietmax.estimators.dpsgd.config import (
+    ROW_LENGTH,
     DPSGDSettings,
     Inputs,
     Plan,
@@ -30,22 +40,37 @@ from quietmax.estimators.dpsgd.config import (
     default_length,
     make_plan,
 )
-from quietmax.estimators.dpsgd.opacus import Build, own_module_condition, train_private_module
-from quietmax.estimators.dpsgd.stored_rows import StoredRows
-from quietmax.estimators.dpsgd.training import train_private, train_private_stack
-from quietmax.estimators.head.exact_sums import whitening_on_grid
+from quietmax.estimators.dpsgd.training import (
+    Build,
+    StoredRows,
+    check_length,
+    own_module_condition,
+    secret_batches,
+    seeded_batches,
+    train_private,
+    train_private_module,
+    train_private_stack,
+)
+from quietmax.estimators.head.exact_sums import (
+    BITS,
+    clipped_rows,
+    on_grid,
+    row_sum,
+    unit_rows,
+    whitened_rows,
+    whitening_on_grid,
+)
 from quietmax.estimators.head.training import default_features
 from quietmax.estimators.training_set import (
-    CodeBefore,
-    TrainingRows,
-    data_assumptions,
-    data_conditions,
-)
-from quietmax.estimators.validation import (
     OWN_MAP,
     SEEDED_WEIGHTS,
     SETTINGS_PUBLIC,
+    CodeBefore,
     ImageShape,
+    Persons,
+    TrainingRows,
+    data_assumptions,
+    data_conditions,
     map_assumptions,
     runs_own_code,
     size_condition,
@@ -56,8 +81,83 @@ from quietmax.models.features.generic import describe_map
 from quietmax.models.features.tabular import TableFeatures, table_features
 from quietmax.models.mlp import MLP
 from quietmax.models.training import LogitClassifier, TorchModel
+from quietmax.noise.release import release_gaussian
+from quietmax.noise.sources import EXACT, NoiseSource, SeededNoise
 
-Floats = NDArray[np.float64]
+
+@dataclass(frozen=True, eq=False)
+class Centring:
+    """What makes rows of features centred, from released and public numbers."""
+
+    centre: Floats  # The released mean of the features, clipped to the radius and divided by it
+    radius: float  # Features are clipped to this length
+    scale: Floats | None = None
+
+    def rows(self, features: NDArray[np.floating]) -> NDArray[np.float32]:
+        """Return what the network sees; each row depends on its own features alone."""
+        rows = np.empty(np.shape(features), dtype=np.float32)
+        for start in range(0, len(rows), ROWS_AT_ONCE):
+            part = slice(start, start + ROWS_AT_ONCE)
+            clipped = clipped_rows(np.asarray(features[part], dtype=np.float32), self.radius)
+            centred = unit_rows(clipped, self.centre, 1.0 / ROW_LENGTH)
+            if self.scale is not None:
+                centred = whitened_rows(centred, self.scale)
+            rows[part] = ROW_LENGTH * centred[:, :-1]
+        return rows
+
+
+def released_centre(
+    features: NDArray[np.float32] | StoredRows,
+    plan: Plan,
+    *,
+    radius: float,
+    seed: int | None = None,
+    persons: Persons | None = None,
+) -> Floats:
+    """Release the mean of clipped features by the centring steps of a plan."""
+    settings, records = plan.settings, len(features)
+    check_length(records)
+    source: NoiseSource = EXACT
+    batches = secret_batches(records, plan.size, settings, persons)
+    if seed is not None:
+        first, second = (int(word) for word in np.random.SeedSequence((0xCE27, seed)).generate_state(2))
+        source = SeededNoise(first)
+        batches = seeded_batches(records, second, plan.size, settings, persons)
+    total = np.zeros(features.shape[1])
+    for _ in range(settings.centring_steps):
+        exact = _batch_sum(features, next(batches), radius, persons)
+        total += release_gaussian(exact, sensitivity=1.0, mu=1 / plan.noise_multiplier, source=source).values
+    mean = total / (settings.centring_steps * settings.sampling_rate * plan.size)
+    length = math.sqrt(float(np.square(mean).sum()))
+    return on_grid(mean * ((1.0 - 2.0**-BITS) / max(length, 1.0)))
+
+
+def centre_noise(plan: Plan) -> float:
+    """Return the standard deviation of the noise on each coordinate of a released centre."""
+    settings = plan.settings
+    expected = settings.sampling_rate * plan.size
+    return plan.noise_multiplier / (math.sqrt(settings.centring_steps) * expected)
+
+
+def _batch_sum(
+    features: NDArray[np.float32] | StoredRows,
+    batch: NDArray[np.int64],
+    radius: float,
+    persons: Persons | None,
+) -> Floats:
+    """Sum the clipped rows of a batch without rounding; a row of a person with k rows counts 1/k.
+
+    One record, or all rows of one person, change the sum by at most 1 in L2.
+    """
+    total = np.zeros(features.shape[1])
+    for start in range(0, len(batch), ROWS_AT_ONCE):
+        part = batch[start : start + ROWS_AT_ONCE]
+        rows = clipped_rows(features[part], radius).astype(np.float32)
+        # Sums are integer multiples of 2^-20 below 2^33, so adding them is exact.
+        repeats = None if persons is None else persons.rows[part]
+        total += row_sum(Table(rows, np.zeros(len(part), np.int64), 1, repeats))
+    return total
+
 
 NUMERICAL = {
     "pld": "SciPy's Fourier transform and NumPy's elementary functions have rounding errors no larger than those that "

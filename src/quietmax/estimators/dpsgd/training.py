@@ -15,15 +15,24 @@ If records belong to persons, a batch is a sample of persons with all their rows
 The loss is cross-entropy, which the paper's table of settings names. The convexified loss is no mean of per-example
 losses: a record's weight in it depends on the other records of the batch, so there is no per-example gradient to clip.
 The convexified loss of each record as a batch of one can be clipped; ``alpha`` asks for that.
+
+For any other torch module, Opacus computes the per-example gradient norms; batches and noise are ours
+(`train_private_module`). Its ghost clipping is used layer by layer where it knows the layer, and its general rule
+elsewhere; tied weights are clipped without ghost clipping. Its own batches and noise are not used: its secure mode
+needs torchcsprng, which does not exist for the PyTorch version pinned here. Floating-point sums of a module's gradients
+cannot be made exact. The noise allows for `ROUNDING` of the clipping norm, and the guarantee names that as an
+assumption.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import secrets
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -31,8 +40,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quietmax.accounting.dpsgd import Accountant, NoiseAnalysis
+from quietmax.accounting.guarantee import Unit
 from quietmax.data.records import Split
-from quietmax.errors import InvalidInput
+from quietmax.errors import InvalidData, InvalidInput, short_message
+from quietmax.estimators.blocks import FILES_IN_MEMORY, Blocks, LocalEngine, Table, block_rows, person_digests
 from quietmax.estimators.dpsgd.config import Plan, Preset, PrivateSettings, make_plan
 from quietmax.estimators.dpsgd.gradients import (
     FAST_ROWS,
@@ -43,13 +54,114 @@ from quietmax.estimators.dpsgd.gradients import (
     exact_clipped_sum_of_parts,
     rounding_share,
 )
-from quietmax.estimators.dpsgd.stored_rows import StoredRows
-from quietmax.estimators.training_set import Persons
-from quietmax.estimators.validation import check_positive
+from quietmax.estimators.training_set import NOBODY, Condition, Persons, TrainingRows, check_positive
+from quietmax.models.features.base import FeatureMap
 from quietmax.models.losses import Convexified
 from quietmax.models.mlp import MLP, initial_mlp
 from quietmax.models.stacked import Progress, Rows, adam_step, check_networks, check_records, check_weights
 from quietmax.noise.release import release_gaussian
+
+
+class NumberedPersons(Persons):
+    """Whom each row belongs to, without the names."""
+
+    def __init__(self, digests: NDArray[np.bytes_]) -> None:
+        super().__init__(np.empty(0, object))
+        _, first, places = np.unique(digests, return_index=True, return_inverse=True)
+        numbers = np.empty(len(first), np.int32 if len(first) < 2**31 else np.int64)
+        # In the order in which the persons come, so that the digests themselves do not matter.
+        numbers[np.argsort(first)] = np.arange(len(first))
+        codes = numbers[places]
+        rows = np.bincount(codes).astype(np.int32 if len(codes) < 2**31 else np.int64)[codes]
+        self.__dict__.update(codes=codes, rows=rows, count=len(first))
+
+
+class StoredRows:
+    """The rows of a training set, which are read by their numbers."""
+
+    def __init__(self, data: TrainingRows, engine: LocalEngine | Literal["local"] = "local") -> None:
+        kept = LocalEngine() if engine == "local" else engine
+        if not isinstance(kept, LocalEngine):
+            raise InvalidInput("DP-SGD is trained in this process: engine must be 'local' or a LocalEngine.")
+        key = secrets.token_bytes(16)
+        classes = len(data.classes)
+        compact = np.int8 if classes <= 2**7 else np.int32
+        labels: list[NDArray[np.signedinteger[Any]]] = []
+        digests: list[NDArray[np.bytes_]] = []
+
+        def tables() -> Iterator[Table]:
+            for piece in data.pieces:
+                labels.append(piece.labels.astype(compact))
+                if piece.persons is not None:
+                    digests.append(person_digests(piece.persons, key))
+                yield Table(piece.records, piece.labels, classes)
+
+        self._blocks = Blocks(classes, kept, None if data.in_memory else FILES_IN_MEMORY)
+        try:
+            self._blocks.reserve(data.count, data.columns)
+            self._blocks.extend(tables())
+            if not len(self._blocks):
+                raise InvalidData(NOBODY)
+        except BaseException:
+            self.close()
+            raise
+        self.labels = labels[0] if len(labels) == 1 else np.concatenate(labels)
+        self.persons = NumberedPersons(np.concatenate(digests)) if data.unit == "person" else None
+
+    def __enter__(self) -> StoredRows:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Drop all rows, and remove what is on disk."""
+        self._blocks.close()
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return len(self._blocks), self._blocks.features
+
+    @property
+    def units(self) -> int:
+        """The number of persons, or of rows if there are no persons."""
+        return len(self) if self.persons is None else self.persons.count
+
+    def __getitem__(self, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return the rows with these numbers, in this order."""
+        return self._blocks.rows_at(numbers)
+
+    def update(
+        self,
+        function: Callable[[NDArray[np.float32]], NDArray[np.float32]],
+        feature_map: object = None,
+        *,
+        finite: bool = True,
+    ) -> None:
+        """Replace the rows by what a function makes of them, block by block."""
+
+        def changed(block: Table) -> Iterator[Table]:
+            columns = block.features
+            if isinstance(feature_map, FeatureMap):
+                columns = feature_map.dimension(columns)
+            for piece in block.pieces(-(-len(block) // block_rows(columns))):
+                table = replace(piece, rows=function(piece.rows))
+                if finite and not np.isfinite(table.rows).all():
+                    raise InvalidInput("Features must be finite, but a record holds NaN or infinity.")
+                yield from table.pieces(-(-len(table) // block_rows(table.features)))
+
+        if isinstance(feature_map, FeatureMap):
+            self._blocks.reserve(len(self), feature_map.dimension(self._blocks.features))
+        self._blocks.update(changed)
+
+    def expect(self, passes: float) -> None:
+        """Announce how often every row will still be read or replaced, for the time left."""
+        self._blocks.expect(max(1, round(passes)))
+
 
 _MOMENTUM = 0.9
 _UNITS_AT_ONCE = 2**20
@@ -522,3 +634,182 @@ def train_sweep(
         progress=progress,
     )
     return Sweep(tuple(data), tuple(accountants), tuple(epsilons), tuple(plans), networks)
+
+
+Build = Callable[[int, int], torch.nn.Module]
+
+ROUNDING = 2.0**-10
+"""Share of the clipping norm that is added to the sensitivity, for sums in floating point."""
+_ROWS_AT_ONCE = 256
+
+
+def own_module_condition(unit: Unit) -> Condition:
+    """Return the condition of a module of the user's own."""
+    return Condition(
+        "The module is the user's own.",
+        (
+            "The module computes every record of a batch by itself.",
+            f"One {unit} moves the module's clipped gradient sums, computed in floating point, by at most 1.001 clip "
+            "norms.",
+        ),
+    )
+
+
+def train_private_module(
+    module: torch.nn.Module,
+    features: NDArray[np.float32] | StoredRows,
+    labels: NDArray[np.int64],
+    *,
+    settings: PrivateSettings,
+    noise_multiplier: float,
+    size: int,
+    seed: int | None = None,
+    persons: Persons | None = None,
+    progress: Progress | None = None,
+) -> torch.nn.Module:
+    """Train a module with the steps of `train_private_stack`."""
+    records, targets = len(features), torch.from_numpy(labels)
+    clipped = _Clipped(module.train(), settings.max_grad_norm)
+    parameters = clipped.parameters
+    optimizer = _optimizer(parameters, settings)
+    noise = _ModuleNoise(settings.max_grad_norm, noise_multiplier, seed)
+    batches: Iterator[Rows]
+    if seed is None:
+        batches = secret_batches(records, size, settings, persons)
+    else:
+        batches = seeded_batches(records, seed, size, settings, persons)
+    expected = settings.sampling_rate * size
+    for step, rate in enumerate(settings.learning_rates().tolist(), start=1):
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        batch = torch.from_numpy(next(batches))
+        sums = [torch.zeros_like(parameter) for parameter in parameters]
+        for part in torch.split(batch, _ROWS_AT_ONCE):
+            inputs = torch.from_numpy(features[part.numpy()])
+            weights = torch.ones(len(part))
+            if persons is not None:
+                weights = torch.from_numpy(1 / persons.rows[part.numpy()]).float()
+            clipped.add_to(sums, inputs, targets[part].to(torch.int64), weights)
+        for parameter, total in zip(parameters, noise.added(sums), strict=True):
+            parameter.grad = total / expected
+        optimizer.step()
+        check_weights(parameters)
+        if progress is not None:
+            progress(step, settings.steps)
+    return clipped.unwrapped().eval()
+
+
+class _Clipped:
+    """Sums of clipped per-example gradients of a module wrapped by Opacus."""
+
+    def __init__(self, module: torch.nn.Module, max_grad_norm: float) -> None:
+        self._module, self._max_grad_norm = module, max_grad_norm
+        self.parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        if not self.parameters:
+            raise InvalidInput("The module has no trainable parameter.")
+        self._wrapped = self._wrap(ghost=True)
+
+    def _wrap(self, *, ghost: bool) -> Any:
+        """Return the module with Opacus's hooks."""
+        try:
+            from opacus.grad_sample import GradSampleModuleFastGradientClipping  # type: ignore[import-untyped]
+            from opacus.validators import ModuleValidator  # type: ignore[import-untyped]
+            from opacus.validators.errors import UnsupportedModuleError  # type: ignore[import-untyped]
+        except ImportError as problem:
+            raise InvalidInput(
+                "DP-SGD with a module of your own requires Opacus: pip install opacus."
+            ) from problem
+        try:
+            ModuleValidator.validate(self._module, strict=True)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return GradSampleModuleFastGradientClipping(
+                    self._module,
+                    loss_reduction="sum",
+                    max_grad_norm=self._max_grad_norm,
+                    use_ghost_clipping=ghost,
+                )
+        except (UnsupportedModuleError, NotImplementedError) as problem:
+            raise InvalidInput(
+                f"The module mixes records or cannot be clipped per record ({short_message(problem)}). For instance, "
+                "BatchNorm is not supported; GroupNorm is."
+            ) from problem
+
+    def add_to(self, sums: list[Tensor], inputs: Tensor, labels: Tensor, weights: Tensor) -> None:
+        """Add the clipped gradients of these records, each times its weight."""
+        if not len(labels):
+            return
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                finite = self._clip_and_sum(inputs, labels, weights)
+            except NotImplementedError:
+                # Tied weights: Opacus clips them without ghosts.
+                self.unwrapped()
+                self._wrapped = self._wrap(ghost=False)
+                finite = self._clip_and_sum(inputs, labels, weights)
+        if not bool(finite.all()):
+            # A record whose gradient overflows contributes nothing, rather than spoiling the sum of the others.
+            self.add_to(sums, inputs[finite], labels[finite], weights[finite])
+            return
+        for total, parameter in zip(sums, self.parameters, strict=True):
+            if parameter.grad is not None:
+                total += parameter.grad
+
+    def _clip_and_sum(self, inputs: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+        """Leave the clipped sum in the parameters' gradients; return which records have finite gradients."""
+        wrapped = self._wrapped
+        wrapped.zero_grad()
+        losses = torch.nn.functional.cross_entropy(wrapped(inputs), labels, reduction="none")
+        losses.sum().backward(retain_graph=True)  # type: ignore[no-untyped-call]
+        norms = wrapped.get_norm_sample()
+        finite: Tensor = torch.isfinite(norms) & torch.isfinite(losses)
+        wrapped.zero_grad()
+        wrapped.disable_hooks()
+        try:
+            weighted = (weights * torch.clamp(self._max_grad_norm / norms, max=1.0) * losses).sum()
+            weighted.backward()  # type: ignore[no-untyped-call]
+        finally:
+            wrapped.enable_hooks()
+        return finite
+
+    def unwrapped(self) -> torch.nn.Module:
+        """Return the module without Opacus's hooks."""
+        self._wrapped.zero_grad()
+        module: torch.nn.Module = self._wrapped.to_standard_module()
+        for parameter in self.parameters:
+            parameter.grad = None
+        return module
+
+
+class _ModuleNoise:
+    """Exact noise from the operating system, or seeded noise for experiments."""
+
+    def __init__(self, max_grad_norm: float, multiplier: float, seed: int | None) -> None:
+        self._max_grad_norm, self._multiplier = max_grad_norm, multiplier
+        self._generator = None if seed is None else torch.Generator().manual_seed(seed)
+
+    def added(self, sums: list[Tensor]) -> list[Tensor]:
+        """Return the sums with noise added."""
+        if self._generator is not None:
+            spread = self._max_grad_norm * self._multiplier
+            return [total + spread * torch.randn(total.shape, generator=self._generator) for total in sums]
+        vector = torch.cat([total.flatten() for total in sums]).double().numpy()
+        noisy = release_gaussian(
+            vector, sensitivity=self._max_grad_norm * (1 + ROUNDING), mu=1 / self._multiplier
+        )
+        parts = torch.split(torch.from_numpy(noisy.values), [total.numel() for total in sums])
+        return [part.view(total.shape).to(total.dtype) for part, total in zip(parts, sums, strict=True)]
+
+
+def _optimizer(parameters: list[torch.nn.Parameter], settings: PrivateSettings) -> torch.optim.Optimizer:
+    """Return torch's optimizer with the L2 penalty on kernels."""
+    groups = [
+        {"params": [each for each in parameters if each.ndim > 1], "weight_decay": 2 * settings.l2},
+        {"params": [each for each in parameters if each.ndim <= 1], "weight_decay": 0.0},
+    ]
+    used = [group for group in groups if group["params"]]
+    if settings.optimizer == "adam":
+        return torch.optim.Adam(used, lr=settings.learning_rate, eps=1e-7)
+    momentum = 0.9 if settings.optimizer == "momentum" else 0.0
+    return torch.optim.SGD(used, lr=settings.learning_rate, momentum=momentum)

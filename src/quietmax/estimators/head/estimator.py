@@ -35,10 +35,6 @@ from quietmax.estimators.blocks import (
     person_digests,
 )
 from quietmax.estimators.head.exact_sums import gradient_grid, whitening_on_grid
-from quietmax.estimators.head.guarantees import (
-    query_guarantee,
-    weights_guarantee,
-)
 from quietmax.estimators.head.solver import (
     MeanCrossEntropy,
     Tilted,
@@ -72,14 +68,17 @@ from quietmax.estimators.head.training import (
     whitening_kind,
     whitening_matrix,
 )
-from quietmax.estimators.head.weights import HeadWeights, PrivateHeadWeights
+from quietmax.estimators.head.weights import (
+    HeadWeights,
+    PrivateHeadWeights,
+    query_guarantee,
+    weights_guarantee,
+)
 from quietmax.estimators.ray_blocks import RayBlocks, chosen_engine
 from quietmax.estimators.training_set import (
     NOBODY,
-    TrainingRows,
-)
-from quietmax.estimators.validation import (
     ImageShape,
+    TrainingRows,
     check_choice,
     check_positive,
     checked_size,

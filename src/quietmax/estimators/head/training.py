@@ -45,7 +45,7 @@ from quietmax.estimators.head.exact_sums import (
     whitened_rows,
     whitening_on_grid,
 )
-from quietmax.estimators.validation import check_choice, check_positive
+from quietmax.estimators.training_set import check_choice, check_positive
 from quietmax.models.features.base import BatchedMap, FeatureMap
 from quietmax.models.features.generic import Pipeline, runs_user_code
 from quietmax.models.features.patches import image_features
