@@ -13,6 +13,7 @@ from quietmax.cli import train as commands
 from quietmax.cli._output import errors
 from quietmax.data.records import Records
 from quietmax.data.registry import load
+from quietmax.estimators.dpsgd.config import DPSGDSettings
 from quietmax.estimators.dpsgd.estimator import DPSGD
 from quietmax.estimators.head import estimator as head_module
 from quietmax.estimators.head.estimator import PrivateHead
@@ -40,7 +41,9 @@ DECLARED_SIZE = ("--declared-size", 1000)
 def test_options_are_arguments_of_what_is_trained_and_their_help_states_its_defaults(
     group: Any, target: Any
 ) -> None:
-    arguments = signature(target).parameters
+    arguments = {**signature(target).parameters}
+    if target is DPSGD:
+        arguments |= signature(DPSGDSettings).parameters
     hints = get_type_hints(group, include_extras=True)
     for field in fields(group):
         default = arguments[field.name].default
