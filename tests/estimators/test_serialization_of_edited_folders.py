@@ -526,7 +526,7 @@ def test_a_model_of_texts_names_its_sentence_encoder_and_is_opened_with_no_other
     schema = Schema(label="paid", classes=("no", "yes"), text=("note",))
     table = pd.DataFrame({"note": [f"note {number}" for number in range(12)], "paid": ["no", "yes"] * 6})
     settings = {PrivateHead: {}, DPSGD: {"delta": 1e-5, "steps": 2, "sampling_rate": 1.0}, Teachers: VOTE}
-    fitted = estimator(schema=schema, declared_size=12, **settings[estimator]).fit(table)
+    fitted = made(estimator, schema=schema, declared_size=12, **settings[estimator]).fit(table)
     named = [each for each in fitted.guarantee_.assumptions if "was made without the private records" in each]
     assert len(named) == 1
     assert f"all-MiniLM-L6-v2 (SHA-256 {WEIGHTS_SHA256})" in named[0]
