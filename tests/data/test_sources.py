@@ -21,7 +21,7 @@ from quietmax.data import sources
 from quietmax.data.encoding import Encoding
 from quietmax.data.records import Records, hold_out
 from quietmax.data.schema import Schema
-from quietmax.data.sources import is_source, read_table, text_columns, text_frames
+from quietmax.data.sources import _text_columns, _text_frames, is_source, read_table
 from quietmax.data.tables import TableRows, encode_table, encoded_rows, table_rows
 from quietmax.errors import DataUnavailable, InvalidData, InvalidInput
 
@@ -284,7 +284,7 @@ TRICKY = {
 
 
 def frame_in_parts(file: Path, max_bytes: int) -> pd.DataFrame:
-    return pd.concat(list(text_frames(file, max_bytes)), ignore_index=True)
+    return pd.concat(list(_text_frames(file, max_bytes)), ignore_index=True)
 
 
 @pytest.mark.parametrize("content", TRICKY.values(), ids=TRICKY)
@@ -292,7 +292,7 @@ def test_a_text_file_in_parts_is_the_text_file_in_one_piece(tmp_path: Path, cont
     file = tmp_path / "table.csv"
     file.write_bytes(content)
     whole = read_table(file).frame
-    assert text_columns(file) == whole.columns.tolist()
+    assert _text_columns(file) == whole.columns.tolist()
     for max_bytes in (*range(1, 60), 1000, 10**6):
         pd.testing.assert_frame_equal(frame_in_parts(file, max_bytes), whole)
 
@@ -301,8 +301,8 @@ def test_a_text_file_in_parts_is_the_text_file_in_one_piece(tmp_path: Path, cont
 def test_a_text_file_with_a_byte_order_mark_is_read_alike_in_parts(tmp_path: Path, encoding: str) -> None:
     file = tmp_path / "table.csv"
     file.write_bytes("ä,b\nö,2\n3,4\n".encode(encoding))
-    assert text_columns(file) == ["ä", "b"]
-    assert len(list(text_frames(file, 4))) == 2
+    assert _text_columns(file) == ["ä", "b"]
+    assert len(list(_text_frames(file, 4))) == 2
     assert (
         frame_in_parts(file, 4).values.tolist()
         == read_table(file).frame.values.tolist()
@@ -331,14 +331,14 @@ def test_a_quote_that_nobody_closes_is_an_error_in_parts_too(tmp_path: Path, max
     file = tmp_path / "table.csv"
     file.write_bytes(b'a,b\n1,2\n3,"4\n5,6\n')
     with pytest.raises(InvalidData, match="begins with a quote"):
-        list(text_frames(file, max_bytes))
+        list(_text_frames(file, max_bytes))
 
 
 def test_a_part_with_bytes_that_are_not_utf_8_is_an_error(tmp_path: Path) -> None:
     file = tmp_path / "table.csv"
     file.write_bytes(b"a,b\n1,2\n\xff,4\n")
     with pytest.raises(InvalidData, match="not encoded as UTF-8"):
-        list(text_frames(file, 4))
+        list(_text_frames(file, 4))
 
 
 def test_rows_of_missing_values_are_rows_whatever_part_they_are_in(tmp_path: Path) -> None:

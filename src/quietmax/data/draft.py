@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 else:
     pd = lazy_module("pandas")
 
-MAX_CATEGORIES = 50
-BUCKETS = 64
+_MAX_CATEGORIES = 50
+_BUCKETS = 64
 _NEARLY_UNIQUE = 0.9
 _MANY_ROWS = 20
 _MARKERS = 3
@@ -106,7 +106,7 @@ _LEADING_ZERO = re.compile("0[0-9]+")
 _GROUPED = re.compile(r"[+-]?[0-9]{1,3}([.,][0-9]{3})+")
 
 
-MAX_CLASSES = 100
+_MAX_CLASSES = 100
 _LABEL = re.compile(
     "label|target|class|outcome|y|etiquette|cible|classe|zielvariable|ziel|zielgrosse|klasse|"
     "etiqueta|objetivo|clase|etichetta|obiettivo|esito"
@@ -327,7 +327,7 @@ def _numeric(name: str, numbers: NDArray[np.float64], found: str, declared: dict
         if _letters(name) in _ROW_NUMBER and len(distinct) == len(finite):
             return Proposal({"ignore": True}, "ignored: it seems to number the rows")
         if _POSTAL.fullmatch(_letters(name)):
-            return Proposal({"hashed": BUCKETS}, f"hashed into {BUCKETS} buckets: from the name")
+            return Proposal({"hashed": _BUCKETS}, f"hashed into {_BUCKETS} buckets: from the name")
     sentinels = [number for number in (-9.0, -99.0, -999.0, -9999.0) if distinct[0] == number]
     if sentinels and len(distinct) > 1 and distinct[1] >= 0:
         declared = {**declared, "missing_values": (str(int(sentinels[0])),)}
@@ -349,7 +349,7 @@ def _as_strings(name: str, counts: Mapping[str, int]) -> Proposal:
     if identifier is not None and not _is_text(counts):
         return identifier
     nearly_unique = rows >= _MANY_ROWS and distinct >= _NEARLY_UNIQUE * rows
-    if nearly_unique or distinct > MAX_CATEGORIES:
+    if nearly_unique or distinct > _MAX_CATEGORIES:
         if _is_text(counts):
             return _as_text()
         if nearly_unique and not _POSTAL.fullmatch(_letters(name)):
@@ -357,9 +357,9 @@ def _as_strings(name: str, counts: Mapping[str, int]) -> Proposal:
     spellings = _spellings(counts)
     declared: dict[str, Any] = {"ignore_case": True} if len(spellings) < distinct else {}
     case = ", in any case" if declared else ""
-    if len(spellings) > MAX_CATEGORIES:
-        declared["hashed"] = BUCKETS
-        return Proposal(declared, f"hashed into {BUCKETS} buckets{case}: many different values")
+    if len(spellings) > _MAX_CATEGORIES:
+        declared["hashed"] = _BUCKETS
+        return Proposal(declared, f"hashed into {_BUCKETS} buckets{case}: many different values")
     declared["categories"] = tuple(sorted(spellings))
     return Proposal(
         declared, f"categories{case}: from the values; one that only few people have may give them away"
@@ -397,7 +397,7 @@ def is_free_text(values: pd.Series[Any]) -> bool:
         return False
     counts = Counter(strings[~is_missing(strings)].tolist())
     rows = sum(counts.values())
-    several = len(counts) > MAX_CATEGORIES or (rows >= _MANY_ROWS and len(counts) >= _NEARLY_UNIQUE * rows)
+    several = len(counts) > _MAX_CATEGORIES or (rows >= _MANY_ROWS and len(counts) >= _NEARLY_UNIQUE * rows)
     return several and _is_text(counts)
 
 
@@ -611,10 +611,10 @@ def _with_classes(schema: Schema, frame: pd.DataFrame, label: str) -> tuple[Sche
     strings = as_strings(frame[label])
     present = strings[~is_missing(strings)]
     classes, ignore_case = infer_classes(np.asarray(present, dtype=object))
-    if len(classes) > MAX_CLASSES:
+    if len(classes) > _MAX_CLASSES:
         return (
             schema,
-            f"not proposed: the label has more than {MAX_CLASSES} values; name ranges of it as classes",
+            f"not proposed: the label has more than {_MAX_CLASSES} values; name ranges of it as classes",
         )
     because = "from the values of the label" + (", in any case" if ignore_case else "")
     if len(classes) > 2:

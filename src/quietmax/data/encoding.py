@@ -52,13 +52,13 @@ else:
 Scale = Literal["linear", "log"]
 Style = Literal["one-hot", "codes"]
 
-THOUSANDS = {".": r"\.", ",": ",", " ": "[ \u00a0\u202f]", "'": "['\u2019]", "_": "_"}
+_THOUSANDS = {".": r"\.", ",": ",", " ": "[ \u00a0\u202f]", "'": "['\u2019]", "_": "_"}
 """The thousands separators, and what each matches: a blank may be a no-break space, an apostrophe may be curved."""
 
-DATE_DIRECTIVES = "dmYyHIMSfpbB"
+_DATE_DIRECTIVES = "dmYyHIMSfpbB"
 """The directives of `datetime.strptime` that the format of a date may use."""
 
-MAX_BUCKETS = 1 << 16
+_MAX_BUCKETS = 1 << 16
 
 _FORMATS = ("quietmax encoding 3", "quietmax encoding 2", "quietmax encoding 1")
 """The format that is written, followed by older ones that are read."""
@@ -232,11 +232,11 @@ class NumericColumn(Column):
                 f"The edges of column '{self.name}' must rise and lie between its bounds {self.low} and "
                 f"{self.high}, got {list(self.edges)}."
             )
-        separators = self.decimal in (".", ",") and (not self.thousands or self.thousands in THOUSANDS)
+        separators = self.decimal in (".", ",") and (not self.thousands or self.thousands in _THOUSANDS)
         if not separators or self.decimal == self.thousands:
             raise InvalidInput(
                 f"The separators of column '{self.name}' must be '.' or ',' for decimals and another one of "
-                f"{quoted([*THOUSANDS])} for thousands; got {self.decimal!r} and {self.thousands!r}."
+                f"{quoted([*_THOUSANDS])} for thousands; got {self.decimal!r} and {self.thousands!r}."
             )
         if self.unit != self.unit.strip() or re.search("[0-9.,+-]", self.unit):
             raise InvalidInput(
@@ -265,7 +265,7 @@ class NumericColumn(Column):
             return parse_number(string)
         if not self._pattern.fullmatch(string):
             return None
-        plain = re.sub(THOUSANDS[self.thousands], "", string) if self.thousands else string
+        plain = re.sub(_THOUSANDS[self.thousands], "", string) if self.thousands else string
         return parse_number(plain.replace(self.decimal, "."))
 
     @property
@@ -306,7 +306,7 @@ class NumericColumn(Column):
         """What a number written with the column's separators looks like; None for the usual way."""
         if self.decimal == "." and not self.thousands:
             return None
-        separator = THOUSANDS.get(self.thousands)
+        separator = _THOUSANDS.get(self.thousands)
         integer = f"([0-9]+|[0-9]{{1,3}}({separator}[0-9]{{3}})+)" if separator else "([0-9]+)"
         fraction = f"({re.escape(self.decimal)}[0-9]*)"
         return re.compile(rf"[+-]?{integer}?{fraction}?([eE][+-]?[0-9]+)?|[+-]?inf(inity)?", re.IGNORECASE)
@@ -495,10 +495,10 @@ class DateColumn(Column):
                 f"as '2024-01-31 08:30:00', the earlier one first; got {self.low!r} and {self.high!r}."
             )
         directives = re.findall("%(.?)", self.format or "%d")
-        if not directives or not all(directive and directive in DATE_DIRECTIVES for directive in directives):
+        if not directives or not all(directive and directive in _DATE_DIRECTIVES for directive in directives):
             raise InvalidInput(
                 f"The date format of column '{self.name}' must be built from "
-                f"{', '.join('%' + letter for letter in DATE_DIRECTIVES)}, as in '%d.%m.%Y'; got {self.format!r}."
+                f"{', '.join('%' + letter for letter in _DATE_DIRECTIVES)}, as in '%d.%m.%Y'; got {self.format!r}."
             )
 
     @property
@@ -588,9 +588,9 @@ class HashedColumn(Column):
 
     def __post_init__(self) -> None:
         integer = isinstance(self.buckets, int) and not isinstance(self.buckets, bool)
-        if not integer or not 2 <= self.buckets <= MAX_BUCKETS:
+        if not integer or not 2 <= self.buckets <= _MAX_BUCKETS:
             raise InvalidInput(
-                f"The number of buckets of column '{self.name}' must be an integer from 2 to {MAX_BUCKETS}, got "
+                f"The number of buckets of column '{self.name}' must be an integer from 2 to {_MAX_BUCKETS}, got "
                 f"{self.buckets!r}."
             )
 

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 else:
     pd = lazy_module("pandas")
 
-Result = TypeVar("Result")
-Reader = Callable[["DataFile", IO[bytes]], Result]
+_Result = TypeVar("_Result")
+_Reader = Callable[["DataFile", IO[bytes]], _Result]
 
 _COMPRESSIONS = ("", ".gz", ".xz")
 DownloadProgress = Callable[[str, int, int | None], None]
@@ -138,7 +138,7 @@ class DataDirectory:
                     return folder / name
         return None
 
-    def read_streams(self, files: Sequence[DataFile], read: Reader[Result]) -> dict[str, Result]:
+    def read_streams(self, files: Sequence[DataFile], read: _Reader[_Result]) -> dict[str, _Result]:
         """Return what `read` makes of each file and its decompressed stream; each archive is opened once."""
         plain: dict[Path, DataFile] = {}
         archives: dict[Path, dict[str, DataFile]] = {}
@@ -207,7 +207,7 @@ def _reading(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _read_file(path: Path, file: DataFile, read: Reader[Result]) -> Result:
+def _read_file(path: Path, file: DataFile, read: _Reader[_Result]) -> _Result:
     """Read a file that may be compressed."""
     with _reading(path):
         if path.suffix == ".gz":
@@ -217,9 +217,9 @@ def _read_file(path: Path, file: DataFile, read: Reader[Result]) -> Result:
             return read(file, stream)
 
 
-def _read_members(path: Path, members: dict[str, DataFile], read: Reader[Result]) -> dict[str, Result]:
+def _read_members(path: Path, members: dict[str, DataFile], read: _Reader[_Result]) -> dict[str, _Result]:
     """Read members of a tar archive in the archive's order; nothing is unpacked to disk."""
-    results: dict[str, Result] = {}
+    results: dict[str, _Result] = {}
     with _reading(path), tarfile.open(path, "r|*") as archive:
         for member in archive:
             name = next((name for name in members if f"/{member.name}".endswith(f"/{name}")), None)

@@ -160,6 +160,23 @@ def _purchase(classes: int, alpha: float) -> DataSet:
     )
 
 
+def _cifar(classes: int, *, sha256: str, inner: str, **facts: Any) -> DataSet:
+    """Declare CIFAR-10 or CIFAR-100, whose archive holds the folder `inner`."""
+    archive, folder = f"cifar-{classes}-binary.tar.gz", f"cifar{classes}"
+    return DataSet(
+        name=f"cifar-{classes}",
+        title=f"CIFAR-{classes} (photographs)",
+        records=10_000,
+        features=3_072,
+        classes=classes,
+        shadow_models=100,
+        downloads=(Download(archive, f"{_CIFAR}/{archive}", sha256),),
+        folders=(folder, f"{folder}/{inner}", inner),
+        page=f"{_CIFAR}/cifar.html",
+        **facts,
+    )
+
+
 _PAPER_AND_PACKAGES = (
     DataSet(
         name="adult",
@@ -217,46 +234,22 @@ _PAPER_AND_PACKAGES = (
     _purchase(20, 5),
     _purchase(50, 5),
     _purchase(100, 5),
-    DataSet(
-        name="cifar-10",
-        title="CIFAR-10 (photographs)",
-        records=10_000,
-        features=3_072,
-        classes=10,
-        shadow_models=100,
+    _cifar(
+        10,
         alpha=2,
         read=readers.read_cifar10,
         needs=(readers.CIFAR10_TRAIN, (readers.CIFAR10_TEST,)),
-        downloads=(
-            Download(
-                "cifar-10-binary.tar.gz",
-                f"{_CIFAR}/cifar-10-binary.tar.gz",
-                "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-            ),
-        ),
-        folders=("cifar10", "cifar10/cifar-10-batches-bin", "cifar-10-batches-bin"),
-        page="https://www.cs.toronto.edu/~kriz/cifar.html",
+        sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+        inner="cifar-10-batches-bin",
         note="Uses the training batches that are there, at most five.",
     ),
-    DataSet(
-        name="cifar-100",
-        title="CIFAR-100 (photographs)",
-        records=10_000,
-        features=3_072,
-        classes=100,
-        shadow_models=100,
+    _cifar(
+        100,
         alpha=1,
         read=readers.read_cifar100,
         needs=((readers.CIFAR100_TRAIN, readers.CIFAR100_BEGINNING), (readers.CIFAR100_TEST,)),
-        downloads=(
-            Download(
-                "cifar-100-binary.tar.gz",
-                f"{_CIFAR}/cifar-100-binary.tar.gz",
-                "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
-            ),
-        ),
-        folders=("cifar100", "cifar100/cifar-100-binary", "cifar-100-binary"),
-        page="https://www.cs.toronto.edu/~kriz/cifar.html",
+        sha256="58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+        inner="cifar-100-binary",
         note="Classes are the fine labels; the file of the first 20,000 training records is enough.",
     ),
     DataSet(

@@ -54,7 +54,7 @@ from quietmax.errors import DataUnavailable, InvalidInput
 if TYPE_CHECKING:
     import pandas as pd
 
-ANY_COLUMN = "*"
+_ANY_COLUMN = "*"
 """Stands, in `bounds`, for every column that nothing else is declared for."""
 
 _TYPE_KEYS = ("bounds", "categories", "dates", "booleans", "hashed", "text")
@@ -474,7 +474,7 @@ _REFINEMENTS = {
 def check_declarations(frame: pd.DataFrame, schema: Schema, label: str | None) -> None:
     """Refuse declarations about columns that do not exist, or that contradict each other."""
     keys = (*_TYPE_KEYS, *_REFINEMENTS, "complete", "missing_values")
-    named = [name for key in keys for name in getattr(schema, key) if name != ANY_COLUMN]
+    named = [name for key in keys for name in getattr(schema, key) if name != _ANY_COLUMN]
     named += [name for name in schema.ignore if name]  # a column without a name is ignored anyway
     single = [name for name in (label, schema.person) if name is not None]
     require_columns(frame, [*single, *named, *(name for pair in schema.crosses for name in pair)])
@@ -497,7 +497,7 @@ def check_declarations(frame: pd.DataFrame, schema: Schema, label: str | None) -
 
 def declared_column(name: str, schema: Schema, table: RawTable) -> Column | None:
     """Return a column of a table as declared, or None if nothing is declared for it."""
-    missing = not table.complete and not {name, ANY_COLUMN} & set(schema.complete)
+    missing = not table.complete and not {name, _ANY_COLUMN} & set(schema.complete)
     values, ignore_case = schema.missing_values.get(name, ()), name in schema.ignore_case
     if name in schema.categories:
         return CategoricalColumn(
@@ -511,7 +511,7 @@ def declared_column(name: str, schema: Schema, table: RawTable) -> Column | None
         return HashedColumn(name, schema.hashed[name], missing, ignore_case, values)
     if name in schema.text:
         return TextColumn(name, missing, values)
-    bounds = schema.bounds.get(name, schema.bounds.get(ANY_COLUMN, table.type_bounds))
+    bounds = schema.bounds.get(name, schema.bounds.get(_ANY_COLUMN, table.type_bounds))
     if bounds is None:
         return None
     return NumericColumn(

@@ -44,7 +44,7 @@ else:
     pd = lazy_module("pandas")
     pyarrow = lazy_module("pyarrow")
 
-SUFFIXES = (".csv", ".tsv", ".parquet", ".pq", ".npz")
+_SUFFIXES = (".csv", ".tsv", ".parquet", ".pq", ".npz")
 FILE_SUFFIXES = (".parquet", ".pq", ".csv", ".tsv")
 _TEXT_SUFFIXES = (".csv", ".tsv")
 _MOST_ROWS = 2**62
@@ -70,7 +70,7 @@ class RawTable:
 
 def is_table_path(name: str | Path) -> bool:
     """Return whether a name is the path of a file rather than the name of a registered data set."""
-    return isinstance(name, Path) or Path(name).suffix.lower() in SUFFIXES or "/" in name or "\\" in name
+    return isinstance(name, Path) or Path(name).suffix.lower() in _SUFFIXES or "/" in name or "\\" in name
 
 
 def read_table(path: str | Path, *, features: str = "features", label: str | None = None) -> RawTable:
@@ -99,8 +99,8 @@ def read_table(path: str | Path, *, features: str = "features", label: str | Non
     """
     file = existing(path)
     suffix = file.suffix.lower()
-    if suffix not in SUFFIXES:
-        raise InvalidInput(f"The file {file} must end in one of {quoted(SUFFIXES)}, got '{file.suffix}'.")
+    if suffix not in _SUFFIXES:
+        raise InvalidInput(f"The file {file} must end in one of {quoted(_SUFFIXES)}, got '{file.suffix}'.")
     if file.stat().st_size == 0:
         raise InvalidData(f"The file {file} is empty.")
     try:
@@ -173,7 +173,7 @@ def _parse_text(file: Path, content: bytes) -> pd.DataFrame:
     return frame
 
 
-def text_frames(file: Path, max_bytes: int) -> Iterator[pd.DataFrame]:
+def _text_frames(file: Path, max_bytes: int) -> Iterator[pd.DataFrame]:
     """Read a CSV or TSV file part by part; parts end where a record ends, so a cell is read alike in any part."""
     try:
         with _open_text(file) as stream:
@@ -185,7 +185,7 @@ def text_frames(file: Path, max_bytes: int) -> Iterator[pd.DataFrame]:
         raise InvalidData(_not_utf_8(file)) from None
 
 
-def text_columns(file: Path) -> list[str]:
+def _text_columns(file: Path) -> list[str]:
     """Return the names of the columns of a CSV or TSV file; no row is read."""
     with _open_text(file) as stream:
         columns = [name for name in _read_header(file, stream, _HEADER_BYTES)[1][2] if name]
@@ -762,7 +762,7 @@ def _file_types(file: Path) -> dict[str, pyarrow.DataType]:
     """Return the columns of a file and their types, without reading rows."""
     try:
         if file.suffix.lower() in _TEXT_SUFFIXES:
-            return dict.fromkeys(text_columns(file), pyarrow.string())
+            return dict.fromkeys(_text_columns(file), pyarrow.string())
         schema = pyarrow.parquet.read_schema(file)
     except OSError as error:
         raise DataUnavailable(
@@ -806,7 +806,7 @@ class TextPart(_FilePart):
 
     def frames(self, columns: Sequence[str], rows: int) -> Iterator[pd.DataFrame]:
         """Read the needed columns, about that many rows at once."""
-        for frame in text_frames(self.file, _TEXT_BYTES):
+        for frame in _text_frames(self.file, _TEXT_BYTES):
             yield from _slices(frame[list(columns)], rows)
 
 
