@@ -7,6 +7,7 @@ import fcntl
 import io
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -350,6 +351,78 @@ def test_while_the_ledger_is_away_the_status_is_unavailable(
     with _client(charged) as client:
         assert client.is_server_live()
         assert not client.is_server_ready()
+
+
+def _mutated(message: bytes, rng: random.Random) -> bytes:
+    """The message with a few bytes changed, removed, repeated or added."""
+    content = bytearray(message)
+    for _ in range(rng.randint(1, 4)):
+        place = rng.randrange(len(content) + 1)
+        kind = rng.randrange(5)
+        if kind == 0 and place < len(content):
+            content[place] = rng.randrange(256)
+        elif kind == 1:
+            del content[place : place + rng.randint(1, 8)]
+        elif kind == 2:
+            content[place:place] = rng.randbytes(rng.randint(1, 8))
+        elif kind == 3:
+            content[place:place] = content[place : place + rng.randint(1, 40)]
+        elif place < len(content):
+            content[place] ^= 1 << rng.randrange(8)
+    return bytes(content)
+
+
+def _valid_messages() -> list[bytes]:
+    """Requests to `plain`, typed and raw, and to `table`."""
+    raw = _message(some_rows(2))
+    raw.inputs[0].ClearField("contents")
+    raw.raw_input_contents.append(b"\0" * 8 * FEATURES)
+    raw.outputs.add(name="label")
+    raw.parameters["priority"].int64_param = 1
+    table = service_pb2.ModelInferRequest(model_name="table")
+    for name, value in (("age", b"30"), ("income", b"9000"), ("r\u00e9gion", b"north")):
+        table.inputs.add(name=name, datatype="BYTES", shape=[1]).contents.bytes_contents.append(value)
+    return [each.SerializeToString() for each in (_message(some_rows(2)), raw, table)]
+
+
+def _fuzz(running: Running, count: int, seed: int) -> tuple[Counter[grpc.StatusCode], int]:
+    """Send mutated messages, 50 at a time; returns how often each status came back, and the units of all answers."""
+    rng = random.Random(seed)
+    seeds = _valid_messages()
+    unit_costs = {each.name: each.unit_cost for each in running.service.deployments}
+    statuses: Counter[grpc.StatusCode] = Counter()
+    units = 0
+    metadata = tuple(_headers(running.key).items())
+    with grpc.insecure_channel(str(running.grpc)) as channel:
+        call = channel.unary_unary(INFER, lambda each: each, lambda each: each)
+        for _ in range(count // 50):
+            messages = [_mutated(rng.choice(seeds), rng) for _ in range(50)]
+            for future in [call.future(each, metadata=metadata, timeout=60) for each in messages]:
+                statuses[future.code()] += 1
+                if future.code() is grpc.StatusCode.OK:
+                    answer = service_pb2.ModelInferResponse.FromString(future.result())
+                    units += answer.parameters["new_answers"].int64_param * unit_costs[answer.model_name]
+    return statuses, units
+
+
+ANSWERS_OF_MALFORMED = {
+    grpc.StatusCode.OK,  # some mutations leave the message valid
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.ALREADY_EXISTS,  # or give it an id
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
+
+
+@pytest.mark.parametrize("count", [1000, pytest.param(30_000, marks=pytest.mark.slow)])
+def test_mutated_messages_are_refused_and_only_answers_are_charged(start: Start, count: int) -> None:
+    with start("plain", "table", budget=Terms(10.0), queries=100_000, grpc=True) as running:
+        statuses, units = _fuzz(running, count, seed=count)
+        assert statuses.total() == count
+        assert set(statuses) <= ANSWERS_OF_MALFORMED, statuses
+        assert statuses[grpc.StatusCode.INVALID_ARGUMENT] > count / 4
+        assert running.ledger.accounts()[0].spent_units == units > 0
+        assert b'"failed"' not in running.log.getvalue()
 
 
 def test_with_a_certificate_grpc_speaks_tls_and_nothing_else(
