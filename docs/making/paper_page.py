@@ -12,6 +12,8 @@ from pathlib import Path
 
 from quietmax.experiments.findings import (
     ACCURACY_TOLERANCE,
+    CURVE_TOLERANCE,
+    Leakage,
     Mean,
     Summary,
     accuracy_comparisons,
@@ -63,11 +65,8 @@ def stored_run(results: Mapping[Trial, Result]) -> str:
         every = [result for found in repeats.values() for result in found]
         minutes = sum(result["processor_seconds"] for result in every) / 60 / len(repeats)
         memory = max(result["peak_bytes"] for result in every) / 2**30
-        versions = ", ".join(sorted({result["version"] for result in every}))
-        rows.append((name, str(len(repeats)), str(len(every)), f"{minutes:.1f}", f"{memory:.2f}", versions))
-    return table(
-        ("data set", "repeats", "trials", "processor minutes per repeat", "peak memory, GiB", "version"), rows
-    )
+        rows.append((name, str(len(repeats)), str(len(every)), f"{minutes:.1f}", f"{memory:.2f}"))
+    return table(("data set", "repeats", "trials", "processor minutes per repeat", "peak memory, GiB"), rows)
 
 
 def accuracy(summaries: Sequence[Summary]) -> str:
@@ -99,48 +98,54 @@ def _marked(each: Comparison) -> str:
 
 
 def curves(summaries: Sequence[Summary]) -> str:
-    """How many points of each curve agree, and the largest difference."""
-    found: dict[tuple[str, str], list[Comparison]] = defaultdict(list)
+    """How many points of each curve agree, and the largest difference with its epsilon."""
+    found: dict[str, dict[str, list[Comparison]]] = defaultdict(lambda: defaultdict(list))
     for each in curve_comparisons(summaries):
         if each.quantity.startswith("accuracy loss"):
-            found[each.dataset, each.quantity.removeprefix("accuracy loss, ").rpartition(", eps")[0]].append(
-                each
-            )
-    rows = []
-    for (name, curve), points in found.items():
+            curve = each.quantity.removeprefix("accuracy loss, ").rpartition(", eps")[0]
+            found[each.dataset][curve].append(each)
+    columns = list(dict.fromkeys(curve for each in found.values() for curve in each))
+
+    def cell(points: Sequence[Comparison]) -> str:
         worst = max(points, key=lambda point: abs(point.difference))
-        rows.append(
-            (
-                name,
-                curve,
-                f"{sum(point.agrees for point in points)} of {len(points)}",
-                f"{worst.difference:+.3f}",
-                worst.quantity.rpartition("eps ")[2],
-            )
-        )
-    return table(("data set", "curve", "within 0.04", "largest difference", "at epsilon"), rows)
+        agree = f"{sum(point.agrees for point in points)} of {len(points)}"
+        return f"{agree}; {worst.difference:+.3f} at {worst.quantity.rpartition('eps ')[2]}"
+
+    rows = ((name, *(cell(each[curve]) for curve in columns)) for name, each in found.items())
+    return table(("data set", *columns), rows)
+
+
+LEAKAGE_EPSILONS = (0.01, 1.0, 100.0)
 
 
 def leakage(summaries: Sequence[Summary]) -> str:
-    """The leakage of the plain network and of Algorithm 1 at three epsilons."""
-    rows = [
-        (
-            each.dataset,
-            methods()[each.method].title,
-            "" if each.epsilon is None else f"{each.epsilon:g}",
-            f"{each.paper:.3f}",
-            f"{each.ours.value:.3f}",
-            "" if each.ours.low is None else f"{each.ours.low:.3f} to {each.ours.high:.3f}",
-            f"{each.gap:.3f}",
-            each.verdict,
+    """The leakage of Algorithm 1, without noise (the plain network) and at three epsilons, and of DP-SGD."""
+    found: dict[tuple[str, str], dict[float | None, Leakage]] = defaultdict(dict)
+    for each in leakages(summaries):
+        if each.method in ("plain", "algorithm1-gaussian", "published-rdp"):
+            method = "algorithm1-gaussian" if each.method == "plain" else each.method
+            found[each.dataset, method][each.epsilon] = each
+    rows = []
+    for (name, method), points in found.items():
+        shown = [points.get(epsilon) for epsilon in (None, *LEAKAGE_EPSILONS)]
+        widths = [each.ours.high - each.ours.low for each in shown if each and each.ours.low is not None]
+        rows.append(
+            (
+                name,
+                methods()[method].title,
+                *("" if each is None else _leakage_cell(each) for each in shown),
+                f"{max(widths) / 2:.3f}" if widths else "",
+            )
         )
-        for each in leakages(summaries)
-        if each.method == "plain"
-        or (each.method in ("algorithm1-gaussian", "published-rdp") and each.epsilon in (0.01, 1.0, 100.0))
-    ]
-    return table(
-        ("data set", "method", "epsilon", "paper", "ours", "95%", "training - test", "verdict"), rows
-    )
+    columns = ("no noise", *(f"epsilon {epsilon:g}" for epsilon in LEAKAGE_EPSILONS))
+    return table(("data set (paper / ours / gap)", "method", *columns, "95%: at most ±"), rows)
+
+
+def _leakage_cell(each: Leakage) -> str:
+    """The paper's leakage, ours, and training minus test accuracy; bold where ours differs, † below the gap."""
+    ours = f"{each.ours.value:.3f}" if each.agrees else f"**{each.ours.value:.3f}**"
+    below = "†" if each.paper < each.gap - CURVE_TOLERANCE else ""
+    return f"{each.paper:.3f}{below} / {ours} / {each.gap:.3f}"
 
 
 def five_findings(summaries: Sequence[Summary]) -> str:
@@ -151,40 +156,34 @@ def five_findings(summaries: Sequence[Summary]) -> str:
 
 
 def correlations(summaries: Sequence[Summary]) -> str:
-    """The paper's correlations and ours."""
-    rows = own_correlations(summaries)
-    if not rows:
+    """The paper's correlations and ours, with the p-values of ours."""
+    found: dict[str, dict[str, str]] = defaultdict(dict)
+    for each in own_correlations(summaries):
+        p_value = each.note.partition(" with")[0]
+        found[each.dataset][each.quantity] = f"{each.paper:.4f} / {each.ours:.4f} ({p_value})"
+    if not found:
         return "Fewer than three data sets are in the stored run."
-    return table(
-        ("pair", "coefficient", "paper", "ours", "ours: p-value"),
-        (
-            (
-                each.dataset,
-                each.quantity,
-                f"{each.paper:.4f}",
-                f"{each.ours:.4f}",
-                each.note.partition(" with")[0],
-            )
-            for each in rows
-        ),
-    )
+    columns = tuple(next(iter(found.values())))
+    rows = ((pair.replace("_", " "), *coefficients.values()) for pair, coefficients in found.items())
+    return table(("pair (paper / ours)", *columns), rows)
 
 
 def many_queries(summaries: Sequence[Summary]) -> str:
-    """The paper's example: Location, a total of 10."""
+    """The paper's example: Location, a total of 10; one row for a method whose epsilon pays for any number."""
     rows = [
         (
             methods()[each.method].title,
             each.analysis,
-            f"{each.queries:,}",
+            "" if each.per_answer is None else f"{each.queries:,}",
             "" if each.per_answer is None else f"{each.per_answer:.3g}",
             f"{each.accuracy_loss:.3f}" + ("*" if each.extrapolated else ""),
             "" if each.leakage is None else f"{each.leakage:.3f}",
         )
-        for each in multi_query(summaries, totals=(10.0,), queries=(100, 1000, 10_000))
+        for each in multi_query(summaries, totals=(10.0,), queries=(100, 10_000))
         if each.dataset == "location"
     ]
-    return table(("method", "analysis", "answers", "epsilon each", "accuracy loss", "leakage"), rows)
+    columns = ("method", "analysis", "answers", "epsilon each", "accuracy loss", "leakage")
+    return table(columns, dict.fromkeys(rows))
 
 
 def like_for_like(summaries: Sequence[Summary]) -> str:
@@ -202,11 +201,10 @@ def like_for_like(summaries: Sequence[Summary]) -> str:
             answers = "any number" if shown.queries is None else "1"
             accuracies = [f"{found[e].test_accuracy.value:.3f}" if e in found else "" for e in epsilons]
             title = f"{methods()[name].title} ({found[epsilons[0]].status})"
-            rows.append((title, answers, str(shown.repeats), *accuracies))
+            rows.append((title, answers, *accuracies))
         columns = (
             f"{dataset}, plain network {plain:.3f}",
             "answers",
-            "repeats",
             *map("{:g}".format, epsilons),
         )
         tables.append(table(columns, rows))
@@ -246,18 +244,19 @@ def other_networks() -> str:
     """Deeper networks, other activations and losses: measured, and the paper's formula."""
 
     def beside(seen: float, formula: float | None) -> str:
-        return (
-            f"{seen:.3g}" if formula is None else f"{seen:.3g} {'>' if seen > formula else '≤'} {formula:.3g}"
-        )
+        if formula is None:
+            return f"{seen:.3g}"
+        return f"**{seen:.3g}** ({formula:.3g})" if seen > formula else f"{seen:.3g} ({formula:.3g})"
 
     return table(
-        ("data set", "hidden layers", "loss", "train / test", "gradient, rho", "weights, D2W", "logit, Dz"),
+        ("data set", "hidden layers, loss", "train", "test", "gradient, rho", "weights, D2W", "logit, Dz"),
         (
             (
                 each.dataset,
-                f"{each.layers} {each.activation}",
-                each.loss,
-                f"{each.train_accuracy:.3f} / {each.test_accuracy:.3f}",
+                f"{each.layers} {each.activation}"
+                + ("" if each.loss == "convexified cross-entropy" else f", {each.loss}"),
+                f"{each.train_accuracy:.3f}",
+                f"{each.test_accuracy:.3f}",
                 beside(each.gradient, each.rho),
                 beside(each.observed_weights_l2, each.weights_l2),
                 beside(each.observed_logit, each.logit),
@@ -267,33 +266,41 @@ def other_networks() -> str:
     )
 
 
+SHOWN_ALPHAS = (None, 0.5, 1.0, 2.0, 5.0, 10.0)
+
+
 def alphas() -> str:
-    """Accuracy and leakage at some values of alpha."""
+    """Accuracy and leakage at some values of alpha, and the alpha that the rule chooses."""
     stored = stored_rows(AlphaRow, ALPHA)
-    rows = [each for each in stored if each.alpha in (None, 0.5, 1.0, 2.0, 5.0, 10.0)]
-    lines = [
-        (
-            each.dataset,
-            "original loss" if each.alpha is None else f"{each.alpha:g}",
-            f"{each.train_accuracy:.3f}",
-            f"{each.test_accuracy:.3f}",
-            "" if each.shadow_leakage is None else f"{each.shadow_leakage:.3f}",
-            "" if each.threshold_leakage is None else f"{each.threshold_leakage:.3f}",
-        )
-        for each in rows
-    ]
+    lines = []
+    for name in dict.fromkeys(each.dataset for each in stored):
+        found = {each.alpha: each for each in stored if each.dataset == name}
+        shown = [found[alpha] for alpha in SHOWN_ALPHAS]
+        accuracies = (f"{each.train_accuracy:.3f} / {each.test_accuracy:.3f}" for each in shown)
+        lines.append((f"{name}: train / test", *accuracies))
+        if any(each.shadow_leakage is not None for each in shown):
+            leaks = (
+                ""
+                if each.shadow_leakage is None
+                else f"{each.shadow_leakage:.3f} / {_number(each.threshold_leakage, 3)}"
+                for each in shown
+            )
+            lines.append((f"{name}: leakage, shadow / threshold", *leaks))
     chosen = "; ".join(
-        f"{each.dataset}: chosen {each.chosen:g} (paper {each.paper:g})"
+        f"{each.dataset} {each.chosen:g} ({each.paper:g})"
         + (
             ""
             if each.shadow_correlation is None
-            else f", Spearman correlation with the leakage {each.shadow_correlation:.2f} (shadow), "
-            f"{_number(each.threshold_correlation)} (threshold)"
+            else f", correlations {each.shadow_correlation:.2f} and {_number(each.threshold_correlation, 2)}"
         )
         for each in alpha_choices(stored)
     )
-    columns = ("data set", "alpha", "train", "test", "leakage, shadow", "leakage, threshold")
-    return f"{table(columns, lines)}\n\n{chosen}."
+    columns = ("alpha", *("original loss" if alpha is None else f"{alpha:g}" for alpha in SHOWN_ALPHAS))
+    return (
+        f"{table(columns, lines)}\n\n"
+        "Alpha that the rule chooses (the paper's), and Spearman's correlation of alpha with the leakage, shadow and "
+        f"threshold: {chosen}."
+    )
 
 
 def cifar_networks() -> str:
@@ -305,7 +312,6 @@ def cifar_networks() -> str:
             "pixels",
             "learning rate",
             "loss",
-            "splits",
             "train (paper / ours)",
             "test",
             "share of the worst record",
@@ -317,7 +323,6 @@ def cifar_networks() -> str:
                 each.scaling,
                 f"{each.learning_rate:g}" + ("" if each.epochs == 100 else f", {each.epochs} epochs"),
                 each.loss + ("" if each.alpha is None else f", alpha {each.alpha:g}"),
-                str(each.splits),
                 _beside(each, "train"),
                 _beside(each, "test"),
                 "" if each.worst_share is None else f"{each.worst_share:.2f}",
@@ -347,8 +352,10 @@ def cifar_dpsgd(summaries: Sequence[Summary]) -> str:
         lines.append(
             (
                 *words,
-                *(f"{accuracies[epsilon]:.3f}" for epsilon in epsilons),
-                *("" if loss is None else f"{loss:.3f}" for loss in shown),
+                *(
+                    f"{accuracies[epsilon]:.3f}" + ("" if loss is None else f" ({loss:.3f})")
+                    for epsilon, loss in zip(epsilons, shown, strict=True)
+                ),
             )
         )
 
@@ -391,15 +398,14 @@ def cifar_dpsgd(summaries: Sequence[Summary]) -> str:
             "pixels",
             "learning rate",
             "loss",
-            *(f"test accuracy, epsilon {epsilon:g}" for epsilon in epsilons),
-            *(f"accuracy loss, epsilon {epsilon:g}" for epsilon in epsilons),
+            *(f"epsilon {epsilon:g}" for epsilon in epsilons),
         ),
         lines,
     )
 
 
-def _number(value: float | None) -> str:
-    return "not measured" if value is None else f"{value:.2f}"
+def _number(value: float | None, digits: int) -> str:
+    return "not measured" if value is None else f"{value:.{digits}f}"
 
 
 def blocks() -> dict[str, str]:
