@@ -82,9 +82,7 @@ class Losses:
 class _Cells(NamedTuple):
     """What the cells of a column say, each read alone."""
 
-    values: NDArray[
-        Any
-    ]  # Numbers, indices of categories or buckets, or texts; of any value where there is none
+    values: NDArray[Any]  # Numbers, indices or texts; anything where there is none
     absent: NDArray[np.bool_]  # Missing values
     unreadable: NDArray[np.bool_]  # Cells that are an error
 
@@ -92,7 +90,7 @@ class _Cells(NamedTuple):
 class Column(ABC):
     """What all kinds of columns share: `_read` says what the cells mean, `_index` or `_share` what they become.
 
-    A kind of indicators has an index for each value: that feature is 1 and the others are 0; no feature is -1.  Any
+    A kind of indicators has an index for each value: that feature is 1 and the others are 0; -1 is none.  Any
     other kind has one feature, a share from 0 to 1.  A missing value sets the last feature, if there is one for it.
     """
 
