@@ -22,9 +22,9 @@ from quietmax.estimators.teachers import (
     VOTE_BOUNDS,
     TeacherEnsemble,
     Teachers,
-    default_teachers,
+    _default_teachers,
+    _vote_noise,
     shard_of,
-    vote_noise,
 )
 from quietmax.mechanisms import NoisyMax
 from quietmax.models import CrossEntropy, TrainingSettings
@@ -273,8 +273,8 @@ def test_probabilities_are_released_with_gaussian_noise() -> None:
 
 def test_the_smaller_noise_is_chosen_from_public_numbers() -> None:
     few, many = Budget(1.0, 1e-5, queries=1), Budget(1.0, 1e-5, queries=100)
-    assert vote_noise(few)[0] < vote_noise(few)[1]
-    assert vote_noise(many)[0] > vote_noise(many)[1]
+    assert _vote_noise(few)[0] < _vote_noise(few)[1]
+    assert _vote_noise(many)[0] > _vote_noise(many)[1]
     features, labels = _blobs(60)
     methods = [
         _teachers(epsilon=1.0, queries=queries, network=LINEAR)
@@ -283,8 +283,8 @@ def test_the_smaller_noise_is_chosen_from_public_numbers() -> None:
         for queries in (1, 100)
     ]
     assert methods == ["permute-and-flip", "gaussian"]
-    assert default_teachers(many, 10_000) == 422
-    assert default_teachers(many, 1200) == 60
+    assert _default_teachers(many, 10_000) == 422
+    assert _default_teachers(many, 1200) == 60
 
 
 def test_the_guarantee_is_honest_about_what_was_read_off_the_data() -> None:

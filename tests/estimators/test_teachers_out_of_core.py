@@ -17,7 +17,7 @@ from quietmax.data.schema import Schema
 from quietmax.errors import InvalidData, InvalidInput
 from quietmax.estimators import blocks, teachers
 from quietmax.estimators.blocks import LocalEngine
-from quietmax.estimators.teachers import shard_of, teacher_stacks
+from quietmax.estimators.teachers import _teacher_stacks, shard_of
 from quietmax.models.losses import CrossEntropy
 from quietmax.models.stacked import LARGEST_STACK, TrainingSettings, train_networks
 
@@ -171,7 +171,7 @@ def test_stacks_follow_from_public_numbers(
     tmp_path: Path, jobs: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(teachers, "STACK_BYTES", 20_000)
-    edges = teacher_stacks(60, PEOPLE, 5, 2, NETWORK)
+    edges = _teacher_stacks(60, PEOPLE, 5, 2, NETWORK)
     assert 3 < len(edges) - 1 < 60
     for engine in (LocalEngine(), LocalEngine(0, tmp_path), LocalEngine(10**4, tmp_path)):
         jobs.clear()
@@ -180,8 +180,8 @@ def test_stacks_follow_from_public_numbers(
         assert [len(rows) for _, _, _, rows, *_ in jobs] == np.diff(edges).tolist()
         assert max(len(rows) for rows, *_ in jobs) < ROWS / 2
     monkeypatch.undo()
-    assert np.diff(teacher_stacks(1000, 10**6, 50, 10, NETWORK)).tolist() == [LARGEST_STACK] * 40
-    assert teacher_stacks(3, 10**9, 100, 2, NETWORK) == [0, 1, 2, 3]
+    assert np.diff(_teacher_stacks(1000, 10**6, 50, 10, NETWORK)).tolist() == [LARGEST_STACK] * 40
+    assert _teacher_stacks(3, 10**9, 100, 2, NETWORK) == [0, 1, 2, 3]
 
 
 def test_the_size_that_is_not_declared_is_the_number_of_persons(tmp_path: Path) -> None:

@@ -309,7 +309,7 @@ class Blocks:
             blocks = encoded.blocks(part, self.classes)
             if blocks is None:
                 own = tables_of(replace(source, parts=(part,)), encoded.key, self.classes)
-                blocks = encoded.write(part, in_blocks(own))
+                blocks = encoded.write(part, _in_blocks(own))
             for block in blocks:
                 self._blocks.append(block)
                 self._passes.advance(len(block))
@@ -318,7 +318,7 @@ class Blocks:
         """Append rows, in blocks of a suitable size."""
         if self.engine.resume:
             raise InvalidInput(_NOT_RESUMED)
-        for block in in_blocks(tables):
+        for block in _in_blocks(tables):
             self._blocks.append(self._kept(block))
             self._passes.advance(len(block))
 
@@ -466,7 +466,7 @@ def joined(tables: Sequence[Table]) -> Table:
     return Table(rows, labels, tables[0].classes, repeats, persons)
 
 
-def in_blocks(tables: Iterable[Table]) -> Iterator[Table]:
+def _in_blocks(tables: Iterable[Table]) -> Iterator[Table]:
     """Cut or join tables to blocks of a suitable size."""
     waiting: list[Table] = []
     count = 0

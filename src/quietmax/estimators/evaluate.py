@@ -17,11 +17,11 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,7 +101,7 @@ def evaluate(
         engine=chosen_engine(estimator.engine),
     )
     records, recognised = _as_records(estimator, X, y, groups)
-    return subject.evaluated(
+    return subject._evaluated(
         *(records, account),
         recognised=recognised,
         disjoint=disjoint,
@@ -172,10 +172,10 @@ class _Subject:
         rule = self.training.parameters.get("holdout")
         return None if rule is None else Holdout.from_json(rule)
 
-    def evaluated(
+    def _evaluated(
         self,
         records: Records | TableRows,
-        account: _Account,
+        account: _MemoryAccount | _FolderAccount,
         *,
         recognised: bool = True,
         disjoint: bool = False,
@@ -352,22 +352,6 @@ class StoredEvaluation:
     result: Evaluation | None  # The published figures
 
 
-class _Account(Protocol):
-    """The evaluations of one model, and what they cost."""
-
-    def locked(self) -> AbstractContextManager[None]:
-        """Keep others from spending the same budget meanwhile."""
-        ...
-
-    def read(self) -> list[StoredEvaluation]:
-        """Return the evaluations so far."""
-        ...
-
-    def write(self, evaluations: list[StoredEvaluation]) -> None:
-        """Replace the evaluations."""
-        ...
-
-
 def _with_reserve(evaluations: Sequence[StoredEvaluation], training: Guarantee) -> list[StoredEvaluation]:
     """Return the evaluations of a copy: what is left of the free budget belongs to the original."""
     left = free_mu(training, [each.charge for each in evaluations])
@@ -452,7 +436,7 @@ def save_evaluations(estimator: Any, folder: str | Path, write: Callable[[str, s
         try:
             write(account.id, saved.text(evaluations))
         except BaseException:
-            if saved.is_there():
+            if saved._is_there():
                 estimator._evaluations = saved
             else:
                 account.write(before)
@@ -527,7 +511,7 @@ def evaluate_folder(
         subject.check(records)
         return exact_evaluation(*subject.counts(records), model.classes, model.guarantee.unit)
     account = _FolderAccount(Path(folder), model.evaluation_id, model.guarantee)
-    return subject.evaluated(records, account, epsilon=epsilon, delta=delta, mu=mu)
+    return subject._evaluated(records, account, epsilon=epsilon, delta=delta, mu=mu)
 
 
 def split_name(model: PrivateModel) -> str | None:
@@ -588,7 +572,7 @@ class _FolderAccount:
             ) from problem
         return found
 
-    def is_there(self) -> bool:
+    def _is_there(self) -> bool:
         """Return whether the folder has the evaluations of this model."""
         try:
             self.read()

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,9 +43,6 @@ from quietmax.estimators.training_set import Condition, weakened
 from quietmax.noise.release import release_gaussian
 from quietmax.noise.sources import EXACT, ExactNoise, NoiseSource
 from quietmax.spending import new_identity
-
-if TYPE_CHECKING:
-    pass
 
 Counts = NDArray[np.int64]
 Composition = Literal["parallel", "sequential"]

@@ -45,22 +45,7 @@ _PROBE_TEXTS = (
 
 
 class RayBlocks(Blocks):
-    """The rows of a training set in blocks on the workers of a Ray cluster.
-
-    Parameters
-    ----------
-    classes : int
-        Number of classes.
-    engine : RayEngine
-        Which cluster.
-
-    Raises
-    ------
-    QuietmaxError
-        If Ray is not installed, or the cluster does not answer.
-    InvalidInput
-        If the cluster has fewer cores than workers.
-    """
+    """The rows of a training set in blocks on the workers of a Ray cluster."""
 
     def __init__(self, classes: int, engine: RayEngine) -> None:
         super().__init__(classes, LocalEngine(progress=engine.progress))
@@ -86,28 +71,14 @@ class RayBlocks(Blocks):
         return max(state.features for state in self._states if state is not None)
 
     def extend(self, tables: Iterable[Table]) -> None:
-        """Send rows to the workers.
-
-        Parameters
-        ----------
-        tables : iterable of Table
-            Rows. They are copied to Ray's object store, where a worker that is replaced finds them again.
-        """
+        """Send rows to the workers."""
         for table in tables:
             for piece in table.pieces(len(self._shares)):
                 self._shares[next(self._next)].tables.append(self._actors.put(piece))
         self._run()
 
     def read(self, source: TableRows, key: bytes) -> None:
-        """Let the workers read the rows of a table, each its own parts; tables in memory and streams are read here.
-
-        Parameters
-        ----------
-        source : TableRows
-            Where the rows are.
-        key : bytes
-            The key of the digests of persons.
-        """
+        """Let the workers read the rows of a table, each its own parts; tables in memory and streams are read here."""
         if not _is_readable_anywhere(source):
             self.extend(tables_of(source, key, self.classes))
             return
@@ -169,27 +140,7 @@ class RayBlocks(Blocks):
 
 
 def chosen_engine(engine: LocalEngine | RayEngine | Literal["local", "ray"]) -> LocalEngine | RayEngine:
-    """Return the engine that an estimator's argument stands for.
-
-    Parameters
-    ----------
-    engine : LocalEngine, RayEngine, "local" or "ray"
-        An engine, or the name of one with its defaults.
-
-    Returns
-    -------
-    LocalEngine or RayEngine
-
-    Raises
-    ------
-    InvalidInput
-        If it is something else.
-
-    Examples
-    --------
-    >>> chosen_engine("ray")
-    RayEngine(address=None, workers=None, progress=None)
-    """
+    """Return the engine that an estimator's argument stands for."""
     if isinstance(engine, LocalEngine | RayEngine):
         return engine
     if engine not in ("local", "ray"):
@@ -198,18 +149,7 @@ def chosen_engine(engine: LocalEngine | RayEngine | Literal["local", "ray"]) -> 
 
 
 def _is_readable_anywhere(source: TableRows) -> bool:
-    """Return whether any process that sees the same files can read the rows of a table.
-
-    Parameters
-    ----------
-    source : TableRows
-        Where the rows are.
-
-    Returns
-    -------
-    bool
-        False for tables in memory and for streams.
-    """
+    """Return whether any process that sees the same files can read the rows of a table."""
     return all(
         isinstance(part, ParquetPart | TextPart)
         or (isinstance(part, FragmentPart) and hasattr(part.fragment, "path"))

@@ -91,7 +91,7 @@ _PROBE_STEPS = 3
 _ROUNDING = 1 + 2.0**-30
 
 
-def vote_bounds(unit: Unit) -> ScoreBounds:
+def _vote_bounds(unit: Unit) -> ScoreBounds:
     """Return how far one unit moves the votes on any query."""
     because = f"One {unit} changes one teacher's vote: one class loses at most 1, another gains at most 1 (THEORY 3.4)."
     return ScoreBounds(
@@ -101,7 +101,7 @@ def vote_bounds(unit: Unit) -> ScoreBounds:
     )
 
 
-VOTE_BOUNDS = vote_bounds("record")
+VOTE_BOUNDS = _vote_bounds("record")
 
 
 @documented
@@ -206,7 +206,7 @@ class Teachers(PrivateClassifier):
                 raise InvalidData(NOBODY)
             blocks.expect(1 + self._settings().epochs)
             size = self._size(len(blocks) if data.unit == "record" else blocks.distinct_persons())
-            count = default_teachers(budget, size) if self.teachers is None else self.teachers
+            count = _default_teachers(budget, size) if self.teachers is None else self.teachers
             if not 1 <= count <= MOST_TEACHERS or count != int(count):
                 raise InvalidInput(f"teachers must be an integer from 1 to {MOST_TEACHERS:,}, got {count!r}.")
             shards = self._sharded(blocks, count)
@@ -250,7 +250,7 @@ class Teachers(PrivateClassifier):
         if self.release == "probabilities":
             return GaussianScores(votes=count)
         if self.method == "auto":
-            pure, gaussian = vote_noise(budget)
+            pure, gaussian = _vote_noise(budget)
             return NoisyMax("permute-and-flip" if pure <= gaussian else "gaussian")
         return NoisyMax(self.method)
 
@@ -303,7 +303,7 @@ class Teachers(PrivateClassifier):
                     f"Each of {count} teachers would take {steps:,} training steps for declared_size {size:,}, but at "
                     f"most {MOST_STEPS:,} are allowed."
                 )
-            edges = teacher_stacks(count, size, shards.columns, classes, network)
+            edges = _teacher_stacks(count, size, shards.columns, classes, network)
 
             def job(number: int) -> tuple[Any, Any, int, Any, TrainingSettings, list[int], int]:
                 first, last = edges[number], edges[number + 1]
@@ -374,7 +374,7 @@ class TeacherEnsemble:
     @property
     def bounds(self) -> ScoreBounds:
         """How far one record or person moves the scores of any query."""
-        return vote_bounds(self.unit)
+        return _vote_bounds(self.unit)
 
     def scores(self, features: NDArray[np.floating]) -> Floats:
         """Count the votes."""
@@ -466,7 +466,7 @@ class _Shards:
         return report
 
 
-def teacher_stacks(
+def _teacher_stacks(
     count: int, size: int, features: int, classes: int, network: TrainingSettings
 ) -> list[int]:
     """Divide teachers into stacks that are trained together, by public numbers alone; see `stack_edges`."""
@@ -484,7 +484,7 @@ def _trained_on_public_rows(features: int, classes: int, network: TrainingSettin
     return trained.weight_vectors().numpy().tobytes()
 
 
-def vote_noise(budget: Budget) -> tuple[float, float]:
+def _vote_noise(budget: Budget) -> tuple[float, float]:
     """Return the standard deviation of the noise on a vote count, for a pure choice and for Gaussian noise.
 
     The exponential mechanism with exponent eps/2 equals the largest of votes plus Gumbel noise of scale 2/eps, standard
@@ -498,9 +498,9 @@ def vote_noise(budget: Budget) -> tuple[float, float]:
     return float(pure), float(np.sqrt(2 * queries) / float(mu))
 
 
-def default_teachers(budget: Budget, records: int) -> int:
+def _default_teachers(budget: Budget, records: int) -> int:
     """Return the default number of teachers: about eight standard deviations of noise, at least 20 records each."""
-    return int(np.clip(round(8 * min(vote_noise(budget))), 3, max(records // 20, 3)))
+    return int(np.clip(round(8 * min(_vote_noise(budget))), 3, max(records // 20, 3)))
 
 
 def vote_guarantee(

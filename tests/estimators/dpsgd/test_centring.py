@@ -16,7 +16,7 @@ from quietmax.errors import DataUnavailable, InvalidInput
 from quietmax.estimators import DPSGDSettings, open_private, save_private
 from quietmax.estimators.dpsgd import estimator, training
 from quietmax.estimators.dpsgd.config import Plan, make_plan
-from quietmax.estimators.dpsgd.estimator import DPSGD, Centring, _batch_sum, centre_noise, released_centre
+from quietmax.estimators.dpsgd.estimator import DPSGD, Centring, _batch_sum, _centre_noise, released_centre
 from quietmax.estimators.head.exact_sums import clipped_rows, on_grid, unit_rows
 from quietmax.estimators.training_set import Persons
 from quietmax.models.features import UnitNorm
@@ -57,11 +57,11 @@ def test_a_person_moves_the_sum_by_at_most_one_however_many_rows_it_has(rows: in
 def test_without_features_the_centre_is_noise_of_the_stated_spread(seed: int | None) -> None:
     plan = _plan(100_000, noise=200.0, steps=80, sampling_rate=0.5)
     assert plan.settings.centring_steps == 4
-    assert centre_noise(plan) == pytest.approx(200.0 / (2 * 0.5 * 100_000))
+    assert _centre_noise(plan) == pytest.approx(200.0 / (2 * 0.5 * 100_000))
     centre = released_centre(np.zeros((10, 40_000), np.float32), plan, radius=1.0, seed=seed)
     # The standard deviation of 40,000 draws is off by more than 2% with a probability below 2e-8.
-    assert centre.std() == pytest.approx(centre_noise(plan), rel=0.02)
-    assert abs(centre.mean()) < 6 * centre_noise(plan) / 200
+    assert centre.std() == pytest.approx(_centre_noise(plan), rel=0.02)
+    assert abs(centre.mean()) < 6 * _centre_noise(plan) / 200
 
 
 @pytest.mark.parametrize("seed", [None, 3])

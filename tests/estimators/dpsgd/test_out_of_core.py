@@ -21,7 +21,7 @@ from quietmax.estimators import DPSGDSettings, blocks
 from quietmax.estimators.blocks import Blocks, LocalEngine, Table
 from quietmax.estimators.dpsgd import training
 from quietmax.estimators.dpsgd.config import PrivateSettings
-from quietmax.estimators.dpsgd.training import NumberedPersons, StoredRows, secret_batches, seeded_batches
+from quietmax.estimators.dpsgd.training import StoredRows, _NumberedPersons, secret_batches, seeded_batches
 from quietmax.estimators.training_set import Persons, training_rows
 from quietmax.noise import release
 from quietmax.noise.sources import SeededNoise
@@ -197,7 +197,7 @@ def test_few_bytes_are_read_for_few_rows(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_persons_keep_all_their_rows_in_every_batch() -> None:
     names = people()["who"].to_numpy(object)
-    plain, digested = Persons(names), NumberedPersons(blocks.person_digests(names, b"any key"))
+    plain, digested = Persons(names), _NumberedPersons(blocks.person_digests(names, b"any key"))
     np.testing.assert_array_equal(plain.codes, digested.codes)
     np.testing.assert_array_equal(plain.rows, digested.rows)
     settings = PrivateSettings(sampling_rate=0.3, steps=5)

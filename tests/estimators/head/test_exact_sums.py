@@ -23,7 +23,9 @@ from quietmax.estimators.head.exact_sums import (
     MOMENTS_GRID,
     WHITENING_BITS,
     ExactSum,
-    clipped_residuals,
+    _clipped_residuals,
+    _repeatable_exp,
+    _weights_on_grid,
     clipped_rows,
     gradient_grid,
     gradient_sum,
@@ -32,11 +34,9 @@ from quietmax.estimators.head.exact_sums import (
     moments_grid,
     on_grid,
     probabilities,
-    repeatable_exp,
     residuals,
     row_sum,
     unit_rows,
-    weights_on_grid,
     whitened_rows,
     whitening_on_grid,
 )
@@ -58,12 +58,12 @@ def sum_of(rows: np.ndarray) -> np.ndarray:
 
 def contributions(table: Table, weights: np.ndarray, max_grad_norm: float) -> np.ndarray:
     """What every row adds, one at a time: (n, C, d), exact."""
-    grid = torch.from_numpy(weights_on_grid(weights))
+    grid = torch.from_numpy(_weights_on_grid(weights))
     shares = np.ones(len(table)) if table.shares is None else table.shares
     parts = []
     for row, label, share in zip(table.rows, table.labels, shares, strict=True):
         one = torch.from_numpy(row[None].astype(np.float64))
-        errors = clipped_residuals(
+        errors = _clipped_residuals(
             residuals(grid, one, np.array([label])),
             max_grad_norm,
             np.array([share]),
@@ -198,7 +198,7 @@ def test_logits_of_rows_and_weights_on_their_grids_are_exact() -> None:
     rng = np.random.default_rng(4)
     for scale in (1e-3, 1.0, 1e4, 1e12):
         table = random_table(rng, 5, 300, 2)
-        weights = weights_on_grid(rng.normal(size=(2, 301)) * scale)
+        weights = _weights_on_grid(rng.normal(size=(2, 301)) * scale)
         computed = (torch.from_numpy(weights) @ torch.from_numpy(table.rows.astype(np.float64)).T).numpy()
         unit = 2.0**-60
         for c in range(2):
@@ -212,16 +212,16 @@ def test_logits_of_rows_and_weights_on_their_grids_are_exact() -> None:
 
 def test_weights_on_their_grid_are_close_to_the_weights() -> None:
     weights = np.random.default_rng(5).normal(size=(3, 1000))
-    assert np.abs(weights_on_grid(weights) - weights).max() < 1e-7
+    assert np.abs(_weights_on_grid(weights) - weights).max() < 1e-7
 
 
 @given(st.lists(st.floats(-800.0, 0.0), min_size=1, max_size=40))
 def test_the_repeatable_exponential_is_accurate_and_the_same_at_every_place(values: Any) -> None:
     array = np.array(values)
-    result = repeatable_exp(array)
+    result = _repeatable_exp(array)
     np.testing.assert_allclose(result, np.exp(np.maximum(array, -700.0)), rtol=1e-15)
     for place, value in enumerate(values):
-        assert repeatable_exp(np.array([value]))[0] == result[place]
+        assert _repeatable_exp(np.array([value]))[0] == result[place]
 
 
 def test_probabilities_equal_the_ordinary_softmax_and_do_not_depend_on_other_columns() -> None:
@@ -566,7 +566,7 @@ def test_a_binary_softmax_is_the_general_one_bit_for_bit() -> None:
         -3, 3, 3000
     )
     logits[:, :3] = [[0.0, 1e-320, -5.0], [0.0, 0.0, -5.0]]
-    exponentials = repeatable_exp(logits - logits.max(axis=0))
+    exponentials = _repeatable_exp(logits - logits.max(axis=0))
     np.testing.assert_array_equal(probabilities(logits), exponentials / (exponentials[0] + exponentials[1]))
 
 

@@ -20,13 +20,13 @@ from quietmax.estimators.head.exact_sums import clipped_rows, gradient_grid, mom
 from quietmax.estimators.head.training import (
     Allowance,
     GradientPlan,
+    _step_mus,
     descend,
     gradient_plan,
     moments_share,
     released_centre,
     released_moments,
     released_size,
-    step_mus,
     whitened,
     whitening_matrix,
 )
@@ -116,7 +116,7 @@ def test_the_mus_of_the_steps_fall_with_the_learning_rate_and_add_up_to_the_whol
     steps: int, mu: float
 ) -> None:
     """In exact arithmetic: what the guarantee counts is at least the sum, and too much by less than 2^-47."""
-    parts = step_mus(steps, mu)
+    parts = _step_mus(steps, mu)
     np.testing.assert_allclose(parts**2 / parts[-1] ** 2, np.arange(steps, 0, -1), rtol=1e-12)
     total = sum((GaussianCost(float(part)).amount for part in parts), Fraction())
     counted = GaussianCost(mu).amount * training.STEPS_ROUNDED

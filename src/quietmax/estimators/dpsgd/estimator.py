@@ -132,7 +132,7 @@ def released_centre(
     return on_grid(mean * ((1.0 - 2.0**-BITS) / max(length, 1.0)))
 
 
-def centre_noise(plan: Plan) -> float:
+def _centre_noise(plan: Plan) -> float:
     """Return the standard deviation of the noise on each coordinate of a released centre."""
     settings = plan.settings
     expected = settings.sampling_rate * plan.size
@@ -340,7 +340,7 @@ class DPSGD(PrivateClassifier):
         centre = released_centre(rows, self.plan_, radius=radius, seed=seed, persons=rows.persons)
         if not isinstance(self.feature_map_, TableFeatures):
             return Centring(centre, radius)
-        scale = self.feature_map_.scale(centre, centre_noise(self.plan_))
+        scale = self.feature_map_.scale(centre, _centre_noise(self.plan_))
         return Centring(centre, radius, whitening_on_grid(np.append(scale, 1.0)))
 
     def _plan(self, size: int, length: float, inputs: Inputs) -> Plan:

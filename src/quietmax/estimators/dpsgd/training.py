@@ -62,7 +62,7 @@ from quietmax.models.stacked import Progress, Rows, adam_step, check_networks, c
 from quietmax.noise.release import release_gaussian
 
 
-class NumberedPersons(Persons):
+class _NumberedPersons(Persons):
     """Whom each row belongs to, without the names."""
 
     def __init__(self, digests: NDArray[np.bytes_]) -> None:
@@ -106,7 +106,7 @@ class StoredRows:
             self.close()
             raise
         self.labels = labels[0] if len(labels) == 1 else np.concatenate(labels)
-        self.persons = NumberedPersons(np.concatenate(digests)) if data.unit == "person" else None
+        self.persons = _NumberedPersons(np.concatenate(digests)) if data.unit == "person" else None
 
     def __enter__(self) -> StoredRows:
         return self
@@ -361,7 +361,7 @@ class _Units:
         """All rows."""
         return np.arange(self.length) if self._rows is None else self._rows
 
-    def taken(self, mask: NDArray[np.bool_]) -> Rows:
+    def _taken(self, mask: NDArray[np.bool_]) -> Rows:
         """Return the rows of the units in a mask."""
         places = np.flatnonzero(mask if self._codes is None else mask[self._codes])
         return places if self._rows is None else self._rows[places]
@@ -378,7 +378,7 @@ class _Units:
         for start in range(0, self.count, _UNITS_AT_ONCE):
             part = mask[start : start + _UNITS_AT_ONCE]
             part[:] = drawn(len(part))
-        return self.taken(mask)
+        return self._taken(mask)
 
 
 class _Batches:

@@ -192,7 +192,7 @@ def _grown(grid: float, ratio: float) -> float:
     return math.ldexp(grid, exponent - (mantissa == 0.5))
 
 
-def repeatable_exp(values: Floats) -> Floats:
+def _repeatable_exp(values: Floats) -> Floats:
     """Compute exp(x) for x <= 0 to about 2 units in the last place, by additions and multiplications alone.
 
     Library exponentials may round differently at the end of an array. This function does not depend on a number's
@@ -215,10 +215,10 @@ def probabilities(logits: Floats) -> Floats:
     """Compute the softmax of every column; a column's result does not depend on the other columns."""
     if len(logits) == 2:
         # The larger one has exp(0) = 1: one exponential per column is enough.
-        smaller = repeatable_exp(-np.abs(logits[0] - logits[1]))
+        smaller = _repeatable_exp(-np.abs(logits[0] - logits[1]))
         weights = np.where(logits >= logits[::-1], 1.0, smaller)
     else:
-        weights = repeatable_exp(logits - logits.max(axis=0))
+        weights = _repeatable_exp(logits - logits.max(axis=0))
     total = weights[0].copy()
     for weight in weights[1:]:
         total += weight
@@ -226,7 +226,7 @@ def probabilities(logits: Floats) -> Floats:
     return shares
 
 
-def weights_on_grid(weights: Floats) -> Floats:
+def _weights_on_grid(weights: Floats) -> Floats:
     """Round weights to a grid coarse enough that every logit of a row on the grid is exact in float64.
 
     A logit's partial sums are at most `||W_c||`, in multiples of 2^-20 times the grid: at most 2^53 of them.
@@ -245,7 +245,7 @@ def residuals(weights: torch.Tensor, rows: torch.Tensor, labels: Labels) -> Floa
     return errors
 
 
-def clipped_residuals(errors: Floats, max_grad_norm: float, shares: Floats | None = None) -> Floats:
+def _clipped_residuals(errors: Floats, max_grad_norm: float, shares: Floats | None = None) -> Floats:
     """Compute `(1/k) (p - e_y) * min(1, S / ||p - e_y||)` on the grid.
 
     Rows f have length at most 1. Then `||(1/k) (p - e_y) f^T|| <= S/k`, and the k rows of one person together
@@ -266,14 +266,14 @@ def gradient_sum(table: Rows, weights: Floats, max_grad_norm: float, *, grid: fl
     One record, or all rows of one person, change it by at most `certified.head_gradient(S, coordinates=C*d, grid=grid)`
     in L2.
     """
-    grid_weights = torch.from_numpy(weights_on_grid(weights))
+    grid_weights = torch.from_numpy(_weights_on_grid(weights))
 
     def block_sum(block: Table) -> ExactSum:
         total = np.zeros(grid_weights.shape, dtype=np.int64)
         chunks_sum = torch.zeros_like(grid_weights)
         summed, shares = 0, block.shares
         for rows, part in block.chunks():
-            errors = clipped_residuals(
+            errors = _clipped_residuals(
                 residuals(grid_weights, rows, block.labels[part]),
                 max_grad_norm,
                 None if shares is None else shares[part],

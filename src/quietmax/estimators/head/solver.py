@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 import numpy as np
 
@@ -43,45 +43,17 @@ Shape = tuple[int, int]
 """Classes and features."""
 
 
-class Objective(Protocol):
-    """A strongly convex smooth function of the weights (classes, features)."""
+Objective: TypeAlias = "MeanCrossEntropy | Tilted"
+"""A strongly convex smooth function of the weights (classes, features), with public bounds on what it can be.
 
-    @property
-    def regularisation(self) -> float:
-        """Strong convexity lam."""
-        ...
-
-    def smoothness(self, table: Rows) -> float:
-        """Bound the largest eigenvalue of the Hessian for a ``table``, the regulariser included."""
-        ...
-
-    def value_and_gradient(self, table: Rows, weights: Floats) -> tuple[float, Floats]:
-        """Return the objective for a ``table`` at some ``weights``, and its gradient, computed in float64."""
-        ...
-
-    def rounding(self, units: float, rows: float, shape: Shape, weights: Floats) -> float:
-        """Bound the L2 error of the gradient computed at some ``weights`` of a ``shape``.
-
-        ``units`` is the number of records or persons, and ``rows`` that of their rows.
-        """
-        ...
-
-    @property
-    def max_records(self) -> float:
-        """The two public bounds below hold for up to this many records."""
-        ...
-
-    def max_weight_norm(self, classes: int) -> float:
-        """Return a public bound on the length of the minimiser for a number of ``classes``."""
-        ...
-
-    @property
-    def max_smoothness(self) -> float:
-        """A public bound on the smoothness."""
-        ...
+`smoothness` bounds the largest eigenvalue of the Hessian for a table, and `max_smoothness` for every table;
+`regularisation` is the strong convexity. `rounding` bounds the L2 error of the gradient computed in float64, for a
+number of units (records or persons) and of their rows. `max_weight_norm` bounds the length of the minimiser. The public
+bounds hold for up to `max_records` records.
+"""
 
 
-def output_sensitivity(objective: MeanCrossEntropy | Tilted, classes: int, tolerance: float) -> Sensitivity:
+def output_sensitivity(objective: Objective, classes: int, tolerance: float) -> Sensitivity:
     """Return how far one record moves a minimiser that was found up to a tolerance."""
     if isinstance(objective, Tilted):
         return certified.head_tilted(
@@ -217,7 +189,7 @@ class MeanCrossEntropy:
         return _MORE_THAN_DECLARED / 2 + self.regularisation
 
     def rounding(self, units: float, rows: float, shape: Shape, weights: Floats) -> float:
-        """Add the errors of the residuals, of their sum and of the regulariser; see `Objective.rounding`."""
+        """Add the errors of the residuals, of their sum and of the regulariser; see `Objective`."""
         regulariser = _regulariser_rounding(self.regularisation, weights)
         residual = _residual_rounding(shape, weights)
         return units / self.size * (residual + math.sqrt(2) * _sum_rounding(rows, shape)) + regulariser

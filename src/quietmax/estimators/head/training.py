@@ -58,7 +58,7 @@ from quietmax.sensitivity.certified import Sensitivity
 LINEAR = "linear"
 """The schedule of learning rates and of mu^2, as it is stored with a model."""
 STEPS_ROUNDED = 1 + Fraction(1, 2**48)
-"""The squares of `step_mus` add up to at most this many times mu^2: each is rounded by at most four units of 2^-53."""
+"""The squares of `_step_mus` add up to at most this many times mu^2: each is rounded by at most four units of 2^-53."""
 Whitening = Literal["none", "moments", "centre"]
 """What the rows are whitened by: released second moments, or the released centre (indicator features)."""
 
@@ -377,7 +377,7 @@ def _default_steps(size: float, features: int, whitening: Whitening) -> int:
     return int(max(FEWEST_STEPS, min(STEPS, NUMBERS_READ / numbers)))
 
 
-def step_mus(steps: int, mu: float) -> Floats:
+def _step_mus(steps: int, mu: float) -> Floats:
     """Divide mu among the gradient steps: the squares fall linearly, like the learning rate, and add up to mu^2."""
     falling = np.arange(steps, 0, -1, dtype=np.float64)
     return np.asarray(mu * np.sqrt(falling * (2.0 / (steps * (steps + 1.0)))))
@@ -418,7 +418,7 @@ def descend(table: Rows, plan: GradientPlan, size: float, mu: float, source: Noi
     grid = gradient_grid(size)
     sensitivity = gradient_sensitivity(plan.max_grad_norm, table.classes, table.features, grid)
     weights = np.zeros((table.classes, table.features))
-    for step, step_mu in enumerate(step_mus(plan.steps, mu)):
+    for step, step_mu in enumerate(_step_mus(plan.steps, mu)):
         total = gradient_sum(table, weights, plan.max_grad_norm, grid=grid)
         noisy = release_gaussian(
             total, sensitivity=sensitivity.value, mu=float(step_mu), source=source
