@@ -124,8 +124,8 @@ def test_empirical_sensitivity_is_compared_with_the_published_bounds() -> None:
     assert "Comparison with the paper's bounds" in shown
 
 
-def test_the_example_of_the_tutorial_exceeds_the_published_bounds() -> None:
-    """docs/tutorials/audit-a-claim.md, section 2, says so of this command."""
+def test_the_example_of_the_page_exceeds_the_published_bounds() -> None:
+    """docs/audit.md, "Empirical sensitivity", says so of this command."""
     options = ("mnist-5k", "--records", 2000, "--epochs", 10, "--removals", 2)
     report = audited("sensitivity", *options)
     checks = {check["quantity"]: check for check in report["bounds"]}
