@@ -10,7 +10,7 @@ import skops.io
 
 import quietmax.mlflow
 from quietmax.estimators.serialization import open_private
-from quietmax.export.skops import TRUSTED
+from quietmax.export.released import TRUSTED
 from tests.cli.conftest import Run, assert_error, json_of, output_of
 from tests.cli.own_table import DECLARED
 

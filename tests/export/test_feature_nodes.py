@@ -13,9 +13,8 @@ import pytest
 
 import quietmax as qm
 from quietmax.estimators.serialization import save_private
-from quietmax.export.feature_nodes import map_features
 from quietmax.export.graph import IR_VERSION, OPSET, Graph
-from quietmax.export.onnx import onnx_model
+from quietmax.export.onnx import map_features, onnx_model
 from quietmax.models.features.images import Scattering
 from quietmax.models.features.patches import Joined, Mirrored, Patches, Reduced, Turned
 

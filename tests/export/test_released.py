@@ -14,8 +14,7 @@ from quietmax.data.records import Records
 from quietmax.errors import DataUnavailable, InvalidInput
 from quietmax.estimators.serialization import open_private, save_private
 from quietmax.export.onnx import export_onnx
-from quietmax.export.released import ReleasedClassifier, metadata, write_files
-from quietmax.export.skops import export_skops
+from quietmax.export.released import ReleasedClassifier, export_skops, metadata, write_files
 from quietmax.mlflow import save_model
 from quietmax.models.serialization import save_model as save_network
 from quietmax.models.stacked import TrainingSettings

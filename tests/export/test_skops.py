@@ -14,7 +14,7 @@ import skops.io
 from skops.io.exceptions import UntrustedTypesFoundException
 
 from quietmax.estimators.serialization import open_private
-from quietmax.export.skops import TRUSTED, export_skops
+from quietmax.export.released import TRUSTED, export_skops
 from tests.export.people import readable_rows
 
 

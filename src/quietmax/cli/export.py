@@ -53,7 +53,7 @@ def _write(name: str, model: Path, place: Path) -> None:
 
             export_onnx(model, place)
         elif name == "skops":
-            from quietmax.export.skops import export_skops
+            from quietmax.export.released import export_skops
 
             export_skops(model, place)
         else:

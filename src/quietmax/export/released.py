@@ -1,4 +1,4 @@
-"""A released model outside its folder: a scikit-learn classifier that holds the folder's files, and its metadata.
+"""A released model outside its folder: a scikit-learn classifier that holds the folder's files, and its skops file.
 
 Only models whose weights were released may leave the house. A model that is paid per answer keeps weights without
 noise, so a copy of it would give answers that nobody pays for: it is never exported.
@@ -7,8 +7,10 @@ noise, so a copy of it would give answers that nobody pays for: it is never expo
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import tempfile
+import zipfile
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -19,8 +21,9 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 
 from quietmax import __version__
+from quietmax._io import atomic_write
 from quietmax.accounting.guarantee import Guarantee
-from quietmax.errors import InvalidInput
+from quietmax.errors import DataUnavailable, InvalidInput
 from quietmax.estimators.serialization import PrivateModel, open_private
 from quietmax.models.features.generic import encoders
 from quietmax.models.serialization import read_description
@@ -30,6 +33,8 @@ from quietmax.spending import DESCRIPTION_FILE
 METADATA = "quietmax.json"
 """Name of the metadata in files and folders."""
 _WEIGHTS = "weights.safetensors"
+TRUSTED = ("quietmax.export.released.ReleasedClassifier",)
+"""The types that `skops.io.load` must be told to trust."""
 
 
 class ReleasedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -211,3 +216,37 @@ def metadata(model: PrivateModel, description: bytes) -> dict[str, Any]:
             "weights_sha256": stated.get("weights_sha256"),
         },
     }
+
+
+def export_skops(folder: str | Path, file: str | Path) -> None:
+    """Write a released model as a skops file, which ``skops.io.load(file, trusted=TRUSTED)`` reads.
+
+    What is loaded is a `ReleasedClassifier`. It needs Quietmax to run. The file is a zip archive with `quietmax.json`
+    beside the objects, so that the guarantee can be read without Quietmax.
+
+    Parameters
+    ----------
+    folder : str or Path
+        The model folder.
+    file : str or Path
+        The file to write.
+
+    Raises
+    ------
+    InvalidInput
+        If the model must not be exported.
+    DataUnavailable
+        If the package skops is not installed, or the folder is damaged.
+    """
+    try:
+        from skops.io import dumps
+    except ImportError:
+        raise DataUnavailable(
+            "An export to skops requires the package skops. Install: pip install 'quietmax[skops]'."
+        ) from None
+    classifier = ReleasedClassifier.open(folder)
+    about = json.dumps(classifier.metadata_, indent=2, ensure_ascii=False) + "\n"
+    content = io.BytesIO(dumps(classifier))
+    with zipfile.ZipFile(content, "a") as archive:
+        archive.writestr(METADATA, about)
+    atomic_write(Path(file), lambda staging: staging.write_bytes(content.getvalue()))
