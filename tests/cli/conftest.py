@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,16 +19,23 @@ Result = tuple[int, str, str]
 Run = Callable[..., Result]
 
 
+def _exit_code(*arguments: object) -> int:
+    """Run a command line in this process."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sys, "argv", ["quietmax", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    return int(ended.value.code or 0)
+
+
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
     """Run a command line in this process and return (exit code, stdout, stderr)."""
 
     def call(*arguments: object) -> Result:
-        monkeypatch.setattr(sys, "argv", ["quietmax", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
+        code = _exit_code(*arguments)
         captured = capsys.readouterr()
-        return int(ended.value.code or 0), captured.out, captured.err
+        return code, captured.out, captured.err
 
     return call
 
@@ -84,19 +92,26 @@ def queries(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A table of people, and a private head and an ordinary network that were trained on it; tests get copies."""
+    root = tmp_path_factory.mktemp("trained")
+    people = write_people(root / "people.csv")
+    for name, *options in (
+        ("head", "--declared-size", 1000, "--epsilon", 4),
+        ("network", "--epochs", 60, "--learning-rate", 0.01),
+    ):
+        assert _exit_code("train", name, people, *DECLARED, *options, "-o", root / name) == 0
+    return root
+
+
 @pytest.fixture
-def head(run: Run, people: Path, tmp_path: Path) -> Path:
+def head(trained: Path, tmp_path: Path) -> Path:
     """The folder of a private head trained on `people`."""
-    folder = tmp_path / "head"
-    output_of(run("train", "head", people, *DECLARED, "--declared-size", 1000, "--epsilon", 4, "-o", folder))
-    return folder
+    return Path(shutil.copytree(trained / "head", tmp_path / "head"))
 
 
 @pytest.fixture
-def network(run: Run, people: Path, tmp_path: Path) -> Path:
+def network(trained: Path, tmp_path: Path) -> Path:
     """The folder of an ordinary network trained on `people`."""
-    folder = tmp_path / "network"
-    output_of(
-        run(*("train", "network", people, *DECLARED, "--epochs", 60, "--learning-rate", 0.01, "-o", folder))
-    )
-    return folder
+    return Path(shutil.copytree(trained / "network", tmp_path / "network"))

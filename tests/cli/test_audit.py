@@ -182,6 +182,8 @@ def test_repeated_training_works_for_networks_and_estimators() -> None:
         assert report["method"] == "repeated training"
         assert report["samples"] == 64
     assert report["verdict"] == "consistent"
+    answers = audited("training", "mnist-5k", "--estimator", "teachers", *options)
+    assert (answers["method"], answers["verdict"]) == ("repeated answers", "consistent")
 
 
 def test_stability_is_measured_with_and_without_noise() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from quietmax.accounting import PureCost
 from quietmax.ledger import Ledger, Terms
 from tests.cli.conftest import Run, all_commands, assert_error
-from tests.cli.own_table import DECLARED, write_people
+from tests.cli.own_table import DECLARED
 
 SMALL = "mnist-5k --records 40"
 PEOPLE = f"people.csv {' '.join(DECLARED)} --declared-size 1000"
@@ -71,35 +72,26 @@ CASES = {
     "reproduce bounds-table": ("--datasets location", ("--datasets mnits", 2, "mnits")),
     "reproduce architectures": ("--datasets location", ("--datasets texas", 2, "texas")),
 }
+SCHEMA = {
+    "label": "income",
+    "classes": ["lo", "hi"],
+    "bounds": {"age": [18, 90]},
+    "categories": {"sex": ["F", "M"]},
+}
 ALL = {" ".join(path): command for path, command in all_commands()}
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a table, its schema, a head and a ledger; commands that write get a copy of their own files."""
-    from quietmax import PrivateHead
-    from quietmax.data import load
-    from quietmax.estimators.serialization import save_private
-
-    root = tmp_path_factory.mktemp("trained")
-    people = write_people(root / "people.csv")
-    facts = {"label": "income", "classes": ["lo", "hi"], "bounds": {"age": [18, 90]}}
-    facts |= {"categories": {"sex": ["F", "M"]}}
-    (root / "people.json").write_text(json.dumps(facts))
-    head = PrivateHead(4.0, declared_size=1000).fit(load(people, schema=root / "people.json").train)
-    save_private(head, root / "head", dataset="people")
-    return root
 
 
 @pytest.fixture
 def folder(trained: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The current folder: that of `trained`, with a ledger that is new for every test."""
-    monkeypatch.chdir(trained)
+    """The current folder: a copy of `trained` with a schema, and a ledger with an account and a key elsewhere."""
+    folder = Path(shutil.copytree(trained, tmp_path / "folder"))
+    (folder / "people.json").write_text(json.dumps(SCHEMA))
+    monkeypatch.chdir(folder)
     monkeypatch.setenv("QUIETMAX_LEDGER", str(tmp_path / "ledger.sqlite"))
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         ledger.open_account("people", PureCost(1.0), Terms(1.0))
         monkeypatch.setenv("KEY", ledger.create_key("bob")[1].id)
-    return trained
+    return folder
 
 
 def test_every_command_is_tested_here_or_elsewhere() -> None:
