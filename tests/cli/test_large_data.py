@@ -224,7 +224,7 @@ def test_a_bad_file_is_named_and_nothing_is_written_or_spent(
     file = _damage(folder, kind)
     releases: list[object] = []
     monkeypatch.setattr(
-        Head, "_train", lambda *given: releases.append(given)
+        Head, "_make_releases", lambda *given: releases.append(given)
     )  # draws all noise of a training
     monkeypatch.setattr(evaluate_module, "noisy_evaluation", lambda *given: releases.append(given))
     before, answers = _contents(model), tmp_path / "answers"
