@@ -130,7 +130,7 @@ ALLOWED = (
             "quietmax.estimators.dpsgd.config.DPSGDSettings",
         ),
         "hold public numbers and names, each of which is checked",
-        "tests/invariant/test_estimators.py",
+        _FOREIGN,
     ),
     Allowed(
         "records",

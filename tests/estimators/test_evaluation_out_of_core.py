@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.dataset
 import pytest
@@ -21,46 +20,20 @@ from quietmax.estimators.blocks import LocalEngine
 from quietmax.estimators.evaluate import evaluate_folder, evaluation_records
 from quietmax.estimators.evaluation import Evaluation
 from quietmax.estimators.serialization import open_private, save_private
+from tests.estimators.made import made
+from tests.estimators.table_of_people import PERSONS, PLAIN, table_of_people
+from tests.estimators.table_of_people import files as written_files
 
 ROWS, SHARE = 900, 0.4
-COLUMNS: dict[str, Any] = {
-    "label": "ill",
-    "classes": ("no", "yes"),
-    "bounds": {"age": (0, 100), "pay": (0, 120)},
-    "categories": {"job": ("a", "b", "c")},
-}
-SCHEMAS = {
-    "records": Schema(**COLUMNS, ignore=("who",)),
-    "persons": Schema(**COLUMNS, person="who"),
-}
-
-
-def people() -> pd.DataFrame:
-    """Rows of about 290 persons, who are spread over all rows."""
-    rng = np.random.default_rng(0)
-    age = rng.integers(0, 100, ROWS)
-    return pd.DataFrame(
-        {
-            "who": [f"p{number}" for number in rng.integers(300, size=ROWS)],
-            "age": age,
-            "pay": rng.normal(50, 15, ROWS).round(2).clip(0, 120),
-            "job": rng.choice(["a", "b", "c"], ROWS),
-            "ill": np.where(age + rng.normal(0, 20, ROWS) > 50, "yes", "no"),
-        }
-    )
-
-
-def files(folder: Path, frame: pd.DataFrame, cuts: list[int]) -> Path:
-    folder.mkdir()
-    for number, part in enumerate(np.split(np.arange(len(frame)), cuts)):
-        frame.iloc[part].to_parquet(folder / f"{number:02}.parquet", index=False, row_group_size=70)
-    return folder
+SCHEMAS = {"records": PLAIN, "persons": PERSONS}
+people = partial(table_of_people, ROWS, 300)
+files = partial(written_files, group=70)
 
 
 def fitted(schema: Schema, kind: Any = PrivateHead) -> Any:
     """Return an estimator that held people out; seeded, so that all have the same weights and the same noise."""
     rows = table_rows(people(), schema, holdout=SHARE, seed=4)
-    return kind(4.0, 1e-5, declared_size=300, steps=5, random_state=2).fit(rows.train)
+    return made(kind, 4.0, 1e-5, declared_size=300, steps=5, random_state=2).fit(rows.train)
 
 
 @pytest.mark.parametrize("kind", [PrivateHead, DPSGD])

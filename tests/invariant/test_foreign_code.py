@@ -222,7 +222,7 @@ def subclass_with_forged_names() -> Any:
         return PrivateHead.fit(self, adds_its_place(X), y)
 
     kind = forged(PrivateHead, "PrivateHead", PrivateHead.__module__, fit=fit)
-    return kind(steps=1, **PUBLIC).fit(X, Y)
+    return kind(settings=HeadSettings(steps=1), **PUBLIC).fit(X, Y)
 
 
 CALLERS: dict[str, tuple[Callable[[], Any], str]] = {
@@ -456,9 +456,9 @@ class Most(float):
     ("name", "settings"),
     [
         ("head", {"epsilon": Most(1.0)}),
-        ("head", {"max_grad_norm": Most(0.2)}),
+        ("head", {"settings": HeadSettings(steps=1, max_grad_norm=Most(0.2))}),
         ("teachers", {"epsilon": Most(1.0)}),
-        ("dpsgd", {"max_grad_norm": Most(0.2)}),
+        ("dpsgd", {"settings": DPSGDSettings(steps=1, max_grad_norm=Most(0.2))}),
         ("head", {"engine": forged(LocalEngine, "Most", LocalEngine.__module__)()}),
         ("head", {"release": forged(str, "Most", "builtins")("weights")}),
     ],

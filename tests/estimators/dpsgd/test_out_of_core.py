@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.dataset
 import pytest
@@ -15,7 +15,6 @@ import torch
 
 from quietmax import DPSGD
 from quietmax._ray import RayEngine
-from quietmax.data.schema import Schema
 from quietmax.errors import InvalidData, InvalidInput
 from quietmax.estimators import DPSGDSettings, blocks
 from quietmax.estimators.blocks import Blocks, LocalEngine, Table
@@ -26,16 +25,10 @@ from quietmax.estimators.training_set import Persons, training_rows
 from quietmax.noise import release
 from quietmax.noise.sources import SeededNoise
 from tests.estimators.made import made
+from tests.estimators.table_of_people import PERSONS, PLAIN, files, table_of_people
 
 ROWS = 1500
-COLUMNS: dict[str, Any] = {
-    "label": "ill",
-    "classes": ("no", "yes"),
-    "bounds": {"age": (0, 100), "pay": (0, 120)},
-    "categories": {"job": ("a", "b", "c")},
-}
-PLAIN = Schema(**COLUMNS, ignore=("who",))
-PERSONS = Schema(**COLUMNS, person="who")
+people = partial(table_of_people, ROWS, 600)
 SETTINGS: dict[str, dict[str, Any]] = {
     "records": {"schema": PLAIN},
     "persons": {"schema": PERSONS},
@@ -51,28 +44,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "other features": {"schema": PERSONS, "features": "unit-norm", "declared_size": 700},
     "a module": {"schema": PERSONS, "network": torch.nn.Linear},
 }
-
-
-def people() -> pd.DataFrame:
-    rng = np.random.default_rng(0)
-    age = rng.integers(0, 100, ROWS)
-    return pd.DataFrame(
-        {
-            "who": [f"p{number}" for number in rng.integers(600, size=ROWS)],
-            "age": age,
-            "pay": rng.normal(50, 20, ROWS).round(2),
-            "job": rng.choice(["a", "b", "c"], ROWS),
-            "ill": np.where(age + rng.normal(0, 20, ROWS) > 50, "yes", "no"),
-        }
-    )
-
-
-def files(folder: Path, frame: pd.DataFrame, cuts: list[int]) -> Path:
-    folder.mkdir()
-    edges = itertools.pairwise([0, *cuts, len(frame)])
-    for number, (start, stop) in enumerate(edges):
-        frame.iloc[start:stop].to_parquet(folder / f"{number}.parquet", index=False, row_group_size=333)
-    return folder
 
 
 @pytest.fixture

@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.dataset
 import pytest
 import torch
 
 from quietmax import DPSGD, PrivateHead, Teachers
-from quietmax.data.schema import Schema
 from quietmax.data.sources import ParquetPart
 from quietmax.data.tables import table_rows
 from quietmax.errors import DataUnavailable, InvalidData, InvalidInput
@@ -25,22 +24,10 @@ from quietmax.estimators.blocks import LocalEngine
 from quietmax.estimators.head import training
 from quietmax.estimators.serialization import open_private, save_private
 from tests.estimators.made import made
+from tests.estimators.table_of_people import PERSONS, PLAIN, files, table_of_people
 
 ROWS = 3000
-PLAIN = Schema(
-    label="ill",
-    classes=("no", "yes"),
-    bounds={"age": (0, 100), "pay": (0, 120)},
-    categories={"job": ("a", "b", "c")},
-    ignore=("who",),
-)
-PERSONS = Schema(
-    label="ill",
-    classes=("no", "yes"),
-    bounds={"age": (0, 100), "pay": (0, 120)},
-    categories={"job": ("a", "b", "c")},
-    person="who",
-)
+people = partial(table_of_people, ROWS, 1200)
 SETTINGS: dict[str, dict[str, Any]] = {
     "records": {"schema": PLAIN, "steps": 4},
     "persons": {"schema": PERSONS, "steps": 4},
@@ -57,29 +44,8 @@ def _threads_as_before() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def people() -> pd.DataFrame:
-    rng = np.random.default_rng(0)
-    age = rng.integers(0, 100, ROWS)
-    return pd.DataFrame(
-        {
-            "who": [f"p{number}" for number in rng.integers(1200, size=ROWS)],
-            "age": age,
-            "pay": rng.normal(50, 20, ROWS).round(2),
-            "job": rng.choice(["a", "b", "c"], ROWS),
-            "ill": np.where(age + rng.normal(0, 20, ROWS) > 50, "yes", "no"),
-        }
-    )
-
-
 def fit(source: Any, settings: dict[str, Any], **more: Any) -> PrivateHead:
     return made(PrivateHead, 1.0, 1e-5, random_state=3, **settings, **more).fit(source)
-
-
-def files(folder: Path, frame: pd.DataFrame, cuts: list[int]) -> Path:
-    folder.mkdir()
-    for number, (start, stop) in enumerate(zip([0, *cuts], [*cuts, len(frame)], strict=True)):
-        frame.iloc[start:stop].to_parquet(folder / f"{number}.parquet", index=False, row_group_size=333)
-    return folder
 
 
 def assert_same(one: PrivateHead, other: PrivateHead) -> None:
@@ -253,7 +219,7 @@ def test_an_interrupted_training_goes_on_where_it_was_with_the_same_weights(
     monkeypatch.setattr(ParquetPart, "frames", noted)
     assert_same(fit(folder, settings, engine=engine), expected)
     done = min(calls + 1, 4)
-    assert read == [f"{number}.parquet" for number in range(done, 4)]
+    assert read == [f"{number:02}.parquet" for number in range(done, 4)]
     assert list(cache.iterdir()) == []
 
 
@@ -265,7 +231,7 @@ def test_a_changed_file_is_read_again_and_another_schema_starts_anew(tmp_path: P
     engine = LocalEngine(0, cache, resume=True)
     interrupted(folder, engine, 5, SETTINGS["persons"])
     frame.loc[2500, "age"] = 1
-    frame.iloc[2000:].to_parquet(folder / "2.parquet", index=False)
+    frame.iloc[2000:].to_parquet(folder / "02.parquet", index=False)
     assert_same(fit(folder, SETTINGS["persons"], engine=engine), fit(frame, SETTINGS["persons"]))
     interrupted(folder, engine, 5, SETTINGS["persons"])
     assert_same(fit(folder, SETTINGS["records"], engine=engine), fit(frame, SETTINGS["records"]))

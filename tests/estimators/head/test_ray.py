@@ -21,26 +21,19 @@ import pytest
 
 from quietmax import HeadSettings, PrivateHead
 from quietmax._ray import Actors, RayEngine
-from quietmax.data.schema import Schema
 from quietmax.data.tables import table_rows
 from quietmax.errors import DataUnavailable, InvalidData, InvalidInput, QuietmaxError
 from quietmax.estimators.blocks import LocalEngine, Table
 from quietmax.estimators.head import training
 from quietmax.estimators.ray_blocks import RayBlocks
 from tests.estimators.made import made
+from tests.estimators.table_of_people import PERSONS, files, table_of_people
 from tests.ray_cluster import reused_actors, running_cluster
 
 ray = pytest.importorskip("ray")
 
 ROWS = 2000
 FEW_STEPS = 5
-PERSONS = Schema(
-    label="ill",
-    classes=("no", "yes"),
-    bounds={"age": (0, 100), "pay": (0, 120)},
-    categories={"job": ("a", "b", "c")},
-    person="who",
-)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -52,17 +45,7 @@ def _cluster() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def people() -> pd.DataFrame:
     """Rows of about 700 persons, who are spread over all rows."""
-    rng = np.random.default_rng(0)
-    age = rng.integers(0, 100, ROWS)
-    return pd.DataFrame(
-        {
-            "who": [f"p{number}" for number in rng.integers(750, size=ROWS)],
-            "age": age,
-            "pay": rng.normal(50, 20, ROWS).round(2),
-            "job": rng.choice(["a", "b", "c"], ROWS),
-            "ill": np.where(age + rng.normal(0, 20, ROWS) > 50, "yes", "no"),
-        }
-    )
+    return table_of_people(ROWS, 750)
 
 
 @pytest.fixture(scope="module")
@@ -75,13 +58,6 @@ def fit(source: Any, engine: Any, **more: Any) -> PrivateHead:
     """Train with every kind of pass: persons, a noisy size, a centre, second moments and gradients."""
     settings = {"schema": PERSONS, "features": "unit-norm", "second_moments": 0.1, "steps": FEW_STEPS} | more
     return made(PrivateHead, 1.0, 1e-5, random_state=3, engine=engine, **settings).fit(source)
-
-
-def files(folder: Path, frame: pd.DataFrame, cuts: list[int]) -> Path:
-    folder.mkdir()
-    for number, (start, stop) in enumerate(zip([0, *cuts], [*cuts, len(frame)], strict=True)):
-        frame.iloc[start:stop].to_parquet(folder / f"{number}.parquet", index=False)
-    return folder
 
 
 def assert_same(one: PrivateHead, other: PrivateHead) -> None:
@@ -349,7 +325,7 @@ def test_a_worker_that_finds_other_rows_ends_the_training(
     def changed(blocks: RayBlocks, work: Callable[[Table], Any]) -> Any:
         calls.append(1)
         if len(calls) == 3:
-            people.iloc[500:1000].to_parquet(folder / "0.parquet", index=False)
+            people.iloc[500:1000].to_parquet(folder / "00.parquet", index=False)
             ray.kill(blocks._actors._actors[0])
         return original(blocks, work)
 
