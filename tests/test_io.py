@@ -35,6 +35,22 @@ def test_a_new_file_is_as_open_as_the_user_s_other_files(tmp_path: Path) -> None
     assert (tmp_path / "ours").stat().st_mode == (tmp_path / "theirs").stat().st_mode
 
 
+@pytest.mark.parametrize("private", [True, False])
+def test_nobody_else_can_read_what_is_private_or_was_not_theirs_to_read(
+    tmp_path: Path, private: bool
+) -> None:
+    path, modes = tmp_path / "ours", []
+
+    def write(staging: Path) -> None:
+        modes.append(staging.stat().st_mode & 0o077)
+        staging.write_text("x")
+
+    path.write_text("before")
+    path.chmod(0o644 if private else 0o600)
+    atomic_write(path, write, private=private)
+    assert [*modes, path.stat().st_mode & 0o777] == [0, 0o600]
+
+
 def test_a_link_stays_a_link(tmp_path: Path) -> None:
     (tmp_path / "there").write_text("before")
     (tmp_path / "link").symlink_to(tmp_path / "there")

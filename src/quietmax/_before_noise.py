@@ -152,6 +152,7 @@ ALLOWED = (
             "pandas.Series",
             "pandas.Index",
             "pandas.RangeIndex",
+            *(f"pandas.{kind}Index" for kind in ("Categorical", "Datetime", "Period", "Timedelta")),
             "pandas.arrays.*",
             "polars.DataFrame",
             "polars.Series",
@@ -177,8 +178,8 @@ ALLOWED = (
     ),
     Allowed(
         "column",
-        ("numpy.dtypes.*", "pandas.arrays.*"),
-        "the types of NumPy and pandas; a type of another package converts with code of its own",
+        ("numpy.dtypes.*", "pandas.arrays.*", "polars.*", "pyarrow.lib.*"),
+        "the types of these four; a type of another package converts with code of its own",
         _TABLES,
     ),
     Allowed(
@@ -190,7 +191,8 @@ ALLOWED = (
             *(f"numpy.{name}" for name in ("bool", "bool_", "float16", "float32", "float64", "longdouble")),
             *(f"numpy.{name}" for name in ("longlong", "ulonglong", "intc", "uintc", "str_", "bytes_")),
             *(f"numpy.{name}" for name in ("datetime64", "timedelta64")),
-            *(f"datetime.{name}" for name in ("date", "datetime", "time", "timedelta")),
+            *(f"datetime.{name}" for name in ("date", "datetime", "time", "timedelta", "timezone")),
+            "zoneinfo.ZoneInfo",
             *("decimal.Decimal", "uuid.UUID", "pathlib.PosixPath", "pathlib.WindowsPath"),
             *(f"pandas.{name}" for name in ("Timestamp", "Timedelta", "Period", "Interval")),
             *(f"pandas.api.typing.{name}" for name in ("NAType", "NaTType")),
@@ -247,36 +249,47 @@ def is_plain(value: Any, *roles: Role) -> bool:
 def foreign_callers(estimator: Any) -> Iterator[str]:
     """Yield the names of what saw the private records before an estimator that is being fitted now, outermost first.
 
-    scikit-learn tells an estimator nothing about what it is in, so this looks at the calls in progress. What has a
-    method `fit` counts by itself (a search over settings, a stack, a vote, a calibration, a wrapper of the user's own),
-    and a `Pipeline` by its earlier steps. So does an estimator of the user's own that inherits from one of ours: it may
-    compute anything before it calls the `fit` that it inherits. A worker of joblib counts, because what called it is in
-    another thread or process. This cannot see what was applied by hand, nor other threads and processes.
+    scikit-learn tells an estimator nothing about what it is in, so this looks at the calls in progress. What can be
+    fitted counts by itself (a search over settings, a stack, a vote, a calibration, a wrapper of the user's own), and a
+    `Pipeline` by its earlier steps and by what it was given, which they convert. So does an estimator of the user's own
+    that inherits from one of ours: it may compute anything before it calls the `fit` that it inherits. A worker of
+    joblib counts, because what called it is in another thread or process. This cannot see what was applied by hand, nor
+    other threads and processes.
     """
     from sklearn.pipeline import Pipeline
 
     callers: list[Any] = []
-    kinds = set()
+    given: list[Any] = []
+    in_worker = False
     frame = sys._getframe(1)
     while frame.f_back is not None:
         caller = _first_argument(frame)
-        kinds.add(type(caller))
-        if callable(getattr(type(caller), "fit", None)) and not any(
-            caller is each for each in (estimator, *callers)
-        ):
+        if _is(type(caller), "joblib.parallel.BatchedCalls"):
+            in_worker = True
+        elif _is(type(caller), "joblib.parallel.Parallel"):
+            in_worker = False  # what called the worker is further out
+        if _can_be_fitted(type(caller)) and not any(caller is each for each in (estimator, *callers)):
             callers.append(caller)
+            given.append([frame.f_locals.get(name) for name in ("X", "y")])
         frame = frame.f_back
-    if any(_is(kind, "joblib.parallel.BatchedCalls") for kind in kinds) and not any(
-        _is(kind, "joblib.parallel.Parallel") for kind in kinds
-    ):
+    if in_worker:
         yield "joblib"
-    for caller in reversed(callers):
+    for caller, values in zip(reversed(callers), reversed(given), strict=True):
         if issubclass(type(caller), Pipeline):
             yield from _foreign_steps(caller, caller.steps[:-1])
-        elif not _runs_our_methods(caller):
+            yield from chain.from_iterable(map(foreign_records, values))
+        elif not runs_our_methods(caller):
             yield type(caller).__name__
-    if not (is_allowed(type(estimator), "estimator") and _runs_our_methods(estimator)):
+    if not (is_allowed(type(estimator), "estimator") and runs_our_methods(estimator)):
         yield type(estimator).__name__
+
+
+_FITTING = ("fit", "partial_fit", "fit_transform", "fit_predict", "fit_resample")
+
+
+def _can_be_fitted(kind: type) -> bool:
+    """Return whether a class has a method that trains on records."""
+    return any(callable(getattr(kind, name, None)) for name in _FITTING)
 
 
 def _first_argument(frame: Any) -> Any:
@@ -288,11 +301,19 @@ def _first_argument(frame: Any) -> Any:
     return first if code.co_argcount or not first else first[0]
 
 
-def _runs_our_methods(value: Any) -> bool:
+def runs_our_methods(value: Any) -> bool:
     """Return whether an object is of a class of ours, and no method was replaced on the object."""
     kind = type(value)
-    ours = is_allowed(kind, "estimator") or is_own_class(kind)
-    return ours and not any(callable(getattr(kind, name, None)) for name in vars(value))
+    return (is_allowed(kind, "estimator") or is_own_class(kind)) and not _replaces_methods(value)
+
+
+def _replaces_methods(value: Any) -> bool:
+    """Return whether an object itself holds something under the name of a method or of an interface."""
+    kind = type(value)
+    return any(
+        name.startswith("__") or callable(getattr(kind, name, None))
+        for name in getattr(value, "__dict__", ())
+    )
 
 
 _LOOKED_AT = ("steps", "_callback_fit_ctx", "_parent_callback_ctx")
@@ -320,7 +341,8 @@ def foreign_records(values: Any) -> Iterator[str]:
     """Yield the types in records, labels or persons that are not on the list: somebody else's code converts them."""
     kind = type(values)
     # The table is what an iterator yields, whatever yields it.
-    if not (is_allowed(kind, "records", "cell") or callable(getattr(kind, "__next__", None))):
+    allowed = is_allowed(kind, "records", "cell") and not _replaces_methods(values)
+    if not (allowed or callable(getattr(kind, "__next__", None))):
         yield kind.__name__
     for name, parts in _PARTS.items():
         if _is(kind, name):
@@ -351,20 +373,59 @@ def _foreign_encoding(rows: Any) -> Iterator[str]:
 
 def _foreign_column(array: Any) -> Iterator[str]:
     """Yield the foreign types in the array of a column of pandas."""
-    if not is_allowed(type(array), "column"):
-        yield type(array).__name__
-    elif _is(type(array), "pandas.arrays.Categorical"):
+    kind = type(array)
+    if not is_allowed(kind, "column"):
+        yield kind.__name__
+    elif _is(kind, "pandas.arrays.Categorical"):
         yield from _foreign_column(array.categories.array)
-    elif _is(type(array), "pandas.arrays.NumpyExtensionArray") or _is(
-        type(array), "pandas.arrays.StringArray"
-    ):
+    elif _is(kind, "pandas.arrays.NumpyExtensionArray") or _is(kind, "pandas.arrays.StringArray"):
         yield from _foreign_numbers(array.to_numpy())
+    elif _is(kind, "pandas.arrays.SparseArray"):
+        yield from _foreign_numbers(array.sp_values)
+        yield from _foreign_cells([array.fill_value])
+    elif _is(kind, "pandas.arrays.ArrowExtensionArray"):
+        yield from _foreign_types([array.dtype.pyarrow_dtype])
+    elif _is(kind, "pandas.arrays.DatetimeArray"):
+        yield from _foreign_cells([array.dtype.tz] if hasattr(array.dtype, "tz") else [])
+
+
+def _foreign_types(types: Iterable[Any]) -> Iterator[str]:
+    """Yield the foreign types of columns of Arrow or polars."""
+    for each in types:
+        kind = each if isinstance(each, type) else type(each)
+        if not is_allowed(kind, "column"):
+            yield kind.__name__
+
+
+def _foreign_in_polars(columns: Iterable[Any]) -> Iterator[str]:
+    """Yield the foreign types in columns of polars."""
+    for column in columns:
+        yield from _foreign_types([column.dtype])
+        if column.dtype.is_(sys.modules["polars"].Object):
+            yield from _foreign_cells(column.to_list())
 
 
 def _foreign_cells(cells: Iterable[Any]) -> Iterator[str]:
     """Yield the types of cells that are not on the list."""
+    cells = list(cells)
     kinds = {type(cell) for cell in cells}
     yield from sorted(kind.__name__ for kind in kinds if not is_allowed(kind, "cell"))
+    within = {kind: parts for kind in kinds for name, parts in _WITHIN.items() if _is(kind, name)}
+    if within:
+        yield from _foreign_cells(
+            getattr(cell, part) for cell in cells if type(cell) in within for part in within[type(cell)]
+        )
+
+
+_WITHIN = {
+    "datetime.datetime": ("tzinfo",),
+    "datetime.time": ("tzinfo",),
+    "pandas.Timestamp": ("tzinfo",),
+    "pandas.Interval": ("left", "right"),
+}
+"""Cells that hold objects."""
+
+_INDEXES = ("", "Range", "Categorical", "Datetime", "Period", "Timedelta")
 
 
 _PARTS: dict[str, Callable[[Any], Iterable[str]]] = {
@@ -376,8 +437,14 @@ _PARTS: dict[str, Callable[[Any], Iterable[str]]] = {
         _foreign_column(each.array) for _, each in frame.items()
     ),
     "pandas.Series": lambda column: _foreign_column(column.array),
-    "pandas.Index": lambda column: _foreign_column(column.array),
+    **{f"pandas.{kind}Index": lambda column: _foreign_column(column.array) for kind in _INDEXES},
     "pandas.arrays.*": lambda column: _foreign_column(column),
+    "polars.DataFrame": lambda frame: _foreign_in_polars(frame.get_columns()),
+    "polars.Series": lambda column: _foreign_in_polars([column]),
+    "pyarrow.lib.Table": lambda table: _foreign_types(table.schema.types),
+    "pyarrow.lib.RecordBatch": lambda table: _foreign_types(table.schema.types),
+    "pyarrow.lib.ChunkedArray": lambda column: _foreign_types([column.type]),
+    "pyarrow.lib.ExtensionArray": lambda column: _foreign_types([column.type]),
     "quietmax.data.records.Records": lambda records: chain(
         _foreign_encoding(records), foreign_records(records.persons)
     ),

@@ -16,18 +16,21 @@ if TYPE_CHECKING:
 _STAGING = ".quietmax-"
 
 
-def atomic_write(path: Path, write: Callable[[Path], Any]) -> None:
+def atomic_write(path: Path, write: Callable[[Path], Any], *, private: bool = False) -> None:
     """Write a file so that it is replaced completely or not at all, whatever ends the writing.
 
     `write` fills a temporary file in the same folder, which is flushed to the disk and then renamed. A pipe or a device
-    cannot be replaced and is written to directly.
+    cannot be replaced and is written to directly. Nobody who could not read the earlier file can read the new one; what
+    is `private` only its owner can read.
     """
     place = Path(os.path.realpath(path))
     if place.exists() and not place.is_file():
         write(place)
         return
     staging = place.with_name(f"{_STAGING}{secrets.token_hex(8)}")
+    mode = 0o600 if private else place.stat().st_mode & 0o666 if place.exists() else 0o666
     try:
+        os.close(os.open(staging, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
         write(staging)
         with staging.open("rb") as written:
             os.fsync(written.fileno())

@@ -428,7 +428,7 @@ def record_leakage(folder: str | Path, reports: Sequence[Mapping[str, Any]]) -> 
         kept[entry["attack"], entry["released_by"]] = entry
     try:
         text = json.dumps({"caveat": OBSERVED, "attacks": list(kept.values())}, indent=2) + "\n"
-        atomic_write(path, lambda staging: staging.write_text(text, encoding="utf-8"))
+        atomic_write(path, lambda staging: staging.write_text(text, encoding="utf-8"), private=True)
     except OSError as problem:
         raise QuietmaxError(f"Cannot write the attack results to {path} ({problem.strerror}).") from problem
 

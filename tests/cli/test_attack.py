@@ -88,6 +88,7 @@ def test_the_card_lists_every_variant_of_an_attack(run: Attack, folder: Path, ta
     for name in names:
         out = run(folder, "--data", table, *HALF, "--attack", name, "--shadows", 4)
         assert leakage_file(folder).name in "".join(out.split())  # the command says where they are stored
+    assert leakage_file(folder).stat().st_mode & 0o777 == 0o600
     kept = [entry["attack"] for entry in json.loads(leakage_file(folder).read_text())["attacks"]]
     assert set(names) <= set(kept)
 

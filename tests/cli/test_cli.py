@@ -223,6 +223,7 @@ def test_errors_name_the_flags_of_the_command() -> None:
     assert name_flags("Set `infer` or `other`.", flags) == "Set --infer or `other`."
     assert name_flags("max_rows must be positive.", flags) == "--max-rows must be positive."
     assert name_flags("infer='all' is not other='all'.", flags) == "--infer all is not other='all'."
+    assert name_flags("infer='patient id; rm x'.", flags) == "--infer 'patient id; rm x'."
     assert name_flags("It requires max_rows.", flags) == "It requires --max-rows."
     assert name_flags("The infer must.", flags) == "The infer must."
 

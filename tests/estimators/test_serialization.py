@@ -214,6 +214,9 @@ def test_an_encoding_measured_on_the_records_makes_a_saved_guarantee_conditional
     records = Records("made up", np.repeat(features, 2, axis=1), labels, 3, encoding=measured)
     head = PrivateHead(epsilon=50.0, declared_size=400).fit(records)
     folder = save_private(head, tmp_path / "model", dataset="made up")
+    assert {file.stat().st_mode & 0o777 for file in folder.iterdir()} == {0o600}, (
+        "it holds what is not public"
+    )
     guarantee = open_private(folder).guarantee
     assert guarantee == head.guarantee_
     assert guarantee.status == "conditional"
@@ -651,7 +654,7 @@ def usual_umask() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("usual_umask")
-@pytest.mark.parametrize("kind", ["network", "teachers", "head per query", "released head"])
+@pytest.mark.parametrize("kind", ["network", "teachers", "head per query", "released head", "seeded head"])
 def test_weights_that_are_not_released_are_never_readable_by_others(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -682,5 +685,6 @@ def _save(kind: str, folder: Path, overwrite: bool) -> None:
     elif kind == "teachers":
         save_private(_fitted_teachers()[0], folder, dataset="people", overwrite=overwrite)
     else:
-        head = _fitted_head() if kind == "released head" else _head_for_one_answer()
+        seeded = {"random_state": 0} if kind == "seeded head" else {}
+        head = _head_for_one_answer() if kind == "head per query" else _fitted_head(**seeded)
         save_private(head, folder, dataset="people", overwrite=overwrite)

@@ -26,6 +26,7 @@ def test_results_are_json(tmp_path: Path) -> None:
     store.store_result(trial, {"number": 0.1})
     (path,) = (tmp_path / "trials").rglob("*.json")
     assert json.loads(path.read_text())["trial"]["method"] == "plain"
+    assert path.stat().st_mode & 0o777 == 0o600
     assert store.result(trial) == {"number": 0.1}
     with pytest.raises(ValueError, match="JSON"):
         store.store_result(trial, {"number": float("nan")})
@@ -59,6 +60,8 @@ def test_of_two_workers_that_need_the_same_networks_one_trains_them(tmp_path: Pa
     assert len(made) == 1
     assert np.array_equal(first["weights"], second["weights"])
     assert np.array_equal(store.arrays(GROUPS[0], "shadows", make)["weights"], np.arange(3.0))
+    (path,) = (tmp_path / "networks").rglob("*.safetensors")
+    assert path.stat().st_mode & 0o777 == 0o600, "networks without noise"
 
 
 def test_a_store_serves_one_run_at_a_time(tmp_path: Path) -> None:

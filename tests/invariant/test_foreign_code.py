@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -12,6 +13,8 @@ from typing import Any
 import joblib
 import numpy as np
 import pandas as pd
+import polars
+import pyarrow
 import pytest
 import torch
 from pandas.api.extensions import ExtensionArray, ExtensionDtype
@@ -26,6 +29,7 @@ from sklearn.preprocessing import Binarizer, FunctionTransformer, Normalizer
 
 from quietmax import DPSGD, DPSGDSettings, HeadSettings, PrivateHead, Teachers
 from quietmax._before_noise import ALLOWED, is_allowed, is_own_class
+from quietmax.data.cells import as_numbers
 from quietmax.data.encoding import Encoding, NumericColumn
 from quietmax.data.records import Holdout, Records
 from quietmax.errors import InvalidInput
@@ -172,6 +176,20 @@ def test_a_step_that_is_not_on_the_list_is_named(
     assert code_before(pipeline[-1]) == (named,)
 
 
+def an_extension_array() -> Any:
+    return pyarrow.ExtensionArray.from_storage(OwnType(), pyarrow.array(X[:, 0]))
+
+
+@pytest.mark.parametrize(
+    "step", [Binarizer(), FunctionTransformer(validate=True), make_pipeline(Binarizer())]
+)
+@pytest.mark.parametrize("given", ["an array-like", "a subclass of a frame", "a column of an extension type"])
+def test_records_that_an_allowed_step_converts_are_named(given: str, step: Any) -> None:
+    (records, labels), named = RECORDS[given]
+    pipeline = make_pipeline(clone(step), clone(ESTIMATORS["head"])).fit(records, labels)
+    assert code_before(pipeline[-1]) == (named,)
+
+
 @every_estimator
 def test_every_estimator_names_a_step_and_is_proven_without_it(name: str) -> None:
     fitted = make_pipeline(AddsItsPlace(), clone(ESTIMATORS[name])).fit(X, Y)[-1]
@@ -188,6 +206,28 @@ class OtherFirstArgument(BaseEstimator):  # type: ignore[misc]
     def fit(this, X: Any, y: Any) -> Any:
         this.inner_ = clone(ESTIMATORS["head"]).fit(adds_its_place(X), y)
         return this
+
+
+class OnlyPredictsWhatItFits:
+    def fit_predict(self, X: Any, y: Any) -> Any:
+        self.inner_ = clone(ESTIMATORS["head"]).fit(adds_its_place(X), y)
+        return self
+
+
+class OnlyInParts:
+    def partial_fit(self, X: Any, y: Any) -> Any:
+        self.inner_ = clone(ESTIMATORS["head"]).fit(adds_its_place(X), y)
+        return self
+
+
+def in_a_loop_of_workers() -> Any:
+    """A loop of joblib that runs here, in a worker of another loop."""
+
+    def loop(jobs: int, function: Callable[[], Any]) -> Any:
+        return joblib.Parallel(n_jobs=jobs)(joblib.delayed(function)() for _ in range(2))[0]
+
+    with joblib.parallel_config("threading"):
+        return loop(2, lambda: loop(1, lambda: clone(ESTIMATORS["head"]).fit(adds_its_place(X), Y)))
 
 
 class NoEstimatorOfScikitLearn:
@@ -240,7 +280,10 @@ CALLERS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: NoEstimatorOfScikitLearn().fit(X, Y).inner_,
         "NoEstimatorOfScikitLearn",
     ),
+    "only fit_predict": (lambda: OnlyPredictsWhatItFits().fit_predict(X, Y).inner_, "OnlyPredictsWhatItFits"),
+    "only partial_fit": (lambda: OnlyInParts().partial_fit(X, Y).inner_, "OnlyInParts"),
     "a worker of joblib": (in_workers, "joblib"),
+    "a loop in a worker of joblib": (in_a_loop_of_workers, "joblib"),
     "a fit that was set on the estimator": (with_own_fit, "PrivateHead"),
     "a subclass with our names": (subclass_with_forged_names, "PrivateHead"),
 }
@@ -387,6 +430,45 @@ class Word(str):
         return 0
 
 
+class OwnType(pyarrow.ExtensionType):  # type: ignore[misc]
+    """A type of Arrow, whose arrays say what they hold."""
+
+    def __init__(self) -> None:
+        super().__init__(pyarrow.float64(), "tests.own")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b""
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage: Any, serialized: Any) -> Any:
+        return cls()
+
+    def __arrow_ext_class__(self) -> Any:
+        return OwnExtensionArray
+
+
+class OwnExtensionArray(pyarrow.ExtensionArray):  # type: ignore[misc]
+    @property
+    def storage(self) -> Any:
+        return pyarrow.array(np.arange(len(self)) % 2 + 0.5)
+
+
+class Zone(tzinfo):
+    def utcoffset(self, moment: Any) -> timedelta:  # noqa: ARG002
+        return timedelta(hours=1)
+
+    dst = utcoffset
+
+    def tzname(self, moment: Any) -> str:  # noqa: ARG002
+        return "own"
+
+
+def with_attribute(records: Any, name: str, value: Any = lambda *_, **__: adds_its_place(X)) -> Any:
+    """Records that answer one question themselves."""
+    records.__dict__[name] = value
+    return records
+
+
 WORDS = [Word("ann"), *map(str, range(1, ROWS))]
 BOUNDS = Encoding(tuple(NumericColumn(f"{number}", 0, 1) for number in range(3)), "ill", ("0", "1"))
 OWN_COLUMN = forged(NumericColumn, "NumericColumn", NumericColumn.__module__)
@@ -409,6 +491,33 @@ RECORDS: dict[str, tuple[tuple[Any, ...], str]] = {
     "persons in categories": (
         (X, Y, pd.Series(pd.Categorical.from_codes([0] * ROWS, pd.Index(WORDS[:1], dtype=object)))),
         "Word",
+    ),
+    "a method set on a frame": ((with_attribute(pd.DataFrame(X), "to_numpy"), Y), "DataFrame"),
+    "a method set on a tensor": ((with_attribute(torch.from_numpy(X.copy()), "numpy"), Y), "Tensor"),
+    "an interface set on a tensor": (
+        (
+            with_attribute(
+                torch.from_numpy(X.copy()), "__array_interface__", adds_its_place(X).__array_interface__
+            ),
+            Y,
+        ),
+        "Tensor",
+    ),
+    "objects in a frame of polars": (
+        (polars.DataFrame({"0": polars.Series([Cell(1)] * ROWS, dtype=polars.Object), "1": X[:, 1]}), Y),
+        "Cell",
+    ),
+    "a table of Arrow": ((pyarrow.table({"0": an_extension_array()}), Y), "OwnType"),
+    "a column of Arrow": (
+        (pd.DataFrame({"0": pd.arrays.ArrowExtensionArray(an_extension_array())}), Y),
+        "OwnType",
+    ),
+    "persons in columns of Arrow": ((X, Y, pyarrow.chunked_array([an_extension_array()])), "OwnType"),
+    "persons with a time zone": ((X, Y, [datetime(2020, 1, 1, tzinfo=Zone())] * ROWS), "Zone"),
+    "persons in intervals": ((X, Y, [pd.Interval(Cell(0), Cell(1))] * ROWS), "Cell"),
+    "persons in a sparse column": (
+        (X, Y, pd.Series(pd.arrays.SparseArray(np.array([Cell(1)] * ROWS, object)))),
+        "Cell",
     ),
     "an encoding": (
         (
@@ -491,7 +600,32 @@ PLAIN = [
     pd.DataFrame(X).astype("Float64"),
     pd.DataFrame(X).astype("float64[pyarrow]"),
     pd.DataFrame(X > 0.5).astype("boolean"),
+    polars.DataFrame(X),
+    pyarrow.table({"0": X[:, 0]}),
 ]
+
+
+def test_the_class_of_an_arrow_array_does_not_say_what_it_holds() -> None:
+    column = pd.Series(pd.arrays.ArrowExtensionArray(an_extension_array()))
+    assert (an_extension_array().storage.to_numpy() != X[:, 0]).all()
+    np.testing.assert_array_equal(as_numbers(column, "0"), X[:, 0])
+
+
+@pytest.mark.parametrize(
+    "persons",
+    [
+        pd.date_range("2024-01-01", periods=ROWS, tz="UTC"),
+        pd.Series(pd.date_range("2024-01-01", periods=ROWS, tz="Europe/Paris")).astype(object),
+        [datetime(2024, 1, 1, tzinfo=UTC)] * ROWS,
+        pd.CategoricalIndex(list("ab") * (ROWS // 2)),
+        pd.cut(pd.Series(X[:, 0]), 3),
+        polars.Series(list("ab") * (ROWS // 2), dtype=polars.Categorical),
+        pyarrow.array(list("ab") * (ROWS // 2)),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_persons_of_usual_types_stay_proven(persons: Any) -> None:
+    assert clone(ESTIMATORS["head"]).fit(X, Y, groups=persons).guarantee_.status == "proven"
 
 
 @pytest.mark.parametrize("records", PLAIN, ids=lambda each: type(each).__name__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -138,7 +139,9 @@ def name_flags(message: str, flags: Mapping[str, str]) -> str:
     values = r"\b(\w+)='([^']*)'"
     names = r"`(\w+)`|^([a-z]\w*)\b|\b([a-z]+_\w+)\b"
     message = re.sub(
-        values, lambda found: f"{flags[found[1]]} {found[2]}" if found[1] in flags else found[0], message
+        values,
+        lambda found: f"{flags[found[1]]} {shlex.quote(found[2])}" if found[1] in flags else found[0],
+        message,
     )
     return re.sub(names, lambda found: flags.get(found[1] or found[2] or found[3], found[0]), message)
 

@@ -278,8 +278,11 @@ def _plain(column: Any) -> Any:
         pieces = [pyarrow.compute.run_end_decode(piece) for piece in column.chunks]
         return _plain(pyarrow.chunked_array(pieces, type=kind.value_type))
     if isinstance(kind, pyarrow.BaseExtensionType):
-        pieces = [piece.storage for piece in column.chunks]
-        return _plain(pyarrow.chunked_array(pieces, type=kind.storage_type))
+        # The attributes of Arrow's own classes: a class of somebody else's may compute them otherwise.
+        pieces = [pyarrow.ExtensionArray.storage.__get__(piece) for piece in column.chunks]
+        return _plain(
+            pyarrow.chunked_array(pieces, type=pyarrow.BaseExtensionType.storage_type.__get__(kind))
+        )
     return column
 
 

@@ -90,7 +90,7 @@ _PEOPLE = (
 )
 _FILLERS = "d|de|du|des|del|della|di|la|le|l|el|der|the|of"
 _PERSON = re.compile(
-    f"(?:{_NUMBERING}|{_FILLERS})*(?:{_PEOPLE})s?(?:{_NUMBERING})*|ssn|e?mail|emailaddress|courriel|dni|nif|"
+    f"(?:{_NUMBERING}|{_FILLERS})*(?:{_PEOPLE})s?(?:{_NUMBERING})*|ssn|mrn|e?mail|emailaddress|courriel|dni|nif|"
     "codicefiscale|matricule|matricola|svnr"
 )
 _IDENTIFIER = re.compile(
@@ -411,7 +411,7 @@ def _words(name: str) -> list[str]:
 def may_tell_people_apart(name: str) -> bool:
     """Return whether the name of a column says that it may number or name people. No value is looked at.
 
-    >>> [may_tell_people_apart(name) for name in ("patient_id", "Customer", "id", "age", "row_number")]
+    >>> [may_tell_people_apart(name) for name in ("patient_id", "MRN", "id", "age", "row_number")]
     [True, True, True, False, False]
     """
     letters = _letters(name)

@@ -586,13 +586,8 @@ def _write(path: Path, arrays: Iterable[NDArray[Any] | None]) -> None:
 
 
 def _write_once(path: Path, content: bytes) -> None:
-    """Write a file completely or not at all."""
-
-    def write(place: Path) -> None:
-        with _opened(place) as file:
-            file.write(content)
-
-    atomic_write(path, write)
+    """Write a file that its owner alone can read, completely or not at all."""
+    atomic_write(path, lambda place: place.write_bytes(content), private=True)
 
 
 def _opened(path: Path) -> IO[bytes]:

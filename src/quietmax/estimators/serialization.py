@@ -194,11 +194,12 @@ class PrivateModel:
 def save_private(estimator: Estimator, folder: str | Path, *, dataset: str, overwrite: bool = False) -> Path:
     """Write a fitted private estimator to a folder.
 
-    Released weights (DP-SGD, a head with ``release="weights"``) may be published, as the guarantee says. Evaluations
-    move into the folder. If the estimator is saved again, only the first folder may evaluate for free. The folder of
-    teachers or of a head with ``release="query"`` is private like the records: whoever has it can ask without paying.
-    Only the owner of its files can read them. The budget moves into the folder with what was spent of it. The estimator
-    goes on paying there and cannot be saved again.
+    Released weights (DP-SGD, a head with ``release="weights"``) may be published, as the guarantee says. If the folder
+    holds the seed of their noise, or columns that were read off the records, only the owner of its files can read them.
+    Evaluations move into the folder. If the estimator is saved again, only the first folder may evaluate for free. The
+    folder of teachers or of a head with ``release="query"`` is private like the records: whoever has it can ask without
+    paying. Only the owner of its files can read them. The budget moves into the folder with what was spent of it. The
+    estimator goes on paying there and cannot be saved again.
 
     Parameters
     ----------
@@ -249,11 +250,12 @@ def save_private(estimator: Estimator, folder: str | Path, *, dataset: str, over
     }
     predictor: Predictor | None = getattr(estimator, "predictor_", None)
     if predictor is None:
+        public = has_exact_noise(estimator.guarantee_) and (encoding is None or not encoding.inferred)
 
         def written(identity: str, evaluations: str) -> None:
             described = {**description, EVALUATION_ID: identity}
             files = {**encoder_files, EVALUATION_FILE: evaluations}
-            write_folder(folder, described, tensors, overwrite=overwrite, released=True, files=files)
+            write_folder(folder, described, tensors, overwrite=overwrite, released=public, files=files)
 
         save_evaluations(estimator, folder, written)
         return Path(folder)
@@ -275,6 +277,12 @@ def save_private(estimator: Estimator, folder: str | Path, *, dataset: str, over
 
     predictor.move_account(moved, target=account)
     return Path(folder)
+
+
+def has_exact_noise(guarantee: Guarantee) -> bool:
+    """Return whether the noise of a release is exact, rather than of a seed that the folder of the model states."""
+    source = guarantee.parameters.get("noise_source")
+    return isinstance(source, Mapping) and source.get("exact") is True
 
 
 def open_private(folder: str | Path) -> PrivateModel:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from quietmax._before_noise import foreign_callers, foreign_records, is_allowed, is_own_class, is_plain
+from quietmax._before_noise import foreign_callers, foreign_records, is_allowed, is_plain, runs_our_methods
 from quietmax._lazy import lazy_module
 from quietmax.accounting.guarantee import MADE_WITHOUT_RECORDS, Guarantee, Status, Unit
 from quietmax.data.cells import as_strings, is_missing, is_valid_unicode, numbered
@@ -549,7 +549,7 @@ def _own_code(estimator: Any, *values: Any) -> tuple[str, ...]:
         if name == "classes":
             found += foreign_records(value)
         elif name == "engine":
-            found += () if type(value) is str or is_own_class(type(value)) else (type(value).__name__,)
+            found += () if type(value) is str or runs_our_methods(value) else (type(value).__name__,)
         elif name == "settings" and is_allowed(type(value), "training"):
             found += (type(each).__name__ for each in vars(value).values() if not is_plain(each))
         elif name == "network" and not isinstance(value, TrainingSettings):

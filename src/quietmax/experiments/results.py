@@ -61,7 +61,7 @@ class ResultStore:
         text = json.dumps({"trial": trial.to_json(), "result": result}, indent=1, allow_nan=False)
         path = self._result_path(trial, "trials")
         path.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(path, lambda staging: staging.write_text(text, encoding="utf-8"))
+        atomic_write(path, lambda staging: staging.write_text(text, encoding="utf-8"), private=True)
 
     def arrays(self, group: Group, name: str, make: Callable[[], Arrays]) -> Arrays:
         """Return stored arrays of a group; make and store them if there are none.
@@ -78,7 +78,7 @@ class ResultStore:
                 return stored
             made = make()
             contiguous = {key: np.ascontiguousarray(value) for key, value in made.items()}
-            atomic_write(path, lambda staging: staging.write_bytes(save(contiguous)))
+            atomic_write(path, lambda staging: staging.write_bytes(save(contiguous)), private=True)
             return made
 
     @contextmanager

@@ -24,7 +24,7 @@ from quietmax import __version__
 from quietmax._io import atomic_write
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.errors import DataUnavailable, InvalidInput
-from quietmax.estimators.serialization import PrivateModel, open_private
+from quietmax.estimators.serialization import PrivateModel, has_exact_noise, open_private
 from quietmax.models.features.generic import encoders
 from quietmax.models.serialization import read_description
 from quietmax.predictor import Predictor
@@ -184,8 +184,7 @@ def open_released(folder: str | Path) -> PrivateModel:
         )
     if model.guarantee.status == "refuted":
         raise InvalidInput(f"The model in {folder} is not exported: its claimed guarantee does not hold.")
-    source = model.guarantee.parameters.get("noise_source")
-    if not (isinstance(source, Mapping) and source.get("exact") is True):
+    if not has_exact_noise(model.guarantee):
         raise InvalidInput(
             f"The model in {folder} is not exported: its noise is seeded, and the file would hold the seed. Train it "
             "without `random_state`."
