@@ -22,20 +22,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quietmax import PrivateHead
+from quietmax import HeadSettings, PrivateHead
 from quietmax.audit import AuditReport, audit_training
 from quietmax.data import Records
 
 PERSONS, MOST_ROWS, COLUMNS = 2000, 30, 4
 DELTA = 1e-5
-SETTINGS: dict[str, Any] = {
-    "features": "unit-norm",
+TRAINING: dict[str, Any] = {
     "centring": 0.0,
     "second_moments": 0.0,
     "steps": 10,
     "learning_rate": 20.0,
     "max_grad_norm": 0.2,
 }
+SETTINGS: dict[str, Any] = {"features": "unit-norm", "settings": HeadSettings(**TRAINING)}
 """The whole budget goes into ten gradient steps, which the auditor sees only through the released weights."""
 
 
@@ -134,7 +134,7 @@ def main() -> None:
         "python": platform.python_version(),
         "noise": "exact",
         "table": table,
-        "settings": {"epsilon": options.epsilon, "delta": DELTA, **SETTINGS},
+        "settings": {"epsilon": options.epsilon, "delta": DELTA, "features": "unit-norm", **TRAINING},
         "audits": results,
     }
     options.output.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

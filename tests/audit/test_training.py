@@ -17,9 +17,10 @@ from quietmax.audit import AuditReport, audit_training, distinguish
 from quietmax.audit.training import label_score, mislabelled, network_draws, private_network_draws
 from quietmax.data import Records, load
 from quietmax.errors import InvalidInput
-from quietmax.estimators.dpsgd.config import Plan, make_plan
+from quietmax.estimators.dpsgd.config import DPSGDSettings, Plan, make_plan
 from quietmax.estimators.dpsgd.estimator import DPSGD, network_guarantee
 from quietmax.estimators.head.estimator import PrivateHead
+from quietmax.estimators.head.training import HeadSettings
 from quietmax.estimators.teachers import Teachers
 from quietmax.models import CrossEntropy, TrainingSettings
 from quietmax.models.features import UnitNorm
@@ -119,8 +120,9 @@ def test_repeated_training_does_not_refute_a_true_claim_but_half_the_noise() -> 
 
 def head(mu: float) -> Fit:
     seeds = itertools.count()
+    settings = HeadSettings(centring=0.0, steps=1)
     options: dict[str, Any] = {
-        "features": UnitNorm(), "classes": (0, 1), "declared_size": 4, "centring": 0.0, "steps": 1
+        "features": UnitNorm(), "classes": (0, 1), "declared_size": 4, "settings": settings
     }  # fmt: skip
     return lambda records: PrivateHead(mu=mu, random_state=next(seeds), **options).fit(
         records.features, records.labels
@@ -290,7 +292,10 @@ def test_one_run_does_not_refute_dpsgd() -> None:
     seeds = itertools.count()
 
     def fit(records: Records) -> DPSGD:
-        private = DPSGD(8.0, 1e-5, classes=range(2), declared_size=SIZE, random_state=next(seeds), **LENGTH)
+        settings = DPSGDSettings(**LENGTH)
+        private = DPSGD(
+            8.0, 1e-5, classes=range(2), declared_size=SIZE, random_state=next(seeds), settings=settings
+        )
         return private.fit(records.features, records.labels)
 
     records, _ = _records()
