@@ -15,7 +15,7 @@ from quietmax.data.cells import exact_number
 from quietmax.data.encoding import CategoricalColumn
 from quietmax.errors import InvalidData, InvalidInput
 from quietmax.estimators.serialization import open_private
-from quietmax.export.columns import _BLANKS, _CASED, _any_case, _literal, _plain_number, encode_column
+from quietmax.export.columns import _BLANKS, _CASED, _any_case, _encode_column, _literal, _plain_number
 from quietmax.export.graph import Graph
 from tests.export.people import CELLS, random_rows, unreadable
 
@@ -81,7 +81,7 @@ def test_the_cells_that_the_tests_call_unreadable_are_errors_of_the_encoding(nam
 def test_a_column_with_too_many_spellings_is_refused() -> None:
     column = CategoricalColumn("street", ("s" * 300,), ignore_case=True)
     with pytest.raises(InvalidInput, match=r"'street'.*too many spellings"):
-        encode_column(Graph(["street"]), column)
+        _encode_column(Graph(["street"]), column)
 
 
 def test_ordinary_words_in_any_case_have_short_patterns() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -19,8 +20,11 @@ import quietmax as qm
 from quietmax.data.schema import Schema
 from quietmax.errors import InvalidInput
 from quietmax.estimators.serialization import open_private, save_private
-from quietmax.export.onnx import export_onnx, onnx_model
+from quietmax.export.graph import IR_VERSION, OPSET, Graph
+from quietmax.export.onnx import _map_features, _onnx_model, export_onnx
 from quietmax.models.features.generic import Pipeline, RandomFourier
+from quietmax.models.features.images import Scattering
+from quietmax.models.features.patches import Joined, Mirrored, Patches, Reduced, Turned
 from quietmax.models.features.tabular import Identity, OneHot, Scaling, UnitNorm
 from tests.export.people import CELLS, SCHEMA, random_rows, unreadable
 
@@ -131,7 +135,7 @@ def test_names_of_columns_do_not_collide_with_outputs_or_inner_values(tmp_path: 
     schema = Schema(label="y", classes=("a", "b"), bounds=dict.fromkeys(names, (0, 1)))
     head = qm.PrivateHead(epsilon=5.0, schema=schema, declared_size=300).fit(rows)
     folder = save_private(head, tmp_path / "head", dataset="names")
-    model = onnx_model(folder)
+    model = _onnx_model(folder)
     assert [each.name for each in session(model).get_outputs()] == ["label_", "probabilities_"]
     label, probabilities = run(model, rows)
     assert (label == head.predict(rows)).all()
@@ -193,7 +197,7 @@ def test_models_of_vectors_give_equal_answers(name: str, tmp_path: Path) -> None
     folder = save_private(head.fit(VECTORS, LABELS), tmp_path / "head", dataset="vectors")
     queries = np.random.default_rng(4).normal(size=(3000, 4)).astype(np.float32)
     queries[:3] = np.array([[0, 0, 0, 0], [1e30, -1e30, 1, 2], [1e-30, 0, 0, 0]])
-    label, probabilities = session(onnx_model(folder)).run(None, {"features": queries})
+    label, probabilities = session(_onnx_model(folder)).run(None, {"features": queries})
     assert (label == head.predict(queries).astype(str)).all()
     assert np.abs(probabilities - head.predict_proba(queries)).max() <= TOLERANCE
 
@@ -202,7 +206,7 @@ def test_a_vector_that_is_not_finite_gets_no_answer(tmp_path: Path) -> None:
     head = qm.PrivateHead(epsilon=5.0, classes=(3, 7), declared_size=600).fit(VECTORS, LABELS)
     folder = save_private(head, tmp_path / "head", dataset="vectors")
     queries = np.float32([[1, 2, 3, np.nan], [1, 2, 3, np.inf], [1, 2, 3, 4]])
-    label, probabilities = session(onnx_model(folder)).run(None, {"features": queries})
+    label, probabilities = session(_onnx_model(folder)).run(None, {"features": queries})
     assert list(label != "") == [False, False, True]
     assert np.isnan(probabilities[:2]).all()
 
@@ -216,6 +220,52 @@ def test_networks_of_dpsgd_give_equal_answers(activation: str, tmp_path: Path) -
         declared_size=600,
     ).fit(VECTORS, LABELS)
     folder = save_private(network, tmp_path / "network", dataset="vectors")
-    label, probabilities = session(onnx_model(folder)).run(None, {"features": VECTORS})
+    label, probabilities = session(_onnx_model(folder)).run(None, {"features": VECTORS})
     assert (label == network.predict(VECTORS).astype(str)).all()
     assert np.abs(probabilities - network.predict_proba(VECTORS)).max() <= TOLERANCE
+
+
+IMAGE_MAPS: dict[str, Any] = {
+    "scattering": Scattering((2, 12, 13), groups=2),
+    "scattering with three scales": Scattering((1, 20, 17), scales=3, angles=4, groups=1, whitening=0.0),
+    "scattering with one scale": Scattering((1, 9, 9), scales=1, angles=3, groups=2),
+    "patches": Patches((3, 11, 14), cells=2),
+    "mirrored": Mirrored(Scattering((1, 12, 13), groups=9)),
+    "turned": Turned(Scattering((1, 12, 12), groups=9), degrees=(-10.0, 0.0, 25.0), pairs=32),
+    "joined": Joined((Patches((3, 12, 12), cells=1), Mirrored(Scattering((3, 12, 12))))),
+    "reduced": Reduced((1, 30, 41), Turned(Scattering((1, 12, 13), groups=9), pairs=0)),
+}
+
+
+@pytest.mark.parametrize("name", IMAGE_MAPS)
+def test_the_features_of_images_are_equal(name: str) -> None:
+    feature_map = IMAGE_MAPS[name]
+    columns = math.prod(feature_map.image_shape)
+    records = np.random.default_rng(0).random((40, columns), np.float32)
+    records[0], records[1] = 0.0, 1e-6 * records[1]
+    graph = Graph(["records", "features"])
+    graph.output(_map_features(graph, feature_map, "records", columns), "features")
+    kind = onnx.TensorProto.FLOAT
+    inputs = [onnx.helper.make_tensor_value_info("records", kind, ["rows", columns])]
+    outputs = [onnx.helper.make_tensor_value_info("features", kind, ["rows", None])]
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph(graph.nodes, "map", inputs, outputs, graph.constants),
+        opset_imports=[onnx.helper.make_opsetid("", OPSET)],
+        ir_version=IR_VERSION,
+    )
+    (features,) = session(model).run(None, {"records": records})
+    assert np.abs(features - feature_map.transform(records)).max() < 1e-5
+
+
+def test_a_head_of_images_gives_equal_answers(tmp_path: Path) -> None:
+    generator = np.random.default_rng(1)
+    images = generator.random((400, 144), np.float32)
+    images[200:, :72] *= 0.2
+    labels = np.repeat(["flat", "top"], 200)
+    head = qm.PrivateHead(
+        epsilon=8.0, features=IMAGE_MAPS["turned"], classes=("flat", "top"), declared_size=400
+    ).fit(images, labels)
+    folder = save_private(head, tmp_path / "head", dataset="images")
+    label, probabilities = session(_onnx_model(folder)).run(None, {"features": images})
+    assert np.abs(probabilities - head.predict_proba(images)).max() < 1e-4
+    assert (label == head.predict(images)).all()

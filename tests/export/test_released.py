@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+import skops.io
+from skops.io.exceptions import UntrustedTypesFoundException
 
 import quietmax as qm
 from quietmax.data.encoding import Encoding, NumericColumn
@@ -14,7 +19,7 @@ from quietmax.data.records import Records
 from quietmax.errors import DataUnavailable, InvalidInput
 from quietmax.estimators.serialization import open_private, save_private
 from quietmax.export.onnx import export_onnx
-from quietmax.export.released import ReleasedClassifier, export_skops, metadata, write_files
+from quietmax.export.released import TRUSTED, ReleasedClassifier, export_skops, metadata, write_files
 from quietmax.mlflow import save_model
 from quietmax.models.serialization import save_model as save_network
 from quietmax.models.stacked import TrainingSettings
@@ -138,3 +143,63 @@ def test_the_metadata_is_json_and_names_the_guarantee_in_words(table_head: Path)
     assert set(about["provenance"]) == {
         *("kind", "dataset", "trained_with", "exported_with", "model_json_sha256", "weights_sha256")
     }
+
+
+# --- skops: a file without pickle -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def file(table_head: Path, tmp_path: Path) -> Path:
+    place = tmp_path / "head.skops"
+    export_skops(table_head, place)
+    return place
+
+
+def test_the_loaded_classifier_gives_the_answers_of_the_folder(table_head: Path, file: Path) -> None:
+    rows, model = readable_rows(200, seed=4), open_private(table_head)
+    classifier = skops.io.load(file, trusted=list(TRUSTED))
+    assert np.array_equal(classifier.predict_proba(rows), model.predict_proba(model.encode(rows)))
+    assert (classifier.predict(rows) == np.array(model.classes)[model.predict(model.encode(rows))]).all()
+    assert classifier.guarantee_ == model.guarantee
+
+
+def test_the_documented_types_are_all_that_must_be_trusted(file: Path) -> None:
+    assert skops.io.get_untrusted_types(file=file) == list(TRUSTED)
+    with pytest.raises(UntrustedTypesFoundException):
+        skops.io.load(file)
+
+
+def test_a_classifier_that_was_used_can_be_dumped_again(file: Path) -> None:
+    classifier = skops.io.load(file, trusted=list(TRUSTED))
+    rows = readable_rows(20, seed=4)
+    before = classifier.predict_proba(rows)
+    again = skops.io.loads(skops.io.dumps(classifier), trusted=list(TRUSTED))
+    assert np.array_equal(again.predict_proba(rows), before)
+
+
+def test_the_guarantee_is_readable_with_the_standard_library_alone(table_head: Path, file: Path) -> None:
+    with zipfile.ZipFile(file) as archive:
+        about = json.loads(archive.read("quietmax.json"))
+    assert about["guarantee"] == open_private(table_head).guarantee.to_json()
+
+
+def test_the_packages_are_imported_when_needed_and_the_error_names_the_extra(
+    table_head: Path, tmp_path: Path
+) -> None:
+    program = (
+        "import sys; sys.modules['skops'] = None; sys.modules['onnx'] = None; sys.modules['mlflow'] = None\n"
+        "from quietmax.errors import DataUnavailable\n"
+        "from quietmax.export import export_onnx, export_skops\n"
+        "from quietmax.mlflow import save_model\n"
+        "for export in (export_onnx, export_skops, save_model):\n"
+        "    try: export(sys.argv[1], sys.argv[2])\n"
+        "    except DataUnavailable as problem: print(problem)"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", program, str(table_head), str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for extra, line in zip(("onnx", "skops", "mlflow"), told.stdout.splitlines(), strict=True):
+        assert f"pip install 'quietmax[{extra}]'" in line

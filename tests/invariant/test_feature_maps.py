@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -36,6 +37,7 @@ from quietmax.models.features import (
 )
 from quietmax.models.features import images as scattering
 from quietmax.models.features.base import square_sums
+from tests.models.features.maps import COLUMNS, MAPS
 
 Configuration = tuple[FeatureMap, int]
 WHITENINGS = (0.5, 0.0, 1.0)
@@ -144,7 +146,11 @@ COLOUR: list[Configuration] = [
     (Turned(Scattering((2, 13, 9)), degrees=(-30.0, 3.0)), 234),
     (Reduced((1, 50, 20), Turned(Scattering((1, 16, 7)))), 1000),
 ]
-SAMPLE = [*REFUTED, *COLOUR, *IMAGE_MAPS[17::41], *TABLE_MAPS[::9]]
+USUAL: list[Configuration] = [
+    *((Scattering(shape), math.prod(shape)) for shape in ((1, 28, 28), (3, 32, 32), (1, 17, 23), (1, 9, 13))),
+    *((feature_map, COLUMNS) for feature_map in MAPS),
+]
+SAMPLE = [*REFUTED, *COLOUR, *USUAL, *IMAGE_MAPS[17::41], *TABLE_MAPS[::9]]
 
 
 def named(configuration: object) -> str | None:

@@ -26,7 +26,6 @@ from quietmax.models import (
 )
 from quietmax.models.training import (
     ALPHA_TOLERANCE,
-    PAPER_GRID,
     alpha_trial,
     choose_alpha,
     search_alpha,
@@ -167,11 +166,6 @@ def test_ten_of_the_papers_eleven_choices_of_alpha_are_within_the_tolerance() ->
     assert [name for name, shortfall in lost.items() if shortfall > ALPHA_TOLERANCE] == ["cifar-100"]
 
 
-def test_the_papers_grid_has_twenty_steps_up_to_ten() -> None:
-    assert len(PAPER_GRID) == 20
-    assert (PAPER_GRID[0], PAPER_GRID[-1]) == (0.5, 10.0)
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -186,6 +180,3 @@ def test_the_papers_grid_has_twenty_steps_up_to_ten() -> None:
 def test_impossible_searches_are_rejected(records: Records, wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
         search_alpha(split(records, size=100, seed=0), **({"settings": FAST} | wrong))
-
-
-# --- model files --------------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ _OF_STOLL = "[\\t-\\r ]*"
 """Blanks that may stand before an integer where onnxruntime reads it from a string."""
 
 
-def encode_column(graph: Graph, column: Column) -> Encoded:
+def _encode_column(graph: Graph, column: Column) -> Encoded:
     """Add the operations that encode a column, whose input has the column's name."""
     if isinstance(column, NumericColumn):
         return _numeric(graph, column), None
@@ -63,7 +63,7 @@ def encode_column(graph: Graph, column: Column) -> Encoded:
     )
 
 
-def input_type(column: Column) -> type:
+def _input_type(column: Column) -> type:
     """Return the type of a column's input."""
     return np.float64 if isinstance(column, NumericColumn) else np.str_
 

@@ -16,7 +16,7 @@ OPSET, IR_VERSION = 20, 9
 _TYPES = {np.float32: "FLOAT", np.float64: "DOUBLE", np.int64: "INT64", np.bool_: "BOOL", np.str_: "STRING"}
 
 
-def require_onnx() -> Any:
+def _require_onnx() -> Any:
     """Import the package onnx."""
     try:
         import onnx
@@ -31,7 +31,7 @@ class Graph:
     """An ONNX graph under construction. Values are known by their names."""
 
     def __init__(self, reserved: Collection[str]) -> None:
-        self._onnx = require_onnx()
+        self._onnx = _require_onnx()
         self._reserved = set(reserved)
         self._count = 0
         self.nodes: list[Any] = []

@@ -25,9 +25,9 @@ from quietmax.estimators.dpsgd.estimator import Centring, PrivateNetwork
 from quietmax.estimators.head.exact_sums import BITS, on_grid
 from quietmax.estimators.head.weights import HeadWeights
 from quietmax.estimators.serialization import PrivateModel
-from quietmax.export.columns import encode_column, input_type
-from quietmax.export.graph import IR_VERSION, OPSET, Graph, require_onnx
-from quietmax.export.released import metadata, open_released
+from quietmax.export.columns import _encode_column, _input_type
+from quietmax.export.graph import IR_VERSION, OPSET, Graph, _require_onnx
+from quietmax.export.released import _open_released, metadata
 from quietmax.models.features import images as scattering_module
 from quietmax.models.features import patches as patches_module
 from quietmax.models.features.base import FeatureMap
@@ -70,13 +70,13 @@ def export_onnx(folder: str | Path, file: str | Path) -> None:
     DataUnavailable
         If the package onnx is not installed, or the folder is damaged.
     """
-    content = onnx_model(folder).SerializeToString()
+    content = _onnx_model(folder).SerializeToString()
     atomic_write(Path(file), lambda staging: staging.write_bytes(content))
 
 
-def onnx_model(folder: str | Path) -> Any:
+def _onnx_model(folder: str | Path) -> Any:
     """Return a released model as an ONNX model; see `export_onnx`."""
-    onnx, model = require_onnx(), open_released(folder)
+    onnx, model = _require_onnx(), _open_released(folder)
     names = [column.name for column in model.encoding.columns] if model.encoding else [_FEATURES]
     label, probabilities = (_free(name, names) for name in (_LABEL, _PROBABILITIES))
     graph = Graph([*names, label, probabilities])
@@ -87,7 +87,7 @@ def onnx_model(folder: str | Path) -> Any:
     if model.encoding is None:
         inputs = [value(_FEATURES, np.float32, model.inputs)]
     else:
-        inputs = [value(column.name, input_type(column)) for column in model.encoding.columns]
+        inputs = [value(column.name, _input_type(column)) for column in model.encoding.columns]
     _answers(graph, model, label, probabilities)
     outputs = [value(label, np.str_), value(probabilities, np.float64, len(model.classes))]
     if sum(each.ByteSize() for each in graph.constants) > _MOST_BYTES:
@@ -110,7 +110,7 @@ def _answers(graph: Graph, model: PrivateModel, label: str, probabilities: str) 
     """Add the operations from the inputs to the outputs."""
     records, unreadable = _encoded(graph, model)
     features = (
-        records if model.features is None else map_features(graph, model.features, records, model.inputs)
+        records if model.features is None else _map_features(graph, model.features, records, model.inputs)
     )
     logits = _classify(graph, model.classifier, features)  # type: ignore[arg-type]
     names = graph("Gather", np.array(model.classes), graph("ArgMax", logits, axis=1, keepdims=0))
@@ -128,7 +128,7 @@ def _encoded(graph: Graph, model: PrivateModel) -> tuple[str, str | None]:
         infinite = graph("Or", graph("IsNaN", _FEATURES), graph("IsInf", _FEATURES))
         some = graph("ReduceMax", graph.cast(infinite, np.float32), np.array([1]), keepdims=0)
         return _FEATURES, graph.cast(some, np.bool_)
-    columns = [encode_column(graph, column) for column in model.encoding.columns]
+    columns = [_encode_column(graph, column) for column in model.encoding.columns]
     doubts = [unreadable for _, unreadable in columns if unreadable is not None]
     records = graph.side_by_side([features for features, _ in columns])
     return records, graph.any_of(doubts) if doubts else None
@@ -149,11 +149,11 @@ def _as_string(value: Any) -> str:
 # --- Feature maps -----------------------------------------------------------------------------------------------------
 
 
-def map_features(graph: Graph, feature_map: FeatureMap, records: str, columns: int) -> str:
+def _map_features(graph: Graph, feature_map: FeatureMap, records: str, columns: int) -> str:
     """Add the operations of a feature map."""
     if isinstance(feature_map, Pipeline):
         for step in feature_map.maps:
-            records = map_features(graph, step, records, columns)
+            records = _map_features(graph, step, records, columns)
             columns = step.dimension(columns)
         return records
     if isinstance(feature_map, RandomFourier):

@@ -85,7 +85,7 @@ class ReleasedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         DataUnavailable
             If the folder is missing or damaged.
         """
-        model, place = open_released(folder), Path(folder)
+        model, place = _open_released(folder), Path(folder)
         names = (DESCRIPTION_FILE, _WEIGHTS, *(each.stored_name for each in encoders(model.features)))
         return cls({name: (place / name).read_bytes() for name in names})
 
@@ -160,7 +160,7 @@ class ReleasedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _model(self) -> PrivateModel:
         with tempfile.TemporaryDirectory() as folder:
             write_files(self.files, Path(folder))
-            return open_released(folder)
+            return _open_released(folder)
 
 
 def write_files(files: Mapping[str, bytes], folder: Path) -> None:
@@ -171,7 +171,7 @@ def write_files(files: Mapping[str, bytes], folder: Path) -> None:
         (folder / name).write_bytes(content)
 
 
-def open_released(folder: str | Path) -> PrivateModel:
+def _open_released(folder: str | Path) -> PrivateModel:
     """Open a model whose weights were released; others are refused."""
     if read_description(folder).get("guarantee") is None:
         raise InvalidInput(

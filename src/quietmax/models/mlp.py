@@ -31,7 +31,7 @@ class Activation:
     name: str  # Name in settings and files
     bound: float | None  # Largest absolute output (the paper's a_u); None if there is no bound
     apply_: Callable[[Tensor], Tensor]  # Overwrites pre-activations with outputs
-    backward: Callable[[Tensor, Tensor], Tensor]
+    backward: Callable[[Tensor, Tensor], Tensor]  # Multiplies a gradient by the derivative, given the output
 
 
 @cache
@@ -46,35 +46,21 @@ def _tanh_(values: Tensor) -> Tensor:
     return torch.add(_minus_one(values.dtype), values.mul_(2).sigmoid_(), alpha=2, out=values)
 
 
-def _tanh_backward(slope: Tensor, output: Tensor) -> Tensor:
-    """Multiply the gradient by 1 - output^2."""
-    return torch.ops.aten.tanh_backward(slope, output)  # type: ignore[no-any-return]
-
-
-def _sigmoid_(values: Tensor) -> Tensor:
-    """Overwrite values with their sigmoid."""
-    return torch.sigmoid_(values)
-
-
-def _sigmoid_backward(slope: Tensor, output: Tensor) -> Tensor:
-    """Multiply the gradient by output (1 - output)."""
-    return torch.ops.aten.sigmoid_backward(slope, output)  # type: ignore[no-any-return]
-
-
-def _relu_(values: Tensor) -> Tensor:
-    """Overwrite negative values with zero."""
-    return torch.relu_(values)
-
-
-def _relu_backward(slope: Tensor, output: Tensor) -> Tensor:
-    """Zero the gradient where the output is zero."""
-    return torch.ops.aten.threshold_backward(slope, output, 0)  # type: ignore[no-any-return]
-
-
+# The lambdas leave torch to be imported on first use.
 _ALL = (
-    Activation("tanh", 1.0, _tanh_, _tanh_backward),
-    Activation("sigmoid", 1.0, _sigmoid_, _sigmoid_backward),
-    Activation("relu", None, _relu_, _relu_backward),
+    Activation("tanh", 1.0, _tanh_, lambda slope, output: torch.ops.aten.tanh_backward(slope, output)),
+    Activation(
+        "sigmoid",
+        1.0,
+        lambda values: torch.sigmoid_(values),
+        lambda slope, output: torch.ops.aten.sigmoid_backward(slope, output),
+    ),
+    Activation(
+        "relu",
+        None,
+        lambda values: torch.relu_(values),
+        lambda slope, output: torch.ops.aten.threshold_backward(slope, output, 0),
+    ),
 )
 ACTIVATIONS: Mapping[str, Activation] = MappingProxyType({each.name: each for each in _ALL})
 """The activations by name. Nothing can be added: an activation that mixes the networks of a stack would void proofs."""
@@ -101,13 +87,6 @@ class MLP:
         Weights of each layer, shape (networks, inputs, outputs); of the last layer (networks, classes, inputs).
     biases : tuple of Tensor
         Biases of each layer, shape (networks, 1, outputs).
-
-    Attributes
-    ----------
-    networks : int
-        Number of stacked networks.
-    classes : int
-        Number of classes.
     """
 
     widths: tuple[int, ...]

@@ -26,13 +26,7 @@ else:
 
 @runtime_checkable
 class Classifier(Protocol):
-    """Anything that returns one row of scores per record: logits of a network, or votes of several.
-
-    Attributes
-    ----------
-    classes : int
-        Number of classes.
-    """
+    """Anything that returns one row of scores per record: logits of a network, or votes of several."""
 
     @property
     def classes(self) -> int:
@@ -80,13 +74,6 @@ class Model(LogitClassifier):
         How the columns of a table became features.
     image_shape : (int, int, int), optional
         Channels, height and width, where the features are pixels.
-
-    Attributes
-    ----------
-    classes : int
-        Number of classes.
-    features : int
-        Number of features of a record.
     """
 
     network: MLP

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from quietmax.data.encoding import (
     TextColumn,
 )
 from quietmax.errors import InvalidInput
-from quietmax.models.features import FeatureMap, OneHot, Scaling, TableFeatures, UnitNorm, table_features
+from quietmax.models.features import OneHot, TableFeatures, UnitNorm, table_features
 from quietmax.models.features.generic import feature_map_from_json
 
 
@@ -40,34 +39,6 @@ def test_normalising_with_a_constant_keeps_every_affine_decision(
     after = float(UnitNorm(constant).transform(x)[0].astype(float) @ np.append(weights, 1.0))
     length = float(np.sqrt(np.square(x.astype(float)).sum() + constant**2))
     assert after == pytest.approx(before / length, abs=1e-5 * float(np.linalg.norm(np.append(weights, 1.0))))
-
-
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: Scaling(low=(0.0,), high=(0.0,)), "two finite bounds for each column"),
-        (lambda: Scaling(low=(0.0, 1.0), high=(1.0,)), "two finite bounds for each column"),
-        (lambda: Scaling(low=(), high=()), "two finite bounds for each column"),
-        (lambda: OneHot(((1.0, 1.0),)), "different categories for every column"),
-        (lambda: OneHot(((),)), "different categories for every column"),
-        (lambda: OneHot(()), "different categories for every column"),
-        (lambda: UnitNorm(-1.0), "at least 0, got -1"),
-        (lambda: UnitNorm(float("nan")), "at least 0, got nan"),
-        (lambda: TableFeatures(3, (3,), (None,)), "different, from 0 to 2"),
-        (lambda: TableFeatures(3, (0,), (0,)), "different, from 0 to 2"),
-        (lambda: TableFeatures(3, (0, 1), (2,)), "a position or None for each number"),
-        (lambda: TableFeatures(3, (0,), (None,), (0,)), "at most two positive numbers"),
-        (lambda: TableFeatures(3, (0,), (None,), (4, 6)), "the second a multiple of the first"),
-        (lambda: TableFeatures(3, (0,), (None,), (2, 4, 8)), "at most two positive numbers"),
-        (lambda: TableFeatures(3, crosses=(((0, 2), (2, 4)),)), "a range of the 3 features"),
-        (lambda: TableFeatures(3, crosses=(((1, 1), (0, 1)),)), "a range of the 3 features"),
-    ],
-)
-def test_wrong_constants_are_rejected_when_the_map_is_made(
-    build: Callable[[], FeatureMap], message: str
-) -> None:
-    with pytest.raises(InvalidInput, match=message):
-        build()
 
 
 def plain_features(table: TableFeatures, row: list[float]) -> list[float]:

@@ -71,7 +71,7 @@ class FeatureMap(ABC):
         InvalidInput
             If the records are not valid.
         """
-        checked = as_matrix(records)
+        checked = _as_matrix(records)
         expected = (len(checked), self.dimension(checked.shape[1]))
         features = np.ascontiguousarray(self._features(checked), dtype=np.float32)
         if features.shape != expected:
@@ -130,7 +130,7 @@ def _as_tuple(value: Any) -> Any:
     return tuple(_as_tuple(each) for each in value) if isinstance(value, list | tuple) else value
 
 
-def as_matrix(records: ArrayLike) -> Floats:
+def _as_matrix(records: ArrayLike) -> Floats:
     """Return records as a finite float32 matrix."""
     try:
         with np.errstate(over="ignore"):
@@ -175,22 +175,7 @@ class BatchedMap(FeatureMap):
         """Compute what all batches share. Called before several threads need it."""
 
     def checked_rows(self, columns: int) -> int:
-        """Return how many records are computed together: a batch, or 1 where the check failed.
-
-        Parameters
-        ----------
-        columns : int
-            Numbers per record.
-
-        Returns
-        -------
-        int
-
-        Raises
-        ------
-        InvalidInput
-            If the map gives one record different features in two calls.
-        """
+        """Return how many records of so many numbers are computed together: a batch, or 1 where the check failed."""
         return _checked_rows(self, columns, torch.get_num_threads())
 
     def _features(self, records: Floats) -> Floats:

@@ -1,7 +1,6 @@
 """Public encoders in files: the outputs of a network that somebody trained without the private records.
 
-A file is named together with its SHA-256 and runs no code of its own. A guarantee can therefore say precisely what it
-assumes: that this file was made without the private records. Two kinds of files are read:
+A guarantee assumes that the file with this SHA-256 was made without the private records. Two kinds of files are read:
 
 - ``.onnx``: computed by onnxruntime, one record at a time, so that no operation of the network can mix records. Only
   standard operations are accepted, and none that draw random numbers.
@@ -39,6 +38,7 @@ else:
 Shape = tuple[int, ...]
 Program = Callable[["torch.Tensor"], "torch.Tensor"]
 """Computes the outputs of a batch of inputs."""
+_Network = tuple[Program, tuple[int | None, ...] | None]
 
 _SUFFIXES = (".onnx", ".safetensors")
 _LAYERS_KEY = "quietmax.encoder"
@@ -172,10 +172,10 @@ class Encoder(BatchedMap):
 
     def _outputs(self, batch: torch.Tensor) -> torch.Tensor:
         """Return the outputs of the network, float32 of shape (rows, numbers)."""
-        network = _network(self)
-        inputs = self._inputs(batch, network.input_shape)
+        run, stated = _network(self)
+        inputs = self._inputs(batch, stated)
         try:
-            outputs = network.run(inputs)
+            outputs = run(inputs)
         except Exception as problem:  # Both libraries raise errors of many kinds.
             raise InvalidInput(
                 f"The encoder {self.file} cannot compute inputs of shape {list(inputs.shape[1:])}: "
@@ -217,14 +217,10 @@ class Encoder(BatchedMap):
         return {name: value for name, value in super().to_json().items() if name != "path"}
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Encoder:
+    def from_json(cls, values: Mapping[str, Any]) -> FeatureMap:
         """Return the map that `to_json` described."""
-        settings = {
-            name: values[name]
-            for name in ("file", "image_shape", "input_shape", "output", "pool", "mean", "std")
-        }
         stored = _stored_name(values["sha256"], Path(values["file"]).suffix.lower())
-        return cls(Path(values.get("folder", ".")) / stored, values["sha256"], **settings)
+        return super().from_json({**values, "path": Path(values.get("folder", ".")) / stored})
 
 
 @dataclass(frozen=True)
@@ -361,17 +357,9 @@ def _width(encoder: Encoder, columns: int) -> int:
     return width
 
 
-@dataclass(frozen=True)
-class _Network:
-    """A network that was read from a file."""
-
-    run: Program  # Computes the outputs of a batch of inputs
-    input_shape: tuple[int | None, ...] | None = None
-
-
 @lru_cache(maxsize=4)
 def _network(encoder: Encoder) -> _Network:
-    """Read the network of an encoder."""
+    """Read the network of an encoder and the shape of its inputs, where the file states one."""
     return _onnx_network(encoder) if encoder.suffix == ".onnx" else _layer_network(encoder)
 
 
@@ -414,7 +402,13 @@ def _onnx_network(encoder: Encoder) -> _Network:
         raise InvalidInput(
             f"onnxruntime cannot read the encoder {encoder.file}: {short_message(problem)}"
         ) from problem
-    (source,) = _inputs_of(session, str(encoder.file))
+    sources = session.get_inputs()
+    if [each.type for each in sources] != ["tensor(float)"]:
+        kinds = ", ".join(f"{each.name} ({each.type})" for each in sources)
+        raise InvalidInput(
+            f"An encoder must take one input of type float32, but {encoder.file} takes: {kinds}."
+        )
+    (source,) = sources
     batch, *dimensions = source.shape or [None]
     if isinstance(batch, int) and batch > 1:
         raise InvalidInput(
@@ -426,16 +420,7 @@ def _onnx_network(encoder: Encoder) -> _Network:
         return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
 
     fixed = tuple(side if isinstance(side, int) and side > 0 else None for side in dimensions)
-    return _Network(run, fixed or None)
-
-
-def _inputs_of(session: Any, name: str) -> Any:
-    """Return the only input of a session, which must be of float32."""
-    inputs = session.get_inputs()
-    if [each.type for each in inputs] != ["tensor(float)"]:
-        kinds = ", ".join(f"{each.name} ({each.type})" for each in inputs)
-        raise InvalidInput(f"An encoder must take one input of type float32, but {name} takes: {kinds}.")
-    return inputs
+    return run, fixed or None
 
 
 def _check_operations(model: Any, name: str) -> None:
@@ -605,7 +590,7 @@ def _layer_network(encoder: Encoder) -> _Network:
         raise InvalidInput(
             f"The encoder {encoder.file} is not a file that save_encoder wrote ({short_message(problem)})."
         ) from problem
-    return _Network(network.eval().requires_grad_(False))
+    return network.eval().requires_grad_(False), None
 
 
 def _metadata(content: bytes) -> Mapping[str, str]:

@@ -33,7 +33,7 @@ class Scattering(BatchedMap):
     """Wavelet scattering of images: normalised per image, whitened, of unit length.
 
     1. The image is divided by the root of its mean square, so that units do not matter; then the scattering
-       coefficients of every colour channel are computed: K paths at every position (`scatter`).
+       coefficients of every colour channel are computed: K paths at every position.
     2. Group normalisation: each of `groups` groups of neighbouring paths is brought to mean 0 and variance 1 in
        each image.
     3. The K paths of every position are multiplied by `(C / trace C + 0.001)^(-whitening/2)`, where C is their
@@ -52,13 +52,6 @@ class Scattering(BatchedMap):
         Number of groups; a divisor of the number of paths.
     whitening : float
         Power of the whitening, from 0 (none) to 2.
-
-    Attributes
-    ----------
-    paths : int
-        K, the number of scattering paths of all colour channels.
-    grid : (int, int)
-        The number of positions down and across.
 
     Raises
     ------
@@ -112,22 +105,14 @@ class Scattering(BatchedMap):
 
     def dimension(self, columns: int) -> int:
         """Return the number of features: K paths at every position."""
-        check_columns(columns, self.image_shape)
+        _check_columns(columns, self.image_shape)
         return self.paths * math.prod(self.grid)
 
     def normalised(self, images: torch.Tensor) -> torch.Tensor:
-        """Return the group-normalised scattering coefficients of images.
-
-        Parameters
-        ----------
-        images : Tensor, shape (n, channels, height, width)
-            The images.
-
-        Returns
-        -------
-        Tensor, shape (n, K, positions)
-        """
-        planes = scatter(unit_brightness(images).reshape(-1, *self.image_shape[1:]), self.scales, self.angles)
+        """Return the group-normalised scattering coefficients of images, of shape (n, K, positions)."""
+        planes = _scatter(
+            unit_brightness(images).reshape(-1, *self.image_shape[1:]), self.scales, self.angles
+        )
         paths = planes.reshape(len(images), self.paths, -1)
         return torch.nn.functional.group_norm(paths, self.groups)
 
@@ -161,7 +146,7 @@ def _whitening(scattering: Scattering) -> torch.Tensor:
     return torch.nn.functional.pad(matrix.to(torch.float32), (0, -len(matrix) % WIDTH))
 
 
-def check_columns(columns: int, image_shape: tuple[int, ...]) -> None:
+def _check_columns(columns: int, image_shape: tuple[int, ...]) -> None:
     """Raise an error if so many numbers are not an image of this shape."""
     if columns != math.prod(image_shape):
         raise InvalidInput(
@@ -182,7 +167,7 @@ def unit_brightness(images: torch.Tensor) -> torch.Tensor:
     return (flat / lengths).reshape(images.shape)
 
 
-def scatter(images: torch.Tensor, scales: int = 2, angles: int = 8) -> torch.Tensor:
+def _scatter(images: torch.Tensor, scales: int = 2, angles: int = 8) -> torch.Tensor:
     """Return the scattering coefficients of images up to order 2.
 
     Order 0 is `x * phi`, order 1 `|x * psi_1| * phi`, order 2 `||x * psi_1| * psi_2| * phi` over the

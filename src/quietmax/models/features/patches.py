@@ -17,7 +17,7 @@ from quietmax._lazy import lazy_module
 from quietmax._threads import parallel_map
 from quietmax.errors import DataUnavailable, InvalidInput
 from quietmax.models.features.base import WIDTH, BatchedMap, FeatureMap
-from quietmax.models.features.images import TINY, Scattering, check_columns, unit, unit_brightness
+from quietmax.models.features.images import TINY, Scattering, _check_columns, unit, unit_brightness
 
 if TYPE_CHECKING:
     import safetensors.torch
@@ -150,7 +150,7 @@ class Patches(BatchedMap):
 
     def dimension(self, columns: int) -> int:
         """Return the number of features: 800 for every cell."""
-        check_columns(columns, self.image_shape)
+        _check_columns(columns, self.image_shape)
         return 2 * self.filters * self.cells**2
 
     def _batch_rows(self) -> int:
@@ -249,7 +249,7 @@ class Turned(_OnImages):
     1. The image is divided by the root of its mean square and turned about its middle by every angle, with bilinear
        interpolation; places outside it have the value of the nearest pixel. The scattering features are averaged.
     2. They are multiplied by `(C / trace C + 0.001)^(-1/2)`, where C holds the second moments of the differences
-       between two drawings of the same synthetic curves (`drawings`). Directions in which these differ get short.
+       between two drawings of the same synthetic curves. Directions in which these differ get short.
     3. Every image's features are divided by their length.
 
     Parameters
@@ -407,7 +407,7 @@ class Reduced(_OnImages):
 
     def dimension(self, columns: int) -> int:
         """Return the number of features: those of the map."""
-        check_columns(columns, self.image_shape)
+        _check_columns(columns, self.image_shape)
         return self.feature_map.dimension(math.prod(self.feature_map.image_shape))
 
     def _batch(self, batch: torch.Tensor) -> torch.Tensor:
@@ -475,7 +475,7 @@ def _differences(scattering: Scattering, pairs: int) -> tuple[torch.Tensor, torc
         return torch.cat([scattering._batch(part) for part in parts]).to(torch.float64)
 
     def matrices(_: int) -> tuple[torch.Tensor, torch.Tensor]:
-        first, second = drawings(pairs, scattering.image_shape, _PAIRS_SEED)
+        first, second = _drawings(pairs, scattering.image_shape, _PAIRS_SEED)
         rows = features(first) - features(second)
         values, vectors = torch.linalg.eigh(rows @ rows.T)
         total = values.sum()
@@ -490,7 +490,7 @@ def _differences(scattering: Scattering, pairs: int) -> tuple[torch.Tensor, torc
     return parallel_map(matrices, 1)[0]
 
 
-def drawings(
+def _drawings(
     count: int, image_shape: tuple[int, int, int], seed: int
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Draw synthetic curves twice: with other widths, bent, turned, slanted, stretched and shifted a little.
