@@ -1,4 +1,4 @@
-"""Request bodies: what is decoded, and what is refused without a charge; numbers that are cut out of JSON."""
+"""Request bodies: what is decoded, and what is refused without a charge; numbers read straight into an array."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from quietmax.models.mlp import initial_mlp
 from quietmax.server import codec
 from quietmax.server.codec import (
     COLUMN_DATATYPES,
-    _cut_numbers,
+    _parse_with_array,
     decode_request,
     join_strings,
     output_tensors,
@@ -755,67 +755,46 @@ def _decoded(body: bytes) -> tuple[object, ...]:
     return request.rows.tobytes(), request.rows.shape, str(request.rows.dtype), request.id, request.outputs
 
 
-def _compare(count: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decode mutated bodies with and without the cut."""
+@pytest.mark.parametrize(("count", "seed"), [(2_000, 0), pytest.param(200_000, 1, marks=pytest.mark.slow)])
+def test_mutated_bodies_are_decoded_alike_with_and_without_an_array(
+    monkeypatch: pytest.MonkeyPatch, count: int, seed: int
+) -> None:
     rng = random.Random(seed)
-    answered = cut = 0
+    answered = arrays = 0
     for _ in range(count):
         body = _mutated(rng)
-        monkeypatch.setattr(codec, "_MIN_CUT", float("inf"))
+        monkeypatch.setattr(codec, "_MIN_ARRAY_BYTES", float("inf"))
         whole = _decoded(body)
-        monkeypatch.setattr(codec, "_MIN_CUT", 0)
-        monkeypatch.setattr(codec, "_PART", rng.choice([4, 16, 2**16]))
+        monkeypatch.setattr(codec, "_MIN_ARRAY_BYTES", 0)
         assert _decoded(body) == whole, body
         answered += isinstance(whole[0], bytes)
-        cut += _cut_numbers(body, 2) is not None
+        arrays += _parse_with_array(body) is not None
     assert answered > count / 20
-    assert cut > count / 5
+    assert arrays > count / 6
 
 
-def test_two_thousand_mutated_bodies_are_decoded_as_by_the_parser_of_the_whole_body(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    _compare(2_000, 0, monkeypatch)
-
-
-@pytest.mark.slow
-def test_two_hundred_thousand_mutated_bodies_are_decoded_as_by_the_parser_of_the_whole_body(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    _compare(200_000, 1, monkeypatch)
+def _with_data(data: str) -> bytes:
+    return f'{{"inputs": [{{"name": "features", "data": {data}}}]}}'.encode()
 
 
 @given(
     st.lists(st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**63), 2**64 - 1), min_size=1)
 )
 def test_every_number_has_the_bits_that_the_standard_library_gives_it(numbers: list[float]) -> None:
-    cut = _cut_numbers(json.dumps({"data": numbers}).encode(), 1)
-    assert cut is not None
-    assert cut[1].tobytes() == np.array([float(number) for number in numbers]).tobytes()
-
-
-def test_lists_are_read_alike_in_parts_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    numbers = np.random.default_rng(0).normal(size=300)
-    text = orjson.dumps({"data": numbers.tolist()})
-    for part in (24, 30, 64, 1000, 2**16):
-        monkeypatch.setattr(codec, "_PART", part)
-        cut = _cut_numbers(text, 1)
-        assert cut is not None
-        assert cut[0] == b'{"data":[]}'
-        assert (cut[1] == numbers).all()
+    parsed = _parse_with_array(_with_data(json.dumps(numbers)))
+    assert parsed is not None
+    assert parsed["inputs"][0]["data"].tobytes() == np.array([float(number) for number in numbers]).tobytes()
 
 
 @pytest.mark.parametrize(
-    "text",
+    "data",
     [
-        *('{"data": [[1, 2], [3]]}', '{"data": [[1], 2]}', '{"data": [1, [2]]}', '{"data": [[[1]]]}', '{"data": []}'),
-        *('{"data": [1, true]}', '{"data": [1, "2"]}', '{"data": [1, 2,]}', '{"data": [1, NaN]}', '{"data": [1}'),
-        *('{"data": [1], "a": {"data": [2]}}', '{"id": "\\"", "data": [1]}', '{"data": [[1], [2], [3]]}'),
-        *('{"data": {}, "a": [1]}', '{"data": [[1] [2]]}', '{"data": [,[1]]}', '"data":[1]'),
+        *("[[1, 2], [3]]", "[[1], 2]", "[1, [2]]", "[[[1]]]", "[]", "[1, true]", '[1, "2"]', "[1, 2,]"),
+        *("[1, NaN]", "[1", "{}", "[[1] [2]]", "[,[1]]", "[[1], []]", "[1, {}]", "[1, null]", '[1], "\\u0061": 1'),
     ],
-)  # fmt: skip
-def test_what_is_not_certain_is_left_to_the_parser_of_the_whole_body(text: str) -> None:
-    assert _cut_numbers(text.encode(), 2) is None
+)
+def test_what_is_no_list_of_numbers_is_left_to_the_parser_of_the_whole_body(data: str) -> None:
+    assert _parse_with_array(_with_data(data)) is None
 
 
 def test_a_large_body_takes_little_more_memory_than_its_numbers() -> None:
