@@ -26,7 +26,7 @@ from tests.cli.conftest import Run, all_commands, assert_error, commands, output
 from tests.cli.own_table import DECLARED
 
 FOLDER = Path(quietmax.__file__).parent / "cli"
-HEAVY = ("torch", "numpy", "scipy", "sklearn", "pandas", "matplotlib", "fastapi", "sqlalchemy", "ray")
+HEAVY = ("torch", "numpy", "scipy", "sklearn", "pandas", "matplotlib", "starlette", "sqlalchemy", "ray")
 PRINT_HELP = f"""
 import json, sys
 from quietmax.cli import app

@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 import tritonclient.http as triton  # type: ignore[import-untyped]
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from tritonclient.utils import (  # type: ignore[import-untyped]
     InferenceServerException,
     triton_to_np_dtype,
@@ -257,7 +257,7 @@ def test_a_connection_that_ends_within_the_body_charges_nothing(idle: Service) -
             "client": ("127.0.0.1", 1),
             "http_version": "1.1",
         }
-        await InferenceEndpoint(FastAPI(), idle)(scope, receive, send)
+        await InferenceEndpoint(Starlette(), idle)(scope, receive, send)
 
     run_async(infer())
     assert sent[0]["status"] == 400

@@ -790,7 +790,17 @@ def test_every_number_has_the_bits_that_the_standard_library_gives_it(numbers: l
     "data",
     [
         *("[[1, 2], [3]]", "[[1], 2]", "[1, [2]]", "[[[1]]]", "[]", "[1, true]", '[1, "2"]', "[1, 2,]"),
-        *("[1, NaN]", "[1", "{}", "[[1] [2]]", "[,[1]]", "[[1], []]", "[1, {}]", "[1, null]", '[1], "\\u0061": 1'),
+        *(
+            "[1, NaN]",
+            "[1",
+            "{}",
+            "[[1] [2]]",
+            "[,[1]]",
+            "[[1], []]",
+            "[1, {}]",
+            "[1, null]",
+            '[1], "\\u0061": 1',
+        ),
     ],
 )
 def test_what_is_no_list_of_numbers_is_left_to_the_parser_of_the_whole_body(data: str) -> None:

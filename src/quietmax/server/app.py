@@ -1,26 +1,27 @@
 """The routes: Open Inference Protocol v2, the privacy budget extension, metrics and the dashboard.
 
-Inference requests have an endpoint of their own, a plain ASGI application: it is the one path that must be fast, and
-FastAPI's routing, dependency resolution and validation would cost as much as everything done here. FastAPI serves all
-other paths. The schemas of the OpenAPI document are written by hand: the inference endpoint has no pydantic models.
+Inference requests have an endpoint of their own, a plain ASGI application: it is the one path that must be fast.
+Starlette routes all others. The OpenAPI document is made from the same table as the routes.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from functools import partial
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 from urllib.parse import parse_qs
 
 import orjson
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.openapi.utils import get_openapi
-from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quietmax import __version__
@@ -28,13 +29,13 @@ from quietmax.errors import QuietmaxError
 from quietmax.server import dashboard
 from quietmax.server.auth import SESSION_SECONDS, Caller, is_cross_site, is_local
 from quietmax.server.codec import COLUMN_DATATYPES, read_request
+from quietmax.server.deployment import Deployment
 from quietmax.server.errors import HttpError, internal_error
 from quietmax.server.protocol import EXCHANGE, MAX_CONTROL_BYTES
 from quietmax.server.service import AUDITED, Service
 from quietmax.server.telemetry import CONTENT_TYPE, Headers, Record
 
 EXTENSIONS = ["binary_tensor_data", "model_repository", "privacy_budget"]
-Handler = Callable[[Request, str, str | None], Awaitable[Response]]
 _PATH = re.compile(r"/v2/models/([^/]{1,64})(?:/versions/([^/]{1,64}))?/infer")
 _ROUTE = "/v2/models/{name}/infer"
 _VERSION_ROUTE = "/v2/models/{name}/versions/{version}/infer"
@@ -46,7 +47,7 @@ _MAX_LOGIN_BYTES = 2**12
 
 
 def create_app(service: Service, beside: AbstractAsyncContextManager[None] | None = None) -> ASGIApp:
-    """Create the ASGI application of a service: the inference endpoint in front of the FastAPI routes.
+    """Create the ASGI application of a service: the inference endpoint in front of the other routes.
 
     Parameters
     ----------
@@ -80,7 +81,7 @@ class InferenceEndpoint:
             await self._infer(record, path[1], path[2], scope, receive, send)
 
     async def _pass_on(self, record: Record, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let FastAPI answer, and log what an audit asks for: logins, and requests that were refused or failed."""
+        """Let Starlette answer, and log what an audit asks for: logins, and requests that were refused or failed."""
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -95,7 +96,6 @@ class InferenceEndpoint:
         finally:
             audited = record.event != "request" or record.status in AUDITED or record.status >= 500
             if audited and not record.logged:
-                record.route = getattr(scope.get("route"), "path", None)
                 record.write(self._service.log, time.perf_counter() - started)
 
     async def _infer(
@@ -177,63 +177,65 @@ async def _send(send: Send, status: int, headers: Headers, content: bytes) -> No
     await send({"type": "http.response.body", "body": content})
 
 
-def _create_api(service: Service, beside: AbstractAsyncContextManager[None] | None = None) -> FastAPI:
-    """Create the FastAPI application with all routes, and their OpenAPI document at /openapi.json."""
+def _create_api(service: Service, beside: AbstractAsyncContextManager[None] | None = None) -> Starlette:
+    """Create the application with all other routes, and their OpenAPI document at /openapi.json."""
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
         await service.start()
         async with beside or nullcontext():
             yield
         await service.stop()
 
-    app = FastAPI(
-        title="Quietmax",
-        version=__version__,
-        description="Private predictions over the Open Inference Protocol v2, with an enforced privacy budget.",
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,  # the target would be whatever the Host header says
-        lifespan=lifespan,
-    )
-    _add_error_handlers(app, service)
-    _add_server_routes(app, service)
-    _add_model_routes(app, service)
-    _add_repository_routes(app, service)
-    _add_dashboard_routes(app, service)
-    _add_document(app)
-    return app
-
-
-def _add_error_handlers(app: FastAPI, service: Service) -> None:
-    async def http_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HttpError)
-        _record(request).error = error.detail
-        return JSONResponse(error.to_json(), error.status, error.headers)
-
-    async def routing_error(_: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        message = {
-            404: "There is no such path. /openapi.json lists all.",
-            405: "This path does not support the method. /openapi.json lists the methods.",
-        }.get(error.status_code, str(error.detail))
-        return JSONResponse({"error": message}, error.status_code, error.headers)
-
-    async def validation_error(_: Request, __: Exception) -> Response:
-        return JSONResponse({"error": "The request does not match /openapi.json."}, 400)
-
     async def unexpected_error(request: Request, error: Exception) -> Response:
         service.log.failure(error, request=_record(request).request)
         return JSONResponse(internal_error().to_json(), 500)
 
-    app.add_exception_handler(HttpError, http_error)
-    app.add_exception_handler(HTTPException, routing_error)
-    app.add_exception_handler(RequestValidationError, validation_error)
-    app.add_exception_handler(Exception, unexpected_error)
+    async def openapi(_: Request) -> Response:
+        return JSONResponse(_document())
+
+    app = Starlette(
+        routes=[*(_route(service, each) for each in _OPERATIONS), Route("/openapi.json", openapi)],
+        exception_handlers={
+            HttpError: _http_error,
+            HTTPException: _routing_error,
+            Exception: unexpected_error,
+        },
+        lifespan=lifespan,
+    )
+    app.router.redirect_slashes = False  # the target would be whatever the Host header says
+    return app
+
+
+def _route(service: Service, operation: _Operation) -> Route:
+    method, path = operation.route.split()
+
+    async def endpoint(request: Request) -> Response:
+        _record(request).route = path
+        return await operation.handler(service, request)
+
+    route = Route(path, endpoint)
+    route.methods = {method}  # and no HEAD
+    return route
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HttpError)
+    _record(request).error = error.detail
+    return JSONResponse(error.to_json(), error.status, error.headers)
+
+
+async def _routing_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = {
+        404: "There is no such path. /openapi.json lists all.",
+        405: "This path does not support the method. /openapi.json lists the methods.",
+    }.get(error.status_code, str(error.detail))
+    return JSONResponse({"error": message}, error.status_code, error.headers)
 
 
 def _record(request: Request) -> Record:
-    """Return the record of a request that FastAPI answers."""
+    """Return the record of a request that is not answered by the inference endpoint."""
     record = request.scope.get(_RECORD)
     return record if isinstance(record, Record) else Record()
 
@@ -246,139 +248,107 @@ async def _caller(service: Service, request: Request, *, allow_stale: bool = Fal
     return caller
 
 
-async def _ready(service: Service) -> Response:
+def _asked(service: Service, request: Request) -> Deployment:
+    """Return the model that the path names."""
+    return service.deployment(request.path_params["name"], request.path_params.get("version"))
+
+
+async def _server_metadata(_service: Service, _request: Request) -> Response:
+    """Name, version and extensions of the server."""
+    return JSONResponse({"name": "quietmax", "version": __version__, "extensions": EXTENSIONS})
+
+
+async def _live(_service: Service, _request: Request) -> Response:
+    """Whether the process runs."""
+    return JSONResponse({"live": True})
+
+
+async def _ready(service: Service, _request: Request) -> Response:
+    """Whether requests are answered: the ledger can be read and written."""
     error = await service.readiness_error()
     if error is not None:
         return JSONResponse({"error": error}, 503, {"retry-after": "1"})
     return JSONResponse({"ready": True})
 
 
-def _add_server_routes(app: FastAPI, service: Service) -> None:
-    @app.get("/v2", tags=["server"], responses=_responses("ServerMetadata", 503))
-    async def server_metadata() -> Response:
-        """Name, version and extensions of the server."""
-        return JSONResponse({"name": "quietmax", "version": __version__, "extensions": EXTENSIONS})
-
-    @app.get("/v2/health/live", tags=["server"], responses=_responses("Live"))
-    async def live() -> Response:
-        """Whether the process runs."""
-        return JSONResponse({"live": True})
-
-    @app.get("/v2/health/ready", tags=["server"], responses=_responses("Ready", 503))
-    async def ready() -> Response:
-        """Whether requests are answered: the ledger can be read and written."""
-        return await _ready(service)
-
-    @app.get("/metrics", tags=["server"], responses=_responses(None, 401, 403, 429, 503))
-    async def prometheus(request: Request) -> Response:
-        """Prometheus metrics; with any API key, also while the ledger is unavailable."""
-        await _caller(service, request, allow_stale=True)
-        try:
-            accounts = await service.read(service.ledger.accounts)
-        except QuietmaxError:
-            accounts = None
-        return Response(service.metrics.exposition(accounts), media_type=CONTENT_TYPE)
+async def _metrics(service: Service, request: Request) -> Response:
+    """Prometheus metrics; with any API key, also while the ledger is unavailable."""
+    await _caller(service, request, allow_stale=True)
+    try:
+        accounts = await service.read(service.ledger.accounts)
+    except QuietmaxError:
+        accounts = None
+    return Response(service.metrics.exposition(accounts), media_type=CONTENT_TYPE)
 
 
-def _add_model_routes(app: FastAPI, service: Service) -> None:
-    def add(method: str, suffix: str, handler: Handler, documented: dict[int | str, Any]) -> None:
-        """Add a route for the highest version of a model, and one for a given version."""
-
-        async def highest(request: Request, name: str) -> Response:
-            return await handler(request, name, None)
-
-        async def versioned(request: Request, name: str, version: str) -> Response:
-            return await handler(request, name, version)
-
-        for path, endpoint in (
-            (f"/v2/models/{{name}}{suffix}", highest),
-            (f"/v2/models/{{name}}/versions/{{version}}{suffix}", versioned),
-        ):
-            app.add_api_route(
-                path,
-                endpoint,
-                methods=[method],
-                tags=["models"],
-                responses=documented,
-                description=handler.__doc__,
-                operation_id=f"{method.lower()}{path}",
-                response_model=None,
-            )
-
-    @app.get("/v2/models", tags=["models"], responses=_responses("ModelList", 401, 403, 429, 503))
-    async def models(request: Request) -> Response:
-        """All models and versions."""
-        await _caller(service, request)
-        listed = [{"name": each.name, "version": each.version} for each in service.deployments]
-        return JSONResponse({"models": listed})
-
-    async def metadata(request: Request, name: str, version: str | None) -> Response:
-        """Inputs, outputs, cost and guarantee of a model."""
-        await _caller(service, request)
-        return JSONResponse(await service.metadata(service.deployment(name, version)))
-
-    async def model_ready(request: Request, name: str, version: str | None) -> Response:
-        """Whether a model answers requests."""
-        await _caller(service, request)
-        service.deployment(name, version)
-        return await _ready(service)
-
-    async def budget(request: Request, name: str, version: str | None) -> Response:
-        """Spent and remaining privacy budget behind a model (extension privacy_budget)."""
-        caller = await _caller(service, request)
-        return JSONResponse(await service.budget(service.deployment(name, version), caller))
-
-    async def infer(_request: Request, name: str, version: str | None) -> Response:
-        """Private answers for rows of features.
-
-        Errors charge nothing; an exhausted budget is 403 with `remaining`.
-        """
-        service.deployment(name, version)  # a name that `InferenceEndpoint` passes on is too long for a model
-        raise internal_error()
-
-    common = (401, 403, 404, 429, 503)
-    add("GET", "", metadata, _responses("ModelMetadata", *common))
-    add("GET", "/ready", model_ready, _responses("Ready", *common))
-    add("GET", "/budget", budget, _responses("Budget", *common))
-    add("POST", "/infer", infer, _responses("InferenceResponse", *common, 400, 408, 409, 413, 415, 422))
+async def _models(service: Service, request: Request) -> Response:
+    """All models and versions."""
+    await _caller(service, request)
+    listed = [{"name": each.name, "version": each.version} for each in service.deployments]
+    return JSONResponse({"models": listed})
 
 
-def _add_repository_routes(app: FastAPI, service: Service) -> None:
-    async def read_object(request: Request) -> dict[str, Any]:
-        """Read a small body that is a JSON object, or empty."""
-        content = await _read_body(request.receive, MAX_CONTROL_BYTES)
-        try:
-            document = orjson.loads(content or b"{}")
-        except ValueError:
-            document = None
-        if not isinstance(document, dict):
-            raise HttpError(400, "The body must be a JSON object, or empty.")
-        return document
+async def _metadata(service: Service, request: Request) -> Response:
+    """Inputs, outputs, cost and guarantee of a model."""
+    await _caller(service, request)
+    return JSONResponse(await service.metadata(_asked(service, request)))
 
-    index_responses = _responses("RepositoryIndex", 400, 401, 403, 408, 413, 429, 503)
-    changed = _responses("Changed", 400, 401, 403, 404, 408, 413, 429, 503)
 
-    @app.post("/v2/repository/index", tags=["repository"], responses=index_responses)
-    async def index(request: Request) -> Response:
-        """The models of the repository and whether they are served; administrators only."""
-        caller = await _caller(service, request)
-        ready = (await read_object(request)).get("ready", False)
-        return JSONResponse(await service.repository_index(caller, ready=ready is True))
+async def _model_ready(service: Service, request: Request) -> Response:
+    """Whether a model answers requests."""
+    await _caller(service, request)
+    _asked(service, request)
+    return await _ready(service, request)
 
-    @app.post("/v2/repository/models/{name}/load", tags=["repository"], responses=changed)
-    async def load(request: Request, name: str) -> Response:
-        """Load the highest version of a model from the repository; the one before it goes. Administrators only."""
-        caller = await _caller(service, request)
-        await service.load_model(name, caller, (await read_object(request)).get("parameters"))
-        return JSONResponse({})
 
-    @app.post("/v2/repository/models/{name}/unload", tags=["repository"], responses=changed)
-    async def unload(request: Request, name: str) -> Response:
-        """Stop serving a model of the repository. Nothing is refunded; administrators only."""
-        caller = await _caller(service, request)
-        await read_object(request)
-        await service.unload_model(name, caller)
-        return JSONResponse({})
+async def _budget(service: Service, request: Request) -> Response:
+    """Spent and remaining privacy budget behind a model (extension privacy_budget)."""
+    caller = await _caller(service, request)
+    return JSONResponse(await service.budget(_asked(service, request), caller))
+
+
+async def _infer(service: Service, request: Request) -> Response:
+    """Private answers for rows of features.
+
+    Errors charge nothing; an exhausted budget is 403 with `remaining`.
+    """
+    _asked(service, request)  # a name that the inference endpoint passes on is too long for a model
+    raise internal_error()
+
+
+async def _read_object(request: Request) -> dict[str, Any]:
+    """Read a small body that is a JSON object, or empty."""
+    content = await _read_body(request.receive, MAX_CONTROL_BYTES)
+    try:
+        document = orjson.loads(content or b"{}")
+    except ValueError:
+        document = None
+    if not isinstance(document, dict):
+        raise HttpError(400, "The body must be a JSON object, or empty.")
+    return document
+
+
+async def _index(service: Service, request: Request) -> Response:
+    """The models of the repository and whether they are served; administrators only."""
+    caller = await _caller(service, request)
+    ready = (await _read_object(request)).get("ready", False)
+    return JSONResponse(await service.repository_index(caller, ready=ready is True))
+
+
+async def _load(service: Service, request: Request) -> Response:
+    """Load the highest version of a model from the repository; the one before it goes. Administrators only."""
+    caller = await _caller(service, request)
+    parameters = (await _read_object(request)).get("parameters")
+    await service.load_model(request.path_params["name"], caller, parameters)
+    return JSONResponse({})
+
+
+async def _unload(service: Service, request: Request) -> Response:
+    """Stop serving a model of the repository. Nothing is refunded; administrators only."""
+    caller = await _caller(service, request)
+    await _read_object(request)
+    await service.unload_model(request.path_params["name"], caller)
+    return JSONResponse({})
 
 
 async def _session(service: Service, request: Request) -> Caller | None:
@@ -403,110 +373,123 @@ def _check_same_site(request: Request) -> None:
         raise HttpError(403, "Requests from other sites are not allowed.")
 
 
-def _add_dashboard_routes(app: FastAPI, service: Service) -> None:
-    _add_session_routes(app, service)
-
-    @app.get("/", tags=["dashboard"], response_class=HTMLResponse, responses=_responses(None, 403, 429, 503))
-    async def page(request: Request) -> Response:
-        """The dashboard, or the login page."""
-        caller = await _session(service, request)
-        if caller is None:
-            return dashboard.login_page(wrong=False)
-        service.auth.check_page_rate(caller)
-        return await dashboard.page(service, caller)
-
-    @app.get("/state", tags=["dashboard"], responses=_responses("DashboardState", 401, 403, 429, 503))
-    async def current_state(request: Request) -> Response:
-        """The contents of the dashboard as JSON."""
-        caller = await _required_session(service, request)
-        service.auth.check_page_rate(caller)
-        return JSONResponse(await dashboard.state(service, caller))
-
-    answered = _responses("InferenceResponse", 400, 401, 403, 404, 409, 413, 422, 429, 503)
-
-    @app.post("/try", tags=["dashboard"], responses=answered)
-    async def try_it(request: Request, model: str, version: str | None = None) -> Response:
-        """Send an inference request from the dashboard; it is charged like any other."""
-        _check_same_site(request)
-        caller = await _required_session(service, request)
-        service.auth.check_rate(caller)
-        record = _record(request)
-        record.route = "/try"
-        with service.recorded(record):
-            deployment = record.deployment = service.deployment(model, version)
-            body = await _read_body(request.receive, service.settings.max_bytes)
-            query = await read_request(body, None, deployment, service.settings.max_rows)
-            record.rows = len(query.rows)
-            content, _ = await service.answer(deployment, query, caller)
-            record.status = 200
-        return Response(content, media_type="application/json")
+async def _page(service: Service, request: Request) -> Response:
+    """The dashboard, or the login page."""
+    caller = await _session(service, request)
+    if caller is None:
+        return dashboard.login_page(wrong=False)
+    service.auth.check_page_rate(caller)
+    return await dashboard.page(service, caller)
 
 
-def _add_session_routes(app: FastAPI, service: Service) -> None:
-    login_page: dict[str, Any] = {
-        "description": "The login page.",
-        "content": {"text/html": {"schema": {"type": "string"}}},
-    }
-    opened: dict[int | str, Any] = {401: login_page, 303: {"description": "Logged in."}}
-    closed: dict[int | str, Any] = {303: {"description": "Logged out."}}
-    post = partial(
-        app.post, tags=["dashboard"], status_code=303, response_class=Response, response_model=None
-    )
+async def _state(service: Service, request: Request) -> Response:
+    """The contents of the dashboard as JSON."""
+    caller = await _required_session(service, request)
+    service.auth.check_page_rate(caller)
+    return JSONResponse(await dashboard.state(service, caller))
 
-    @post("/login", responses=_responses(None, 400, 403, 408, 413, 429, 503) | opened)
-    async def login(request: Request) -> Response:
-        """Open a session with the API key in the form field `key`."""
-        _check_same_site(request)
-        record = _record(request)
-        try:
-            service.auth.check_login(record.address)
-            body = await _read_body(request.receive, _MAX_LOGIN_BYTES)
-            key = parse_qs(body.decode("utf-8", "replace")).get("key", [""])[0]
-            cookie, caller = await service.auth.login(key, record.address)
-        except HttpError as error:
-            if error.status not in (401, 429):
-                raise
+
+async def _try(service: Service, request: Request) -> Response:
+    """Send an inference request from the dashboard; it is charged like any other."""
+    _check_same_site(request)
+    caller = await _required_session(service, request)
+    service.auth.check_rate(caller)
+    model = request.query_params.get("model")
+    if model is None:
+        raise HttpError(400, "The request does not match /openapi.json.")
+    record = _record(request)
+    with service.recorded(record):
+        deployment = record.deployment = service.deployment(model, request.query_params.get("version"))
+        body = await _read_body(request.receive, service.settings.max_bytes)
+        query = await read_request(body, None, deployment, service.settings.max_rows)
+        record.rows = len(query.rows)
+        content, _ = await service.answer(deployment, query, caller)
+        record.status = 200
+    return Response(content, media_type="application/json")
+
+
+async def _login(service: Service, request: Request) -> Response:
+    """Open a session with the API key in the form field `key`."""
+    _check_same_site(request)
+    record = _record(request)
+    try:
+        service.auth.check_login(record.address)
+        body = await _read_body(request.receive, _MAX_LOGIN_BYTES)
+        key = parse_qs(body.decode("utf-8", "replace")).get("key", [""])[0]
+        cookie, caller = await service.auth.login(key, record.address)
+    except HttpError as error:
+        if error.status in (401, 429):
             record.event = "login_failed"
-            if error.status == 429:
-                raise
-            return dashboard.login_page(wrong=True)
-        record.event, record.client = "login", caller.client
-        response = RedirectResponse("/", 303)
-        response.set_cookie(
-            _COOKIE,
-            cookie,
-            max_age=SESSION_SECONDS,
-            httponly=True,
-            samesite="strict",
-            secure=service.settings.secure_cookies,
+        if error.status != 401:
+            raise
+        return dashboard.login_page(wrong=True)
+    record.event, record.client = "login", caller.client
+    response = RedirectResponse("/", 303)
+    response.set_cookie(
+        _COOKIE,
+        cookie,
+        max_age=SESSION_SECONDS,
+        httponly=True,
+        samesite="strict",
+        secure=service.settings.secure_cookies,
+    )
+    return response
+
+
+async def _logout(service: Service, request: Request) -> Response:
+    """Close the session: its cookie is no longer accepted."""
+    _check_same_site(request)
+    await service.auth.logout(request.cookies.get(_COOKIE))
+    response = RedirectResponse("/", 303)
+    response.delete_cookie(_COOKIE)
+    return response
+
+
+@dataclass(frozen=True)
+class _Operation:
+    """A method on a path, and what the OpenAPI document says of it."""
+
+    route: str
+    handler: Callable[[Service, Request], Awaitable[Response]]
+    answer: str | dict[int, dict[str, Any]]  # Schema of the answer 200, or answers that are not JSON
+    errors: tuple[int, ...]
+    body: str | None = None  # Schema of the body
+
+
+_PAGE_ERRORS, _KEY_ERRORS = (403, 429, 503), (401, 403, 404, 429, 503)
+_BODY_ERRORS = (400, 408, 413, *_KEY_ERRORS)
+_INFER_ERRORS = (*_BODY_ERRORS, 409, 415, 422)
+_PAGE = {"description": "A page.", "content": {"text/html": {"schema": {"type": "string"}}}}
+_TEXT = {"description": "Success.", "content": {"text/plain": {"schema": {"type": "string"}}}}
+_SEE_PAGE = {"description": "The page is at /."}
+_REPOSITORY = "/v2/repository/models/{name}"
+_OPERATIONS = [
+    _Operation("GET /v2", _server_metadata, "ServerMetadata", (503,)),
+    _Operation("GET /v2/health/live", _live, "Live", ()),
+    _Operation("GET /v2/health/ready", _ready, "Ready", (503,)),
+    _Operation("GET /metrics", _metrics, {200: _TEXT}, _KEY_ERRORS),
+    _Operation("GET /v2/models", _models, "ModelList", _KEY_ERRORS),
+    *(
+        operation
+        for model in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
+        for operation in (
+            _Operation(f"GET {model}", _metadata, "ModelMetadata", _KEY_ERRORS),
+            _Operation(f"GET {model}/ready", _model_ready, "Ready", _KEY_ERRORS),
+            _Operation(f"GET {model}/budget", _budget, "Budget", _KEY_ERRORS),
+            _Operation(f"POST {model}/infer", _infer, "InferenceResponse", _INFER_ERRORS, "InferenceRequest"),
         )
-        return response
-
-    @post("/logout", responses=_responses(None, 403, 429, 503) | closed)
-    async def logout(request: Request) -> Response:
-        """Close the session: its cookie is no longer accepted."""
-        _check_same_site(request)
-        await service.auth.logout(request.cookies.get(_COOKIE))
-        response = RedirectResponse("/", 303)
-        response.delete_cookie(_COOKIE)
-        return response
-
-
-def _reference(name: str) -> dict[str, Any]:
-    return {"$ref": f"#/components/schemas/{name}"}
-
-
-def _responses(schema: str | None, *statuses: int) -> dict[int | str, Any]:
-    """Describe the errors of an endpoint, and its success if that is a JSON document."""
-    schemas = {200: schema, **dict.fromkeys(statuses, "Error")}
-    return {
-        status: {
-            "description": _DESCRIPTIONS[status],
-            "content": {"application/json": {"schema": _reference(name)}},
-        }
-        for status, name in schemas.items()
-        if name is not None
-    }
+    ),
+    _Operation(
+        "POST /v2/repository/index", _index, "RepositoryIndex", _BODY_ERRORS, "RepositoryIndexRequest"
+    ),
+    _Operation(f"POST {_REPOSITORY}/load", _load, "Changed", _BODY_ERRORS, "RepositoryLoadRequest"),
+    _Operation(f"POST {_REPOSITORY}/unload", _unload, "Changed", _BODY_ERRORS, "RepositoryUnloadRequest"),
+    _Operation("GET /", _page, {200: _PAGE}, _PAGE_ERRORS),
+    _Operation("GET /state", _state, "DashboardState", _KEY_ERRORS),
+    _Operation("POST /try", _try, "InferenceResponse", _INFER_ERRORS, "InferenceRequest"),
+    _Operation("POST /login", _login, {303: _SEE_PAGE, 401: _PAGE}, (400, 408, 413, *_PAGE_ERRORS), "Login"),
+    _Operation("POST /logout", _logout, {303: _SEE_PAGE}, _PAGE_ERRORS),
+]
 
 
 def _list(of: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -517,6 +500,7 @@ def _one_of(*values: str) -> dict[str, Any]:
     return {"type": "string", "enum": list(values)}
 
 
+_JSON = "application/json"
 _STRING, _OBJECT, _INTEGER = {"type": "string"}, {"type": "object"}, {"type": "integer"}
 _KINDS: list[tuple[dict[str, Any], str]] = [
     (_STRING, "error name version platform mechanism kind warning reason datatype account note client"),
@@ -610,13 +594,6 @@ _SCHEMAS: dict[str, dict[str, Any]] = {
     "DashboardState": _OBJECT,
     "Login": _object("key"),
 }
-_BODIES = {
-    "/v2/repository/index": ("application/json", "RepositoryIndexRequest", False),
-    "/v2/repository/models/{name}/load": ("application/json", "RepositoryLoadRequest", False),
-    "/v2/repository/models/{name}/unload": ("application/json", "RepositoryUnloadRequest", False),
-    "/login": ("application/x-www-form-urlencoded", "Login", True),
-}
-"""Media type and schema of the bodies of other requests, and whether they are required."""
 _DESCRIPTIONS = {
     200: "Success.",
     400: "Not an inference request. Nothing was charged.",
@@ -633,48 +610,60 @@ _DESCRIPTIONS = {
 }
 
 
-def _add_document(app: FastAPI) -> None:
-    """Make FastAPI's OpenAPI document complete: schemas, API keys and the body of inference requests."""
+@lru_cache(maxsize=1)
+def _document() -> dict[str, Any]:
+    """Return the OpenAPI document."""
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in _OPERATIONS:
+        method, path = operation.route.split()
+        paths.setdefault(path, {})[method.lower()] = _described(operation)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Quietmax",
+            "version": __version__,
+            "description": "Private predictions over the Open Inference Protocol v2, with an enforced privacy budget.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": _SCHEMAS,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"key": []}],
+    }
 
-    def document() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            schema = get_openapi(
-                title=app.title, version=app.version, description=app.description, routes=app.routes
-            )
-            schema["components"] = {
-                "schemas": _SCHEMAS,
-                "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
-            }
-            schema["security"] = [{"key": []}]
-            for path, operations in schema["paths"].items():
-                for operation in operations.values():
-                    _complete(path, operation)
-            app.openapi_schema = schema
-        return app.openapi_schema
 
-    app.openapi = document  # type: ignore[method-assign]
-
-
-def _complete(path: str, operation: dict[str, Any]) -> None:
-    """Add what FastAPI does not know about an operation."""
-    described = operation["responses"]
-    if "422" in described and described["422"].get("description") != _DESCRIPTIONS[422]:
-        del described["422"]  # path parameters are any strings: FastAPI never refuses one
-    if path.endswith("/infer") or path == "/try":
-        operation["requestBody"] = {
-            "required": True,
-            "content": {"application/json": {"schema": _reference("InferenceRequest")}},
-        }
-    elif path in _BODIES:
-        media_type, schema, required = _BODIES[path]
-        operation["requestBody"] = {
-            "required": required,
-            "content": {media_type: {"schema": _reference(schema)}},
-        }
-    if path == "/metrics":
-        described["200"] = {
-            "description": "Success.",
-            "content": {"text/plain": {"schema": {"type": "string"}}},
-        }
+def _described(operation: _Operation) -> dict[str, Any]:
+    """Describe an operation: its parameters, its body and its answers."""
+    method, path = operation.route.split()
+    schemas = dict.fromkeys(operation.errors, "Error")
+    answers = {}
+    if isinstance(operation.answer, dict):
+        answers = operation.answer
+    else:
+        schemas[200] = operation.answer
+    for status, name in schemas.items():
+        answers = {status: {"description": _DESCRIPTIONS[status], **_content(_JSON, name)}} | answers
+    found: list[tuple[str, str, bool]] = [("path", name, True) for name in re.findall(r"{(\w+)}", path)]
+    if path == "/try":
+        found = [("query", "model", True), ("query", "version", False)]
+    described: dict[str, Any] = {
+        "operationId": f"{method.lower()}{path}",
+        "description": inspect.getdoc(operation.handler),
+        "parameters": [
+            {"in": place, "name": name, "required": required, "schema": _STRING}
+            for place, name, required in found
+        ],
+        "responses": {str(status): answers[status] for status in sorted(answers)},
+    }
+    if operation.body is not None:
+        required = operation.body in ("InferenceRequest", "Login")
+        media_type = "application/x-www-form-urlencoded" if operation.body == "Login" else _JSON
+        described["requestBody"] = {"required": required, **_content(media_type, operation.body)}
     if path in ("/v2", "/v2/health/live", "/v2/health/ready", "/"):
-        operation["security"] = []
+        described["security"] = []
+    return described
+
+
+def _content(media_type: str, schema: str) -> dict[str, Any]:
+    return {"content": {media_type: {"schema": {"$ref": f"#/components/schemas/{schema}"}}}}
