@@ -89,7 +89,7 @@ from quietmax.sensitivity.network import published_sensitivity_for
 from tests.experiments.same_process import start_in_this_process
 
 FOLDER = Path(__file__).parent / "fixtures" / "seeded"
-TABLE = Path(__file__).parent / "fixtures" / "v0_1" / "people.csv"
+TABLE = Path(__file__).parent / "fixtures" / "v0_2" / "people.csv"
 STRICT = os.environ.get("QUIETMAX_SAME_NUMBERS") == "strict"
 WRITE = os.environ.get("QUIETMAX_WRITE_FIXTURES") == "1"
 SHOWN = 48

@@ -465,17 +465,11 @@ def test_an_answer_given_while_the_new_model_is_written_stops_the_overwriting(
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-@pytest.mark.parametrize("named", [True, False], ids=["with an id", "of version 0.1"])
 def test_a_model_that_is_being_replaced_gives_no_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     features, _ = _data()
     folder = save_private(_head_for_one_answer(), tmp_path / "model", dataset="made up")
-    if not named:
-        description = json.loads((folder / "model.json").read_text())
-        del description["account_id"]
-        (folder / "model.json").write_text(json.dumps(description))
-        (folder / "account.json").write_text('{"answered": "00000000000000000000"}')
     opened, replace = open_private(folder), serialization._replace
     assert opened.remaining == 1
 

@@ -129,7 +129,7 @@ def _flip_a_bit(folder: Path) -> None:
         (lambda folder: (folder / "model.json").write_text('{"a": 1}'), "does not describe a Quietmax model"),
         (lambda folder: (folder / "model.json").write_text("[]"), "does not describe a Quietmax model"),
         (lambda folder: (folder / "model.json").write_bytes(b"\xff\xfe"), "cannot be read"),
-        (lambda folder: _edit(folder, format_version=99), "must be one of 1, 2, 3, 4, got 99"),
+        (lambda folder: _edit(folder, format_version=99), "must be 4, got 99"),
         (lambda folder: _edit(folder, kind="head"), "of kind 'mlp', got 'head'"),
         (lambda folder: _edit(folder, widths=[6, 9, 3]), "damaged"),
         (lambda folder: _edit(folder, widths=None), "damaged"),

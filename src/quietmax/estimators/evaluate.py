@@ -533,7 +533,7 @@ def split_name(model: PrivateModel) -> str | None:
 
 @dataclass(frozen=True, eq=False)
 class _FolderAccount:
-    """The evaluations of a model folder, in its file. The id is in the description; None before format version 4."""
+    """The evaluations of a model folder, in its file. The id is in the description."""
 
     folder: Path
     id: str | None
@@ -558,8 +558,6 @@ class _FolderAccount:
         path = self.folder / EVALUATION_FILE
         found: list[StoredEvaluation] = []
         try:
-            if self.id is None and not path.exists():
-                return found
             content = json.loads(path.read_text(encoding="utf-8"))
             if content["format"] != _FORMAT or content["id"] != self.id:
                 raise ValueError("another model")

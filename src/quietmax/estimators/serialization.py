@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -37,13 +37,9 @@ from quietmax.estimators.head.weights import (
     weights_guarantee,
 )
 from quietmax.estimators.training_set import (
-    CLASSES,
-    SIZE,
-    Condition,
     alike,
     code_before,
     runs_own_code,
-    weakened,
     with_holdout,
 )
 from quietmax.mechanisms.base import GaussianScores, Mechanism, NoisyMax
@@ -56,7 +52,6 @@ from quietmax.models.features.generic import (
 )
 from quietmax.models.mlp import MLP
 from quietmax.models.serialization import (
-    FORMAT_VERSION,
     mlp_from,
     read_description,
     read_folder,
@@ -87,10 +82,6 @@ PrivateClassifier: TypeAlias = "HeadWeights | PrivateNetwork | Predictor"
 _UNFIT = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RuntimeError)
 """What reading a damaged folder may raise."""
 _MOST_INPUTS = 10**7
-_OLD_SCATTERING = Condition(
-    "Version 0.1 computed it with scattering features whose rounding could depend on other records (THEORY 3.8).",
-    ("In the training, no record's features depended on its place among the other records.",),
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +107,7 @@ class PrivateModel:
     holdout : Holdout or None
         Which persons of the table were held out of training; None if nobody was.
     evaluation_id : str or None
-        The id of the model's evaluations. None for a model that is paid per answer, and before format version 4.
+        The id of the model's evaluations. None for a model that is paid per answer.
     """
 
     kind: str
@@ -291,7 +282,7 @@ def open_private(folder: str | Path) -> PrivateModel:
     Parameters
     ----------
     folder : str or Path
-        A folder that `save_private` wrote, with this version or an earlier one.
+        A folder that `save_private` wrote, with version 0.2 or later.
 
     Returns
     -------
@@ -303,7 +294,7 @@ def open_private(folder: str | Path) -> PrivateModel:
     InvalidInput
         If the folder holds another kind of model.
     DataUnavailable
-        If the folder is missing or damaged, its parts contradict each other, or its account is missing.
+        If the folder is missing, damaged or of version 0.1, its parts contradict each other, or its account is missing.
     """
     kind = str(read_description(folder).get("kind"))
     if kind not in _KINDS:
@@ -313,7 +304,7 @@ def open_private(folder: str | Path) -> PrivateModel:
     description, tensors = read_folder(folder, kind, library=_KINDS[kind].library)
     try:
         features, encoding = description["features"], description["encoding"]
-        stated = description["holdout"] if description["format_version"] >= 4 else None
+        stated = description["holdout"]
         holdout = None if stated is None else Holdout.from_json(stated)
         stored = _Stored(
             Path(folder),
@@ -339,11 +330,9 @@ def open_private(folder: str | Path) -> PrivateModel:
         )
         _check_shapes(model)
         _check_account(stored.folder, classifier)
-        _check_evaluation_id(model, description["format_version"])
-        _check_guarantee(stored.guarantee, guarantee, description["format_version"])
-        if description["format_version"] == 1 and _scatters(features):
-            guarantee = weakened(guarantee, _OLD_SCATTERING)
-        return replace(model, guarantee=guarantee)
+        _check_evaluation_id(model)
+        _check_guarantee(stored.guarantee, guarantee)
+        return model
     except _UNFIT as problem:
         raise DataUnavailable(
             f"The model in {folder} is damaged ({short_message(problem)}). Train it again or restore a copy."
@@ -365,19 +354,8 @@ class _Stored:
     encoding: Encoding | None
 
     def account(self) -> FileAccount:
-        """Return the account of the answers paid for.
-
-        A description of Quietmax 0.1 names no account. Then any account in the folder is accepted, and only the one
-        that is there now pays for this opened model.
-        """
-        account = FileAccount(self.folder / ACCOUNT_FILE, identity=self.description.get(ACCOUNT_ID))
-        return FileAccount(account.path, identity=account.identity)
-
-    def declared(self, name: str, otherwise: Condition) -> bool:
-        """Return whether something was declared; format version 1 stated only the assumption that replaces it."""
-        assumed = any(assumption in self.guarantee.assumptions for assumption in otherwise.assumptions)
-        missing = self.description["format_version"] == 1 and not assumed
-        return self.guarantee.parameters.get(name, missing) is True
+        """Return the account of the answers paid for."""
+        return FileAccount(self.folder / ACCOUNT_FILE, identity=str(self.description[ACCOUNT_ID]))
 
     def noise_source(self) -> NoiseSource:
         """Return a source of the kind that the guarantee names, for computing the guarantee again."""
@@ -543,7 +521,7 @@ def _read_teachers(stored: _Stored) -> _Read:
     """Return the teachers behind their budget, and the guarantee of their answers."""
     from quietmax.estimators.teachers import TeacherEnsemble, vote_guarantee
 
-    description = stored.description
+    description, facts = stored.description, stored.guarantee.parameters
     network = mlp_from(stored.tensors, description["widths"], str(description["activation"]))
     silent = np.array(description["silent"])
     if silent.dtype != bool or silent.shape != (network.networks,):
@@ -565,10 +543,10 @@ def _read_teachers(stored: _Stored) -> _Read:
         description["declared_size"],
         features=stored.features,
         own_modules=False,
-        size_declared=stored.declared("size_declared", SIZE),
-        classes_declared=stored.declared("classes_declared", CLASSES),
+        size_declared=facts["size_declared"] is True,
+        classes_declared=facts["classes_declared"] is True,
         encoding=stored.encoding,
-        code_before=code_before(stored.guarantee.parameters),
+        code_before=code_before(facts),
     )
     return predictor, guarantee
 
@@ -623,8 +601,8 @@ def _read_dpsgd(stored: _Stored) -> _Read:
         plan,
         exact=facts["noise_source"] == {"source": "exact", "exact": True},
         own_module=False,
-        size_declared=stored.declared("size_declared", SIZE),
-        classes_declared=stored.declared("classes_declared", CLASSES),
+        size_declared=facts["size_declared"] is True,
+        classes_declared=facts["classes_declared"] is True,
         features=stored.features,
         centring=centring,
         unit=stored.guarantee.unit,
@@ -708,12 +686,8 @@ def _kind(estimator: Estimator) -> str:
 
 
 def _check_unit(stored: _Stored) -> None:
-    """Raise if the description, the guarantee and the encoding disagree about whom the guarantee protects.
-
-    Before format version 4 the unit was always the record.
-    """
-    unit = stored.description["unit"] if stored.description["format_version"] >= 4 else "record"
-    _check_same("unit", unit, stored.guarantee.unit)
+    """Raise if the description, the guarantee and the encoding disagree about whom the guarantee protects."""
+    _check_same("unit", stored.description["unit"], stored.guarantee.unit)
     if stored.encoding is not None and stored.encoding.person is not None:
         _check_same("unit", stored.guarantee.unit, "person")
 
@@ -739,37 +713,22 @@ def _check_account(folder: Path, classifier: PrivateClassifier) -> None:
         raise ValueError(f"its account counts {answered} answers, but its budget is for {limit}")
 
 
-def _check_evaluation_id(model: PrivateModel, format_version: int) -> None:
-    """Raise unless released weights of the current format version name the account of their evaluations."""
+def _check_evaluation_id(model: PrivateModel) -> None:
+    """Raise unless released weights name the account of their evaluations."""
     released = not isinstance(model.classifier, Predictor)
-    if format_version >= 4 and isinstance(model.evaluation_id, str) != released:
+    if isinstance(model.evaluation_id, str) != released:
         raise ValueError("it must have an id of its evaluations if and only if its weights are released")
 
 
-def _check_guarantee(stated: Guarantee, computed: Guarantee, format_version: int) -> None:
-    """Raise unless a stored guarantee states what follows from the folder.
-
-    In the current format version all fields must agree, word for word. An earlier version may have used other words
-    and known fewer assumptions. There, the stated words must not name a condition that the folder does not explain.
-    """
-    for name in ("status", "definition", "neighbours", "unit", "epsilon", "mu", "delta", "extra_delta"):
+def _check_guarantee(stated: Guarantee, computed: Guarantee) -> None:
+    """Raise unless a stored guarantee states, word for word, what follows from the folder."""
+    for name in (*_CLAIMS, "because", "assumptions"):
         _check_same(name, getattr(stated, name), getattr(computed, name))
     _check_parameters(stated, computed)
-    if len(stated.assumptions) > len(computed.assumptions):
-        raise ValueError("it lists more assumptions than what it was made with explains")
-    if format_version == FORMAT_VERSION:
-        _check_same("because", stated.because, computed.because)
-        _check_same("assumptions", stated.assumptions, computed.assumptions)
-        _check_same("parameters", sorted(stated.parameters), sorted(computed.parameters))
-        return
-    words, explained = (" ".join((each.because, *each.assumptions)) for each in (stated, computed))
-    for sign in _SIGNS_OF_CONDITIONS:
-        if sign in words and sign not in explained:
-            raise ValueError(f"its guarantee says '{sign}', which nothing else in it explains")
+    _check_same("parameters", sorted(stated.parameters), sorted(computed.parameters))
 
 
-_SIGNS_OF_CONDITIONS = ("seed", "not declared", "read off", "measured on")
-"""Words of every format version by which a guarantee tells of seeded noise or of something that was not declared."""
+_CLAIMS = ("status", "definition", "neighbours", "unit", "epsilon", "mu", "delta", "extra_delta")
 
 
 def _check_parameters(stated: Guarantee, computed: Guarantee) -> None:
@@ -785,10 +744,3 @@ def _check_same(what: str, stored: Any, computed: Any, *, within: float = 1e-9) 
     """
     if not alike(stored, computed, within):
         raise ValueError(f"it states {what} {stored!r}, but the rest of it implies {computed!r}")
-
-
-def _scatters(features: Mapping[str, Any] | None) -> bool:
-    """Return whether a described feature map is wavelet scattering, or a pipeline with it."""
-    if features is None:
-        return False
-    return features["kind"] == "scattering" or any(_scatters(each) for each in features.get("maps", ()))

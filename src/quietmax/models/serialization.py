@@ -1,9 +1,7 @@
 """Model folders: ``weights.safetensors`` and ``model.json``. Nothing is pickled, so loading a model runs no code.
 
 A folder is written atomically: under another name first, then renamed. The description holds the SHA-256 of the
-weights, so that files of two folders are not mixed up. Format versions: 1 is that of Quietmax 0.1, 2 added the SHA-256
-of the weights, 3 renamed keys, 4 added the unit, the holdout and the id of the evaluations; all are read, the last is
-written.
+weights, so that files of two folders are not mixed up. Format version 4 is that of Quietmax 0.2 and later.
 """
 
 from __future__ import annotations
@@ -39,7 +37,6 @@ else:
     safetensors = lazy_module("safetensors")
 
 FORMAT, FORMAT_VERSION = "quietmax model", 4
-_READABLE = (1, 2, 3, FORMAT_VERSION)
 _DESCRIPTION, _WEIGHTS, _DIGEST = DESCRIPTION_FILE, "weights.safetensors", "weights_sha256"
 _BASES: dict[str, CrossEntropy | Quadratic] = {"cross-entropy": CrossEntropy(), "quadratic": Quadratic()}
 
@@ -88,7 +85,7 @@ def load_model(folder: str | Path) -> Model:
     Parameters
     ----------
     folder : str or Path
-        A folder that `save_model` wrote, in this version or an earlier one.
+        A folder that `save_model` wrote, with version 0.2 or later.
 
     Returns
     -------
@@ -97,7 +94,7 @@ def load_model(folder: str | Path) -> Model:
     Raises
     ------
     DataUnavailable
-        If there is no model, or it is damaged.
+        If there is no model, or it is damaged or of version 0.1.
     InvalidInput
         If it is a model of another kind.
     """
@@ -267,7 +264,7 @@ def read_folder(
         raise DataUnavailable(
             f"The weights {source / _WEIGHTS} cannot be read: {short_message(problem)}."
         ) from problem
-    if description["format_version"] > 1 and description.get(_DIGEST) != hashlib.sha256(stored).hexdigest():
+    if description.get(_DIGEST) != hashlib.sha256(stored).hexdigest():
         raise DataUnavailable(
             f"The weights in {source} are not those that {_DESCRIPTION} describes: their SHA-256 differs."
         )
@@ -285,34 +282,17 @@ def read_description(folder: str | Path) -> dict[str, Any]:
         raise DataUnavailable(f"{path} cannot be read: {short_message(problem)}.") from problem
     if not isinstance(description, dict) or description.get("format") != FORMAT:
         raise DataUnavailable(f"{path} does not describe a Quietmax model.")
-    if description.get("format_version") not in _READABLE:
+    version, writer = (
+        description.get("format_version"),
+        f"was written by Quietmax {description.get('quietmax')}",
+    )
+    if version in (1, 2, 3):
+        raise DataUnavailable(f"The model in {folder} {writer}. Version 0.2 can open it.")
+    if version != FORMAT_VERSION:
         raise DataUnavailable(
-            f"The format version of {path} must be one of {', '.join(map(str, _READABLE))}, got "
-            f"{description.get('format_version')}; Quietmax {description.get('quietmax')} wrote it."
+            f"The model in {folder} {writer}: its format version must be {FORMAT_VERSION}, got {version!r}."
         )
-    return _upgraded(description)
-
-
-_RENAMED_PARAMETERS = {
-    "clip": "max_grad_norm",
-    "optimiser": "optimizer",
-    "rate": "learning_rate",
-    "reading": "analysis",
-    "route": "training_method",
-}
-"""Parameters of a stored guarantee: their names in format versions 1 and 2, and today's names."""
-
-
-def _upgraded(description: dict[str, Any]) -> dict[str, Any]:
-    """Return the description with the parameter names of the current format version."""
-    guarantee = description.get("guarantee")
-    if description["format_version"] >= 3 or not isinstance(guarantee, dict):
-        return description
-    parameters = guarantee.get("parameters")
-    if not isinstance(parameters, dict):
-        return description
-    renamed = {_RENAMED_PARAMETERS.get(name, name): value for name, value in parameters.items()}
-    return {**description, "guarantee": {**guarantee, "parameters": renamed}}
+    return description
 
 
 def settings_to_json(settings: TrainingSettings) -> dict[str, Any]:
