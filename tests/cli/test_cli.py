@@ -18,7 +18,7 @@ import typer.testing
 
 import quietmax
 from quietmax.accounting.costs import PureCost
-from quietmax.cli import COMMANDS, app, load_command, main, name_flags, spread_lists
+from quietmax.cli import COMMANDS, _name_flags, _rewritten, app, load_command, main
 from quietmax.data.registry import load
 from quietmax.errors import QuietmaxError
 from quietmax.privacy_card import read_card
@@ -189,7 +189,7 @@ def test_the_examples_work_when_they_are_pasted(
 
 
 def test_several_values_may_follow_one_option() -> None:
-    assert spread_lists(["a", "--datasets", "x", "y", "--json", "z"]) == [
+    assert _rewritten(["a", "--datasets", "x", "y", "--json", "z"]) == [
         "a", "--datasets", "x", "--datasets", "y", "--json", "z",
     ]  # fmt: skip
 
@@ -220,12 +220,12 @@ def test_wrong_usage_is_one_line_that_names_the_help(run: Run, arguments: list[s
 
 def test_errors_name_the_flags_of_the_command() -> None:
     flags = {"max_rows": "--max-rows", "infer": "--infer"}
-    assert name_flags("Set `infer` or `other`.", flags) == "Set --infer or `other`."
-    assert name_flags("max_rows must be positive.", flags) == "--max-rows must be positive."
-    assert name_flags("infer='all' is not other='all'.", flags) == "--infer all is not other='all'."
-    assert name_flags("infer='patient id; rm x'.", flags) == "--infer 'patient id; rm x'."
-    assert name_flags("It requires max_rows.", flags) == "It requires --max-rows."
-    assert name_flags("The infer must.", flags) == "The infer must."
+    assert _name_flags("Set `infer` or `other`.", flags) == "Set --infer or `other`."
+    assert _name_flags("max_rows must be positive.", flags) == "--max-rows must be positive."
+    assert _name_flags("infer='all' is not other='all'.", flags) == "--infer all is not other='all'."
+    assert _name_flags("infer='patient id; rm x'.", flags) == "--infer 'patient id; rm x'."
+    assert _name_flags("It requires max_rows.", flags) == "It requires --max-rows."
+    assert _name_flags("The infer must.", flags) == "The infer must."
 
 
 def raising(problem: BaseException) -> Callable[[], None]:

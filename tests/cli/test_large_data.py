@@ -23,7 +23,7 @@ from quietmax import PrivateHead
 from quietmax.cli import evaluate as evaluate_command
 from quietmax.cli import predict as predict_command
 from quietmax.cli import train as train_command
-from quietmax.cli._options import memory_size
+from quietmax.cli._options import _memory_size
 from quietmax.cli._output import progress_bar
 from quietmax.data import load
 from quietmax.errors import QuietmaxError
@@ -453,11 +453,11 @@ def test_the_size_of_temporary_files_is_stated_before_they_are_written(
 
 
 def test_options_of_memory_are_checked(run: Run, files: Path, tmp_path: Path) -> None:
-    assert memory_size("2G") == memory_size("2gb") == memory_size(" 2 GiB") == 2**31
-    assert memory_size("500MB") == 500 * 2**20
-    assert memory_size("512M") == FILES_IN_MEMORY  # the help text states it
+    assert _memory_size("2G") == _memory_size("2gb") == _memory_size(" 2 GiB") == 2**31
+    assert _memory_size("500MB") == 500 * 2**20
+    assert _memory_size("512M") == FILES_IN_MEMORY  # the help text states it
     assert "Default: 512M" in " ".join(run("train", "head", "--help")[1].replace("│", " ").split())
-    assert memory_size("0") == 0
+    assert _memory_size("0") == 0
     for wrong in ("much", "-1G", "1e9", "4X"):
         result = run(*_train(files, tmp_path / "head", f"--max-memory={wrong}"))
         assert_error(result, 2, "--max-memory must be a size")

@@ -72,16 +72,6 @@ def test_a_model_is_written_once_unless_overwrite_is_given(run: Run, tmp_path: P
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "other"]
 
 
-def test_alpha_can_be_searched_for(run: Run) -> None:
-    result = json_of(run("train", "network", *SMALL, "--alpha", "search", "--json"))
-    assert len(result["alpha_search"]) == 20
-    assert result["alpha"] in [trial["alpha"] for trial in result["alpha_search"]]
-    assert set(result["original_loss"]) == {"train_accuracy", "validation_accuracy"}
-    out = output_of(run("train", "network", *SMALL, "--alpha", "search"))
-    for words in ("Search for alpha", "original loss", "chosen", "the original loss", "at most 0.05 below"):
-        assert words in " ".join(out.split()), words
-
-
 def test_the_settings_of_a_network_are_those_of_the_options(run: Run, tmp_path: Path) -> None:
     options = ("--hidden", 5, "--hidden", 4, "--activation", "sigmoid", "--l2", 0.01, "--batch-size", 50)
     more = ("--alpha", 2, "--learning-rate", 0.01, "--epochs", 2)
@@ -106,7 +96,6 @@ def test_the_report_of_a_network_says_that_it_must_not_be_published(run: Run) ->
         (["absent.csv", "--label", "y"], 1, "absent.csv"),
         (["mnist-5k", "--records", "4000"], 2, "4000"),
         (["mnist-5k", "--alpha", "-1"], 2, "--alpha"),
-        (["mnist-5k", "--alpha", "many"], 2, "--alpha must be a positive number or 'search', got 'many'."),
         (["mnist-5k", "--loss", "hinge"], 2, "--loss must be convexified, cross-entropy or quadratic"),
         (["mnist-5k", "--loss", "quadratic", "--alpha", "1"], 2, "--alpha requires --loss convexified"),
         (["mnist-5k", "--activation", "step"], 2, "step"),

@@ -111,7 +111,7 @@ def _reporting_errors(command: Any) -> Callable[..., Any]:
                 return function(*arguments, **options)
         except QuietmaxError as problem:
             usage = isinstance(problem, InvalidInput) and not isinstance(problem, InvalidData)
-            _fail(name_flags(str(problem), flags), 2 if usage else 1)
+            _fail(_name_flags(str(problem), flags), 2 if usage else 1)
 
     return run
 
@@ -128,22 +128,23 @@ def _printed_warnings(flags: Mapping[str, str]) -> Iterator[None]:
                 return
             from quietmax.cli._output import print_note
 
-            print_note(name_flags(str(message), flags))
+            print_note(_name_flags(str(message), flags))
 
         warnings.showwarning = show
         yield
 
 
-def name_flags(message: str, flags: Mapping[str, str]) -> str:
+def _name_flags(message: str, flags: Mapping[str, str]) -> str:
     """Replace argument names in an error message by the flags of the command line."""
-    values = r"\b(\w+)='([^']*)'"
-    names = r"`(\w+)`|^([a-z]\w*)\b|\b([a-z]+_\w+)\b"
-    message = re.sub(
-        values,
-        lambda found: f"{flags[found[1]]} {shlex.quote(found[2])}" if found[1] in flags else found[0],
-        message,
-    )
-    return re.sub(names, lambda found: flags.get(found[1] or found[2] or found[3], found[0]), message)
+
+    def with_value(found: re.Match[str]) -> str:
+        return f"{flags[found[1]]} {shlex.quote(found[2])}" if found[1] in flags else found[0]
+
+    def alone(found: re.Match[str]) -> str:
+        return flags.get(found[1] or found[2] or found[3], found[0])
+
+    message = re.sub(r"\b(\w+)='([^']*)'", with_value, message)
+    return re.sub(r"`(\w+)`|^([a-z]\w*)\b|\b([a-z]+_\w+)\b", alone, message)
 
 
 app = typer.Typer(
@@ -178,9 +179,7 @@ def main() -> None:
     Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted. Errors are one line on stderr.
     """
     try:
-        sys.exit(
-            app(with_ray_address(spread_lists(sys.argv[1:])), prog_name="quietmax", standalone_mode=False)
-        )
+        sys.exit(app(_rewritten(sys.argv[1:]), prog_name="quietmax", standalone_mode=False))
     except _UsageError as problem:
         message = " ".join(problem.format_message().split())
         if not message:  # a group without a command: its help is already printed
@@ -202,30 +201,20 @@ def main() -> None:
         _fail(f"The operating system reported an error ({problem.strerror or problem}){place}.", 1)
 
 
-def spread_lists(arguments: list[str]) -> list[str]:
-    """Rewrite ``--datasets a b`` as ``--datasets a --datasets b``, the form that the parser accepts."""
-    spread: list[str] = []
+def _rewritten(arguments: list[str]) -> list[str]:
+    """Write ``--datasets a b`` as ``--datasets a --datasets b``, and ``--ray`` without address as ``--ray local``."""
+    written: list[str] = []
     current = None
     for argument, following in zip(arguments, [*arguments, "-"][1:], strict=True):
-        if argument.startswith("-"):
-            current = argument if argument in _LIST_OPTIONS and not following.startswith("-") else None
-            if current is None:
-                spread.append(argument)
-        elif current is not None:
-            spread += [current, argument]
-        else:
-            spread.append(argument)
-    return spread
-
-
-def with_ray_address(arguments: list[str]) -> list[str]:
-    """Put ``local`` after a ``--ray`` that no address follows: the parser wants a value after every such option."""
-    filled = []
-    for argument, following in zip(arguments, [*arguments, ""][1:], strict=True):
-        filled.append(argument)
+        if current is not None and not argument.startswith("-"):
+            written += [current, argument]
+            continue
+        current = argument if argument in _LIST_OPTIONS and not following.startswith("-") else None
+        if current is None:
+            written.append(argument)
         if argument == "--ray" and not is_ray_address(following):
-            filled.append("local")
-    return filled
+            written.append("local")
+    return written
 
 
 def _fail(message: str, code: int) -> NoReturn:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -55,26 +55,29 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command one option for each field of its parameters that are dataclasses.
 
     A text in the annotation of a field or parameter, ``Annotated[int, "Number of classes.", {"min": 2}]``, is the help
-    of its option, and what follows are other settings of it. The fields that a group declares are shown in the panel
-    ``PANEL`` of the help, if it has one.
+    of its option, and what follows are other settings of it. Texts in the annotation of a dataclass name the fields
+    that the command does not have. The fields that a group declares are shown in the panel ``PANEL`` of the help, if it
+    has one.
     """
-    hints = get_type_hints(command, include_extras=True)
     groups: dict[str, type[Any]] = {}
     parameters: list[Parameter] = []
+    hints = get_type_hints(command, include_extras=True)
     for parameter in signature(command).parameters.values():
-        kind = hints[parameter.name]
+        kind, *left_out = _taken_apart(hints[parameter.name])
         if is_dataclass(kind):
             assert isinstance(kind, type)
             groups[parameter.name] = kind
-            parameters += _parameters_of(kind)
+            parameters += [each for each in _parameters_of(kind) if each.name not in left_out]
         else:
-            annotation = _with_option(parameter.name, kind)
+            annotation = _with_option(parameter.name, hints[parameter.name])
             parameters.append(parameter.replace(annotation=annotation, kind=Parameter.KEYWORD_ONLY))
 
     @wraps(command)
     def flat(**given: Any) -> None:
         built = {
-            name: group(**{field.name: given.pop(field.name) for field in fields(group)})
+            name: group(
+                **{field.name: given.pop(field.name) for field in fields(group) if field.name in given}
+            )
             for name, group in groups.items()
         }
         command(**given, **built)
@@ -84,26 +87,26 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     return flat
 
 
-def _parameters_of(group: type[Any]) -> list[Parameter]:
+def _taken_apart(hint: Any) -> tuple[Any, ...]:
+    """A type and what its annotation adds to it."""
+    return get_args(hint) if hasattr(hint, "__metadata__") else (hint,)
+
+
+def _parameters_of(group: type[Any]) -> Iterator[Parameter]:
     """The fields of a dataclass as keyword-only parameters."""
     hints = get_type_hints(group, include_extras=True)
     owners = {
         name: base for base in reversed(group.__mro__) for name in vars(base).get("__annotations__", {})
     }
-    return [
-        Parameter(
-            field.name,
-            Parameter.KEYWORD_ONLY,
-            default=Parameter.empty if field.default is MISSING else field.default,
-            annotation=_with_option(field.name, hints[field.name], vars(owners[field.name]).get("PANEL")),
-        )
-        for field in fields(group)
-    ]
+    for field in fields(group):
+        default = Parameter.empty if field.default is MISSING else field.default
+        annotation = _with_option(field.name, hints[field.name], vars(owners[field.name]).get("PANEL"))
+        yield Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def _with_option(name: str, hint: Any, panel: str | None = None) -> Any:
     """The annotation of an option with its help, if the annotation has a text."""
-    kind, *metadata = get_args(hint) if hasattr(hint, "__metadata__") else (hint,)
+    kind, *metadata = _taken_apart(hint)
     if not metadata or not isinstance(metadata[0], str):
         return hint
     names = (flag(name),) if kind is bool else ()  # no --no-... for a bool
@@ -150,52 +153,49 @@ class TableOptions:
     def given(self) -> dict[str, Any]:
         """The facts that were given, as keyword arguments of `quietmax.load`."""
         facts = {field.name: getattr(self, field.name) for field in fields(TableOptions)}
-        facts["classes"] = _class_names(self.classes)
-        facts["bounds"] = _column_bounds(self.bounds)
-        facts["categories"] = _column_categories(self.categories)
+        if self.classes:
+            facts["classes"] = _parsed("classes", self.classes)
+        for name in ("bounds", "categories"):
+            facts[name] = dict(_parsed(name, text) for text in facts[name] or [])
         return {name: value for name, value in facts.items() if value}
 
 
-def _class_names(text: str | None) -> int | list[str] | None:
-    """Parse the value of ``--classes``: names separated by commas, or the number of classes."""
-    if not text:
-        return None
+def _parsed(name: str, text: str) -> Any:
+    """Parse a value of an option that states a fact about a table."""
+    parse, valid = _FACTS[name]
+    try:
+        return parse(text)
+    except ValueError:
+        raise InvalidInput(f"--{name} must {valid}, got {text!r}.") from None
+
+
+def _class_names(text: str) -> int | list[str]:
     names = [name.strip() for name in text.split(",")]
     if len(names) > 1:
         return names
     if not names[0].isdecimal() or int(names[0]) < 2:
-        raise InvalidInput(
-            f"--classes must be at least two names (no,yes) or a number of at least 2, got {text!r}."
-        )
+        raise ValueError
     return int(names[0])
 
 
-def _column_bounds(texts: list[str] | None) -> dict[str, tuple[float, float]]:
-    """Parse the values of ``--bounds``."""
-    bounds = {}
-    for text in texts or []:
-        name, _, interval = text.rpartition("=")
-        low, _, high = interval.partition(":")
-        try:
-            bounds[name] = (float(low), float(high))
-        except ValueError:
-            raise InvalidInput(
-                f"--bounds must have the form column=low:high, as in age=0:100, got {text!r}."
-            ) from None
-    return bounds
+def _column_bounds(text: str) -> tuple[str, tuple[float, float]]:
+    name, _, interval = text.rpartition("=")
+    low, high = interval.split(":")
+    return name, (float(low), float(high))
 
 
-def _column_categories(texts: list[str] | None) -> dict[str, tuple[str, ...]]:
-    """Parse the values of ``--categories``."""
-    categories = {}
-    for text in texts or []:
-        name, equals, values = text.partition("=")
-        if not equals or not name or not values:
-            raise InvalidInput(
-                f"--categories must have the form column=first,second, as in sex=Female,Male, got {text!r}."
-            )
-        categories[name] = tuple(value.strip() for value in values.split(","))
-    return categories
+def _column_categories(text: str) -> tuple[str, tuple[str, ...]]:
+    name, values = text.split("=", maxsplit=1)
+    if not name or not values:
+        raise ValueError
+    return name, tuple(value.strip() for value in values.split(","))
+
+
+_FACTS: dict[str, tuple[Callable[[str], Any], str]] = {
+    "classes": (_class_names, "be at least two names (no,yes) or a number of at least 2"),
+    "bounds": (_column_bounds, "have the form column=low:high, as in age=0:100"),
+    "categories": (_column_categories, "have the form column=first,second, as in sex=Female,Male"),
+}
 
 
 @dataclass(frozen=True)
@@ -219,16 +219,10 @@ class SplitOptions:
         """Load and split a data set or table, with a progress bar."""
         from quietmax.data.registry import load
 
+        chosen = {field.name: getattr(self, field.name) for field in fields(SplitOptions)}
         with progress_bar("loading", quiet=quiet) as progress:
             return load(
-                name,
-                records=self.records,
-                holdout=self.holdout,
-                seed=self.seed,
-                data_dir=self.data_dir,
-                download=self.download,
-                progress=lambda _, done, total: progress(done, total or done),
-                **facts,
+                name, progress=lambda _, done, total: progress(done, total or done), **chosen, **facts
             )
 
 
@@ -253,8 +247,8 @@ class DataOptions(SplitOptions, TableOptions):
 
 
 @dataclass(frozen=True)
-class MemoryOptions:
-    """How tables that may not fit into memory are read."""
+class EngineOptions:
+    """Where a command computes, and how it reads tables that may not fit into memory."""
 
     PANEL: ClassVar = "Your own table"
 
@@ -267,6 +261,12 @@ class MemoryOptions:
         Path | None,
         "Folder for the temporary files, which are removed at the end. Default: that of the operating system.",
     ] = None
+    resume: Annotated[
+        bool,
+        "Continue a training that was interrupted: the encoded rows, which are private, stay in --cache-dir until a "
+        "training on the same files ends well.",
+    ] = False
+    ray: Ray = None
 
     def reads_parts(self, data: str) -> bool:
         """Whether a table is read part by part: a folder, a pattern, or one file whose memory is limited."""
@@ -278,64 +278,30 @@ class MemoryOptions:
         if given and not several and Path(data).suffix.lower() not in FILE_SUFFIXES:
             name = "--cache-dir" if self.max_memory is None else "--max-memory"
             raise InvalidInput(f"{name} applies only to CSV, TSV and Parquet files and folders of them.")
-        return several or given
-
-    def engine(self, *, quiet: bool) -> LocalEngine | RayEngine:
-        """Where rows are kept, and where a command computes."""
-        from quietmax.estimators.blocks import LocalEngine
-
-        if self.cache_dir is not None and not self.cache_dir.expanduser().is_dir():
-            raise InvalidInput(f"cache_dir must be a folder that exists, got '{self.cache_dir}'.")
-        limit = None if self.max_memory is None else memory_size(self.max_memory)
-        return LocalEngine(limit, self.cache_dir, report=None if quiet else print_note)
-
-
-@dataclass(frozen=True)
-class EngineOptions(MemoryOptions):
-    """Where a command computes, and how it reads tables that may not fit into memory."""
-
-    ray: Ray = None
-
-    def engine(self, *, quiet: bool) -> LocalEngine | RayEngine:
-        """Where rows are kept, and where a command computes."""
-        from quietmax._ray import RayEngine
-
-        if self.ray is None:
-            return super().engine(quiet=quiet)
-        for name, value in arguments_of(self).items():
-            if name != "ray" and value is not False:
-                raise InvalidInput(f"{flag(name)} cannot be combined with --ray.")
-        return RayEngine(self.ray)
-
-
-@dataclass(frozen=True)
-class ResumableOptions(EngineOptions):
-    """Where a training computes, and whether it can be continued."""
-
-    PANEL: ClassVar = "Your own table"
-
-    resume: Annotated[
-        bool,
-        "Continue a training that was interrupted: the encoded rows, which are private, stay in --cache-dir until a "
-        "training on the same files ends well.",
-    ] = False
-
-    def reads_parts(self, data: str) -> bool:
-        """Whether a table is read part by part; ``data`` is what the user named. See `MemoryOptions`."""
-        parts = super().reads_parts(data)
-        if self.resume and not parts:
+        if self.resume and not (several or given):
             raise InvalidInput(
                 "resume applies only to tables that are read part by part: give `cache_dir` too."
             )
-        return parts
+        return several or given
 
     def engine(self, *, quiet: bool) -> LocalEngine | RayEngine:
         """Where rows are kept, whether they stay there, and where a command computes."""
-        engine = super().engine(quiet=quiet)
-        return replace(engine, resume=True) if self.resume else engine  # type: ignore[arg-type]
+        from quietmax._ray import RayEngine
+        from quietmax.estimators.blocks import LocalEngine
+
+        if self.ray is not None:
+            for name in ("max_memory", "cache_dir", "resume"):
+                if getattr(self, name) not in (None, False):
+                    raise InvalidInput(f"{flag(name)} cannot be combined with --ray.")
+            return RayEngine(self.ray)
+        if self.cache_dir is not None and not self.cache_dir.expanduser().is_dir():
+            raise InvalidInput(f"cache_dir must be a folder that exists, got '{self.cache_dir}'.")
+        limit = None if self.max_memory is None else _memory_size(self.max_memory)
+        report = None if quiet else print_note
+        return LocalEngine(limit, self.cache_dir, report=report, resume=self.resume)
 
 
-def memory_size(text: str) -> int:
+def _memory_size(text: str) -> int:
     """Parse the value of ``--max-memory``: bytes, or a number with the unit K, M, G or T."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     if found is None:

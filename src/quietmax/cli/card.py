@@ -67,13 +67,12 @@ def command(
             raise QuietmaxError(f"Cannot write the card to {html}: {problem.strerror}.") from problem
     if form != "card":
         _print_form(card, form, None if ledger is None else _read_ledger(ledger, card, account), as_json)
-        return
-    if as_json:
+    elif as_json:
         print_json(card.to_json())
-        return
-    print_table(card.title, ("", ""), card.rows(), prose=True)
-    if html is not None:
-        console.print(f"Wrote {html}.", soft_wrap=True)
+    else:
+        print_table(card.title, ("", ""), card.rows(), prose=True)
+        if html is not None:
+            console.print(f"Wrote {html}.", soft_wrap=True)
 
 
 def _read_ledger(address: str, card: PrivacyCard, account: str | None) -> LedgerRecord:
@@ -108,9 +107,8 @@ def _print_form(card: PrivacyCard, form: Form, ledger: LedgerRecord | None, as_j
 
     if form == "opendp-registry":
         print_json(registry_entry(card, ledger))
-        return
-    items = nist_checklist(card, ledger)
-    if as_json:
-        print_json([item._asdict() for item in items])
-        return
-    print_table("Checklist after NIST SP 800-226", ("factor", "question", "answer"), items, prose=True)
+    elif as_json:
+        print_json([item._asdict() for item in nist_checklist(card, ledger)])
+    else:
+        title, columns = "Checklist after NIST SP 800-226", ("factor", "question", "answer")
+        print_table(title, columns, nist_checklist(card, ledger), prose=True)

@@ -15,45 +15,35 @@ def command(data_dir: DataDir = None, as_json: Json = False) -> None:
 
     found = {name: (each, dataset_status(name, data_dir)) for name, each in datasets().items()}
     if as_json:
+        facts = ("title", "records", "holdout", "features", "classes", "shadow_models", "alpha")
         print_json(
             [
-                {
-                    "name": name,
-                    "title": each.title,
-                    "records": each.records,
-                    "holdout": each.holdout,
-                    "features": each.features,
-                    "classes": each.classes,
-                    "shadow_models": each.shadow_models,
-                    "alpha": each.alpha,
-                    "present": status.present,
-                    "message": status.message,
-                }
+                {"name": name, **{fact: getattr(each, fact) for fact in facts}, **status._asdict()}
                 for name, (each, status) in found.items()
             ]
         )
         return
+    rows = [
+        (
+            name,
+            f"{each.records:,}" if each.holdout is None else f"all but {each.holdout:.0%}",
+            f"{each.features:,}",
+            str(each.classes),
+            str(each.shadow_models),
+            f"{each.alpha:g}",
+            "yes" if status.present else "no",
+        )
+        for name, (each, status) in sorted(found.items(), key=lambda entry: not entry[1][1].present)
+        if not is_stand_in(name)
+    ]
     print_table(
         "Data sets (records: size of the training part, and of the test part)",
         ("name", "records", "features", "classes", "shadow models", "alpha", "present"),
-        (
-            (
-                name,
-                f"{each.records:,}" if each.holdout is None else f"all but {each.holdout:.0%}",
-                f"{each.features:,}",
-                str(each.classes),
-                str(each.shadow_models),
-                f"{each.alpha:g}",
-                "yes" if status.present else "no",
-            )
-            for name, (each, status) in sorted(found.items(), key=lambda entry: not entry[1][1].present)
-            if not is_stand_in(name)
-        ),
+        rows,
         optional=("alpha", "shadow models"),
     )
-    console.print(
-        f"Stand-ins (generated records of the same shape): {', '.join(filter(is_stand_in, found))}."
-    )
+    stand_ins = ", ".join(filter(is_stand_in, found))
+    console.print(f"Stand-ins (generated records of the same shape): {stand_ins}.")
     missing: dict[str, list[str]] = {}
     for name, (_, status) in found.items():
         if not status.present:

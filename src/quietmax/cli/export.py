@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -27,38 +28,24 @@ def command(
 
     Example: quietmax export income --onnx income.onnx --skops income.skops
     """
-    if onnx is None and skops is None and mlflow is None:
-        raise InvalidInput("Nothing to write: give `onnx`, `skops` or `mlflow`.")
-    from quietmax.export.released import ReleasedClassifier
+    from quietmax.export import ReleasedClassifier, export_onnx, export_skops
+    from quietmax.mlflow import save_model
 
+    formats: dict[str, tuple[Callable[[Path, Path], None], Path | None]]
+    formats = {"onnx": (export_onnx, onnx), "skops": (export_skops, skops), "mlflow": (save_model, mlflow)}
+    wanted = {name: (write, place) for name, (write, place) in formats.items() if place is not None}
+    if not wanted:
+        raise InvalidInput("Nothing to write: give `onnx`, `skops` or `mlflow`.")
     classifier = ReleasedClassifier.open(model)
-    written = {}
-    for name, place in (("onnx", onnx), ("skops", skops), ("mlflow", mlflow)):
-        if place is not None:
-            _write(name, model, place)
-            written[name] = str(place)
+    for write, place in wanted.values():
+        try:
+            write(model, place)
+        except OSError as problem:
+            raise QuietmaxError(f"Cannot write {place}: {problem.strerror or problem}.") from problem
     if as_json:
+        written = {name: str(place) for name, (_, place) in wanted.items()}
         print_json({"written": written, **classifier.metadata_})
         return
-    for file in written.values():
-        console.print(f"Wrote {file}.", soft_wrap=True)
+    for _, place in wanted.values():
+        console.print(f"Wrote {place}.", soft_wrap=True)
     print_guarantee(classifier.guarantee_)
-
-
-def _write(name: str, model: Path, place: Path) -> None:
-    """Write a model in one format."""
-    try:
-        if name == "onnx":
-            from quietmax.export.onnx import export_onnx
-
-            export_onnx(model, place)
-        elif name == "skops":
-            from quietmax.export.released import export_skops
-
-            export_skops(model, place)
-        else:
-            from quietmax.mlflow import save_model
-
-            save_model(model, place)
-    except OSError as problem:
-        raise QuietmaxError(f"Cannot write {place}: {problem.strerror or problem}.") from problem

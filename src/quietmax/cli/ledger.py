@@ -19,10 +19,8 @@ from quietmax.errors import InvalidInput, QuietmaxError, counted
 
 if TYPE_CHECKING:
     from quietmax.accounting.costs import Cost
-    from quietmax.ledger.accounts import AccountState, ApiKey, Subaccount
-    from quietmax.ledger.database import JournalEntry
+    from quietmax.ledger.accounts import AccountState, ApiKey
     from quietmax.ledger.ledger import Ledger
-    from quietmax.ledger.transactions import Part
 
 app = typer.Typer(help="Manage budgets, API keys and the audit log.", no_args_is_help=True)
 key_app = typer.Typer(help="Manage API keys of clients and administrators.", no_args_is_help=True)
@@ -55,8 +53,8 @@ def _open(address: str | None, *, create: bool = False, accept_loss: str | None 
         yield ledger
 
 
-@app.command()
-def status(address: Address = None, as_json: Json = False) -> None:
+@app.command("status")
+def _status(address: Address = None, as_json: Json = False) -> None:
     """Show every account: budget, spent, remaining and clients; and the last row of its audit log, to write down.
 
     Example: quietmax ledger status
@@ -64,48 +62,39 @@ def status(address: Address = None, as_json: Json = False) -> None:
     from quietmax.ledger.database import KEYS_ACCOUNT
 
     with _open(address) as ledger:
-        accounts = [
-            (account, ledger.subaccounts(account), ledger.unproven_models(account), ledger.parts(account))
-            for account in ledger.accounts()
-        ]
-        name, heads = ledger.address, _heads(ledger)
-    if as_json:
-        print_json({"ledger": name, "accounts": [_account_json(*each) for each in accounts], "heads": heads})
-        return
-    for account, subaccounts, unproven, parts in accounts:
-        _print_account(account, unproven)
-        _print_parts(account, parts)
-        _print_clients(account, subaccounts)
+        accounts = ledger.accounts()
+        heads = {
+            name: f"{name}:{head.sequence}:{head.hash}" for name, head in ledger.heads() if head.sequence
+        }
+        if as_json:
+            shown = [_account_json(ledger, account) for account in accounts]
+            print_json({"ledger": ledger.address, "accounts": shown, "heads": list(heads.values())})
+            return
+        for account in accounts:
+            _print_account(ledger, account)
+            _print_spending(ledger, account)
     if not accounts:
         console.print("The ledger has no accounts yet. 'quietmax serve' opens them.")
-    for head in heads:
-        if head.startswith(KEYS_ACCOUNT):
-            console.print(f"Audit log of accounts, training sets and API keys: {head}", soft_wrap=True)
+    if KEYS_ACCOUNT in heads:
+        console.print(
+            f"Audit log of accounts, training sets and API keys: {heads[KEYS_ACCOUNT]}", soft_wrap=True
+        )
 
 
-def _account_json(
-    account: AccountState,
-    subaccounts: list[Subaccount],
-    unproven: list[tuple[str, str]],
-    parts: dict[Part, int],
-) -> dict[str, Any]:
+def _account_json(ledger: Ledger, account: AccountState) -> dict[str, Any]:
     return {
         **account.to_json(),
-        "clients": [vars(each) for each in subaccounts],
-        "unproven_models": [f"{model} ({status})" for model, status in unproven],
+        "clients": [vars(each) for each in ledger.subaccounts(account)],
+        "unproven_models": [f"{model} ({status})" for model, status in ledger.unproven_models(account)],
         "parts": [
-            {"split": part.split, "side": part.side, "spent_units": units} for part, units in parts.items()
+            {"split": part.split, "side": part.side, "spent_units": units}
+            for part, units in ledger.parts(account).items()
         ],
     }
 
 
-def _heads(ledger: Ledger) -> list[str]:
-    """Return the last row of every audit log, as `verify --anchor` takes it."""
-    return [f"{name}:{head.sequence}:{head.hash}" for name, head in ledger.heads() if head.sequence]
-
-
-@app.command()
-def grant(
+@app.command("grant")
+def _grant(
     account: AccountName,
     because: Because,
     epsilon: Annotated[float | None, typer.Option(help="Epsilon of the new budget.")] = None,
@@ -144,8 +133,8 @@ def grant(
         _print_changed(ledger, changed, as_json)
 
 
-@app.command()
-def revoke(
+@app.command("revoke")
+def _revoke(
     account: AccountName,
     because: Because,
     client: Annotated[str | None, typer.Option(help="Revoke the quota of this client only.")] = None,
@@ -164,23 +153,20 @@ def _print_changed(ledger: Ledger, account: AccountState, as_json: bool) -> None
     if as_json:
         print_json(account.to_json())
     else:
-        _print_account(account, ledger.unproven_models(account))
+        _print_account(ledger, account)
 
 
-def _print_account(account: AccountState, unproven: list[tuple[str, str]]) -> None:
-    """Print an account; `unproven` are its models without a proven guarantee, with their status."""
+def _print_account(ledger: Ledger, account: AccountState) -> None:
+    """Print the budget of an account and its guarantee."""
     spent = _percent(account.spent_units, account.limit_units)
-    print_table(
-        f"Account {account.name}",
-        ("", ""),
-        (
-            ("opened with", f"epsilon {account.terms.epsilon:g}, delta {account.terms.delta:g}"),
-            ("budget", f"{_cost(account.limit)} ({account.limit.measure})"),
-            ("spent", f"{_cost(account.spent)} ({spent})"),
-            ("remaining", _cost(account.remaining)),
-            ("guarantee", _grade(account, unproven)),
-        ),
+    rows = (
+        ("opened with", f"epsilon {account.terms.epsilon:g}, delta {account.terms.delta:g}"),
+        ("budget", f"{_cost(account.limit)} ({account.limit.measure})"),
+        ("spent", f"{_cost(account.spent)} ({spent})"),
+        ("remaining", _cost(account.remaining)),
+        ("guarantee", _grade(account, ledger.unproven_models(account))),
     )
+    print_table(f"Account {account.name}", ("", ""), rows)
     console.print(f"Audit log: {account.name}:{account.sequence}:{account.head}", soft_wrap=True)
 
 
@@ -192,34 +178,28 @@ def _grade(account: AccountState, unproven: list[tuple[str, str]]) -> str:
         return f"no proven limit: {', '.join(f'{model} is {status}' for model, status in unproven)}"
     extra_delta = account.terms.delta if account.limit.measure == "pure" else 0.0  # DP-SGD may take all of it
     because = "The budget bounds all answers together."
-    return Guarantee.of(
-        account.limit, status="proven", because=because, extra_delta=extra_delta
-    ).grade_in_words
+    total = Guarantee.of(account.limit, status="proven", because=because, extra_delta=extra_delta)
+    return total.grade_in_words
 
 
-def _print_parts(account: AccountState, parts: dict[Part, int]) -> None:
-    """Print what each side of a split has spent. Nobody is on both sides, so only the larger amount counts."""
-    if not parts:
-        return
-    rows = [(part.split, part.side, _percent(units, account.limit_units)) for part, units in parts.items()]
-    print_table(
-        f"Parts of {account.name}: of each split, the larger side counts", ("split", "side", "spent"), rows
-    )
-
-
-def _print_clients(account: AccountState, subaccounts: list[Subaccount]) -> None:
-    if not subaccounts:
-        return
-    rows = (
+def _print_spending(ledger: Ledger, account: AccountState) -> None:
+    """Print what each side of a split has spent, of which only the larger counts, and what each client has spent."""
+    whole = account.limit_units
+    parts = [(part.split, part.side, _percent(units, whole)) for part, units in ledger.parts(account).items()]
+    if parts:
+        title = f"Parts of {account.name}: of each split, the larger side counts"
+        print_table(title, ("split", "side", "spent"), parts)
+    clients = [
         (
             each.client,
-            _percent(each.spent_units, account.limit_units),
-            "" if each.limit_units is None else _percent(each.limit_units, account.limit_units),
+            _percent(each.spent_units, whole),
+            "" if each.limit_units is None else _percent(each.limit_units, whole),
             str(each.refused),
         )
-        for each in subaccounts
-    )
-    print_table(f"Clients of {account.name}", ("client", "spent", "quota", "refused"), rows)
+        for each in ledger.subaccounts(account)
+    ]
+    if clients:
+        print_table(f"Clients of {account.name}", ("client", "spent", "quota", "refused"), clients)
 
 
 def _cost(cost: Cost) -> str:
@@ -232,8 +212,8 @@ def _percent(part: int, whole: int) -> str:
     return f"{100 * part / whole:.2f}%" if whole else "100%"
 
 
-@app.command()
-def export(
+@app.command("export")
+def _export(
     account: Annotated[str | None, typer.Option(help="Export this account only.")] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File to write. Default: standard output.")
@@ -246,14 +226,14 @@ def export(
     Example: quietmax ledger export --output audit-log.jsonl
     """
     with _open(address) as ledger:
-        entries = ledger.export(account)
+        entries = (entry.to_json() for entry in ledger.export(account))
         if output is None:
-            _write_entries(entries, sys.stdout, as_json)
+            _write_entries(sys.stdout, entries, as_json)
             return
 
         def write(path: Path) -> None:
             with path.open("w", encoding="utf-8") as stream:
-                _write_entries(entries, stream, as_json)
+                _write_entries(stream, entries, as_json)
 
         try:
             atomic_write(output, write)
@@ -261,16 +241,15 @@ def export(
             raise QuietmaxError(f"Cannot write the audit log to {output}: {error.strerror}.") from error
 
 
-def _write_entries(entries: Iterable[JournalEntry], stream: TextIO, as_json: bool) -> None:
+def _write_entries(stream: TextIO, entries: Iterable[dict[str, Any]], as_json: bool) -> None:
     if as_json:
-        stream.write(json.dumps([entry.to_json() for entry in entries], indent=2) + "\n")
+        stream.write(json.dumps(list(entries), indent=2) + "\n")
     else:
-        for entry in entries:
-            stream.write(json.dumps(entry.to_json()) + "\n")
+        stream.writelines(json.dumps(entry) + "\n" for entry in entries)
 
 
-@app.command()
-def verify(
+@app.command("verify")
+def _verify(
     anchor: Annotated[
         list[str] | None,
         typer.Option(
@@ -312,7 +291,7 @@ def _parse_anchor(text: str) -> tuple[str, tuple[int, str]]:
 
 
 @app.command("accept-loss")
-def accept_loss(because: Because, address: Address = None, as_json: Json = False) -> None:
+def _accept_loss(because: Because, address: Address = None, as_json: Json = False) -> None:
     """Go on with a ledger that has lost charges. What is known to be lost is charged to the client "lost".
 
     If whole accounts are lost, a new account needs a reason from then on: its records may have had a budget already.
@@ -323,12 +302,11 @@ def accept_loss(because: Because, address: Address = None, as_json: Json = False
     """
     with _open(address, accept_loss=because) as ledger:
         accounts, lost = ledger.accounts(), ledger.lost_accounts()
-        unproven = [ledger.unproven_models(account) for account in accounts]
-    if as_json:
-        print_json({"accounts": [account.to_json() for account in accounts], "lost_accounts": lost})
-        return
-    for account, models in zip(accounts, unproven, strict=True):
-        _print_account(account, models)
+        if as_json:
+            print_json({"accounts": [account.to_json() for account in accounts], "lost_accounts": lost})
+            return
+        for account in accounts:
+            _print_account(ledger, account)
     if lost:
         console.print(
             f"Lost, with what was spent: {counted(len(lost), 'account')}. A new account now needs --account and "
@@ -338,8 +316,8 @@ def accept_loss(because: Because, address: Address = None, as_json: Json = False
     console.print("API keys that were revoked meanwhile may be valid again: see 'quietmax ledger key list'.")
 
 
-@app.command()
-def prune(
+@app.command("prune")
+def _prune(
     days: Annotated[
         float, typer.Option(help="Keep what was stored in the last so many days; at least 1/24 (an hour).")
     ],
@@ -364,7 +342,7 @@ def prune(
 
 
 @key_app.command("create")
-def create_key(
+def _create_key(
     client: Annotated[str, typer.Argument(help="Name of the client that will use the key.")],
     role: Annotated[
         str, typer.Option(help="client, or admin, who also sees the spending of all clients.")
@@ -387,7 +365,7 @@ def create_key(
 
 
 @key_app.command("list")
-def list_keys(address: Address = None, as_json: Json = False) -> None:
+def _list_keys(address: Address = None, as_json: Json = False) -> None:
     """List all API keys, without their secrets.
 
     Example: quietmax ledger key list
@@ -405,7 +383,7 @@ def list_keys(address: Address = None, as_json: Json = False) -> None:
 
 
 @key_app.command("revoke")
-def revoke_key(
+def _revoke_key(
     key_id: Annotated[
         str, typer.Argument(metavar="ID", help="Id of the key, as 'quietmax ledger key list' prints it.")
     ],

@@ -14,15 +14,15 @@ from quietmax.cli._output import console, print_json, print_table
 from quietmax.errors import DataUnavailable, InvalidData, InvalidInput, counted
 
 if TYPE_CHECKING:
-    from quietmax.data.draft import Draft, TableReport
+    from quietmax.data.draft import TableReport
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 Table = Annotated[Path, typer.Argument(metavar="TABLE", help="A CSV, TSV or Parquet file.")]
 
 
-@app.command()
-def draft(
+@app.command("draft")
+def _draft(
     table: Table,
     label: Annotated[str | None, typer.Option(help="Column to predict. Default: proposed.")] = None,
     person: Annotated[
@@ -44,35 +44,28 @@ def draft(
     """
     from quietmax.data.draft import draft_schema
 
-    if output is not None and output.suffix.lower() not in (".toml", ".json"):
-        raise InvalidInput(f"--output must end in .toml or .json, got '{output}'.")
-    if output is not None and output.exists() and not overwrite:
-        raise InvalidInput(f"The file {output} exists; --overwrite replaces it.")
-    proposed = draft_schema(table, label=label, person=person)
+    in_json = as_json
     if output is not None:
-        _write(output, proposed)
-    elif as_json:
-        print_json(proposed.schema.to_dict())
-    else:
-        sys.stdout.write(proposed.to_toml())
-
-
-def _write(output: Path, proposed: Draft) -> None:
-    """Write a draft to a file, whose suffix is its format, and say what to do with it."""
-    text = proposed.to_toml()
-    if output.suffix.lower() == ".json":
-        text = json.dumps(proposed.schema.to_dict(), indent=2, ensure_ascii=False) + "\n"
+        if output.suffix.lower() not in (".toml", ".json"):
+            raise InvalidInput(f"--output must end in .toml or .json, got '{output}'.")
+        if output.exists() and not overwrite:
+            raise InvalidInput(f"The file {output} exists; --overwrite replaces it.")
+        in_json = output.suffix.lower() == ".json"
+    proposed = draft_schema(table, label=label, person=person)
+    schema = proposed.schema.to_dict()
+    text = json.dumps(schema, indent=2, ensure_ascii=False) + "\n" if in_json else proposed.to_toml()
+    if output is None:
+        sys.stdout.write(text)
+        return
     try:
         output.write_text(text, encoding="utf-8")
     except OSError as error:
         raise DataUnavailable(f"The file {output} cannot be written: {error.strerror}.") from error
-    console.print(
-        f"Wrote {output}. Check each line under [confirm] and delete it.", soft_wrap=True, markup=False
-    )
+    console.print(f"Wrote {output}. Check each line under [confirm] and delete it.", soft_wrap=True)
 
 
-@app.command()
-def check(
+@app.command("check")
+def _check(
     table: Table,
     schema: Annotated[
         Path | None,
@@ -110,40 +103,25 @@ def _print_report(report: TableReport) -> None:
     """Print the losses of each column, and the classes and persons."""
     from quietmax.data.encoding import quoted
 
-    rows = report.rows
-
-    def share(count: int) -> str:
-        return f"{count / rows:.2%}" if count else "-"
-
-    print_table(
-        "Lost or changed values (exact: for the owner's eyes only)",
-        ("column", "type", "missing", "clipped", "unknown", "unreadable"),
-        (
-            (
-                column.name,
-                column.kind,
-                share(column.losses.missing),
-                share(column.losses.clipped),
-                share(column.losses.unknown),
-                share(column.losses.unreadable),
-            )
-            for column in report.columns
-        ),
-    )
-    console.print(f"Rows: {rows:,}.")
+    kinds = ("missing", "clipped", "unknown", "unreadable")
+    rows = []
+    for column in report.columns:
+        counts = [getattr(column.losses, kind) for kind in kinds]
+        shares = (f"{count / report.rows:.2%}" if count else "-" for count in counts)
+        rows.append((column.name, column.kind, *shares))
+    title = "Lost or changed values (exact: for the owner's eyes only)"
+    print_table(title, ("column", "type", *kinds), rows)
+    console.print(f"Rows: {report.rows:,}.")
     if report.persons is None:
         console.print("Persons: no person column; guarantees hold for one row.")
     else:
         console.print(f"Persons: {report.persons:,}, with at most {counted(report.most_rows, 'row')} each.")
     if report.classes:
-        counts = ", ".join(f"{name} {count:,}" for name, count in report.classes.items())
-        console.print(f"Classes: {counts}.", soft_wrap=True)
+        classes = ", ".join(f"{name} {count:,}" for name, count in report.classes.items())
+        console.print(f"Classes: {classes}.", soft_wrap=True)
     if report.ignored:
         console.print(f"Ignored: {quoted(report.ignored)}.", soft_wrap=True)
     if report.unconfirmed:
-        console.print(
-            f"Not confirmed: {', '.join(report.unconfirmed)}.",
-            soft_wrap=True,
-        )
+        console.print(f"Not confirmed: {', '.join(report.unconfirmed)}.", soft_wrap=True)
     for warning in report.warnings:
-        console.print(f"Note: {warning}", soft_wrap=True, markup=False)
+        console.print(f"Note: {warning}", soft_wrap=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -15,8 +15,6 @@ from quietmax.cli._options import (
     DataOptions,
     EngineOptions,
     Json,
-    MemoryOptions,
-    ResumableOptions,
     arguments_of,
     flag,
     with_groups,
@@ -25,6 +23,7 @@ from quietmax.cli._output import console, print_guarantee, print_json, print_tab
 from quietmax.errors import InvalidInput, QuietmaxError
 
 if TYPE_CHECKING:
+    from quietmax.accounting.guarantee import Guarantee
     from quietmax.data.records import Records, Split
     from quietmax.data.tables import TableRows
     from quietmax.estimators.dpsgd.estimator import DPSGD
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from quietmax.estimators.teachers import Teachers
     from quietmax.models.features.encoder import Encoder
     from quietmax.models.losses import Loss
-    from quietmax.models.training import AlphaSearch
+    from quietmax.models.training import Model
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -173,9 +172,9 @@ class EncoderOptions:
         from quietmax.models.features.encoder import Encoder
 
         given = {
-            name.removeprefix("encoder_"): value
-            for name, value in arguments_of(self).items()
-            if name.startswith("encoder") and value
+            field.name.removeprefix("encoder_"): value
+            for field in fields(EncoderOptions)
+            if (value := getattr(self, field.name))
         }
         path = given.pop("encoder", None)
         if path is None:
@@ -190,7 +189,7 @@ class EncoderOptions:
 def _number_list(option: str, text: str) -> tuple[float, ...] | float:
     """The numbers in the value of an option, separated by commas; a single number alone."""
     try:
-        numbers = tuple(float(part) for part in text.split(","))
+        numbers = tuple(map(float, text.split(",")))
     except ValueError:
         raise InvalidInput(f"{option} must be numbers separated by commas, got {text!r}.") from None
     return numbers if "," in text else numbers[0]
@@ -214,16 +213,17 @@ class OutputOptions:
             check_target(self.output, overwrite=self.overwrite)
 
 
+# Ordinary networks
+
+
 @app.command("network")
 @with_groups
-def network(
+def _network(
     *,
     data: Annotated[str, typer.Argument(help="Name of a data set, or a CSV, TSV, Parquet or NPZ file.")],
     loss: Annotated[str, "convexified, cross-entropy or quadratic."] = "convexified",
     alpha: Annotated[
-        str | None,
-        "Constant of the convexified loss, or 'search': try 0.5 to 10 in steps of 0.5. Default: the data set's, 1 for "
-        "your own table.",
+        float | None, "Constant of the convexified loss. Default: the data set's, 1 for your own table."
     ] = None,
     settings: NetworkOptions,
     output: OutputOptions,
@@ -233,11 +233,9 @@ def network(
 
     Example: quietmax train network mnist-5k --output model
     """
-    from quietmax.models.losses import Convexified
     from quietmax.models.serialization import save_model
     from quietmax.models.stacked import TrainingSettings
-    from quietmax.models.training import accuracy, search_alpha, train
-    from quietmax.sensitivity.network import published_sensitivity
+    from quietmax.models.training import train
 
     output.check()
     arguments = arguments_of(settings)
@@ -245,98 +243,65 @@ def network(
         arguments["hidden"] = tuple(arguments["hidden"])
     chosen = TrainingSettings(**arguments, loss=_loss(loss, alpha, data))
     split = source.load(data, quiet=output.as_json)
-    search = None
-    if alpha == "search":
-        with progress_bar("searching alpha", quiet=output.as_json) as progress:
-            search = search_alpha(split, settings=chosen, seed=source.seed, progress=progress)
     with progress_bar("training", quiet=output.as_json) as progress:
-        alpha_found = None if search is None else search.alpha
-        model = train(split, alpha=alpha_found, settings=chosen, progress=progress)
+        model = train(split, settings=chosen, progress=progress)
     if output.output is not None:
         save_model(model, output.output, overwrite=output.overwrite)
-    result: dict[str, Any] = {
+    result = _network_result(model, split, loss, output.output)
+    if output.as_json:
+        print_json(result)
+        return
+    caption = "Do not publish these numbers or the model if the records are private: no noise was added."
+    _print_result("Trained (answers are not private)", result, caption)
+
+
+def _loss(name: str, alpha: float | None, data: str) -> Loss:
+    """The loss that the options name."""
+    from quietmax.data.registry import datasets
+    from quietmax.models.losses import Convexified, CrossEntropy, Quadratic
+
+    losses: dict[str, type[Loss]] = {
+        "convexified": Convexified,
+        "cross-entropy": CrossEntropy,
+        "quadratic": Quadratic,
+    }
+    if name not in losses:
+        raise InvalidInput(f"--loss must be convexified, cross-entropy or quadratic, got {name!r}.")
+    if name == "convexified":
+        usual = datasets()[data].alpha if data in datasets() else 1.0
+        return Convexified(usual if alpha is None else alpha)
+    if alpha is not None:
+        raise InvalidInput("--alpha requires --loss convexified.")
+    return losses[name]()
+
+
+def _network_result(model: Model, split: Split, loss: str, output: Path | None) -> dict[str, Any]:
+    """What is reported of a network."""
+    from quietmax.models.training import accuracy
+    from quietmax.sensitivity.network import published_sensitivity
+
+    result = {
         "dataset": model.dataset,
         "records": model.records,
         "features": model.features,
         "classes": model.classes,
         "loss": loss,
-        "alpha": model.settings.loss.alpha if isinstance(model.settings.loss, Convexified) else None,
+        "alpha": getattr(model.settings.loss, "alpha", None),
         "train_accuracy": accuracy(model, split.train),
         "test_accuracy": accuracy(model, split.test) if len(split.test) else None,
-        "model": None if output.output is None else str(output.output),
+        "model": None if output is None else str(output),
         "not_for_publication": ["records", "train_accuracy", "test_accuracy", "model"],
     }
-    if chosen.activation != "relu" and chosen.l2 > 0:
+    if model.settings.activation != "relu" and model.settings.l2 > 0:
         result["sensitivity"] = published_sensitivity(model).to_json()
-    if search is not None:
-        result["alpha_search"] = [vars(trial) for trial in search.trials]
-        result["original_loss"] = {
-            "train_accuracy": search.original_train_accuracy,
-            "validation_accuracy": search.original_validation_accuracy,
-        }
-    if output.as_json:
-        print_json(result)
-        return
-    if search is not None:
-        _print_alpha_search(search)
-    caption = "Do not publish these numbers or the model if the records are private: no noise was added."
-    _print_result("Trained (answers are not private)", result, caption)
+    return result
 
 
-def _print_alpha_search(search: AlphaSearch) -> None:
-    """Print the accuracies of every alpha, and why one was chosen."""
-    from quietmax.models.training import ALPHA_TOLERANCE
-
-    chosen = next(trial for trial in search.trials if trial.alpha == search.alpha)
-    original = (search.original_train_accuracy, search.original_validation_accuracy)
-    rule = (
-        f"The smallest alpha whose accuracies are at most {ALPHA_TOLERANCE:g} below those of the original loss: "
-        f"{chosen.alpha:g}."
-        if chosen.shortfall <= ALPHA_TOLERANCE
-        else f"No alpha comes within {ALPHA_TOLERANCE:g} of the original loss; {chosen.alpha:g} comes closest."
-    )
-    print_table(
-        "Search for alpha",
-        ("alpha", "train accuracy", "validation accuracy", "below the original loss by", ""),
-        [
-            ("original loss", *(f"{accuracy:.4f}" for accuracy in original), "", ""),
-            *(
-                (
-                    f"{trial.alpha:g}",
-                    f"{trial.train_accuracy:.4f}",
-                    f"{trial.validation_accuracy:.4f}",
-                    f"{trial.shortfall:.4f}",
-                    "chosen" if trial is chosen else "",
-                )
-                for trial in search.trials
-            ),
-        ],
-        caption=f"{rule} A fifth of the training records was held out to validate.",
-    )
-
-
-def _loss(name: str, alpha: str | None, data: str) -> Loss:
-    """The loss that the options name; alpha is 1 until it has been searched for."""
-    from quietmax.data.registry import datasets
-    from quietmax.models.losses import Convexified, CrossEntropy, Quadratic
-
-    if name == "convexified":
-        if alpha is None and data in datasets():
-            return Convexified(datasets()[data].alpha)
-        try:
-            return Convexified(1.0 if alpha in (None, "search") else float(alpha))
-        except ValueError:
-            raise InvalidInput(f"--alpha must be a positive number or 'search', got {alpha!r}.") from None
-    if alpha is not None:
-        raise InvalidInput("--alpha requires --loss convexified.")
-    losses: dict[str, Loss] = {"cross-entropy": CrossEntropy(), "quadratic": Quadratic()}
-    if name not in losses:
-        raise InvalidInput(f"--loss must be convexified, cross-entropy or quadratic, got {name!r}.")
-    return losses[name]
+# Private models
 
 
 @dataclass(frozen=True, kw_only=True)
-class _PrivateTraining(OutputOptions, EncoderOptions, DataOptions):
+class _Training(OutputOptions, EncoderOptions, DataOptions):
     """What a private estimator is trained on, and where it is written."""
 
     data: Annotated[
@@ -347,91 +312,10 @@ class _PrivateTraining(OutputOptions, EncoderOptions, DataOptions):
         ),
     ]
 
-    def run(self, name: str, estimator: PrivateHead | Teachers | DPSGD, memory: MemoryOptions) -> None:
-        """Fit the estimator to the training part, save it and report."""
-        from quietmax.estimators.serialization import save_private
-
-        self.check()
-        features = self.feature_map()
-        if features is not None and estimator.features != "auto":
-            raise InvalidInput("--encoder and --features name two feature maps; give one of them.")
-        engine = memory.engine(quiet=self.as_json)
-        split: Split | TableRows
-        if memory.reads_parts(self.data):
-            split, image_shape = self.rows(self.data), None
-        else:
-            split = self.load(self.data, quiet=self.as_json)
-            image_shape = split.records.image_shape
-        estimator.set_params(image_shape=image_shape)
-        _check_plugin_map(estimator.features, image_shape, split)
-        if features is not None:
-            estimator.set_params(features=replace(features, image_shape=image_shape))
-        started = time.perf_counter()
-        with progress_bar(f"training {name}", quiet=self.as_json) as progress:
-            estimator.set_params(engine=replace(engine, progress=progress))
-            estimator.fit(split.train)
-        seconds = time.perf_counter() - started
-        if self.output is not None:
-            save_private(estimator, self.output, dataset=split.name, overwrite=self.overwrite)
-        result = self._result(name, estimator, split, seconds)
-        if self.as_json:
-            print_json({**result, "guarantee": estimator.guarantee_.to_json()})
-        else:
-            self._print(estimator, split, result)
-
-    def _result(
-        self, name: str, estimator: PrivateHead | Teachers | DPSGD, split: Split | TableRows, seconds: float
-    ) -> dict[str, Any]:
-        """What is reported of a training."""
-        from quietmax.estimators.dpsgd.estimator import DPSGD
-
-        paid_per_answer = hasattr(estimator, "predictor_")
-        # Released weights answer the test records at no cost; answers that are paid for are not spent here.
-        test_accuracy = None if paid_per_answer else _accuracy(estimator, split, quiet=self.as_json)
-        result = {
-            "dataset": split.name,
-            "estimator": name,
-            "epsilon": estimator.epsilon,
-            "delta": estimator.plan_.delta if isinstance(estimator, DPSGD) else estimator.delta,
-            "queries": estimator.queries if paid_per_answer else "any number",
-            "unit": estimator.guarantee_.unit,
-            **_size(estimator),
-            "holdout": split.holdout.share if split.holdout else None,
-            **(_dpsgd_settings(estimator) if isinstance(estimator, DPSGD) else {}),
-            "test_accuracy": test_accuracy,
-            "seconds": round(seconds, 2),
-            "model": None if self.output is None else str(self.output),
-            "not_for_publication": ["seconds"] if test_accuracy is None else ["test_accuracy", "seconds"],
-        }
-        return {**result, "warnings": _warnings(estimator, result)}
-
-    def _print(
-        self, estimator: PrivateHead | Teachers | DPSGD, split: Split | TableRows, result: dict[str, Any]
-    ) -> None:
-        """Print what is reported of a training, and what to do next."""
-        unprotected = " and ".join(result["not_for_publication"]).replace("_", " ")
-        size = f"{result['size']:,} ({result['size_from']})"
-        shown = {f"{result['unit']}s" if name == "size" else name: value for name, value in result.items()}
-        shown |= {f"{result['unit']}s": size, "size_from": None}
-        _print_result(
-            "Trained with privacy",
-            shown,
-            f"Do not publish: {unprotected}. The guarantee does not cover them.",
-        )
-        print_guarantee(estimator.guarantee_)
-        for warning in result["warnings"]:
-            console.print(warning, style="yellow", soft_wrap=True)
-        paid_per_answer = result["queries"] != "any number"
-        if self.output is not None and split.holdout and split.holdout.share and not paid_per_answer:
-            console.print(
-                f"An accuracy that may be published: quietmax evaluate {self.output} --data {self.data}",
-                soft_wrap=True,
-            )
-
 
 @app.command("head")
 @with_groups
-def head(*, privacy: HeadOptions, training: _PrivateTraining, memory: ResumableOptions) -> None:
+def _head(*, privacy: HeadOptions, training: _Training, engine: EngineOptions) -> None:
     """Train a private head: softmax regression on public features.
 
     Its weights may be published and answer any number of queries. With --queries nothing is published by training;
@@ -449,15 +333,15 @@ def head(*, privacy: HeadOptions, training: _PrivateTraining, memory: ResumableO
     """
     from quietmax.estimators.head.estimator import PrivateHead
 
-    arguments = arguments_of(privacy)
-    if privacy.queries is not None:
-        arguments["release"] = "query"
-    training.run("head", PrivateHead(**arguments), memory)
+    release: Any = "weights" if privacy.queries is None else "query"
+    _train("head", PrivateHead(**arguments_of(privacy), release=release), training, engine)
 
 
 @app.command("teachers")
 @with_groups
-def teachers(*, privacy: TeachersOptions, training: _PrivateTraining, memory: EngineOptions) -> None:
+def _teachers(
+    *, privacy: TeachersOptions, training: _Training, engine: Annotated[EngineOptions, "resume"]
+) -> None:
     """Train teachers on disjoint parts of the records; they answer a fixed number of queries by a noisy vote.
 
     Suited to a few queries: up to about 4 at epsilon 1 with 10,000 records. Without --declared-size the guarantee is
@@ -469,12 +353,14 @@ def teachers(*, privacy: TeachersOptions, training: _PrivateTraining, memory: En
     """
     from quietmax.estimators.teachers import Teachers
 
-    training.run("teachers", Teachers(**arguments_of(privacy)), memory)
+    _train("teachers", Teachers(**arguments_of(privacy)), training, engine)
 
 
 @app.command("dpsgd")
 @with_groups
-def dpsgd(*, privacy: DPSGDOptions, training: _PrivateTraining, memory: MemoryOptions) -> None:
+def _dpsgd(
+    *, privacy: DPSGDOptions, training: _Training, engine: Annotated[EngineOptions, "resume", "ray"]
+) -> None:
     """Train a network by differentially private stochastic gradient descent (DP-SGD).
 
     Its weights may be published and answer any number of queries. A head is usually more accurate. The default delta
@@ -488,8 +374,43 @@ def dpsgd(*, privacy: DPSGDOptions, training: _PrivateTraining, memory: MemoryOp
 
     arguments = arguments_of(privacy)
     own = {field.name for field in fields(DPSGDSettings)} & arguments.keys()
-    arguments["settings"] = DPSGDSettings(**{name: arguments.pop(name) for name in own})
-    training.run("dpsgd", DPSGD(**arguments), memory)
+    settings = DPSGDSettings(**{name: arguments.pop(name) for name in own})
+    _train("dpsgd", DPSGD(**arguments, settings=settings), training, engine)
+
+
+def _train(
+    name: str, estimator: PrivateHead | Teachers | DPSGD, training: _Training, memory: EngineOptions
+) -> None:
+    """Fit the estimator to the training part, save it and report."""
+    from quietmax.estimators.serialization import save_private
+
+    training.check()
+    features = training.feature_map()
+    if features is not None and estimator.features != "auto":
+        raise InvalidInput("--encoder and --features name two feature maps; give one of them.")
+    engine = memory.engine(quiet=training.as_json)
+    split: Split | TableRows
+    if memory.reads_parts(training.data):
+        split, image_shape = training.rows(training.data), None
+    else:
+        split = training.load(training.data, quiet=training.as_json)
+        image_shape = split.records.image_shape
+    estimator.set_params(image_shape=image_shape)
+    _check_plugin_map(estimator.features, image_shape, split)
+    if features is not None:
+        estimator.set_params(features=replace(features, image_shape=image_shape))
+    started = time.perf_counter()
+    with progress_bar(f"training {name}", quiet=training.as_json) as progress:
+        estimator.set_params(engine=replace(engine, progress=progress))
+        estimator.fit(split.train)
+    seconds = time.perf_counter() - started
+    if training.output is not None:
+        save_private(estimator, training.output, dataset=split.name, overwrite=training.overwrite)
+    result = _private_result(name, estimator, split, seconds, training)
+    if training.as_json:
+        print_json({**result, "guarantee": estimator.guarantee_.to_json()})
+    else:
+        _print_private(estimator.guarantee_, split, result, training.data)
 
 
 def _check_plugin_map(
@@ -511,6 +432,39 @@ def _check_plugin_map(
         raise QuietmaxError(
             f"The feature map {name!r} must compute a record's features from that record alone, but {report.broken}."
         )
+
+
+def _private_result(
+    name: str,
+    estimator: PrivateHead | Teachers | DPSGD,
+    split: Split | TableRows,
+    seconds: float,
+    training: _Training,
+) -> dict[str, Any]:
+    """What is reported of a private training. The size is the true number only if that was assumed to be public."""
+    from quietmax.estimators.dpsgd.estimator import DPSGD
+
+    paid_per_answer, facts = hasattr(estimator, "predictor_"), estimator.guarantee_.parameters
+    assumed = "declared" if estimator.declared_size is not None else _COUNTED
+    # Released weights answer the test records at no cost; answers that are paid for are not spent here.
+    test_accuracy = None if paid_per_answer else _accuracy(estimator, split, quiet=training.as_json)
+    result = {
+        "dataset": split.name,
+        "estimator": name,
+        "epsilon": estimator.epsilon,
+        "delta": estimator.plan_.delta if isinstance(estimator, DPSGD) else estimator.delta,
+        "queries": estimator.queries if paid_per_answer else "any number",
+        "unit": estimator.guarantee_.unit,
+        "size": round(facts["declared_size"]),
+        "size_from": facts.get("size_from", assumed),
+        "holdout": split.holdout.share if split.holdout else None,
+        **(_dpsgd_settings(estimator) if isinstance(estimator, DPSGD) else {}),
+        "test_accuracy": test_accuracy,
+        "seconds": round(seconds, 2),
+        "model": None if training.output is None else str(training.output),
+        "not_for_publication": ["seconds"] if test_accuracy is None else ["test_accuracy", "seconds"],
+    }
+    return {**result, "warnings": _warnings(result)}
 
 
 def _accuracy(estimator: Any, split: Split | TableRows, *, quiet: bool) -> float | None:
@@ -535,51 +489,6 @@ def _test_records(split: Split | TableRows, progress: Callable[[int, int], None]
             progress(number, len(split.parts))
 
 
-def _size(estimator: Any) -> dict[str, Any]:
-    """The number of persons or records in the training, and its origin; the true number only if assumed public."""
-    if estimator.declared_size is not None:
-        return {"size": estimator.declared_size, "size_from": "declared"}
-    if hasattr(estimator, "size_"):
-        return {"size": round(estimator.size_), "size_from": "noisy count"}
-    counted = estimator.guarantee_.parameters["declared_size"]
-    return {"size": counted, "size_from": _COUNTED}
-
-
-def _warnings(estimator: PrivateHead | Teachers | DPSGD, result: dict[str, Any]) -> list[str]:
-    """What the owner should know, from the declared or released size and the budget alone."""
-    warnings = []
-    enough = _ENOUGH / _strength(estimator)
-    if result["size"] < enough:
-        many = "people" if result["unit"] == "person" else "records"
-        warnings.append(
-            f"Too few {many} for this epsilon: the noise outweighs them, so answers are close to guesses. More than "
-            f"{enough:,.0f} {many}, a larger --epsilon"
-            + (" or fewer --queries" if result["queries"] != "any number" else "")
-            + " would help."
-        )
-    if result["size_from"] == _COUNTED:
-        warnings.append(
-            "The guarantee is conditional, and 'quietmax serve' refuses the model, because the true size was used: "
-            "train with --declared-size, a public round number."
-        )
-    return warnings
-
-
-def _strength(estimator: PrivateHead | Teachers | DPSGD) -> float:
-    """What one answer, or all of the released weights, may spend: mu, or epsilon of a pure guarantee."""
-    from quietmax.accounting.costs import mu_of
-    from quietmax.estimators.dpsgd.estimator import DPSGD
-    from quietmax.estimators.teachers import Teachers
-
-    if isinstance(estimator, DPSGD):
-        return mu_of(estimator.epsilon, estimator.plan_.delta)
-    if isinstance(estimator, Teachers):
-        return mu_of(estimator.epsilon, estimator.delta) / math.sqrt(estimator.queries)
-    if estimator.release == "query":
-        return estimator.epsilon / (estimator.queries or 1)
-    return mu_of(estimator.epsilon, estimator.delta)
-
-
 def _dpsgd_settings(estimator: DPSGD) -> dict[str, Any]:
     """The public settings of a DP-SGD run that the report shows."""
     plan = estimator.plan_
@@ -593,15 +502,63 @@ def _dpsgd_settings(estimator: DPSGD) -> dict[str, Any]:
     }
 
 
-def _print_result(title: str, result: dict[str, Any], caption: str) -> None:
-    """Print the single values of a result as a table."""
-    print_table(
-        title,
-        ("", ""),
-        (
-            (name.replace("_", " "), f"{value:.4g}" if isinstance(value, float) else f"{value}")
-            for name, value in result.items()
-            if not isinstance(value, dict | list) and value is not None
-        ),
-        caption=caption if result["model"] else f"{caption} The model was not saved (no --output).",
+def _warnings(result: Mapping[str, Any]) -> list[str]:
+    """What the owner should know, from the declared or released size and the budget alone."""
+    from quietmax.accounting.costs import mu_of
+
+    warnings = []
+    paid_per_answer = result["queries"] != "any number"
+    answers = result["queries"] if paid_per_answer else 1
+    # What one answer, or all of the released weights, may spend: mu, or epsilon of a pure guarantee.
+    if paid_per_answer and result["estimator"] == "head":
+        strength = result["epsilon"] / answers
+    else:
+        strength = mu_of(result["epsilon"], result["delta"]) / math.sqrt(answers)
+    enough = _ENOUGH / strength
+    if result["size"] < enough:
+        many = "people" if result["unit"] == "person" else "records"
+        fewer = " or fewer --queries" if paid_per_answer else ""
+        warnings.append(
+            f"Too few {many} for this epsilon: the noise outweighs them, so answers are close to guesses. More than "
+            f"{enough:,.0f} {many}, a larger --epsilon{fewer} would help."
+        )
+    if result["size_from"] == _COUNTED:
+        warnings.append(
+            "The guarantee is conditional, and 'quietmax serve' refuses the model, because the true size was used: "
+            "train with --declared-size, a public round number."
+        )
+    return warnings
+
+
+def _print_private(
+    guarantee: Guarantee, split: Split | TableRows, result: Mapping[str, Any], data: str
+) -> None:
+    """Print what is reported of a private training, and what to do next."""
+    unprotected = " and ".join(result["not_for_publication"]).replace("_", " ")
+    size = {f"{result['unit']}s": f"{result['size']:,} ({result['size_from']})"}
+    shown: dict[str, Any] = {}
+    for name, value in result.items():
+        shown |= size if name == "size" else {} if name == "size_from" else {name: value}
+    _print_result(
+        "Trained with privacy", shown, f"Do not publish: {unprotected}. The guarantee does not cover them."
     )
+    print_guarantee(guarantee)
+    for warning in result["warnings"]:
+        console.print(warning, style="yellow", soft_wrap=True)
+    held_out = split.holdout is not None and split.holdout.share > 0
+    if result["model"] and held_out and result["queries"] == "any number":
+        console.print(
+            f"An accuracy that may be published: quietmax evaluate {result['model']} --data {data}",
+            soft_wrap=True,
+        )
+
+
+def _print_result(title: str, result: Mapping[str, Any], caption: str) -> None:
+    """Print the single values of a result as a table."""
+    rows = [
+        (name.replace("_", " "), f"{value:.4g}" if isinstance(value, float) else f"{value}")
+        for name, value in result.items()
+        if not isinstance(value, dict | list) and value is not None
+    ]
+    saved = "" if result["model"] else " The model was not saved (no --output)."
+    print_table(title, ("", ""), rows, caption + saved)

@@ -33,7 +33,7 @@ from quietmax.accounting.costs import GaussianCost
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.encoding import Encoding
 from quietmax.data.records import Holdout, Records, is_held_out
-from quietmax.data.sources import as_frame, is_source, rows_at_once
+from quietmax.data.sources import as_frame, is_source, is_table_path, read_table, rows_at_once
 from quietmax.data.tables import TableRows, encoded_rows, person_names, require_person_type
 from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError
 from quietmax.estimators.blocks import FILES_IN_MEMORY, Blocks, LocalEngine, Table, person_digests
@@ -512,6 +512,31 @@ def evaluate_folder(
         return exact_evaluation(*subject.counts(records), model.classes, model.guarantee.unit)
     account = _FolderAccount(Path(folder), model.evaluation_id, model.guarantee)
     return subject._evaluated(records, account, epsilon=epsilon, delta=delta, mu=mu)
+
+
+def evaluated_rows(
+    model: PrivateModel, data: str, *, in_parts: bool, data_dir: Path | None = None
+) -> Records | TableRows:
+    """Read a table, also part by part, or a data set as the model has read its training set."""
+    from quietmax.data.registry import load_records
+
+    if is_table_path(data) or in_parts:
+        if model.encoding is None:
+            raise InvalidInput("The model was not trained on a table: `data` must be a data set.")
+        if in_parts:
+            return encoded_rows(data, model.encoding)
+        return evaluation_records(
+            read_table(data, label=model.encoding.label).frame, model.encoding, Path(data).stem
+        )
+    if model.holdout is None or model.holdout.share == 0:
+        raise InvalidInput(
+            f"The model was trained on {data!r} without `holdout`, so nobody is left to evaluate it on: `data` must be "
+            "a file."
+        )
+    records = load_records(data, data_dir=data_dir)
+    if records.features.shape[1] != model.inputs or records.encoding != model.encoding:
+        raise InvalidInput(f"The data set {data!r} is not encoded as the records of the model.")
+    return records
 
 
 def split_name(model: PrivateModel) -> str | None:
