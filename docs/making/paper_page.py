@@ -193,7 +193,7 @@ def like_for_like(summaries: Sequence[Summary]) -> str:
     for dataset in dict.fromkeys(each.dataset for each in summaries if each.method == "head"):
         own = [each for each in summaries if each.dataset == dataset]
         plain = next(each for each in own if each.method == "plain").test_accuracy.value
-        epsilons = sorted({each.epsilon for each in own if each.method == "head" and each.epsilon})
+        epsilons = (0.1, 1.0, 5.0, 10.0)
         rows = []
         for name in names:
             found = {each.epsilon: each for each in own if each.method == name and each.queries in (None, 1)}
@@ -262,6 +262,8 @@ def other_networks() -> str:
                 beside(each.observed_logit, each.logit),
             )
             for each in stored_rows(ArchitectureRow, ARCHITECTURES)
+            if each.loss == "convexified cross-entropy" or each.layers == 1
+            if each.activation in ("tanh", "relu") and "over samples" not in each.loss
         ),
     )
 
