@@ -135,7 +135,7 @@ BENCHMARKS = (
             os.devnull,
         ),
         needs_data=True,
-        stored="results/dpsgd-beside-head.md",
+        stored="dpsgd.md",
     ),
     Benchmark("private_answers", "Accuracy per number of queries", ("--splits", "3"), needs_data=True),
     Benchmark(
