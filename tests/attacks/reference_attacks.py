@@ -13,7 +13,7 @@ from scipy.stats import norm
 
 import quietmax as qm
 from quietmax.attacks import ShadowPool
-from quietmax.attacks.shadow_models import Rows, candidate_rows, leftover_rows
+from quietmax.attacks.shadow_models import Rows, _leftover_rows, candidate_rows
 from quietmax.data import Split
 from quietmax.models import Model, TrainingSettings
 from quietmax.models.mlp import MLP
@@ -118,7 +118,7 @@ class Experiment:
 def location_experiment(data: Split) -> Experiment:
     """Train the target and 16 reference networks on random halves of the candidates."""
     model = qm.train(data)
-    rows = np.concatenate([candidate_rows(data), leftover_rows(data, 2500, 0)])
+    rows = np.concatenate([candidate_rows(data), _leftover_rows(data, 2500, 0)])
     features = torch.from_numpy(data.records.features[rows])
     labels = torch.from_numpy(data.records.labels[rows])
     generator = np.random.default_rng(99)

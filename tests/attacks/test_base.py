@@ -125,4 +125,4 @@ def test_the_leakage_of_algorithm_1_grows_towards_that_of_the_plain_model(world:
     assert isinstance(noisy.spent, PureCost)
     assert noisy.spent.epsilon == pytest.approx(2.0)
     assert curve.plain.spent is None
-    assert curve.to_json()["epsilons"] == [0.01, 1e6]
+    assert (curve.mechanism, curve.epsilons) == ("algorithm1", (0.01, 1e6))

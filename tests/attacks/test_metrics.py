@@ -18,11 +18,11 @@ from quietmax.attacks.metrics import (
     AttackReport,
     Estimate,
     Floats,
+    _auc,
     _difference,
     _proportion,
     _roc_curve,
     _tpr_at_fpr,
-    auc,
     best_threshold,
     clopper_pearson,
     plot_reports,
@@ -59,7 +59,7 @@ def test_the_auc_is_the_probability_of_a_member_above_a_nonmember(
     members: Floats, nonmembers: Floats
 ) -> None:
     above = (members[:, None] > nonmembers).mean() + (members[:, None] == nonmembers).mean() / 2
-    found = auc(members, nonmembers)
+    found = _auc(members, nonmembers)
     assert found.value == pytest.approx(above)
     assert found.low <= found.value <= found.high
 
@@ -73,7 +73,7 @@ def test_curve_and_auc_agree_with_scikit_learn() -> None:
     curve = _roc_curve(members, nonmembers)
     np.testing.assert_allclose(curve.fpr, fpr)
     np.testing.assert_allclose(curve.tpr, tpr)
-    assert auc(members, nonmembers).value == pytest.approx(sklearn_metrics.roc_auc_score(truth, scores))
+    assert _auc(members, nonmembers).value == pytest.approx(sklearn_metrics.roc_auc_score(truth, scores))
 
 
 def test_the_thinned_curve_is_part_of_the_curve_and_short() -> None:
@@ -112,12 +112,12 @@ def test_the_variance_of_the_auc_is_that_of_delong() -> None:
     members, nonmembers = generator.normal(0.7, 1, 60).round(1), generator.normal(0, 1, 45).round(1)
     wins = (members[:, None] > nonmembers) + (members[:, None] == nonmembers) / 2
     variance = wins.mean(1).var(ddof=1) / 60 + wins.mean(0).var(ddof=1) / 45
-    found = auc(members, nonmembers)
+    found = _auc(members, nonmembers)
     assert found.high - found.value == pytest.approx(1.959964 * variance**0.5, rel=1e-5)
 
 
 def test_complete_separation_has_an_interval_of_positive_length() -> None:
-    found = auc(np.arange(1.0, 51.0), -np.arange(1.0, 51.0))
+    found = _auc(np.arange(1.0, 51.0), -np.arange(1.0, 51.0))
     assert found.value == found.high == 1.0
     assert found.low == pytest.approx(1 - (np.log(40) / 100) ** 0.5)
 
@@ -198,7 +198,7 @@ def test_the_interval_of_a_difference_covers_small_and_large_ones_as_stated(
 @pytest.fixture
 def report() -> AttackReport:
     generator = np.random.default_rng(0)
-    return AttackReport.from_scores(
+    return AttackReport._from_scores(
         attack="test",
         target="a toy",
         released="probabilities",

@@ -7,7 +7,7 @@ import pytest
 
 from quietmax.attacks import RMIA, Attack, LiRA, Shadow, ShadowPool, Threshold
 from quietmax.attacks.base import run_together
-from quietmax.attacks.shadow_models import Units, candidate_rows, folds, leftover_rows, with_shadow_data
+from quietmax.attacks.shadow_models import Units, _folds, _leftover_rows, candidate_rows, with_shadow_data
 from quietmax.data import Records, Split, hold_out
 from quietmax.errors import InvalidInput
 from quietmax.models import CrossEntropy, Model, TrainingSettings, train
@@ -56,7 +56,7 @@ def test_without_persons_every_record_is_its_own_unit() -> None:
 
 
 def test_overlapping_sets_leave_out_whole_persons_fold_by_fold(table: Split) -> None:
-    assert folds(table) == 5
+    assert _folds(table) == 5
     pool = ShadowPool.train("overlapping", table, QUICK, 10, seed=2)
     persons = table.records.units
     for inside in pool.inside:
@@ -68,7 +68,7 @@ def test_overlapping_sets_leave_out_whole_persons_fold_by_fold(table: Split) -> 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.5, 2), (0.2, 5), (0.04, 10)])
 def test_a_network_leaves_out_about_as_many_as_were_held_out(share: float, expected: int) -> None:
-    assert folds(hold_out(visits(1000, seed=3), share, seed=0)) == expected
+    assert _folds(hold_out(visits(1000, seed=3), share, seed=0)) == expected
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_other_people_must_be_others_and_encoded_alike(table: Split) -> None:
 
 def test_population_records_are_whole_persons(table: Split) -> None:
     more = with_shadow_data(table, visits(80, seed=5, first="q"))
-    chosen = leftover_rows(more, 30, 0)
+    chosen = _leftover_rows(more, 30, 0)
     persons = more.records.units
     assert 30 <= len(chosen) <= 32
     assert set(persons[chosen]).isdisjoint(np.delete(persons, chosen))

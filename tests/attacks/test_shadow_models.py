@@ -10,7 +10,7 @@ from quietmax._ray import RayEngine
 from quietmax._threads import parallel_map
 from quietmax.attacks import ShadowPool
 from quietmax.attacks.builtin import _log_odds
-from quietmax.attacks.shadow_models import candidate_rows, leftover_rows
+from quietmax.attacks.shadow_models import _leftover_rows, candidate_rows
 from quietmax.data import Split, split
 from quietmax.errors import InvalidInput
 from quietmax.models import CrossEntropy, TrainingSettings
@@ -126,11 +126,11 @@ def test_networks_are_the_same_on_ray_workers(world: World, monkeypatch: pytest.
 
 
 def test_leftover_records_are_chosen_by_the_seed_and_never_candidates(world: World) -> None:
-    chosen = leftover_rows(world.data, 50, 0)
+    chosen = _leftover_rows(world.data, 50, 0)
     assert len(np.unique(chosen)) == 50
     assert not np.isin(chosen, candidate_rows(world.data)).any()
-    assert not np.array_equal(chosen, leftover_rows(world.data, 50, 1))
-    np.testing.assert_array_equal(leftover_rows(world.data, 1000, 0), world.data.pool_rows)
+    assert not np.array_equal(chosen, _leftover_rows(world.data, 50, 1))
+    np.testing.assert_array_equal(_leftover_rows(world.data, 1000, 0), world.data.pool_rows)
 
 
 def test_the_same_seed_gives_the_same_pool_and_another_seed_another(world: World) -> None:

@@ -17,7 +17,7 @@ from sklearn.svm import LinearSVC
 import quietmax as qm
 from quietmax.accounting import GaussianCost, PureCost
 from quietmax.attacks import Endpoint, Threshold
-from quietmax.attacks.metrics import released_probabilities
+from quietmax.attacks.metrics import _released_probabilities
 from quietmax.attacks.targets import EndpointError, query_target
 from quietmax.errors import InvalidInput
 from quietmax.estimators.teachers import Teachers
@@ -40,7 +40,7 @@ Queries = NDArray[np.float32]
 
 def test_a_plain_model_answers_with_its_probabilities_at_no_cost(world: World, queries: Queries) -> None:
     result = query_target(world.model, queries, 3)
-    np.testing.assert_array_equal(released_probabilities(result.answers), world.model.predict_proba(queries))
+    np.testing.assert_array_equal(_released_probabilities(result.answers), world.model.predict_proba(queries))
     assert (result.queries, result.spent, result.target) == (20, None, "plain model")
 
 
@@ -51,7 +51,7 @@ def test_a_predictor_is_charged_once_per_query(world: World, queries: Queries) -
     assert result.spent == quiet.cost.times(20)
     assert result.target == "algorithm1"
     again = query_target(quiet, queries, 3)
-    np.testing.assert_array_equal(released_probabilities(again.answers), result.answers.probabilities)
+    np.testing.assert_array_equal(_released_probabilities(again.answers), result.answers.probabilities)
     assert (again.queries, again.spent) == (0, PureCost(0.0))
     labels_only = NoisyMax(bounds=CERTIFIED)
     quiet = qm.Predictor(world.model, labels_only, qm.Budget(10.0, queries=20), noise=SeededNoise(0))
@@ -67,7 +67,7 @@ def test_an_answerer_reports_the_cost_of_all_answers(world: World, queries: Quer
     result = query_target(target, queries, 3)
     assert result.spent == GaussianCost(0.5).times(20)
     plain = world.model.predict_proba(queries)
-    assert np.abs(released_probabilities(result.answers) - plain).max() > 1e-3
+    assert np.abs(_released_probabilities(result.answers) - plain).max() > 1e-3
 
 
 def test_an_estimator_answers_with_probabilities_at_their_classes_or_with_labels(
@@ -76,7 +76,7 @@ def test_an_estimator_answers_with_probabilities_at_their_classes_or_with_labels
     features, labels = world.data.train.features, world.data.train.labels
     kept = labels != 1
     two = LogisticRegression().fit(features[kept], labels[kept])
-    found = released_probabilities(query_target(two, queries, 3).answers)
+    found = _released_probabilities(query_target(two, queries, 3).answers)
     np.testing.assert_array_equal(found[:, [0, 2]], two.predict_proba(queries))
     assert (found[:, 1] == 0).all()
     without = LinearSVC().fit(features, labels)
@@ -100,7 +100,7 @@ def test_a_wrapped_module_answers_with_the_softmax_of_its_logits(queries: Querie
     module = torch.nn.Linear(40, 3)
     result = query_target(TorchModel(module, 3), queries, 3)
     expected = torch.softmax(module(torch.from_numpy(queries)), -1).detach().numpy()
-    np.testing.assert_allclose(released_probabilities(result.answers), expected, atol=1e-6)
+    np.testing.assert_allclose(_released_probabilities(result.answers), expected, atol=1e-6)
 
 
 def test_a_function_may_return_probabilities_or_labels(queries: Queries) -> None:
@@ -238,7 +238,7 @@ def test_probabilities_of_a_server_arrive_in_order_and_in_batches(serve: Serve, 
     result = query_target(Endpoint(server.url, max_rows=30), features, 3)
     # Single-precision products of 30 rows and of 100 rows may differ in their last digit.
     np.testing.assert_allclose(
-        released_probabilities(result.answers), world.model.predict_proba(features), atol=1e-6
+        _released_probabilities(result.answers), world.model.predict_proba(features), atol=1e-6
     )
     assert [body["inputs"][0]["shape"] for body in server.bodies] == [[30, 40]] * 3 + [[10, 40]]
     assert {body["inputs"][0]["name"] for body in server.bodies} == {"rows"}

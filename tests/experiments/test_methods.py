@@ -202,7 +202,7 @@ def test_a_table_with_persons_is_held_out_attacked_and_protected_by_persons(
 
 
 def _report(members: int, called: int, nonmembers: int, called_too: int) -> AttackReport:
-    return AttackReport.from_scores(
+    return AttackReport._from_scores(
         attack="made up",
         target="nothing",
         released="labels",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,9 @@ from quietmax.attacks.shadow_models import (
     Design,
     Rows,
     ShadowPool,
+    _disjoint_set_size,
     candidate_rows,
     check_nonmembers,
-    disjoint_set_size,
 )
 from quietmax.attacks.targets import QueryResult, Target, query_target
 from quietmax.data.records import Split
@@ -90,7 +91,7 @@ class Attack(ABC):
         return ("disjoint", "overlapping")
 
     def _designs_for(self, data: Split) -> tuple[Design, ...]:
-        """Return the designs that ``data`` permits: without a pool no disjoint one, unless the attack has no other."""
+        """Return the designs that ``data`` permits: without a pool no disjoint one, unless there is no other."""
         if len(data.pool_rows):
             return self.designs
         return tuple(design for design in self.designs if design != "disjoint") or self.designs
@@ -157,19 +158,14 @@ class Attack(ABC):
             How well members were told from non-members.
         """
         settings = _checked(model, data, target, pool)
-        if pool is not None:
+        if pool is None:
+            design = self._designs_for(data)[0]
+            _check_size(design, data)
+        else:
             self.check_pool(pool)
-        elif self._designs_for(data)[0] == "disjoint":
-            disjoint_set_size(data)  # raises before the target is charged
         result = self.query(model if target is None else target, data)
         chosen = pool or ShadowPool.train(
-            self._designs_for(data)[0],
-            data,
-            settings,
-            self.models,
-            seed=self.seed,
-            engine=engine,
-            progress=progress,
+            design, data, settings, self.models, seed=self.seed, engine=engine, progress=progress
         )
         return self.report(self.fit(chosen, released_by(result.answers), progress), result, chosen)
 
@@ -178,7 +174,7 @@ class Attack(ABC):
         units = pool.units(candidate_rows(pool.data))
         scores = units.means(np.asarray(fitted.scores(result.answers), dtype=np.float64))
         members = len(pool.units(pool.data.train_rows))
-        return AttackReport.from_scores(
+        return AttackReport._from_scores(
             attack=self.name,
             target=result.target,
             released=released_by(result.answers),
@@ -202,7 +198,7 @@ class Attack(ABC):
             )
 
     def _described(self, pool: ShadowPool) -> dict[str, Any]:
-        """Return the settings of the attack and of ``pool`` as JSON values."""
+        """The settings of the attack and of its pool, for reports."""
         return {**asdict(self), "models": pool.networks, "pool": pool.design}
 
 
@@ -217,15 +213,14 @@ def run_together(
 ) -> list[AttackReport]:
     """Run several attacks that share the target's answers and the shadow networks.
 
-    An attack that can learn from either design uses the one that another attack needs. The target is queried once;
-    every report states the queries of all attacks together.
+    The target is queried once; every report states the queries of all attacks together.
     """
     if not attacks:
         raise InvalidInput("run_together requires at least one attack, got none.")
     settings = _checked(model, data, target)
     designs = shared_designs(attacks, data)
-    if "disjoint" in designs:
-        disjoint_set_size(data)  # raises before the target is charged
+    for design in designs:
+        _check_size(design, data)
     rows = np.unique(np.concatenate([attack.queried_rows(data) for attack in attacks]))
     result = query_target(model if target is None else target, data.records.features[rows], data.classes)
     pools: dict[Design, ShadowPool] = {}
@@ -247,7 +242,7 @@ def run_together(
 
 
 def shared_designs(attacks: Sequence[Attack], data: Split) -> list[Design]:
-    """Choose a design that ``data`` permits for each of ``attacks``, so that as few pools as possible are trained."""
+    """Choose a design that the data permit for each attack, so that as few pools as possible are trained."""
     possible = [attack._designs_for(data) for attack in attacks]
     needed = {designs[0] for designs in possible if len(designs) == 1} or {designs[0] for designs in possible}
     return [next((design for design in designs if design in needed), designs[0]) for designs in possible]
@@ -278,16 +273,6 @@ class LeakageCurve:
     def leakages(self) -> tuple[float, ...]:
         """Leakage at each epsilon."""
         return tuple(report.leakage.value for report in self.reports)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return JSON values."""
-        return {
-            "mechanism": self.mechanism,
-            "plain": self.plain.to_json(),
-            "epsilons": list(self.epsilons),
-            "leakages": list(self.leakages),
-            "reports": [report.to_json() for report in self.reports],
-        }
 
 
 def leakage_curve(
@@ -338,20 +323,24 @@ def leakage_curve(
         Answerer.prepare(model, mechanism, Budget(epsilon, delta, queries=1), noise=noise)
         for epsilon in epsilons
     ]
-    fitted: dict[Released, FittedAttack] = {}
-    reports = []
-    for result in (plain, *(attack.query(target, data) for target in targets)):
-        released = released_by(result.answers)
-        if released not in fitted:
-            fitted[released] = attack.fit(chosen, released, progress)
-        reports.append(attack.report(fitted[released], result, chosen))
+    fit = cache(lambda released: attack.fit(chosen, released, progress))
+    reports = [
+        attack.report(fit(released_by(result.answers)), result, chosen)
+        for result in (plain, *(attack.query(target, data) for target in targets))
+    ]
     return LeakageCurve(mechanism.name, reports[0], tuple(epsilons), tuple(reports[1:]))
+
+
+def _check_size(design: Design, data: Split) -> None:
+    """Raise if the pool is too small for a design, before the target is charged."""
+    if design == "disjoint":
+        _disjoint_set_size(data)
 
 
 def _checked(
     model: Model | TrainingSettings, data: Split, target: Target, pool: ShadowPool | None = None
 ) -> TrainingSettings:
-    """Return the settings for shadow networks after checking that the model, the data and the pool fit together."""
+    """Check that the model, the data and the pool fit together, and return the settings for shadow networks."""
     check_nonmembers(data)
     # The networks of a pool with other candidates may have been trained on other members.
     if pool is not None and not (
@@ -378,6 +367,5 @@ def _checked(
 
 
 def _selected(answers: Answers, rows: Rows) -> Answers:
-    """Return the answers to some of the queries."""
     probabilities = answers.probabilities
     return Answers(answers.labels[rows], None if probabilities is None else probabilities[rows])

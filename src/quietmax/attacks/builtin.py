@@ -1,39 +1,12 @@
-"""The built-in attacks, and the registry of all attacks by name.
-
-*Threshold* (Yeom et al. 2018) compares one statistic of each answer with one threshold. Yeom et al. compare the loss
-with the average training loss. Here the threshold is the best one on shadow networks, which requires no knowledge of
-the target. Confidence and entropy are those of Salem et al. (2019); they do not use the true label.
-
-*Shadow* is the attack of Shokri et al. (2017), as the paper runs it. Shadow networks are trained like the target on
-sets drawn from other records; of a table without a pool, on sets drawn from the table itself. Their answers to members
-and non-members of those sets are the training data of small attack networks, one per true class, which then judge the
-target's answers. Attack networks always learn from answers without noise, even if the target adds noise.
-
-*LiRA* is the likelihood-ratio attack of Carlini et al. (2022), with one query per candidate and no augmentation. For
-every candidate, the log-odds v of its true class are compared with their distribution over networks that trained on
-the candidate and over networks that did not. Online: ``ln N(v; mean_in, var_in) - ln N(v; mean_out, var_out)``.
-Offline, without networks that trained on the candidate: ``(v - mean_out)/sd_out``. *Fixed* variance pools the variances
-of all records, which is better with few networks; *per-example* variance needs a few dozen. A label alone carries one
-bit: whether it is correct. A Bernoulli distribution then replaces the Gaussian.
-
-*RMIA* is the robust attack of Zarifzadeh, Liu and Shokri (2024). A candidate x is compared with records z of the
-population that the target did not train on: ``LR(x, z) = (p(x|target)/p(x)) / (p(z|target)/p(z))``, ``p`` the
-probability of the true class. The score is the share of the z with ``LR(x, z) >= gamma``. The normaliser ``p(x)`` is an
-average over reference networks. Online: half of the mean over networks that trained on x plus half of the mean over
-those that did not. Offline: ``((1+a)*mean_out + 1 - a)/2``, where the offset ``a`` says how much training on a record
-raises its probability. No reference network of the online attack trained on population records, so there ``p(z)`` is
-the mean over non-members, which shifts all scores alike. Labels only: ``p`` is 1 for a correct label and 0 for a wrong
-one, and means are smoothed to ``(correct + 1/2)/(n + 1)``.
-"""
+"""The built-in attacks, and the registry of all attacks by name. `docs/attacks.md` describes them."""
 
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -47,21 +20,21 @@ from quietmax.attacks.metrics import (
     Labels,
     Released,
     Statistic,
-    auc,
+    _auc,
+    _log_probability,
+    _released_probabilities,
     best_threshold,
     correct,
-    log_probability,
-    released_probabilities,
 )
 from quietmax.attacks.shadow_models import (
     Design,
     Rows,
     ShadowPool,
     Units,
+    _folds,
+    _leftover_rows,
+    _plain_answers,
     candidate_rows,
-    folds,
-    leftover_rows,
-    plain_answers,
 )
 from quietmax.data.records import Split
 from quietmax.errors import InvalidInput, unknown_name
@@ -90,61 +63,43 @@ class _FittedScore(FittedAttack):
     notes: tuple[str, ...] = ()
 
     def scores(self, answers: Answers) -> Floats:
-        """Score every candidate, larger for likelier members."""
         return self.score(answers)
-
-
-@dataclass(frozen=True)
-class _ScoreAttack(Attack):
-    """An attack whose score is a function of the answers that needs no training."""
-
-    def fit(
-        self,
-        pool: ShadowPool,
-        released: Released,
-        progress: Progress | None = None,  # noqa: ARG002
-    ) -> FittedAttack:
-        """Learn from the answers of shadow networks."""
-        self.check_pool(pool)
-        return self._fit(pool, released)
-
-    @abstractmethod
-    def _fit(self, pool: ShadowPool, released: Released) -> _FittedScore:
-        """Learn from the answers of a pool of a permitted design."""
 
 
 # Threshold
 
 
 def _confidence(answers: Answers, _labels: Labels) -> Floats:
-    return np.asarray(released_probabilities(answers).max(-1))
+    return np.asarray(_released_probabilities(answers).max(-1))
 
 
 def _negative_entropy(answers: Answers, _labels: Labels) -> Floats:
-    probabilities = released_probabilities(answers)
+    probabilities = _released_probabilities(answers)
     return np.asarray((probabilities * np.log(np.maximum(probabilities, SMALLEST_PROBABILITY))).sum(-1))
 
 
 _STATISTICS: dict[StatisticName, Statistic] = {
-    "loss": log_probability,
+    "loss": _log_probability,
     "confidence": _confidence,
     "entropy": _negative_entropy,
 }
 
 
 @dataclass(frozen=True)
-class Threshold(_ScoreAttack):
-    """Compare one statistic of each answer with one threshold.
+class Threshold(Attack):
+    """Compare one statistic of each answer with one threshold (Yeom et al. 2018).
 
-    If the target releases labels only, a record is called a member if its label is correct. The leakage is then the
-    training accuracy minus the test accuracy (Yeom et al.'s bounded-loss adversary).
+    Yeom et al. compare the loss with the average training loss. Here the threshold is the best one on shadow networks,
+    which requires no knowledge of the target. If the target releases labels only, a record is called a member if its
+    label is correct; the leakage is then the training accuracy minus the test accuracy.
 
     Parameters
     ----------
     models, seed
         As in `Attack`.
     statistic : {"loss", "confidence", "entropy"}
-        The loss of the true class, the largest probability, or the entropy of the answer.
+        The loss of the true class, the largest probability, or the entropy of the answer. The last two do not use the
+        true label (Salem et al. 2019).
 
     Examples
     --------
@@ -163,8 +118,14 @@ class Threshold(_ScoreAttack):
         if self.statistic not in _STATISTICS:
             raise InvalidInput(f"statistic must be one of {', '.join(_STATISTICS)}, got {self.statistic!r}.")
 
-    def _fit(self, pool: ShadowPool, released: Released) -> _FittedScore:
-        """Choose the threshold on the answers of ``pool`` to its members and non-members; 1/2 for labels only."""
+    def fit(
+        self,
+        pool: ShadowPool,
+        released: Released,
+        progress: Progress | None = None,  # noqa: ARG002
+    ) -> FittedAttack:
+        """Choose the threshold on the answers of the pool to its members and non-members; 1/2 for labels only."""
+        self.check_pool(pool)
         labels = pool.data.records.labels[candidate_rows(pool.data)]
         if released == "labels":
             note = "The target releases labels only: a record with a correct label is called a member."
@@ -200,16 +161,17 @@ class FittedShadow(FittedAttack):
         return 0.0
 
     def scores(self, answers: Answers) -> Floats:
-        """Return the log-odds of membership of ``answers``, each from the attack network of its true class."""
+        """Return the log-odds of membership, each from the attack network of its true class."""
         features = _attack_features(answers, self.released, self.networks.widths[0])
         return _membership_odds(self.networks, self.network_of_class, features, self.labels)
 
 
 @dataclass(frozen=True)
 class Shadow(Attack):
-    """Shadow networks and one attack network per class.
+    """Shadow networks and one attack network per class, as the paper runs it (Shokri et al. 2017).
 
-    If the target releases labels only, attack networks learn from the shadow networks' labels, one-hot.
+    Attack networks learn from the shadow networks' answers without noise; from one-hot labels if the target releases
+    labels only.
 
     Parameters
     ----------
@@ -228,7 +190,7 @@ class Shadow(Attack):
     name: ClassVar[str] = "shadow"
 
     def _designs_for(self, data: Split) -> tuple[Design, ...]:
-        """Return the paper's disjoint sets if ``data`` has a pool, else overlapping ones."""
+        """The paper's disjoint sets if there is a pool, else overlapping ones."""
         return super()._designs_for(data)[:1]
 
     def fit(self, pool: ShadowPool, released: Released, progress: Progress | None = None) -> FittedShadow:
@@ -267,7 +229,6 @@ class Shadow(Attack):
         )
 
     def _described(self, pool: ShadowPool) -> dict[str, Any]:
-        """Return the settings of attack, attack networks and ``pool`` as JSON values."""
         return {**super()._described(pool), "network": settings_to_json(self.network)}
 
 
@@ -276,17 +237,14 @@ _AttackData = tuple[NDArray[np.float32], Labels, Labels, Units]
 
 
 def _attack_data(pool: ShadowPool, released: Released) -> _AttackData:
-    """Collect the answers of every network of ``pool`` to its own members, then to its own non-members.
-
-    There are as many members as non-members, persons or single records.
-    """
+    """Collect the answers of every network to its own members, then to as many non-members of its own."""
     records = pool.data.records
     features, labels, inside, orders, starts, count = [], [], [], [], [], 0
     for index, network in enumerate(pool.each()):
         held_out = np.flatnonzero(pool.drawn[index] & ~pool.inside[index])
         members = _as_many(pool, np.flatnonzero(pool.inside[index]), len(pool.units(held_out)), index)
         rows = np.concatenate([members, held_out])
-        answers = plain_answers(network, records.features[rows], released)
+        answers = _plain_answers(network, records.features[rows], released)
         features.append(_attack_features(answers, released, records.classes))
         labels.append(records.labels[rows])
         inside.append(np.repeat([1, 0], [len(members), len(held_out)]))
@@ -299,7 +257,7 @@ def _attack_data(pool: ShadowPool, released: Released) -> _AttackData:
 
 
 def _as_many(pool: ShadowPool, rows: Rows, count: int, seed: int) -> Rows:
-    """Return rows of ``count`` units chosen at random, or all ``rows`` if they have no more units."""
+    """Return the rows of ``count`` units chosen at random, or all if there are no more."""
     units = pool.units(rows)
     if len(units) <= count:
         return rows
@@ -311,7 +269,7 @@ def _attack_features(answers: Answers, released: Released, classes: int) -> NDAr
     """Return the probability vectors as released, or the labels one-hot."""
     if released == "labels":
         return np.eye(classes, dtype=np.float32)[answers.labels]
-    return released_probabilities(answers).astype(np.float32)
+    return _released_probabilities(answers).astype(np.float32)
 
 
 def _membership_odds(
@@ -328,7 +286,6 @@ def _membership_odds(
 
 
 def _shadow_notes(without: NDArray[np.int64]) -> tuple[str, ...]:
-    """Name the classes that one network for all classes judges."""
     if not len(without):
         return ()
     listed = ", ".join(str(label) for label in without[:10]) + (", ..." if len(without) > 10 else "")
@@ -342,7 +299,7 @@ def _shadow_notes(without: NDArray[np.int64]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class _ReferenceAttack(_ScoreAttack):
+class _ReferenceAttack(Attack):
     """An attack that compares each candidate with reference networks; online, also with those that trained on it."""
 
     models: int = 32
@@ -364,6 +321,12 @@ class _ReferenceAttack(_ScoreAttack):
         return ("overlapping",) if self.mode == "online" else super().designs
 
 
+def _sums(counted: Mask, leave_one_out: bool, *values: Floats) -> list[Floats]:
+    """Count the networks and sum their values of each record, for every network over the others if it is left out."""
+    each: list[Any] = [counted, *(np.where(counted, value, 0.0) for value in values)]
+    return [value.sum(0) - value if leave_one_out else value.sum(0) for value in each]
+
+
 def _told_apart(units: Units, scores: Floats, known: Mask, inside: Mask) -> tuple[Floats, Floats] | None:
     """Return the scores of members and of non-members, shape (networks, rows) each; None if there are none of them."""
     scores, known, inside = units.means(scores), units.all(known), units.all(inside)
@@ -373,7 +336,11 @@ def _told_apart(units: Units, scores: Floats, known: Mask, inside: Mask) -> tupl
 
 @dataclass(frozen=True)
 class LiRA(_ReferenceAttack):
-    """Compare each answer with its distributions over reference networks.
+    """Compare each answer with its distributions over reference networks (Carlini et al. 2022), one query each.
+
+    v is the log-odds of the true class. Online: ``ln N(v; mean_in, var_in) - ln N(v; mean_out, var_out)``. Offline:
+    ``(v - mean_out)/sd_out``. If the target releases labels only, Bernoulli distributions of a correct label replace
+    the Gaussian ones.
 
     Parameters
     ----------
@@ -385,7 +352,7 @@ class LiRA(_ReferenceAttack):
     mode : {"online", "offline"}
         Whether networks that trained on the candidates are used.
     variance : {"fixed", "per-example"}
-        Whether all records share one variance.
+        Whether all records share one variance; else it takes a few dozen networks.
 
     Examples
     --------
@@ -401,132 +368,106 @@ class LiRA(_ReferenceAttack):
         if self.variance not in ("fixed", "per-example"):
             raise InvalidInput(f"variance must be 'fixed' or 'per-example', got {self.variance!r}.")
 
-    def _fit(self, pool: ShadowPool, released: Released) -> _FittedScore:
+    def fit(
+        self,
+        pool: ShadowPool,
+        released: Released,
+        progress: Progress | None = None,  # noqa: ARG002
+    ) -> FittedAttack:
         """Fit the distributions of all candidates; choose the threshold by attacking each network with the others."""
+        self.check_pool(pool)
         statistic = correct if released == "labels" else _log_odds
         candidates, rows = candidate_rows(pool.data), pool.reference_rows
         labels = pool.data.records.labels[candidates]
         values, inside = pool.values(candidates, statistic, released), pool.inside[:, candidates]
-        ratio = self._ratio(values, inside, released, leave_one_out=False)
-        if not ratio.known.all():
-            raise self._too_few(pool)
+        ratio, known = self._ratio(values, inside, released, leave_one_out=False)
         if pool.design == "disjoint":
             values, inside = pool.values(rows, statistic, released), pool.inside[:, rows]
-        without = self._ratio(values, inside, released, leave_one_out=True)
-        told = _told_apart(pool.units(rows), without.of(values), without.known, inside)
-        if told is None:
-            raise self._too_few(pool)
-        return _FittedScore(lambda answers: ratio.of(statistic(answers, labels)), best_threshold(*told))
+        without, also_known = self._ratio(values, inside, released, leave_one_out=True)
+        told = _told_apart(pool.units(rows), without(values), also_known, inside)
+        if told is None or not known.all():
+            raise InvalidInput(
+                f"{pool.networks} reference networks are too few for {self.mode} LiRA with {self.variance} variance; "
+                f"at least {max(8, 2 * _folds(pool.data))} are recommended."
+            )
+        return _FittedScore(lambda answers: ratio(statistic(answers, labels)), best_threshold(*told))
 
-    def _ratio(self, values: Floats, inside: Mask, released: Released, *, leave_one_out: bool) -> _Ratio:
-        """Fit the distributions over members (online only) and over non-members."""
-
-        def fitted(counted: Mask) -> _Gaussian | _Bernoulli:
-            if released == "labels":
-                return _Bernoulli.fit(values, counted, leave_one_out)
-            return _Gaussian.fit(values, counted, leave_one_out, pooled=self.variance == "fixed")
-
-        return _Ratio(fitted(inside) if self.mode == "online" else None, fitted(~inside))
-
-    def _too_few(self, pool: ShadowPool) -> InvalidInput:
-        return InvalidInput(
-            f"{pool.networks} reference networks are too few for {self.mode} LiRA with {self.variance} variance; at "
-            f"least {max(8, 2 * folds(pool.data))} are recommended."
+    def _ratio(
+        self, values: Floats, inside: Mask, released: Released, *, leave_one_out: bool
+    ) -> tuple[Callable[[Floats], Floats], Mask]:
+        """Return the log-likelihood ratio, offline the deviation from non-members, and where it is known."""
+        fitted = _bernoulli if released == "labels" else partial(_gaussian, pooled=self.variance == "fixed")
+        nonmembers = fitted(values, ~inside, leave_one_out)
+        if self.mode == "offline":
+            return nonmembers.deviation, nonmembers.known
+        members = fitted(values, inside, leave_one_out)
+        return (
+            lambda seen: members.log_density(seen) - nonmembers.log_density(seen),
+            members.known & nonmembers.known,
         )
 
 
 def _log_odds(answers: Answers, labels: Labels) -> Floats:
-    """Return ``ln p_y - ln(sum of the other probabilities)`` of ``answers`` at the true ``labels``.
+    """Return ``ln p_y - ln(sum of the other probabilities)`` at the true labels.
 
     This is the logit scaling of Carlini et al. (2022), under which the values are nearly Gaussian. The other
     probabilities are summed: ``1 - p_y`` would lose digits.
     """
-    others = released_probabilities(answers).copy()
+    others = _released_probabilities(answers).copy()
     others[np.arange(len(others)), labels] = 0.0
     log_others = np.log(np.maximum(others.sum(-1), SMALLEST_PROBABILITY))
-    return np.asarray(log_probability(answers, labels) - log_others)
+    return np.asarray(_log_probability(answers, labels) - log_others)
 
 
-@dataclass(frozen=True, eq=False)
-class _Gaussian:
-    """``N(mean, variance)`` of each record's values over some networks."""
+class _Distribution(NamedTuple):
+    """The distribution of each record's values over some networks."""
 
-    mean: Floats
-    variance: Floats
+    log_density: Callable[[Floats], Floats]  # Of values, without the constant
+    deviation: Callable[[Floats], Floats]  # How far values lie above their mean
     known: Mask  # Where there were enough networks to fit it
 
-    @classmethod
-    def fit(cls, values: Floats, counted: Mask, leave_one_out: bool, *, pooled: bool) -> _Gaussian:
-        """Fit the distributions to the values that count, for each network from the others if it is left out."""
-        centre = values.mean(0)
-        deviations = np.where(counted, values - centre, 0.0)
-        count, first, second = counted.sum(0), deviations.sum(0), (deviations**2).sum(0)
-        if leave_one_out:
-            count, first, second = count - counted, first - deviations, second - deviations**2
-        mean = first / np.maximum(count, 1)
-        squares = np.maximum(second - count * mean**2, 0.0)
-        freedom = np.maximum(count - 1, 0)
-        if pooled:
-            squares, freedom = squares.sum(-1, keepdims=True), freedom.sum(-1, keepdims=True)
-        spread = np.broadcast_to(squares / np.maximum(freedom, 1), mean.shape)
-        return cls(centre + mean, np.maximum(spread, _SMALLEST_VARIANCE), count >= (1 if pooled else 2))
 
-    def log_density(self, values: Floats) -> Floats:
-        """Return ``-(v - mean)^2/(2*variance) - ln(variance)/2``, without the constant."""
-        return np.asarray(-((values - self.mean) ** 2) / (2 * self.variance) - np.log(self.variance) / 2)
+def _gaussian(values: Floats, counted: Mask, leave_one_out: bool, *, pooled: bool) -> _Distribution:
+    """Fit ``N(mean, variance)`` to the values that count; ``pooled``: all records share the variance.
 
-    def deviation(self, values: Floats) -> Floats:
-        """Return ``(v - mean)/sd``; Carlini et al.'s ``Pr[Z <= v]`` is its increasing function Phi."""
-        return np.asarray((values - self.mean) / np.sqrt(self.variance))
+    ``(v - mean)/sd`` replaces Carlini et al.'s ``Pr[Z <= v]``, which is its increasing function Phi.
+    """
+    centre = values.mean(0)
+    count, first, second = _sums(counted, leave_one_out, values - centre, (values - centre) ** 2)
+    shift = first / np.maximum(count, 1)
+    squares = np.maximum(second - count * shift**2, 0.0)
+    freedom = np.maximum(count - 1, 0)
+    if pooled:
+        squares, freedom = squares.sum(-1, keepdims=True), freedom.sum(-1, keepdims=True)
+    spread = np.broadcast_to(squares / np.maximum(freedom, 1), shift.shape)
+    mean, variance = centre + shift, np.maximum(spread, _SMALLEST_VARIANCE)
+    return _Distribution(
+        lambda seen: -((seen - mean) ** 2) / (2 * variance) - np.log(variance) / 2,
+        lambda seen: (seen - mean) / np.sqrt(variance),
+        count >= (1 if pooled else 2),
+    )
 
 
-@dataclass(frozen=True, eq=False)
-class _Bernoulli:
-    """The probability of a correct label for each record, smoothed to ``(correct + 1/2)/(networks + 1)``."""
-
-    probability: Floats
-    known: Mask
-
-    @classmethod
-    def fit(cls, values: Floats, counted: Mask, leave_one_out: bool) -> _Bernoulli:
-        """Fit the probabilities to ``values`` of 0 and 1."""
-        right = np.where(counted, values, 0.0)
-        count, total = counted.sum(0), right.sum(0)
-        if leave_one_out:
-            count, total = count - counted, total - right
-        return cls((total + 0.5) / (count + 1), count >= 1)
-
-    def log_density(self, values: Floats) -> Floats:
-        """Return ``ln p`` where the value is 1 (a correct label), else ``ln(1 - p)``."""
-        return np.where(values > 0.5, np.log(self.probability), np.log1p(-self.probability))
-
-    def deviation(self, values: Floats) -> Floats:
-        """Return how far the values lie above their expectation."""
-        return values - self.probability
-
-
-@dataclass(frozen=True, eq=False)
-class _Ratio:
-    """Distributions of the records' values over members, if the attack is online, and over non-members."""
-
-    members: _Gaussian | _Bernoulli | None
-    nonmembers: _Gaussian | _Bernoulli
-
-    @property
-    def known(self) -> Mask:
-        """Where there were enough networks to fit them."""
-        return self.nonmembers.known if self.members is None else self.members.known & self.nonmembers.known
-
-    def of(self, values: Floats) -> Floats:
-        """Return log-likelihood ratios; without a distribution over members, deviations from non-members."""
-        if self.members is None:
-            return self.nonmembers.deviation(values)
-        return self.members.log_density(values) - self.nonmembers.log_density(values)
+def _bernoulli(values: Floats, counted: Mask, leave_one_out: bool) -> _Distribution:
+    """Fit the probability of a correct label, smoothed to ``(correct + 1/2)/(networks + 1)``."""
+    count, total = _sums(counted, leave_one_out, values)
+    probability = (total + 0.5) / (count + 1)
+    return _Distribution(
+        lambda seen: np.where(seen > 0.5, np.log(probability), np.log1p(-probability)),
+        lambda seen: seen - probability,
+        count >= 1,
+    )
 
 
 @dataclass(frozen=True)
 class RMIA(_ReferenceAttack):
-    """Pairwise likelihood ratios against population records, for which the target is queried too.
+    """Pairwise likelihood ratios against population records (Zarifzadeh et al. 2024); the target is queried for both.
+
+    The score of x is the share of population records z with ``LR(x, z) = (p(x|target)/p(x)) / (p(z|target)/p(z)) >=
+    gamma``, p the probability of the true class. Online ``p(x)`` is half of the mean over networks that trained on x
+    plus half of the mean over others; offline ``((1+a)*mean_out + 1 - a)/2``. No network of the online attack trained
+    on z, so ``p(z)`` is the mean over all, which shifts all scores alike. Labels only: p is 1 for a correct label, else
+    0, and means are smoothed to ``(correct + 1/2)/(n + 1)``.
 
     Parameters
     ----------
@@ -542,8 +483,8 @@ class RMIA(_ReferenceAttack):
         The offset ``a`` of the offline attack, from 0 to 1. None: the one of `OFFSETS` with the best AUC on the shadow
         networks.
     population : int
-        Number of population records. They are chosen from the pool: the records that the split leaves over, or a table
-        of other people (`with_shadow_data`). Without a pool, candidates are compared with each other.
+        Number of population records, chosen from the pool: the records that the split leaves over, or a table of other
+        people. Without a pool, candidates are compared with each other.
 
     Examples
     --------
@@ -567,26 +508,32 @@ class RMIA(_ReferenceAttack):
 
     def queried_rows(self, data: Split) -> Rows:
         """Return the candidates of ``data``, then the population records."""
-        return np.concatenate([candidate_rows(data), leftover_rows(data, self.population, self.seed)])
+        return np.concatenate([candidate_rows(data), _leftover_rows(data, self.population, self.seed)])
 
-    def _fit(self, pool: ShadowPool, released: Released) -> _FittedScore:
+    def fit(
+        self,
+        pool: ShadowPool,
+        released: Released,
+        progress: Progress | None = None,  # noqa: ARG002
+    ) -> FittedAttack:
         """Average the reference networks; tune offset and threshold by attacking each network with the others."""
+        self.check_pool(pool)
         queried, candidates = self.queried_rows(pool.data), len(candidate_rows(pool.data))
-        statistic = _log_correct if released == "labels" else log_probability
-        on_queried = _Reference.of(pool, queried, statistic, released)
-        on_reference, units = on_queried.part(slice(candidates)), pool.units(pool.reference_rows)
+        statistic = _log_correct if released == "labels" else _log_probability
+        seen = _Seen.of(pool, queried, statistic, released)
+        reference = seen.part(slice(candidates))
         if pool.design == "disjoint":
-            on_reference = _Reference.of(pool, pool.reference_rows, statistic, released)
-        population = on_queried.part(slice(candidates, None)) if len(queried) > candidates else None
+            reference = _Seen.of(pool, pool.reference_rows, statistic, released)
+        population = seen.part(slice(candidates, None)) if len(queried) > candidates else None
         # Ratios of correct labels seldom differ by as much as 2.
         gamma = 1.0 if released == "labels" else self.gamma
-        against = partial(_against_each, on_reference, units, population, gamma)
+        against = partial(_against_each, reference, pool.units(pool.reference_rows), population, gamma)
         offset = self.offset if self.mode == "offline" else None
         notes = []
         if self.mode == "offline" and offset is None:
-            offset = OFFSETS[int(np.argmax([auc(*against(each)).value for each in OFFSETS]))]
+            offset = OFFSETS[int(np.argmax([_auc(*against(each)).value for each in OFFSETS]))]
             notes.append(f"The offset a = {offset:g} has the best AUC on the shadow networks.")
-        log_normalisers = on_queried.log_normalisers(offset, leave_one_out=False)
+        log_normalisers = seen.log_normalisers(offset, leave_one_out=False)
         if np.isnan(log_normalisers[:candidates]).any():
             raise _too_few(pool.networks)
         if gamma != self.gamma:
@@ -603,8 +550,7 @@ class RMIA(_ReferenceAttack):
         return _FittedScore(score, best_threshold(*against(offset)), tuple(notes))
 
 
-@dataclass(frozen=True, eq=False)
-class _Reference:
+class _Seen(NamedTuple):
     """Log-probabilities of some records' true classes and who trained on them, shape (networks, records)."""
 
     values: Floats
@@ -612,14 +558,12 @@ class _Reference:
     smoothing: float
 
     @classmethod
-    def of(cls, pool: ShadowPool, rows: Rows, statistic: Statistic, released: Released) -> _Reference:
-        """Query all networks of a pool."""
+    def of(cls, pool: ShadowPool, rows: Rows, statistic: Statistic, released: Released) -> _Seen:
         smoothing = 0.5 if released == "labels" else 0.0
         return cls(pool.values(rows, statistic, released), pool.inside[:, rows], smoothing)
 
-    def part(self, records: slice) -> _Reference:
-        """Select some of the records."""
-        return _Reference(self.values[:, records], self.inside[:, records], self.smoothing)
+    def part(self, records: slice) -> _Seen:
+        return _Seen(self.values[:, records], self.inside[:, records], self.smoothing)
 
     def ratios(self, offset: float | None) -> Floats:
         """Return ``ln p(x|network) - ln p(x)`` for every network, ``p(x)`` from the others; NaN where it is unknown."""
@@ -634,13 +578,10 @@ class _Reference:
         return np.log(np.maximum((inside + outside) / 2, SMALLEST_PROBABILITY))
 
     def _mean(self, counted: Mask, leave_one_out: bool) -> Floats:
-        values = np.where(counted, np.exp(self.values), 0.0)
-        count, total = counted.sum(0), values.sum(0)
-        if leave_one_out:
-            # Rounding may take the difference below zero.
-            count, total = count - counted, np.maximum(total - values, 0.0)
-        mean = (total + self.smoothing) / np.maximum(count + 2 * self.smoothing, 1)
-        return np.where(count > 0, mean, np.nan)
+        count, total = _sums(counted, leave_one_out, np.exp(self.values))
+        # Rounding may take a difference of sums below zero.
+        total = np.maximum(total, 0.0) + self.smoothing
+        return np.where(count > 0, total / np.maximum(count + 2 * self.smoothing, 1), np.nan)
 
 
 def _dominated(ratios: Floats, population: Floats, gamma: float) -> Floats:
@@ -651,7 +592,7 @@ def _dominated(ratios: Floats, population: Floats, gamma: float) -> Floats:
 
 
 def _against_each(
-    reference: _Reference, units: Units, population: _Reference | None, gamma: float, offset: float | None
+    reference: _Seen, units: Units, population: _Seen | None, gamma: float, offset: float | None
 ) -> tuple[Floats, Floats]:
     """Score members and non-members when every network in turn is the target and the others are references.
 
@@ -696,7 +637,7 @@ _BUILT_IN: dict[str, Callable[..., Attack]] = {
 
 
 def registered_attacks() -> Mapping[str, Callable[..., Attack]]:
-    """Return all attacks by name: the built-in ones, then those of installed plug-ins.
+    """Return all attacks by name: the built-in ones, then those of plug-ins.
 
     A plug-in is an entry point in the group ``quietmax.attacks``: a class or function that takes the keyword arguments
     ``models`` and ``seed`` and returns an `Attack`.

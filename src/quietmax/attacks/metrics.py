@@ -52,25 +52,24 @@ _ESTIMATES = {
 
 
 def released_by(answers: Answers) -> Released:
-    """Return what ``answers`` contain: probabilities, or labels only."""
+    """What the answers contain."""
     return "labels" if answers.probabilities is None else "probabilities"
 
 
-def released_probabilities(answers: Answers) -> Floats:
-    """Return the probability vectors of ``answers``; raise `InvalidInput` if only labels were released."""
+def _released_probabilities(answers: Answers) -> Floats:
     if answers.probabilities is None:
         raise InvalidInput("The target releases labels only; this statistic requires probabilities.")
     return answers.probabilities
 
 
 def correct(answers: Answers, labels: Labels) -> Floats:
-    """Return 1 where the released label of ``answers`` is the true one of ``labels``, else 0."""
+    """Return 1 where the released label is the true one, else 0."""
     return np.asarray(answers.labels == labels, dtype=np.float64)
 
 
-def log_probability(answers: Answers, labels: Labels) -> Floats:
-    """Return ``ln p_y``, the negative cross-entropy of ``answers`` at the true ``labels``."""
-    probabilities = released_probabilities(answers)
+def _log_probability(answers: Answers, labels: Labels) -> Floats:
+    """Return ``ln p_y``, the negative cross-entropy."""
+    probabilities = _released_probabilities(answers)
     of_true_class = probabilities[np.arange(len(probabilities)), labels]
     return np.log(np.maximum(of_true_class, SMALLEST_PROBABILITY))
 
@@ -124,20 +123,17 @@ class RocCurve:
         """False positive rates, ascending."""
         return np.asarray(self.false_positives / self.false_positives[-1])
 
-    def _thinned(self, points: int = 200) -> tuple[list[float], list[float]]:
-        """Return at most about ``2 * points`` of the curve's corners as lists (fpr, tpr), dense at low FPR."""
+    def _thinned(self) -> tuple[list[float], list[float]]:
+        """Return at most about 400 of the curve's corners as lists (fpr, tpr), dense at low FPR."""
         total = int(self.false_positives[-1])
-        wanted = np.unique(
-            np.concatenate([np.geomspace(1, total, points).round(), np.linspace(0, total, points).round()])
-        )
+        wanted = np.concatenate([np.geomspace(1, total, 200).round(), np.linspace(0, total, 200).round()])
         # The last point of each wanted number of false positives has the highest TPR.
-        kept = np.unique(np.searchsorted(self.false_positives, wanted, side="right") - 1)
-        kept = np.unique(np.concatenate([[0], kept]))
+        kept = np.searchsorted(self.false_positives, np.unique(wanted), side="right") - 1
+        kept = np.unique([0, *kept])
         return self.fpr[kept].tolist(), self.tpr[kept].tolist()
 
 
 def _roc_curve(members: Floats, nonmembers: Floats) -> RocCurve:
-    """Compute the ROC curve of an attack's scores."""
     if not len(members) or not len(nonmembers):
         raise InvalidInput(
             f"An attack requires members and non-members, got {len(members)} and {len(nonmembers)}."
@@ -185,7 +181,6 @@ def clopper_pearson(successes: ArrayLike, trials: int, error: float) -> tuple[Fl
 
 
 def _proportion(successes: int, trials: int) -> Estimate:
-    """Estimate a rate from ``successes`` in ``trials``, with its Clopper-Pearson interval."""
     low, high = clopper_pearson(successes, trials, (1 - CONFIDENCE) / 2)
     return Estimate(successes / trials, float(low), float(high))
 
@@ -203,7 +198,7 @@ def _difference(first: Estimate, second: Estimate) -> Estimate:
     return Estimate(value, max(value - below, -1.0), min(value + above, 1.0))
 
 
-def auc(members: Floats, nonmembers: Floats) -> Estimate:
+def _auc(members: Floats, nonmembers: Floats) -> Estimate:
     """Estimate the AUC: the probability that a member scores above a non-member, ties counting half.
 
     The interval is that of DeLong et al. (1988), computed from midranks (Sun and Xu 2014). Where the scores separate
@@ -230,7 +225,10 @@ def _tpr_at_fpr(curve: RocCurve, fpr: float) -> Estimate:
     of the TPR there. With few non-members the lower end is therefore 0: 600 of them cannot show an FPR of 0.1%.
     """
     members, nonmembers = int(curve.true_positives[-1]), int(curve.false_positives[-1])
-    reached = curve.true_positives[np.searchsorted(curve.false_positives, fpr * nonmembers, "right") - 1]
+
+    def caught(false_positives: float, side: Literal["left", "right"]) -> int:
+        return int(curve.true_positives[np.searchsorted(curve.false_positives, false_positives, side) - 1])
+
     confidence = 1 - (1 - CONFIDENCE) / 4  # of each of the four limits
     rank = np.arange(1, nonmembers + 1)
     # The true FPR of a threshold just above the rank-th largest non-member has distribution Beta(rank, n - rank + 1),
@@ -239,14 +237,11 @@ def _tpr_at_fpr(curve: RocCurve, fpr: float) -> Estimate:
     surely_above = beta.sf(fpr, rank, nonmembers - rank + 1) >= confidence
     low, high = 0.0, 1.0
     if surely_below.any():
-        allowed = int(rank[surely_below][-1]) - 1
-        caught = curve.true_positives[np.searchsorted(curve.false_positives, allowed, "right") - 1]
-        low = float(clopper_pearson(caught, members, 1 - confidence)[0])
+        below = caught(rank[surely_below][-1] - 1, "right")
+        low = float(clopper_pearson(below, members, 1 - confidence)[0])
     if surely_above.any():
-        needed = int(rank[surely_above][0])
-        caught = curve.true_positives[np.searchsorted(curve.false_positives, needed, "left") - 1]
-        high = float(clopper_pearson(caught, members, 1 - confidence)[1])
-    return Estimate(float(reached / members), low, high)
+        high = float(clopper_pearson(caught(rank[surely_above][0], "left"), members, 1 - confidence)[1])
+    return Estimate(caught(fpr * nonmembers, "right") / members, low, high)
 
 
 @dataclass(frozen=True, eq=False)
@@ -313,7 +308,7 @@ class AttackReport:
     unit: Unit = "record"
 
     @classmethod
-    def from_scores(
+    def _from_scores(
         cls,
         *,
         member_scores: Floats,
@@ -322,31 +317,22 @@ class AttackReport:
         threshold: float,
         **facts: Any,
     ) -> AttackReport:
-        """Compute the report of an attack from its scores, which are larger for likelier members.
+        """Compute the report; ``facts`` are the fields that do not follow from the scores."""
 
-        The attack calls a record a member if its score is above ``decision``; ``threshold`` was chosen on shadow
-        networks. ``facts`` are the fields of the report that do not follow from the scores.
-
-        >>> report = AttackReport.from_scores(
-        ...     attack="coin", target="nothing", released="labels", member_scores=np.array([0.0, 1.0]),
-        ...     nonmember_scores=np.array([0.0, 1.0]), decision=0.5, threshold=0.5, queries=4, spent=None)
-        >>> report.leakage.value, report.auc.value
-        (0.0, 0.5)
-        """
-
-        def rate(scores: Floats, limit: float) -> Estimate:
-            return _proportion(int((scores > limit).sum()), len(scores))
+        def rates(limit: float) -> list[Estimate]:
+            both = member_scores, nonmember_scores
+            return [_proportion(int((scores > limit).sum()), len(scores)) for scores in both]
 
         curve = _roc_curve(member_scores, nonmember_scores)
-        tpr, fpr = rate(member_scores, decision), rate(nonmember_scores, decision)
+        tpr, fpr = rates(decision)
         return cls(
             members=len(member_scores),
             nonmembers=len(nonmember_scores),
             tpr=tpr,
             fpr=fpr,
             leakage=_difference(tpr, fpr),
-            advantage=_difference(rate(member_scores, threshold), rate(nonmember_scores, threshold)),
-            auc=auc(member_scores, nonmember_scores),
+            advantage=_difference(*rates(threshold)),
+            auc=_auc(member_scores, nonmember_scores),
             tpr_at_0_1_percent_fpr=_tpr_at_fpr(curve, 0.001),
             tpr_at_1_percent_fpr=_tpr_at_fpr(curve, 0.01),
             threshold=threshold,
@@ -356,10 +342,10 @@ class AttackReport:
 
     def table(self) -> list[tuple[str, str, str]]:
         """Return rows of (name, value, 95% interval)."""
-        rows = []
-        for name, field_name in _ESTIMATES.items():
-            estimate: Estimate = getattr(self, field_name)
-            rows.append((name, f"{estimate.value:.4f}", f"{estimate.low:.4f} to {estimate.high:.4f}"))
+        rows = [
+            (name, f"{estimate.value:.4f}", f"{estimate.low:.4f} to {estimate.high:.4f}")
+            for name, estimate in ((name, getattr(self, own)) for name, own in _ESTIMATES.items())
+        ]
         return [*rows, ("queries", f"{self.queries:,}", "" if self.spent is None else f"spent {self.spent}")]
 
     @property
@@ -378,12 +364,10 @@ class AttackReport:
     def to_json(self) -> dict[str, Any]:
         """Return JSON values; the ROC curve is thinned to a few hundred points, dense at low FPR."""
         fpr, tpr = self.roc._thinned()
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
         return {
-            **{
-                name: value.to_json() if hasattr(value, "to_json") else value
-                for name, value in values.items()
-            },
+            **{each.name: getattr(self, each.name) for each in fields(self)},
+            **{name: getattr(self, name).to_json() for name in _ESTIMATES.values()},
+            "spent": None if self.spent is None else self.spent.to_json(),
             "settings": dict(self.settings),
             "notes": list(self.notes),
             "intervals": INTERVALS,

@@ -1,27 +1,13 @@
 """Shadow networks: networks trained like the target on sets whose members are known, shared by all attacks.
 
-There are two designs. Every attack states which of them it can use.
-
-* ``disjoint``: every network's training set, and an equally large set that it did not see, are drawn from the pool:
-  the records that the target's training and test parts leave over, or a table of other people (`with_shadow_data`).
-  The sets of two networks may overlap each other; none contains a candidate. The adversary of Shokri et al. (2017)
-  knows the distribution and no candidate.
-* ``overlapping``: the *candidates* (the target's training and test records together) are divided at random into folds,
-  and each of as many networks is trained on all folds but one; then they are divided anew. There are as many folds as
-  give a network the target's size: two halves for the paper's split, five folds for a holdout of 0.2, at most ten.
-  The adversary of Carlini et al. (2022) knows the candidates but not who was held out. Dividing all records, the
-  left-over ones included, would give networks of another size than the target: on Location that cost 0.04 of LiRA's
-  AUC at twice the training time.
-
-The user's own table has no pool: unless there is a table of other people, all attacks use the overlapping design.
-
-Sets are drawn by units: persons with all rows if the records have persons, else single records (THEORY 3.7). Members
-and non-members are told apart by units, too: the score of a person is the mean of the scores of their rows.
+``disjoint`` sets, and equally large sets that a network did not see, are drawn from the pool: none contains a
+candidate. ``overlapping`` sets are all folds but one of the *candidates*, the target's training and test records
+together. Sets are drawn by units: persons with all rows if the records have persons, else single records (THEORY 3.7).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -58,17 +44,14 @@ _MOST_FOLDS = 10
 
 @dataclass(frozen=True, eq=False)
 class Units:
-    """The persons, or single records, that some rows belong to, in the order of their first rows.
-
-    Use `of`, which finds them.
-    """
+    """The persons, or single records, that some rows belong to, in the order of their first rows."""
 
     order: Rows  # Places of the rows, those of one unit next to each other
     starts: Rows  # Where each unit begins in `order`
 
     @classmethod
     def of(cls, records: Records, rows: Rows) -> Units:
-        """Find the units of these ``rows`` of ``records``."""
+        """Find the units of some rows."""
         if records.persons is None:
             return cls(np.arange(len(rows)), np.arange(len(rows)))
         _, first, unit = np.unique(records.units[rows], return_index=True, return_inverse=True)
@@ -80,27 +63,24 @@ class Units:
         return len(self.starts)
 
     def means(self, values: Floats) -> Floats:
-        """Return the mean over each unit's rows of ``values`` of shape (..., rows); shape (..., units)."""
+        """Return the mean over each unit's rows of values of shape (..., rows)."""
         sums = np.add.reduceat(values[..., self.order], self.starts, axis=-1)
         return np.asarray(sums / np.diff(self.starts, append=len(self.order)))
 
     def all(self, marks: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return whether all of each unit's rows are marked in ``marks`` of shape (..., rows)."""
+        """Return whether all of each unit's rows are marked; shape (..., rows) to (..., units)."""
         return np.asarray(np.logical_and.reduceat(marks[..., self.order], self.starts, axis=-1))
 
     def rows_of(self, units: Rows) -> Rows:
-        """Return the places of all rows of some ``units``, unit by unit."""
+        """Return the places of all rows of some units, unit by unit."""
         lengths = np.diff(self.starts, append=len(self.order))[units]
-        ends = np.cumsum(lengths)
-        within = np.arange(lengths.sum()) - np.repeat(ends - lengths, lengths)
+        within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         return np.asarray(self.order[np.repeat(self.starts[units], lengths) + within])
 
 
 @dataclass(frozen=True, eq=False)
 class ShadowPool:
-    """Trained shadow networks and their training sets.
-
-    Use `train`, which draws the sets of either design.
+    """Trained shadow networks and their training sets, as `train` draws them.
 
     Parameters
     ----------
@@ -153,8 +133,8 @@ class ShadowPool:
         Parameters
         ----------
         design : {"disjoint", "overlapping"}
-            How the sets are drawn. A disjoint set has the target's size, or half of the pool if that does not hold two
-            such sets; then the shadow pool carries a note.
+            ``disjoint``: from the pool, in the target's size if it holds two such sets, else half of it, with a note.
+            ``overlapping``: all candidates but one fold.
         data : Split
             The split that the target was trained on.
         settings : TrainingSettings
@@ -176,18 +156,17 @@ class ShadowPool:
         if networks < 1:
             raise InvalidInput(f"The number of shadow networks must be at least 1, got {networks}.")
         check_nonmembers(data)
-        if design == "disjoint":
-            generator = np.random.default_rng((0x5AD0, seed))
-            inside, drawn, notes = _disjoint_sets(data, networks, generator)
-        elif design == "overlapping":
-            generator = np.random.default_rng((0xA401, seed))
-            inside, drawn, notes = _overlapping_sets(data, networks, generator)
-        else:
+        if design not in _DESIGNS:
             raise InvalidInput(f"design must be 'disjoint' or 'overlapping', got {design!r}.")
-        seeds = [int(each) for each in generator.integers(2**62, size=networks)]
-        stacks = _trained_stacks(data, settings, inside, seeds, engine, progress)
-        count = len(data.records)
-        return cls(data, settings, design, stacks, _as_mask(inside, count), _as_mask(drawn, count), notes)
+        draw, key = _DESIGNS[design]
+        generator = np.random.default_rng((key, seed))
+        sets, drawn_from, notes = draw(data, networks, generator)
+        seeds = generator.integers(2**62, size=networks).tolist()
+        inside, drawn = np.zeros((2, networks, len(data.records)), dtype=np.bool_)
+        for network, (members, others) in enumerate(zip(sets, drawn_from, strict=True)):
+            inside[network, members] = drawn[network, others] = True
+        stacks = _trained_stacks(data, settings, [np.sort(rows) for rows in sets], seeds, engine, progress)
+        return cls(data, settings, design, stacks, inside, drawn, notes)
 
     @property
     def networks(self) -> int:
@@ -199,7 +178,7 @@ class ShadowPool:
         """Records that some networks trained on and others did not; thresholds are chosen on them."""
         if self.design == "overlapping":
             return candidate_rows(self.data)
-        return leftover_rows(self.data, _REFERENCE_RECORDS, 0)
+        return _leftover_rows(self.data, _REFERENCE_RECORDS, 0)
 
     def units(self, rows: Rows) -> Units:
         """Return the persons, or single records, of some ``rows``."""
@@ -210,23 +189,20 @@ class ShadowPool:
         return (stack.network(index) for stack in self.stacks for index in range(stack.networks))
 
     def values(self, rows: Rows, statistic: Statistic, released: Released = "probabilities") -> Floats:
-        """Compute a ``statistic`` of every network's plain answers to the same records, shape (networks, records).
-
-        ``released`` says what the target releases; the networks release the same.
-        """
+        """Compute a statistic of every network's plain answers to the same records, shape (networks, records)."""
         features, labels = self.data.records.features[rows], self.data.records.labels[rows]
         return np.stack(
-            [statistic(plain_answers(network, features, released), labels) for network in self.each()]
+            [statistic(_plain_answers(network, features, released), labels) for network in self.each()]
         )
 
 
-Sets = tuple[list[Rows], list[Rows], tuple[str, ...]]
+_Sets = tuple[list[Rows], list[Rows], tuple[str, ...]]
 """The training set of each network, what it was drawn from, and notes."""
 
 
-def _disjoint_sets(data: Split, networks: int, generator: np.random.Generator) -> Sets:
+def _disjoint_sets(data: Split, networks: int, generator: np.random.Generator) -> _Sets:
     """Draw a training set, and as many others that the network does not see, from the pool."""
-    size, units = disjoint_set_size(data), Units.of(data.records, data.pool_rows)
+    size, units = _disjoint_set_size(data), Units.of(data.records, data.pool_rows)
     orders = [generator.permutation(len(units))[: 2 * size] for _ in range(networks)]
     drawn = [data.pool_rows[units.rows_of(order)] for order in orders]
     inside = [data.pool_rows[units.rows_of(order[:size])] for order in orders]
@@ -241,10 +217,10 @@ def _disjoint_sets(data: Split, networks: int, generator: np.random.Generator) -
     return inside, drawn, (note,)
 
 
-def _overlapping_sets(data: Split, networks: int, generator: np.random.Generator) -> Sets:
+def _overlapping_sets(data: Split, networks: int, generator: np.random.Generator) -> _Sets:
     """Divide the candidates into folds, leave each out once, and divide them anew."""
     candidates = candidate_rows(data)
-    units, count = Units.of(data.records, candidates), folds(data)
+    units, count = Units.of(data.records, candidates), _folds(data)
     inside: list[Rows] = []
     while len(inside) < networks:
         parts = np.array_split(generator.permutation(len(units)), count)
@@ -260,8 +236,15 @@ def _overlapping_sets(data: Split, networks: int, generator: np.random.Generator
     return inside[:networks], [candidates] * networks, notes
 
 
+_DESIGNS: dict[Design, tuple[Callable[[Split, int, np.random.Generator], _Sets], int]] = {
+    "disjoint": (_disjoint_sets, 0x5AD0),
+    "overlapping": (_overlapping_sets, 0xA401),
+}
+"""How the sets are drawn, and the key of the generator that draws them."""
+
+
 def check_nonmembers(data: Split) -> None:
-    """Raise `InvalidInput` if ``data`` has nobody outside the training set."""
+    """Raise `InvalidInput` if nobody is outside the training set."""
     if not len(data.test_rows):
         raise InvalidInput(
             f"An attack requires people who were not trained on, but everybody in '{data.name}' was: train with "
@@ -269,11 +252,8 @@ def check_nonmembers(data: Split) -> None:
         )
 
 
-def disjoint_set_size(data: Split) -> int:
-    """Return how many units of the pool of ``data`` a disjoint shadow set has; raise if there are too few.
-
-    It is the number of units of the target's training part, or half of the pool if that holds fewer than two such sets.
-    """
+def _disjoint_set_size(data: Split) -> int:
+    """Return how many units a disjoint shadow set has: as many as the target trained on, or half of the pool."""
     available = len(Units.of(data.records, data.pool_rows))
     if available < 2:
         raise InvalidInput(
@@ -284,15 +264,15 @@ def disjoint_set_size(data: Split) -> int:
 
 
 def candidate_rows(data: Split) -> Rows:
-    """Return the records of ``data`` to be told apart: the members, then the non-members."""
+    """Return the records to be told apart: the members, then the non-members."""
     return np.concatenate([data.train_rows, data.test_rows])
 
 
-def folds(data: Split) -> int:
-    """Return into how many folds the candidates of ``data`` are divided by the overlapping design.
+def _folds(data: Split) -> int:
+    """Return into how many folds the overlapping design divides the candidates.
 
     A network is trained on all folds but one, so it has about the target's size: 2 folds for sets of equal size, 5 for
-    a holdout of 0.2, at most 10.
+    a holdout of 0.2.
     """
     candidates, nonmembers = (
         len(Units.of(data.records, rows)) for rows in (candidate_rows(data), data.test_rows)
@@ -300,11 +280,8 @@ def folds(data: Split) -> int:
     return min(max(2, round(candidates / nonmembers)), _MOST_FOLDS)
 
 
-def leftover_rows(data: Split, count: int, seed: int) -> Rows:
-    """Return rows of about ``count`` records of the pool of ``data``, whole persons, chosen by ``seed``, in row order.
-
-    The last person may exceed ``count``; without persons there are at most ``count`` records.
-    """
+def _leftover_rows(data: Split, count: int, seed: int) -> Rows:
+    """Return about ``count`` rows of the pool: whole persons, so the last one may exceed it."""
     if len(data.pool_rows) <= count:
         return data.pool_rows
     units = Units.of(data.records, data.pool_rows)
@@ -317,16 +294,11 @@ def leftover_rows(data: Split, count: int, seed: int) -> Rows:
 def with_shadow_data(data: Split, others: Records, *, seed: int = 0) -> Split:
     """Add a table of other people, from which shadow sets are drawn."""
     own = data.records
-    facts = [
-        (
-            each.features.shape[1],
-            each.classes,
-            each.unit,
-            None if each.encoding is None else each.encoding.to_json(),
-        )
+    facts, other_facts = (
+        (each.features.shape[1], each.classes, each.unit, each.encoding and each.encoding.to_json())
         for each in (own, others)
-    ]
-    if facts[0] != facts[1]:
+    )
+    if facts != other_facts:
         raise InvalidInput(
             f"`shadow_data` must be encoded like '{data.name}': the same columns, classes and schema, and a person "
             "column if the table has one."
@@ -355,8 +327,8 @@ def concatenated(first: Records, second: Records) -> Records:
     )
 
 
-def plain_answers(network: MLP, features: NDArray[np.float32], released: Released) -> Answers:
-    """Return the answers of ``network`` to ``features`` without noise; labels only if ``released`` says so."""
+def _plain_answers(network: MLP, features: NDArray[np.float32], released: Released) -> Answers:
+    """Return the answers of a network without noise, as much of them as the target releases."""
     logits = network.logits(features).double().numpy()
     return Answers(logits.argmax(-1), None if released == "labels" else softmax(logits))
 
@@ -364,8 +336,8 @@ def plain_answers(network: MLP, features: NDArray[np.float32], released: Release
 def _trained_stacks(
     data: Split,
     settings: TrainingSettings,
-    inside: Sequence[Rows],
-    seeds: Sequence[int],
+    sets: list[Rows],
+    seeds: list[int],
     engine: RayEngine | None,
     progress: Progress | None,
 ) -> tuple[MLP, ...]:
@@ -373,34 +345,25 @@ def _trained_stacks(
     records = data.records
     widths = (records.features.shape[1], *settings.hidden, records.classes)
     one = training_bytes(widths, settings)
-    edges = stack_edges(len(inside), one, MAX_MEMORY)
+    edges = stack_edges(len(sets), one, MAX_MEMORY)
     shared = (records.features, records.labels, records.classes)
-    jobs = [
-        ([np.sort(rows) for rows in inside[first:last]], settings, list(seeds[first:last]))
-        for first, last in pairwise(edges)
-    ]
+    jobs = [(sets[first:last], settings, seeds[first:last]) for first, last in pairwise(edges)]
     if engine is not None:
         reporting = engine if progress is None else replace(engine, progress=progress)
         return tuple(ray_map(reporting, train_networks, jobs, shared=shared, total=len(jobs)))
     done, lock = [0.0] * len(jobs), Lock()
 
-    def progress_of(stack: int) -> Progress | None:
-        """Return what to call with the progress of one stack; the caller hears of all together."""
-        if progress is None:
-            return None
-
-        def report(finished: int, total: int) -> None:
-            with lock:
-                done[stack] = finished / total
-                progress(round(sum(done) * total), len(done) * total)
-
-        return report
-
     def trained(number: int) -> MLP:
-        rows, _, own_seeds = jobs[number]
-        return train_networks(*shared, rows, settings, own_seeds, None, progress_of(number))
+        def report(finished: int, total: int) -> None:
+            """Tell the caller of the progress of all stacks together."""
+            with lock:
+                done[number] = finished / total
+                if progress is not None:
+                    progress(round(sum(done) * total), len(done) * total)
 
-    if len(jobs) == 1:
+        return train_networks(*shared, *jobs[number], None, report)
+
+    if len(jobs) == 1:  # it may use all threads
         return (trained(0),)
     at_once = max(1, MAX_MEMORY // (one * max(last - first for first, last in pairwise(edges))))
     stacks: list[MLP] = []
@@ -408,11 +371,3 @@ def _trained_stacks(
         group = range(start, min(start + at_once, len(jobs)))
         stacks += parallel_map(lambda place, group=group: trained(group[place]), len(group))  # type: ignore[misc]
     return tuple(stacks)
-
-
-def _as_mask(sets: Sequence[Rows], records: int) -> NDArray[np.bool_]:
-    """Mark the rows of each set, shape (sets, records)."""
-    mask = np.zeros((len(sets), records), dtype=np.bool_)
-    for row, members in zip(mask, sets, strict=True):
-        row[members] = True
-    return mask

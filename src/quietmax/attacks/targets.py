@@ -1,8 +1,4 @@
-"""Targets of an attack: anything that answers queries, in this process or on a server.
-
-`query_target` sends rows of features to a target and checks the answers. `Endpoint` is a target on a server that
-implements the Open Inference Protocol (version 2, JSON over HTTP).
-"""
+"""Targets of an attack: anything that answers queries, in this process or on a server."""
 
 from __future__ import annotations
 
@@ -13,8 +9,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from dataclasses import dataclass, field
-from email.message import Message
-from typing import IO, Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,10 +63,9 @@ def query_target(target: Target, features: Features, classes: int) -> QueryResul
     before = 0 if account is None else account.answered
     answers = _checked(_answers_of(target, features, classes), len(features), classes)
     queries = len(features) if account is None else account.answered - before
-    charged = target if account is None and isinstance(target, Answerer) else account
-    return QueryResult(
-        answers, queries, None if charged is None else charged.cost.times(queries), _name_of(target)
-    )
+    charged = target if isinstance(target, Answerer) else account
+    spent = None if charged is None else charged.cost.times(queries)
+    return QueryResult(answers, queries, spent, _name_of(target))
 
 
 class EndpointError(QuietmaxError):
@@ -80,7 +74,7 @@ class EndpointError(QuietmaxError):
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A model on a server.
+    """A model on a server that implements the Open Inference Protocol (version 2, JSON over HTTP).
 
     Parameters
     ----------
@@ -141,13 +135,8 @@ class Endpoint:
             ) from None
 
     def _infer(self, rows: NDArray[np.float32], name: str, names: list[str]) -> Answers:
-        tensor = {
-            "name": name,
-            "shape": list(rows.shape),
-            "datatype": "FP32",
-            "data": rows.ravel().tolist(),
-        }
-        body = json.dumps({"inputs": [tensor]}).encode()
+        tensor = {"shape": list(rows.shape), "datatype": "FP32", "data": rows.ravel().tolist()}
+        body = json.dumps({"inputs": [{"name": name, **tensor}]}).encode()
         reply = self._send(f"{self.url.rstrip('/')}/infer", body)
         try:
             return _read_outputs(reply["outputs"], len(rows), names)
@@ -190,16 +179,10 @@ class Endpoint:
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     """Follows no redirects: records and key go to the named server only."""
 
-    def redirect_request(
-        self,
-        req: urllib.request.Request,
-        fp: IO[bytes],
-        code: int,
-        msg: str,  # noqa: ARG002
-        headers: Message,
-        newurl: str,  # noqa: ARG002
-    ) -> None:
+    def http_error_302(self, req: Any, fp: Any, code: int, msg: str, headers: Any) -> NoReturn:  # noqa: ARG002
         raise urllib.error.HTTPError(req.full_url, code, "redirects are not followed", headers, fp)
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 
 
 def _is_address(url: str) -> bool:
@@ -213,7 +196,7 @@ def _is_address(url: str) -> bool:
 
 
 def _read_outputs(outputs: list[dict[str, Any]], queries: int, names: list[str]) -> Answers:
-    """Read probabilities if an output tensor has floats in two dimensions, else labels: class numbers or names."""
+    """Read probabilities if an output has floats in two dimensions, else labels: class numbers or names."""
     labels = None
     for output in outputs:
         shape, datatype = [int(length) for length in output["shape"]], output["datatype"]
@@ -239,7 +222,6 @@ def _reason(error: urllib.error.HTTPError) -> str:
 
 
 def _name_of(target: Target) -> str:
-    """Return the name of the target for reports."""
     if isinstance(target, Predictor | Answerer):
         return target.mechanism.name
     if isinstance(target, Endpoint):
@@ -261,7 +243,12 @@ def _answers_of(target: Target, features: Features, classes: int) -> Answers:
         return target.answer(features)
     columns = _class_of_each_column(target, classes)
     if hasattr(target, "predict_proba") and not _releases_labels_only(target, features):
-        return _with_labels(_all_classes(_numbers(target.predict_proba(features)), columns, classes))
+        probabilities = _numbers(target.predict_proba(features))
+        if columns is not None and probabilities.ndim == 2 and probabilities.shape[1] == len(columns):
+            # Classes that the estimator does not know get probability 0.
+            known, probabilities = probabilities, np.zeros((len(probabilities), classes))
+            probabilities[:, columns] = known
+        return _with_labels(probabilities)
     if isinstance(target, Classifier):
         return _with_labels(softmax(target.scores(features)))
     if hasattr(target, "predict"):
@@ -292,10 +279,8 @@ def _releases_labels_only(target: Target, features: Features) -> bool:
 def _class_of_each_column(target: Target, classes: int) -> NDArray[np.int64] | None:
     """Return the class of each column of a fitted estimator; None if it does not state its classes."""
     stated = getattr(target, "classes_", None)
-    if stated is None:
-        return None
-    if getattr(target, "encoding_", None) is not None:
-        return _label_numbers(target, stated)
+    if stated is None or getattr(target, "encoding_", None) is not None:
+        return None if stated is None else _label_numbers(target, stated)
     known = np.asarray(stated)
     if not np.issubdtype(known.dtype, np.number) or not np.isin(known, np.arange(classes)).all():
         raise InvalidInput(
@@ -311,17 +296,6 @@ def _label_numbers(target: Target, labels: Any) -> NDArray[np.int64]:
     if encoding is None:
         return _integers(_numbers(labels))
     return np.array([encoding.classes.index(str(label)) for label in labels], dtype=np.int64)
-
-
-def _all_classes(
-    probabilities: NDArray[np.float64], columns: NDArray[np.int64] | None, classes: int
-) -> NDArray[np.float64]:
-    """Put each column at its class; classes that the estimator does not know get probability 0."""
-    if columns is None or probabilities.ndim != 2 or probabilities.shape[1] != len(columns):
-        return probabilities
-    spread = np.zeros((len(probabilities), classes))
-    spread[:, columns] = probabilities
-    return spread
 
 
 def _numbers(returned: Any) -> NDArray[np.float64]:
@@ -341,8 +315,7 @@ def _integers(labels: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def _with_labels(probabilities: NDArray[np.float64]) -> Answers:
-    values = np.asarray(probabilities, dtype=np.float64)
-    return Answers(values.argmax(-1), values)
+    return Answers(probabilities.argmax(-1), probabilities)
 
 
 def _checked(answers: Answers, queries: int, classes: int) -> Answers:
