@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from quietmax import PrivateHead, Teachers
 from quietmax.audit.invariant import audit_invariant, audit_model_invariant
-from quietmax.data import CategoricalColumn, Encoding, NumericColumn, Records
-from quietmax.data.encoding import BooleanColumn, DateColumn, HashedColumn
+from quietmax.data import Encoding, Records
+from quietmax.data.encoding import BooleanColumn, CategoricalColumn, DateColumn, HashedColumn, NumericColumn
 from quietmax.errors import InvalidInput
 from quietmax.estimators.serialization import PrivateModel, open_private, save_private
 from quietmax.estimators.teachers import LINEAR
@@ -87,13 +87,13 @@ def test_a_feature_map_that_mixes_records_is_refuted(
 def test_an_encoding_that_reads_the_whole_column_is_refuted(
     head: PrivateModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    correct = NumericColumn.encode
+    correct = NumericColumn._encode
 
     def scaled(self: NumericColumn, values: pd.Series, features: NDArray[np.float32]) -> None:
         correct(self, values, features)
         features[:, 0] /= features[:, 0].max()
 
-    monkeypatch.setattr(NumericColumn, "encode", scaled)
+    monkeypatch.setattr(NumericColumn, "_encode", scaled)
     report = audit_model_invariant(head)
     assert report.verdict == "refuted"
     assert str(report.broken).startswith("encoding of ")

@@ -13,7 +13,14 @@ import pandas as pd
 import pyarrow
 import pytest
 
-from quietmax.data.cells import as_numbers, as_string, as_strings, is_valid_unicode, parse_boolean, parse_date
+from quietmax.data.cells import (
+    _parse_boolean,
+    as_numbers,
+    as_string,
+    as_strings,
+    is_valid_unicode,
+    parse_date,
+)
 from quietmax.errors import InvalidInput
 from quietmax.estimators.blocks import person_digests
 from quietmax.estimators.training_set import Persons
@@ -82,7 +89,7 @@ def test_what_is_no_number_names_the_row_and_shows_no_value() -> None:
 def test_dates_booleans_and_valid_strings_are_told_from_others() -> None:
     assert parse_date("2024-02-29") == datetime(2024, 2, 29)
     assert parse_date("2023-02-29") is None
-    assert [parse_boolean(each) for each in ("Yes", "0", "0.0", "ja")] == [1, 0, 0, -2]
+    assert [_parse_boolean(each) for each in ("Yes", "0", "0.0", "ja")] == [1, 0, 0, None]
     assert is_valid_unicode(["ok", "\ud800"]).tolist() == [True, False]
 
 

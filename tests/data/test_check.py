@@ -8,7 +8,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from quietmax.data import Schema, TableReport, check_table
+from quietmax.data import Schema, check_table
+from quietmax.data.draft import TableReport
 from quietmax.data.encoding import Losses
 from quietmax.errors import InvalidInput
 from tests.data.conftest import ErrorMessage

@@ -13,24 +13,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quietmax.data import (
+from quietmax.data import Encoding
+from quietmax.data.encoding import (
     BooleanColumn,
     CategoricalColumn,
+    Column,
     DateColumn,
-    Encoding,
     HashedColumn,
+    Losses,
     NumericColumn,
 )
-from quietmax.data.encoding import Column, Losses
 from quietmax.errors import InvalidInput
 from tests.data.conftest import ErrorMessage
 
 
 def encoded(column: Column, values: object) -> Any:
-    series = values if isinstance(values, pd.Series) else pd.Series(values)
-    features = np.zeros((len(series), len(column.feature_names)), dtype=np.float32)
-    column.encode(series, features)
-    return features.tolist()
+    return Encoding((column,), "y", ("0", "1")).encode(pd.DataFrame({column.name: values})).tolist()
 
 
 AGE, AGE_MISSING = NumericColumn("age", 0, 10, missing=False), NumericColumn("age", 0, 10)
@@ -316,29 +314,6 @@ def test_an_encoding_survives_json() -> None:
     np.testing.assert_array_equal(again.encode(TABLE), ENCODING.encode(TABLE))
 
 
-OLD_COLUMNS = """[
-    {"type": "numeric", "name": "age", "low": 0, "high": 100, "scale": "linear", "edges": [18.0], "missing": true},
-    {"type": "categorical", "name": "sex", "categories": ["f", "m"], "style": "codes", "missing": false}
-]"""
-
-
-@pytest.mark.parametrize(("age", "key"), [(1, "measurements"), (2, "inferred")])
-def test_the_json_of_earlier_versions_is_read(age: int, key: str) -> None:
-    old = (
-        f'{{"format": "quietmax encoding {age}", "columns": {OLD_COLUMNS}, "label": "ill", "classes": ["no", "yes"], '
-        f'"{key}": ["the classes of label \'ill\'"]}}'
-    )
-    assert Encoding.from_json(old) == Encoding(
-        (
-            NumericColumn("age", 0, 100, edges=(18.0,)),
-            CategoricalColumn("sex", ("f", "m"), style="codes", missing=False),
-        ),
-        "ill",
-        ("no", "yes"),
-        ("the classes of label 'ill'",),
-    )
-
-
 names = st.text(min_size=1, max_size=8)
 
 
@@ -379,6 +354,11 @@ def test_any_encoding_survives_json(columns: dict[str, object], classes: list[st
 )
 def test_json_of_something_else_is_rejected(text: str, error_message: ErrorMessage) -> None:
     assert "not the JSON of an encoding" in error_message(lambda: Encoding.from_json(text), InvalidInput)
+
+
+def test_json_of_version_0_1_names_the_versions_that_read_it(error_message: ErrorMessage) -> None:
+    old = ENCODING.to_json().replace("quietmax encoding 3", "quietmax encoding 1")
+    assert "only versions 0.1 and 0.2" in error_message(lambda: Encoding.from_json(old), InvalidInput)
 
 
 def test_a_table_without_a_needed_column_is_rejected_and_its_columns_listed(
@@ -605,7 +585,7 @@ def test_crosses_must_be_different_pairs_of_columns(
     ],
 )
 def test_losses_count_what_is_not_taken_as_it_is(column: Column, cells: list[str], losses: Losses) -> None:
-    assert column.losses(pd.Series(cells)) == losses
+    assert column._losses(pd.Series(cells)) == losses
 
 
 def test_a_long_table_of_numbers_is_encoded_like_its_rows() -> None:

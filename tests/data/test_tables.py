@@ -22,8 +22,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quietmax.data import Encoding, NumericColumn, Schema, encode_table, load, load_records
+from quietmax.data import Encoding, Schema, encode_table, load, load_records
 from quietmax.data.cells import as_strings
+from quietmax.data.encoding import NumericColumn
 from quietmax.data.sources import as_frame, read_table
 from quietmax.data.tables import read_queries, read_records
 from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError, QuietmaxWarning

@@ -15,7 +15,8 @@ import pandas as pd
 import pytest
 
 import quietmax.data.text
-from quietmax.data import Encoding, NumericColumn, Schema, TextColumn, check_table, draft_schema, encode_table
+from quietmax.data import Encoding, Schema, check_table, draft_schema, encode_table
+from quietmax.data.encoding import NumericColumn, TextColumn
 from quietmax.data.text import DIMENSION, MAX_TOKENS, WEIGHTS_SHA256, embed, missing_extra, read_encoder
 from quietmax.errors import DataUnavailable, InvalidInput
 

@@ -17,7 +17,8 @@ import torch
 from sklearn.base import clone
 
 from quietmax.accounting import Budget, epsilon_of
-from quietmax.data import Encoding, NumericColumn, Records, Schema, hold_out
+from quietmax.data import Encoding, Records, Schema, hold_out
+from quietmax.data.encoding import NumericColumn
 from quietmax.data.tables import encode_table
 from quietmax.errors import BudgetExhausted, DataUnavailable, InvalidInput, QuietmaxError
 from quietmax.estimators import (

@@ -18,7 +18,8 @@ from sklearn.base import clone
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from quietmax.data import Encoding, NumericColumn, Records, Schema
+from quietmax.data import Encoding, Records, Schema
+from quietmax.data.encoding import NumericColumn
 from quietmax.data.text import WEIGHTS_SHA256
 from quietmax.errors import DataUnavailable, InvalidInput
 from quietmax.estimators import (

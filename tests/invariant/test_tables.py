@@ -29,19 +29,9 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
-from quietmax.data import (
-    CategoricalColumn,
-    DateColumn,
-    Holdout,
-    NumericColumn,
-    Records,
-    Schema,
-    encode_table,
-    load,
-    load_records,
-    sources,
-)
+from quietmax.data import Encoding, Holdout, Records, Schema, encode_table, load, load_records, sources
 from quietmax.data.cells import as_strings
+from quietmax.data.encoding import CategoricalColumn, DateColumn, NumericColumn
 from quietmax.data.records import is_held_out
 from quietmax.data.sources import as_frame
 from quietmax.errors import InvalidInput
@@ -659,24 +649,24 @@ def test_a_text_reader_with_blocks_is_caught(tmp_path: Path, monkeypatch: pytest
 def test_a_column_scaled_by_its_own_maximum_is_caught(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = NumericColumn.write
+    honest = NumericColumn._write
 
-    def fitted(self: NumericColumn, numbers: Any, absent: Any, features: Any) -> None:
-        honest(self, numbers, absent, features)
+    def fitted(self: NumericColumn, numbers: Any, features: Any) -> None:
+        honest(self, numbers, features)
         features[:, 0] /= max(features[:, 0].max(), 1e-3)
 
-    monkeypatch.setattr(NumericColumn, "write", fitted)
+    monkeypatch.setattr(NumericColumn, "_write", fitted)
     assert _found(way, tmp_path)
 
 
 def test_dates_scaled_by_the_latest_one_are_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = DateColumn.encode
+    honest = DateColumn._encode
 
     def fitted(self: DateColumn, values: Any, features: Any) -> None:
         honest(self, values, features)
         features[:, 0] /= max(features[:, 0].max(), 1e-3)
 
-    monkeypatch.setattr(DateColumn, "encode", fitted)
+    monkeypatch.setattr(DateColumn, "_encode", fitted)
     assert _found("csv", tmp_path)
     assert _found("parquet", tmp_path)
 
@@ -924,9 +914,7 @@ def test_the_logarithm_of_a_value_does_not_depend_on_its_position() -> None:
     values = np.random.default_rng(3).exponential(1e3, 2_000)
 
     def logs(part: Any) -> Any:
-        features = np.zeros((len(part), 1), dtype=np.float32)
-        column.encode(pd.Series(part), features)
-        return features[:, 0]
+        return Encoding((column,), "y", ("0", "1")).encode(pd.DataFrame({"x": part}))[:, 0]
 
     whole = logs(values)
     for start in (1, 2, 3, 5, 7, 9, 1_999):

@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from quietmax.audit.invariant import audit_model_invariant
-from quietmax.data import Encoding, NumericColumn, Schema, TextColumn
+from quietmax.data import Encoding, Schema
+from quietmax.data.encoding import NumericColumn, TextColumn
 from quietmax.data.text import embed
 from quietmax.estimators import PrivateHead, open_private, save_private
 from quietmax.estimators.head.training import clipped_features

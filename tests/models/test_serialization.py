@@ -13,7 +13,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from quietmax.data import Encoding, NumericColumn, Records, load, split
+from quietmax.data import Encoding, Records, load, split
+from quietmax.data.encoding import NumericColumn
 from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError
 from quietmax.models import (
     Convexified,

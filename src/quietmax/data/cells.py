@@ -104,51 +104,62 @@ def as_string(value: Any) -> str:
 
 def as_numbers(values: pd.Series[Any], name: str) -> NDArray[np.float64]:
     """Return every cell as a number, NaN for a missing value."""
-    numbers, unreadable = read_numbers(values, parse_number)
-    refuse_unreadable(unreadable, name, NOT_A_NUMBER)
+    numbers, unreadable = _read_numbers(values, _parse_number)
+    _refuse_unreadable(unreadable, name, _NOT_A_NUMBER)
     return numbers
 
 
-NOT_A_NUMBER = "no number in the numeric column '{}'; a missing value is an empty cell"
+_NOT_A_NUMBER = "no number in the numeric column '{}'; a missing value is an empty cell"
 
 
-def refuse_unreadable(unreadable: NDArray[np.bool_], name: str, problem: str) -> None:
+def _refuse_unreadable(unreadable: NDArray[np.bool_], name: str, problem: str) -> None:
     """Raise `InvalidData` for the first cell that cannot be read."""
     rows = np.flatnonzero(unreadable)
     if rows.size:
-        raise InvalidData(f"{first_of(rows)} has {problem.format(name)}.")
+        raise InvalidData(f"{_first_of(rows)} has {problem.format(name)}.")
 
 
-def read_numbers(
+def _read_numbers(
     values: pd.Series[Any], parse: Callable[[str], float | None]
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Return the number of every cell, NaN for a missing value, and which cells are no numbers."""
+    readable = np.zeros(len(values), dtype=bool)
     if isinstance(values.dtype, pd.ArrowDtype):
         column = _plain(_arrow(values))
         if pyarrow.types.is_boolean(column.type):
             column = column.cast(pyarrow.uint8())
         if pyarrow.types.is_integer(column.type) or pyarrow.types.is_floating(column.type):
             floats = pyarrow.compute.fill_null(column.cast(pyarrow.float64(), safe=False), math.nan)
-            return np.asarray(floats, dtype=np.float64), np.zeros(len(values), dtype=bool)
+            return np.asarray(floats, dtype=np.float64), readable
     elif pd.api.types.is_numeric_dtype(values.dtype) and values.dtype.kind != "c":
-        return values.to_numpy(dtype=np.float64, na_value=np.nan), np.zeros(len(values), dtype=bool)
+        return values.to_numpy(dtype=np.float64, na_value=np.nan), readable
 
     def number(value: object) -> float | None:
         if isinstance(value, bool | np.bool_ | float | np.floating):
             return float(value)
-        return (parse if isinstance(value, str | bytes) else parse_number)(as_string(value))
+        return (parse if isinstance(value, str | bytes) else _parse_number)(as_string(value))
 
-    return numbers_or_nan(_map_cells(values, number))
-
-
-def numbers_or_nan(numbers: NDArray[np.object_]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return numbers with NaN for None, and where None was."""
+    numbers = _map_cells(values, number)
     unreadable = np.array([number is None for number in numbers], dtype=bool)
     return np.where(unreadable, math.nan, numbers).astype(np.float64), unreadable
 
 
-def parse_number(string: str) -> float | None:
-    """Return the number that a string stands for."""
+def _numbers_of(
+    strings: NDArray[np.object_], parse: Callable[[str], float | None]
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Return the number of every string, NaN for None, and where None was; equal strings are computed once."""
+    given = strings.tolist()
+    known = {string: parse(string) for string in set(given)}
+    wrong = {string for string, number in known.items() if number is None}
+    numbers = {string: math.nan if number is None else number for string, number in known.items()}
+    return (
+        np.fromiter(map(numbers.__getitem__, given), np.float64, len(given)),
+        np.fromiter(map(wrong.__contains__, given), np.bool_, len(given)),
+    )
+
+
+def _parse_number(string: str) -> float | None:
+    """Return the number that a string stands for: NaN if it is missing, None if it is no number."""
     if string in MISSING_MARKERS:
         return math.nan
     return float(string) if _DECIMAL.fullmatch(string) else None
@@ -180,12 +191,6 @@ def exact_number(string: str) -> Decimal | None:
     return Decimal(string) if _LITERAL.fullmatch(string) else None
 
 
-def map_distinct(strings: NDArray[np.object_], rule: Callable[[str], int]) -> NDArray[np.int64]:
-    """Return the rule's integer for every string; equal strings are computed once."""
-    known = {string: rule(string) for string in set(strings.tolist())}
-    return np.fromiter(map(known.__getitem__, strings.tolist()), dtype=np.int64, count=len(strings))
-
-
 def numbered(strings: Iterable[str]) -> tuple[NDArray[np.int64], list[str]]:
     """Number the distinct strings from 0, in the order in which they come.
 
@@ -197,7 +202,7 @@ def numbered(strings: Iterable[str]) -> tuple[NDArray[np.int64], list[str]]:
     return np.fromiter(map(places.__getitem__, given), np.int64, len(given)), distinct
 
 
-def holds_numbers(values: pd.Series[Any]) -> bool:
+def _holds_numbers(values: pd.Series[Any]) -> bool:
     """Return whether the type of a column allows booleans, integers or floating-point numbers alone."""
     return isinstance(values.dtype, np.dtype) and values.dtype.kind in "biuf"
 
@@ -219,7 +224,7 @@ def _map_cells(values: pd.Series[Any], rule: Callable[[object], object]) -> NDAr
     if is_arrow and len(values):
         column = _plain(_arrow(values))
         is_string = _is_string(column.type)
-        if is_string or pyarrow.types.is_boolean(column.type):
+        if is_string or pyarrow.types.is_boolean(column.type) or pyarrow.types.is_integer(column.type):
             column = column.cast(pyarrow.large_binary()) if is_string else column
             encoded = column.combine_chunks().dictionary_encode("encode")
             mapped = np.array([rule(value) for value in encoded.dictionary.to_pylist()], dtype=object)
@@ -233,9 +238,8 @@ def _cells(values: pd.Series[Any]) -> list[Any]:
         return values.tolist()
     column = _plain(_arrow(values))
     kind, types = column.type, pyarrow.types
-    if types.is_null(kind) or types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
-        return list(column.to_pylist())
-    if types.is_decimal(kind):
+    plain = ("null", "boolean", "integer", "floating", "decimal")
+    if any(getattr(types, f"is_{name}")(kind) for name in plain):
         return list(column.to_pylist())
     if types.is_fixed_size_binary(kind):
         return [None if value is None else value.hex() for value in column.to_pylist()]
@@ -286,7 +290,7 @@ def _plain(column: Any) -> Any:
     return column
 
 
-def holds_strings(values: pd.Series[Any]) -> bool:
+def _holds_strings(values: pd.Series[Any]) -> bool:
     """Return whether the type of a column is that of strings (or unknown), rather than of dates or numbers."""
     if isinstance(values.dtype, pd.ArrowDtype):
         kind = values.dtype.pyarrow_dtype
@@ -295,15 +299,15 @@ def holds_strings(values: pd.Series[Any]) -> bool:
     return values.dtype.kind == "O"
 
 
-def parse_boolean(string: str) -> int:
+def _parse_boolean(string: str) -> float | None:
     """Return 1 if a string says yes, 0 if it says no."""
     folded = string.casefold()
     number = exact_number(folded)
     if folded in YES or number == 1:
-        return 1
-    return 0 if folded in NO or number == 0 else -2
+        return 1.0
+    return 0.0 if folded in NO or number == 0 else None
 
 
-def first_of(rows: NDArray[np.int64]) -> str:
+def _first_of(rows: NDArray[np.int64]) -> str:
     """Return the number of the first of some rows, counted from 1, and how many follow, for messages."""
     return f"Row {rows[0] + 1}" + (f" (and {len(rows) - 1} more)" if len(rows) > 1 else "")

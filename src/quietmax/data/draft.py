@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietmax._lazy import lazy_module
-from quietmax.data.cells import as_numbers, as_strings, is_missing, parse_boolean, parse_date
+from quietmax.data.cells import _parse_boolean, as_numbers, as_strings, is_missing, parse_date
 from quietmax.data.encoding import Losses, NumericColumn, quoted, require_columns
 from quietmax.data.schema import COLUMN_KEYS, NO_PERSON, Schema, check_declarations, declared_column
 from quietmax.data.sources import RawTable, as_frame, read_table
@@ -155,7 +155,7 @@ def propose(name: str, values: pd.Series[Any]) -> Proposal:
     except InvalidData:
         return Proposal({"ignore": True}, "ignored: the type of the column cannot be read")
     counts = Counter(strings[~is_missing(strings)].tolist())
-    if all(parse_boolean(string) >= 0 for string in counts):
+    if all(_parse_boolean(string) is not None for string in counts):
         return _empty_or_boolean(len(counts), "from the values")
     for attempt in (_as_dates, _as_separated_numbers):
         proposal = attempt(name, counts)
@@ -791,7 +791,7 @@ def check_table(table: Any, schema: Schema) -> TableReport:
     unused = [name for name in names if name in {schema.label, schema.person, *schema.ignore}]
     described = {name: declared_column(name, schema, content) for name in names if name not in unused}
     columns = tuple(
-        ColumnReport(name, column.kind, column.losses(frame[name]))
+        ColumnReport(name, column.kind, column._losses(frame[name]))
         for name, column in described.items()
         if column is not None
     )

@@ -13,33 +13,31 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timedelta
 from decimal import Decimal
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quietmax._lazy import lazy_module
 from quietmax.data.cells import (
+    _NOT_A_NUMBER,
     MISSING_MARKERS,
-    NOT_A_NUMBER,
+    _first_of,
+    _holds_numbers,
+    _holds_strings,
+    _numbers_of,
+    _parse_boolean,
+    _parse_number,
+    _read_numbers,
+    _refuse_unreadable,
     as_strings,
     exact_number,
-    first_of,
-    holds_numbers,
-    holds_strings,
-    is_missing,
-    map_distinct,
-    numbers_or_nan,
-    parse_boolean,
     parse_date,
-    parse_number,
-    read_numbers,
-    refuse_unreadable,
 )
 from quietmax.data.text import DIMENSION, ENCODER, WEIGHTS_SHA256, embed, read_encoder
 from quietmax.errors import DataUnavailable, InvalidData, InvalidInput
@@ -59,14 +57,16 @@ _DATE_DIRECTIVES = "dmYyHIMSfpbB"
 """The directives of `datetime.strptime` that the format of a date may use."""
 
 _MAX_BUCKETS = 1 << 16
-
-_FORMATS = ("quietmax encoding 3", "quietmax encoding 2", "quietmax encoding 1")
-"""The format that is written, followed by older ones that are read."""
+_FORMAT = "quietmax encoding 3"
+_FORMATS_OF_0_1 = ("quietmax encoding 1", "quietmax encoding 2")
 
 _ROWS_AT_ONCE = 4096
 """Rows that are encoded together: few enough for a processor's cache."""
 
 _MICROSECOND = timedelta(microseconds=1)
+
+_Numbers = tuple[NDArray[np.float64], NDArray[np.bool_]]
+"""The number of each cell of a column, NaN for a missing value, and which cells cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -79,19 +79,12 @@ class Losses:
     unreadable: int = 0  # Cells that are an error: no number, no date, neither yes nor no
 
 
-class _Cells(NamedTuple):
-    """What the cells of a column say, each read alone."""
-
-    values: NDArray[Any]  # Numbers, indices or texts; anything where there is none
-    absent: NDArray[np.bool_]  # Missing values
-    unreadable: NDArray[np.bool_]  # Cells that are an error
-
-
 class Column(ABC):
-    """What all kinds of columns share: `_read` says what the cells mean, `_index` or `_share` what they become.
+    """A declared column: `_read` says what each cell means, `_code` what that becomes, `_write` writes its features.
 
-    A kind of indicators has an index for each value: that feature is 1 and the others are 0; -1 is none.  Any
-    other kind has one feature, a share from 0 to 1.  A missing value sets the last feature, if there is one for it.
+    The code of a kind of indicators is the index of the feature that is 1 (-1: none); that of any other kind is a
+    share from 0 to 1, the only feature.  NaN is a missing value: all zeros, and 1 in the last feature if `missing`
+    says that values may be missing.  `missing_values` are further strings that stand for a missing one.
     """
 
     kind: ClassVar[str]
@@ -99,7 +92,7 @@ class Column(ABC):
     missing: bool
     missing_values: tuple[str, ...]
     _problem: ClassVar[str] = ""  # What a cell that cannot be read has
-    _lost_as: ClassVar[str] = ""  # What values outside the limits are called in `Losses`
+    _lost_as: ClassVar[str] = "clipped"  # What values outside the limits are called in `Losses`
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -107,53 +100,54 @@ class Column(ABC):
         return (*self._names, f"{self.name} missing") if self.missing else self._names
 
     @property
-    def is_indicator(self) -> bool:
-        """Whether a value sets one of several features to 1, instead of being a number in one feature."""
-        return True
-
-    def encode(self, values: pd.Series[Any], features: NDArray[np.float32]) -> None:
-        """Write the features of a column's cells into an array of zeros with one column per feature name."""
-        cells = self._read(values)
-        refuse_unreadable(cells.unreadable, self.name, self._problem)
-        self.write(cells.values, cells.absent, features)
-
-    def write(self, values: NDArray[Any], absent: NDArray[np.bool_], features: NDArray[np.float32]) -> None:
-        """Write the features of values that have been read."""
-        if self.is_indicator:
-            index = np.where(absent, -1, self._index(values))
-            known = np.flatnonzero(index >= 0)
-            features[known, index[known]] = 1
-        else:
-            features[:, 0] = np.where(absent, 0.0, self._share(values))
-        if self.missing:
-            features[absent, -1] = 1
-
-    def losses(self, values: pd.Series[Any]) -> Losses:
-        """Return how many cells are missing, clipped, unknown or unreadable."""
-        cells = self._read(values)
-        found = {"missing": int(cells.absent.sum()), "unreadable": int(cells.unreadable.sum())}
-        if self._lost_as:
-            outside = (cells.values < self._limits[0]) | (cells.values > self._limits[1])
-            found[self._lost_as] = int((outside & ~cells.absent & ~cells.unreadable).sum())
-        return Losses(**found)
+    @abstractmethod
+    def _names(self) -> tuple[str, ...]: ...
 
     @property
-    def _names(self) -> tuple[str, ...]:
-        return (self.name,)
+    def _is_indicator(self) -> bool:
+        return True
 
     @property
     def _limits(self) -> tuple[float, float]:
-        return 0.0, math.inf
+        return -math.inf, math.inf
 
     @abstractmethod
-    def _read(self, values: pd.Series[Any]) -> _Cells: ...
+    def _read(self, values: pd.Series[Any]) -> _Numbers:
+        """Return what each cell says, read alone."""
 
-    def _index(self, values: NDArray[Any]) -> NDArray[np.int64]:
-        return values
+    def _read_strings(self, values: pd.Series[Any], parse: Callable[[str], float | None]) -> _Numbers:
+        """Return the number of each cell's string; missing values come first."""
+        strings = as_strings(values)
+        return _numbers_of(strings, lambda string: math.nan if self._is_missing(string) else parse(string))
 
-    def _share(self, values: NDArray[Any]) -> NDArray[np.float64]:
-        share: NDArray[np.float64] = np.clip(values, 0.0, 1.0)
-        return share
+    def _code(self, numbers: NDArray[np.float64]) -> NDArray[Any]:
+        """Return what numbers become: indices, or shares."""
+        return numbers
+
+    def _encode(self, values: pd.Series[Any], features: NDArray[np.float32]) -> None:
+        """Write the features of a column's cells into an array of zeros with one column per feature name."""
+        numbers, unreadable = self._read(values)
+        _refuse_unreadable(unreadable, self.name, self._problem)
+        self._write(numbers, features)
+
+    def _write(self, numbers: NDArray[np.float64], features: NDArray[np.float32]) -> None:
+        """Write the features of numbers that have been read."""
+        absent = np.isnan(numbers)
+        if self._is_indicator:
+            index = np.where(absent, -1, self._code(numbers)).astype(np.int64)
+            known = np.flatnonzero(index >= 0)
+            features[known, index[known]] = 1
+        else:
+            features[:, 0] = np.where(absent, 0.0, self._code(numbers))
+        if self.missing:
+            features[absent, -1] = 1
+
+    def _losses(self, values: pd.Series[Any]) -> Losses:
+        """Return how many cells are missing, clipped, unknown or unreadable."""
+        numbers, unreadable = self._read(values)
+        low, high = self._limits
+        lost = {self._lost_as: int(((numbers < low) | (numbers > high)).sum())}
+        return Losses(int((np.isnan(numbers) & ~unreadable).sum()), unreadable=int(unreadable.sum()), **lost)
 
     def _is_missing(self, string: str) -> bool:
         return string in MISSING_MARKERS or string in self.missing_values
@@ -161,48 +155,18 @@ class Column(ABC):
 
 @dataclass(frozen=True)
 class NumericColumn(Column):
-    """A column of numbers with public bounds.
+    """Numbers with public bounds: shares of the distance between them, or intervals between `edges`.
 
-    A value v is clipped to [low, high] and becomes `(v - low) / (high - low)`, with `scale="log"` `ln(1 + v -
-    low) / ln(1 + high - low)`.  With `edges` it becomes one feature per interval instead: 1 for the interval
-    that contains v, else 0.  Infinity is clipped like any large number.
+    A share is `(v - low) / (high - low)`, with `scale="log"` `ln(1 + v - low) / ln(1 + high - low)`, for the number v
+    clipped to the bounds.  An edge belongs to the interval above it.  The separators and the unit are those of numbers
+    in strings; a thousands separator must stand before every third digit or nowhere.
 
-    Parameters
-    ----------
-    name : str
-        Name of the column.
-    low, high : float
-        Public bounds, `low < high`.
-    scale : {"linear", "log"}
-        How values are spread over [0, 1]; ignored with `edges`.
-    edges : tuple of float
-        Inner borders of the intervals, in rising order; an edge belongs to the interval above it.
-    missing : bool
-        Whether values may be missing.  A missing value (also NaN) becomes the lower bound, or no interval; one
-        more feature is then 1 for it.
-    decimal : {".", ","}
-        Decimal separator of numbers that are written as strings.
-    thousands : {"", ".", ",", " ", "'", "_"}
-        Their thousands separator.  It must stand before every third digit or nowhere.
-    unit : str
-        A currency sign or unit that may stand before or after such a number, as "€" or "kg".
-    missing_values : tuple of str
-        Further values that stand for a missing one, such as "-999" or "unknown".
-
-    Raises
-    ------
-    InvalidInput
-        If the bounds, the scale, the edges or the separators are not valid.
-
-    Examples
-    --------
     >>> NumericColumn("age", 0, 100, edges=(18, 65)).feature_names
     ('age>=0', 'age>=18', 'age>=65', 'age missing')
     """
 
     kind: ClassVar[str] = "numeric"
-    _problem: ClassVar[str] = NOT_A_NUMBER
-    _lost_as: ClassVar[str] = "clipped"
+    _problem: ClassVar[str] = _NOT_A_NUMBER
     name: str
     low: float
     high: float
@@ -243,8 +207,7 @@ class NumericColumn(Column):
             )
 
     @property
-    def is_indicator(self) -> bool:
-        """Whether the numbers are cut into intervals."""
+    def _is_indicator(self) -> bool:
         return bool(self.edges)
 
     def parse(self, string: str) -> float | None:
@@ -260,11 +223,11 @@ class NumericColumn(Column):
             )
             string = sign + rest.strip() or self.unit
         if self._pattern is None or string in MISSING_MARKERS:
-            return parse_number(string)
+            return _parse_number(string)
         if not self._pattern.fullmatch(string):
             return None
         plain = re.sub(_THOUSANDS[self.thousands], "", string) if self.thousands else string
-        return parse_number(plain.replace(self.decimal, "."))
+        return _parse_number(plain.replace(self.decimal, "."))
 
     @property
     def _names(self) -> tuple[str, ...]:
@@ -275,24 +238,23 @@ class NumericColumn(Column):
     def _limits(self) -> tuple[float, float]:
         return self.low, self.high
 
-    def _read(self, values: pd.Series[Any]) -> _Cells:
-        numbers, unreadable = read_numbers(values, self.parse)
+    def _read(self, values: pd.Series[Any]) -> _Numbers:
+        numbers, unreadable = _read_numbers(values, self.parse)
         codes = [number for value in self.missing_values if (number := self.parse(value)) is not None]
-        named = as_strings(values)[unreadable] if unreadable.any() else np.empty(0, dtype=object)
-        unreadable[unreadable] = [string not in self.missing_values for string in named]
-        absent = (np.isnan(numbers) | np.isin(numbers, codes)) & ~unreadable
-        return _Cells(numbers, absent, unreadable)
+        if codes:
+            numbers = np.where(np.isin(numbers, codes), math.nan, numbers)
+        if unreadable.any():
+            unreadable[unreadable] = [
+                string not in self.missing_values for string in as_strings(values)[unreadable]
+            ]
+        return numbers, unreadable
 
-    def _clipped(self, values: NDArray[Any]) -> NDArray[np.float64]:
+    def _code(self, numbers: NDArray[np.float64]) -> NDArray[Any]:
         # Adding 0.0 turns -0.0 into 0.0: which of the two a comparison returns is left open by IEEE 754.
-        clipped: NDArray[np.float64] = np.clip(values, self.low, self.high) + 0.0
-        return clipped
-
-    def _index(self, values: NDArray[Any]) -> NDArray[np.int64]:
-        return np.searchsorted(self.edges, self._clipped(values), side="right")
-
-    def _share(self, values: NDArray[Any]) -> NDArray[np.float64]:
-        distance = self._clipped(values) - self.low
+        clipped = np.clip(numbers, self.low, self.high) + 0.0
+        if self.edges:
+            return np.searchsorted(self.edges, clipped, side="right")
+        distance = clipped - self.low
         if self.scale == "linear":
             return distance / (self.high - self.low)
         # NumPy's log1p may round by the place in the array (vector or scalar code), math.log1p cannot.
@@ -312,36 +274,10 @@ class NumericColumn(Column):
 
 @dataclass(frozen=True)
 class CategoricalColumn(Column):
-    """A column of public categories.
+    """Public categories: one indicator each, or with `style="codes"` the share `(i + 1) / k` for the i-th of k.
 
     A cell belongs to the category of the same string, else to the first category that is the same number: 1, 1.0
     and "1.00" are.  A category that is not listed becomes all zeros.
-
-    Parameters
-    ----------
-    name : str
-        Name of the column.
-    categories : tuple of str
-        The categories in order, all different.
-    style : {"one-hot", "codes"}
-        One feature per category, or one feature with the value `(i + 1) / k` for the i-th of k categories
-        (counted from 0).
-    missing : bool
-        Whether values may be missing; one more feature is then 1 for a missing value.
-    ignore_case : bool
-        Whether a cell matches a category in any case.
-    missing_values : tuple of str
-        Further values that stand for a missing one.
-
-    Raises
-    ------
-    InvalidInput
-        If the categories or the style are not valid.
-
-    Examples
-    --------
-    >>> CategoricalColumn("sex", ("Female", "Male"), missing=False).feature_names
-    ('sex=Female', 'sex=Male')
     """
 
     kind: ClassVar[str] = "categorical"
@@ -370,28 +306,32 @@ class CategoricalColumn(Column):
             raise InvalidInput(f"'{both[0]}' is both a category and a missing value of column '{self.name}'.")
 
     @property
-    def is_indicator(self) -> bool:
-        """Whether each category has a feature of its own."""
+    def _is_indicator(self) -> bool:
         return self.style == "one-hot"
 
     @property
     def _names(self) -> tuple[str, ...]:
         names = tuple(f"{self.name}={category}" for category in self.categories)
-        return names if self.is_indicator else (self.name,)
+        return names if self._is_indicator else (self.name,)
 
-    def _read(self, values: pd.Series[Any]) -> _Cells:
-        strings = as_strings(values)
-        index = map_distinct(strings, self._category)
-        absent = is_missing(strings, self.missing_values) & (index < 0)
-        return _Cells(index, absent, np.zeros(len(index), dtype=bool))
+    @property
+    def _limits(self) -> tuple[float, float]:
+        return 0.0, math.inf
 
-    def _share(self, values: NDArray[Any]) -> NDArray[np.float64]:
-        return (values + 1) / len(self.categories)
+    def _read(self, values: pd.Series[Any]) -> _Numbers:
+        return _numbers_of(as_strings(values), self._category)
 
-    def _category(self, string: str) -> int:
-        """Return the index of the category of a string, or -1."""
+    def _code(self, numbers: NDArray[np.float64]) -> NDArray[Any]:
+        return numbers if self._is_indicator else (numbers + 1) / len(self.categories)
+
+    def _category(self, string: str) -> float:
+        """Return the index of the category of a string, NaN if it is missing, -1 if it is no category."""
         index = self._by_string.get(string.casefold() if self.ignore_case else string)
-        return self._by_number.get(exact_number(string), -1) if index is None else index
+        if index is None:
+            index = self._by_number.get(exact_number(string))
+        if index is None:
+            return math.nan if self._is_missing(string) else -1.0
+        return float(index)
 
     @cached_property
     def _by_string(self) -> dict[str, int]:
@@ -409,22 +349,7 @@ class CategoricalColumn(Column):
 
 @dataclass(frozen=True)
 class BooleanColumn(Column):
-    """A column of yes and no; also true and false, y and n, t and f, 1 and 0, in any case.
-
-    Parameters
-    ----------
-    name : str
-        Name of the column.
-    missing : bool
-        Whether values may be missing; one more feature is then 1 for a missing value.
-    missing_values : tuple of str
-        Further values that stand for a missing one.
-
-    Examples
-    --------
-    >>> BooleanColumn("smoker").feature_names
-    ('smoker=no', 'smoker=yes', 'smoker missing')
-    """
+    """Yes and no; also true and false, y and n, t and f, 1 and 0, in any case."""
 
     kind: ClassVar[str] = "boolean"
     _problem: ClassVar[str] = "neither yes nor no in the boolean column '{}'"
@@ -436,49 +361,19 @@ class BooleanColumn(Column):
     def _names(self) -> tuple[str, ...]:
         return f"{self.name}=no", f"{self.name}=yes"
 
-    def _read(self, values: pd.Series[Any]) -> _Cells:
-        answers = map_distinct(
-            as_strings(values), lambda string: -1 if self._is_missing(string) else parse_boolean(string)
-        )
-        return _Cells(answers, answers == -1, answers == -2)
+    def _read(self, values: pd.Series[Any]) -> _Numbers:
+        return self._read_strings(values, _parse_boolean)
 
 
 @dataclass(frozen=True)
 class DateColumn(Column):
-    """A column of dates or timestamps with public bounds.
+    """Dates or timestamps with public bounds: shares of the time between them.
 
-    A value is clipped to the bounds and becomes `(v - low) / (high - low)`.  It counts in days, without the time of
-    day, if both bounds are dates, and in microseconds of UTC if they are timestamps.  A timestamp without an offset
-    counts as UTC.
-
-    Parameters
-    ----------
-    name : str
-        Name of the column.
-    low, high : str
-        Public bounds, as dates ("2024-01-31") or timestamps ("2024-01-31 08:30:00") of ISO 8601.
-    format : str, optional
-        How the cells are written, as for `datetime.strptime` ("%d.%m.%Y"); by default ISO 8601.
-    missing : bool
-        Whether values may be missing.  A missing value becomes the lower bound; one more feature is then 1 for it.
-    missing_values : tuple of str
-        Further values that stand for a missing one.
-
-    Raises
-    ------
-    InvalidInput
-        If the bounds or the format are not valid.
-
-    Examples
-    --------
-    >>> column, features = DateColumn("joined", "2020-01-01", "2020-01-11"), np.zeros((2, 2), dtype=np.float32)
-    >>> column.encode(pd.Series(["2020-01-06", None]), features)
-    >>> features.tolist()
-    [[0.5, 0.0], [0.0, 1.0]]
+    Time counts in days, without the time of day, if both bounds are dates, and in microseconds of UTC if they are
+    timestamps.  A timestamp without an offset counts as UTC.  `format` is that of `datetime.strptime`.
     """
 
     kind: ClassVar[str] = "date"
-    _lost_as: ClassVar[str] = "clipped"
     name: str
     low: str
     high: str
@@ -499,11 +394,6 @@ class DateColumn(Column):
                 f"{', '.join('%' + letter for letter in _DATE_DIRECTIVES)}, as in '%d.%m.%Y'; got {self.format!r}."
             )
 
-    @property
-    def is_indicator(self) -> bool:
-        """Dates are numbers."""
-        return False
-
     @cached_property
     def bounds(self) -> tuple[int, int] | None:
         """The bounds in days or microseconds, or None if they are not two dates or two timestamps."""
@@ -511,6 +401,14 @@ class DateColumn(Column):
         if low is None or high is None or (len(self.low) == 10) != (len(self.high) == 10):
             return None
         return self._count(low), self._count(high)
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    @property
+    def _is_indicator(self) -> bool:
+        return False
 
     @property
     def _limits(self) -> tuple[float, float]:
@@ -521,23 +419,20 @@ class DateColumn(Column):
         written = self.format or "dates such as 2024-01-31"
         return f"no date in the column '{{}}', which is declared as {written}"
 
-    def _read(self, values: pd.Series[Any]) -> _Cells:
-        """Return where every cell lies between the bounds."""
+    def _read(self, values: pd.Series[Any]) -> _Numbers:
         assert self.bounds is not None
         low, high = self.bounds
         # What has a type is written as ISO 8601, whatever the format of the strings of other tables.
-        pattern = self.format if holds_strings(values) else None
+        pattern = self.format if _holds_strings(values) else None
 
         def share(string: str) -> float | None:
-            if self._is_missing(string):
-                return math.nan
             moment = parse_date(string, pattern)
             return None if moment is None else (self._count(moment) - low) / (high - low)
 
-        strings = as_strings(values)
-        known = {string: share(string) for string in set(strings.tolist())}
-        shares, unreadable = numbers_or_nan(np.array([known[string] for string in strings], dtype=object))
-        return _Cells(shares, np.isnan(shares) & ~unreadable, unreadable)
+        return self._read_strings(values, share)
+
+    def _code(self, numbers: NDArray[np.float64]) -> NDArray[Any]:
+        return np.clip(numbers, 0.0, 1.0)
 
     def _count(self, moment: datetime) -> int:
         """Return the number of days, or of microseconds of UTC, since the beginning of the year 1."""
@@ -549,33 +444,7 @@ class DateColumn(Column):
 
 @dataclass(frozen=True)
 class HashedColumn(Column):
-    """A column of strings with very many values, such as postal codes, hashed into a public number of buckets.
-
-    A value becomes 1 in the bucket `BLAKE2b(string) mod buckets` and 0 in all others.
-
-    Parameters
-    ----------
-    name : str
-        Name of the column.
-    buckets : int
-        Number of buckets, from 2 to 65536.
-    missing : bool
-        Whether values may be missing; one more feature is then 1 for a missing value.
-    ignore_case : bool
-        Whether strings that differ in case only count as equal.
-    missing_values : tuple of str
-        Further values that stand for a missing one.
-
-    Raises
-    ------
-    InvalidInput
-        If the number of buckets is not valid.
-
-    Examples
-    --------
-    >>> HashedColumn("zip", 3, missing=False).feature_names
-    ('zip#0', 'zip#1', 'zip#2')
-    """
+    """Strings with very many values: 1 in the bucket `BLAKE2b(string) mod buckets`, 0 in all others."""
 
     kind: ClassVar[str] = "hashed"
     name: str
@@ -596,43 +465,18 @@ class HashedColumn(Column):
     def _names(self) -> tuple[str, ...]:
         return tuple(f"{self.name}#{bucket}" for bucket in range(self.buckets))
 
-    def _read(self, values: pd.Series[Any]) -> _Cells:
-        strings = as_strings(values)
-        absent = is_missing(strings, self.missing_values)
-        return _Cells(map_distinct(strings, self._bucket), absent, np.zeros(len(strings), dtype=bool))
+    def _read(self, values: pd.Series[Any]) -> _Numbers:
+        return self._read_strings(values, self._bucket)
 
-    def _bucket(self, string: str) -> int:
+    def _bucket(self, string: str) -> float:
         content = (string.casefold() if self.ignore_case else string).encode("utf-8", "surrogatepass")
-        return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") % self.buckets
+        digest = hashlib.blake2b(content, digest_size=8).digest()
+        return float(int.from_bytes(digest, "little") % self.buckets)
 
 
 @dataclass(frozen=True)
 class TextColumn(Column):
-    """A column of free text, such as a note or a review, embedded by a public sentence encoder.
-
-    A text becomes a vector of length 1: texts with a similar meaning have similar vectors.  See `quietmax.data.text`.
-
-    Parameters
-    ----------
-    name : str
-        Name of the column.
-    missing : bool
-        Whether texts may be missing.  A missing text becomes zeros; one more feature is then 1 for it.
-    missing_values : tuple of str
-        Further values that stand for a missing one.
-    encoder, sha256 : str
-        Name of the sentence encoder and digest of its weights.
-
-    Raises
-    ------
-    DataUnavailable
-        If this version of Quietmax has another sentence encoder, or if it is not installed.
-
-    Examples
-    --------
-    >>> TextColumn("note").feature_names[-2:]
-    ('note~383', 'note missing')
-    """
+    """Free text, embedded as a vector of length 1 by the sentence encoder of `quietmax.data.text`."""
 
     kind: ClassVar[str] = "text"
     name: str
@@ -649,23 +493,18 @@ class TextColumn(Column):
             )
 
     @property
-    def is_indicator(self) -> bool:
-        """Embeddings are numbers."""
-        return False
-
-    def write(self, values: NDArray[Any], absent: NDArray[np.bool_], features: NDArray[np.float32]) -> None:
-        """Write the embeddings of texts."""
-        features[~absent, :DIMENSION] = embed(values[~absent].tolist())
-        if self.missing:
-            features[absent, -1] = 1
-
-    @property
     def _names(self) -> tuple[str, ...]:
         return tuple(f"{self.name}~{number}" for number in range(DIMENSION))
 
-    def _read(self, values: pd.Series[Any]) -> _Cells:
-        strings = as_strings(values)
-        return _Cells(strings, is_missing(strings, self.missing_values), np.zeros(len(strings), dtype=bool))
+    def _read(self, values: pd.Series[Any]) -> _Numbers:
+        """Return 0 for every text; `_encode` embeds them."""
+        return self._read_strings(values, lambda _: 0.0)
+
+    def _encode(self, values: pd.Series[Any], features: NDArray[np.float32]) -> None:
+        absent = np.isnan(self._read(values)[0])
+        features[~absent, :DIMENSION] = embed(as_strings(values)[~absent].tolist())
+        if self.missing:
+            features[absent, -1] = 1
 
 
 _KINDS: dict[str, type[Column]] = {
@@ -688,8 +527,8 @@ class Encoding:
 
     Parameters
     ----------
-    columns : tuple of NumericColumn, CategoricalColumn, BooleanColumn, DateColumn, HashedColumn and TextColumn
-        The columns that become features, in order.
+    columns : tuple
+        What is declared about the columns that become features, in order.
     label : str
         Name of the label column.
     classes : tuple of str
@@ -704,7 +543,7 @@ class Encoding:
     person : str, optional
         Name of the column that tells people apart; it is not a feature.
     person_type : str, optional
-        The type of that column; see `person_type`.  In a column of another type the same people may have other names.
+        The type of that column.  In a column of another type the same people may have other names.
     person_ignores_case : bool
         Whether names of people that differ in case only are of one person.
 
@@ -795,17 +634,16 @@ class Encoding:
         for column in self.columns:
             end = start + len(column.feature_names)
             cells = named[column.name]
-            if isinstance(column, NumericColumn) and holds_numbers(cells) and not column.missing_values:
-                numeric.append((column, cells.to_numpy(), slice(start, end)))
+            if isinstance(column, NumericColumn) and _holds_numbers(cells) and not column.missing_values:
+                numeric.append((column, cells.to_numpy(), features[:, start:end]))
             else:
-                column.encode(cells, features[:, start:end])
+                column._encode(cells, features[:, start:end])
             start = end
         # Nothing can be wrong in columns of numbers. Going through them row by row needs less memory traffic.
         for top in range(0, len(table), _ROWS_AT_ONCE):
             rows = slice(top, top + _ROWS_AT_ONCE)
             for column, numbers, place in numeric:
-                values = numbers[rows].astype(np.float64)
-                column.write(values, np.isnan(values), features[rows, place])
+                column._write(numbers[rows].astype(np.float64), place[rows])
         return features
 
     def encode_labels(self, table: pd.DataFrame) -> NDArray[np.int64]:
@@ -813,52 +651,47 @@ class Encoding:
         require_columns(table, [self.label])
         strings = as_strings(_with_string_names(table)[self.label])
         fold = str.casefold if self.label_ignores_case else str
-        numbers = {fold(name): number for number, name in enumerate(self.classes)}
-        labels = map_distinct(strings, lambda string: numbers.get(fold(string), -1))
-        wrong = np.flatnonzero(labels < 0)
+        numbers = {fold(name): float(number) for number, name in enumerate(self.classes)}
+        labels, unknown = _numbers_of(strings, lambda string: numbers.get(fold(string)))
+        wrong = np.flatnonzero(unknown)
         if wrong.size:
             missing = strings[wrong[0]] in MISSING_MARKERS
             problem = "no label" if missing else "a label outside the classes"
             advice = "Delete such rows" if missing else "Declare the class too, or delete such rows"
             raise InvalidData(
-                f"{first_of(wrong)} has {problem} in column '{self.label}'; the declared classes are "
+                f"{_first_of(wrong)} has {problem} in column '{self.label}'; the declared classes are "
                 f"{quoted(self.classes)}. {advice}."
             )
-        return labels
+        return labels.astype(np.int64)
 
     def to_json(self) -> str:
         """Return the encoding as a JSON string."""
         columns = [{"type": column.kind, **asdict(column)} for column in self.columns]  # type: ignore[call-overload]
         others = {entry.name: getattr(self, entry.name) for entry in fields(self)[1:]}
-        return json.dumps({"format": _FORMATS[0], "columns": columns, **others}, ensure_ascii=False)
+        return json.dumps({"format": _FORMAT, "columns": columns, **others}, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str) -> Encoding:
         """Read an encoding from JSON."""
         try:
-            content = json.loads(text)
-            age = _FORMATS.index(content["format"])
-            if age == 2:
-                content["inferred"] = content["measurements"]
-            columns = [_KINDS[entry.pop("type")](**_tuples(entry)) for entry in content["columns"]]
-            names = [entry.name for entry in fields(cls)[1:]]
-            others = {name: content[name] for name in (names[:3] if age else names)}
-            return cls(tuple(columns), **_tuples(others))
+            content = _tuples(json.loads(text))
+            if content["format"] in _FORMATS_OF_0_1:
+                raise InvalidInput("Quietmax 0.1 wrote this encoding; only versions 0.1 and 0.2 can read it.")
+            if content.pop("format") != _FORMAT:
+                raise ValueError
+            columns = tuple(_KINDS[entry.pop("type")](**entry) for entry in content.pop("columns"))
+            return cls(columns, **{entry.name: content[entry.name] for entry in fields(cls)[1:]})
         except InvalidInput:
             raise
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InvalidInput(
-                f"This is not the JSON of an encoding in the format '{_FORMATS[0]}'."
-            ) from error
+            raise InvalidInput(f"This is not the JSON of an encoding in the format '{_FORMAT}'.") from error
 
 
-def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values with tuples in the place of lists."""
-
-    def converted(value: Any) -> Any:
-        return tuple(map(converted, value)) if isinstance(value, list) else value
-
-    return {name: converted(value) for name, value in values.items()}
+def _tuples(value: Any) -> Any:
+    """Return JSON values with tuples in the place of lists."""
+    if isinstance(value, dict):
+        return {name: _tuples(each) for name, each in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def require_columns(table: pd.DataFrame, names: Sequence[str]) -> None:

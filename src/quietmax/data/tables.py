@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietmax._lazy import lazy_module
-from quietmax.data.cells import as_numbers, as_strings, first_of, is_missing, is_valid_unicode
+from quietmax.data.cells import _first_of, as_numbers, as_strings, is_missing, is_valid_unicode
 from quietmax.data.draft import (
     infer_classes,
     is_free_text,
@@ -256,11 +256,11 @@ def person_names(frame: pd.DataFrame, person: str, *, ignore_case: bool = False)
     names = as_strings(frame[person])
     absent = np.flatnonzero(is_missing(names))
     if absent.size:
-        raise InvalidData(f"{first_of(absent)} has no value in the `person` column '{person}'. {NO_PERSON}")
+        raise InvalidData(f"{_first_of(absent)} has no value in the `person` column '{person}'. {NO_PERSON}")
     damaged = np.flatnonzero(~is_valid_unicode(names))
     if damaged.size:
         raise InvalidData(
-            f"{first_of(damaged)} has a string that is not valid Unicode in the `person` column '{person}'."
+            f"{_first_of(damaged)} has a string that is not valid Unicode in the `person` column '{person}'."
         )
     return np.array([name.casefold() for name in names], dtype=object) if ignore_case else names
 
