@@ -11,9 +11,9 @@ from quietmax.accounting import GaussianCost, PureCost
 from quietmax.accounting.costs import LIMIT
 from quietmax.errors import InvalidInput, LedgerDamaged
 from quietmax.ledger import Charge, ChargeResult, Ledger, LimitExceeded, Terms
-from quietmax.ledger.accounts import Subaccount, check_reason, token_client_name
-from quietmax.ledger.database import Cursor, now, write_transaction
-from quietmax.ledger.transactions import Charged, NewAnswers, Pruned, Replayed, prune
+from quietmax.ledger.accounts import Subaccount, _check_reason, token_client_name
+from quietmax.ledger.database import Cursor, _write_transaction, now
+from quietmax.ledger.transactions import Charged, NewAnswers, Replayed, _prune
 from tests.ledger.scenarios import REASON, account_of, exceeded, journal_kinds, open_patients, pay, query_key
 
 
@@ -45,10 +45,10 @@ def test_accounts_and_keys_record_when_they_were_created(sqlite_ledger: Ledger) 
 
 def test_a_reason_has_at_least_three_words_and_at_most_a_thousand_characters(sqlite_ledger: Ledger) -> None:
     for kept in (REASON, "a b " + "c" * 996):
-        check_reason(kept)
+        _check_reason(kept)
     for refused in ("two words", "", "a b " + "c" * 997):
         with pytest.raises(InvalidInput, match="at least 3 words"):
-            check_reason(refused)
+            _check_reason(refused)
         with pytest.raises(InvalidInput, match="at least 3 words"):
             sqlite_ledger.open_account("patients", PureCost(1.0), Terms(1.0), because=refused)
     assert sqlite_ledger.accounts() == []
@@ -176,11 +176,11 @@ def test_a_model_takes_an_account_exclusively_once_and_only_an_unused_one(sqlite
 )
 def test_terms_have_exactly_their_three_fields(fields: dict[str, Any]) -> None:
     written = Terms(1.0, 1e-5).to_json()
-    assert Terms.from_json(written) == Terms(1.0, 1e-5)
+    assert Terms._from_json(written) == Terms(1.0, 1e-5)
     of_version_0_1 = {"epsilon": 1.0, "delta": 1e-5, "reading": "published"}
-    assert Terms.from_json(of_version_0_1) == Terms(1.0, 1e-5, "published")
+    assert Terms._from_json(of_version_0_1) == Terms(1.0, 1e-5, "published")
     with pytest.raises(ValueError):
-        Terms.from_json({**written, **fields})
+        Terms._from_json({**written, **fields})
 
 
 def test_a_grant_is_counted_in_units_of_the_first_budget(sqlite_ledger: Ledger) -> None:
@@ -291,9 +291,9 @@ def test_pruning_deletes_old_requests_and_answers_and_the_journal_still_verifies
     assert ask("old") == Charged(1000, 1, ledger.account("patients").remaining_units)
     monkeypatch.undo()
     assert isinstance(ask("new"), Charged)
-    assert ledger.prune(60) == Pruned(0, 0)
+    assert ledger.prune(60) == (0, 0)
     spent = ledger.account("patients").spent_units
-    assert ledger.prune(30) == Pruned(1, 1)
+    assert ledger.prune(30) == (1, 1)
     assert ledger.account("patients").spent_units == spent
     assert ledger.verify().sound
     assert isinstance(ask("new"), Replayed), "what is newer is kept"
@@ -303,7 +303,7 @@ def test_pruning_deletes_old_requests_and_answers_and_the_journal_still_verifies
     ledger.charge_training(account, "head/1", "digest", PureCost(0.25))
     assert ledger.account("patients").spent_units == spent + 1000, "the training is not charged again"
     assert ledger.verify().sound
-    assert ledger.prune(30) == Pruned(0, 0)
+    assert ledger.prune(30) == (0, 0)
 
 
 def test_pruning_deletes_what_is_older_than_so_many_days(sqlite_ledger: Ledger) -> None:
@@ -314,7 +314,7 @@ def test_pruning_deletes_what_is_older_than_so_many_days(sqlite_ledger: Ledger) 
         pay(sqlite_ledger, Charge(account.id, ann, "m/1", 1, 1, request=request, body=b"body"))
         sqlite_ledger.store_answers(NewAnswers(account.id, (request * 16,), b"x", request, b"x"))
     moment = 10**16
-    with write_transaction(sqlite_ledger._engine) as connection:
+    with _write_transaction(sqlite_ledger._engine) as connection:
         for number, time_ in enumerate((moment - 30 * DAY - 1, moment - 30 * DAY, moment)):
             for table, column, name in (
                 ("requests", "request", f"x'0{number}'"),
@@ -324,7 +324,7 @@ def test_pruning_deletes_what_is_older_than_so_many_days(sqlite_ledger: Ledger) 
                     text(f"UPDATE {table} SET time = {time_} WHERE {column} = {name}")
                 )
                 assert changed.rowcount == 1
-        assert prune(Cursor(connection), 30, moment) == Pruned(1, 1)
+        assert _prune(Cursor(connection), 30, moment) == (1, 1)
         kept = connection.execute(text("SELECT time FROM requests ORDER BY time")).scalars().all()
         assert kept == [moment - 30 * DAY, moment]
     assert json.loads(list(sqlite_ledger.export("patients"))[-1].detail) == {
@@ -336,7 +336,7 @@ def test_pruning_deletes_what_is_older_than_so_many_days(sqlite_ledger: Ledger) 
 
 def test_pruning_keeps_at_least_an_hour_and_at_most_a_century(sqlite_ledger: Ledger) -> None:
     for days in (1 / 24, 36_500):
-        assert sqlite_ledger.prune(days) == Pruned(0, 0)
+        assert sqlite_ledger.prune(days) == (0, 0)
     for wrong in (0, 1 / 25, -1, 36_500.5, float("nan")):
         with pytest.raises(InvalidInput, match="days must be between 1/24 and 36500"):
             sqlite_ledger.prune(wrong)
@@ -354,7 +354,7 @@ def test_an_old_request_that_is_tried_again_is_not_pruned_before_its_answer_is_s
     monkeypatch.undo()
     resumed = pay(ledger, charge)
     assert (resumed.units, resumed.resumed) == (0, True)
-    assert ledger.prune(30) == Pruned(0, 0)
+    assert ledger.prune(30) == (0, 0)
     assert ledger.verify().sound
     stored = ledger.store_answers(NewAnswers(account.id, request=charge.request, answer=b"draw"))
     assert (stored.answer, stored.first) == (b"draw", True)
@@ -370,7 +370,7 @@ def test_a_request_that_was_pruned_while_it_was_drawn_is_not_answered(ledger: Le
     pay(ledger, Charge(account.id, ann, "m/1", 1000, 1, request=request, body=b"body"))
     with ledger._engine.begin() as connection:
         connection.execute(text("UPDATE requests SET time = 5"))
-    assert ledger.prune(1) == Pruned(1, 0)
+    assert ledger.prune(1) == (1, 0)
     assert list(ledger.export("patients"))[-1].kind == "prune"
     with pytest.raises(LedgerDamaged, match="A charged request is missing"):
         ledger.store_answers(NewAnswers(account.id, request=request, answer=b"draw"))

@@ -8,8 +8,8 @@ from sqlalchemy import text
 
 from quietmax.ledger import Charge, Ledger
 from quietmax.ledger import transactions as cache_module
-from quietmax.ledger.database import Cursor, read_transaction, write_transaction
-from quietmax.ledger.transactions import AnswerCache, ChargeBatch, Failed, NewAnswers, store_answers
+from quietmax.ledger.database import Cursor, _read_transaction, _write_transaction
+from quietmax.ledger.transactions import AnswerCache, ChargeBatch, Failed, NewAnswers, _store_answers
 from tests.ledger.scenarios import (
     charge_patients,
     hold_writer,
@@ -31,7 +31,7 @@ def test_answers_are_found_however_many_rows_are_read_at_once(
         account = charge_patients(ledger)
         for number, key in enumerate(keys):
             ledger.store_answers(NewAnswers(account.id, (key,), b"%d" % number))
-        with write_transaction(ledger._engine) as connection:
+        with _write_transaction(ledger._engine) as connection:
             found = AnswerCache().find(Cursor(connection), account.id, keys)
             assert found == {key: b"%d" % number for number, key in enumerate(keys)}
             for most in range(1, rows + 1):
@@ -46,7 +46,7 @@ def test_only_the_newest_answers_are_indexed_and_they_survive_a_restart(ledger: 
         ledger.store_answers(
             NewAnswers(account.id, tuple(queries[start : start + 2]), b"%02d%02d" % (start, start + 1))
         )
-    with write_transaction(ledger._engine) as connection:
+    with _write_transaction(ledger._engine) as connection:
         for _ in range(2):
             answer_cache = AnswerCache(max_answers=5)
             found = answer_cache.find(Cursor(connection), account.id, queries)
@@ -55,7 +55,7 @@ def test_only_the_newest_answers_are_indexed_and_they_survive_a_restart(ledger: 
             assert len(everything.find(Cursor(connection), account.id, queries)) == 12
         ten = AnswerCache(max_answers=12)
         ten.find(Cursor(connection), account.id, [])
-        store_answers(Cursor(connection), {}, [NewAnswers(account.id, (b"z" * 16,), b"zz")], b"", 0)
+        _store_answers(Cursor(connection), {}, [NewAnswers(account.id, (b"z" * 16,), b"zz")], b"", 0)
         assert ten.find(Cursor(connection), account.id, [queries[0], b"z" * 16]) == {b"z" * 16: b"zz"}
     assert pay(ledger, Charge(account.id, ledger.client("ann"), "m/1", units, 1)).units == units
 
@@ -101,12 +101,12 @@ def test_the_id_of_a_deleted_answer_is_not_used_again(path: Path) -> None:
     with Ledger(path) as ledger:
         account = charge_patients(ledger)
         ledger.store_answers(NewAnswers(account.id, (b"a" * 16,), b"x"))
-        with write_transaction(ledger._engine) as connection:
+        with _write_transaction(ledger._engine) as connection:
             connection.execute(text("DELETE FROM answers"))
         ledger.store_answers(NewAnswers(account.id, (b"b" * 16,), b"y"))
         asked = Charge(account.id, ledger.client("ann"), "m/1", 1, 1, queries=(b"b" * 16,))
         assert dict(pay(ledger, asked).cached) == {b"b" * 16: b"y"}
-        with read_transaction(ledger._engine) as connection:
+        with _read_transaction(ledger._engine) as connection:
             assert connection.execute(text("SELECT id FROM answers")).scalar_one() == 2
 
 
@@ -127,11 +127,11 @@ def test_of_equal_queries_the_answer_that_was_stored_first_is_found(path: Path) 
         account = charge_patients(ledger)
         ledger.store_answers(NewAnswers(account.id, (one, other), b"12"))
         ledger.store_answers(NewAnswers(account.id, (new, other, one), b"345"))
-        with write_transaction(ledger._engine) as connection:
+        with _write_transaction(ledger._engine) as connection:
             found = AnswerCache().find(Cursor(connection), account.id, [other, new, one])
             assert found == {one: b"1", other: b"2", new: b"3"}
             twice = bytes([9]) * 16
-            store_answers(Cursor(connection), {}, [NewAnswers(account.id, (twice, twice), b"67")], b"", 0)
+            _store_answers(Cursor(connection), {}, [NewAnswers(account.id, (twice, twice), b"67")], b"", 0)
             assert AnswerCache().find(Cursor(connection), account.id, [twice]) == {twice: b"6"}
 
 
@@ -143,7 +143,7 @@ def test_the_oldest_answers_are_dropped_once_a_sixteenth_more_than_the_limit_is_
         sizes = []
         for key in keys:
             ledger.store_answers(NewAnswers(account.id, (key,), b"x"))
-            with write_transaction(ledger._engine) as connection:
+            with _write_transaction(ledger._engine) as connection:
                 sizes.append(len(cache.find(Cursor(connection), account.id, keys)))
         assert sizes == [*range(1, 35), 32, 33]
 
@@ -180,6 +180,6 @@ def test_only_the_newest_answers_are_read_after_a_restart(
         account = charge_patients(ledger)
         for number in range(5):
             ledger.store_answers(NewAnswers(account.id, (bytes([number]) * 16,), b"x"))
-        with read_transaction(ledger._engine) as connection:
+        with _read_transaction(ledger._engine) as connection:
             AnswerCache(most).find(SeenCursor(connection), account.id, [])
     assert seen == [1, 2, 3, 4, 5][-read:]

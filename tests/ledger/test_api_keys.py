@@ -9,16 +9,16 @@ from quietmax.errors import InvalidInput
 from quietmax.ledger import ApiKey, Charge, ChargeResult, Ledger
 from quietmax.ledger import accounts as accounts_module
 from quietmax.ledger.accounts import find_key
-from quietmax.ledger.database import Cursor, lock_accounts, now, write_transaction
+from quietmax.ledger.database import Cursor, _lock_accounts, _write_transaction, now
 from quietmax.ledger.transactions import AnswerCache, ChargeBatch, Charged, InvalidKey
 from tests.ledger.scenarios import open_patients, open_with_unit_cost
 
 
 def _decide_at(ledger: Ledger, charge: Charge, now: int) -> ChargeResult:
     """Decide a charge in a transaction at a given time; it is rolled back."""
-    with write_transaction(ledger._engine) as connection:
+    with _write_transaction(ledger._engine) as connection:
         cursor = Cursor(connection)
-        accounts = lock_accounts(cursor, {charge.account})
+        accounts = _lock_accounts(cursor, {charge.account})
         (result,) = ChargeBatch(cursor, AnswerCache(), accounts, [charge], now).results
         connection.rollback()
         return result

@@ -12,17 +12,17 @@ from quietmax.errors import InvalidInput, LedgerDamaged, LedgerUnavailable, Quie
 from quietmax.ledger import Charge, Ledger, database
 from quietmax.ledger.database import (
     MIGRATIONS,
+    _is_migrated,
+    _migrate,
+    _open_engine,
+    _read_transaction,
+    _unavailable,
+    _write_transaction,
     configured_url,
     default_url,
     hide_password,
-    is_migrated,
-    migrate,
     now,
-    open_engine,
     parse_url,
-    read_transaction,
-    unavailable,
-    write_transaction,
 )
 from tests.ledger.scenarios import charge_patients, open_patients, open_with_unit_cost, writer_driver
 
@@ -109,13 +109,13 @@ def test_the_error_for_an_unreachable_server_hides_the_password() -> None:
 
 
 def test_a_database_error_names_the_file_and_the_first_line_of_the_cause(path: Path) -> None:
-    engine = open_engine(path)
-    sentence = str(unavailable(engine, ValueError("the disk is full\nand much more")))
+    engine = _open_engine(path)
+    sentence = str(_unavailable(engine, ValueError("the disk is full\nand much more")))
     assert sentence.startswith(f"The ledger {path} is not available: the disk is full. ")
-    assert ": ValueError." in str(unavailable(engine, ValueError()))
+    assert ": ValueError." in str(_unavailable(engine, ValueError()))
     wrapped = OperationalError("SELECT secret", {"secret": 1}, sqlite3.OperationalError("locked"))
-    assert ": locked." in str(unavailable(engine, wrapped))
-    assert len(str(unavailable(engine, ValueError("x" * 10_000)))) < 500
+    assert ": locked." in str(_unavailable(engine, wrapped))
+    assert len(str(_unavailable(engine, ValueError("x" * 10_000)))) < 500
     engine.dispose()
 
 
@@ -127,7 +127,7 @@ def test_a_silent_server_is_given_up_after_the_same_timeout_as_locks(monkeypatch
     settings: dict = {}
     monkeypatch.setattr(database, "create_engine", remember)
     with pytest.raises(ConnectionError):
-        open_engine("postgresql://host/ledger")
+        _open_engine("postgresql://host/ledger")
     assert settings["tcp_user_timeout"] == 1000 * settings["keepalives_idle"]
     assert f"lock_timeout={settings['keepalives_idle']}s" in settings["options"]
     assert "synchronous_commit=on" in settings["options"]
@@ -149,9 +149,9 @@ def test_a_write_transaction_holds_the_lock_of_the_file_from_its_start(path: Pat
     with Ledger(path) as ledger:
         charge_patients(ledger)
         other = sqlite3.connect(path, timeout=0, isolation_level=None)
-        with write_transaction(ledger._engine), pytest.raises(sqlite3.OperationalError, match="locked"):
+        with _write_transaction(ledger._engine), pytest.raises(sqlite3.OperationalError, match="locked"):
             other.execute("BEGIN IMMEDIATE")
-        with read_transaction(ledger._engine):
+        with _read_transaction(ledger._engine):
             other.execute("BEGIN IMMEDIATE")
         other.close()
 
@@ -211,7 +211,7 @@ def test_a_constraint_forbids_an_overspent_account_or_quota(
 
 def test_a_new_ledger_has_a_salt_of_256_bits_and_no_secret_of_sessions(path: Path) -> None:
     with Ledger(path) as ledger:
-        with read_transaction(ledger._engine) as connection:
+        with _read_transaction(ledger._engine) as connection:
             rows = connection.execute(text("SELECT name, value FROM meta"))
             kept = {row.name: row.value for row in rows}
         assert ledger.verify().sound
@@ -226,7 +226,7 @@ def test_a_new_ledger_has_a_salt_of_256_bits_and_no_secret_of_sessions(path: Pat
 
 def test_the_keys_account_is_empty_at_first(path: Path) -> None:
     before = now()
-    with Ledger(path) as ledger, read_transaction(ledger._engine) as connection:
+    with Ledger(path) as ledger, _read_transaction(ledger._engine) as connection:
         *row, opened_at = connection.execute(
             text("SELECT limit_units, spent_units, sequence, opened FROM accounts")
         ).one()
@@ -247,20 +247,20 @@ def test_a_new_migration_runs_once_and_keeps_the_balances_and_a_failed_one_chang
     with Ledger(address) as ledger:
         account = open_patients(ledger)
         ledger.charge(Charge(account.id, ledger.client("ann"), "m/1", 5, rows=1))
-    engine = open_engine(address)
+    engine = _open_engine(address)
     with pytest.raises(LedgerDamaged, match="broken step"):
-        migrate(engine, (*steps, fail))
+        _migrate(engine, (*steps, fail))
     assert "note" not in {column["name"] for column in inspect(engine).get_columns("clients")}
     for _ in range(2):
-        migrate(engine)
-        assert is_migrated(engine)
+        _migrate(engine)
+        assert _is_migrated(engine)
     for _ in range(2):
-        migrate(engine, steps)
+        _migrate(engine, steps)
     assert "note" in {column["name"] for column in inspect(engine).get_columns("clients")}
     with engine.connect() as connection:
         assert connection.execute(text("SELECT spent_units FROM accounts WHERE id = 2")).scalar_one() == 5
     with pytest.raises(LedgerDamaged, match="supports versions up to"):
-        migrate(engine)
+        _migrate(engine)
     engine.dispose()
 
 
@@ -279,7 +279,7 @@ META, JOURNAL = "CREATE TABLE meta (name TEXT, value TEXT)", "CREATE TABLE journ
 def test_tables_that_are_not_those_of_a_ledger_are_an_error(
     address: str, statements: list[str], sentence: str
 ) -> None:
-    engine = open_engine(address)
+    engine = _open_engine(address)
     with engine.begin() as connection:
         for statement in statements:
             connection.execute(text(statement))

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +25,7 @@ from quietmax.accounting import PureCost
 from quietmax.errors import InvalidInput, LedgerDamaged, LedgerUnavailable
 from quietmax.ledger import Charge, Ledger, Terms
 from quietmax.ledger import heads as heads_module
-from quietmax.ledger.database import migrate, open_engine
+from quietmax.ledger.database import _migrate, _open_engine
 from quietmax.ledger.heads import Head, HeadFile
 from quietmax.ledger.transactions import Failed
 from tests.ledger.scenarios import (
@@ -101,7 +102,7 @@ def write_slot(path: Path, head: Head) -> None:
     """Write a head into the head file behind its back."""
     with head_of(path).open("r+b") as file:
         file.seek(256 * head.account)
-        file.write(head.to_slot())
+        file.write(json.dumps(asdict(head)).encode().ljust(255) + b"\n")
 
 
 def stored(path: Path) -> tuple[str | None, list[Head]]:
@@ -113,8 +114,8 @@ def stored(path: Path) -> tuple[str | None, list[Head]]:
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Engine]:
     """The database of an empty ledger."""
-    opened = open_engine(tmp_path / "empty.sqlite")
-    migrate(opened)
+    opened = _open_engine(tmp_path / "empty.sqlite")
+    _migrate(opened)
     yield opened
     opened.dispose()
 

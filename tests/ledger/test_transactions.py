@@ -17,7 +17,7 @@ from quietmax.accounting.costs import LIMIT
 from quietmax.errors import InvalidInput, LedgerDamaged
 from quietmax.ledger import Charge, ChargeResult, Ledger, LimitExceeded, Terms
 from quietmax.ledger.accounts import Subaccount
-from quietmax.ledger.database import Cursor, lock_accounts, now, write_transaction
+from quietmax.ledger.database import Cursor, _lock_accounts, _write_transaction, now
 from quietmax.ledger.transactions import (
     AnswerCache,
     ChargeBatch,
@@ -26,7 +26,7 @@ from quietmax.ledger.transactions import (
     Part,
     Replayed,
     RequestIdReused,
-    store_answers,
+    _store_answers,
 )
 from tests.ledger.scenarios import (
     charge_error,
@@ -154,13 +154,13 @@ def test_only_a_client_that_pays_gets_a_subaccount(sqlite_ledger: Ledger) -> Non
     ann, bob = sqlite_ledger.client("ann"), sqlite_ledger.client("bob")
     query = query_key(sqlite_ledger, b"model", b"query")
     sqlite_ledger.store_answers(NewAnswers(account.id, (query,), b"answer"))
-    with write_transaction(sqlite_ledger._engine) as connection:
+    with _write_transaction(sqlite_ledger._engine) as connection:
         cursor = Cursor(connection)
         charges = [
             Charge(account.id, ann, "m/1", 5, 1),
             Charge(account.id, bob, "m/1", 5, 1, queries=(query,)),
         ]
-        batch = ChargeBatch(cursor, AnswerCache(), lock_accounts(cursor, {account.id}), charges, now())
+        batch = ChargeBatch(cursor, AnswerCache(), _lock_accounts(cursor, {account.id}), charges, now())
         assert batch.changed
         batch.save()
     assert sqlite_ledger.subaccounts(account) == [Subaccount("ann", None, 5, 0)]
@@ -326,8 +326,8 @@ def test_identical_queries_are_free_once_their_answer_is_stored(ledger: Ledger) 
 def test_an_answer_to_a_request_that_was_never_charged_is_reported_as_damage(sqlite_ledger: Ledger) -> None:
     with pytest.raises(LedgerDamaged, match="is missing from the ledger"):
         sqlite_ledger.store_answers(NewAnswers(1, request=b"unknown", answer=b"answer"))
-    with write_transaction(sqlite_ledger._engine) as connection, pytest.raises(LedgerDamaged):
-        store_answers(Cursor(connection), {}, [NewAnswers(1, request=b"unknown", answer=b"answer")], b"", 0)
+    with _write_transaction(sqlite_ledger._engine) as connection, pytest.raises(LedgerDamaged):
+        _store_answers(Cursor(connection), {}, [NewAnswers(1, request=b"unknown", answer=b"answer")], b"", 0)
 
 
 @settings(max_examples=25)

@@ -14,9 +14,9 @@ from quietmax.errors import LedgerDamaged
 from quietmax.ledger import Charge, Ledger, Terms, database
 from quietmax.ledger import verify as verify_module
 from quietmax.ledger.accounts import Subaccount
-from quietmax.ledger.database import KEYS_ACCOUNT, START, Cursor, lock_accounts, now, write_transaction
+from quietmax.ledger.database import KEYS_ACCOUNT, START, Cursor, _lock_accounts, _write_transaction, now
 from quietmax.ledger.transactions import Charged, NewAnswers, Part, Replayed
-from quietmax.ledger.verify import verify
+from quietmax.ledger.verify import _verify
 from tests.ledger.scenarios import charge_patients, edit, open_patients, query_key
 
 DEEP_JSON = "[" * 100_000
@@ -36,13 +36,13 @@ def test_verification_sees_one_snapshot_while_charges_go_on(
 ) -> None:
     account = charge_patients(ledger)
     ann = ledger.client("ann")
-    entries = verify_module.read_journal
+    entries = verify_module._read_journal
 
     def meanwhile(connection, number):
         assert isinstance(ledger.charge(Charge(account.id, ann, "m/1", 1, rows=1)), Charged)
         return entries(connection, number)
 
-    monkeypatch.setattr(verify_module, "read_journal", meanwhile)
+    monkeypatch.setattr(verify_module, "_read_journal", meanwhile)
     found = ledger.verify()
     assert (found.rows, found.faults) == (5, ())
     assert ledger.account("patients").sequence == 6
@@ -72,7 +72,7 @@ def _faults_after(ledger, *statements):
     with ledger._engine.connect() as connection, connection.begin() as transaction:
         for statement in statements:
             assert connection.execute(text(statement)).rowcount > 0
-        found = verify(connection).faults
+        found = _verify(connection).faults
         transaction.rollback()
     assert ledger.verify().sound
     return found
@@ -175,7 +175,7 @@ def test_a_forged_last_row_is_found_even_if_its_hash_and_the_account_fit(
         last = list(ledger.export("patients"))[-1]
         forged = replace(last, **change)
         forged = replace(forged, hash=forged.expected_hash())
-        with write_transaction(ledger._engine) as connection:
+        with _write_transaction(ledger._engine) as connection:
             fields = forged.to_json()
             setting = ", ".join(f"{name} = :{name}" for name in fields if name != "account")
             connection.execute(
@@ -189,7 +189,7 @@ def test_a_forged_last_row_is_found_even_if_its_hash_and_the_account_fit(
                 ),
                 fields,
             )
-            found = verify(connection).faults
+            found = _verify(connection).faults
             connection.rollback()
         assert any(fault in each for each in found), found
         assert ledger.verify().sound
@@ -360,11 +360,11 @@ def test_a_part_that_was_charged_too_little_is_found(path: Path) -> None:
         row = next(row for row in ledger.export("people") if row.kind == "evaluation")
     for detail, fault in (
         (
-            json.dumps(Part("split", "holdout").to_detail(LIMIT)),
+            json.dumps(Part("split", "holdout")._to_detail(LIMIT)),
             "does not charge what its part of the account has spent",
         ),
-        (json.dumps(Part("another", "holdout").to_detail(LIMIT // 3)), "does not charge what its part"),
-        (json.dumps(Part("split", "holdout").to_detail(-5)), "does not charge what its part"),
+        (json.dumps(Part("another", "holdout")._to_detail(LIMIT // 3)), "does not charge what its part"),
+        (json.dumps(Part("split", "holdout")._to_detail(-5)), "does not charge what its part"),
         ("{}", "1 stored request is not in the journal"),
         ('{"side": "nobody", "split": "split", "units": 1}', "cannot be read"),
         ('{"side": "holdout", "split": "split", "units": "1"}', "cannot be read"),
@@ -401,7 +401,7 @@ def asked(ledger: Ledger, request_id: str, units: int = 1000) -> Charge:
     return Charge(account.id, ann, "m/1", units, 1, request=ledger.request_key(ann, request_id), body=b"body")
 
 
-def run(ledger: Ledger, statement: str) -> int:
+def _run(ledger: Ledger, statement: str) -> int:
     """Edit a ledger behind its back, while it is open."""
     with ledger._engine.begin() as connection:
         return int(connection.execute(text(statement)).rowcount)
@@ -419,10 +419,10 @@ def test_an_answer_that_was_cleared_and_drawn_again_is_found(ledger: Ledger) -> 
     state = ledger.account("patients")
     assert ledger.verify().sound
     for draw in (b"draw 0", *(b"draw %d" % number for number in range(1, 30))):
-        assert run(ledger, "UPDATE requests SET answer = NULL") == 1
+        assert _run(ledger, "UPDATE requests SET answer = NULL") == 1
         assert answer(ledger, charge, draw) == draw
     assert ledger.account("patients").spent_units == state.spent_units
-    run(ledger, f"UPDATE requests SET answer = {_binary(ledger, first)}")
+    _run(ledger, f"UPDATE requests SET answer = {_binary(ledger, first)}")
     found = ledger.verify({"patients": (state.sequence, state.head)}).faults
     assert sum("draws again for a request that was answered" in fault for fault in found) == 30
     assert sum("answers a request a second time" in fault for fault in found) == 30
@@ -433,7 +433,7 @@ def test_a_request_that_was_never_paid_is_found(ledger: Ledger) -> None:
     charge = asked(ledger, "visit")
     answer(ledger, charge, b"draw")
     copied = f"SELECT {{}}, body, account, {10**6}, time, NULL FROM requests"
-    assert run(ledger, "INSERT INTO requests " + copied.format(_binary(ledger, b"\xff"))) == 1
+    assert _run(ledger, "INSERT INTO requests " + copied.format(_binary(ledger, b"\xff"))) == 1
     assert ledger.verify().faults == ("Account 'patients': 1 stored request is not in the journal.",)
     free = ledger.charge(replace(charge, request=b"\xff"))
     assert isinstance(free, Charged)
@@ -442,7 +442,7 @@ def test_a_request_that_was_never_paid_is_found(ledger: Ledger) -> None:
     assert f"Account 'patients': row {row} counts on an earlier charge that is not in the journal." in (
         ledger.verify().faults
     )
-    run(ledger, "UPDATE requests SET units = 0 WHERE units > 1000")
+    _run(ledger, "UPDATE requests SET units = 0 WHERE units > 1000")
     assert not ledger.verify().sound
 
 
@@ -478,7 +478,7 @@ def test_a_request_with_a_value_of_the_wrong_type_is_found(path: Path, change: s
 def test_a_removed_request_is_paid_again_and_found(ledger: Ledger) -> None:
     charge = asked(ledger, "visit")
     answer(ledger, charge, b"draw")
-    run(ledger, "DELETE FROM requests")
+    _run(ledger, "DELETE FROM requests")
     assert answer(ledger, charge, b"another") == b"another"
     assert ledger.account("patients").spent_units == 2000
     row = ledger.account("patients").sequence - 1
@@ -503,9 +503,9 @@ def test_draws_after_a_crash_and_answers_from_the_cache_are_sound(ledger: Ledger
 
 def add_row(ledger: Ledger, account: int, kind: str, detail: object, units: int = 0) -> None:
     """Append a row to the chain of an account, as whoever writes the database can."""
-    with write_transaction(ledger._engine) as connection:
+    with _write_transaction(ledger._engine) as connection:
         cursor = Cursor(connection)
-        locked = lock_accounts(cursor, [account])[account]
+        locked = _lock_accounts(cursor, [account])[account]
         locked.add(1, kind, client="ann" if units else "", units=units, detail=json.dumps(detail))
         locked.save(cursor)
 
@@ -526,8 +526,8 @@ def test_an_account_that_no_earlier_version_wrote_to_adopts_no_requests(ledger: 
         row = ledger.account("patients").sequence
         fault = f"Account 'patients': row {row} adopts requests, but no earlier version wrote to the account."
         assert fault in ledger.verify().faults
-    run(ledger, "DELETE FROM journal WHERE account = 2")
-    run(ledger, f"UPDATE accounts SET sequence = 0, head = '{START}' WHERE id = 2")
+    _run(ledger, "DELETE FROM journal WHERE account = 2")
+    _run(ledger, f"UPDATE accounts SET sequence = 0, head = '{START}' WHERE id = 2")
     adopt(ledger, charge.account, keep=True)
     assert fault.replace(f"row {row}", "row 1") in ledger.verify().faults
 
@@ -605,11 +605,11 @@ def test_adopted_requests_come_first_and_were_paid(earlier_version: Ledger) -> N
                     {"more": f'"sequence": {last}'},
                 )
                 cursor = Cursor(connection)
-                account = lock_accounts(cursor, [2])[2]
+                account = _lock_accounts(cursor, [2])[2]
                 detail = {"requests": {"ff": {"time": 1, "units": units, "keep": False, "answer": None}}}
                 account.add(1, "adopted", detail=json.dumps(detail))
                 account.save(cursor)
-                faults = verify(connection).faults
+                faults = _verify(connection).faults
                 transaction.rollback()
             expected = [f"Account 'patients': {fault}."] if fault else []
             assert [each for each in faults if "adopts requests" in each] == expected
@@ -618,7 +618,7 @@ def test_adopted_requests_come_first_and_were_paid(earlier_version: Ledger) -> N
 def test_requests_are_adopted_before_any_other_is_charged(earlier_version: Ledger) -> None:
     with earlier_version as ledger:
         ledger.charge(asked(ledger, "visit"))
-        run(
+        _run(
             ledger,
             "UPDATE journal SET detail = REPLACE(detail, '\"sequence\": 4', '\"sequence\": 6') WHERE account = 1",
         )
@@ -666,8 +666,10 @@ def test_a_charge_for_one_thing_does_not_pay_for_another(ledger: Ledger, kind: s
     detail = {"request": charge.request.hex(), "keep": True}
     add_row(ledger, account.id, kind, detail, units=50_000)
     body = _binary(ledger, charge.body)
-    run(ledger, f"INSERT INTO requests VALUES ({_binary(ledger, charge.request)}, {body}, 2, 50000, 1, NULL)")
-    run(
+    _run(
+        ledger, f"INSERT INTO requests VALUES ({_binary(ledger, charge.request)}, {body}, 2, 50000, 1, NULL)"
+    )
+    _run(
         ledger,
         "INSERT INTO subaccounts (account, client, spent_units, refused) SELECT 2, id, 50000, 0 FROM clients",
     )
@@ -677,7 +679,7 @@ def test_a_charge_for_one_thing_does_not_pay_for_another(ledger: Ledger, kind: s
     assert isinstance(free, Charged)
     assert free.units == 0
     row = ledger.account("patients").sequence
-    run(ledger, f"UPDATE requests SET body = {_binary(ledger, b'')}")
+    _run(ledger, f"UPDATE requests SET body = {_binary(ledger, b'')}")
     assert f"Account 'patients': row {row} counts on a charge for something else." in ledger.verify().faults
 
 
@@ -690,9 +692,9 @@ def test_a_second_budget_for_a_training_set_is_found(ledger: Ledger) -> None:
     state = ledger.account("patients")
     ledger.charge(Charge(account.id, ledger.client("ann"), "m/1", LIMIT, rows=1))
     assert ledger.verify().sound
-    run(ledger, "DELETE FROM training_sets")
+    _run(ledger, "DELETE FROM training_sets")
     assert ledger.verify().faults == ("1 training set does not have the account that the journal states.",)
-    run(ledger, "UPDATE accounts SET name = 'old' WHERE id = 2")
+    _run(ledger, "UPDATE accounts SET name = 'old' WHERE id = 2")
     fresh = ledger.open_account("patients", PureCost(1.0), Terms(1.0), digest="records")
     assert fresh.remaining_units == LIMIT
     faults = ledger.verify({"old": (state.sequence, state.head)}).faults

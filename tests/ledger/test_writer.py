@@ -19,7 +19,7 @@ from quietmax.errors import LedgerUnavailable
 from quietmax.ledger import Charge, Ledger, LimitExceeded
 from quietmax.ledger import database as database_module
 from quietmax.ledger import ledger as ledger_module
-from quietmax.ledger.ledger import LedgerWriter, _Conflict
+from quietmax.ledger.ledger import LedgerWriter, _Batch, _Conflict
 from quietmax.ledger.transactions import ChargeBatch, Charged, Failed, NewAnswers, StoredAnswer
 from tests.ledger.scenarios import (
     charge_error,
@@ -287,9 +287,9 @@ def test_a_charge_at_its_deadline_fails_once_and_is_not_written(monkeypatch: pyt
     writer = _stopped_writer(monkeypatch)
     written: list[Charge] = []
     results: list[Any] = []
-    writer._write_batch = lambda charges, _: written.extend(charge for charge, _ in charges)
+    writer._write_batch = lambda batch: written.extend(charge for charge, _ in batch.charges)
     charges = [Charge(1, 1, "m/1", 1, rows=1, deadline=deadline) for deadline in (99.0, 100.0, 100.5)]
-    writer._write([(charge, results.append) for charge in charges], [])
+    writer._write(_Batch([(charge, results.append) for charge in charges]))
     assert written == charges[2:]
     assert [type(result) for result in results] == [Failed, Failed]
     assert "reached its deadline before the ledger" in str(results[0].error)
@@ -309,12 +309,12 @@ def test_answers_that_could_not_be_stored_are_retried_until_their_deadline(
         (NewAnswers(0, answer=b"%d" % number, deadline=deadline), results.append)
         for number, deadline in enumerate((99.0, 100.0, 100.5))
     ]
-    writer._write_batch([(CHARGE[0], results.append)], answers)
+    writer._write_batch(_Batch([(CHARGE[0], results.append)], answers))
     assert writer._retries == answers[2:]
     assert [str(result.error) for result in results] == ["The disk is full."] * 3
     assert writer.error is results[0].error
     writer._closing, writer._retries = True, []
-    writer._write_batch([], answers)
+    writer._write_batch(_Batch([], answers))
     assert writer._retries == []
     assert len(results) == 6
 
@@ -323,13 +323,13 @@ def test_a_batch_with_a_conflict_is_written_one_by_one(monkeypatch: pytest.Monke
     writer = _stopped_writer(monkeypatch)
     sizes = []
 
-    def conflict(charges: list[Any], answers: list[Any]) -> None:
-        sizes.append((len(charges), len(answers)))
-        if len(charges) + len(answers) > 1:
+    def conflict(batch: _Batch) -> None:
+        sizes.append((len(batch.charges), len(batch.answers)))
+        if sum(sizes[-1]) > 1:
             raise _Conflict
 
     writer._write_batch = conflict
-    writer._write([CHARGE] * 2, [ANSWERS] * 3)
+    writer._write(_Batch([CHARGE] * 2, [ANSWERS] * 3))
     assert sizes == [(2, 3), (1, 0), (1, 0), (0, 1), (0, 1), (0, 1)]
 
 

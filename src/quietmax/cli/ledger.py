@@ -331,13 +331,13 @@ def _prune(
     Example: quietmax ledger prune --days 30
     """
     with _open(address) as ledger:
-        pruned = ledger.prune(days)
+        requests, batches = ledger.prune(days)
     if as_json:
-        print_json(vars(pruned))
+        print_json({"requests": requests, "batches": batches})
     else:
         console.print(
-            f"Deleted {counted(pruned.requests, 'stored request')} and "
-            f"{counted(pruned.batches, 'batch', 'batches')} of cached answers."
+            f"Deleted {counted(requests, 'stored request')} and "
+            f"{counted(batches, 'batch', 'batches')} of cached answers."
         )
 
 

@@ -20,26 +20,28 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from sqlalchemy import Connection, Engine, Row
 
 from quietmax.accounting.costs import LIMIT, Analysis, Budget, Cost, Measure, Meter, cost_from_json
-from quietmax.errors import InvalidInput, LedgerDamaged, counted
+from quietmax.errors import InvalidInput, counted
 from quietmax.ledger.database import (
     KEYS_ACCOUNT,
     PARSE_ERRORS,
     START,
     AccountTransaction,
     Cursor,
-    lock_accounts,
+    _damaged,
+    _has_wrong_types,
+    _lock_accounts,
+    _read_transaction,
+    _run,
+    _write_transaction,
     now,
-    read_transaction,
-    run,
-    write_transaction,
 )
-from quietmax.ledger.heads import FileGuard, Head, HeadFile, read_heads
-from quietmax.ledger.transactions import DAY, Pruned, prune
+from quietmax.ledger.heads import FileGuard, Head, HeadFile, _read_heads
+from quietmax.ledger.transactions import DAY, _prune
 
 Role = Literal["admin", "client"]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -85,15 +87,14 @@ class Terms:
 
     def to_json(self) -> dict[str, Any]:
         """Return the terms by name."""
-        return {"epsilon": self.epsilon, "delta": self.delta, "analysis": self.analysis}
+        return asdict(self)
 
     @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> Terms:
+    def _from_json(cls, stored: Mapping[str, Any]) -> Terms:
         """Read what `to_json` wrote, or what version 0.1 wrote (`reading` instead of `analysis`)."""
-        fields = {"analysis" if name == "reading" else name: value for name, value in record.items()}
-        if set(fields) != {"epsilon", "delta", "analysis"} or len(record) != len(fields):
-            raise ValueError("not the terms of an account")
-        if fields["analysis"] not in get_args(Analysis):
+        fields = {"analysis" if name == "reading" else name: value for name, value in stored.items()}
+        known = set(fields) == set(asdict(cls(1.0))) and len(stored) == len(fields)
+        if not known or fields["analysis"] not in get_args(Analysis):
             raise ValueError("not the terms of an account")
         return cls(float(fields["epsilon"]), float(fields["delta"]), fields["analysis"])
 
@@ -114,22 +115,16 @@ class AccountState:
 
     Parameters
     ----------
-    id : int
-        The id of the account.
-    name : str
-        Its name.
+    id, name
+        The id and the name of the account.
     total : Cost
         The cost that `LIMIT` units stand for: the budget that the account was opened with.
     terms : Terms
         The (epsilon, delta) that it was opened with.
-    limit_units : int
-        The budget, grants and revocations included.
-    spent_units : int
-        What was spent.
-    sequence : int
-        The number of the last journal row.
-    head : str
-        The hash of the last journal row.
+    limit_units, spent_units : int
+        The budget, grants and revocations included, and what was spent.
+    sequence, head
+        The number and the hash of the last journal row.
     opened : int
         When the account was opened, in microseconds since 1970.
     """
@@ -152,7 +147,7 @@ class AccountState:
     @property
     def limit(self) -> Cost:
         """The budget, grants and revocations included, rounded down."""
-        return self._cost_of(self.limit_units)
+        return Meter(self.total).remaining(LIMIT - self.limit_units)
 
     @property
     def spent(self) -> Cost:
@@ -162,11 +157,7 @@ class AccountState:
     @property
     def remaining(self) -> Cost:
         """What remains, rounded down."""
-        return self._cost_of(self.remaining_units)
-
-    def _cost_of(self, units: int) -> Cost:
-        """Return units as a cost, rounded down."""
-        return Meter(self.total).remaining(LIMIT - units)
+        return Meter(self.total).remaining(LIMIT - self.remaining_units)
 
     def units(self, cost: Cost) -> int:
         """Return what a release of this cost takes from the account, rounded up.
@@ -191,8 +182,7 @@ class AccountState:
         }
 
 
-@dataclass(frozen=True)
-class SpendingPoint:
+class SpendingPoint(NamedTuple):
     """What was spent from an account at one time."""
 
     time: int  # Microseconds since 1970
@@ -207,18 +197,14 @@ class ApiKey:
     ----------
     id : str
         The public part of the key.
-    client : str
-        The name of the client that uses it.
-    client_id : int
-        The id of the client.
+    client, client_id
+        The name and the id of the client that uses it.
     role : {"client", "admin"}
         An admin also sees the spending of all clients.
     created : int
         When it was created.
-    expires : int or None
-        When it expires. None: never.
-    revoked : int or None
-        When it was revoked. None: it was not.
+    expires, revoked : int or None
+        When it expires or was revoked. None: never.
     secret_hash : str
         The SHA-256 of the secret.
     """
@@ -236,19 +222,10 @@ class ApiKey:
         """Return whether the key is neither revoked nor expired at a time."""
         return self.revoked is None and (self.expires is None or self.expires > now)
 
-    @property
-    def has_wrong_types(self) -> bool:
-        """Whether a field has another type than was written: SQLite accepts any type in an edit."""
-        strings, times = (self.id, self.role, self.secret_hash), (self.created, self.expires, self.revoked)
-        return {type(each) for each in strings} != {str} or not {type(each) for each in times} <= {
-            int,
-            type(None),
-        }
-
     def to_json(self) -> dict[str, Any]:
         """Return all fields but the hash and the client's id."""
         return {
-            name: getattr(self, name) for name in ("id", "client", "role", "created", "expires", "revoked")
+            name: value for name, value in asdict(self).items() if name not in ("client_id", "secret_hash")
         }
 
 
@@ -257,35 +234,30 @@ class ApiKey:
 _ACCOUNTS = "SELECT id, name, total, terms, limit_units, spent_units, sequence, head, opened FROM accounts"
 
 
-def damaged(what: str) -> LedgerDamaged:
-    """Return the error for a ledger that somebody edited."""
-    return LedgerDamaged(f"{what}. Stop serving from this ledger and restore a backup that has every charge.")
-
-
-def account_state(row: Row[Any]) -> AccountState:
+def _account_state(row: Row[Any]) -> AccountState:
     """Return the account that a row of the table describes."""
     try:
-        total, terms = cost_from_json(json.loads(row.total)), Terms.from_json(json.loads(row.terms))
+        total, terms = cost_from_json(json.loads(row.total)), Terms._from_json(json.loads(row.terms))
     except PARSE_ERRORS as error:
-        raise damaged(f"The total or the terms of account {row.name!r} cannot be read") from error
+        raise _damaged(f"The total or the terms of account {row.name!r} cannot be read") from error
     if not all(type(each) is int for each in (row.limit_units, row.spent_units, row.sequence, row.opened)):
-        raise damaged(f"The balance, the budget or the last row of account {row.name!r} is not an integer")
+        raise _damaged(f"The balance, the budget or the last row of account {row.name!r} is not an integer")
     return AccountState(**{**row._mapping, "total": total, "terms": terms})
 
 
-def account_rows(connection: Connection) -> list[Row[Any]]:
+def _account_rows(connection: Connection) -> list[Row[Any]]:
     """Return the rows of all accounts, that of the API keys included, in the order of their ids."""
-    return list(run(connection, f"{_ACCOUNTS} ORDER BY id").all())
-
-
-def _find(connection: Connection, condition: str, value: str) -> AccountState | None:
-    """Return the account that meets an SQL condition on ``:value``, if there is one."""
-    row = run(connection, f"{_ACCOUNTS} WHERE {condition}", value=value).one_or_none()
-    return None if row is None else account_state(row)
+    return list(_run(connection, f"{_ACCOUNTS} ORDER BY id").all())
 
 
 _OF_NAME = "name = :value"
 _OF_DIGEST = "id = (SELECT account FROM training_sets WHERE digest = :value)"
+
+
+def _find(connection: Connection, condition: str, value: str | None) -> AccountState | None:
+    """Return the account that meets an SQL condition on ``:value``, if there is one."""
+    row = _run(connection, f"{_ACCOUNTS} WHERE {condition}", value=value).one_or_none()
+    return None if row is None else _account_state(row)
 
 
 def _get_account(connection: Connection, name: str) -> AccountState:
@@ -298,13 +270,13 @@ def _get_account(connection: Connection, name: str) -> AccountState:
 
 def _list_accounts(connection: Connection) -> list[AccountState]:
     """Return all accounts of training sets, by name."""
-    rows = run(connection, f"{_ACCOUNTS} WHERE name != :keys ORDER BY name", keys=KEYS_ACCOUNT)
-    return [account_state(row) for row in rows]
+    rows = _run(connection, f"{_ACCOUNTS} WHERE name != :keys ORDER BY name", keys=KEYS_ACCOUNT)
+    return [_account_state(row) for row in rows]
 
 
-def list_subaccounts(connection: Connection, account: int) -> list[Subaccount]:
+def _list_subaccounts(connection: Connection, account: int) -> list[Subaccount]:
     """Return the subaccounts of an account, those that spent most first."""
-    rows = run(
+    rows = _run(
         connection,
         "SELECT clients.name, limit_units, spent_units, refused"
         " FROM subaccounts JOIN clients ON subaccounts.client = clients.id"
@@ -313,14 +285,14 @@ def list_subaccounts(connection: Connection, account: int) -> list[Subaccount]:
     )
     found = [Subaccount(*row) for row in rows]
     for each in found:
-        if type(each.spent_units) is not int or type(each.limit_units) not in (int, type(None)):
-            raise damaged(f"The balance or the quota of client {each.client!r} is not an integer")
+        if _has_wrong_types(each):
+            raise _damaged(f"The balance or the quota of client {each.client!r} is not an integer")
     return found
 
 
-def list_keys(connection: Connection) -> list[ApiKey]:
+def _list_keys(connection: Connection) -> list[ApiKey]:
     """Return all API keys, the oldest first."""
-    rows = run(
+    rows = _run(
         connection,
         "SELECT keys.id, clients.name, client, role, created, expires, revoked, secret_hash"
         " FROM keys JOIN clients ON keys.client = clients.id ORDER BY created, keys.id",
@@ -328,7 +300,7 @@ def list_keys(connection: Connection) -> list[ApiKey]:
     return [ApiKey(*row) for row in rows]
 
 
-def key_detail(key: ApiKey) -> str:
+def _key_detail(key: ApiKey) -> str:
     """Return the detail of the journal row of a new key: enough to detect a later change of the key."""
     return json.dumps({"expires": key.expires, "hash": key.secret_hash, "id": key.id, "role": key.role})
 
@@ -361,25 +333,20 @@ def _recorded_models(connection: Connection, account: int, field: str, kinds: st
     statement = (
         f"SELECT model, detail FROM journal WHERE account = :account AND kind IN ({kinds}) ORDER BY sequence"
     )
-    rows = run(connection, statement, account=account)
+    rows = _run(connection, statement, account=account)
     try:
         return [(row.model, json.loads(row.detail)[field]) for row in rows]
     except PARSE_ERRORS as error:
-        raise damaged(f"A journal row of account {account} cannot be read") from error
+        raise _damaged(f"A journal row of account {account} cannot be read") from error
 
 
-def _unproven_models(connection: Connection, account: int) -> list[tuple[str, str]]:
-    return _recorded_models(connection, account, "status", "'unproven'")
-
-
-def _exclusive_model(connection: Connection, account: int) -> tuple[str, str] | None:
-    """Return the model that an account is reserved for and its digest, if there is one; version 0.1 wrote "alone"."""
-    return next(iter(_recorded_models(connection, account, "digest", "'exclusive', 'alone'")), None)
+_UNPROVEN = ("status", "'unproven'")
+_EXCLUSIVE = ("digest", "'exclusive', 'alone'")  # version 0.1 wrote "alone"
 
 
 def _lost_accounts(connection: Connection) -> list[int]:
     """Return the ids of accounts that spent something by the journal, and that the database has lost."""
-    rows = run(
+    rows = _run(
         connection,
         "SELECT detail FROM journal WHERE kind = 'loss' AND account = (SELECT id FROM accounts WHERE name = :keys)",
         keys=KEYS_ACCOUNT,
@@ -387,7 +354,7 @@ def _lost_accounts(connection: Connection) -> list[int]:
     try:
         return sorted({int(number) for detail in rows for number in json.loads(detail).get("accounts", {})})
     except PARSE_ERRORS as error:
-        raise damaged("A journal row of the account of the API keys cannot be read") from error
+        raise _damaged("A journal row of the account of the API keys cannot be read") from error
 
 
 def _check_opening(connection: Connection, name: str, because: str | None) -> None:
@@ -416,7 +383,7 @@ def _check_name(name: str, what: str) -> None:
         )
 
 
-def check_reason(because: str) -> None:
+def _check_reason(because: str) -> None:
     """Raise `InvalidInput` unless an administrator's reason is long enough to mean something to an auditor."""
     if len(because.split()) < _MIN_REASON_WORDS or len(because) > _MAX_REASON_LENGTH:
         raise InvalidInput(
@@ -425,46 +392,45 @@ def check_reason(because: str) -> None:
         )
 
 
-def lock_account(connection: Connection, account: int) -> AccountTransaction:
+def _lock_account(connection: Connection, account: int) -> AccountTransaction:
     """Lock an account until the transaction ends."""
-    return lock_accounts(Cursor(connection), [account])[account]
+    return _lock_accounts(Cursor(connection), [account])[account]
 
 
-def lock_keys_account(connection: Connection) -> AccountTransaction:
+def _lock_keys_account(connection: Connection) -> AccountTransaction:
     """Lock the account that records API keys; it also guards the creation of accounts and clients."""
-    number = run(connection, "SELECT id FROM accounts WHERE name = :keys", keys=KEYS_ACCOUNT).scalar_one()
-    return lock_account(connection, number)
+    number = _run(connection, "SELECT id FROM accounts WHERE name = :keys", keys=KEYS_ACCOUNT).scalar_one()
+    return _lock_account(connection, number)
 
 
-def _detail_json(**fields: Any) -> str:
-    """Return the detail of a journal row, without the fields that are None."""
-    return json.dumps({name: value for name, value in fields.items() if value is not None}, sort_keys=True)
-
-
-def record(
+def _record(
     connection: Connection,
     account: AccountTransaction,
     kind: str,
+    /,
     *,
     client: str = "",
     model: str = "",
     units: int = 0,
     **detail: Any,
 ) -> None:
-    """Write the journal row of a change and the balance."""
-    account.add(now(), kind, client=client, model=model, units=units, detail=_detail_json(**detail))
+    """Write the journal row of a change, with those details that are not None, and the balance."""
+    stated = {name: value for name, value in detail.items() if value is not None}
+    account.add(
+        now(), kind, client=client, model=model, units=units, detail=json.dumps(stated, sort_keys=True)
+    )
     account.save(Cursor(connection))
 
 
-def client_id(connection: Connection, name: str, *, create: bool = False) -> int:
+def _client_number(connection: Connection, name: str, *, create: bool = False) -> int:
     """Return the id of a client."""
     number = "SELECT id FROM clients WHERE name = :name"
-    found = run(connection, number, name=name).scalar_one_or_none()
+    found = _run(connection, number, name=name).scalar_one_or_none()
     if found is None and create:
         if not _TOKEN_CLIENT_NAME.fullmatch(name):
             _check_name(name, "client")
-        run(connection, "INSERT INTO clients (name) VALUES (:name)", name=name)
-        found = run(connection, number, name=name).scalar_one()
+        _run(connection, "INSERT INTO clients (name) VALUES (:name)", name=name)
+        found = _run(connection, number, name=name).scalar_one()
     if found is None:
         raise InvalidInput(
             f"The ledger has no client {name[:80]!r}. 'quietmax ledger key create' creates a client."
@@ -492,22 +458,20 @@ def _create_account(
 ) -> AccountState:
     Meter(total)  # raises if the total is 0
     _check_opening(connection, name, because)
-    moment = now()
-    described = {"total": total.to_json(), "terms": terms.to_json()}
-    run(
+    described: dict[str, Any] = {"total": total.to_json(), "terms": terms.to_json()}
+    _run(
         connection,
         "INSERT INTO accounts (name, total, terms, limit_units, spent_units, sequence, head, opened)"
         " VALUES (:name, :total, :terms, :limit, 0, 0, :head, :opened)",
         name=name,
         limit=LIMIT,
         head=START,
-        opened=moment,
+        opened=now(),
         **{field: json.dumps(value) for field, value in described.items()},
     )
-    account = lock_account(connection, _get_account(connection, name).id)
-    account.add(moment, "open", detail=_detail_json(**described, because=because))
-    account.save(Cursor(connection))
-    keys_account.add(moment, "account", detail=_detail_json(id=account.account, name=name))
+    account = _lock_account(connection, _get_account(connection, name).id)
+    _record(connection, account, "open", **described, because=because)
+    _record(connection, keys_account, "account", id=account.account, name=name)
     return _get_account(connection, name)
 
 
@@ -522,31 +486,31 @@ def _bind_training_set(
     """Bind a training set to an account. The journal keeps it, so that nobody can bind it to another one unnoticed."""
     bound: dict[str, Any] = {"id": account.id, "digest": digest}
     if before is None:
-        keys_account.add(now(), "training-set", detail=_detail_json(**bound))
+        _record(connection, keys_account, "training-set", **bound)
     else:
-        run(connection, "DELETE FROM training_sets WHERE digest = :digest", digest=digest)
-        changed = _detail_json(**bound, account=account.name, before=before.name, because=because)
-        keys_account.add(now(), "reassign", detail=changed)
-    run(connection, "INSERT INTO training_sets (digest, account) VALUES (:digest, :id)", **bound)
+        _run(connection, "DELETE FROM training_sets WHERE digest = :digest", digest=digest)
+        moved: dict[str, Any] = {"account": account.name, "before": before.name, "because": because}
+        _record(connection, keys_account, "reassign", **bound, **moved)
+    _run(connection, "INSERT INTO training_sets (digest, account) VALUES (:digest, :id)", **bound)
 
 
 def _limit_client(
     connection: Connection, account: AccountTransaction, client: str, limit: int | None
 ) -> None:
-    number = client_id(connection, client)
+    number = _client_number(connection, client)
     spent = _spent_by(connection, account, client)
     if limit is not None and spent > limit:
         raise InvalidInput(
             f"The quota of client {client!r} must be at least what the client has spent, "
             f"{spent / account.limit_units:.4g} of the budget."
         )
-    run(connection, _SET_QUOTA, account=account.account, client=number, quota=limit)
+    _run(connection, _SET_QUOTA, account=account.account, client=number, quota=limit)
 
 
 def _spent_by(connection: Connection, account: AccountTransaction, client: str) -> int:
     """Return the units that a client has spent of an account."""
-    shares = list_subaccounts(connection, account.account)
-    return next((each.spent_units for each in shares if each.client == client), 0)
+    shares = _list_subaccounts(connection, account.account)
+    return sum(each.spent_units for each in shares if each.client == client)
 
 
 # --- the accounts of a ledger -------------------------------------------------------------------------------------
@@ -563,10 +527,10 @@ class Accounts:
     def _write(self) -> Iterator[Connection]:
         """Open a transaction that writes, unless the ledger has lost rows; record the new heads."""
         self._guard.check()
-        with write_transaction(self._engine) as connection:
+        with _write_transaction(self._engine) as connection:
             self._heads.check_all(connection)
             yield connection
-            heads = read_heads(connection)
+            heads = _read_heads(connection)
         self._heads.record(heads)
 
     @contextmanager
@@ -574,12 +538,12 @@ class Accounts:
         self, name: str, kind: str, because: str, client: str = ""
     ) -> Iterator[tuple[Connection, AccountTransaction, dict[str, Any]]]:
         """Lock an account for a change by an administrator; write its journal row with the details that were added."""
-        check_reason(because)
+        _check_reason(because)
         with self._write() as connection:
-            account = lock_account(connection, _get_account(connection, name).id)
+            account = _lock_account(connection, _get_account(connection, name).id)
             detail: dict[str, Any] = {"because": because}
             yield connection, account, detail
-            record(connection, account, kind, client=client, **detail)
+            _record(connection, account, kind, client=client, **detail)
 
     # Accounts
 
@@ -612,10 +576,12 @@ class Accounts:
         """
         _check_name(name, "account")
         if because is not None:
-            check_reason(because)
+            _check_reason(because)
         with self._write() as connection:
-            keys_account = lock_keys_account(connection)  # so that two processes do not open the same account
-            current = None if digest is None else _find(connection, _OF_DIGEST, digest)
+            keys_account = _lock_keys_account(
+                connection
+            )  # so that two processes do not open the same account
+            current = _find(connection, _OF_DIGEST, digest)
             if current is not None and current.name != name and because is None:
                 if named_by_owner:
                     raise InvalidInput(
@@ -629,38 +595,35 @@ class Accounts:
             _with_total(account, total)
             if digest is not None and (current is None or current.id != account.id):
                 _bind_training_set(connection, keys_account, digest, current, account, because)
-            if keys_account.rows:
-                keys_account.save(Cursor(connection))
             return account
 
     def find_account(self, name: str, digest: str | None = None) -> AccountState | None:
         """Return the account of a training set's digest, else of a name, if there is one."""
         _check_name(name, "account")
-        with read_transaction(self._engine) as connection:
-            found = None if digest is None else _find(connection, _OF_DIGEST, digest)
-            return found or _find(connection, _OF_NAME, name)
+        with _read_transaction(self._engine) as connection:
+            return _find(connection, _OF_DIGEST, digest) or _find(connection, _OF_NAME, name)
 
     def account(self, name: str) -> AccountState:
         """Return an account; raise `InvalidInput` if there is none of this name."""
-        with read_transaction(self._engine) as connection:
+        with _read_transaction(self._engine) as connection:
             return _get_account(connection, name)
 
     def accounts(self) -> list[AccountState]:
         """Return all accounts, by name."""
-        with read_transaction(self._engine) as connection:
+        with _read_transaction(self._engine) as connection:
             return _list_accounts(connection)
 
     def subaccounts(self, account: AccountState) -> list[Subaccount]:
         """Return the clients' shares of an account, those that spent most first."""
-        with read_transaction(self._engine) as connection:
-            return list_subaccounts(connection, account.id)
+        with _read_transaction(self._engine) as connection:
+            return _list_subaccounts(connection, account.id)
 
     def spending_history(self, account: AccountState) -> list[SpendingPoint]:
         """Return what was spent from an account over time, at about 120 journal rows that are spread evenly."""
         steps = (round(account.sequence * step / _HISTORY_POINTS) for step in range(_HISTORY_POINTS))
         wanted = ", ".join(str(number) for number in sorted({1, account.sequence, *steps}))
-        with read_transaction(self._engine) as connection:
-            rows = run(
+        with _read_transaction(self._engine) as connection:
+            rows = _run(
                 connection,
                 f"SELECT time, spent_units FROM journal WHERE account = :account AND sequence IN ({wanted})"
                 " ORDER BY sequence",
@@ -670,25 +633,25 @@ class Accounts:
 
     def lost_accounts(self) -> list[int]:
         """Return the ids of accounts that have spent something and were lost; a new account then needs a reason."""
-        with read_transaction(self._engine) as connection:
+        with _read_transaction(self._engine) as connection:
             return _lost_accounts(connection)
 
     def check_opening(self, name: str, because: str | None) -> None:
         """Raise `InvalidInput` if a new account needs a reason and has none, because accounts were lost."""
-        with read_transaction(self._engine) as connection:
+        with _read_transaction(self._engine) as connection:
             _check_opening(connection, name, because)
 
     def charged_models(self, account: AccountState) -> list[str]:
         """Return the models that an account was charged for, as ``name/version``, by name."""
         statement = "SELECT DISTINCT model FROM journal WHERE account = :account AND model != ''"
-        with read_transaction(self._engine) as connection:
-            return sorted(run(connection, statement, account=account.id).scalars())
+        with _read_transaction(self._engine) as connection:
+            return sorted(_run(connection, statement, account=account.id).scalars())
 
     def heads(self) -> list[tuple[str, Head]]:
         """Return the last journal row of every account with its name, that of the API keys included."""
-        with read_transaction(self._engine) as connection:
-            names = {row.id: row.name for row in account_rows(connection)}
-            return [(names[head.account], head) for head in read_heads(connection)]
+        with _read_transaction(self._engine) as connection:
+            names = {row.id: row.name for row in _account_rows(connection)}
+            return [(names[head.account], head) for head in _read_heads(connection)]
 
     # Changes by an administrator
 
@@ -696,9 +659,9 @@ class Accounts:
         """Set the budget of an account, for a reason of at least three words. What was spent stays spent."""
         with self._change(account, "grant", because) as (connection, locked, detail):
             current = _get_account(connection, account)
-            if (exclusive := _exclusive_model(connection, current.id)) is not None:
+            if exclusive := _recorded_models(connection, current.id, *_EXCLUSIVE):
                 raise InvalidInput(
-                    f"The account {account!r} is reserved for the model {exclusive[0]}, whose guarantee does not "
+                    f"The account {account!r} is reserved for the model {exclusive[0][0]}, whose guarantee does not "
                     "compose with others, and cannot be raised. Other models need another account."
                 )
             wanted = terms.total(current.total.measure)
@@ -734,37 +697,38 @@ class Accounts:
                 _limit_client(connection, locked, client, detail["quota_units"])
         return self.account(account)
 
-    def prune(self, days: float) -> Pruned:
-        """Delete what is stored for requests and queries of more than `days` ago. The journal and all balances stay.
+    def prune(self, days: float) -> tuple[int, int]:
+        """Delete what is stored for requests and queries of more than `days` ago; return how many rows of each.
 
-        A request id that was pruned is unknown: it is charged and drawn like a new one. So is a query that was pruned
-        from the answer cache. `days` is at least an hour, so that no request is in flight.
+        The journal and all balances stay. A request id that was pruned is unknown: it is charged and drawn like a new
+        one. So is a query that was pruned from the answer cache. `days` is at least an hour, so that no request is in
+        flight.
         """
         with self._write() as connection:
-            return prune(Cursor(connection), days, now())
+            return _prune(Cursor(connection), days, now())
 
     # Models without a proven guarantee, or with one that does not compose
 
     def record_unproven(self, account: AccountState, model: str, status: str) -> None:
         """Record, once, that a model (``name/version``) without a proven guarantee uses an account."""
         with self._write() as connection:
-            locked = lock_account(connection, account.id)
-            if (model, status) not in _unproven_models(connection, account.id):
-                record(connection, locked, "unproven", model=model, status=status)
+            locked = _lock_account(connection, account.id)
+            if (model, status) not in _recorded_models(connection, account.id, *_UNPROVEN):
+                _record(connection, locked, "unproven", model=model, status=status)
 
     def unproven_models(self, account: AccountState) -> list[tuple[str, str]]:
         """Return the models without a proven guarantee that ever used an account, with their status."""
-        with read_transaction(self._engine) as connection:
-            return _unproven_models(connection, account.id)
+        with _read_transaction(self._engine) as connection:
+            return _recorded_models(connection, account.id, *_UNPROVEN)
 
     def _reserve_exclusively(self, account: AccountState, model: str, digest: str) -> None:
         """Record that an account pays for one model only. Its guarantee does not compose with others."""
         with self._write() as connection:
-            locked = lock_account(connection, account.id)
-            exclusive = _exclusive_model(connection, account.id)
-            if exclusive is not None and exclusive[1] == digest:
+            locked = _lock_account(connection, account.id)
+            exclusive = _recorded_models(connection, account.id, *_EXCLUSIVE)
+            if exclusive and exclusive[0][1] == digest:
                 return
-            if exclusive is not None or locked.spent_units:
+            if exclusive or locked.spent_units:
                 raise InvalidInput(
                     f"The guarantee of the model {model} does not compose with others, and the account "
                     f"{account.name!r} has already paid for something. The model needs an account of its own."
@@ -774,15 +738,15 @@ class Accounts:
                     f"The model {model} needs the whole budget that the account {account.name!r} was opened with, but "
                     "the budget was lowered. 'quietmax ledger grant' raises it."
                 )
-            record(connection, locked, "exclusive", model=model, digest=digest)
+            _record(connection, locked, "exclusive", model=model, digest=digest)
 
     # Clients, API keys and sessions
 
     def client(self, name: str) -> int:
         """Return the id of a client; the client is created if new."""
         with self._write() as connection:
-            lock_keys_account(connection)
-            return client_id(connection, name, create=True)
+            _lock_keys_account(connection)
+            return _client_number(connection, name, create=True)
 
     def create_key(self, client: str, role: Role = "client", days: float | None = None) -> tuple[str, ApiKey]:
         """Create an API key that expires after some days, or never; the client is created if new.
@@ -797,26 +761,26 @@ class Accounts:
         secret, created = secrets.token_urlsafe(32), now()
         expires = None if days is None else created + int(days * DAY)
         with self._write() as connection:
-            keys_account = lock_keys_account(connection)
-            number = client_id(connection, client, create=True)
+            keys_account = _lock_keys_account(connection)
+            number = _client_number(connection, client, create=True)
             key = ApiKey(
                 secrets.token_hex(8), client, number, role, created, expires, None, _hash_secret(secret)
             )
-            run(
+            _run(
                 connection,
                 "INSERT INTO keys (id, client, role, secret_hash, created, expires)"
                 " VALUES (:id, :client, :role, :secret_hash, :created, :expires)",
                 **{**asdict(key), "client": number},
             )
-            keys_account.add(created, "key-created", client=client, detail=key_detail(key))
+            keys_account.add(created, "key-created", client=client, detail=_key_detail(key))
             keys_account.save(Cursor(connection))
         return f"qm_{key.id}_{secret}", key
 
     def revoke_key(self, key_id: str) -> ApiKey:
         """Revoke an API key. A revoked key stays as it is."""
         with self._write() as connection:
-            keys_account = lock_keys_account(connection)
-            key = next((each for each in list_keys(connection) if each.id == key_id), None)
+            keys_account = _lock_keys_account(connection)
+            key = next((each for each in _list_keys(connection) if each.id == key_id), None)
             if key is None:
                 raise InvalidInput(
                     f"The ledger has no key with the id {key_id[:40]!r}. 'quietmax ledger key list' lists the keys."
@@ -824,19 +788,19 @@ class Accounts:
             if key.revoked is not None:
                 return key
             moment = now()
-            run(connection, "UPDATE keys SET revoked = :moment WHERE id = :id", moment=moment, id=key_id)
-            record(connection, keys_account, "key-revoked", client=key.client, id=key_id, revoked=moment)
+            _run(connection, "UPDATE keys SET revoked = :moment WHERE id = :id", moment=moment, id=key_id)
+            _record(connection, keys_account, "key-revoked", client=key.client, id=key_id, revoked=moment)
             return replace(key, revoked=moment)
 
     def keys(self) -> list[ApiKey]:
         """Return all API keys, the oldest first."""
-        with read_transaction(self._engine) as connection:
+        with _read_transaction(self._engine) as connection:
             if self._heads.damage is None:
                 self._heads.check_all(connection)  # else keys that were revoked could come back
-            found = list_keys(connection)
+            found = _list_keys(connection)
         for key in found:
-            if key.has_wrong_types:
-                raise damaged(f"The key {key.id!r} cannot be read")
+            if _has_wrong_types(key):
+                raise _damaged(f"The key {key.id!r} cannot be read")
         return found
 
     def end_session(self, session: str, expires: int) -> None:
@@ -847,11 +811,11 @@ class Accounts:
         outdated = "DELETE FROM ended_sessions WHERE expires <= :now OR id = :id"
         ended = "INSERT INTO ended_sessions (id, expires) VALUES (:id, :expires)"
         with self._write() as connection:
-            run(connection, outdated, now=now(), id=session)
-            run(connection, ended, id=session, expires=expires)
+            _run(connection, outdated, now=now(), id=session)
+            _run(connection, ended, id=session, expires=expires)
 
     def ended_sessions(self) -> frozenset[str]:
         """Return the ids of the sessions that were closed and have not expired yet."""
-        with read_transaction(self._engine) as connection:
-            ended = run(connection, "SELECT id FROM ended_sessions WHERE expires > :now", now=now())
+        with _read_transaction(self._engine) as connection:
+            ended = _run(connection, "SELECT id FROM ended_sessions WHERE expires > :now", now=now())
             return frozenset(ended.scalars())

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
+from itertools import islice
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -42,13 +43,9 @@ _LIKE_URL = re.compile(r"[A-Za-z][\w+.-]*(:|//)|.*:[^/]*@")
 
 def default_url() -> str:
     """Return the address of the ledger that is used when none is given."""
-    variables = ("QUIETMAX_LEDGER", "QUIETMAX_LEDGER_FILE", "QUIETMAX_LEDGER_PASSWORD_FILE")
-    address, address_file, password_file = (os.environ.get(name) for name in variables)
-    return configured_url(
-        address or None,
-        Path(address_file) if address_file else None,
-        Path(password_file) if password_file else None,
-    )
+    files = (os.environ.get(name) for name in ("QUIETMAX_LEDGER_FILE", "QUIETMAX_LEDGER_PASSWORD_FILE"))
+    address_file, password_file = (Path(name) if name else None for name in files)
+    return configured_url(os.environ.get("QUIETMAX_LEDGER") or None, address_file, password_file)
 
 
 def configured_url(address: str | None, address_file: Path | None, password_file: Path | None) -> str:
@@ -112,7 +109,7 @@ def hide_password(url: URL) -> str:
 # --- engine -------------------------------------------------------------------------------------------------------
 
 
-def open_engine(address: str | Path, *, read_only: bool = False) -> Engine:
+def _open_engine(address: str | Path, *, read_only: bool = False) -> Engine:
     """Open the database at an address. A SQLite file is created if missing, readable by its owner only."""
     url = parse_url(address)
     if url.drivername == "sqlite":
@@ -191,14 +188,14 @@ def _open_postgresql(url: URL, read_only: bool) -> Engine:
         },
     )
     with _translate_errors(engine), engine.connect() as connection:
-        if run(connection, "SHOW fsync").scalar_one() != "on":
+        if _run(connection, "SHOW fsync").scalar_one() != "on":
             raise InvalidInput(
                 "The PostgreSQL server must run with fsync=on: with fsync=off a crash can lose charges."
             )
     return engine
 
 
-def unavailable(engine: Engine, error: BaseException) -> LedgerUnavailable:
+def _unavailable(engine: Engine, error: BaseException) -> LedgerUnavailable:
     """Describe a database error in one sentence, without the values of the statement."""
     cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
     name = engine.url.database if engine.dialect.name == "sqlite" else hide_password(engine.url)
@@ -211,7 +208,7 @@ def unavailable(engine: Engine, error: BaseException) -> LedgerUnavailable:
 
 
 @contextmanager
-def read_transaction(engine: Engine) -> Iterator[Connection]:
+def _read_transaction(engine: Engine) -> Iterator[Connection]:
     """Open a connection in a transaction that only reads, and sees the database as it was at the first query."""
     with _translate_errors(engine), engine.connect() as connection:
         if engine.dialect.name == "postgresql":
@@ -221,7 +218,7 @@ def read_transaction(engine: Engine) -> Iterator[Connection]:
 
 
 @contextmanager
-def write_transaction(engine: Engine) -> Iterator[Connection]:
+def _write_transaction(engine: Engine) -> Iterator[Connection]:
     """Open a connection in a transaction that writes: durable after the block, rolled back if the block raises."""
     with (
         _translate_errors(engine),
@@ -231,7 +228,7 @@ def write_transaction(engine: Engine) -> Iterator[Connection]:
         yield connection
 
 
-def writer_connection(engine: Engine) -> Connection:
+def _writer_connection(engine: Engine) -> Connection:
     """Open a connection that one thread keeps for its transactions; see `charge_transaction`."""
     with _translate_errors(engine):
         connection = engine.connect()
@@ -241,7 +238,7 @@ def writer_connection(engine: Engine) -> Connection:
 
 
 @contextmanager
-def charge_transaction(connection: Connection) -> Iterator[Cursor]:
+def _charge_transaction(connection: Connection) -> Iterator[Cursor]:
     """Open a write transaction without SQLAlchemy, whose own steps would take a third of its time.
 
     It is durable after the block, and rolled back if the block raises.
@@ -288,7 +285,7 @@ def _translate_errors(engine: Engine) -> Iterator[None]:
     try:
         yield
     except (SQLAlchemyError, driver.Error) as error:
-        raise unavailable(engine, error) from error
+        raise _unavailable(engine, error) from error
 
 
 # --- cursor -------------------------------------------------------------------------------------------------------
@@ -387,30 +384,39 @@ class JournalEntry:
 
     def expected_hash(self) -> str:
         """Return the hash that follows from the other fields."""
-        return row_hash(*_HASHED_FIELDS(self))
-
-    @property
-    def has_wrong_types(self) -> bool:
-        """Whether a field has another type than was written: SQLite accepts any type in an edit."""
-        return any(type(getattr(self, name)) is not kind for name, kind in _FIELD_TYPES.items())
+        return _row_hash(_HASHED(self))
 
     def to_json(self) -> dict[str, Any]:
         """Return all fields by name."""
         return asdict(self)
 
 
-_FIELD_TYPES = {each.name: int if each.type == "int" else str for each in fields(JournalEntry)}
-_HASHED_FIELDS = attrgetter(*list(_FIELD_TYPES)[:-1])
-_ADDED_FIELDS = attrgetter(*list(_FIELD_TYPES)[2:-2])
+COLUMNS = tuple(each.name for each in fields(JournalEntry))
+"""The columns of the journal."""
+_HASHED = attrgetter(*COLUMNS[:-1])
+_ADDED = attrgetter(*COLUMNS[2:-2])
 
 
-def row_hash(*fields: int | str) -> str:
+def _row_hash(fields: tuple[int | str, ...]) -> str:
     """Return the SHA-256 of the fields, written as one JSON list without spaces, in UTF-8."""
     return hashlib.sha256(orjson.dumps(fields)).hexdigest()
 
 
-def answer_digest(salt: bytes, request: bytes, body: bytes, answer: bytes) -> str:
-    """Return the digest of a stored answer. Without the salt it reveals nothing about the answer."""
+@lru_cache(maxsize=8)
+def _field_types(row: Any) -> tuple[tuple[str, tuple[type, ...]], ...]:
+    kinds = {"int": (int,), "int | None": (int, type(None))}
+    return tuple((each.name, kinds.get(str(each.type), (str,))) for each in fields(row))
+
+
+def _has_wrong_types(row: Any) -> bool:
+    """Tell whether a field of a row, a dataclass, has another type than was written: SQLite accepts any in an edit."""
+    return any(type(getattr(row, name)) not in types for name, types in _field_types(row.__class__))
+
+
+def _answer_digest(salt: bytes, request: bytes, body: bytes, answer: bytes | None) -> str | None:
+    """Return the digest of a stored answer, if there is one. Without the salt it reveals nothing about the answer."""
+    if answer is None:
+        return None
     content = b"answer %d %d " % (len(request), len(body)) + request + body + answer
     return hashlib.blake2b(content, key=salt, digest_size=16).hexdigest()
 
@@ -422,27 +428,25 @@ KEYS_ACCOUNT = "(keys)"
 PARSE_ERRORS = (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError)
 """What parsing JSON of the ledger can raise after somebody edited it."""
 _TABLES = Path(__file__).with_name("tables.sql").read_text(encoding="utf-8")
+_SQLITE_ID = "INTEGER NOT NULL PRIMARY KEY"
 _COLUMN_TYPES = {
-    "sqlite": {
-        "id": "INTEGER NOT NULL PRIMARY KEY",
-        "new_id": "INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT",
-        "bytes": "BLOB",
-    },
-    "postgresql": {
-        "id": "BIGSERIAL PRIMARY KEY",
-        "new_id": "BIGSERIAL PRIMARY KEY",
-        "bytes": "BYTEA",
-    },
+    "sqlite": {"id": _SQLITE_ID, "new_id": f"{_SQLITE_ID} AUTOINCREMENT", "bytes": "BLOB"},
+    "postgresql": {"id": "BIGSERIAL PRIMARY KEY", "new_id": "BIGSERIAL PRIMARY KEY", "bytes": "BYTEA"},
 }
 """`new_id` is never used again after its row was deleted."""
 
 
-def run(connection: Connection, statement: str, **values: object) -> Any:
+def _damaged(what: str) -> LedgerDamaged:
+    """Return the error for a ledger that somebody edited."""
+    return LedgerDamaged(f"{what}. Stop serving from this ledger and restore a backup that has every charge.")
+
+
+def _run(connection: Connection, statement: str, **values: object) -> Any:
     """Run SQL in which ``:name`` stands for a value."""
     return connection.execute(text(statement), values)
 
 
-def stream(connection: Connection, statement: str, **values: object) -> Any:
+def _stream(connection: Connection, statement: str, **values: object) -> Any:
     """Run a query as `run` does, but without holding all rows in memory."""
     return connection.execute(text(statement).execution_options(yield_per=_STREAMED_ROWS), values)
 
@@ -454,9 +458,7 @@ _LOCK_ACCOUNTS = (
     " WHERE id IN (??) ORDER BY id FOR UPDATE"
 )
 _UPDATE_ACCOUNT = "UPDATE accounts SET limit_units = ?, spent_units = ?, sequence = ?, head = ? WHERE id = ?"
-_INSERT_JOURNAL = (
-    f"INSERT INTO journal ({', '.join(_FIELD_TYPES)}) VALUES ({', '.join('?' for _ in _FIELD_TYPES)})"
-)
+_INSERT_JOURNAL = f"INSERT INTO journal ({', '.join(COLUMNS)}) VALUES ({', '.join('?' for _ in COLUMNS)})"
 
 
 @dataclass(slots=True)
@@ -483,7 +485,7 @@ class AccountTransaction:
     spent_units: int  # Its balance
     sequence: int  # The number of its last journal row
     head: str  # The hash of its last journal row
-    rows: list[_NewRow] = field(default_factory=list)  # The new journal rows
+    rows: list[_NewRow] = field(default_factory=list)  # The journal rows to write
 
     def add(
         self,
@@ -501,37 +503,41 @@ class AccountTransaction:
         Charges without a request id that one client makes for one model in one transaction share a row.
         """
         self.spent_units += units
-        if self.rows and kind == "charge" and not detail:
-            last = self.rows[-1]
-            if (last.kind, last.client, last.model, last.detail) == (kind, client, model, ""):
-                last.answers += answers
-                last.units += units
-                last.spent_units = self.spent_units
-                return
-        self.rows.append(
-            _NewRow(now, kind, client, model, answers, units, self.spent_units, self.limit_units, detail)
-        )
+        last = self.rows[-1] if self.rows and kind == "charge" else None
+        if last and (last.kind, last.client, last.model, last.detail, detail) == (
+            kind,
+            client,
+            model,
+            "",
+            "",
+        ):
+            last.answers += answers
+            last.units += units
+            last.spent_units = self.spent_units
+            return
+        balance = self.spent_units, self.limit_units
+        self.rows.append(_NewRow(now, kind, client, model, answers, units, *balance, detail))
 
     def save(self, cursor: Cursor) -> None:
-        """Write the balance and the new journal rows."""
+        """Write the balance and the journal rows."""
         chained = []
         for row in self.rows:
             self.sequence += 1
-            fields = (self.account, self.sequence, *_ADDED_FIELDS(row), self.head)
-            self.head = row_hash(*fields)
+            fields = (self.account, self.sequence, *_ADDED(row), self.head)
+            self.head = _row_hash(fields)
             chained.append((*fields, self.head))
-        cursor.execute(
-            _UPDATE_ACCOUNT, (self.limit_units, self.spent_units, self.sequence, self.head, self.account)
-        )
+        self.rows.clear()
+        balance = self.limit_units, self.spent_units, self.sequence, self.head
+        cursor.execute(_UPDATE_ACCOUNT, (*balance, self.account))
         cursor.execute_many(_INSERT_JOURNAL, chained)
 
 
-def lock_accounts(cursor: Cursor, ids: Iterable[int]) -> dict[int, AccountTransaction]:
+def _lock_accounts(cursor: Cursor, ids: Iterable[int]) -> dict[int, AccountTransaction]:
     """Lock accounts until the transaction ends."""
     wanted = set(ids)
     found = {row[0]: AccountTransaction(*row) for row in cursor.fetch_listed(_LOCK_ACCOUNTS, wanted)}
     if len(found) < len(wanted):
-        raise LedgerDamaged("An account is missing from the ledger. Restore the ledger from a backup.")
+        raise _damaged("An account is missing from the ledger")
     return found
 
 
@@ -540,6 +546,7 @@ def lock_accounts(cursor: Cursor, ids: Iterable[int]) -> dict[int, AccountTransa
 _ADVISORY_LOCK = 7_238_164_001
 _ADOPTED_PER_ROW = 500
 _ADOPTED_TABLES = ("accounts", "training_sets")
+_SALT_BYTES = 32
 _INSERT_META = "INSERT INTO meta (name, value) VALUES (:name, :value)"
 
 
@@ -553,7 +560,7 @@ def _create_tables(connection: Connection, only: str = "") -> None:
 def _create_ledger(connection: Connection) -> None:
     """Create the tables, the account of the API keys and the secrets."""
     _create_tables(connection)
-    run(
+    _run(
         connection,
         "INSERT INTO accounts (name, total, terms, limit_units, spent_units, sequence, head, opened)"
         " VALUES (:name, '{}', '{}', 0, 0, 0, :head, :opened)",
@@ -561,22 +568,23 @@ def _create_ledger(connection: Connection) -> None:
         head=START,
         opened=now(),
     )
-    for name, value in (
-        ("ledger", secrets.token_hex(16)),
-        ("query_salt", secrets.token_hex(32)),
-        ("query_hash", "gmac"),
-    ):
-        run(connection, _INSERT_META, name=name, value=value)
+    values = {
+        "ledger": secrets.token_hex(16),
+        "query_salt": secrets.token_hex(_SALT_BYTES),
+        "query_hash": "gmac",
+    }
+    for name, value in values.items():
+        _run(connection, _INSERT_META, name=name, value=value)
 
 
 def _rename_words(connection: Connection) -> None:
     """Keep all rows, which the hash chain covers. New rows use words that version 0.1 cannot read."""
-    run(connection, "DELETE FROM meta WHERE name = 'pulse'")  # now "write_probe"
+    _run(connection, "DELETE FROM meta WHERE name = 'pulse'")  # now "write_probe"
 
 
 def _forget_session_secret(connection: Connection) -> None:
     """Delete the secret that signed sessions: whoever read a copy of the ledger could sign an administrator's."""
-    run(connection, "DELETE FROM meta WHERE name = 'session_secret'")
+    _run(connection, "DELETE FROM meta WHERE name = 'session_secret'")
     if "ended_sessions" not in inspect(connection).get_table_names():
         _create_tables(connection, "ended_sessions")
 
@@ -584,28 +592,20 @@ def _forget_session_secret(connection: Connection) -> None:
 def _adopt_requests(connection: Connection) -> None:
     """Put the requests that earlier versions stored into the hash chain, and give cached answers a time."""
     if "time" not in {column["name"] for column in inspect(connection).get_columns("answers")}:
-        run(connection, "ALTER TABLE answers ADD COLUMN time BIGINT NOT NULL DEFAULT 0")
-    salt = read_salt(connection)
-    for (account,) in run(connection, "SELECT id FROM accounts ORDER BY id").all():
-        described = [
-            (
-                row.request.hex(),
-                {
-                    "time": row.time,
-                    "units": row.units,
-                    "keep": not row.body,
-                    "answer": None
-                    if row.answer is None
-                    else answer_digest(salt, row.request, row.body, row.answer),
-                },
-            )
-            for row in run(
-                connection,
-                "SELECT * FROM requests WHERE account = :account ORDER BY request",
-                account=account,
-            )
-        ]
-        _adopt(connection, account, [{"requests": dict(chunk)} for chunk in _chunks(described)])
+        _run(connection, "ALTER TABLE answers ADD COLUMN time BIGINT NOT NULL DEFAULT 0")
+    salt = _read_salt(connection)
+    stored = "SELECT * FROM requests WHERE account = :account ORDER BY request"
+    for account in _run(connection, "SELECT id FROM accounts ORDER BY id").scalars().all():
+        described = {
+            row.request.hex(): {
+                "time": row.time,
+                "units": row.units,
+                "keep": not row.body,
+                "answer": _answer_digest(salt, row.request, row.body, row.answer),
+            }
+            for row in _run(connection, stored, account=account)
+        }
+        _adopt(connection, account, [{"requests": dict(chunk)} for chunk in _chunks(described.items())])
 
 
 def _adopt_accounts(connection: Connection) -> None:
@@ -613,8 +613,8 @@ def _adopt_accounts(connection: Connection) -> None:
 
     The last row of each account is stated too: rows `adopted` cannot come after it.
     """
-    opened = run(connection, "SELECT id, name, sequence FROM accounts ORDER BY id").all()
-    bound = run(connection, "SELECT digest, account FROM training_sets ORDER BY digest").all()
+    opened = _run(connection, "SELECT id, name, sequence FROM accounts ORDER BY id").all()
+    bound = _run(connection, "SELECT digest, account FROM training_sets ORDER BY digest").all()
     described: list[tuple[str, str, Any]] = [
         ("accounts", str(row.id), {"name": row.name, "sequence": row.sequence})
         for row in opened
@@ -628,34 +628,33 @@ def _adopt_accounts(connection: Connection) -> None:
     _adopt(connection, next(row.id for row in opened if row.name == KEYS_ACCOUNT), details)
 
 
-def _chunks(items: list[Any]) -> Iterator[list[Any]]:
+def _chunks(items: Iterable[Any]) -> Iterator[list[Any]]:
     """Yield as many items at a time as one journal row adopts."""
-    for start in range(0, len(items), _ADOPTED_PER_ROW):
-        yield items[start : start + _ADOPTED_PER_ROW]
+    remaining = iter(items)
+    while chunk := list(islice(remaining, _ADOPTED_PER_ROW)):
+        yield chunk
 
 
 def _adopt(connection: Connection, account: int, details: Sequence[object]) -> None:
     """Append journal rows that adopt what an earlier version stored."""
     cursor = Cursor(connection)
-    locked = lock_accounts(cursor, [account])[account]
+    locked = _lock_accounts(cursor, [account])[account]
     for detail in details:
         locked.add(now(), "adopted", detail=json.dumps(detail))
     locked.save(cursor)
 
 
-def read_salt(connection: Connection) -> bytes:
+def _read_salt(connection: Connection) -> bytes:
     """Return the salt of all keyed hashes."""
-    found = run(connection, "SELECT value FROM meta WHERE name = 'query_salt'").scalar_one_or_none()
-    try:
-        return bytes.fromhex(found or "missing")
-    except (TypeError, ValueError) as error:
-        raise LedgerDamaged(
-            "The ledger's query_salt is missing. Restore the ledger from a backup."
-        ) from error
+    found = _run(connection, "SELECT value FROM meta WHERE name = 'query_salt'").scalar_one_or_none()
+    with suppress(TypeError, ValueError):
+        salt = bytes.fromhex(found)
+        if len(salt) == _SALT_BYTES:
+            return salt
+    raise _damaged("The ledger's query_salt is missing or was changed")
 
 
-Migration = Callable[[Connection], None]
-MIGRATIONS: tuple[Migration, ...] = (
+MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _create_ledger,
     _rename_words,
     _forget_session_secret,
@@ -665,22 +664,22 @@ MIGRATIONS: tuple[Migration, ...] = (
 """The steps of the schema. The n-th step leads to version n."""
 
 
-def migrate(engine: Engine, migrations: Sequence[Migration] = MIGRATIONS) -> None:
+def _migrate(engine: Engine, migrations: Sequence[Callable[[Connection], None]] = MIGRATIONS) -> None:
     """Bring the schema to the newest version, with all missing migrations or none."""
-    with write_transaction(engine) as connection:
+    with _write_transaction(engine) as connection:
         if connection.dialect.name == "postgresql":
-            run(connection, "SELECT pg_advisory_xact_lock(:lock)", lock=_ADVISORY_LOCK)
+            _run(connection, "SELECT pg_advisory_xact_lock(:lock)", lock=_ADVISORY_LOCK)
         missing = migrations[_known_version(connection, len(migrations)) :]
         for apply in missing:
             apply(connection)
         if missing:
-            run(connection, "DELETE FROM meta WHERE name = 'version'")
-            run(connection, _INSERT_META, name="version", value=str(len(migrations)))
+            _run(connection, "DELETE FROM meta WHERE name = 'version'")
+            _run(connection, _INSERT_META, name="version", value=str(len(migrations)))
 
 
-def is_migrated(engine: Engine) -> bool:
+def _is_migrated(engine: Engine) -> bool:
     """Tell whether a ledger has the newest schema."""
-    with read_transaction(engine) as connection:
+    with _read_transaction(engine) as connection:
         return _known_version(connection, len(MIGRATIONS)) == len(MIGRATIONS)
 
 
@@ -691,9 +690,9 @@ def _known_version(connection: Connection, newest: int) -> int:
         return 0
     if "meta" not in present or "journal" not in present:
         raise LedgerDamaged("The database has tables that are not those of a Quietmax ledger.")
-    found = str(run(connection, "SELECT value FROM meta WHERE name = 'version'").scalar_one_or_none())
+    found = str(_run(connection, "SELECT value FROM meta WHERE name = 'version'").scalar_one_or_none())
     if not found.isdigit():
-        raise LedgerDamaged("The ledger's schema version is missing. Restore the ledger from a backup.")
+        raise _damaged("The ledger's schema version is missing")
     if int(found) > newest:
         raise LedgerDamaged(
             f"The ledger has schema version {found}. This version of Quietmax supports versions up to {newest}."

@@ -26,11 +26,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import Connection, Engine
 
 from quietmax.errors import LedgerDamaged, LedgerUnavailable, QuietmaxError
-from quietmax.ledger.database import PARSE_ERRORS, AccountTransaction, Cursor, read_transaction, run
+from quietmax.ledger.database import PARSE_ERRORS, AccountTransaction, Cursor, _read_transaction, _run
 
 _SLOT_BYTES = 256
 _FLUSH_SECONDS = 5.0
@@ -46,28 +47,23 @@ class Head:
     spent_units: int  # The balance after the row
     hash: str  # The hash of the row
 
-    def to_slot(self) -> bytes:
-        """Return the slot of the file that holds it."""
-        return _slot(asdict(self))
 
-
-def head_of(locked: AccountTransaction) -> Head:
+def _head_of(locked: AccountTransaction) -> Head:
     """Return the head of a locked account."""
     return Head(locked.account, locked.sequence, locked.spent_units, locked.head)
 
 
-def read_heads(connection: Connection) -> list[Head]:
+def _read_heads(connection: Connection) -> list[Head]:
     """Return the heads of all accounts of a ledger."""
-    rows = run(connection, "SELECT id, sequence, spent_units, head FROM accounts ORDER BY id")
+    rows = _run(connection, "SELECT id, sequence, spent_units, head FROM accounts ORDER BY id")
     return [Head(*row) for row in rows if type(row.sequence) is int]  # SQLite accepts any type in an edit
 
 
-def head_path(engine: Engine) -> Path | None:
+def _head_path(engine: Engine) -> Path | None:
     """Return the path of the head file."""
-    configured = os.environ.get("QUIETMAX_LEDGER_HEAD")
-    if configured:
-        return Path(configured)
-    return Path(f"{engine.url.database}.head") if engine.dialect.name == "sqlite" else None
+    beside = f"{engine.url.database}.head" if engine.dialect.name == "sqlite" else None
+    path = os.environ.get("QUIETMAX_LEDGER_HEAD") or beside
+    return None if path is None else Path(path)
 
 
 class HeadFile:
@@ -93,7 +89,7 @@ class HeadFile:
         except LedgerDamaged as damage:
             lost = str(damage)
         if lost is None:
-            self.record(read_heads(connection))
+            self.record(_read_heads(connection))
         else:
             self.damage = LedgerDamaged(
                 f"{lost} Put the newest copy of the ledger in place, or charge what is known to be lost and go on with "
@@ -115,7 +111,7 @@ class HeadFile:
 
     def check_locked(self, cursor: Cursor, locked: Iterable[AccountTransaction]) -> None:
         """Raise `LedgerDamaged` if the ledger has lost rows that this process or the file knows of."""
-        heads = {each.account: head_of(each) for each in locked}
+        heads = {each.account: _head_of(each) for each in locked}
         if self.damage is None and self._are_last_seen(heads):
             return
         self._check(cursor, heads, self._expected(heads))
@@ -140,7 +136,7 @@ class HeadFile:
         """Raise `LedgerDamaged` if the ledger has lost rows of any account."""
         # First: what is expected must not be newer than what the transaction sees.
         expected = self._expected(None)
-        current = {head.account: head for head in read_heads(connection)}
+        current = {head.account: head for head in _read_heads(connection)}
         self._check(Cursor(connection), current, expected)
 
     def _expected(self, wanted: Iterable[int] | None) -> list[Head]:
@@ -163,8 +159,7 @@ class HeadFile:
             if head.sequence and (now is None or (now.sequence, now.hash) != (head.sequence, head.hash)):
                 doubtful.setdefault(head.account, []).append(head)
         for account, heads in doubtful.items():
-            numbers = (account, heads[0].sequence, heads[-1].sequence)
-            found = dict(cursor.fetch(_ROW_HASHES, numbers))
+            found = dict(cursor.fetch(_ROW_HASHES, (account, heads[0].sequence, heads[-1].sequence)))
             for head in heads:
                 if found.get(head.sequence) != head.hash:
                     raise _went_back(head, current.get(account))
@@ -191,12 +186,10 @@ class HeadFile:
                 return
             try:
                 self._replace(self.path, newer, before)
-            except OSError as error:
+            except (OSError, *PARSE_ERRORS) as error:  # the charge is durable, whatever the file holds
                 self._forget_file()
-                self.error = LedgerUnavailable(f"Cannot write {self.path}: {error.strerror}.")
-            except PARSE_ERRORS:  # the charge is durable, whatever the file holds
-                self._forget_file()
-                self.error = LedgerUnavailable(f"Cannot write {self.path}: the file is damaged.")
+                cause = error.strerror if isinstance(error, OSError) else "the file is damaged"
+                self.error = LedgerUnavailable(f"Cannot write {self.path}: {cause}.")
             except QuietmaxError as error:
                 self.error = error
 
@@ -204,15 +197,12 @@ class HeadFile:
         """Write heads into the file. What another process wrote there is looked up before it is replaced."""
         while doubtful := self._write(path, heads, before):
             for head, slot in doubtful:
-                if not self._is_in_journal(head):
-                    self.damage = _went_back(head, None)
-                    return
+                with _read_transaction(self._engine) as connection:
+                    if _journal_hash(connection, head) != head.hash:
+                        self.damage = _went_back(head, None)
+                        return
                 self._verified[head.account] = slot
         self.error = None
-
-    def _is_in_journal(self, head: Head) -> bool:
-        with read_transaction(self._engine) as connection:
-            return _journal_hash(connection, head) == head.hash
 
     def close(self) -> None:
         """Flush the file and close it."""
@@ -270,7 +260,7 @@ class HeadFile:
                     if stored != before.get(head.account):
                         doubtful.append((stored, slot))
                         continue
-                self._verified[head.account] = slot = head.to_slot()
+                self._verified[head.account] = slot = _slot(asdict(head))
                 os.pwrite(file, slot, _SLOT_BYTES * head.account)
         if time.monotonic() - self._flushed_at > _FLUSH_SECONDS:
             self._flush()
@@ -309,12 +299,10 @@ def _is_empty(slot: bytes) -> bool:
     return not slot.strip(b"\0 \n")
 
 
-def _journal_hash(connection: Connection, head: Head) -> str | None:
+def _journal_hash(connection: Connection, head: Head) -> Any:
     """Return the hash that the journal has in the row of a head."""
     statement = "SELECT hash FROM journal WHERE account = :account AND sequence = :sequence"
-    found = run(connection, statement, account=head.account, sequence=head.sequence)
-    hash_: str | None = found.scalar_one_or_none()
-    return hash_
+    return _run(connection, statement, account=head.account, sequence=head.sequence).scalar_one_or_none()
 
 
 def _went_back(head: Head, current: Head | None) -> LedgerDamaged:

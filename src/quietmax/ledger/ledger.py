@@ -36,32 +36,34 @@ from quietmax.errors import InvalidInput, LedgerDamaged, LedgerTooLate, LedgerUn
 from quietmax.ledger.accounts import (
     Accounts,
     AccountState,
-    check_reason,
-    client_id,
-    damaged,
-    lock_account,
-    lock_keys_account,
-    record,
+    _check_reason,
+    _client_number,
+    _lock_account,
+    _lock_keys_account,
+    _record,
 )
 from quietmax.ledger.database import (
     Cursor,
     JournalEntry,
-    charge_transaction,
+    _charge_transaction,
+    _damaged,
+    _has_wrong_types,
+    _is_migrated,
+    _lock_accounts,
+    _migrate,
+    _open_engine,
+    _read_salt,
+    _read_transaction,
+    _run,
+    _unavailable,
+    _write_transaction,
+    _writer_connection,
     default_url,
     hide_password,
-    is_migrated,
-    lock_accounts,
-    migrate,
     now,
-    open_engine,
     parse_url,
-    read_transaction,
-    run,
-    unavailable,
-    write_transaction,
-    writer_connection,
 )
-from quietmax.ledger.heads import FileGuard, HeadFile, head_of, head_path, read_heads
+from quietmax.ledger.heads import FileGuard, HeadFile, _head_of, _head_path, _read_heads
 from quietmax.ledger.transactions import (
     KEY_BYTES,
     AnswerCache,
@@ -73,16 +75,20 @@ from quietmax.ledger.transactions import (
     LimitExceeded,
     NewAnswers,
     Part,
+    Side,
     StoredAnswer,
-    count_refused,
-    spent_by_part,
-    store_answers,
+    _count_refused,
+    _spent_by_part,
+    _store_answers,
 )
-from quietmax.ledger.verify import Anchor, Verification, read_journal, verify
+from quietmax.ledger.verify import Anchor, Verification, _read_journal, _verify
 
 TRAINING_CLIENT = "training"
 """The client that is charged for what training and evaluations spent."""
-_SECRET_BYTES = 32
+_RELEASES: dict[str, tuple[str, Side]] = {
+    "training": ("Training", "training"),
+    "evaluation": ("Evaluating", "holdout"),
+}
 _MAX_HASHED = 2047
 """Bytes to hash at once: hashlib would release the interpreter lock for more, and wait to get it back."""
 _FIXED_NONCE = bytes(12)
@@ -169,7 +175,7 @@ class Ledger(Accounts):
         if read_only and not ledger_exists(where):
             shown = hide_password(parse_url(where))
             raise InvalidInput(f"The ledger {shown} must exist and have the newest schema to be read only.")
-        self._engine = open_engine(where, read_only=read_only)
+        self._engine = _open_engine(where, read_only=read_only)
         self._writer: LedgerWriter | None = None
         self._writer_lock = threading.Lock()
         try:
@@ -181,15 +187,15 @@ class Ledger(Accounts):
     def _open(self, accept_loss: str | None, read_only: bool) -> None:
         """Bring the schema up to date, read the secrets and compare the journal with the head file."""
         if not read_only:
-            migrate(self._engine)
-        with read_transaction(self._engine) as connection:
-            values = {row.name: row.value for row in run(connection, "SELECT name, value FROM meta")}
-        self._salt, self._id = _secret(values, "query_salt"), str(values.get("ledger"))
+            _migrate(self._engine)
+        with _read_transaction(self._engine) as connection:
+            values = {row.name: row.value for row in _run(connection, "SELECT name, value FROM meta")}
+            self._salt, self._id = _read_salt(connection), str(values.get("ledger"))
         self._query_hashes: dict[bytes, AESGCM] = {}  # by the digest of the model
         self._has_gmac_keys = values.get("query_hash") == "gmac"  # a ledger of version 0.1 keeps its hash
         self._guard = FileGuard(self._engine)
-        self._heads = HeadFile(head_path(self._engine), self._id, self._engine, read_only=read_only)
-        with read_transaction(self._engine) as connection:
+        self._heads = HeadFile(_head_path(self._engine), self._id, self._engine, read_only=read_only)
+        with _read_transaction(self._engine) as connection:
             self._heads.load(connection)
         if accept_loss is not None:
             self._accept_loss(accept_loss)
@@ -225,18 +231,14 @@ class Ledger(Accounts):
     # Charges and answers
 
     def submit_charges(self, charges: Sequence[Charge], done: ChargesCallback) -> None:
-        """Decide charges with the next batch.
+        """Decide charges with the next batch; `done` gets all results, in their order.
 
-        `done` is called once with all `ChargeResult`, in the order of the charges, after the disk flush, from the
-        writer's thread.
+        It is called once, after the disk flush, from the writer's thread.
         """
         self.writer.submit_charges(charges, done)
 
     def submit_answers(self, answers: NewAnswers, done: AnswersCallback) -> None:
-        """Store answers with the next batch.
-
-        `done` is called with the `StoredAnswer` or `Failed` after the disk flush, from the writer's thread.
-        """
+        """Store answers with the next batch; `done` is called as by `submit_charges`."""
         self.writer.submit_answers(answers, done)
 
     def charge(self, charge: Charge) -> ChargeResult:
@@ -273,15 +275,13 @@ class Ledger(Accounts):
             units = self.account(account.name).limit_units
         else:
             units = account.units(cost)
-        request = _training_request(account, digest)
-        part = None if split is None else Part(split, "training")
-        self._charge_release(account, model, units, request, "training", part)
+        self._charge_release(account, model, units, "training", digest, split)
 
     def is_training_charged(self, account: AccountState, digest: str) -> bool:
         """Tell whether `charge_training` has charged a model of this digest."""
-        request = _training_request(account, digest)
-        with read_transaction(self._engine) as connection:
-            found = run(connection, "SELECT 1 FROM requests WHERE request = :request", request=request)
+        request = _release_request(account, "training", digest)
+        with _read_transaction(self._engine) as connection:
+            found = _run(connection, "SELECT 1 FROM requests WHERE request = :request", request=request)
             return found.first() is not None
 
     def charge_evaluation(
@@ -303,26 +303,26 @@ class Ledger(Accounts):
             units = max(account.limit_units, LIMIT)
         else:
             units = account.units(cost)
-        request = hashlib.sha256(f"evaluation {account.id} {digest}".encode()).digest()
-        part = None if split is None else Part(split, "holdout")
-        self._charge_release(account, model, units, request, "evaluation", part)
+        self._charge_release(account, model, units, "evaluation", digest, split)
 
     def _charge_release(
         self,
         account: AccountState,
         model: str,
         units: int,
-        request: bytes,
         kind: Literal["training", "evaluation"],
-        part: Part | None,
+        digest: str,
+        split: str | None,
     ) -> None:
         """Charge for a release that was made before it came to the ledger."""
+        what, side = _RELEASES[kind]
+        part = None if split is None else Part(split, side)
+        request = _release_request(account, kind, digest)
         client = self.client(TRAINING_CLIENT)
         result = self.charge(
             Charge(account.id, client, model, units, rows=1, request=request, kind=kind, part=part)
         )
         if isinstance(result, LimitExceeded):
-            what = "Training" if kind == "training" else "Evaluating"
             raise QuietmaxError(
                 f"{what} the model {model} spent more than remains in the account {account.name!r}. "
                 "'quietmax ledger grant' raises the budget."
@@ -334,8 +334,8 @@ class Ledger(Accounts):
 
     def parts(self, account: AccountState) -> dict[Part, int]:
         """Return what each side of each split has spent, in units; empty if every charge concerns everybody."""
-        with read_transaction(self._engine) as connection:
-            spent = spent_by_part(Cursor(connection), [account.id])[account.id]
+        with _read_transaction(self._engine) as connection:
+            spent = _spent_by_part(Cursor(connection), [account.id])[account.id]
         return dict(sorted(spent.items(), key=lambda item: (item[0].split, item[0].side)))
 
     def request_key(self, client: int, request_id: str) -> bytes:
@@ -379,16 +379,16 @@ class Ledger(Accounts):
             self.check_damage()
         else:
             with self._write() as connection:
-                run(connection, _WRITE_PROBE, value=secrets.token_hex(_PROBE_BYTES))
+                _run(connection, _WRITE_PROBE, value=secrets.token_hex(_PROBE_BYTES))
             writer.error = None
 
     def export(self, account: str | None = None) -> Iterator[JournalEntry]:
         """Read the journal, row by row, of one account or of all."""
         number = None if account is None else self.account(account).id
-        with read_transaction(self._engine) as connection:
-            for entry in read_journal(connection, number):
-                if entry.has_wrong_types:
-                    raise damaged(
+        with _read_transaction(self._engine) as connection:
+            for entry in _read_journal(connection, number):
+                if _has_wrong_types(entry):
+                    raise _damaged(
                         f"Row {entry.sequence!r} of the journal of account {entry.account!r} cannot be read"
                     )
                 yield entry
@@ -398,14 +398,14 @@ class Ledger(Accounts):
 
         `anchors` are rows that an auditor wrote down: account name -> (row, hash). They must still be in the chain.
         """
-        with read_transaction(self._engine) as connection:
-            found = verify(connection, anchors)
+        with _read_transaction(self._engine) as connection:
+            found = _verify(connection, anchors)
         damage = self._heads.damage
         return found if damage is None else replace(found, faults=(*found.faults, str(damage)))
 
     def check_damage(self) -> None:
         """Raise `LedgerDamaged` if the ledger has lost rows that its head file or this process knows of."""
-        with read_transaction(self._engine) as connection:
+        with _read_transaction(self._engine) as connection:
             self._heads.check_all(connection)
 
     def _newest_time(self) -> int:
@@ -414,8 +414,8 @@ class Ledger(Accounts):
             "SELECT journal.time FROM accounts JOIN journal"
             " ON journal.account = accounts.id AND journal.sequence = accounts.sequence"
         )
-        with read_transaction(self._engine) as connection:
-            times = run(connection, newest).scalars()
+        with _read_transaction(self._engine) as connection:
+            times = _run(connection, newest).scalars()
             return max((each for each in times if type(each) is int), default=now())
 
     def _accept_loss(self, because: str) -> None:
@@ -427,27 +427,27 @@ class Ledger(Accounts):
         """
         if self._heads.damage is None:
             raise InvalidInput("The ledger has lost nothing that its head file names.")
-        check_reason(because)
+        _check_reason(because)
         try:
             ledger, heads = self._heads.read()
         except LedgerDamaged:
             ledger, heads = None, []
         spent = {head.account: head.spent_units for head in heads}
-        with write_transaction(self._engine) as connection:
-            keys_account = lock_keys_account(connection)
-            numbers = set(run(connection, "SELECT id FROM accounts").scalars())
+        with _write_transaction(self._engine) as connection:
+            keys_account = _lock_keys_account(connection)
+            numbers = set(_run(connection, "SELECT id FROM accounts").scalars())
             known = numbers if ledger == self._id else set()
             lost = {number: units for number, units in spent.items() if units and number not in known}
-            record(connection, keys_account, "loss", because=because, accounts=lost or None)
-            client = client_id(connection, LOST_CLIENT, create=True)
+            _record(connection, keys_account, "loss", because=because, accounts=lost or None)
+            client = _client_number(connection, LOST_CLIENT, create=True)
             for number in sorted((known & set(spent)) - {keys_account.account}):
-                account = lock_account(connection, number)
+                account = _lock_account(connection, number)
                 left = account.limit_units - account.spent_units
                 units = min(max(spent[number] - account.spent_units, 0), left)
                 if units:
-                    record(connection, account, "loss", client=LOST_CLIENT, units=units, because=because)
-                    run(connection, _ADD_SPENT, account=number, client=client, units=units)
-            current = read_heads(connection)
+                    _record(connection, account, "loss", client=LOST_CLIENT, units=units, because=because)
+                    _run(connection, _ADD_SPENT, account=number, client=client, units=units)
+            current = _read_heads(connection)
         path = self._heads.path
         if path is not None:
             path.unlink(missing_ok=True)
@@ -461,9 +461,9 @@ def ledger_exists(address: str | Path) -> bool:
     if url.drivername == "sqlite" and not Path(str(url.database)).exists():
         _check_creatable(Path(str(url.database)))
         return False
-    engine = open_engine(address, read_only=True)
+    engine = _open_engine(address, read_only=True)
     try:
-        return is_migrated(engine)
+        return _is_migrated(engine)
     finally:
         engine.dispose()
 
@@ -475,38 +475,24 @@ def _check_creatable(path: Path) -> None:
         raise LedgerUnavailable(f"Cannot create the ledger {path}: {above} is not a writable folder.")
 
 
-def _training_request(account: AccountState, digest: str) -> bytes:
-    """The request key of a training. The words are part of stored keys: they cannot change."""
-    return hashlib.sha256(f"training {account.id} {digest}".encode()).digest()
-
-
-def _secret(values: Mapping[str, str], name: str) -> bytes:
-    """Return a secret that was generated when the ledger was created."""
-    try:
-        secret = bytes.fromhex(values[name])
-    except (KeyError, TypeError, ValueError):
-        secret = b""
-    if len(secret) != _SECRET_BYTES:
-        raise damaged(f"The ledger's {name} is missing or was changed")
-    return secret
+def _release_request(account: AccountState, kind: str, digest: str) -> bytes:
+    """The request key of a training or an evaluation. The words are part of stored keys: they cannot change."""
+    return hashlib.sha256(f"{kind} {account.id} {digest}".encode()).digest()
 
 
 # --- the writer ---------------------------------------------------------------------------------------------------
 
 
-class _Group:
-    """The results of charges that were submitted together. Whoever waits for them is woken up once."""
+def _as_one(done: ChargesCallback, count: int) -> list[ChargeCallback]:
+    """Return a callback for each of several charges; with the last one, `done` is called once for all."""
+    results: dict[int, ChargeResult] = {}
 
-    def __init__(self, done: ChargesCallback, count: int) -> None:
-        self._done = done
-        self._results: list[Any] = [None] * count
-        self._missing = count
+    def add(place: int, result: ChargeResult) -> None:
+        results[place] = result
+        if len(results) == count:
+            done([results[place] for place in range(count)])
 
-    def add(self, place: int, result: ChargeResult) -> None:
-        self._results[place] = result
-        self._missing -= 1
-        if not self._missing:
-            self._done(self._results)
+    return [partial(add, place) for place in range(count)]
 
 
 class _Conflict(Exception):
@@ -538,10 +524,7 @@ class LedgerWriter:
     """The thread that writes charges and answers."""
 
     def __init__(self, engine: Engine, guard: FileGuard, salt: bytes, heads: HeadFile, newest: int) -> None:
-        self._engine = engine
-        self._heads = heads
-        self._salt = salt
-        self._guard = guard
+        self._engine, self._guard, self._salt, self._heads = engine, guard, salt, heads
         driver: Any = engine.dialect.dbapi
         self._driver_error: type[Exception] = driver.Error
         self._integrity_error: type[Exception] = driver.IntegrityError
@@ -567,8 +550,7 @@ class LedgerWriter:
 
     def submit_charges(self, charges: Sequence[Charge], done: ChargesCallback) -> None:
         """Decide charges with the next batch."""
-        group = _Group(done, len(charges))
-        if not self._enqueue([(charge, partial(group.add, place)) for place, charge in enumerate(charges)]):
+        if not self._enqueue(list(zip(charges, _as_one(done, len(charges)), strict=True))):
             _notify(done, [Failed(_CLOSED)] * len(charges))
         elif self._queue.qsize() >= self._wake_size:
             self._wake.set()
@@ -600,7 +582,7 @@ class LedgerWriter:
             batch = self._next_batch()
             self._last_batch_size = len(batch.charges)
             if batch.charges or batch.answers or self._refused:
-                self._write(batch.charges, batch.answers)
+                self._write(batch)
         if self._refused:
             with contextlib.suppress(Exception):
                 self._commit([], [])
@@ -661,81 +643,69 @@ class LedgerWriter:
             self._window = min(max(wanted, _MIN_WINDOW), _MAX_WINDOW)
         self._wake_size = math.inf
 
-    def _write(self, charges: list[_PendingCharge], answers: list[_PendingAnswers]) -> None:
+    def _write(self, batch: _Batch) -> None:
         """Write a batch without the charges that are past their deadline."""
         now = time.monotonic()
-        for charge, done in charges:
+        for charge, done in batch.charges:
             if charge.deadline <= now:
                 _notify(done, Failed(_TOO_LATE))
-        in_time = [pending for pending in charges if pending[0].deadline > now]
+        batch.charges = [pending for pending in batch.charges if pending[0].deadline > now]
         try:
-            self._write_batch(in_time, answers)
+            self._write_batch(batch)
         except _Conflict:
             # Another process wrote the same request id first. One transaction each, so that it is seen.
-            alone = [_Batch([pending]) for pending in in_time] + [_Batch(answers=[each]) for each in answers]
-            for batch in alone:
+            alone = [_Batch([each]) for each in batch.charges] + [
+                _Batch([], [each]) for each in batch.answers
+            ]
+            for single in alone:
                 try:
-                    self._write_batch(batch.charges, batch.answers)
+                    self._write_batch(single)
                 except _Conflict as conflict:
-                    error = unavailable(self._engine, conflict.__cause__ or conflict)
-                    for _, waiting in [*batch.charges, *batch.answers]:
+                    error = _unavailable(self._engine, conflict.__cause__ or conflict)
+                    for _, waiting in [*single.charges, *single.answers]:
                         _notify(waiting, Failed(error))
 
-    def _write_batch(self, charges: list[_PendingCharge], answers: list[_PendingAnswers]) -> None:
-        """Commit a batch and call back. Raises `_Conflict` only."""
+    def _write_batch(self, batch: _Batch) -> None:
+        """Commit a batch and call back; keep the answers that can still be stored. Raises `_Conflict` only."""
+        pending = [*batch.charges, *batch.answers]
         try:
-            results, stored = self._commit([charge for charge, _ in charges], [new for new, _ in answers])
+            results = self._commit([charge for charge, _ in batch.charges], [new for new, _ in batch.answers])
         except _Conflict:
             raise
         except Exception as error:
-            self._fail(error if isinstance(error, QuietmaxError) else _unexpected(error), charges, answers)
-            return
-        for place, (_, charge_done) in enumerate(charges):
-            _notify(charge_done, results[place])
-        for place, (_, answers_done) in enumerate(answers):
-            _notify(answers_done, stored[place])
+            self.error = error if isinstance(error, QuietmaxError) else _unexpected(error)
+            pending, retry = [*batch.charges], isinstance(self.error, LedgerUnavailable) and not self._closing
+            for answers in batch.answers:
+                in_time = retry and answers[0].deadline > time.monotonic()
+                (self._retries if in_time else pending).append(answers)
+            results = [Failed(self.error)] * len(pending)
+        for (_, done), result in zip(pending, results, strict=True):
+            _notify(done, result)
 
-    def _fail(
-        self, error: QuietmaxError, charges: list[_PendingCharge], answers: list[_PendingAnswers]
-    ) -> None:
-        """Report a failed batch; keep the answers that can still be stored."""
-        self.error = error
-        now = time.monotonic()
-        for _, charge_done in charges:
-            _notify(charge_done, Failed(error))
-        for pending in answers:
-            new, answers_done = pending
-            if isinstance(error, LedgerUnavailable) and new.deadline > now and not self._closing:
-                self._retries.append(pending)
-            else:
-                _notify(answers_done, Failed(error))
-
-    def _commit(
-        self, charges: list[Charge], answers: list[NewAnswers]
-    ) -> tuple[list[ChargeResult], list[StoredAnswer]]:
+    def _commit(self, charges: list[Charge], answers: list[NewAnswers]) -> list[ChargeResult | StoredAnswer]:
         """Run one transaction. Raises `LedgerUnavailable` (nothing may be answered) or `_Conflict` (rolled back)."""
         self._guard.check()
         started = time.time_ns()
         refused = dict(self._refused)
         try:
             opened = self._connection is None
-            self._connection = self._connection or writer_connection(self._engine)
-            with charge_transaction(self._connection) as cursor:
+            self._connection = self._connection or _writer_connection(self._engine)
+            with _charge_transaction(self._connection) as cursor:
                 if opened:
                     self._guard.watch_log(True)
                 ids = {charge.account for charge in charges} | {account for account, _ in refused}
                 ids |= {new.account for new in answers if new.queries or new.request is not None}
-                accounts = lock_accounts(cursor, ids)
+                accounts = _lock_accounts(cursor, ids)
                 self._heads.check_locked(cursor, accounts.values())
                 now = self._now()
                 # first, so that the charges find these answers
-                stored = store_answers(cursor, accounts, answers, self._salt, now)
+                stored = _store_answers(cursor, accounts, answers, self._salt, now)
                 batch = ChargeBatch(cursor, self._answer_cache, accounts, charges, now)
                 overdue = bool(refused) and time.monotonic() - self._refused_flushed > _REFUSED_FLUSH_INTERVAL
                 changed = bool(answers) or batch.changed or not charges or overdue
                 if changed:
                     batch.save()
-                    count_refused(cursor, refused)
+                    _count_refused(cursor, refused)
                 else:
                     cursor.rollback()
         except BaseException as error:
@@ -744,10 +714,10 @@ class LedgerWriter:
                 raise _Conflict from error
             if isinstance(error, (SQLAlchemyError, self._driver_error)):
                 self._drop_connection()
-                raise unavailable(self._engine, error) from error
+                raise _unavailable(self._engine, error) from error
             raise
         if changed:
-            self._heads.record(head_of(each) for each in accounts.values() if each.rows)
+            self._heads.record(map(_head_of, accounts.values()))
             self._refused.clear()
             self._refused_flushed = time.monotonic()
             self.error = None
@@ -756,7 +726,7 @@ class LedgerWriter:
                 self._refused[charge.account, charge.client] += 1
         self.batches += 1
         self.last_flush = (started, time.time_ns())
-        return batch.results, stored
+        return [*batch.results, *stored]
 
     def _now(self) -> int:
         """Return the time in microseconds; warn if the clock has gone back since the last transaction."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -16,8 +17,15 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 import orjson
 
-from quietmax.errors import InvalidInput, LedgerDamaged, QuietmaxError
-from quietmax.ledger.database import PARSE_ERRORS, AccountTransaction, Cursor, answer_digest, lock_accounts
+from quietmax.errors import InvalidInput, QuietmaxError
+from quietmax.ledger.database import (
+    PARSE_ERRORS,
+    AccountTransaction,
+    Cursor,
+    _answer_digest,
+    _damaged,
+    _lock_accounts,
+)
 
 # --- parts of an account ------------------------------------------------------------------------------------------
 
@@ -36,18 +44,18 @@ class Part:
     split: str  # Name of the split: equal names mean that each person is on the same side
     side: Side  # The side
 
-    def increase(self, spent: Mapping[Part, int], units: int) -> int:
+    def _increase(self, spent: Mapping[Part, int], units: int) -> int:
         """Return by how much the balance of the account grows if this part is charged."""
         own = spent.get(self, 0)
         other = spent.get(Part(self.split, "holdout" if self.side == "training" else "training"), 0)
         return max(own + units, other) - max(own, other)
 
-    def to_detail(self, units: int) -> dict[str, str | int]:
+    def _to_detail(self, units: int) -> dict[str, str | int]:
         """Return what the detail of the journal row of a charge states about the part."""
         return {"side": self.side, "split": self.split, "units": units}
 
     @classmethod
-    def from_detail(cls, detail: str) -> tuple[Part, int] | None:
+    def _from_detail(cls, detail: str) -> tuple[Part, int] | None:
         """Return the part and the units that the detail of a journal row states; None if it concerns everybody."""
         content = json.loads(detail) if detail else {}
         if not {"side", "split", "units"} & set(content):
@@ -64,17 +72,15 @@ _PART_ROWS = (
 )
 
 
-def spent_by_part(cursor: Cursor, accounts: Iterable[int]) -> dict[int, dict[Part, int]]:
+def _spent_by_part(cursor: Cursor, accounts: Iterable[int]) -> dict[int, dict[Part, int]]:
     """Return what each part of some accounts has spent, according to the journal."""
     wanted = set(accounts)
     spent: dict[int, dict[Part, int]] = {account: {} for account in wanted}
     for account, detail in cursor.fetch_listed(_PART_ROWS, wanted):
         try:
-            stated = Part.from_detail(detail)
+            stated = Part._from_detail(detail)
         except PARSE_ERRORS as error:
-            raise LedgerDamaged(
-                f"A journal row of account {account} cannot be read. Restore the ledger from a backup."
-            ) from error
+            raise _damaged(f"A journal row of account {account} cannot be read") from error
         if stated is not None:
             part, units = stated
             spent[account][part] = spent[account].get(part, 0) + units
@@ -92,10 +98,8 @@ class Charge:
 
     Parameters
     ----------
-    account : int
-        The id of the account.
-    client : int
-        The id of the client.
+    account, client : int
+        The ids of the account and of the client.
     model : str
         The model, as ``name/version``.
     unit_cost : int
@@ -174,10 +178,8 @@ class LimitExceeded:
     ----------
     limit : {"budget", "quota"}
         The limit: the account's budget or the client's quota.
-    units : int
-        The units that the charge needs.
-    remaining_units : int
-        The units that remain below the limit.
+    units, remaining_units : int
+        The units that the charge needs, and those that remain below the limit.
     """
 
     limit: Literal["budget", "quota"]
@@ -288,32 +290,14 @@ class AnswerCache:
         """Index the rows that were added since the last call."""
         if account not in self._locations:
             self._locations[account] = {}
-            self._last_read[account] = self._first_id(cursor, account)
+            self._last_read[account] = _first_id(cursor, account, self._max_answers)
+        newer = "SELECT id, keys FROM answers WHERE account = ? AND id > ? ORDER BY id LIMIT ?"
         while True:
-            rows = cursor.fetch(
-                "SELECT id, keys FROM answers WHERE account = ? AND id > ? ORDER BY id LIMIT ?",
-                (account, self._last_read[account], _ROWS_PER_READ),
-            )
+            rows = cursor.fetch(newer, (account, self._last_read[account], _ROWS_PER_READ))
             for row_id, keys in rows:
                 self._add(account, row_id, bytes(keys))
             if len(rows) < _ROWS_PER_READ:
                 return
-
-    def _first_id(self, cursor: Cursor, account: int) -> int:
-        """Return the id after which the newest `max_answers` answers begin."""
-        count, before = 0, 2**62
-        while True:
-            rows = cursor.fetch(
-                "SELECT id, LENGTH(keys) FROM answers WHERE account = ? AND id < ? ORDER BY id DESC LIMIT ?",
-                (account, before, _ROWS_PER_READ),
-            )
-            for row_id, length in rows:
-                count += length // KEY_BYTES
-                before = row_id
-                if count > self._max_answers:
-                    return int(row_id)
-            if len(rows) < _ROWS_PER_READ:
-                return 0
 
     def _add(self, account: int, row_id: int, keys: bytes) -> None:
         locations = self._locations[account]
@@ -323,6 +307,18 @@ class AnswerCache:
         if len(locations) > self._max_answers + self._max_answers // 16:  # dropping many takes little longer
             for half in list(islice(locations, len(locations) - self._max_answers)):
                 del locations[half]
+
+
+def _first_id(cursor: Cursor, account: int, max_answers: int) -> int:
+    """Return the id after which the newest `max_answers` answers begin."""
+    older = "SELECT id, LENGTH(keys) FROM answers WHERE account = ? AND id < ? ORDER BY id DESC LIMIT ?"
+    count, row_id = 0, 2**62
+    while rows := cursor.fetch(older, (account, row_id, _ROWS_PER_READ)):
+        for row_id, length in rows:
+            count += length // KEY_BYTES
+            if count > max_answers:
+                return int(row_id)
+    return 0
 
 
 def _first_halves(keys: bytes) -> list[int]:
@@ -390,15 +386,32 @@ class ChargeBatch:
         self._now = now
         self._client_names: dict[int, str] = {}
         self._balances: dict[tuple[int, int], _Balance] = {}
-        self._read_subaccounts({charge.client for charge in charges})
-        self._clients_by_key = self._read_valid_keys(
-            {charge.key for charge in charges if charge.key is not None}
-        )
+        for account, client, name, limit_units, spent_units in cursor.fetch_listed(
+            _SUBACCOUNTS, {charge.client for charge in charges}
+        ):
+            self._client_names[client] = name
+            if account is not None:
+                self._balances[account, client] = _Balance(limit_units, spent_units)
+        self._clients_by_key = {
+            key: client
+            for key, client, expires, revoked in cursor.fetch_listed(
+                _KEYS, {charge.key for charge in charges if charge.key is not None}
+            )
+            if revoked is None and (expires is None or expires > now)
+        }
         self._attempts = _read_requests(
             cursor, {charge.request for charge in charges if charge.request is not None}
         )
-        self._cached = self._read_cached_answers(answer_cache, charges)
-        self._parts = spent_by_part(cursor, {charge.account for charge in charges if charge.part is not None})
+        queries: dict[int, set[bytes]] = {}
+        for charge in charges:
+            if charge.queries:
+                queries.setdefault(charge.account, set()).update(charge.queries)
+        self._cached: dict[bytes, bytes] = {}
+        for account, keys in queries.items():
+            self._cached.update(answer_cache.find(cursor, account, keys))
+        self._parts = _spent_by_part(
+            cursor, {charge.account for charge in charges if charge.part is not None}
+        )
         self._new_requests: dict[bytes, tuple[Charge, int]] = {}
         self._resumed_requests: dict[bytes, int] = {}
         self.results: list[ChargeResult] = [self._decide(charge) for charge in charges]
@@ -438,12 +451,13 @@ class ChargeBatch:
         account = self._accounts[charge.account]
         balance = self._balances.setdefault((charge.account, charge.client), _Balance(None, 0))
         earlier = None if charge.request is None else self._attempts.get(charge.request)
-        if earlier is not None and earlier.body != charge.body:
-            return RequestIdReused()
-        if earlier is not None and earlier.answer is not None:
-            return Replayed(earlier.answer, _remaining(account, balance))
-        if earlier is not None and earlier.account != charge.account:
-            return RequestIdReused()  # this account would answer what another one has paid for
+        if earlier is not None:
+            if earlier.body != charge.body:
+                return RequestIdReused()
+            if earlier.answer is not None:
+                return Replayed(earlier.answer, _remaining(account, balance))
+            if earlier.account != charge.account:
+                return RequestIdReused()  # this account would answer what another one has paid for
         return self._pay(charge, account, balance, earlier)
 
     def _pay(
@@ -461,7 +475,7 @@ class ChargeBatch:
         full = max(answers * charge.unit_cost - paid, 0)
         if earlier is not None and charge.kind in _RELEASES:
             full = 0
-        units = full if charge.part is None else charge.part.increase(self._parts[charge.account], full)
+        units = full if charge.part is None else charge.part._increase(self._parts[charge.account], full)
         if units > account.limit_units - account.spent_units:
             return LimitExceeded("budget", units, account.limit_units - account.spent_units)
         if balance.limit_units is not None and units > balance.limit_units - balance.spent_units:
@@ -494,41 +508,13 @@ class ChargeBatch:
             self._resumed_requests[request] = units
         self._attempts[request] = _StoredRequest(charge.account, charge.body, units, None)
 
-    def _read_subaccounts(self, clients: set[int]) -> None:
-        for account, client, name, limit_units, spent_units in self._cursor.fetch_listed(
-            _SUBACCOUNTS, clients
-        ):
-            self._client_names[client] = name
-            if account is not None:
-                self._balances[account, client] = _Balance(limit_units, spent_units)
-
-    def _read_valid_keys(self, ids: set[str]) -> dict[str, int]:
-        """Return the clients of those keys that are neither revoked nor expired."""
-        return {
-            key: client
-            for key, client, expires, revoked in self._cursor.fetch_listed(_KEYS, ids)
-            if revoked is None and (expires is None or expires > self._now)
-        }
-
-    def _read_cached_answers(
-        self, answer_cache: AnswerCache, charges: Sequence[Charge]
-    ) -> dict[bytes, bytes]:
-        queries: dict[int, set[bytes]] = {}
-        for charge in charges:
-            if charge.queries:
-                queries.setdefault(charge.account, set()).update(charge.queries)
-        cached: dict[bytes, bytes] = {}
-        for account, keys in queries.items():
-            cached.update(answer_cache.find(self._cursor, account, keys))
-        return cached
-
 
 def _charge_detail(charge: Charge, units: int, paid: int | None) -> str:
     """Return the detail of the journal row of a charge.
 
     It names the request, says whether it is kept when old requests are pruned, and what earlier attempts have paid.
     """
-    fields: dict[str, str | int] = {} if charge.part is None else charge.part.to_detail(units)
+    fields: dict[str, str | int] = {} if charge.part is None else charge.part._to_detail(units)
     if charge.request is not None:
         fields["request"] = charge.request.hex()
         if not charge.body:
@@ -556,7 +542,7 @@ _COUNT_REFUSED = (
 )
 
 
-def store_answers(
+def _store_answers(
     cursor: Cursor,
     accounts: Mapping[int, AccountTransaction],
     batch: Sequence[NewAnswers],
@@ -569,20 +555,20 @@ def store_answers(
     for. So only the first to be stored may leave; the others are dropped, also from the answer cache.
     """
     known = _read_requests(cursor, {new.request for new in batch if new.request is not None})
-    digests: dict[int, dict[str, str]] = {}
+    digests: dict[int, dict[str, str | None]] = {}
     stored, written, cached = [], [], []
     for new in batch:
         answer, first = new.answer, True
         if new.request is not None:
             request = known.get(new.request)
             if request is None or request.account != new.account:
-                raise _missing_request()
+                raise _damaged("A charged request is missing from the ledger")
             if request.answer is not None:
                 answer, first = request.answer, False
             else:
                 known[new.request] = request._replace(answer=answer)
                 written.append((answer, new.request))
-                digest = answer_digest(salt, new.request, request.body, answer)
+                digest = _answer_digest(salt, new.request, request.body, answer)
                 digests.setdefault(new.account, {})[new.request.hex()] = digest
         if first and new.queries:
             cached.append((new.account, b"".join(new.queries), new.answers, now))
@@ -590,19 +576,15 @@ def store_answers(
     for account, requests in digests.items():
         accounts[account].add(now, "answered", detail=json.dumps({"requests": requests}))
     if cursor.execute_many(_ANSWER_REQUEST, written) != len(written):
-        raise _missing_request()
+        raise _damaged("A charged request is missing from the ledger")
     cursor.execute_many(_INSERT_ANSWERS, cached)
     return stored
 
 
-def _missing_request() -> LedgerDamaged:
-    return LedgerDamaged("A charged request is missing from the ledger. Restore the ledger from a backup.")
-
-
-def count_refused(cursor: Cursor, counts: Mapping[tuple[int, int], int]) -> None:
+def _count_refused(cursor: Cursor, counts: Mapping[tuple[int, int], int]) -> None:
     """Add to the number of refused charges of subaccounts."""
     cursor.execute_many(
-        _COUNT_REFUSED, [(account, client, count) for (account, client), count in sorted(counts.items())]
+        _COUNT_REFUSED, [(*subaccount, count) for subaccount, count in sorted(counts.items())]
     )
 
 
@@ -616,16 +598,10 @@ _PRUNE_REQUESTS = "DELETE FROM requests WHERE account = ? AND time < ? AND LENGT
 _PRUNE_ANSWERS = "DELETE FROM answers WHERE account = ? AND time < ?"
 
 
-@dataclass(frozen=True)
-class Pruned:
-    """What was deleted."""
+def _prune(cursor: Cursor, days: float, now: int) -> tuple[int, int]:
+    """Delete requests and cached answers of long ago, and return the number of rows of each.
 
-    requests: int  # The number of request ids, with their stored answers
-    batches: int  # The number of rows of the answer cache; each holds the answers that were drawn together
-
-
-def prune(cursor: Cursor, days: float, now: int) -> Pruned:
-    """Delete requests and cached answers of long ago; record it in the journal of each account concerned.
+    The journal of each account concerned records it.
 
     What training, evaluations and migrated budgets were charged for is kept for ever. A request counts from its last
     attempt: the answer of an old id that is being tried again can still be stored.
@@ -633,15 +609,15 @@ def prune(cursor: Cursor, days: float, now: int) -> Pruned:
     if not _MIN_PRUNE_DAYS <= days <= _MAX_PRUNE_DAYS:
         raise InvalidInput(f"days must be between 1/24 and {_MAX_PRUNE_DAYS}, got {days:g}.")
     before = now - int(days * DAY)
-    requests_deleted = batches_deleted = 0
+    deleted = Counter[str]()
     for (number,) in cursor.fetch("SELECT id FROM accounts ORDER BY id"):
-        locked = lock_accounts(cursor, [number])[number]
-        requests = cursor.execute(_PRUNE_REQUESTS, (number, before))
-        batches = cursor.execute(_PRUNE_ANSWERS, (number, before))
-        if requests or batches:
-            detail = {"batches": batches, "before": before, "requests": requests}
-            locked.add(now, "prune", detail=json.dumps(detail))
+        locked = _lock_accounts(cursor, [number])[number]
+        rows = {
+            "requests": cursor.execute(_PRUNE_REQUESTS, (number, before)),
+            "batches": cursor.execute(_PRUNE_ANSWERS, (number, before)),
+        }
+        if any(rows.values()):
+            locked.add(now, "prune", detail=json.dumps({"before": before, **rows}, sort_keys=True))
             locked.save(cursor)
-        requests_deleted += requests
-        batches_deleted += batches
-    return Pruned(requests_deleted, batches_deleted)
+            deleted.update(rows)
+    return deleted["requests"], deleted["batches"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from sqlalchemy import Connection, Row
@@ -15,21 +15,23 @@ from quietmax.errors import LedgerDamaged, counted
 from quietmax.ledger.accounts import (
     AccountState,
     Terms,
-    account_rows,
-    account_state,
-    key_detail,
-    list_keys,
-    list_subaccounts,
+    _account_rows,
+    _account_state,
+    _key_detail,
+    _list_keys,
+    _list_subaccounts,
 )
 from quietmax.ledger.database import (
+    COLUMNS,
     KEYS_ACCOUNT,
     PARSE_ERRORS,
     START,
     JournalEntry,
-    answer_digest,
-    read_salt,
-    run,
-    stream,
+    _answer_digest,
+    _has_wrong_types,
+    _read_salt,
+    _run,
+    _stream,
 )
 from quietmax.ledger.transactions import Part
 
@@ -62,25 +64,18 @@ class Verification:
 
     def to_json(self) -> dict[str, Any]:
         """Return the result by name."""
-        return {
-            "sound": self.sound,
-            "accounts": self.accounts,
-            "rows": self.rows,
-            "faults": list(self.faults),
-        }
+        return {"sound": self.sound, **asdict(self), "faults": list(self.faults)}
 
 
-def read_journal(connection: Connection, account: int | None = None) -> Iterator[JournalEntry]:
+def _read_journal(connection: Connection, account: int | None = None) -> Iterator[JournalEntry]:
     """Read the journal, account by account in the order of the rows."""
     where = "" if account is None else "WHERE account = :account"
-    columns = ", ".join(each.name for each in fields(JournalEntry))
-    statement = f"SELECT {columns} FROM journal {where} ORDER BY account, sequence"
+    statement = f"SELECT {', '.join(COLUMNS)} FROM journal {where} ORDER BY account, sequence"
     named = {} if account is None else {"account": account}
-    for row in stream(connection, statement, **named):
-        yield JournalEntry(*row)
+    yield from (JournalEntry(*row) for row in _stream(connection, statement, **named))
 
 
-def verify(connection: Connection, anchors: Mapping[str, Anchor] | None = None) -> Verification:
+def _verify(connection: Connection, anchors: Mapping[str, Anchor] | None = None) -> Verification:
     """Find edited, missing and reordered rows, and what the journal does not explain.
 
     This covers balances, quotas, keys, the names of accounts, their training sets, and what is stored for request ids.
@@ -88,8 +83,8 @@ def verify(connection: Connection, anchors: Mapping[str, Anchor] | None = None) 
     charge. Of what earlier versions stored, names, training sets and requests are covered as the migration found them.
     """
     anchors = anchors or {}
-    salt = read_salt(connection)
-    rows = account_rows(connection)
+    salt = _read_salt(connection)
+    rows = _account_rows(connection)
     names, ids = {row.name for row in rows}, {row.id for row in rows}
     faults = [] if KEYS_ACCOUNT in names else ["The account of the API keys is missing."]
     count = 0
@@ -97,7 +92,7 @@ def verify(connection: Connection, anchors: Mapping[str, Anchor] | None = None) 
     for row in sorted(rows, key=lambda row: row.name != KEYS_ACCOUNT):  # it says which accounts were opened
         replay = _Replay(row, anchors.get(row.name), bindings)
         bindings = replay.bindings
-        for entry in read_journal(connection, row.id):
+        for entry in _read_journal(connection, row.id):
             replay.follow(entry)
             count += 1
         faults += replay.finish(connection, salt)
@@ -109,7 +104,7 @@ def verify(connection: Connection, anchors: Mapping[str, Anchor] | None = None) 
         if name not in names
     ]
     for what, table in (("journal has rows", "journal"), ("ledger has requests", "requests")):
-        unknown = set(run(connection, f"SELECT DISTINCT account FROM {table}").scalars()) - ids
+        unknown = set(_run(connection, f"SELECT DISTINCT account FROM {table}").scalars()) - ids
         faults += [
             f"The {what} of account {number}, which does not exist." for number in sorted(unknown, key=str)
         ]
@@ -137,13 +132,13 @@ class _Replay:
         self.bindings = _Bindings() if self._keys else bindings
         self._state: AccountState | None = None
         try:
-            self._state = None if self._keys else account_state(account)
+            self._state = None if self._keys else _account_state(account)
         except LedgerDamaged as damage:
             self._faults.append(str(damage))
 
     def follow(self, entry: JournalEntry) -> None:
         """Check a row against the row before it, and take in what it states."""
-        if entry.has_wrong_types:
+        if _has_wrong_types(entry):
             self._fault(f"row {entry.sequence!r} was edited: a field has the wrong type")
             if type(entry.sequence) is int:
                 self._next_sequence, self._head = entry.sequence + 1, entry.hash
@@ -192,7 +187,7 @@ class _Replay:
         for fault in faults:
             self._fault(fault)
         if entry.kind == "open":
-            opened = cost_from_json(detail["total"]), Terms.from_json(detail["terms"])
+            opened = cost_from_json(detail["total"]), Terms._from_json(detail["terms"])
             if self._state is not None and opened != (self._state.total, self._state.terms):
                 self._fault("its total or terms are not those it was opened with")
         elif entry.kind == "quota" or (entry.kind == "revoke" and entry.client):
@@ -204,11 +199,11 @@ class _Replay:
 
     def _check_part(self, entry: JournalEntry) -> int:
         """Check that the balance grew as the charge of a part requires; return the units of the charge."""
-        stated = Part.from_detail(entry.detail)
+        stated = Part._from_detail(entry.detail)
         if stated is None:
             return entry.units
         part, units = stated
-        if units < 0 or entry.units != part.increase(self._parts, units):
+        if units < 0 or entry.units != part._increase(self._parts, units):
             self._fault(f"row {entry.sequence} does not charge what its part of the account has spent")
         self._parts[part] = self._parts.get(part, 0) + units
         return units
@@ -236,7 +231,7 @@ class _Replay:
 
     def _compare_subaccounts(self, connection: Connection) -> None:
         try:
-            stored = {each.client: each for each in list_subaccounts(connection, self._account.id)}
+            stored = {each.client: each for each in _list_subaccounts(connection, self._account.id)}
         except LedgerDamaged as damage:
             self._faults.append(str(damage))
             return
@@ -249,9 +244,9 @@ class _Replay:
             self._fault(f"the subaccount of client {client!r} is missing")
 
     def _compare_keys(self, connection: Connection) -> None:
-        stored = {key.id: key for key in list_keys(connection)}
+        stored = {key.id: key for key in _list_keys(connection)}
         for key in stored.values():
-            if key.has_wrong_types or self._created_keys.get(key.id) != (key.client, key_detail(key)):
+            if _has_wrong_types(key) or self._created_keys.get(key.id) != (key.client, _key_detail(key)):
                 self._faults.append(f"Key {key.id} is not as it was created.")
             if key.revoked != self._revoked_keys.get(key.id):
                 self._faults.append(f"Key {key.id} is not revoked as the journal states.")
@@ -311,12 +306,9 @@ class _Bindings:
                 yield f"Account {row.name!r}: according to the journal it {opened}."
         for name in names.values():
             yield f"Account {name!r} is missing."
-        bound = {
-            row.digest: row.account for row in run(connection, "SELECT digest, account FROM training_sets")
-        }
+        bound = dict(iter(_run(connection, "SELECT digest, account FROM training_sets")))
         stated_sets = self._training_sets
-        wrong = sum(bound.get(each) != stated_sets.get(each) for each in {*bound, *stated_sets})
-        if wrong:
+        if wrong := sum(bound.get(each) != stated_sets.get(each) for each in {*bound, *stated_sets}):
             without = counted(wrong, "training set does not have", "training sets do not have")
             yield f"{without} the account that the journal states."
 
@@ -403,12 +395,13 @@ class _Requests:
         """Compare the stored requests of the account with the journal; return what is wrong."""
         unknown = changed = 0
         statement = "SELECT request, body, units, time, answer FROM requests WHERE account = :account"
-        for row in stream(connection, statement, account=account):
+        for row in _stream(connection, statement, account=account):
             stated = self._known.pop(row.request, None)
             if stated is None:
                 unknown += 1
             elif not _is_as_stated(row, stated, salt):
                 changed += 1
+        missing = len(self._known)
         found = (
             (unknown, "stored request is not in the journal", "stored requests are not in the journal"),
             (
@@ -416,7 +409,7 @@ class _Requests:
                 "stored request or its answer was changed",
                 "stored requests or their answers were changed",
             ),
-            (len(self._known), "stored request is missing", "stored requests are missing"),
+            (missing, "stored request is missing", "stored requests are missing"),
         )
         return [counted(*each) for each in found if each[0]]
 
@@ -424,7 +417,7 @@ class _Requests:
 def _is_as_stated(row: Row[Any], stated: _Request, salt: bytes) -> bool:
     """Tell whether a stored request is what the journal states."""
     try:
-        digest = None if row.answer is None else answer_digest(salt, row.request, row.body, row.answer)
+        digest = _answer_digest(salt, row.request, row.body, row.answer)
         keep = len(row.body) == 0
     except TypeError:  # SQLite accepts any type in an edit
         return False
