@@ -20,7 +20,7 @@ import ray
 from quietmax import RayEngine, Teachers, TrainingSettings
 from quietmax.attacks.shadow_models import ShadowPool
 from quietmax.data.records import Records, Split
-from quietmax.models.losses import CrossEntropy
+from quietmax.models.stacked import CrossEntropy
 from ratios import report
 
 WANTED = 1.7

@@ -17,8 +17,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from quietmax.models.losses import Convexified, value
-from quietmax.models.stacked import TrainingSettings, train_stack
+from quietmax.models.stacked import Convexified, TrainingSettings, loss_value, train_stack
 from ratios import report
 
 CASES = (
@@ -102,7 +101,7 @@ def plain_loop(
     for _ in range(settings.epochs):
         for batch in torch.randperm(len(features)).split(settings.batch_size):
             optimizer.zero_grad()
-            value(settings.loss, network(features[batch]), targets[batch]).backward()
+            loss_value(settings.loss, network(features[batch]), targets[batch]).backward()
             optimizer.step()
 
 

@@ -19,7 +19,6 @@ ORDER = [
     "_before_noise",
     "_io",
     "_lazy",
-    "_plugins",
     "_ray",
     "_threads",
     "accounting",
@@ -43,7 +42,7 @@ ORDER = [
     "cli",
     "__main__",
 ]
-APART = {"spending", "accounting", "noise", "_before_noise", "_io", "_plugins", "_ray", "_threads"}
+APART = {"spending", "accounting", "noise", "_before_noise", "_io", "_ray", "_threads"}
 """These import no other package of ours."""
 HEAVY = ("torch", "sklearn", "pandas", "scipy", "matplotlib")
 

@@ -18,8 +18,14 @@ import safetensors.torch
 import torch
 from synthetic_images import canvases, crops
 
-from quietmax.models.features.images import dead_leaves, unit_brightness
-from quietmax.models.features.patches import CONTRAST, Patches, normalised, responses
+from quietmax.models.features.images import (
+    CONTRAST,
+    Patches,
+    dead_leaves,
+    normalised,
+    responses,
+    unit_brightness,
+)
 
 SHAPE = (3, 32, 32)
 PATCH_IMAGES, PATCH_SEED = 4000, 2021

@@ -48,11 +48,11 @@ if TYPE_CHECKING:
     from quietmax.mechanisms.base import GaussianScores as GaussianScores
     from quietmax.mechanisms.base import NoisyMax as NoisyMax
     from quietmax.mechanisms.base import SampledNeuron as SampledNeuron
-    from quietmax.models.losses import Convexified as Convexified
-    from quietmax.models.losses import CrossEntropy as CrossEntropy
-    from quietmax.models.losses import Quadratic as Quadratic
     from quietmax.models.serialization import load_model as load_model
     from quietmax.models.serialization import save_model as save_model
+    from quietmax.models.stacked import Convexified as Convexified
+    from quietmax.models.stacked import CrossEntropy as CrossEntropy
+    from quietmax.models.stacked import Quadratic as Quadratic
     from quietmax.models.stacked import TrainingSettings as TrainingSettings
     from quietmax.models.training import Model as Model
     from quietmax.models.training import TorchModel as TorchModel
@@ -84,7 +84,7 @@ _NAMES = {
     "mechanisms.base": "Answerer GaussianScores NoisyMax SampledNeuron",
     "models.losses": "Convexified CrossEntropy Quadratic",
     "models.serialization": "load_model save_model",
-    "models.stacked": "TrainingSettings",
+    "models.stacked": "Convexified CrossEntropy Quadratic TrainingSettings",
     "models.training": "Model TorchModel train train_many train_module",
     "noise.sources": "ExactNoise SeededNoise",
     "predictor": "Predictor",

@@ -77,9 +77,9 @@ ALLOWED = (
         (
             "quietmax.models.features.generic.RandomFourier",
             "quietmax.models.features.images.Scattering",
-            *(f"quietmax.models.features.patches.{name}" for name in ("Patches", "Mirrored", "Turned")),
-            "quietmax.models.features.patches.Joined",
-            "quietmax.models.features.patches.Reduced",
+            *(f"quietmax.models.features.images.{name}" for name in ("Patches", "Mirrored", "Turned")),
+            "quietmax.models.features.images.Joined",
+            "quietmax.models.features.images.Reduced",
         ),
         "batches of one shape and alignment, checked at every place on public records before training",
         _MAPS,
@@ -118,7 +118,7 @@ ALLOWED = (
         "training",
         (
             "quietmax.models.stacked.TrainingSettings",
-            *(f"quietmax.models.losses.{name}" for name in ("CrossEntropy", "Quadratic", "Convexified")),
+            *(f"quietmax.models.stacked.{name}" for name in ("CrossEntropy", "Quadratic", "Convexified")),
         ),
         "the built-in networks of teachers are trained apart from each other",
         "tests/invariant/test_estimators.py",

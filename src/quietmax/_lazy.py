@@ -1,14 +1,21 @@
-"""Modules and names that are imported when they are first used, so that a command imports only what it needs.
+"""Modules, names and plug-ins that are imported when they are first used, so that a command imports only what it needs.
 
 PyTorch alone takes longer to import than a small service takes to start.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
+from functools import cache
 from importlib import import_module
-from types import ModuleType
-from typing import Any
+from types import MappingProxyType, ModuleType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+Value = TypeVar("Value")
 
 
 class _LazyModule(ModuleType):
@@ -52,3 +59,31 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return get
+
+
+@cache
+def entry_points(group: str) -> tuple[EntryPoint, ...]:
+    """Return the entry points of a group. They are read once: the metadata of all installed packages takes long."""
+    from importlib import metadata
+
+    return tuple(metadata.entry_points(group=group))
+
+
+def with_plugins(
+    built_in: Mapping[str, Value], group: str, read: Callable[[str, Any], tuple[str, Value]]
+) -> Mapping[str, Value]:
+    """Return the built-in objects by name, followed by those of installed plug-ins.
+
+    A plug-in that fails to load, that `read` rejects or whose name is in use is skipped with a warning.
+    """
+    known = dict(built_in)
+    for entry in entry_points(group=group):
+        try:
+            name, value = read(entry.name, entry.load())
+            if name in known:
+                raise ValueError(f"the name '{name}' is already in use")
+        except Exception as error:
+            warnings.warn(f"Skipped the plug-in '{entry.name}' ({group}): {error}.", stacklevel=3)
+            continue
+        known[name] = value
+    return MappingProxyType(known)

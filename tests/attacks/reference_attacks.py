@@ -158,6 +158,6 @@ def _trained(
     for _ in range(settings.epochs):
         for batch in torch.randperm(len(features), generator=generator).split(settings.batch_size):
             optimizer.zero_grad()
-            qm.models.losses.value(settings.loss, network(features[batch]), labels[batch]).backward()
+            qm.models.stacked.loss_value(settings.loss, network(features[batch]), labels[batch]).backward()
             optimizer.step()
     return network

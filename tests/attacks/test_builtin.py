@@ -79,7 +79,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[EntryPoint]]:
         entries = [EntryPoint(name, f"attack_plugins:{name}", "quietmax.attacks") for name in plugins]
         monkeypatch.setitem(sys.modules, "attack_plugins", module)
         monkeypatch.setattr(
-            "quietmax._plugins.entry_points", lambda group: entries if group == "quietmax.attacks" else []
+            "quietmax._lazy.entry_points", lambda group: entries if group == "quietmax.attacks" else []
         )
         return entries
 

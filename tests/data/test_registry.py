@@ -62,7 +62,7 @@ def plug_in(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def install(*values: str) -> None:
         entries = [EntryPoint(value.rpartition(":")[2], value, "quietmax.datasets") for value in values]
         monkeypatch.setattr(
-            "quietmax._plugins.entry_points",
+            "quietmax._lazy.entry_points",
             lambda group: entries if group == "quietmax.datasets" else [],
         )
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import quietmax as qm
-from quietmax import _plugins, data, mechanisms
+from quietmax import _lazy, data, mechanisms
 from quietmax.attacks.builtin import registered_attacks
 from quietmax.data.readers import fair_table
 from quietmax.errors import InvalidInput, QuietmaxError
@@ -58,7 +58,7 @@ def on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name in set(sys.modules) - known:
         if Path(getattr(sys.modules[name], "__file__", None) or "/").parent == tmp_path:
             del sys.modules[name]
-    _plugins.entry_points.cache_clear()
+    _lazy.entry_points.cache_clear()
 
 
 def write_metadata(folder: Path, name: str, entry_points: dict[str, dict[str, str]]) -> None:
@@ -71,7 +71,7 @@ def write_metadata(folder: Path, name: str, entry_points: dict[str, dict[str, st
         for group, named in entry_points.items()
     )
     (metadata / "entry_points.txt").write_text("\n".join(sections))
-    _plugins.entry_points.cache_clear()
+    _lazy.entry_points.cache_clear()
 
 
 def install(page: str, folder: Path) -> None:
@@ -190,7 +190,7 @@ def test_a_model_with_the_feature_map_of_a_plug_in_stays_conditional_and_needs_t
     np.testing.assert_array_equal(opened.predict(rows[:20]), head.predict(rows[:20]))
     for metadata in on_path.glob("*.dist-info/*"):
         metadata.unlink()
-    _plugins.entry_points.cache_clear()
+    _lazy.entry_points.cache_clear()
     with pytest.raises(QuietmaxError, match="installed plug-in"):
         open_private("squared")
     with pytest.raises(InvalidInput, match="can be saved"):

@@ -31,8 +31,8 @@ from quietmax.estimators import (
     save_private,
 )
 from quietmax.models import CrossEntropy, Model, TrainingSettings, save_model, serialization
-from quietmax.models.features import Identity, UnitNorm, image_features, patches
-from quietmax.models.features.images import dead_leaves
+from quietmax.models.features import Identity, UnitNorm, image_features
+from quietmax.models.features.images import DIGEST, dead_leaves
 from quietmax.models.mlp import initial_mlp
 from tests.estimators.made import made
 
@@ -90,7 +90,7 @@ def test_a_saved_head_on_colour_images_answers_as_before_and_needs_the_same_filt
     np.testing.assert_array_equal(opened.predict_proba(images), head.predict_proba(images))
     assert opened.guarantee == head.guarantee_
     for path in folder.rglob("*.json"):
-        path.write_text(path.read_text().replace(patches.DIGEST, "0" * 64))
+        path.write_text(path.read_text().replace(DIGEST, "0" * 64))
     with pytest.raises(DataUnavailable, match="needs filters of SHA-256 0000"):
         open_private(folder)
 

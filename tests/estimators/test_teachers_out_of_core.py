@@ -18,8 +18,7 @@ from quietmax.errors import InvalidData, InvalidInput
 from quietmax.estimators import blocks, teachers
 from quietmax.estimators.blocks import LocalEngine
 from quietmax.estimators.teachers import _teacher_stacks, shard_of
-from quietmax.models.losses import CrossEntropy
-from quietmax.models.stacked import LARGEST_STACK, TrainingSettings, train_networks
+from quietmax.models.stacked import LARGEST_STACK, CrossEntropy, TrainingSettings, train_networks
 
 ROWS, PEOPLE = 300, 120
 COLUMNS: dict[str, Any] = {"label": "ill", "classes": ("no", "yes"), "bounds": {"age": (0, 1000)}}

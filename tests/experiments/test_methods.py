@@ -122,7 +122,7 @@ def _prepare(*_: object) -> PreparedMethod:
 def test_another_package_adds_a_method_by_an_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
     mine = Method("mine", "my method", "proven", _prepare)
     entries = [_Entry("mine", mine), _Entry("taken", methods()["head"]), _Entry("broken", ImportError("no"))]
-    monkeypatch.setattr("quietmax._plugins.entry_points", lambda **_: entries)
+    monkeypatch.setattr("quietmax._lazy.entry_points", lambda **_: entries)
     methods.cache_clear()
     try:
         with pytest.warns(UserWarning, match="already in use"):

@@ -23,8 +23,7 @@ from quietmax.estimators.serialization import open_private, save_private
 from quietmax.export.graph import IR_VERSION, OPSET, Graph
 from quietmax.export.onnx import _map_features, _onnx_model, export_onnx
 from quietmax.models.features.generic import Pipeline, RandomFourier
-from quietmax.models.features.images import Scattering
-from quietmax.models.features.patches import Joined, Mirrored, Patches, Reduced, Turned
+from quietmax.models.features.images import Joined, Mirrored, Patches, Reduced, Scattering, Turned
 from quietmax.models.features.tabular import Identity, OneHot, Scaling, UnitNorm
 from tests.export.people import CELLS, SCHEMA, random_rows, unreadable
 

@@ -38,8 +38,7 @@ from quietmax.estimators.training_set import OWN_MAP
 from quietmax.mechanisms.base import proves_bounds
 from quietmax.models.features import FeatureMap, FrozenModule, Identity, UnitNorm, generic
 from quietmax.models.features import Pipeline as Maps
-from quietmax.models.losses import CrossEntropy
-from quietmax.models.stacked import TrainingSettings
+from quietmax.models.stacked import CrossEntropy, TrainingSettings
 from tests.invariant.test_feature_maps import bits, row_selections
 
 ROWS = 24

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from quietmax.errors import InvalidInput
-from quietmax.models.losses import (
+from quietmax.models.stacked import (
     AveragedOver,
     Convexified,
     CrossEntropy,
     Loss,
     Quadratic,
     logit_gradient,
-    value,
+    loss_value,
 )
 
 LOSSES = [
@@ -42,7 +42,7 @@ def _batch(
 
 def _by_autograd(loss: Loss, logits: Tensor, labels: Tensor) -> Tensor:
     leaf = logits.clone().requires_grad_()
-    torch.stack([value(loss, leaf[k], labels[k]) for k in range(len(leaf))]).sum().backward()
+    torch.stack([loss_value(loss, leaf[k], labels[k]) for k in range(len(leaf))]).sum().backward()
     assert leaf.grad is not None
     return leaf.grad
 
@@ -81,8 +81,8 @@ def test_the_two_averages_are_the_papers_formula_and_the_authors_program() -> No
     alpha = 2.0
     printed = math.log(float(torch.exp(alpha * losses).sum()) / n) / alpha
     program = math.log(float((torch.exp(alpha * losses) + classes - 1).sum()) / (n * classes)) / alpha
-    assert float(value(Convexified(alpha, "samples"), logits[0], labels[0])) == pytest.approx(printed)
-    assert float(value(Convexified(alpha), logits[0], labels[0])) == pytest.approx(program)
+    assert float(loss_value(Convexified(alpha, "samples"), logits[0], labels[0])) == pytest.approx(printed)
+    assert float(loss_value(Convexified(alpha), logits[0], labels[0])) == pytest.approx(program)
 
 
 @given(
@@ -96,7 +96,7 @@ def test_nothing_overflows_however_large_alpha_times_loss_is(
     logits, labels = _batch(scale=scale)
     loss = Convexified(alpha, averaged_over)
     assert torch.isfinite(logit_gradient(loss, logits.float(), labels)).all()
-    assert torch.isfinite(value(loss, logits[0].float(), labels[0]))
+    assert torch.isfinite(loss_value(loss, logits[0].float(), labels[0]))
 
 
 def test_small_alpha_gives_the_ordinary_mean_loss() -> None:
@@ -128,11 +128,11 @@ def test_the_convexified_loss_of_a_hidden_layer_network_is_not_convex() -> None:
         loss = Convexified(alpha)
         for _ in range(300):
             optimizer.zero_grad()
-            value(loss, torch.tanh(inputs @ first) @ last, labels).backward()
+            loss_value(loss, torch.tanh(inputs @ first) @ last, labels).backward()
             optimizer.step()
         with torch.no_grad():
-            trained = float(value(loss, torch.tanh(inputs @ first) @ last, labels))
-            mirrored = float(value(loss, torch.tanh(inputs @ -first) @ -last, labels))
-            midpoint = float(value(loss, torch.tanh(inputs @ (0 * first)) @ (0 * last), labels))
+            trained = float(loss_value(loss, torch.tanh(inputs @ first) @ last, labels))
+            mirrored = float(loss_value(loss, torch.tanh(inputs @ -first) @ -last, labels))
+            midpoint = float(loss_value(loss, torch.tanh(inputs @ (0 * first)) @ (0 * last), labels))
         assert trained == pytest.approx(mirrored)
         assert midpoint > trained + 0.01

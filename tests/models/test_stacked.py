@@ -8,9 +8,16 @@ import pytest
 import torch
 
 from quietmax.errors import InvalidInput, QuietmaxError
-from quietmax.models.losses import Convexified, CrossEntropy, Loss, Quadratic, value
 from quietmax.models.mlp import initial_mlp
-from quietmax.models.stacked import TrainingSettings, train_stack
+from quietmax.models.stacked import (
+    Convexified,
+    CrossEntropy,
+    Loss,
+    Quadratic,
+    TrainingSettings,
+    loss_value,
+    train_stack,
+)
 
 FEATURES, CLASSES = 12, 3
 Blobs = tuple[np.ndarray, np.ndarray]
@@ -49,7 +56,7 @@ def _naive(
                 signal = activation(signal @ kernel + bias)
             logits = signal @ kernels[-1].T + biases[-1]
             optimizer.zero_grad()
-            value(settings.loss, logits, torch.from_numpy(labels[batch])).backward()
+            loss_value(settings.loss, logits, torch.from_numpy(labels[batch])).backward()
             optimizer.step()
     return [tensor.detach() for pair in zip(kernels, biases, strict=True) for tensor in pair]
 

@@ -13,9 +13,8 @@ from sklearn.linear_model import LogisticRegression
 from quietmax.data import Records, hold_out, load
 from quietmax.errors import InvalidInput
 from quietmax.models import Convexified, CrossEntropy, Model, Quadratic, TrainingSettings, train
-from quietmax.models.losses import value
 from quietmax.models.mlp import initial_mlp
-from quietmax.models.stacked import train_stack
+from quietmax.models.stacked import loss_value, train_stack
 from quietmax.sensitivity import Sensitivity, published_sensitivity
 from quietmax.sensitivity.network import (
     CONDITIONS,
@@ -258,7 +257,7 @@ def test_gradient_norms_of_records_are_those_of_automatic_differentiation(
         signal = features[record : record + 1]
         for kernel, bias in zip(kernels[:-1], network.biases[:-1], strict=True):
             signal = function(signal @ kernel + bias[0])
-        loss = value(base, signal @ kernels[-1].T + network.biases[-1][0], labels[record : record + 1])
+        loss = loss_value(base, signal @ kernels[-1].T + network.biases[-1][0], labels[record : record + 1])
         gradients = torch.autograd.grad(loss, kernels)
         norm = torch.cat([each.flatten() for each in gradients]).norm()
         assert found[record] == pytest.approx(float(norm), rel=1e-4)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from quietmax._plugins import with_plugins
+from quietmax._lazy import with_plugins
 from quietmax.attacks.base import Attack, FittedAttack
 from quietmax.attacks.metrics import (
     SMALLEST_PROBABILITY,
@@ -39,10 +39,9 @@ from quietmax.attacks.shadow_models import (
 from quietmax.data.records import Split
 from quietmax.errors import InvalidInput, unknown_name
 from quietmax.mechanisms.base import Answers
-from quietmax.models.losses import CrossEntropy
 from quietmax.models.mlp import MLP
 from quietmax.models.serialization import settings_to_json
-from quietmax.models.stacked import Progress, TrainingSettings, train_stack
+from quietmax.models.stacked import CrossEntropy, Progress, TrainingSettings, train_stack
 
 Mask = NDArray[np.bool_]
 StatisticName = Literal["loss", "confidence", "entropy"]

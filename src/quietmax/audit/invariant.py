@@ -37,9 +37,8 @@ from quietmax.estimators.head.exact_sums import clipped_rows, gradient_sum
 from quietmax.estimators.serialization import PrivateModel
 from quietmax.estimators.teachers import TeacherEnsemble
 from quietmax.models.features.base import FeatureMap, bits
-from quietmax.models.losses import CrossEntropy
 from quietmax.models.mlp import MLP, initial_mlp
-from quietmax.models.stacked import TrainingSettings, train_independent
+from quietmax.models.stacked import CrossEntropy, TrainingSettings, train_independent
 from quietmax.predictor import Predictor
 
 Rows = NDArray[np.intp]

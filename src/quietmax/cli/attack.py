@@ -297,8 +297,7 @@ def _model(
     found: _Found, split: Split, alpha: float, *, train_first: bool, quiet: bool
 ) -> Model | TrainingSettings:
     """Return the folder's network, else train one; training settings are enough if something else is queried."""
-    from quietmax.models.losses import Convexified
-    from quietmax.models.stacked import TrainingSettings
+    from quietmax.models.stacked import Convexified, TrainingSettings
     from quietmax.models.training import train
 
     if found.model is not None:

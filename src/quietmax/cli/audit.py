@@ -616,8 +616,7 @@ def invariant(
 
 
 def _settings(epochs: int, alpha: float) -> TrainingSettings:
-    from quietmax.models.losses import Convexified, CrossEntropy
-    from quietmax.models.stacked import TrainingSettings
+    from quietmax.models.stacked import Convexified, CrossEntropy, TrainingSettings
 
     return TrainingSettings(epochs=epochs, loss=CrossEntropy() if alpha == 0 else Convexified(alpha))
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from quietmax.estimators.head.estimator import PrivateHead
     from quietmax.estimators.teachers import Teachers
     from quietmax.models.features.encoder import Encoder
-    from quietmax.models.losses import Loss
+    from quietmax.models.stacked import Loss
     from quietmax.models.training import Model
 
 app = typer.Typer(
@@ -258,7 +258,7 @@ def _network(
 def _loss(name: str, alpha: float | None, data: str) -> Loss:
     """The loss that the options name."""
     from quietmax.data.registry import datasets
-    from quietmax.models.losses import Convexified, CrossEntropy, Quadratic
+    from quietmax.models.stacked import Convexified, CrossEntropy, Quadratic
 
     losses: dict[str, type[Loss]] = {
         "convexified": Convexified,

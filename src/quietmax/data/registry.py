@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from quietmax._plugins import with_plugins
+from quietmax._lazy import with_plugins
 from quietmax.data import readers
 from quietmax.data.readers import DataDirectory, DataFile, Download, DownloadProgress, fetch
 from quietmax.data.records import Records, Split, hold_out, split

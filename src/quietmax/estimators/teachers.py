@@ -56,10 +56,10 @@ from quietmax.estimators.training_set import (
 from quietmax.mechanisms.base import GaussianScores, Mechanism, NoisyMax, proves_bounds
 from quietmax.models.features.base import FeatureMap
 from quietmax.models.features.generic import describe_map
-from quietmax.models.features.patches import image_features
-from quietmax.models.losses import CrossEntropy
+from quietmax.models.features.images import image_features
 from quietmax.models.mlp import MLP, checked_finite
 from quietmax.models.stacked import (
+    CrossEntropy,
     Progress,
     TrainingSettings,
     joined_stacks,

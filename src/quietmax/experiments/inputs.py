@@ -32,10 +32,9 @@ from quietmax.experiments.grid import DataSource, Group
 from quietmax.experiments.paper import EPSILONS
 from quietmax.experiments.results import Arrays, ResultStore
 from quietmax.models.features.base import FeatureMap
-from quietmax.models.losses import Convexified, CrossEntropy, Loss
 from quietmax.models.mlp import MLP
 from quietmax.models.serialization import mlp_from
-from quietmax.models.stacked import TrainingSettings
+from quietmax.models.stacked import Convexified, CrossEntropy, Loss, TrainingSettings
 from quietmax.models.training import Model, train
 
 Features = NDArray[np.float32]

@@ -35,9 +35,8 @@ from quietmax.experiments.report import Figure, Line
 from quietmax.experiments.results import Result, read_rows, write_csv
 from quietmax.mechanisms.algorithm1 import Algorithm1
 from quietmax.mechanisms.base import Answerer
-from quietmax.models.losses import Convexified, CrossEntropy, Loss, Quadratic
 from quietmax.models.mlp import activation
-from quietmax.models.stacked import TrainingSettings
+from quietmax.models.stacked import Convexified, CrossEntropy, Loss, Quadratic, TrainingSettings
 from quietmax.models.training import (
     PAPER_GRID,
     AlphaTrial,

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietmax import __version__
-from quietmax._plugins import with_plugins
+from quietmax._lazy import with_plugins
 from quietmax.accounting.costs import Budget
 from quietmax.accounting.dpsgd import ACCOUNTANTS, PUBLISHED_ACCOUNTANTS, Accountant
 from quietmax.accounting.guarantee import Guarantee

@@ -28,12 +28,19 @@ from quietmax.estimators.serialization import PrivateModel
 from quietmax.export.columns import _encode_column, _input_type
 from quietmax.export.graph import IR_VERSION, OPSET, Graph, _require_onnx
 from quietmax.export.released import _open_released, metadata
-from quietmax.models.features import images as scattering_module
-from quietmax.models.features import patches as patches_module
+from quietmax.models.features import images as image_maps
 from quietmax.models.features.base import FeatureMap
 from quietmax.models.features.generic import Pipeline, RandomFourier, _frequencies
-from quietmax.models.features.images import TINY, Scattering
-from quietmax.models.features.patches import CONTRAST, Joined, Mirrored, Patches, Reduced, Turned
+from quietmax.models.features.images import (
+    CONTRAST,
+    TINY,
+    Joined,
+    Mirrored,
+    Patches,
+    Reduced,
+    Scattering,
+    Turned,
+)
 from quietmax.models.features.tabular import Identity, OneHot, Scaling, TableFeatures, UnitNorm
 from quietmax.models.mlp import MLP
 from quietmax.spending import DESCRIPTION_FILE
@@ -262,7 +269,7 @@ def _scattering(graph: Graph, feature_map: Scattering, records: str) -> str:
     )
     normalised = _shaped(graph, scaled, paths, positions)
     if feature_map.whitening > 0.0:
-        whitening = scattering_module._whitening(feature_map)[:, :paths].numpy()
+        whitening = image_maps._whitening(feature_map)[:, :paths].numpy()
         normalised = graph("MatMul", np.ascontiguousarray(whitening.T), normalised)
     return graph.unit(graph("Flatten", normalised, axis=1), TINY)
 
@@ -271,7 +278,7 @@ def _scatter(graph: Graph, feature_map: Scattering, images: str) -> str:
     """Return the scattering coefficients of grey images, of shape (planes, paths, positions)."""
     _, height, width = feature_map.image_shape
     scales, positions = feature_map.scales, math.prod(feature_map.grid)
-    filters = scattering_module._filters(height, width, scales, feature_map.angles)
+    filters = image_maps._filters(height, width, scales, feature_map.angles)
     averages = [matrix[:, :positions].numpy() for matrix in filters.averages]
     padded = _reflected(graph, images, height, width, scales)
     rows, columns = filters.wavelets[0][0].shape[1:3]
@@ -300,8 +307,8 @@ def _scatter(graph: Graph, feature_map: Scattering, images: str) -> str:
 
 def _reflected(graph: Graph, images: str, height: int, width: int, scales: int) -> str:
     """Pad images by reflection, as shape (planes, 1, rows, columns)."""
-    above = scattering_module._padded(height, scales) - height
-    left = scattering_module._padded(width, scales) - width
+    above = image_maps._padded(height, scales) - height
+    left = image_maps._padded(width, scales) - width
     pads = np.array([0, above // 2, left // 2, 0, (above + 1) // 2, (left + 1) // 2])
     return graph("Unsqueeze", graph("Pad", images, pads, mode="reflect"), np.array([1]))
 
@@ -351,7 +358,7 @@ def _moduli(graph: Graph, spectrum: tuple[str, str], wavelets: NDArray[np.float3
 
 def _patches(graph: Graph, feature_map: Patches, records: str) -> str:
     channels, height, width = feature_map.image_shape
-    shipped = patches_module._shipped()
+    shipped = image_maps._shipped()
     images = _shaped(graph, _bright(graph, records, channels * height * width), channels, height, width)
     sides = [
         _responses(graph, each, feature_map, shipped) for each in (images, _flipped(graph, images, width))
@@ -365,8 +372,8 @@ def _patches(graph: Graph, feature_map: Patches, records: str) -> str:
     return graph.unit(graph("Flatten", whitened, axis=1), TINY)
 
 
-def _responses(graph: Graph, images: str, feature_map: Patches, shipped: patches_module.Filters) -> str:
-    """Return the mean responses of the cells of one side; see `patches.responses`."""
+def _responses(graph: Graph, images: str, feature_map: Patches, shipped: image_maps._PatchFilters) -> str:
+    """Return the mean responses of the cells of one side; see `images.responses`."""
     filters = shipped.filters.numpy()
     box = np.full((1, *filters.shape[1:]), 1 / filters[0].size, np.float32)
     mean = graph("Conv", images, box)
@@ -375,7 +382,7 @@ def _responses(graph: Graph, images: str, feature_map: Patches, shipped: patches
     contrast = graph("Sqrt", graph("Add", variance, np.array([CONTRAST**2], np.float32)))
     responses = graph("Div", graph("Conv", images, filters), contrast)
     z = graph("Sub", responses, shipped.offsets.numpy()[:, None, None])
-    threshold = np.array([patches_module._THRESHOLD], np.float32)
+    threshold = np.array([image_maps._THRESHOLD], np.float32)
     above = graph("Relu", graph("Sub", z, threshold))
     below = graph("Relu", graph("Sub", graph("Neg", z), threshold))
     inside = [side - filters.shape[2] + 1 for side in feature_map.image_shape[1:]]
@@ -417,12 +424,12 @@ def _turned(graph: Graph, feature_map: Turned, records: str) -> str:
     units = torch.eye(pixels).reshape(pixels, 1, height, width)
     parts = []
     for angle in feature_map.degrees:
-        matrix = patches_module._turned(units, angle).reshape(pixels, pixels).numpy()
+        matrix = image_maps._turned(units, angle).reshape(pixels, pixels).numpy()
         turned = graph("Flatten", graph("MatMul", planes, matrix), axis=1)
         parts.append(_scattering(graph, feature_map.feature_map, turned))
     total = parts[0] if len(parts) == 1 else graph("Sum", *parts)
     if feature_map.pairs:
-        across, back = patches_module._differences(feature_map.feature_map, feature_map.pairs)
+        across, back = image_maps._differences(feature_map.feature_map, feature_map.pairs)
         kept = np.ascontiguousarray(back[:, : across.shape[0]].numpy())
         total = graph("Sub", total, graph("MatMul", graph("MatMul", total, across.numpy()), kept))
     return graph.unit(total, TINY)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.special import expit, log_ndtr, logsumexp
 
 from quietmax._before_noise import is_own_class
-from quietmax._plugins import with_plugins
+from quietmax._lazy import with_plugins
 from quietmax.accounting.costs import (
     Analysis,
     Budget,

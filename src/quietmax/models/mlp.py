@@ -106,13 +106,12 @@ class MLP:
 
     def network(self, index: int) -> MLP:
         """Return one of the stacked networks."""
-        chosen = slice(index, index + 1)
-        return MLP(
-            self.widths,
-            self.activation,
-            tuple(kernel[chosen] for kernel in self.kernels),
-            tuple(bias[chosen] for bias in self.biases),
-        )
+        return self.chosen(slice(index, index + 1))
+
+    def chosen(self, networks: slice | Tensor) -> MLP:
+        """Return some of the stacked networks, or all of them in another order."""
+        kernels, biases = (tuple(each[networks] for each in layers) for layers in (self.kernels, self.biases))
+        return MLP(self.widths, self.activation, kernels, biases)
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield every weight tensor with its name in model files."""

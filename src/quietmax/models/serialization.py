@@ -23,9 +23,8 @@ from quietmax import __version__
 from quietmax._lazy import lazy_module
 from quietmax.data.encoding import Encoding
 from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError, short_message
-from quietmax.models.losses import Convexified, CrossEntropy, Loss, Quadratic
 from quietmax.models.mlp import MLP
-from quietmax.models.stacked import TrainingSettings
+from quietmax.models.stacked import Convexified, CrossEntropy, Loss, Quadratic, TrainingSettings
 from quietmax.models.training import Model
 from quietmax.spending import ACCOUNT_FILE, DESCRIPTION_FILE, FileAccount
 

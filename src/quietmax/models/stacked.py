@@ -1,4 +1,11 @@
-"""Training of K networks at once: the settings, the stack of networks, and its steps of Adam.
+"""Training of K networks at once: losses, settings, the stack of networks, and its steps of Adam.
+
+A loss sees logits of shape ``(..., batch, classes)`` and averages over the batch. `loss_value` is written for automatic
+differentiation; `logit_gradient` is the hand-derived gradient that the trainer uses. The tests compare the two.
+
+THEORY section 1: the paper prints ``(1/a) ln[(1/n) sum_i exp(a*l_i)]``; the authors' program averages over samples
+*and classes*, where every class but the true one has loss 0 and so contributes ``exp(0) = 1``. Neither makes the loss
+of a network with a hidden layer convex (THEORY 2.3d); the name is the paper's.
 
 The last bits of a network's weights depend on the stack that it is trained in: matrix products of other shapes may be
 rounded otherwise. So many networks are divided into stacks by public numbers alone (`stack_edges`), never by memory,
@@ -10,16 +17,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quietmax._lazy import lazy_module
 from quietmax.errors import InvalidInput, QuietmaxError, check_type
-from quietmax.models.losses import Convexified, Loss, logit_gradient
 from quietmax.models.mlp import MLP, activation, initial_mlp
 
 if TYPE_CHECKING:
@@ -39,6 +45,151 @@ _BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-7
 _STEPS_PER_BLOCK = 64
 _PADDING = -1
 _ORDER_STREAM = 0x0DE5
+
+# --- losses -------------------------------------------------------------------------------------------------------
+
+AveragedOver = Literal["samples and classes", "samples"]
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """``l_i = -ln p_i[y_i]``, averaged over the batch."""
+
+
+@dataclass(frozen=True)
+class Quadratic:
+    """``l_i = sum_c (p_i[c] - [c == y_i])^2``, averaged over the batch."""
+
+
+@dataclass(frozen=True)
+class Convexified:
+    """``(1/alpha) ln mean exp(alpha * loss)``, the convexified loss.
+
+    Parameters
+    ----------
+    alpha : float
+        Constant of the convexification, positive; the paper uses 1 to 5.
+    averaged_over : {"samples and classes", "samples"}
+        Over what the mean is taken: as in the authors' program, or as printed in the paper.
+    base : CrossEntropy or Quadratic
+        The loss of one record.
+
+    Raises
+    ------
+    InvalidInput
+        If `alpha` is not positive or `averaged_over` is not valid.
+
+    Examples
+    --------
+    >>> Convexified(alpha=2.0).base
+    CrossEntropy()
+    """
+
+    alpha: float = 1.0
+    averaged_over: AveragedOver = "samples and classes"
+    base: CrossEntropy | Quadratic = CrossEntropy()
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.alpha) and self.alpha > 0):
+            raise InvalidInput(f"alpha must be a positive number, got {self.alpha}; the paper uses 1 to 5.")
+        if self.averaged_over not in ("samples and classes", "samples"):
+            raise InvalidInput(
+                f"averaged_over must be 'samples and classes' or 'samples', got {self.averaged_over!r}."
+            )
+
+
+Loss = CrossEntropy | Quadratic | Convexified
+
+
+def loss_value(loss: Loss, logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the loss of one batch, for automatic differentiation."""
+    if isinstance(loss, Convexified):
+        exponents = loss.alpha * _terms(loss.base, logits, labels)
+        count = logits.shape[0]
+        if loss.averaged_over == "samples":
+            return (torch.logsumexp(exponents.sum(-1), 0) - math.log(count)) / loss.alpha
+        return (torch.logsumexp(exponents.flatten(), 0) - math.log(exponents.numel())) / loss.alpha
+    return _terms(loss, logits, labels).sum(-1).mean()
+
+
+def _terms(base: CrossEntropy | Quadratic, logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the base loss by class; the sum over the last axis is ``l_i``."""
+    truth = torch.nn.functional.one_hot(labels, logits.shape[-1]).to(logits.dtype)
+    if isinstance(base, CrossEntropy):
+        return -torch.log_softmax(logits, -1) * truth
+    return (torch.softmax(logits, -1) - truth).square()
+
+
+def logit_gradient(
+    loss: Loss, logits: Tensor, labels: Tensor, alphas: Tensor | None = None, kept: Tensor | None = None
+) -> Tensor:
+    """Return d loss / d logits for stacked batches."""
+    base = loss.base if isinstance(loss, Convexified) else loss
+    picked = labels.unsqueeze(-1)
+    alpha: Tensor | float
+    averaged_over: AveragedOver | None
+    alpha, averaged_over = 0.0, None
+    if isinstance(loss, Convexified):
+        alpha = loss.alpha if alphas is None else alphas
+        averaged_over = loss.averaged_over
+    if isinstance(base, CrossEntropy):
+        log_probabilities = torch.log_softmax(logits, -1)
+        losses = log_probabilities.gather(-1, picked).squeeze(-1).neg_()
+        gradient = log_probabilities.exp_()
+        gradient.scatter_add_(-1, picked, gradient.new_full((), -1.0).expand(picked.shape))
+        weights = _record_weights(losses, alpha, averaged_over, kept, zero_terms=logits.shape[-1] - 1)
+        return gradient.mul_(weights.unsqueeze(-1))
+
+    probabilities = torch.softmax(logits, -1)
+    residual = probabilities.scatter_add(-1, picked, probabilities.new_full((), -1.0).expand(picked.shape))
+    if averaged_over == "samples and classes":
+        weights_by_class = _entry_weights(residual.square(), alpha, kept)
+        slope = 2 * residual * weights_by_class
+    else:
+        losses = residual.square().sum(-1)
+        slope = 2 * residual * _record_weights(losses, alpha, averaged_over, kept, 0).unsqueeze(-1)
+    return probabilities * (slope - (probabilities * slope).sum(-1, keepdim=True))
+
+
+def _record_weights(
+    losses: Tensor,
+    alpha: Tensor | float,
+    averaged_over: AveragedOver | None,
+    kept: Tensor | None,
+    zero_terms: int,
+) -> Tensor:
+    """Return ``d loss / d l_i``: 1/n for a plain mean, ``exp(a*l_i)/sum`` for the convexified loss.
+
+    In the mean over samples and classes the sum includes ``zero_terms`` terms of ``exp(0)`` per record.
+    """
+    count = losses.shape[-1] if kept is None else kept.sum(-1, keepdim=True).clamp_(min=1)
+    if averaged_over is None:
+        return (
+            losses.new_full((), 1 / losses.shape[-1]).expand(losses.shape) if kept is None else kept / count
+        )
+    exponents = losses * alpha if kept is None else losses * alpha * kept
+    largest = exponents.amax(-1, keepdim=True)
+    weights = exponents.sub_(largest).exp_()
+    if kept is not None:
+        weights.mul_(kept)
+    total = weights.sum(-1, keepdim=True)
+    if averaged_over == "samples and classes" and zero_terms:
+        total.add_(largest.neg_().exp_().mul_(count * zero_terms))
+    return weights.div_(total.clamp_(min=torch.finfo(total.dtype).tiny))
+
+
+def _entry_weights(terms: Tensor, alpha: Tensor | float, kept: Tensor | None) -> Tensor:
+    """Return the tilted weight of every (record, class) entry when each class has a loss of its own."""
+    exponents = terms * (alpha.unsqueeze(-1) if isinstance(alpha, torch.Tensor) else alpha)
+    if kept is not None:
+        exponents = exponents * kept.unsqueeze(-1)
+    weights = (exponents - exponents.amax((-1, -2), keepdim=True)).exp_()
+    if kept is not None:
+        weights.mul_(kept.unsqueeze(-1))
+    return weights.div_(weights.sum((-1, -2), keepdim=True).clamp_(min=torch.finfo(weights.dtype).tiny))
+
+
+# --- settings -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -86,16 +237,19 @@ class TrainingSettings:
         activation(self.activation)
         for name in ("learning_rate", "batch_size", "epochs", "l2"):
             check_type(getattr(self, name), Real, name, "a number")
-        if any(width < 1 for width in self.hidden):
-            raise InvalidInput(f"hidden must be at least 1 for every layer, got {self.hidden}.")
-        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
-            raise InvalidInput(f"learning_rate must be a positive number, got {self.learning_rate}.")
-        if self.batch_size < 1:
-            raise InvalidInput(f"batch_size must be at least 1, got {self.batch_size}.")
-        if self.epochs < 0:
-            raise InvalidInput(f"epochs must be at least 0, got {self.epochs}.")
-        if not (math.isfinite(self.l2) and self.l2 >= 0):
-            raise InvalidInput(f"l2 must be a number of at least 0, got {self.l2}.")
+        checks = (
+            ("hidden", all(width >= 1 for width in self.hidden), "at least 1 for every layer"),
+            ("learning_rate", 0 < self.learning_rate < math.inf, "a positive number"),
+            ("batch_size", self.batch_size >= 1, "at least 1"),
+            ("epochs", self.epochs >= 0, "at least 0"),
+            ("l2", 0 <= self.l2 < math.inf, "a number of at least 0"),
+        )
+        for name, valid, expected in checks:
+            if not valid:
+                raise InvalidInput(f"{name} must be {expected}, got {getattr(self, name)}.")
+
+
+# --- training -----------------------------------------------------------------------------------------------------
 
 
 def train_stack(
@@ -125,8 +279,9 @@ def train_stack(
     )
     # Longest first, so that the networks still in training are always a prefix of the stack.
     order = sorted(range(len(rows)), key=lambda index: -len(rows[index]))
-    stack = _reordered(start, torch.tensor(order))
-    batches = _Batches([rows[index] for index in order], [seeds[index] for index in order], settings)
+    stack = start.chosen(torch.tensor(order))
+    width = min(settings.batch_size, max(len(each) for each in rows))
+    totals = [settings.epochs * -(-len(rows[index]) // width) for index in order]
     excluded = None
     if left_out is not None and any(len(each) for each in left_out):
         most = max(len(each) for each in left_out)
@@ -136,27 +291,17 @@ def train_stack(
     stacked_alphas = None
     if alphas is not None:
         stacked_alphas = torch.tensor([alphas[index] for index in order], dtype=dtype).unsqueeze(1)
-    trainer = _StackTrainer(stack, inputs, targets, settings, stacked_alphas, batches.width)
-    complete = excluded is None and not batches.padded
+    trainer = _StackTrainer(stack, inputs, targets, settings, stacked_alphas, width)
+    complete = excluded is None and not any(len(each) % width for each in rows)
     done = 0
-    for block in batches:
+    for block in _blocks([_endless_batches(rows[index], seeds[index], width) for index in order], totals):
         for records in block:
-            trainer.step(records, None if complete else _kept(records, excluded))
+            trainer._step(records, None if complete else _kept(records, excluded))
         done += len(block)
         if progress is not None:
-            progress(done, batches.steps)
+            progress(done, totals[0])
     check_weights([tensor for _, tensor in stack.parameters()])
-    return _reordered(stack, torch.argsort(torch.tensor(order)))
-
-
-def _reordered(stack: MLP, order: Tensor) -> MLP:
-    """Return a copy of a stack with its networks in another order."""
-    return MLP(
-        stack.widths,
-        stack.activation,
-        tuple(kernel[order] for kernel in stack.kernels),
-        tuple(bias[order] for bias in stack.biases),
-    )
+    return stack.chosen(torch.argsort(torch.tensor(order)))
 
 
 def train_independent(
@@ -194,7 +339,7 @@ def train_independent(
     nobody = torch.full((len(rows), 1), _PADDING)
     for done in range(1, steps + 1):
         records = torch.from_numpy(np.stack([next(stream) for stream in streams]))
-        trainer.step(records, _kept(records, nobody))
+        trainer._step(records, _kept(records, nobody))
         if progress is not None and (done % _STEPS_PER_BLOCK == 0 or done == steps):
             progress(done, steps)
     return stack
@@ -237,11 +382,11 @@ def training_bytes(widths: Sequence[int], settings: TrainingSettings) -> int:
 
 def joined_stacks(stacks: Sequence[MLP]) -> MLP:
     """Return the networks of several stacks as one stack."""
-    return replace(
-        stacks[0],
-        kernels=tuple(torch.cat(layer) for layer in zip(*(stack.kernels for stack in stacks), strict=True)),
-        biases=tuple(torch.cat(layer) for layer in zip(*(stack.biases for stack in stacks), strict=True)),
+    kernels, biases = (
+        tuple(map(torch.cat, zip(*layers, strict=True)))
+        for layers in ([stack.kernels for stack in stacks], [stack.biases for stack in stacks])
     )
+    return replace(stacks[0], kernels=kernels, biases=biases)
 
 
 def check_records(inputs: Tensor, targets: Tensor, classes: int) -> None:
@@ -302,38 +447,18 @@ def _shuffled_batches(rows: Rows, generator: np.random.Generator, width: int) ->
     )
 
 
-class _Batches:
-    """The batches of all networks, in blocks of steps; padded with -1."""
+def _blocks(streams: Sequence[Iterator[Rows]], totals: Sequence[int]) -> Iterator[Tensor]:
+    """Yield the batches of all networks in blocks of shape (steps, networks still training, width).
 
-    def __init__(self, rows: Sequence[Rows], seeds: Sequence[int], settings: TrainingSettings) -> None:
-        self.width = min(settings.batch_size, max(len(each) for each in rows))
-        self._rows = rows
-        self._generators = [np.random.default_rng((_ORDER_STREAM, seed)) for seed in seeds]
-        self._totals = [settings.epochs * -(-len(each) // self.width) for each in rows]
-        self.steps = max(self._totals)
-        self.padded = any(len(each) % self.width for each in rows)
-
-    def __iter__(self) -> Iterator[Tensor]:
-        """Yield int64 tensors of shape (steps, networks still training, width)."""
-        empty = np.empty((0, self.width), dtype=np.int64)
-        pending = [empty] * len(self._rows)
-        at = 0
-        while at < self.steps:
-            active = sum(total > at for total in self._totals)
-            length = min(_STEPS_PER_BLOCK, self._totals[active - 1] - at)
-            block = np.empty((length, active, self.width), dtype=np.int64)
-            for network in range(active):
-                queue = [pending[network]]
-                while sum(len(part) for part in queue) < length:
-                    queue.append(self._epoch(network))
-                ready = np.concatenate(queue)
-                block[:, network], pending[network] = ready[:length], ready[length:]
-            at += length
-            yield torch.from_numpy(block)
-
-    def _epoch(self, network: int) -> Rows:
-        """Return the batches of a network's next epoch."""
-        return _shuffled_batches(self._rows[network], self._generators[network], self.width)
+    Network k takes `totals[k]` steps; the totals fall.
+    """
+    at = 0
+    while at < totals[0]:
+        active = sum(total > at for total in totals)
+        length = min(_STEPS_PER_BLOCK, totals[active - 1] - at)
+        batches = [np.stack([*islice(stream, length)]) for stream in streams[:active]]
+        yield torch.from_numpy(np.stack(batches, axis=1))
+        at += length
 
 
 class _StackTrainer:
@@ -363,7 +488,7 @@ class _StackTrainer:
         self._slopes = [torch.empty_like(signal) for signal in self._signals[1:-1]]
         self._views: _ActiveStack | None = None
 
-    def step(self, records: Tensor, kept: Tensor | None) -> None:
+    def _step(self, records: Tensor, kept: Tensor | None) -> None:
         """Take one step on ``records``, row indices of shape (networks still training, width)."""
         gathered, weights = records, None
         if kept is not None:

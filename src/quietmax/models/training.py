@@ -14,9 +14,8 @@ from quietmax._lazy import lazy_module
 from quietmax.data.encoding import Encoding
 from quietmax.data.records import Records, Split
 from quietmax.errors import InvalidInput, QuietmaxError, check_type
-from quietmax.models.losses import Convexified, value
 from quietmax.models.mlp import MLP, checked_finite
-from quietmax.models.stacked import Progress, TrainingSettings, train_stack
+from quietmax.models.stacked import Convexified, Progress, TrainingSettings, loss_value, train_stack
 
 if TYPE_CHECKING:
     import torch
@@ -380,7 +379,7 @@ def train_module(
                     f"The module must return one row of {records.classes} logits per record, got values of shape "
                     f"{tuple(logits.shape)}."
                 )
-            loss = value(chosen.loss, logits, labels[batch])
+            loss = loss_value(chosen.loss, logits, labels[batch])
             if not torch.isfinite(loss):
                 raise QuietmaxError(
                     "Training diverged: the loss is not finite. A lower `learning_rate` may help."

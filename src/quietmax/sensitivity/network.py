@@ -30,9 +30,18 @@ from quietmax._lazy import lazy_module
 from quietmax.accounting.guarantee import Unit
 from quietmax.data.records import Records
 from quietmax.errors import InvalidInput
-from quietmax.models.losses import Convexified, CrossEntropy, Loss, Quadratic, logit_gradient, value
 from quietmax.models.mlp import MLP, activation
-from quietmax.models.stacked import Progress, TrainingSettings, train_stack
+from quietmax.models.stacked import (
+    Convexified,
+    CrossEntropy,
+    Loss,
+    Progress,
+    Quadratic,
+    TrainingSettings,
+    logit_gradient,
+    loss_value,
+    train_stack,
+)
 from quietmax.models.training import Model
 from quietmax.sensitivity.certified import Basis, Sensitivity
 
@@ -395,7 +404,7 @@ def measured_facts(model: Model, records: Records) -> MeasuredFacts:
     return MeasuredFacts(
         norm=float(features.norm(dim=1).max()),
         loss=objective,
-        loss_at_mean=float(value(loss, _mean_of_equivalent(network).logits(features), labels)),
+        loss_at_mean=float(loss_value(loss, _mean_of_equivalent(network).logits(features), labels)),
         gradient=float(_record_gradient_norms(network, _base(loss), features, labels).max()),
         objective_gradient=gradient,
     )
@@ -458,7 +467,7 @@ def _objective(
     signal = features
     for kernel, bias in zip(kernels[:-1], biases[:-1], strict=True):
         signal = function(signal @ kernel[0] + bias[0, 0])
-    loss = value(settings.loss, signal @ kernels[-1][0].T + biases[-1][0, 0], labels)
+    loss = loss_value(settings.loss, signal @ kernels[-1][0].T + biases[-1][0, 0], labels)
     penalty = settings.l2 * sum(kernel.square().sum() for kernel in kernels)
     gradients = torch.autograd.grad(loss + penalty, parameters)
     return float(loss.detach()), float(torch.stack([each.square().sum() for each in gradients]).sum().sqrt())

@@ -21,8 +21,8 @@ from quietmax.estimators.dpsgd.training import (
 )
 from quietmax.estimators.training_set import Persons
 from quietmax.models import Convexified
-from quietmax.models.losses import value
 from quietmax.models.mlp import initial_mlp
+from quietmax.models.stacked import loss_value
 
 SETTINGS = PrivateSettings(hidden=(7,), sampling_rate=0.3, steps=12, learning_rate=0.5)
 
@@ -332,7 +332,9 @@ def test_alpha_convexifies_the_loss_of_each_record_by_itself() -> None:
         sums.add_to(gradients, torch.arange(12).unsqueeze(0))
         kernel, output = network.kernels[0][0].clone().requires_grad_(), network.kernels[1][0]
         total = sum(
-            value(Convexified(alpha), torch.tanh(row @ kernel).unsqueeze(0) @ output.T, label.unsqueeze(0))
+            loss_value(
+                Convexified(alpha), torch.tanh(row @ kernel).unsqueeze(0) @ output.T, label.unsqueeze(0)
+            )
             for row, label in zip(padded[:-1], targets[:-1], strict=True)
         )
         total.backward()

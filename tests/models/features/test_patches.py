@@ -20,8 +20,8 @@ from quietmax.models.features import (
     Scattering,
     Turned,
     image_features,
-    patches,
 )
+from quietmax.models.features import images as image_maps
 from quietmax.models.features.generic import feature_map_from_json, runs_user_code
 from quietmax.models.features.images import dead_leaves
 
@@ -31,9 +31,9 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def _read_again() -> Iterator[None]:
-    patches._shipped.cache_clear()
+    image_maps._shipped.cache_clear()
     yield
-    patches._shipped.cache_clear()
+    image_maps._shipped.cache_clear()
 
 
 def leaves(count: int, shape: tuple[int, int, int] = SHAPE, seed: int = 3) -> np.ndarray:
@@ -54,7 +54,7 @@ def bounds(size: int, cells: int) -> list[tuple[int, int]]:
 
 def plain_means(image: np.ndarray, cells: int) -> np.ndarray:
     """The mean responses of every cell, patch by patch in float64; shape (800, cells^2)."""
-    stored = safetensors.numpy.load_file(patches.FILE)
+    stored = safetensors.numpy.load_file(image_maps.FILE)
     filters = stored["filters"].reshape(400, -1).astype(float)
     image = image.astype(float) / np.sqrt(np.square(image.astype(float)).mean())
     down, across = image.shape[1] - 5, image.shape[2] - 5
@@ -76,7 +76,7 @@ def plain_means(image: np.ndarray, cells: int) -> np.ndarray:
 @pytest.mark.parametrize("cells", [1, 2, 3])
 def test_patches_are_the_plain_computation(cells: int) -> None:
     records = leaves(4)
-    whitening = safetensors.numpy.load_file(patches.FILE)["whitening"].astype(float)
+    whitening = safetensors.numpy.load_file(image_maps.FILE)["whitening"].astype(float)
     expected = []
     for image in records.reshape(-1, *SHAPE):
         means = (plain_means(image, cells) + plain_means(image[..., ::-1], cells)) / 2
@@ -152,7 +152,7 @@ def test_directions_in_which_drawings_of_the_same_curves_differ_get_short(
     scattering, records = Scattering(shape), leaves(4, shape)
     first, second = (
         scattering.transform(images.reshape(pairs, -1)).astype(float)
-        for images in patches._drawings(pairs, shape, 7)
+        for images in image_maps._drawings(pairs, shape, 7)
     )
     moments = (first - second).T @ (first - second)
     values, vectors = np.linalg.eigh(moments / np.trace(moments))
@@ -164,14 +164,14 @@ def test_directions_in_which_drawings_of_the_same_curves_differ_get_short(
 
 
 def test_two_drawings_show_the_same_curves_and_depend_on_the_seed_alone() -> None:
-    first, second = patches._drawings(200, (2, 28, 20), 1)
+    first, second = image_maps._drawings(200, (2, 28, 20), 1)
     assert first.shape == second.shape == (200, 2, 28, 20)
     assert first.min() >= 0.0
     assert first.max() <= 1.0
     np.testing.assert_array_equal(first[:, 0], first[:, 1])
-    again = patches._drawings(200, (2, 28, 20), 1)
+    again = image_maps._drawings(200, (2, 28, 20), 1)
     np.testing.assert_array_equal(again, (first, second))
-    assert np.abs(patches._drawings(200, (2, 28, 20), 2)[0] - first).max() > 0.5
+    assert np.abs(image_maps._drawings(200, (2, 28, 20), 2)[0] - first).max() > 0.5
 
     def likeness(others: np.ndarray) -> float:
         return float((unit(first.reshape(200, -1)) * unit(others.reshape(200, -1))).sum(axis=1).mean())
@@ -184,8 +184,8 @@ def test_the_matrix_of_a_turned_map_does_not_depend_on_the_number_of_threads() -
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            patches._differences.cache_clear()
-            found.append(patches._differences(scattering, 256))
+            image_maps._differences.cache_clear()
+            found.append(image_maps._differences(scattering, 256))
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(*matrices) for matrices in zip(*found, strict=True))
@@ -283,9 +283,9 @@ def test_whitening_flattens_the_spectrum_of_images_it_has_not_seen(monkeypatch: 
         values = np.linalg.eigvalsh(np.cov(features @ features.T))
         return float(values[-1] / values.sum())
 
-    whitened, shipped = largest_share(), patches._shipped()
-    plain = patches.Filters(shipped.filters, shipped.offsets, shipped.whitening.new_ones(800).diag())
-    monkeypatch.setattr(patches, "_shipped", lambda: plain)
+    whitened, shipped = largest_share(), image_maps._shipped()
+    plain = image_maps._PatchFilters(shipped.filters, shipped.offsets, shipped.whitening.new_ones(800).diag())
+    monkeypatch.setattr(image_maps, "_shipped", lambda: plain)
     assert whitened < 0.5 * largest_share()
 
 
@@ -293,9 +293,9 @@ def test_whitening_flattens_the_spectrum_of_images_it_has_not_seen(monkeypatch: 
 def test_a_changed_or_missing_file_of_filters_is_an_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    content = bytearray(patches.FILE.read_bytes())
+    content = bytearray(image_maps.FILE.read_bytes())
     content[-1] ^= 1
-    monkeypatch.setattr(patches, "FILE", tmp_path / "patches.safetensors")
+    monkeypatch.setattr(image_maps, "FILE", tmp_path / "patches.safetensors")
     with pytest.raises(DataUnavailable, match=r"patches.safetensors of the package cannot be read"):
         Patches(SHAPE).transform(leaves(1))
     (tmp_path / "patches.safetensors").write_bytes(content)
@@ -345,7 +345,7 @@ def test_the_script_makes_the_filters_that_come_with_the_package(monkeypatch: py
     assert spec.loader is not None
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
-    made, stored = script.make(), safetensors.numpy.load_file(patches.FILE)
+    made, stored = script.make(), safetensors.numpy.load_file(image_maps.FILE)
     assert made.keys() == stored.keys()
     for name, tensor in made.items():
         scale = np.abs(stored[name]).max()

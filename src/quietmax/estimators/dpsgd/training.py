@@ -56,9 +56,16 @@ from quietmax.estimators.dpsgd.gradients import (
 )
 from quietmax.estimators.training_set import NOBODY, Condition, Persons, TrainingRows, check_positive
 from quietmax.models.features.base import FeatureMap
-from quietmax.models.losses import Convexified
 from quietmax.models.mlp import MLP, initial_mlp
-from quietmax.models.stacked import Progress, Rows, adam_step, check_networks, check_records, check_weights
+from quietmax.models.stacked import (
+    Convexified,
+    Progress,
+    Rows,
+    adam_step,
+    check_networks,
+    check_records,
+    check_weights,
+)
 from quietmax.noise.release import release_gaussian
 
 

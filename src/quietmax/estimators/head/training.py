@@ -48,7 +48,7 @@ from quietmax.estimators.head.exact_sums import (
 from quietmax.estimators.training_set import check_choice, check_positive
 from quietmax.models.features.base import BatchedMap, FeatureMap
 from quietmax.models.features.generic import Pipeline, runs_user_code
-from quietmax.models.features.patches import image_features
+from quietmax.models.features.images import image_features
 from quietmax.models.features.tabular import CONSTANT_PER_COLUMN, UnitNorm
 from quietmax.noise.release import release_gaussian
 from quietmax.noise.sources import NoiseSource

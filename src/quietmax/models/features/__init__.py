@@ -3,8 +3,15 @@
 from quietmax.models.features.base import BatchedMap, FeatureMap
 from quietmax.models.features.encoder import Embedding, Encoder, save_encoder
 from quietmax.models.features.generic import FrozenModule, Pipeline, RandomFourier
-from quietmax.models.features.images import Scattering
-from quietmax.models.features.patches import Joined, Mirrored, Patches, Reduced, Turned, image_features
+from quietmax.models.features.images import (
+    Joined,
+    Mirrored,
+    Patches,
+    Reduced,
+    Scattering,
+    Turned,
+    image_features,
+)
 from quietmax.models.features.tabular import (
     Identity,
     OneHot,

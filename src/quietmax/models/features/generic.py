@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 import numpy as np
 
 from quietmax._before_noise import is_plain
-from quietmax._lazy import lazy_module
-from quietmax._plugins import with_plugins
+from quietmax._lazy import lazy_module, with_plugins
 from quietmax.errors import InvalidInput
 from quietmax.models.features.base import WIDTH, BatchedMap, FeatureMap, Floats
 from quietmax.models.features.encoder import Embedding, Encoder
-from quietmax.models.features.images import Scattering
-from quietmax.models.features.patches import Joined, Mirrored, Patches, Reduced, Turned
+from quietmax.models.features.images import Joined, Mirrored, Patches, Reduced, Scattering, Turned
 from quietmax.models.features.tabular import Identity, OneHot, Scaling, TableFeatures, UnitNorm
 
 if TYPE_CHECKING:
