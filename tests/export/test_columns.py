@@ -15,8 +15,15 @@ from quietmax.data.cells import exact_number
 from quietmax.data.encoding import CategoricalColumn
 from quietmax.errors import InvalidData, InvalidInput
 from quietmax.estimators.serialization import open_private
-from quietmax.export.columns import _BLANKS, _CASED, _any_case, _encode_column, _literal, _plain_number
-from quietmax.export.graph import Graph
+from quietmax.export.graph import (
+    _BLANKS,
+    _CASED,
+    Graph,
+    _any_case,
+    _encode_column,
+    _literal,
+    _plain_number,
+)
 from tests.export.people import CELLS, random_rows, unreadable
 
 

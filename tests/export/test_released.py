@@ -19,7 +19,7 @@ from quietmax.data.records import Records
 from quietmax.errors import DataUnavailable, InvalidInput
 from quietmax.estimators.serialization import open_private, save_private
 from quietmax.export.onnx import export_onnx
-from quietmax.export.released import TRUSTED, ReleasedClassifier, export_skops, metadata, write_files
+from quietmax.export.released import TRUSTED, ReleasedClassifier, _metadata, export_skops, write_files
 from quietmax.mlflow import save_model
 from quietmax.models.serialization import save_model as save_network
 from quietmax.models.stacked import TrainingSettings
@@ -135,7 +135,7 @@ def test_files_are_written_into_their_folder_alone(tmp_path: Path) -> None:
 
 def test_the_metadata_is_json_and_names_the_guarantee_in_words(table_head: Path) -> None:
     model = open_private(table_head)
-    about = json.loads(json.dumps(metadata(model, (table_head / "model.json").read_bytes())))
+    about = json.loads(json.dumps(_metadata(model, (table_head / "model.json").read_bytes())))
     assert about["guarantee"]["status"] == "proven"
     assert about["guarantee"]["unit"] == "record"
     assert about["guarantee"]["assumptions"]

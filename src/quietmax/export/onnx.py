@@ -25,9 +25,8 @@ from quietmax.estimators.dpsgd.estimator import Centring, PrivateNetwork
 from quietmax.estimators.head.exact_sums import BITS, on_grid
 from quietmax.estimators.head.weights import HeadWeights
 from quietmax.estimators.serialization import PrivateModel
-from quietmax.export.columns import _encode_column, _input_type
-from quietmax.export.graph import IR_VERSION, OPSET, Graph, _require_onnx
-from quietmax.export.released import _open_released, metadata
+from quietmax.export.graph import IR_VERSION, OPSET, Graph, _encode_column, _input_type, _require_onnx
+from quietmax.export.released import _metadata, _open_released
 from quietmax.models.features import images as image_maps
 from quietmax.models.features.base import FeatureMap
 from quietmax.models.features.generic import Pipeline, RandomFourier, _frequencies
@@ -107,7 +106,7 @@ def _onnx_model(folder: str | Path) -> Any:
         producer_version=__version__,
         doc_string=str(model.guarantee),
     )
-    about = metadata(model, (Path(folder) / DESCRIPTION_FILE).read_bytes())
+    about = _metadata(model, (Path(folder) / DESCRIPTION_FILE).read_bytes())
     onnx.helper.set_model_props(written, {name: _as_string(each) for name, each in about.items()})
     onnx.checker.check_model(written)
     return written

@@ -144,7 +144,7 @@ class ReleasedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     @property
     def metadata_(self) -> dict[str, Any]:
         """The guarantee and the provenance."""
-        return metadata(self._model, self.files[DESCRIPTION_FILE])
+        return _metadata(self._model, self.files[DESCRIPTION_FILE])
 
     def __sklearn_is_fitted__(self) -> bool:
         return True
@@ -173,31 +173,27 @@ def write_files(files: Mapping[str, bytes], folder: Path) -> None:
 
 def _open_released(folder: str | Path) -> PrivateModel:
     """Open a model whose weights were released; others are refused."""
+    refused = f"The model in {folder} is not exported: "
     if read_description(folder).get("guarantee") is None:
-        raise InvalidInput(
-            f"The model in {folder} is not exported: it has no guarantee, so its weights may reveal the training data."
-        )
+        raise InvalidInput(f"{refused}it has no guarantee, so its weights may reveal the training data.")
     model = open_private(folder)
-    if isinstance(model.classifier, Predictor):
-        raise InvalidInput(
-            f"The model in {folder} is not exported: it is paid per answer, and its weights have no noise."
-        )
-    if model.guarantee.status == "refuted":
-        raise InvalidInput(f"The model in {folder} is not exported: its claimed guarantee does not hold.")
-    if not has_exact_noise(model.guarantee):
-        raise InvalidInput(
-            f"The model in {folder} is not exported: its noise is seeded, and the file would hold the seed. Train it "
-            "without `random_state`."
-        )
-    if model.encoding is not None and model.encoding.inferred:
-        raise InvalidInput(
-            f"The model in {folder} is not exported: its columns were read off the training records, and the file "
-            "would hold them. Declare a schema."
-        )
+    reasons = {
+        "it is paid per answer, and its weights have no noise.": isinstance(model.classifier, Predictor),
+        "its claimed guarantee does not hold.": model.guarantee.status == "refuted",
+        "its noise is seeded, and the file would hold the seed. Train it without `random_state`.": (
+            not has_exact_noise(model.guarantee)
+        ),
+        "its columns were read off the training records, and the file would hold them. Declare a schema.": (
+            model.encoding is not None and model.encoding.inferred
+        ),
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            raise InvalidInput(refused + reason)
     return model
 
 
-def metadata(model: PrivateModel, description: bytes) -> dict[str, Any]:
+def _metadata(model: PrivateModel, description: bytes) -> dict[str, Any]:
     """Return what every exported file says about a model, as JSON values."""
     stated = json.loads(description)
     return {
