@@ -33,7 +33,6 @@ ORDER = [
     "export",
     "mlflow",
     "privacy_card",
-    "review_forms",
     "ledger",
     "server",
     "attacks",

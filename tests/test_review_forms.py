@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from quietmax.errors import InvalidInput
-from quietmax.privacy_card import read_card
-from quietmax.review_forms import BLANK, nist_checklist, registry_entry
+from quietmax.privacy_card import BLANK, nist_checklist, read_card, registry_entry
 from tests.export.people import train
 
 

@@ -4,6 +4,11 @@ It says what an adversary can learn at most, for whom, under which assumptions, 
 saw. It is made from the model folder and from the attack results that `quietmax attack` writes beside the folder.
 Attack results are computed from private records and have no guarantee, so they are not kept in a folder that may be
 published, and a card that shows them says on top that it is not for publication.
+
+Also the card in forms that reviewers know. `registry_entry` has the fields of the Differential Privacy Deployments
+Registry of OpenDP, as the entries in its public repository had them in 2025. `nist_checklist` follows the factors of
+NIST SP 800-226 (March 2025). Both were written from public documentation; neither publisher has reviewed them. What the
+software cannot know is marked, for people to fill in.
 """
 
 from __future__ import annotations
@@ -16,12 +21,13 @@ from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import Any, NamedTuple
 
+from quietmax import __version__
 from quietmax._io import atomic_write
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.records import Holdout
-from quietmax.errors import DataUnavailable, QuietmaxError, counted, short_message
+from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError, counted, short_message
 from quietmax.estimators.evaluate import read_evaluations
 from quietmax.estimators.evaluation import Evaluation, composed_guarantee
 from quietmax.estimators.serialization import open_private
@@ -58,77 +64,43 @@ _MOST_CLASSES = 10
 """Recalls that the card shows; of more classes it shows the lowest."""
 _MOST_CELLS = 16
 """Cells of the confusion matrix that the card shows; a larger one is left to the JSON."""
+BLANK = "[to be filled in]"
+"""Stands in a form wherever the software cannot know the answer."""
+_FLAVORS = {"pure": "Pure DP", "approximate": "Approximate DP", "gaussian": "Gaussian DP"}
 _PAGE = Template(Path(__file__).with_suffix(".html").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
 class PrivacyCard:
-    """What a reviewer needs to know about one model.
+    """What a reviewer needs to know about one model; `read_card` makes it."""
 
-    Parameters
-    ----------
-    model : str
-        The model folder.
-    kind : str
-        The kind of model.
-    dataset : str
-        What it was trained on.
-    declared_size : int or None
-        The number of training records or persons that the folder states.
-    guarantee : Guarantee or None
-        What is guaranteed of the model; None for an ordinary model.
-    delta : float or None
-        delta of the budget.
-    epsilon_at_delta : float or None
-        epsilon of the guarantee of the model and its evaluations together, at this delta.
-    queries : int or None
-        Number of answers that the budget pays for; None if answers are not charged.
-    answered : int or None
-        Answers charged so far; None if answers are not charged.
-    leakage : tuple of dict
-        Results of attacks.
-    holdout : Holdout or None
-        How people were held out of training; None if nobody was.
-    evaluations : tuple of Evaluation
-        The evaluations: those of held-out people first, and of these the one with the least noise.
-    released : Guarantee or None
-        What is guaranteed of the model and its evaluations together; None without evaluations.
-    person_column : str or None
-        The column of the table whose value tells whose row a row is.
-    public : bool
-        Whether the card leaves out what is not for publication.
-    moved : bool
-        Whether the budget moved into a ledger, because the model was served. Then the folder does not know how many
-        answers may be given, and the guarantee is for `queries` of them.
-    """
-
-    model: str
-    kind: str
-    dataset: str
-    declared_size: int | None
-    guarantee: Guarantee | None
-    delta: float | None
-    epsilon_at_delta: float | None
-    queries: int | None
-    answered: int | None
-    leakage: tuple[dict[str, Any], ...]
-    holdout: Holdout | None = None
-    evaluations: tuple[Evaluation, ...] = ()
-    released: Guarantee | None = None
-    person_column: str | None = None
-    public: bool = False
+    model: str  # The model folder
+    kind: str  # The kind of model
+    dataset: str  # What it was trained on
+    declared_size: int | None  # The number of training records or persons that the folder states
+    guarantee: Guarantee | None  # What is guaranteed of the model; None for an ordinary model
+    delta: float | None  # delta of the budget
+    epsilon_at_delta: float | None  # epsilon of the guarantee of the model and its evaluations, at this delta
+    queries: int | None  # Number of answers that the budget pays for; None if answers are not charged
+    answered: int | None  # Answers charged so far; None if answers are not charged
+    leakage: tuple[dict[str, Any], ...]  # Results of attacks
+    holdout: Holdout | None = None  # How people were held out of training; None if nobody was
+    evaluations: tuple[
+        Evaluation, ...
+    ] = ()  # Those of held-out people first, of these that with the least noise
+    released: Guarantee | None = (
+        None  # What is guaranteed of the model and its evaluations together, if it has any
+    )
+    person_column: str | None = None  # The column of the table whose value tells whose row a row is
+    public: bool = False  # Whether the card leaves out what is not for publication
+    # Whether the budget moved into a ledger, because the model was served. Then the folder does not know how many
+    # answers may be given, and the guarantee is for `queries` of them.
     moved: bool = False
 
     @property
     def status(self) -> str:
         """``proven``, ``conditional``, ``refuted``, or ``none`` for an ordinary model."""
-        total = self._total
-        return "none" if total is None else total.status
-
-    @property
-    def _grade_in_words(self) -> str:
-        """The status, and how often an adversary may be right if the guarantee is weak."""
-        return "none" if self._total is None else self._total.grade_in_words
+        return "none" if self._total is None else self._total.status
 
     @property
     def title(self) -> str:
@@ -149,31 +121,23 @@ class PrivacyCard:
         """Return the card without the results of attacks, which are not for publication."""
         return replace(self, leakage=(), public=True)
 
-    @property
-    def _total(self) -> Guarantee | None:
-        """What is guaranteed of the model and its evaluations together."""
-        return self.guarantee if self.released is None else self.released
-
-    @property
-    def _many(self) -> str:
-        """What the guarantee protects, as a plural."""
-        return "people" if self.guarantee is not None and self.guarantee.unit == "person" else "records"
-
     def rows(self) -> list[tuple[str, str]]:
         """Return the card as a list of (name, value), the most important first."""
-        rows = [] if self.publishable else [("not for publication", _BANNER)]
-        rows += self._model_rows()
-        rows += [("in plain words", sentence) for sentence in self.in_words()]
-        rows += self._guarantee_rows()
-        rows += self._evaluation_rows()
-        rows += self._count_rows()
-        rows += self._leakage_rows()
-        return rows + [(f"parameter {name}", value) for name, value in self._parameters()]
-
-    def _parameters(self) -> list[tuple[str, str]]:
-        """Return the parameters of the training."""
-        parameters = {} if self.guarantee is None else self.guarantee.parameters
-        return [(name, f"{value}") for name, value in parameters.items()]
+        size = [] if self.declared_size is None else [(self._size_name, f"{self.declared_size:,}")]
+        return [
+            *([] if self.publishable else [("not for publication", _BANNER)]),
+            ("model", self.model),
+            ("kind", self.kind),
+            ("trained on", self.dataset),
+            *size,
+            ("status", self._grade_in_words),
+            *(("in plain words", sentence) for sentence in self.in_words()),
+            *self._guarantee_rows(),
+            *self._evaluation_rows(),
+            *self._count_rows(),
+            *self._leakage_rows(),
+            *((f"parameter {name}", value) for name, value in self._parameters()),
+        ]
 
     def in_words(self) -> list[str]:
         """Return what the guarantee of the model and its evaluations means, as plain sentences."""
@@ -183,32 +147,84 @@ class PrivacyCard:
             return [*self._total.in_words(f"{counted(self.queries or 0, 'answer')} of this model"), _MOVED]
         return [*self._total.in_words("everything released by this model and its evaluations"), _ADDS_UP]
 
-    def _model_rows(self) -> list[tuple[str, str]]:
-        """Return what the model is and whom it was trained on."""
-        rows = [("model", self.model), ("kind", self.kind), ("trained on", self.dataset)]
-        if self.declared_size is not None:
-            rows.append((self._size_name, f"{self.declared_size:,}"))
-        return [*rows, ("status", self._grade_in_words)]
+    def to_json(self) -> dict[str, Any]:
+        """Return the card as JSON values."""
+
+        def of(part: Guarantee | Holdout | Evaluation | None) -> dict[str, Any] | None:
+            return None if part is None else part.to_json()
+
+        plain = ("model", "kind", "dataset", "declared_size", "status")
+        return {
+            **{name: getattr(self, name) for name in plain},
+            "in_words": self.in_words(),
+            "guarantee": of(self.guarantee),
+            **{
+                name: getattr(self, name)
+                for name in ("delta", "epsilon_at_delta", "queries", "answered", "moved")
+            },
+            "holdout": of(self.holdout),
+            "evaluation": of(self.evaluation),
+            "further_evaluations": [each.to_json() for each in self.evaluations[1:]],
+            "protects": None if self.guarantee is None else self._protects,
+            "publishable": self.publishable,
+            "released": of(self.released),
+            "leakage": list(self.leakage),
+            "leakage_caveat": OBSERVED if self.leakage else None,
+        }
+
+    def to_html(self) -> str:
+        """Return the card as one self-contained HTML page, which prints on one sheet of A4."""
+        size = "" if self.declared_size is None else f"; {self._size_name}: {self.declared_size:,}"
+        return _PAGE.substitute(
+            model=escape(self.model),
+            colour=_COLOURS["none" if self._total is None else self._total.grade],
+            banner="" if self.publishable else f'<p class="banner">{escape(_BANNER)}</p>',
+            grade=escape(self._grade_in_words),
+            described=escape(f"{self.kind}, trained on {self.dataset}{size}"),
+            words=_paragraphs(self.in_words()),
+            guarantee=_table(self._guarantee_rows()),
+            evaluation=_table(self._evaluation_rows()),
+            counts=self._counts_html(),
+            attacks="" if self.public else f"<h2>What attacks saw</h2>\n{_table(self._leakage_rows())}",
+            parameters=_table(self._parameters()),
+        )
 
     @property
-    def _model_line(self) -> str:
-        """What the model is and whom it was trained on, in one line."""
-        size = "" if self.declared_size is None else f"; {self._size_name}: {self.declared_size:,}"
-        return f"{self.kind}, trained on {self.dataset}{size}"
+    def _total(self) -> Guarantee | None:
+        """What is guaranteed of the model and its evaluations together."""
+        return self.guarantee if self.released is None else self.released
+
+    @property
+    def _grade_in_words(self) -> str:
+        """The status, and how often an adversary may be right if the guarantee is weak."""
+        return "none" if self._total is None else self._total.grade_in_words
+
+    @property
+    def _many(self) -> str:
+        """What the guarantee protects, as a plural."""
+        return "people" if self.guarantee is not None and self.guarantee.unit == "person" else "records"
+
+    def _parameters(self) -> list[tuple[str, str]]:
+        """Return the parameters of the training."""
+        parameters = {} if self.guarantee is None else self.guarantee.parameters
+        return [(name, f"{value}") for name, value in parameters.items()]
 
     def _guarantee_rows(self) -> list[tuple[str, str]]:
         """Return what is guaranteed, for whom, for how many answers, and what it assumes."""
-        rows = [("answers", self._answers)]
         guarantee = self._total
         if guarantee is None:
-            return rows
-        rows.append(("guarantee", str(guarantee)))
-        if self.delta is not None and self.epsilon_at_delta is not None and self.epsilon_at_delta < math.inf:
-            rows.append(("in (epsilon, delta)", f"({self.epsilon_at_delta:.4g}, {self.delta:g})"))
-        rows.append(("protects", self._protects))
-        assumptions = guarantee.assumptions or ("nothing further",)
-        rows += [("assumes", assumption) for assumption in assumptions]
-        return [*rows, ("may be published", self._may_be_published), ("not for publication", _NOT_PUBLIC)]
+            return [("answers", self._answers)]
+        epsilon = self.epsilon_at_delta
+        finite = self.delta is not None and epsilon is not None and epsilon < math.inf
+        return [
+            ("answers", self._answers),
+            ("guarantee", str(guarantee)),
+            *([("in (epsilon, delta)", f"({epsilon:.4g}, {self.delta:g})")] if finite else []),
+            ("protects", self._protects),
+            *(("assumes", assumption) for assumption in guarantee.assumptions or ("nothing further",)),
+            ("may be published", self._may_be_published),
+            ("not for publication", _NOT_PUBLIC),
+        ]
 
     @property
     def _may_be_published(self) -> str:
@@ -247,23 +263,30 @@ class PrivacyCard:
             "keyed hash. Nobody is in both parts, and both parts are protected."
         )
 
+    @property
+    def _size_name(self) -> str:
+        """Where the number of records or people comes from: declared, released with noise, or counted."""
+        claimed = self.guarantee
+        if claimed is None or size_condition(claimed.unit).assumptions[0] in claimed.assumptions:
+            return f"true number of {self._many}, assumed to be public"
+        noisy = claimed.parameters.get("size_from") == "noisy count"
+        return f"{'noisy' if noisy else 'declared'} number of {self._many}"
+
     def _evaluation_rows(self) -> list[tuple[str, str]]:
         """Return how good the model is."""
         if self.evaluation is None:
+            known = "; run 'quietmax evaluate'"
             if self.guarantee is None:
-                return [("accuracy", "not evaluated")]
-            known = (
-                "run 'quietmax evaluate'"
-                if self.queries is None
-                else "a model that is paid per answer cannot be"
-            )
-            return [("accuracy", f"not evaluated; {known}")]
+                known = ""
+            elif self.queries is not None:
+                known = "; a model that is paid per answer cannot be"
+            return [("accuracy", f"not evaluated{known}")]
         recalls = list(self.evaluation.recall.items())
         which = "recall by class"
         if len(recalls) > _MOST_CLASSES:
             recalls.sort(key=lambda recall: math.inf if recall[1].value is None else recall[1].value)
             which = f"lowest recalls of {len(recalls)} classes"
-        rows = [
+        return [
             ("accuracy", str(self.evaluation.accuracy)),
             (which, "; ".join(f"{name}: {estimate}" for name, estimate in recalls[:_MOST_CLASSES])),
             (
@@ -271,16 +294,18 @@ class PrivacyCard:
                 f"{self._evaluated(self.evaluation)}. The figures have noise and may be published. In brackets: 95% "
                 "intervals for sampling and noise.",
             ),
+            *(
+                ("further evaluation", f"accuracy {each.accuracy} on {self._evaluated(each)}")
+                for each in self.evaluations[1:]
+            ),
         ]
-        for each in self.evaluations[1:]:
-            rows.append(("further evaluation", f"accuracy {each.accuracy} on {self._evaluated(each)}"))
-        return rows
 
     def _evaluated(self, evaluation: Evaluation) -> str:
         """Return on whom an evaluation was made."""
-        people = f"held-out {self._many}" if evaluation.composition == "parallel" else self._many
-        where = "" if evaluation.composition == "parallel" else ", who may be in the training set"
-        return f"about {evaluation.size.value:,.0f} {people}{where}"
+        size = f"{evaluation.size.value:,.0f}"
+        if evaluation.composition == "parallel":
+            return f"about {size} held-out {self._many}"
+        return f"about {size} {self._many}, who may be in the training set"
 
     def _matrix(self) -> list[tuple[str, list[str]]]:
         """Return the noisy counts of each true class; nothing if the matrix is too large for the card."""
@@ -292,10 +317,10 @@ class PrivacyCard:
             for name, counts in zip(self.evaluation.classes, self.evaluation.confusion, strict=True)
         ]
 
-    def _calibration(self) -> list[tuple[str, str]]:
+    def _calibration(self) -> list[tuple[str, list[str]]]:
         """Return the share of right answers for each range of probabilities of the answer."""
         bins = [] if self.evaluation is None else self.evaluation.bins
-        return [(f"{each.low:.2f} to {each.high:.2f}", str(each.right)) for each in bins]
+        return [(f"{each.low:.2f} to {each.high:.2f}", [str(each.right)]) for each in bins]
 
     def _remarks(self) -> list[str]:
         """Return what a reader of the counts must know."""
@@ -309,27 +334,25 @@ class PrivacyCard:
     def _count_rows(self) -> list[tuple[str, str]]:
         """Return the confusion matrix, the calibration and what must be known of them, as text."""
         classes = () if self.evaluation is None else self.evaluation.classes
-        rows = [
-            (
-                f"true {name}, predicted",
-                "; ".join(f"{each}: {count}" for each, count in zip(classes, counts, strict=True)),
-            )
-            for name, counts in self._matrix()
-        ]
-        rows += [(f"right with confidence {name}", right) for name, right in self._calibration()]
+        rows = []
+        for name, counts in self._matrix():
+            cells = (f"{each}: {count}" for each, count in zip(classes, counts, strict=True))
+            rows.append((f"true {name}, predicted", "; ".join(cells)))
+        rows += [(f"right with confidence {name}", right) for name, (right,) in self._calibration()]
         return rows + [("about the counts", sentence) for sentence in self._remarks()]
 
     def _counts_html(self) -> str:
         """Return the same as HTML tables."""
         if self.evaluation is None:
             return ""
-        calibration = [(name, [right]) for name, right in self._calibration()]
-        tables = _grid("Calibration", ["probability of the answer", "share of right answers"], calibration)
+        tables = ""
         if matrix := self._matrix():
             head = ["true class", *(f"predicted {name}" for name in self.evaluation.classes)]
-            tables = _grid(f"Number of {self._many}", head, matrix) + tables
-        remarks = "".join(f"<p>{escape(sentence)}</p>" for sentence in self._remarks())
-        return f'<div class="counts">{tables}</div>{remarks}'
+            tables = _grid(f"Number of {self._many}", head, matrix)
+        tables += _grid(
+            "Calibration", ["probability of the answer", "share of right answers"], self._calibration()
+        )
+        return f'<div class="counts">{tables}</div>{_paragraphs(self._remarks())}'
 
     def _leakage_rows(self) -> list[tuple[str, str]]:
         """Return what attacks observed."""
@@ -341,56 +364,13 @@ class PrivacyCard:
         for report in self.leakage:
             seen, area = report["leakage"], report["auc"]
             value = f"{seen['value']:.4f} [{seen['low']:.4f}, {seen['high']:.4f}], AUC {area['value']:.4f}"
-            rows.append(
-                (f"observed leakage, {report['attack']}", f"{value}; answers by {report['released_by']}")
-            )
+            answers = f"answers by {report['released_by']}"
+            rows.append((f"observed leakage, {report['attack']}", f"{value}; {answers}"))
         return [*rows, ("observed leakage", OBSERVED)]
 
-    @property
-    def _size_name(self) -> str:
-        """Where the number of records or people comes from: declared, released with noise, or counted."""
-        claimed = self.guarantee
-        if claimed is None or size_condition(claimed.unit).assumptions[0] in claimed.assumptions:
-            return f"true number of {self._many}, assumed to be public"
-        noisy = claimed.parameters.get("size_from") == "noisy count"
-        return f"{'noisy' if noisy else 'declared'} number of {self._many}"
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the card as JSON values."""
-        return {
-            **{name: getattr(self, name) for name in ("model", "kind", "dataset", "declared_size", "status")},
-            "in_words": self.in_words(),
-            "guarantee": None if self.guarantee is None else self.guarantee.to_json(),
-            "delta": self.delta,
-            "epsilon_at_delta": self.epsilon_at_delta,
-            "queries": self.queries,
-            "answered": self.answered,
-            "moved": self.moved,
-            "holdout": None if self.holdout is None else self.holdout.to_json(),
-            "evaluation": None if self.evaluation is None else self.evaluation.to_json(),
-            "further_evaluations": [each.to_json() for each in self.evaluations[1:]],
-            "protects": None if self.guarantee is None else self._protects,
-            "publishable": self.publishable,
-            "released": None if self.released is None else self.released.to_json(),
-            "leakage": list(self.leakage),
-            "leakage_caveat": OBSERVED if self.leakage else None,
-        }
-
-    def to_html(self) -> str:
-        """Return the card as one self-contained HTML page, which prints on one sheet of A4."""
-        return _PAGE.substitute(
-            model=escape(self.model),
-            colour=_COLOURS["none" if self._total is None else self._total.grade],
-            banner="" if self.publishable else f'<p class="banner">{escape(_BANNER)}</p>',
-            grade=escape(self._grade_in_words),
-            described=escape(self._model_line),
-            words="\n".join(f"<p>{escape(sentence)}</p>" for sentence in self.in_words()),
-            guarantee=_table(self._guarantee_rows()),
-            evaluation=_table(self._evaluation_rows()),
-            counts=self._counts_html(),
-            attacks="" if self.public else f"<h2>What attacks saw</h2>\n{_table(self._leakage_rows())}",
-            parameters=_table(self._parameters()),
-        )
+def _paragraphs(sentences: Sequence[str]) -> str:
+    return "\n".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
 
 
 def _table(rows: Sequence[tuple[str, str]]) -> str:
@@ -416,7 +396,11 @@ def leakage_file(folder: str | Path) -> Path:
 
     The name contains a digest of the weights, so that another model in the same folder has other results.
     """
-    return Path(folder).resolve().parent / f"leakage-{_weights_digest(folder)[:16]}.json"
+    try:
+        digest = hashlib.sha256((Path(folder) / "weights.safetensors").read_bytes()).hexdigest()
+    except OSError as problem:
+        raise DataUnavailable(f"The weights in {folder} cannot be read ({problem.strerror}).") from problem
+    return Path(folder).resolve().parent / f"leakage-{digest[:16]}.json"
 
 
 def record_leakage(folder: str | Path, reports: Sequence[Mapping[str, Any]]) -> None:
@@ -505,14 +489,6 @@ def read_card(folder: str | Path) -> PrivacyCard:
     return card
 
 
-def _weights_digest(folder: str | Path) -> str:
-    """Return the SHA-256 of the weights of a model folder."""
-    try:
-        return hashlib.sha256((Path(folder) / "weights.safetensors").read_bytes()).hexdigest()
-    except OSError as problem:
-        raise DataUnavailable(f"The weights in {folder} cannot be read ({problem.strerror}).") from problem
-
-
 def _best_first(evaluations: Sequence[Evaluation]) -> tuple[Evaluation, ...]:
     """Return evaluations of held-out people first, and of these the one with the least noise; later ones on a tie."""
     ordered = list(reversed(evaluations))
@@ -526,3 +502,167 @@ def _number(description: Mapping[str, Any], name: str) -> float | None:
     if value is None or (type(value) in (int, float) and 0 <= value < math.inf):
         return value
     raise ValueError(f"{name} must be a number, at least 0")
+
+
+# --- Forms for reviewers ----------------------------------------------------------------------------------------------
+
+
+class LedgerRecord(NamedTuple):
+    """What the ledger of the service states about the training set of a model, in sentences."""
+
+    budget: str  # What was promised, spent and is left
+    releases: str  # What else the account has paid for
+    access: str  # Who can query, and what proves later that the audit log was not changed
+
+
+class Item(NamedTuple):
+    """One line of the checklist."""
+
+    topic: str  # The factor that the line belongs to
+    question: str  # What a reviewer asks
+    answer: str  # What the model folder and the ledger say, or `BLANK`
+
+
+def registry_entry(card: PrivacyCard, ledger: LedgerRecord | None = None) -> dict[str, Any]:
+    """Return an entry for the Differential Privacy Deployments Registry."""
+    claim, facts = _claimed(card)
+    free, epsilon = card.queries is None, card.epsilon_at_delta
+    protected = f"{card._protects}. Neighbouring data sets differ by one added or removed {claim.unit}."
+    return {
+        "url_slug": BLANK,
+        "status": "Draft",
+        "tier": BLANK,
+        "deployment": {
+            "product": {
+                "name": BLANK,
+                "data_curators": [BLANK],
+                "intended_use": BLANK,
+                "data_product_type": "Machine learning model",
+                "data_product_region": BLANK,
+                "description": f"A classifier ({card.kind}) trained on {card.dataset}. {BLANK}",
+                "publication_date": BLANK,
+                "data_product_sector": BLANK,
+            },
+            "dp_flavor": {
+                "name": _FLAVORS[claim.definition],
+                "data_domain": BLANK,
+                "unprotected_quantities": " ".join(claim.assumptions) or "None.",
+            },
+            "privacy_loss": {
+                "privacy_unit": claim.unit,
+                "privacy_unit_description": protected,
+                "privacy_parameters": {}
+                if epsilon is None
+                else {"epsilon": epsilon, "delta": card.delta or 0.0},
+                "privacy_parameters_description": f"Status: {claim.status}. {claim.reason}",
+            },
+            "model": {
+                "model_name": "Central",
+                "actors": BLANK,
+                "release_type": BLANK,
+                "data_source_type": "Static",
+                "access_type": "Non-interactive" if free else "Interactive",
+                "access_type_description": _charged(card, ledger),
+            },
+            "accounting": {
+                "post_processing": "Answers are computed from what was released, without further noise."
+                if free
+                else BLANK,
+                "composition": f"{claim.reason} {ledger.releases}" if ledger else claim.reason,
+            },
+            "implementation": {
+                "pre_processing_eda_hyperparameter_tuning": BLANK,
+                "mechanisms": f"Quietmax {__version__}. {_noise(facts)}",
+                "justification": BLANK,
+            },
+            "resources": {"sources": BLANK, "registry_authors": [BLANK]},
+        },
+    }
+
+
+def nist_checklist(card: PrivacyCard, ledger: LedgerRecord | None = None) -> list[Item]:
+    """Return a checklist after NIST SP 800-226, from the guarantee down to the collection of the data."""
+    claim, facts = _claimed(card)
+    at_delta = (
+        ""
+        if card.epsilon_at_delta is None
+        else f"epsilon {card.epsilon_at_delta:.4g} at delta {card.delta:g}"
+    )
+    parameters = f"{claim.definition}: {at_delta}"
+    person = "Yes: all rows of a person count together." if claim.unit == "person" else BLANK
+    releases = f"{ledger.releases} Outside the ledger: {BLANK}" if ledger else BLANK
+    access = f"{ledger.access} The data and the database: {BLANK}" if ledger else BLANK
+    accuracy = f"accuracy {card.evaluation.accuracy}" if card.evaluation else BLANK
+    questions = {
+        "Privacy parameters": {
+            "Which definition, and how large is epsilon?": parameters,
+            "Is the claim proven?": f"{claim.status}: {claim.reason}",
+            "What does it mean for one person?": " ".join(card.in_words()),
+            "Why is this epsilon adequate for the purpose?": BLANK,
+        },
+        "Unit of privacy": {
+            "What is protected?": card._protects,
+            "Does one person have one such unit?": person,
+        },
+        "Bounds": {"Are bounds, categories and classes public?": " ".join(claim.assumptions) or "none"},
+        "Sensitivity": {"How is the influence of one unit limited?": _sensitivity(facts)},
+        "Noise": {
+            "Which noise, from which source?": _noise(facts),
+            "Are floating-point attacks excluded?": _floating_point(facts),
+        },
+        "Budget": {
+            "What is charged, and what is left?": _charged(card, ledger),
+            "Which other releases use data of the same people?": releases,
+        },
+        "Utility": {
+            "How good is the model?": accuracy,
+            "Is the error acceptable for small groups?": BLANK,
+        },
+        "Trust model": {"Who sees the data before noise is added?": f"The curator (central model). {BLANK}"},
+        "Side channels": {"Do running time, errors or logs depend on the data?": BLANK},
+        "Security": {"Who has access to the training data and to the ledger?": access},
+        "Data collection": {
+            "On which legal basis and with which consent was the data collected?": BLANK,
+            "Is the data minimised, and when is it deleted?": BLANK,
+        },
+    }
+    return [
+        Item(topic, question, answer)
+        for topic, answers in questions.items()
+        for question, answer in answers.items()
+    ]
+
+
+def _claimed(card: PrivacyCard) -> tuple[Guarantee, Mapping[str, Any]]:
+    """Return the guarantee of everything that was released, and the parameters of the training."""
+    if card.guarantee is None or card._total is None:
+        raise InvalidInput("This form is for private models; an ordinary network has no guarantee.")
+    return card._total, card.guarantee.parameters
+
+
+def _charged(card: PrivacyCard, ledger: LedgerRecord | None) -> str:
+    """Return what answers cost, as a sentence."""
+    answers = f"{card._answers[0].upper()}{card._answers[1:]}."
+    return f"{answers} {ledger.budget}" if ledger else answers
+
+
+def _noise(facts: Mapping[str, Any]) -> str:
+    """Return where the noise comes from."""
+    source = facts.get("noise_source", {})
+    if source.get("exact"):
+        return "Exact samplers, with randomness from the operating system."
+    return "Seeded noise, for experiments only." if source else BLANK
+
+
+def _floating_point(facts: Mapping[str, Any]) -> str:
+    """Return what is known about rounding; only released weights of a head are added on a grid, without rounding."""
+    released = facts.get("estimator") == "head" and facts.get("release") != "query"
+    if released and facts.get("noise_source", {}).get("exact"):
+        return "Yes: sums and noise are multiples of a public grid and are added without rounding."
+    return BLANK
+
+
+def _sensitivity(facts: Mapping[str, Any]) -> str:
+    """Return the bound on the influence of one unit."""
+    names = ("sensitivity", "max_grad_norm", "radius")
+    return "; ".join(f"{name} {facts[name]:.6g}" for name in names if facts.get(name) is not None) or BLANK

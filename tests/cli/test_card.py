@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from quietmax.cli.card import _NOT_IN_LEDGER
 from quietmax.errors import DataUnavailable
 from quietmax.ledger import Charge, Ledger
-from quietmax.privacy_card import OBSERVED, leakage_file, read_card, record_leakage
-from quietmax.review_forms import BLANK, NOT_IN_LEDGER
+from quietmax.privacy_card import BLANK, OBSERVED, leakage_file, read_card, record_leakage
 from quietmax.server.deployment import deploy
 from quietmax.server.repository import load_models
 from tests.cli.conftest import Run, assert_error, json_of, output_of
@@ -210,7 +210,7 @@ def test_a_form_says_if_the_ledger_does_not_know_the_model_and_refuses_what_it_c
     with Ledger(ledger):
         pass
     answers = json.loads(run(*form, "--json")[1])
-    assert sum(NOT_IN_LEDGER in item["answer"] for item in answers) == 2
+    assert sum(_NOT_IN_LEDGER in item["answer"] for item in answers) == 2
     assert_error(run(*form, "--account", "nobody"), 2, "has no account 'nobody'")
     assert_error(run("card", folder, "--ledger", ledger), 2, "--ledger requires --format")
     assert_error(run("card", folder, "--account", "a"), 2, "--account requires --ledger")

@@ -18,6 +18,7 @@ from rich.text import Text
 from quietmax.errors import counted
 
 if TYPE_CHECKING:
+    from quietmax.accounting.costs import Cost
     from quietmax.accounting.guarantee import Guarantee
 
 # Class, folder and account names are printed unchanged: brackets and colons in them are not markup or emoji codes.
@@ -111,6 +112,12 @@ def print_guarantee(guarantee: Guarantee) -> None:
     console.print(Text.assemble(("Guarantee:", "bold"), " ", (text, _COLOURS[guarantee.grade])))
     for assumption in guarantee.assumptions:
         console.print(f"  assumes: {assumption}")
+
+
+def amount(cost: Cost) -> str:
+    """The amount of a cost with its symbol: epsilon or mu."""
+    ((name, value),) = ((name, value) for name, value in cost.to_json().items() if name != "measure")
+    return f"{name} {value:.6g}"
 
 
 def print_error(message: str) -> None:

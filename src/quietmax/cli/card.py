@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from quietmax.cli._options import Json, with_groups
-from quietmax.cli._output import console, print_json, print_table
-from quietmax.errors import InvalidInput, QuietmaxError
+from quietmax.cli._output import amount, console, print_json, print_table
+from quietmax.errors import InvalidInput, QuietmaxError, counted
 
 if TYPE_CHECKING:
-    from quietmax.privacy_card import PrivacyCard
-    from quietmax.review_forms import LedgerRecord
+    from quietmax.privacy_card import LedgerRecord, PrivacyCard
 
+_NOT_IN_LEDGER = "The ledger has no account for this training set yet."
 Form = Literal["card", "opendp-registry", "nist-800-226"]
 
 
@@ -79,7 +79,7 @@ def _read_ledger(address: str, card: PrivacyCard, account: str | None) -> Ledger
     """Read what a ledger states about the training set of a model; the ledger is not changed."""
     from quietmax.ledger.database import KEYS_ACCOUNT, now
     from quietmax.ledger.ledger import Ledger
-    from quietmax.review_forms import LedgerRecord
+    from quietmax.privacy_card import LedgerRecord
     from quietmax.server.deployment import find_account
 
     with Ledger(address, read_only=True) as ledger:
@@ -87,23 +87,28 @@ def _read_ledger(address: str, card: PrivacyCard, account: str | None) -> Ledger
         _, _, found = find_account(ledger, card.dataset, account)
         if found is None and account is not None:
             ledger.account(account)  # names those that exist
+        budget = releases = _NOT_IN_LEDGER
+        if found is not None:
+            amounts = ", ".join(f"{name} {amount(getattr(found, name))}" for name in ("spent", "remaining"))
+            clients = sum(each.spent_units > 0 for each in ledger.subaccounts(found))
+            budget = (
+                f"Account {found.name}, opened with epsilon {found.terms.epsilon:g} and delta {found.terms.delta:g}: "
+                f"budget {amount(found.limit)}, {amounts}; {counted(clients, 'client')}."
+            )
+            releases = f"Of the same account: {', '.join(ledger.charged_models(found)) or 'none'}."
         known = ledger.keys()
         keys = [key for key in known if key.is_valid(now())]
-        spent = [] if found is None else [each for each in ledger.subaccounts(found) if each.spent_units]
-        named = {KEYS_ACCOUNT} if found is None else {KEYS_ACCOUNT, found.name}
-        return LedgerRecord(
-            None if found is None else found.to_json(),
-            () if found is None else tuple(ledger.charged_models(found)),
-            len(spent),
-            sum(key.role == "admin" for key in keys),
-            len(keys),
-            tuple(f"{name}:{head.sequence}:{head.hash}" for name, head in ledger.heads() if name in named),
-        )
+        administrators = sum(key.role == "admin" for key in keys)
+        access = f"{counted(len(keys), 'valid API key')}, {administrators} of them of administrators."
+        named = {KEYS_ACCOUNT, found.name if found else KEYS_ACCOUNT}
+        heads = [f"{name}:{head.sequence}:{head.hash}" for name, head in ledger.heads() if name in named]
+    log = f" Audit log at the time of this form: {', '.join(heads)}." if heads else ""
+    return LedgerRecord(budget, releases, access + log)
 
 
 def _print_form(card: PrivacyCard, form: Form, ledger: LedgerRecord | None, as_json: bool) -> None:
     """Print the card as a form for reviewers."""
-    from quietmax.review_forms import nist_checklist, registry_entry
+    from quietmax.privacy_card import nist_checklist, registry_entry
 
     if form == "opendp-registry":
         print_json(registry_entry(card, ledger))

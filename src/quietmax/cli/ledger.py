@@ -14,11 +14,10 @@ import typer
 
 from quietmax._io import atomic_write
 from quietmax.cli._options import Json
-from quietmax.cli._output import console, print_json, print_table
+from quietmax.cli._output import amount, console, print_json, print_table
 from quietmax.errors import InvalidInput, QuietmaxError, counted
 
 if TYPE_CHECKING:
-    from quietmax.accounting.costs import Cost
     from quietmax.ledger.accounts import AccountState, ApiKey
     from quietmax.ledger.ledger import Ledger
 
@@ -161,9 +160,9 @@ def _print_account(ledger: Ledger, account: AccountState) -> None:
     spent = _percent(account.spent_units, account.limit_units)
     rows = (
         ("opened with", f"epsilon {account.terms.epsilon:g}, delta {account.terms.delta:g}"),
-        ("budget", f"{_cost(account.limit)} ({account.limit.measure})"),
-        ("spent", f"{_cost(account.spent)} ({spent})"),
-        ("remaining", _cost(account.remaining)),
+        ("budget", f"{amount(account.limit)} ({account.limit.measure})"),
+        ("spent", f"{amount(account.spent)} ({spent})"),
+        ("remaining", amount(account.remaining)),
         ("guarantee", _grade(account, ledger.unproven_models(account))),
     )
     print_table(f"Account {account.name}", ("", ""), rows)
@@ -200,12 +199,6 @@ def _print_spending(ledger: Ledger, account: AccountState) -> None:
     ]
     if clients:
         print_table(f"Clients of {account.name}", ("client", "spent", "quota", "refused"), clients)
-
-
-def _cost(cost: Cost) -> str:
-    """The amount of a cost with its symbol: epsilon or mu."""
-    ((name, value),) = ((name, value) for name, value in cost.to_json().items() if name != "measure")
-    return f"{name} {value:.6g}"
 
 
 def _percent(part: int, whole: int) -> str:
