@@ -21,9 +21,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fractions import Fraction
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self, cast, get_args
 
 import numpy as np
 from scipy.special import erfcx, erfinv, log_expit, ndtr, ndtri, ndtri_exp
@@ -47,7 +47,6 @@ def _as_number(value: float) -> float:
 
 
 def _checked_amount(value: float, name: str) -> float:
-    """Return `value` as a float if it is 0 or between 1e-100 and 1e100."""
     number = _as_number(value)
     if number == 0.0 or _SMALLEST <= number <= _LARGEST:
         return abs(number)
@@ -111,7 +110,6 @@ def _log_delta(mu: float, x: float) -> float:
 
 
 def _checked(value: float, name: str, low: float, high: float) -> float:
-    """Return `value` as a float if it is at least `low` and below `high`."""
     number = _as_number(value)
     if low <= number < high:
         return number
@@ -130,11 +128,6 @@ def delta_of(mu: float, epsilon: float) -> float:
     ----------
     mu, epsilon : float
         At least 0.
-
-    Returns
-    -------
-    float
-        The delta, at most 1.
 
     Examples
     --------
@@ -161,11 +154,6 @@ def epsilon_of(mu: float, delta: float) -> float:
     delta : float
         At least 1e-300 and below 1.
 
-    Returns
-    -------
-    float
-        The epsilon.
-
     Examples
     --------
     >>> round(epsilon_of(1.0, 1e-5), 2)
@@ -176,13 +164,13 @@ def epsilon_of(mu: float, delta: float) -> float:
     if delta_of(mu, 0.0) <= delta:
         return 0.0
 
-    def excess(point: float) -> float:
+    def _excess(point: float) -> float:
         return _log_delta(mu, point) - math.log(delta)
 
     # epsilon = 0 is x = -mu/2; delta <= Phi(-x), so the root lies below x = -ndtri(delta).
     x = -0.5 * mu
-    if excess(x) > 0.0:
-        x = _root(excess, x, -float(ndtri(delta)) + 1e-3)
+    if _excess(x) > 0.0:
+        x = _root(_excess, x, -float(ndtri(delta)) + 1e-3)
     epsilon = mu * (x + 0.5 * mu)
     return _stepped(lambda step: epsilon * (1.0 + step) + mu * step, lambda e: delta_of(mu, e) <= delta)
 
@@ -199,11 +187,6 @@ def mu_of(epsilon: float, delta: float) -> float:
     delta : float
         At least 1e-300 and below 1.
 
-    Returns
-    -------
-    float
-        The mu.
-
     Examples
     --------
     >>> round(mu_of(1.0, 1e-5), 3)
@@ -214,13 +197,13 @@ def mu_of(epsilon: float, delta: float) -> float:
     # delta <= mu/sqrt(2 pi) and delta <= Phi(-x), which is below 1e-300 for x > 38, give two mu that certainly suffice.
     low, width = math.log(max(delta, min(1.0, epsilon / 40.0))), 1.0
 
-    def excess(log_mu: float) -> float:
+    def _excess(log_mu: float) -> float:
         mu = math.exp(log_mu)
         return _log_delta(mu, epsilon / mu - 0.5 * mu) - math.log(delta)
 
-    while excess(low + width) <= 0.0:
+    while _excess(low + width) <= 0.0:
         width *= 2.0
-    mu = math.exp(_root(excess, low, low + width))
+    mu = math.exp(_root(_excess, low, low + width))
     return _stepped(lambda step: mu * (1.0 - step), lambda m: delta_of(m, epsilon) <= delta)
 
 
@@ -249,11 +232,6 @@ def pure_as_gaussian(epsilon: float) -> float:
     ----------
     epsilon : float
         At least 0.
-
-    Returns
-    -------
-    float
-        The mu.
 
     Examples
     --------
@@ -284,8 +262,37 @@ def bounded_range_as_gaussian(epsilon: float) -> float:
 Measure = Literal["pure", "gaussian"]
 
 
+class _Cost:
+    """What the costs in the two measures share: each has one number, and an amount that adds up."""
+
+    measure: ClassVar[Measure]
+    _power: ClassVar[int]
+
+    def __post_init__(self) -> None:
+        ((name, value),) = vars(self).items()
+        object.__setattr__(self, name, _checked_amount(value, name))
+
+    @property
+    def amount(self) -> Fraction:
+        """The quantity that adds up under composition: epsilon, or mu squared."""
+        (value,) = vars(self).values()
+        return decimal(value) ** self._power
+
+    def times(self, releases: int) -> Self:
+        """Return the cost of several such releases, rounded up: ``k * epsilon``, or ``sqrt(k) * mu``."""
+        return cast(Self, cost_of(self.measure, self.amount * _checked_count(releases, "releases")))
+
+    def to_json(self) -> dict[str, str | float]:
+        """Return the measure and the number by name."""
+        return {"measure": self.measure, **vars(self)}
+
+    def __str__(self) -> str:
+        ((name, value),) = vars(self).items()
+        return f"{name} = {value:.6g} ({self.measure})"
+
+
 @dataclass(frozen=True)
-class PureCost:
+class PureCost(_Cost):
     """The cost of a release that is epsilon-differentially private.
 
     Parameters
@@ -301,33 +308,15 @@ class PureCost:
 
     epsilon: float
     measure: ClassVar[Measure] = "pure"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "epsilon", _checked_amount(self.epsilon, "epsilon"))
-
-    @property
-    def amount(self) -> Fraction:
-        """The quantity that adds up under composition: epsilon."""
-        return decimal(self.epsilon)
-
-    def times(self, releases: int) -> PureCost:
-        """Return the cost of several such releases: ``releases * epsilon``, rounded up."""
-        return PureCost(rounded_up(self.amount * _checked_count(releases, "releases")))
+    _power: ClassVar[int] = 1
 
     def as_gaussian(self) -> GaussianCost:
         """Return a Gaussian cost that covers every epsilon-private release (THEORY section 3)."""
         return GaussianCost(pure_as_gaussian(self.epsilon))
 
-    def to_json(self) -> dict[str, str | float]:
-        """Return ``{"measure": "pure", "epsilon": ...}``."""
-        return {"measure": self.measure, "epsilon": self.epsilon}
-
-    def __str__(self) -> str:
-        return f"epsilon = {self.epsilon:.6g} (pure)"
-
 
 @dataclass(frozen=True)
-class GaussianCost:
+class GaussianCost(_Cost):
     """The cost of a mu-Gaussian private release: neighbours are as hard to distinguish as N(0, 1) and N(mu, 1).
 
     Parameters
@@ -343,29 +332,11 @@ class GaussianCost:
 
     mu: float
     measure: ClassVar[Measure] = "gaussian"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "mu", _checked_amount(self.mu, "mu"))
-
-    @property
-    def amount(self) -> Fraction:
-        """The quantity that adds up under composition: mu squared."""
-        return decimal(self.mu) ** 2
-
-    def times(self, releases: int) -> GaussianCost:
-        """Return the cost of several such releases: ``sqrt(releases) * mu``, rounded up."""
-        return GaussianCost(root_rounded_up(self.amount * _checked_count(releases, "releases")))
+    _power: ClassVar[int] = 2
 
     def as_gaussian(self) -> GaussianCost:
         """Return the cost itself."""
         return self
-
-    def to_json(self) -> dict[str, str | float]:
-        """Return ``{"measure": "gaussian", "mu": ...}``."""
-        return {"measure": self.measure, "mu": self.mu}
-
-    def __str__(self) -> str:
-        return f"mu = {self.mu:.6g} (gaussian)"
 
 
 Cost = PureCost | GaussianCost
@@ -379,7 +350,6 @@ def cost_of(measure: Measure, amount: Fraction, *, up: bool = True) -> Cost:
 
 
 def _checked_count(count: int, name: str) -> int:
-    """Return `count` as an int if it is an integer of at least 0."""
     number = _as_number(count)
     if isinstance(count, bool) or not 0.0 <= number < 2.0**53 or number != int(number):
         raise InvalidInput(f"{name} must be an integer of at least 0 and below 2^53, got {count!r}.")
@@ -398,11 +368,6 @@ def compose(costs: Iterable[Cost]) -> Cost:
     ----------
     costs : iterable of PureCost or GaussianCost
         The costs of the releases.
-
-    Returns
-    -------
-    PureCost or GaussianCost
-        The cost of all of them.
 
     Examples
     --------
@@ -473,9 +438,8 @@ class Budget:
             raise InvalidInput(f"delta must be at least 0 and below 1, got {self.delta!r}.")
         if self.queries is not None and _checked_count(self.queries, "queries") < 1:
             raise InvalidInput(f"queries must be an integer of at least 1 or None, got {self.queries!r}.")
-        object.__setattr__(self, "epsilon", epsilon)
-        object.__setattr__(self, "delta", delta)
-        object.__setattr__(self, "queries", None if self.queries is None else int(self.queries))
+        queries = None if self.queries is None else int(self.queries)
+        vars(self).update(epsilon=epsilon, delta=delta, queries=queries)
 
     def total(self, measure: Measure, analysis: Analysis = "proven") -> Cost:
         """Return the total of the budget in a privacy measure.
@@ -493,9 +457,9 @@ class Budget:
         InvalidInput
             If the measure or analysis is unknown, or a proven Gaussian total is asked for with delta 0.
         """
-        if measure not in ("pure", "gaussian"):
+        if measure not in get_args(Measure):
             raise InvalidInput(f"measure must be 'pure' or 'gaussian', got {measure!r}.")
-        if analysis not in ("proven", "published", "published-example"):
+        if analysis not in get_args(Analysis):
             raise InvalidInput(
                 f"analysis must be 'proven', 'published' or 'published-example', got {analysis!r}."
             )
@@ -512,7 +476,7 @@ class Budget:
 
     def to_json(self) -> dict[str, float | int | None]:
         """Return the three numbers by name."""
-        return {"epsilon": self.epsilon, "delta": self.delta, "queries": self.queries}
+        return asdict(self)
 
 
 def per_query(budget: Budget, measure: Measure, analysis: Analysis = "proven") -> Cost:
@@ -526,11 +490,6 @@ def per_query(budget: Budget, measure: Measure, analysis: Analysis = "proven") -
         The measure of the cost.
     analysis : {"proven", "published", "published-example"}
         See `Budget.total`. The paper's example divides mu by the number of queries instead of its square root.
-
-    Returns
-    -------
-    PureCost or GaussianCost
-        The cost of one query.
 
     Examples
     --------
@@ -595,11 +554,6 @@ def queries_affordable(total: Cost, per_query_cost: Cost) -> int:
     per_query_cost : PureCost or GaussianCost
         The cost of one query, in the same measure.
 
-    Returns
-    -------
-    int
-        The number of queries.
-
     Examples
     --------
     >>> queries_affordable(PureCost(1.0), PureCost(0.1))
@@ -624,11 +578,6 @@ def total_needed(per_query_cost: Cost, queries: int) -> Cost:
         The cost of one query.
     queries : int
         The number of queries, from 1 to `LIMIT`.
-
-    Returns
-    -------
-    PureCost or GaussianCost
-        The total.
 
     Examples
     --------

@@ -169,7 +169,6 @@ def _advanced_composition(epsilon: float, queries: int, delta: float) -> float:
 
 
 def _composed_epsilon(epsilon: float, queries: int, delta: float) -> float:
-    """Return the total epsilon of advanced composition without rounding."""
     drift = queries * epsilon * math.tanh(0.5 * epsilon)
     return min(queries * epsilon, drift + epsilon * math.sqrt(2.0 * queries * -math.log(delta)))
 
@@ -177,13 +176,13 @@ def _composed_epsilon(epsilon: float, queries: int, delta: float) -> float:
 def _advanced_share(total_epsilon: float, queries: int, delta: float) -> float:
     """Return the largest epsilon per release that stays within (total_epsilon, delta), rounded down."""
 
-    def excess(epsilon: float) -> float:
+    def _excess(epsilon: float) -> float:
         return _composed_epsilon(epsilon, queries, delta) - total_epsilon
 
     share = total_epsilon
-    if excess(share) > 0.0:
+    if _excess(share) > 0.0:
         lowest = 0.5 * (total_epsilon / queries)
-        share = float(brentq(excess, lowest, total_epsilon, xtol=1e-300, rtol=2.0**-48, maxiter=500))
+        share = float(brentq(_excess, lowest, total_epsilon, xtol=1e-300, rtol=2.0**-48, maxiter=500))
     while _advanced_composition(share, queries, delta) > total_epsilon:
         share *= 1.0 - _COMPOSITION_SLACK
     return share
@@ -215,10 +214,10 @@ def _renyi(epsilon: float, delta: float, schedule: Schedule, *, published: bool)
     # The best order lies near 1 + 2*ln(1/delta)/epsilon, where both terms of the bound are equal.
     largest = 64 - 4 * math.log(delta) / epsilon
 
-    def excess(sigma: float) -> float:
+    def _excess(sigma: float) -> float:
         return renyi_epsilon(sigma, delta, schedule, largest_order=largest, published=published) - epsilon
 
-    return _smallest(excess, epsilon, schedule)
+    return _smallest(_excess, epsilon, schedule)
 
 
 def _smallest(excess: Callable[[float], float], epsilon: float, schedule: Schedule) -> float:
@@ -257,11 +256,11 @@ def _interval(sigma: float, schedule: Schedule) -> float:
     weight /= weight.sum()
     absent = -math.inf if rate == 1.0 else math.log1p(-rate)
 
-    def loss(shift: float) -> Floats:
+    def _loss_at(shift: float) -> Floats:
         # ln(1 - q + q*exp((2x - 1)/(2 sigma^2))) at x = sigma*point + shift, the record left out (0) or taken (1).
         return np.logaddexp(absent, math.log(rate) + (2 * (sigma * point + shift) - 1) / (2 * sigma * sigma))
 
-    without, taken = loss(0.0), loss(1.0)
+    without, taken = _loss_at(0.0), _loss_at(1.0)
     narrow = math.sqrt(float(weight @ (without - weight @ without) ** 2))
     mean = (1 - rate) * (weight @ without) + rate * (weight @ taken)
     wide = math.sqrt(
@@ -509,12 +508,12 @@ def _composed_delta(step: _Step, steps: int, epsilon: float) -> float:
 def _tilt(logs: Floats, losses: Floats, mean: float) -> float:
     """The t >= 0 at which the tilted losses have this mean; any other would be as valid, but less sharp."""
 
-    def excess(t: float) -> float:
+    def _excess(t: float) -> float:
         return float(softmax(logs + t * losses) @ (losses - mean))
 
-    if excess(0.0) >= 0.0:
+    if _excess(0.0) >= 0.0:
         return 0.0
     high = 1.0
-    while excess(high) < 0.0:
+    while _excess(high) < 0.0:
         high *= 2
-    return float(brentq(excess, 0.0, high, maxiter=500))
+    return float(brentq(_excess, 0.0, high, maxiter=500))

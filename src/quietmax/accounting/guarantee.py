@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 from scipy.special import ndtr, ndtri
 
@@ -25,8 +25,8 @@ from quietmax.errors import InvalidInput
 Definition = Literal["pure", "gaussian", "approximate"]
 Status = Literal["proven", "conditional", "refuted"]
 Unit = Literal["record", "person"]
-_STATUSES: tuple[Status, ...] = ("proven", "conditional", "refuted")
-UNITS: tuple[Unit, ...] = ("record", "person")
+_STATUSES: tuple[Status, ...] = get_args(Status)
+UNITS: tuple[Unit, ...] = get_args(Unit)
 _MAX_ACCURACY = 0.75
 """A guarantee that allows an adversary to be right more often is weak."""
 MADE_WITHOUT_RECORDS = "was made without the private records"
@@ -34,6 +34,10 @@ MADE_WITHOUT_RECORDS = "was made without the private records"
 _UP = 1.0 + 2.0**-44
 _LIBRARY_UP = 1.0 + 2.0**-40
 """Covers the relative errors of SciPy's normal distribution and its inverse."""
+_JSON_FIELDS = (
+    *("definition", "epsilon", "mu", "extra_delta", "neighbours", "unit", "status", "because"),
+    *("parameters", "assumptions"),
+)
 _STATED: dict[str, set[str]] = {"pure": {"epsilon"}, "gaussian": {"mu"}, "approximate": {"epsilon", "delta"}}
 
 
@@ -92,10 +96,9 @@ class Guarantee:
     unit: Unit = "record"
 
     def __post_init__(self) -> None:
-        if self.definition not in _STATED:
-            raise InvalidInput(f"definition must be one of {', '.join(_STATED)}, got {self.definition!r}.")
-        if self.status not in _STATUSES:
-            raise InvalidInput(f"status must be one of {', '.join(_STATUSES)}, got {self.status!r}.")
+        for name, valid in (("definition", _STATED), ("status", _STATUSES), ("unit", UNITS)):
+            if getattr(self, name) not in valid:
+                raise InvalidInput(f"{name} must be one of {', '.join(valid)}, got {getattr(self, name)!r}.")
         stated = _STATED[self.definition]
         given = {name for name in ("epsilon", "mu", "delta") if getattr(self, name) is not None}
         if given != stated:
@@ -105,8 +108,6 @@ class Guarantee:
             )
         if self.neighbours != "add-remove":
             raise InvalidInput(f"neighbours must be 'add-remove', got {self.neighbours!r}.")
-        if self.unit not in UNITS:
-            raise InvalidInput(f"unit must be one of {', '.join(UNITS)}, got {self.unit!r}.")
         if not 0.0 <= self.extra_delta < 1.0:
             raise InvalidInput(f"extra_delta must be at least 0 and below 1, got {self.extra_delta!r}.")
         if not self.because.strip():
@@ -137,17 +138,9 @@ class Guarantee:
         >>> Guarantee.of(PureCost(0.5), status="proven", because="Laplace mechanism.").epsilon
         0.5
         """
-        return cls(
-            definition=cost.measure,
-            epsilon=cost.epsilon if isinstance(cost, PureCost) else None,
-            mu=cost.mu if isinstance(cost, GaussianCost) else None,
-            extra_delta=extra_delta,
-            status=status,
-            because=because,
-            parameters=parameters or {},
-            assumptions=assumptions,
-            unit=unit,
-        )
+        stated: dict[str, Any] = {**vars(cost), "extra_delta": extra_delta, "unit": unit}
+        texts: dict[str, Any] = {"status": status, "because": because, "assumptions": assumptions}
+        return cls(cost.measure, **stated, **texts, parameters=parameters or {})
 
     @property
     def cost(self) -> Cost:
@@ -276,7 +269,8 @@ class Guarantee:
             best = float(ndtr(ndtri(rate) + cast(float, self.mu))) * _LIBRARY_UP
         else:
             epsilon = cast(float, self.epsilon)
-            few = math.exp(min(epsilon + math.log(rate), 0.0)) * _UP if rate > 0.0 else 0.0
+            half = math.exp(min(epsilon / 2, 700.0))  # a logarithm of the rate would cost digits
+            few = half * rate * half * _UP
             many = (1.0 - math.exp(-epsilon) * (1.0 - rate)) * _UP
             best = min(few, many)
         return min(1.0, (best + self._surplus) * (_UP if self._surplus else 1.0))
@@ -373,24 +367,14 @@ class Guarantee:
 
     def to_json(self) -> dict[str, Any]:
         """Return all fields by name, as JSON values; `delta` only if it is stated."""
-        record = {
-            "definition": self.definition,
-            "epsilon": self.epsilon,
-            "mu": self.mu,
-            "extra_delta": self.extra_delta,
-            "neighbours": self.neighbours,
-            "unit": self.unit,
-            "status": self.status,
-            "because": self.because,
-            "parameters": dict(self.parameters),
-            "assumptions": list(self.assumptions),
-        }
+        record = {name: getattr(self, name) for name in _JSON_FIELDS}
+        record |= {"parameters": dict(self.parameters), "assumptions": list(self.assumptions)}
         return record if self.delta is None else {**record, "delta": self.delta}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Guarantee:
         """Return the guarantee that `to_json` wrote."""
-        names = set(cls.__dataclass_fields__) - {"delta", "unit"}
+        names = set(_JSON_FIELDS) - {"unit"}
         if set(record) - {"delta", "unit"} != names:
             raise InvalidInput(f"A guarantee must have the fields {sorted(names)}, got {sorted(record)}.")
         return cls(**{**record, "assumptions": tuple(record["assumptions"])})
