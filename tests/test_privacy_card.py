@@ -41,7 +41,8 @@ def evaluation_of(guarantee: Guarantee, classes: int = 2, wrong: int = 60, mu: f
     confidence = np.zeros((BINS, 2), dtype=np.int64)
     confidence[-1] = 2**24 * 800 * classes, 2**24 * wrong
     names = [f"class {each}" for each in range(classes)]
-    return noisy_evaluation(counts, confidence, names, guarantee, [EvaluationCharge(mu, "parallel")])
+    units = np.concatenate([counts.reshape(-1), confidence.reshape(-1)])
+    return noisy_evaluation(units, names, guarantee, [EvaluationCharge(mu, "parallel")])
 
 
 def evaluated(card: PrivacyCard, classes: int = 2, wrong: int = 60) -> PrivacyCard:

@@ -82,7 +82,6 @@ _NAMES = {
     "estimators.teachers": "Teachers",
     "mechanisms.algorithm1": "Algorithm1",
     "mechanisms.base": "Answerer GaussianScores NoisyMax SampledNeuron",
-    "models.losses": "Convexified CrossEntropy Quadratic",
     "models.serialization": "load_model save_model",
     "models.stacked": "Convexified CrossEntropy Quadratic TrainingSettings",
     "models.training": "Model TorchModel train train_many train_module",

@@ -455,11 +455,10 @@ def read_card(folder: str | Path) -> PrivacyCard:
         model = open_private(place) if "guarantee" in description else None
         guarantee = None if model is None else model.guarantee
         evaluations = [] if model is None else read_evaluations(place, model)
-        charges = [each.charge for each in evaluations]
         released = (
             None
-            if guarantee is None or all(each.reserved for each in charges)
-            else composed_guarantee(guarantee, charges)
+            if guarantee is None or all(each.reserved for each in evaluations)
+            else composed_guarantee(guarantee, evaluations)
         )
         total = released or guarantee
         if total is not None and total.definition == "pure" and delta is None:

@@ -17,8 +17,8 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
@@ -78,19 +78,17 @@ def evaluate(
     y: Any = None,
     groups: Any = None,
     *,
-    epsilon: float | None = None,
-    delta: float | None = None,
-    mu: float | None = None,
     disjoint: bool = False,
+    **budget: float | None,
 ) -> Evaluation:
-    """Evaluate a fitted private estimator so that the result may be published."""
+    """Evaluate a fitted private estimator so that the result may be published; see `PrivateClassifier.evaluate`."""
     from sklearn.utils.validation import check_is_fitted
 
     check_is_fitted(estimator, "classes_")  # if the last fit failed, the account says so
     if hasattr(estimator, "predictor_"):
         raise InvalidInput(PAID_PER_ANSWER)
-    account = _account(estimator)
-    seed = estimator._seed()
+    account, seed = _account(estimator), estimator._seed()
+    records, recognised = _as_records(estimator, X, y, groups)
     subject = _Subject(
         classifier=estimator._classifier,
         feature_map=estimator.feature_map_,
@@ -99,31 +97,22 @@ def evaluate(
         training=estimator.guarantee_,
         source=EXACT if seed is None else SeededNoise(seed),
         engine=chosen_engine(estimator.engine),
-    )
-    records, recognised = _as_records(estimator, X, y, groups)
-    return subject._evaluated(
-        *(records, account),
         recognised=recognised,
-        disjoint=disjoint,
-        epsilon=epsilon,
-        delta=delta,
-        mu=mu,
     )
+    return subject._evaluated(records, account, budget, disjoint)
 
 
 def _as_records(estimator: Any, X: Any, y: Any, groups: Any) -> tuple[Records | TableRows, bool]:
     """Return what an estimator is evaluated on, checked as in training, and whether a rule can recognise the people."""
-    if isinstance(X, TableRows) or (is_source(X) and estimator.encoding_ is not None):
+    encoding: Encoding | None = estimator.encoding_
+    if isinstance(X, Records | TableRows) or (is_source(X) and encoding is not None):
         if y is not None or groups is not None:
             raise InvalidInput(
-                "Files, datasets and streams have labels and persons: leave out `y` and `groups`."
+                "Records, files, datasets and streams have labels and persons: leave out `y` and `groups`."
             )
+        if isinstance(X, Records):
+            return replace(X, features=queries(estimator, X)), True
         return X if isinstance(X, TableRows) else encoded_rows(X, estimator.encoding_), True
-    if isinstance(X, Records):
-        if y is not None or groups is not None:
-            raise InvalidInput("Records have labels and persons: leave out `y` and `groups`.")
-        return replace(X, features=queries(estimator, X)), True
-    encoding: Encoding | None = estimator.encoding_
     if encoding is not None and (isinstance(X, pd.DataFrame) or hasattr(X, "__arrow_c_stream__")):
         frame = as_frame(X)
         if y is not None:
@@ -165,30 +154,28 @@ class _Subject:
     training: Guarantee
     source: NoiseSource = EXACT
     engine: LocalEngine | RayEngine = field(default_factory=LocalEngine)
+    recognised: bool = True  # Whether the rule of the training can tell who of these people was held out
 
     @property
-    def holdout(self) -> Holdout | None:
+    def _holdout(self) -> Holdout | None:
         """The rule that held people out of the training."""
         rule = self.training.parameters.get("holdout")
-        return None if rule is None else Holdout.from_json(rule)
+        return None if rule is None or not self.recognised else Holdout.from_json(rule)
 
     def _evaluated(
         self,
         records: Records | TableRows,
         account: _MemoryAccount | _FolderAccount,
-        *,
-        recognised: bool = True,
+        budget: Mapping[str, float | None],
         disjoint: bool = False,
-        **budget: float | None,
     ) -> Evaluation:
         """Count the answers, add noise, and store the result with its cost."""
         if self.training.status == "refuted":
             raise InvalidInput(
                 "The guarantee of the model is refuted, so no evaluation of it may be published."
             )
-        self.check(records, recognised=recognised)
-        by_rule = recognised and self.holdout is not None
-        unit = self.training.unit
+        self._check(records)
+        by_rule, unit = self._holdout is not None, self.training.unit
         composition: Composition = "parallel" if by_rule or disjoint else "sequential"
         assumes: tuple[Assumed, ...] = (
             *(("disjoint",) if disjoint and not by_rule else ()),
@@ -196,24 +183,18 @@ class _Subject:
             *(("names",) if by_rule and unit == "person" else ()),
             *(("encoding",) if by_rule and unit == "record" else ()),
         )
-        with account.locked():
-            earlier = account.read()
-            charges = [each.charge for each in earlier]
-            mu = evaluation_mu(self.training, charges, composition, **budget)
-            charge = EvaluationCharge(mu, composition, assumes)
+        with account._locked():
+            earlier = account._read()
+            mu = evaluation_mu(self.training, earlier, composition, **budget)
+            charges = [*earlier, EvaluationCharge(mu, composition, assumes)]
             # The result leaves this method only after it and its cost were stored together. Whatever fails before that
             # costs nothing, because nothing was released.
-            result = noisy_evaluation(
-                *self.counts(records, recognised=recognised),
-                self.classes,
-                self.training,
-                [*charges, charge],
-                self.source,
-            )
-            account.write([*earlier, StoredEvaluation(charge, result)])
+            counts = self._counts(records)
+            result = noisy_evaluation(counts, self.classes, self.training, charges, self.source)
+            account._write([*earlier, replace(charges[-1], result=result)])
         return result
 
-    def check(self, records: Records | TableRows, *, recognised: bool = True) -> None:
+    def _check(self, records: Records | TableRows) -> None:
         """Refuse rows that are not those of the people whom the model protects."""
         if isinstance(records, TableRows):
             unit = "record" if records.encoding.person is None else "person"
@@ -225,21 +206,23 @@ class _Subject:
                 if self.training.unit == "person"
                 else "The model protects single records, so rows cannot be counted by person: leave out `groups`."
             )
-        if recognised and records.encoding != self.encoding:
+        if self.recognised and records.encoding != self.encoding:
             raise InvalidInput("The records must have the encoding that the model was trained with.")
 
-    def counts(self, records: Records | TableRows, *, recognised: bool = True) -> tuple[Counts, Counts]:
+    def _counts(self, records: Records | TableRows) -> Counts:
         """Answer every row of the people who are counted, and count the answers.
 
         Those are the people whom training held out, or everybody if no rule tells them.
         """
         if isinstance(records, TableRows):
             return self._streamed_counts(records)
-        counted = self._held_out(records) if recognised else records
+        counted = self._held_out(records)
         rows = None if counted.persons is None else Persons(counted.persons).rows
-        return count_answers(counted.labels, *self._answers(counted), rows, len(self.classes))
+        classes = len(self.classes)
+        answers = _probabilities(self.classifier, self.feature_map, counted.features, classes)
+        return count_answers(counted.labels, *binned_answers(answers), rows, classes)
 
-    def _streamed_counts(self, rows: TableRows) -> tuple[Counts, Counts]:
+    def _streamed_counts(self, rows: TableRows) -> Counts:
         """Count the answers to rows that are read part by part.
 
         Answers are kept until it is known how many rows each person has: in this process, beyond the memory of the
@@ -264,8 +247,7 @@ class _Subject:
                 return count_answers(nobody, nobody, nobody, None, classes)
             if self.training.unit == "person":
                 table.count_persons()
-            counts = table.sum(_block_counts)
-        return counts.confusion, counts.calibration
+            return table.sum(_block_counts)
 
     def _tables(self, rows: TableRows, key: bytes) -> Iterator[Table]:
         """Read the rows of the people who are counted. Progress is in rows, or in files if these do not state them."""
@@ -285,22 +267,16 @@ class _Subject:
 
     def _send(self, table: RayBlocks, rows: TableRows, key: bytes) -> None:
         """Let the workers read the rows of the people who are counted; what a holdout has changed is read here."""
-        count = rows.count()
+        count, holdout = rows.count(), self._holdout
         if count is not None:
             table.expect(3, count)
-        if rows.holdout is not None or (self.holdout is not None and self.holdout.share == 0):
+        if rows.holdout is not None or (holdout is not None and holdout.share == 0):
             table.extend(self._tables(rows, key))
         else:
-            table.read(replace(rows, holdout=self.holdout, held_out=self.holdout is not None), key)
+            table.read(replace(rows, holdout=holdout, held_out=holdout is not None), key)
 
     def _held_out(self, records: Records) -> Records:
-        return records if self.holdout is None else records.take(is_held_out(records, self.holdout))
-
-    def _answers(self, records: Records) -> tuple[Counts, Counts]:
-        """Return the predicted class of every row, and the bin of its confidence."""
-        return binned_answers(
-            _probabilities(self.classifier, self.feature_map, records.features, len(self.classes))
-        )
+        return records if self._holdout is None else records.take(is_held_out(records, self._holdout))
 
 
 def _probabilities(
@@ -325,39 +301,18 @@ def _binned(block: Table) -> Table:
     return replace(block, rows=np.stack(binned_answers(block.rows), 1).astype(np.int32))
 
 
-def _block_counts(block: Table) -> _AnswerCounts:
+def _block_counts(block: Table) -> Counts:
     predicted, bins = block.rows.astype(np.int64).T
-    return _AnswerCounts(*count_answers(block.labels, predicted, bins, block.repeats, block.classes))
-
-
-@dataclass(frozen=True, eq=False)
-class _AnswerCounts:
-    """What `count_answers` returned for some rows."""
-
-    confusion: Counts
-    calibration: Counts
-
-    def __add__(self, other: _AnswerCounts) -> _AnswerCounts:
-        return _AnswerCounts(self.confusion + other.confusion, self.calibration + other.calibration)
+    return count_answers(block.labels, predicted, bins, block.repeats, block.classes)
 
 
 # --- what evaluations have cost -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class StoredEvaluation:
-    """An evaluation that was charged to the people who were evaluated."""
-
-    charge: EvaluationCharge  # What it cost
-    result: Evaluation | None  # The published figures
-
-
-def _with_reserve(evaluations: Sequence[StoredEvaluation], training: Guarantee) -> list[StoredEvaluation]:
+def _with_reserve(evaluations: Sequence[EvaluationCharge], training: Guarantee) -> list[EvaluationCharge]:
     """Return the evaluations of a copy: what is left of the free budget belongs to the original."""
-    left = free_mu(training, [each.charge for each in evaluations])
-    if left == 0:
-        return list(evaluations)
-    return [*evaluations, StoredEvaluation(EvaluationCharge(left, "parallel", reserved=True), None)]
+    left = free_mu(training, evaluations)
+    return [*evaluations, *([EvaluationCharge(left, "parallel", reserved=True)] if left else [])]
 
 
 _MEMORY_LOCK = threading.RLock()
@@ -372,19 +327,19 @@ class _MemoryAccount:
 
     id: str
     training: Guarantee
-    evaluations: list[StoredEvaluation] = field(default_factory=list)
+    evaluations: list[EvaluationCharge] = field(default_factory=list)
     process: OwnProcess = field(default_factory=OwnProcess)
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def _locked(self) -> Iterator[None]:
         self.process.check()
         with _MEMORY_LOCK:
             yield
 
-    def read(self) -> list[StoredEvaluation]:
+    def _read(self) -> list[EvaluationCharge]:
         return self.evaluations
 
-    def write(self, evaluations: list[StoredEvaluation]) -> None:
+    def _write(self, evaluations: list[EvaluationCharge]) -> None:
         self.evaluations = evaluations
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -408,38 +363,37 @@ def _account(estimator: Any) -> _MemoryAccount | _FolderAccount:
 
 
 def save_evaluations(estimator: Any, folder: str | Path, write: Callable[[str, str], object]) -> None:
-    """Save an estimator together with its evaluations.
+    """Save an estimator together with its evaluations: `write` gets their id and the content of their file.
 
     Of several folders, the first one keeps the evaluation that is free; later evaluations of the estimator are stored
     there too.
     """
     account, target = _account(estimator), Path(folder).resolve()
-    assert account.id is not None
-    saved = _FolderAccount(target, account.id, estimator.guarantee_)
+    saved = _FolderAccount(target, str(account.id), estimator.guarantee_)
     moves = isinstance(account, _MemoryAccount) or account.folder == target
     with ExitStack() as stack:
         try:
             if moves:
-                stack.enter_context(account.locked())
-            evaluations = account.read()
+                stack.enter_context(account._locked())
+            evaluations = account._read()
         except QuietmaxError:  # in a fork, or the first folder is gone: nobody knows what was evaluated there
             evaluations, moves = [], False
         if not moves:
             evaluations = _with_reserve(evaluations, estimator.guarantee_)
         if not isinstance(account, _MemoryAccount):
-            write(account.id, saved.text(evaluations))
+            write(saved.id, saved._text(evaluations))
             return
         # Whoever holds the account in memory must not spend again what moves into the folder, whatever interrupts
         # the writing.
         before = account.evaluations
-        account.write(_with_reserve(before, account.training))
+        account._write(_with_reserve(before, account.training))
         try:
-            write(account.id, saved.text(evaluations))
+            write(saved.id, saved._text(evaluations))
         except BaseException:
             if saved._is_there():
                 estimator._evaluations = saved
             else:
-                account.write(before)
+                account._write(before)
             raise
         estimator._evaluations = saved
 
@@ -451,39 +405,11 @@ EVALUATION_FILE = "evaluation.json"
 _FORMAT = "quietmax evaluations"
 
 
-def read_evaluations(folder: str | Path, model: PrivateModel) -> list[StoredEvaluation]:
+def read_evaluations(folder: str | Path, model: PrivateModel) -> list[EvaluationCharge]:
     """Read the evaluations of a model folder."""
     if isinstance(model.classifier, Predictor):
         return []
-    return _FolderAccount(Path(folder), model.evaluation_id, model.guarantee).read()
-
-
-def _stored_from_json(
-    entry: Mapping[str, Any], earlier: Sequence[StoredEvaluation], training: Guarantee
-) -> StoredEvaluation:
-    """Return an evaluation that `_FolderAccount` wrote; raise ValueError if it contradicts what it was charged for."""
-    charge = EvaluationCharge(
-        mu=GaussianCost(float(entry["mu"])).mu,
-        composition=entry["composition"],
-        assumes=tuple(entry["assumes"]),
-        id=str(entry["id"]),
-        reserved=entry["reserved"] is True,
-    )
-    if charge.composition not in get_args(Composition) or not set(charge.assumes) <= set(get_args(Assumed)):
-        raise ValueError("not the charge of an evaluation")
-    if entry["result"] is None and charge.reserved:
-        return StoredEvaluation(charge, None)
-    result = Evaluation.from_json(entry["result"])
-    charges = [*(each.charge for each in earlier), charge]
-    computed = composed_guarantee(training, charges)
-    stated = cast(Guarantee, result.guarantee)
-    if (
-        (result.mu, result.composition, result.unit) != (charge.mu, charge.composition, training.unit)
-        or charge.reserved
-        or not alike(stated.to_json(), json.loads(json.dumps(computed.to_json())))
-    ):
-        raise ValueError("a result that is not the one charged for")
-    return StoredEvaluation(charge, result)
+    return _FolderAccount(Path(folder), str(model.evaluation_id), model.guarantee)._read()
 
 
 def evaluate_folder(
@@ -491,13 +417,11 @@ def evaluate_folder(
     model: PrivateModel,
     records: Records | TableRows,
     *,
-    epsilon: float | None = None,
-    delta: float | None = None,
-    mu: float | None = None,
     exact: bool = False,
     engine: LocalEngine | RayEngine | None = None,
+    **budget: float | None,
 ) -> Evaluation:
-    """Evaluate a saved model, and store the result in its folder.
+    """Evaluate a saved model for a budget of `epsilon`, `delta` or `mu`, and store the result in its folder.
 
     The folder keeps account of what its evaluations cost. The result is stored with its cost before it is returned.
     """
@@ -508,10 +432,10 @@ def evaluate_folder(
         engine=engine or LocalEngine(),
     )
     if exact:
-        subject.check(records)
-        return exact_evaluation(*subject.counts(records), model.classes, model.guarantee.unit)
-    account = _FolderAccount(Path(folder), model.evaluation_id, model.guarantee)
-    return subject._evaluated(records, account, epsilon=epsilon, delta=delta, mu=mu)
+        subject._check(records)
+        return exact_evaluation(subject._counts(records), model.classes, model.guarantee.unit)
+    account = _FolderAccount(Path(folder), str(model.evaluation_id), model.guarantee)
+    return subject._evaluated(records, account, budget)
 
 
 def evaluated_rows(
@@ -558,14 +482,14 @@ def split_name(model: PrivateModel) -> str | None:
 
 @dataclass(frozen=True, eq=False)
 class _FolderAccount:
-    """The evaluations of a model folder, in its file. The id is in the description."""
+    """The evaluations of a model folder, in its file."""
 
     folder: Path
-    id: str | None
+    id: str  # That of the description
     training: Guarantee
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def _locked(self) -> Iterator[None]:
         try:
             file = os.open(self.folder / DESCRIPTION_FILE, os.O_RDONLY)
         except OSError as problem:
@@ -579,15 +503,15 @@ class _FolderAccount:
             fcntl.flock(file, fcntl.LOCK_UN)
             os.close(file)
 
-    def read(self) -> list[StoredEvaluation]:
+    def _read(self) -> list[EvaluationCharge]:
         path = self.folder / EVALUATION_FILE
-        found: list[StoredEvaluation] = []
+        found: list[EvaluationCharge] = []
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             if content["format"] != _FORMAT or content["id"] != self.id:
                 raise ValueError("another model")
             for entry in content["evaluations"]:
-                found.append(_stored_from_json(entry, found, self.training))
+                found.append(_charge_from_json(entry, found, self.training))
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as problem:
             raise DataUnavailable(
                 f"The evaluations in {path} are missing, damaged or those of another model. What was spent on them is "
@@ -597,26 +521,22 @@ class _FolderAccount:
 
     def _is_there(self) -> bool:
         """Return whether the folder has the evaluations of this model."""
-        try:
-            self.read()
-        except DataUnavailable:
-            return False
-        return True
+        with suppress(DataUnavailable):
+            self._read()
+            return True
+        return False
 
-    def text(self, evaluations: Sequence[StoredEvaluation]) -> str:
+    def _text(self, evaluations: Sequence[EvaluationCharge]) -> str:
         """Return the content of the file."""
-        content = {
-            "format": _FORMAT,
-            "id": self.id,
-            "evaluations": [
-                {**asdict(each.charge), "result": None if each.result is None else each.result.to_json()}
-                for each in evaluations
-            ],
-        }
+        entries = [
+            {**vars(each), "result": None if each.result is None else each.result.to_json()}
+            for each in evaluations
+        ]
+        content = {"format": _FORMAT, "id": self.id, "evaluations": entries}
         return json.dumps(content, indent=2, allow_nan=False) + "\n"
 
-    def write(self, evaluations: list[StoredEvaluation]) -> None:
-        text = self.text(evaluations)
+    def _write(self, evaluations: list[EvaluationCharge]) -> None:
+        text = self._text(evaluations)
         path = self.folder / EVALUATION_FILE
         try:
             atomic_write(path, lambda staging: staging.write_text(text, encoding="utf-8"))
@@ -624,3 +544,29 @@ class _FolderAccount:
             raise QuietmaxError(
                 f"The evaluation cannot be written to {path} ({problem.strerror})."
             ) from problem
+
+
+def _charge_from_json(
+    entry: Mapping[str, Any], earlier: Sequence[EvaluationCharge], training: Guarantee
+) -> EvaluationCharge:
+    """Return what `_FolderAccount` wrote; raise ValueError if the result contradicts what it was charged for."""
+    charge = EvaluationCharge(
+        mu=GaussianCost(float(entry["mu"])).mu,
+        composition=entry["composition"],
+        assumes=tuple(entry["assumes"]),
+        id=str(entry["id"]),
+        reserved=entry["reserved"] is True,
+    )
+    if charge.composition not in get_args(Composition) or not set(charge.assumes) <= set(get_args(Assumed)):
+        raise ValueError("not the charge of an evaluation")
+    if entry["result"] is None and charge.reserved:
+        return charge
+    result = Evaluation.from_json(entry["result"])
+    computed, stated = composed_guarantee(training, [*earlier, charge]), cast(Guarantee, result.guarantee)
+    if (
+        (result.mu, result.composition, result.unit) != (charge.mu, charge.composition, training.unit)
+        or charge.reserved
+        or not alike(stated.to_json(), json.loads(json.dumps(computed.to_json())))
+    ):
+        raise ValueError("a result that is not the one charged for")
+    return replace(charge, result=result)

@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +37,7 @@ from quietmax.accounting.costs import (
     root_rounded_up,
     rounded_up,
 )
-from quietmax.accounting.guarantee import Guarantee
+from quietmax.accounting.guarantee import Guarantee, Unit
 from quietmax.errors import BudgetExhausted, InvalidInput
 from quietmax.estimators.training_set import Condition, weakened
 from quietmax.noise.release import release_gaussian
@@ -116,10 +116,6 @@ class Estimate:
             return f"below {math.ceil(1000 * self.high) / 1000:.3f}"
         return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
 
-    def to_json(self) -> dict[str, float | None]:
-        """Return the fields by name."""
-        return {"value": self.value, "low": self.low, "high": self.high}
-
 
 def ratio(right: float, wrong: float, right_noise: float, wrong_noise: float) -> Estimate:
     """Estimate the share of right answers from two noisy counts, with an interval that is honest for small counts.
@@ -197,8 +193,6 @@ class Evaluation:
         Half the width of the 95% interval of each noisy count.
     cells : tuple of tuples of Estimate
         The confusion matrix with an interval for each cell, which covers the noise.
-    overconfident : tuple of Bin
-        The bins in which fewer answers are right than their confidence says.
 
     Examples
     --------
@@ -215,7 +209,7 @@ class Evaluation:
     confusion: tuple[tuple[float, ...], ...]
     calibration: tuple[tuple[float, float], ...]
     noise: float
-    unit: Literal["record", "person"]
+    unit: Unit
     mu: float | None
     composition: Composition
     guarantee: Guarantee | None
@@ -289,13 +283,6 @@ class Evaluation:
             for row in self.confusion
         )
 
-    @property
-    def overconfident(self) -> tuple[Bin, ...]:
-        """The bins in which fewer answers are right than their confidence says, the interval included."""
-        return tuple(
-            each for each in self.bins if each.right.value is not None and each.right.high < each.low
-        )
-
     def remarks(self) -> list[str]:
         """Return what a reader of the figures must know, as plain sentences.
 
@@ -312,11 +299,13 @@ class Evaluation:
                 "confidence, and it can be negative. The cells do not add up to the accuracy and the number of "
                 f"{'people' if self.unit == 'person' else 'records'}, which average two noisy tables."
             )
-        if self.overconfident:
-            bins = "; ".join(
-                f"with {each.low:.2f} to {each.high:.2f}, only {each.right}" for each in self.overconfident
-            )
-            found.append(f"The probabilities are too confident: {bins} of the answers are right.")
+        overconfident = "; ".join(
+            f"with {each.low:.2f} to {each.high:.2f}, only {each.right}"
+            for each in self.bins
+            if each.right.value is not None and each.right.high < each.low
+        )
+        if overconfident:
+            found.append(f"The probabilities are too confident: {overconfident} of the answers are right.")
         return found
 
     def to_json(self) -> dict[str, Any]:
@@ -326,15 +315,13 @@ class Evaluation:
             **({"caveat": NOT_FOR_PUBLICATION} if self.exact else {}),
             "unit": self.unit,
             "confidence": CONFIDENCE,
-            "size": self.size.to_json(),
-            "accuracy": self.accuracy.to_json(),
-            "recall": {name: estimate.to_json() for name, estimate in self.recall.items()},
-            "bins": [
-                {"low": each.low, "high": each.high, "right": each.right.to_json()} for each in self.bins
-            ],
+            "size": asdict(self.size),
+            "accuracy": asdict(self.accuracy),
+            "recall": {name: asdict(estimate) for name, estimate in self.recall.items()},
+            "bins": [asdict(each) for each in self.bins],
             "classes": list(self.classes),
             "confusion": [list(row) for row in self.confusion],
-            "cells": [[cell.to_json() for cell in row] for row in self.cells],
+            "cells": [[asdict(cell) for cell in row] for row in self.cells],
             "remarks": self.remarks(),
             "calibration": [list(pair) for pair in self.calibration],
             "noise": self.noise,
@@ -376,17 +363,7 @@ class Evaluation:
 # --- counting -----------------------------------------------------------------------------------------------------
 
 
-class _Answering(Protocol):
-    """A classifier of public features whose answers are free."""
-
-    def predict_proba(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Return the probabilities of all classes."""
-        ...
-
-
-def free_probabilities(
-    classifier: _Answering, features: NDArray[np.float32], classes: int
-) -> NDArray[np.float64]:
+def free_probabilities(classifier: Any, features: NDArray[np.float32], classes: int) -> NDArray[np.float64]:
     """Answer each row on its own, so that no other row changes its rounding."""
     row = np.empty((1, features.shape[1]), dtype=np.float32)  # one place in memory for all rows
     probabilities = np.empty((len(features), classes))
@@ -407,14 +384,13 @@ def binned_answers(probabilities: NDArray[np.float64]) -> tuple[Counts, Counts]:
 
 def count_answers(
     labels: Counts, predicted: Counts, bins: Counts, rows_of_person: Counts | None, classes: int
-) -> tuple[Counts, Counts]:
-    """Count right and wrong answers in units of 2^-24 people. The sums are exact."""
+) -> Counts:
+    """Count answers in units of 2^-24 people: the table of classes, then that of confidence. The sums are exact."""
     shares = np.full(len(labels), _SHARE) if rows_of_person is None else _SHARE // rows_of_person
-    confusion = np.zeros((classes, classes), dtype=np.int64)
-    np.add.at(confusion, (labels, predicted), shares)
-    calibration = np.zeros((BINS, 2), dtype=np.int64)
-    np.add.at(calibration, (bins, (labels != predicted).astype(np.int64)), shares)
-    return confusion, calibration
+    counts = np.zeros(classes**2 + 2 * BINS, dtype=np.int64)
+    np.add.at(counts, labels * classes + predicted, shares)
+    np.add.at(counts, classes**2 + 2 * bins + (labels != predicted), shares)
+    return counts
 
 
 # --- what it costs ------------------------------------------------------------------------------------------------
@@ -428,7 +404,10 @@ class EvaluationCharge:
     composition: Composition  # "parallel": they were held out of training
     assumes: tuple[Assumed, ...] = ()
     id: str = field(default_factory=new_identity)  # A random id of the evaluation
-    reserved: bool = False
+    reserved: bool = (
+        False  # Whether nothing was published: the evaluation that is free belongs to another copy
+    )
+    result: Evaluation | None = None  # The published figures, unless it is reserved
 
 
 def evaluation_mu(
@@ -542,51 +521,45 @@ def composed_guarantee(training: Guarantee, charges: Sequence[EvaluationCharge])
 # --- evaluating ---------------------------------------------------------------------------------------------------
 
 
-def exact_evaluation(
-    confusion: Counts,
-    calibration: Counts,
-    classes: Sequence[object],
-    unit: Literal["record", "person"],
-) -> Evaluation:
+def exact_evaluation(counts: Counts, classes: Sequence[object], unit: Unit) -> Evaluation:
     """Return the owner's exact figures. They are not for publication."""
-    return _evaluation(
-        np.concatenate([confusion.reshape(-1), calibration.reshape(-1)]) / _SHARE,
-        classes,
-        noise=0.0,
-        unit=unit,
-        mu=None,
-        composition="sequential",
-        guarantee=None,
-    )
+    return _evaluation(counts / _SHARE, classes, noise=0.0, unit=unit, composition="sequential")
 
 
-def _evaluation(counts: NDArray[np.float64], classes: Sequence[object], **fields: Any) -> Evaluation:
-    """Return the evaluation of a list of counts: the table of classes, then that of confidence."""
+def _evaluation(
+    counts: NDArray[np.float64],
+    classes: Sequence[object],
+    *,
+    mu: float | None = None,
+    guarantee: Guarantee | None = None,
+    **fields: Any,
+) -> Evaluation:
+    """Return the evaluation of what `count_answers` counted."""
     number = len(classes)
     confusion, calibration = counts[: number**2].reshape(number, number), counts[number**2 :].reshape(-1, 2)
     return Evaluation(
         classes=tuple(map(str, classes)),
         confusion=tuple(tuple(row) for row in confusion.tolist()),
         calibration=tuple((right, wrong) for right, wrong in calibration.tolist()),
+        mu=mu,
+        guarantee=guarantee,
         **fields,
     )
 
 
 def noisy_evaluation(
-    confusion: Counts,
-    calibration: Counts,
+    counts: Counts,
     classes: Sequence[object],
     training: Guarantee,
     charges: Sequence[EvaluationCharge],
     source: NoiseSource = EXACT,
 ) -> Evaluation:
-    """Draw the noise of an evaluation that was charged, and return the publishable figures."""
+    """Draw the noise of an evaluation, the last of the charges, and return the publishable figures."""
     charge = charges[-1]
     if not (type(source) is ExactNoise and source.exact) and "seeded" not in charge.assumes:
         raise InvalidInput("An evaluation with seeded noise must be charged as one that assumes 'seeded'.")
-    units = np.concatenate([confusion.reshape(-1), calibration.reshape(-1)])
     released = release_gaussian(
-        np.minimum(units, _MOST_UNITS) / _SHARE, sensitivity=_SENSITIVITY, mu=charge.mu, source=source
+        np.minimum(counts, _MOST_UNITS) / _SHARE, sensitivity=_SENSITIVITY, mu=charge.mu, source=source
     )
     return _evaluation(
         released.values,

@@ -269,7 +269,7 @@ def _load_private(folder: ModelFolder) -> Deployment:
         terms=terms,
         encoding=model.encoding,
         split=split_name(model),
-        evaluations=tuple(each.charge for each in read_evaluations(folder.path, model)),
+        evaluations=tuple(read_evaluations(folder.path, model)),
     )
 
 
