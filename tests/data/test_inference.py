@@ -11,11 +11,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from quietmax.data import Schema, check_table, encode_table
-from quietmax.data.draft import Proposal, _round_outwards, infer_classes, propose, with_proposals
+from quietmax.data.draft import Proposal, _infer_classes, _propose, _round_outwards, _with_proposals
 
 
 def declared(values: Any, name: str = "x") -> dict[str, Any]:
-    return dict(propose(name, values if isinstance(values, pd.Series) else pd.Series(values)).declared)
+    return dict(_propose(name, values if isinstance(values, pd.Series) else pd.Series(values)).declared)
 
 
 @pytest.mark.parametrize(
@@ -116,11 +116,11 @@ def test_strings_with_many_values_are_hashed_and_free_text_is_ignored() -> None:
     cities = [f"city {number % 80}" for number in range(400)]
     assert declared(cities) == {"hashed": 64}
     notes = [f"called on day {number} and asked about the loan" for number in range(100)]
-    assert "free text" in propose("notes", pd.Series(notes)).because
+    assert "free text" in _propose("notes", pd.Series(notes)).because
     names = [f"name{number}x" for number in range(100)]
-    assert "nearly every row" in propose("surname", pd.Series(names)).because
+    assert "nearly every row" in _propose("surname", pd.Series(names)).because
     for name in ("", "Index", "Unnamed: 0"):
-        assert "number the rows" in propose(name, pd.Series(range(100))).because
+        assert "number the rows" in _propose(name, pd.Series(range(100))).because
     assert declared([f"{number:05}" for number in range(100)], "zip_code") == {"hashed": 64}
     assert declared([*range(10_000, 10_100)], "PLZ") == {"hashed": 64}
 
@@ -152,7 +152,7 @@ def test_strings_with_many_values_are_hashed_and_free_text_is_ignored() -> None:
     ],
 )
 def test_names_and_values_say_who_is_a_person(name: str, values: list[Any], identifies: int) -> None:
-    assert propose(name, pd.Series(values)).identifies == identifies
+    assert _propose(name, pd.Series(values)).identifies == identifies
 
 
 @pytest.mark.parametrize("kind", ["int64", "str"])
@@ -164,24 +164,24 @@ def test_long_integers_that_are_nearly_unique_are_ids(kind: Any) -> None:
 
 
 def test_dates_that_fit_two_formats_are_said_to() -> None:
-    assert "also fit %m/%d/%Y" in propose("day", pd.Series(["01/02/2020", "03/04/2021"])).because
+    assert "also fit %m/%d/%Y" in _propose("day", pd.Series(["01/02/2020", "03/04/2021"])).because
 
 
 def test_numbers_whose_separator_is_unclear_are_said_to_be() -> None:
     for cells in (["1,234", "5,678"], ["1.234", "5.678"]):
-        assert "check whether" in propose("x", pd.Series(cells)).because
-    assert "check whether" not in propose("x", pd.Series(["1.25", "5.678"])).because
+        assert "check whether" in _propose("x", pd.Series(cells)).because
+    assert "check whether" not in _propose("x", pd.Series(["1.25", "5.678"])).because
 
 
 def test_classes_are_in_the_order_of_numbers_or_letters_and_of_the_usual_spelling() -> None:
-    assert infer_classes(np.array(["10", "9", "-1"], dtype=object)) == (("-1", "9", "10"), False)
-    assert infer_classes(np.array(["b", "a", "A", "a"], dtype=object)) == (("a", "b"), True)
+    assert _infer_classes(np.array(["10", "9", "-1"], dtype=object)) == (("-1", "9", "10"), False)
+    assert _infer_classes(np.array(["b", "a", "A", "a"], dtype=object)) == (("a", "b"), True)
 
 
 def test_what_is_declared_is_not_replaced_by_a_proposal() -> None:
     schema = Schema(scales={"x": "linear"}, booleans=("b",))
     proposals = {"x": Proposal({"bounds": (0, 9), "scales": "log"}), "b": Proposal({"booleans": True})}
-    completed = with_proposals(schema, proposals)
+    completed = _with_proposals(schema, proposals)
     assert (completed.scales, completed.bounds, completed.booleans) == (
         {"x": "linear"},
         {"x": (0, 9)},
@@ -207,7 +207,7 @@ def test_a_column_can_be_read_as_proposed_without_loss(values: list[str], name: 
             "y": ["a", "b"] * (len(values) // 2) + ["a"] * (len(values) % 2),
         }
     )
-    schema = with_proposals(Schema(label="y", classes=("a", "b")), {name: propose(name, table[name])})
+    schema = _with_proposals(Schema(label="y", classes=("a", "b")), {name: _propose(name, table[name])})
     report = check_table(table, schema)
     assert not report.problems
     for column in report.columns:

@@ -21,7 +21,7 @@ from quietmax.data import sources
 from quietmax.data.encoding import Encoding
 from quietmax.data.records import Records, hold_out
 from quietmax.data.schema import Schema
-from quietmax.data.sources import _text_columns, _text_frames, is_source, read_table
+from quietmax.data.sources import TextPart, is_source, read_table
 from quietmax.data.tables import TableRows, encode_table, encoded_rows, table_rows
 from quietmax.errors import DataUnavailable, InvalidData, InvalidInput
 
@@ -105,7 +105,7 @@ def test_only_the_needed_columns_and_no_hidden_files_are_read(tmp_path: Path) ->
     (folder / "readme.txt").write_text("")
     schema = SCHEMA.updated({"ignore": ("note",)})
     assert_same(table_rows(folder, schema), encode_table(frame, SCHEMA))
-    columns = next(table_rows(folder, schema).parts[0].frames(["age"], 10)).columns
+    columns = next(table_rows(folder, schema).parts[0]._frames(["age"], 10)).columns
     assert columns.tolist() == ["age"]
 
 
@@ -211,7 +211,7 @@ def test_a_row_of_a_text_file_is_counted_from_its_beginning(
     lines = ["who,age,pay,job,ill", *(f"p{number},{number},1.5,a,no" for number in range(50))]
     lines[41] = "p40,old,1.5,a,no"
     (tmp_path / "people.csv").write_text("\n".join(lines))
-    monkeypatch.setattr(sources, "_TEXT_BYTES", 100)
+    monkeypatch.setattr(sources, "_MOST_ROWS_AT_ONCE", 7)
     message = error_of(tmp_path / "people.csv")
     assert message.startswith(f"The file {tmp_path / 'people.csv'}: Row 41 has no number")
     lines[41] = "p40,40,1.5,a"
@@ -283,8 +283,9 @@ TRICKY = {
 }
 
 
-def frame_in_parts(file: Path, max_bytes: int) -> pd.DataFrame:
-    return pd.concat(list(_text_frames(file, max_bytes)), ignore_index=True)
+def frame_in_parts(file: Path, rows: int) -> pd.DataFrame:
+    part = TextPart(file)
+    return pd.concat(list(part._frames([*part._types()], rows)), ignore_index=True)
 
 
 @pytest.mark.parametrize("content", TRICKY.values(), ids=TRICKY)
@@ -292,22 +293,17 @@ def test_a_text_file_in_parts_is_the_text_file_in_one_piece(tmp_path: Path, cont
     file = tmp_path / "table.csv"
     file.write_bytes(content)
     whole = read_table(file).frame
-    assert _text_columns(file) == whole.columns.tolist()
-    for max_bytes in (*range(1, 60), 1000, 10**6):
-        pd.testing.assert_frame_equal(frame_in_parts(file, max_bytes), whole)
+    for rows in range(1, 6):
+        pd.testing.assert_frame_equal(frame_in_parts(file, rows), whole)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
 def test_a_text_file_with_a_byte_order_mark_is_read_alike_in_parts(tmp_path: Path, encoding: str) -> None:
     file = tmp_path / "table.csv"
     file.write_bytes("ä,b\nö,2\n3,4\n".encode(encoding))
-    assert _text_columns(file) == ["ä", "b"]
-    assert len(list(_text_frames(file, 4))) == 2
-    assert (
-        frame_in_parts(file, 4).values.tolist()
-        == read_table(file).frame.values.tolist()
-        == [["ö", "2"], ["3", "4"]]
-    )
+    whole = read_table(file).frame
+    assert (whole.columns.tolist(), whole.to_numpy().tolist()) == (["ä", "b"], [["ö", "2"], ["3", "4"]])
+    pd.testing.assert_frame_equal(frame_in_parts(file, 1), whole)
 
 
 CELLS = st.text(st.sampled_from('ab," \n\r;\t0é'), max_size=6)
@@ -315,37 +311,39 @@ CELLS = st.text(st.sampled_from('ab," \n\r;\t0é'), max_size=6)
 
 @given(
     st.lists(st.tuples(CELLS, CELLS), min_size=1, max_size=12),
-    st.integers(1, 60),
+    st.integers(1, 12),
     st.sampled_from(["\n", "\r\n"]),
 )
 def test_any_table_written_as_csv_is_read_alike_in_parts(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]], max_bytes: int, end: str
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]], at_once: int, end: str
 ) -> None:
     file = tmp_path_factory.mktemp("text") / "table.csv"
     pd.DataFrame(rows, columns=["one", "two"]).to_csv(file, index=False, quoting=1, lineterminator=end)
-    pd.testing.assert_frame_equal(frame_in_parts(file, max_bytes), read_table(file).frame)
+    pd.testing.assert_frame_equal(frame_in_parts(file, at_once), read_table(file).frame)
 
 
-@pytest.mark.parametrize("max_bytes", [1, 10, 10**6])
-def test_a_quote_that_nobody_closes_is_an_error_in_parts_too(tmp_path: Path, max_bytes: int) -> None:
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b'a,b\n1,2\n3,"4\n5,6\n', "row 2 .* begins with a quote"),
+        (b"a,b\n1,2\n\xff,4\n", "not encoded as UTF-8"),
+    ],
+)
+@pytest.mark.parametrize("at_once", [1, 10])
+def test_a_text_that_no_csv_writer_has_written_is_an_error_in_parts_too(
+    tmp_path: Path, at_once: int, content: bytes, said: str
+) -> None:
     file = tmp_path / "table.csv"
-    file.write_bytes(b'a,b\n1,2\n3,"4\n5,6\n')
-    with pytest.raises(InvalidData, match="begins with a quote"):
-        list(_text_frames(file, max_bytes))
-
-
-def test_a_part_with_bytes_that_are_not_utf_8_is_an_error(tmp_path: Path) -> None:
-    file = tmp_path / "table.csv"
-    file.write_bytes(b"a,b\n1,2\n\xff,4\n")
-    with pytest.raises(InvalidData, match="not encoded as UTF-8"):
-        list(_text_frames(file, 4))
+    file.write_bytes(content)
+    with pytest.raises(InvalidData, match=said):
+        frame_in_parts(file, at_once)
 
 
 def test_rows_of_missing_values_are_rows_whatever_part_they_are_in(tmp_path: Path) -> None:
     file = tmp_path / "table.tsv"
     file.write_bytes(b"a\tb\n1\t2\n\t\n\t\n\n")
-    for max_bytes in (1, 2, 4, 100):
-        assert frame_in_parts(file, max_bytes).values.tolist() == [["1", "2"], ["", ""], ["", ""]]
+    for rows in (1, 2, 4):
+        assert frame_in_parts(file, rows).values.tolist() == [["1", "2"], ["", ""], ["", ""]]
 
 
 def test_a_file_without_values_does_not_decide_about_types(tmp_path: Path) -> None:

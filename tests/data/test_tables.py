@@ -26,7 +26,7 @@ from quietmax.data import Encoding, Schema, encode_table, load, load_records
 from quietmax.data.cells import as_strings
 from quietmax.data.encoding import NumericColumn
 from quietmax.data.sources import as_frame, read_table
-from quietmax.data.tables import read_queries, read_records
+from quietmax.data.tables import _read_records, read_queries
 from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError, QuietmaxWarning
 from tests.data.conftest import ErrorMessage
 from tests.data.people import DECLARED, FEATURES, LABELS, PEOPLE, expect_people, written
@@ -708,7 +708,7 @@ MESSY_SCHEMA = Schema(
 
 
 def test_a_messy_text_file_is_read_cell_by_cell_as_declared(tmp_path: Path) -> None:
-    records = read_records(written(tmp_path, MESSY), MESSY_SCHEMA)
+    records = _read_records(written(tmp_path, MESSY), MESSY_SCHEMA)
     assert records.encoding is not None
     columns = dict(zip(records.encoding.feature_names, records.features.T.tolist(), strict=True))
     assert columns["Âge"] == pytest.approx([0.3, 0.31, 0, 0])
@@ -752,12 +752,12 @@ def test_declarations_that_do_not_fit_the_columns_are_rejected(
     change: dict[str, Any], said: str, tmp_path: Path, error_message: ErrorMessage
 ) -> None:
     schema = MESSY_SCHEMA.updated(change)
-    assert said in error_message(lambda: read_records(written(tmp_path, MESSY), schema), InvalidInput)
+    assert said in error_message(lambda: _read_records(written(tmp_path, MESSY), schema), InvalidInput)
 
 
 def test_the_encoding_names_the_person_and_the_crosses(tmp_path: Path) -> None:
     schema = MESSY_SCHEMA.updated({"crosses": [("Région", "Raucher")]})
-    encoding = read_records(written(tmp_path, MESSY), schema).encoding
+    encoding = _read_records(written(tmp_path, MESSY), schema).encoding
     assert encoding is not None
     assert (encoding.person, encoding.crosses) == ("Kunde", (("Région", "Raucher"),))
     assert "Kunde" not in {column.name for column in encoding.columns}
@@ -768,7 +768,7 @@ def test_names_of_people_may_match_in_any_case(tmp_path: Path) -> None:
     schema = Schema(label="y", classes=("0", "1"), bounds={"x": (0, 9)}, person="who")
     folded = replace(schema, ignore_case=("who",))
     for chosen, names in ((schema, ["C0", "c0", "C1", "c 0"]), (folded, ["c0", "c0", "c1", "c 0"])):
-        records = read_records(written(tmp_path, text), chosen)
+        records = _read_records(written(tmp_path, text), chosen)
         assert records.persons is not None
         assert records.persons.tolist() == names
         encoding = records.encoding
@@ -782,7 +782,7 @@ def test_a_row_without_a_person_is_named_with_the_way_out(
 ) -> None:
     schema = Schema(label="y", classes=("0", "1"), bounds={"x": (0, 9)}, person="who")
     path = written(tmp_path, "who,x,y\na,1,0\n ,2,1\nNA,3,1\n")
-    message = error_message(lambda: read_records(path, schema), InvalidInput)
+    message = error_message(lambda: _read_records(path, schema), InvalidInput)
     assert message.startswith("Row 2 (and 1 more) has no value in the `person` column 'who'.")
     assert "Give each such row a value of its own, or delete it." in message
 
@@ -810,11 +810,11 @@ def test_a_missing_file_is_named_before_a_missing_label(tmp_path: Path) -> None:
     absent, present = tmp_path / "absent.csv", tmp_path / "present.csv"
     present.write_text("age,ill\n30,no\n", encoding="utf-8")
     with pytest.raises(DataUnavailable, match="does not exist"):
-        read_records(absent, Schema())
+        _read_records(absent, Schema())
     with pytest.raises(
         InvalidInput, match=r"label must name .* 'quietmax schema draft .*present\.csv' proposes"
     ):
-        read_records(present, Schema())
+        _read_records(present, Schema())
 
 
 def test_inferring_warns_of_names_of_persons_by_the_name_alone() -> None:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from quietmax._lazy import lazy_module
 from quietmax.data.cells import _parse_boolean, as_numbers, as_strings, is_missing, parse_date
 from quietmax.data.encoding import Losses, NumericColumn, quoted, require_columns
-from quietmax.data.schema import COLUMN_KEYS, NO_PERSON, Schema, check_declarations, declared_column
+from quietmax.data.schema import _COLUMN_KEYS, _NO_PERSON, Schema, _check_declarations, _declared_column
 from quietmax.data.sources import RawTable, as_frame, read_table
 from quietmax.data.text import missing_extra
 from quietmax.errors import InvalidData, InvalidInput, counted
@@ -142,7 +142,7 @@ class Proposal:
     identifies: int = 0
 
 
-def propose(name: str, values: pd.Series[Any]) -> Proposal:
+def _propose(name: str, values: pd.Series[Any]) -> Proposal:
     """Propose a declaration for a column."""
     if _has_numbers(values):
         numbers = as_numbers(values, name)
@@ -164,7 +164,7 @@ def propose(name: str, values: pd.Series[Any]) -> Proposal:
     return _as_strings(name, counts)
 
 
-def with_proposals(schema: Schema, proposals: Mapping[str, Proposal]) -> Schema:
+def _with_proposals(schema: Schema, proposals: Mapping[str, Proposal]) -> Schema:
     """Return the schema with the proposals for some columns; what the schema says itself stays."""
     values: dict[str, Any] = {}
     for name, proposal in proposals.items():
@@ -177,7 +177,7 @@ def with_proposals(schema: Schema, proposals: Mapping[str, Proposal]) -> Schema:
     return replace(schema, **values)
 
 
-def infer_classes(labels: NDArray[np.object_]) -> tuple[tuple[str, ...], bool]:
+def _infer_classes(labels: NDArray[np.object_]) -> tuple[tuple[str, ...], bool]:
     """Return the distinct labels, and whether some of them differ in case only."""
     counts = Counter(labels.tolist())
     spellings = _spellings(counts)
@@ -389,7 +389,7 @@ def _spellings(counts: Mapping[str, int]) -> list[str]:
     return [*best.values()]
 
 
-def is_free_text(values: pd.Series[Any]) -> bool:
+def _is_free_text(values: pd.Series[Any]) -> bool:
     """Return whether a column seems to hold sentences: long strings with blanks, nearly all different."""
     try:
         strings = as_strings(values)
@@ -408,10 +408,10 @@ def _words(name: str) -> list[str]:
     return re.findall("[a-z0-9]+", re.sub("([a-z0-9])([A-Z])", r"\1 \2", plain).casefold())
 
 
-def may_tell_people_apart(name: str) -> bool:
+def _may_tell_people_apart(name: str) -> bool:
     """Return whether the name of a column says that it may number or name people. No value is looked at.
 
-    >>> [may_tell_people_apart(name) for name in ("patient_id", "MRN", "id", "age", "row_number")]
+    >>> [_may_tell_people_apart(name) for name in ("patient_id", "MRN", "id", "age", "row_number")]
     [True, True, True, False, False]
     """
     letters = _letters(name)
@@ -505,7 +505,7 @@ def draft_schema(table: Any, *, label: str | None = None, person: str | None = N
         raise InvalidInput(f"Column '{label}' cannot be both the label and the person.")
     if label is not None and is_missing(as_strings(frame[label])).all():
         raise InvalidInput(f"The label column '{label}' is empty; the label must have at least two classes.")
-    proposals = {str(name): propose(str(name), frame[name]) for name in frame.columns}
+    proposals = {str(name): _propose(str(name), frame[name]) for name in frame.columns}
     how: dict[str, str] = {}
     if label is None:
         label, how["label"] = _find_label(frame, proposals)
@@ -515,7 +515,7 @@ def draft_schema(table: Any, *, label: str | None = None, person: str | None = N
     schema = Schema(label=label, person=person)
     if label is not None:
         schema, how["classes"] = _with_classes(schema, frame, label)
-    schema = with_proposals(schema, columns)
+    schema = _with_proposals(schema, columns)
     return Draft(replace(schema, confirm=_to_confirm(schema, how, columns)))
 
 
@@ -523,7 +523,7 @@ def _to_confirm(schema: Schema, how: Mapping[str, str], columns: Mapping[str, Pr
     """Return how each proposed fact was found, by its key, and by its column."""
     confirm: dict[str, Any] = {key: because for key, because in how.items() if because}
     for name, found in columns.items():
-        first = next(key for key in COLUMN_KEYS if key in found.declared)
+        first = next(key for key in _COLUMN_KEYS if key in found.declared)
         confirm.setdefault(first, {})[name] = found.because
         for key in found.declared:
             confirm.setdefault(key, {}).setdefault(name, f"as said under {first}")
@@ -585,7 +585,7 @@ def _find_person(
 def _question(frame: pd.DataFrame, proposals: Mapping[str, Proposal], label: str | None) -> str:
     """Ask about the first column that may tell people apart by its name, and whose values repeat."""
     for name, found in proposals.items():
-        if name == label or "booleans" in found.declared or not may_tell_people_apart(name):
+        if name == label or "booleans" in found.declared or not _may_tell_people_apart(name):
             continue
         if _repeats(frame[name]):
             return (
@@ -610,7 +610,7 @@ def _with_classes(schema: Schema, frame: pd.DataFrame, label: str) -> tuple[Sche
     """Return the schema with the classes of the label, and how they were found."""
     strings = as_strings(frame[label])
     present = strings[~is_missing(strings)]
-    classes, ignore_case = infer_classes(np.asarray(present, dtype=object))
+    classes, ignore_case = _infer_classes(np.asarray(present, dtype=object))
     if len(classes) > _MAX_CLASSES:
         return (
             schema,
@@ -704,7 +704,7 @@ class TableReport:
         if self.without_person:
             more = f" (and {self.without_person - 1} more)" if self.without_person > 1 else ""
             found.append(
-                f"Row {self.first_without_person}{more} has no value in the person column. {NO_PERSON}"
+                f"Row {self.first_without_person}{more} has no value in the person column. {_NO_PERSON}"
             )
         for column in self.columns:
             if column.losses.unreadable:
@@ -786,10 +786,10 @@ def check_table(table: Any, schema: Schema) -> TableReport:
         raise InvalidInput("A schema can be checked for CSV, TSV and Parquet files and frames only.")
     content = read_table(table) if isinstance(table, str | Path) else RawTable(as_frame(table))
     frame = content.frame
-    check_declarations(frame, schema, schema.label)
+    _check_declarations(frame, schema, schema.label)
     names = [str(name) for name in frame.columns]
     unused = [name for name in names if name in {schema.label, schema.person, *schema.ignore}]
-    described = {name: declared_column(name, schema, content) for name in names if name not in unused}
+    described = {name: _declared_column(name, schema, content) for name in names if name not in unused}
     columns = tuple(
         ColumnReport(name, column.kind, column._losses(frame[name]))
         for name, column in described.items()
@@ -804,7 +804,7 @@ def check_table(table: Any, schema: Schema) -> TableReport:
         unconfirmed=schema.unconfirmed,
         classes=classes,
         unlabelled=unlabelled,
-        free_text=tuple(name for name in schema.hashed if name in described and is_free_text(frame[name])),
+        free_text=tuple(name for name in schema.hashed if name in described and _is_free_text(frame[name])),
         unnamed=content.unnamed,
         missing_extra=missing_extra() if any(column.kind == "text" for column in columns) else None,
         **_count_persons(content, schema),

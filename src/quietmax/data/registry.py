@@ -23,7 +23,7 @@ from quietmax.data.readers import DataDirectory, DataFile, Download, DownloadPro
 from quietmax.data.records import Records, Split, hold_out, split
 from quietmax.data.schema import Schema
 from quietmax.data.sources import is_table_path
-from quietmax.data.tables import TableRows, read_records, table_rows
+from quietmax.data.tables import TableRows, _read_records, table_rows
 from quietmax.errors import DataUnavailable, InvalidInput, check_type, unknown_name
 
 ENTRY_POINT_GROUP = "quietmax.datasets"
@@ -491,7 +491,7 @@ def load_records(
     if is_table_path(name):
         _refuse(name, "registered data sets", download=download, encoding=encoding)
         declared = find_schema(name, schema).updated(declarations)
-        return read_records(name, declared, infer=infer, features=features)
+        return _read_records(name, declared, infer=infer, features=features)
     _refuse(name, "files (.csv, .tsv, .parquet, .npz)", schema=schema, infer=infer, **declarations)
     chosen = dataset(str(name))
     if encoding is not None and "encoding" not in chosen.options:

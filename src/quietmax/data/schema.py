@@ -1,28 +1,6 @@
-"""What the owner of a table declares about it: label, classes, persons, and what each column holds.
+"""What the owner of a table declares about it, as arguments or in a small TOML or JSON file with the same keys.
 
-These are public facts.  They come as arguments or in a small TOML or JSON file with the same keys:
-
-    label = "income"
-    classes = ["<=50K", ">50K"]
-    person = "customer_id"
-    ignore = ["row"]
-    complete = ["age"]                                  # no missing values
-    booleans = ["smoker"]                               # yes and no, true and false, 1 and 0
-    ignore_case = ["region"]                            # "North" is "NORTH"
-    crosses = [["education", "sex"]]                    # combinations as features
-    bounds = { age = [17, 90], gain = [0, 99999] }      # numbers
-    scales = { gain = "log" }
-    edges = { age = [30, 45, 60] }
-    decimal = { gain = "," }                            # 1.234,50
-    thousands = { gain = "." }
-    units = { gain = "€" }                              # 1.234,50 €
-    categories = { sex = ["Female", "Male"] }
-    dates = { joined = ["2010-01-01", "2025-12-31"] }
-    date_formats = { joined = "%d.%m.%Y" }
-    hashed = { zip = 64 }                               # strings with very many values, in 64 buckets
-    text = ["note"]                                     # free text, embedded by a public sentence encoder
-    missing_values = { age = ["-999", "unknown"] }
-    confirm.bounds = { age = "from the values" }        # a proposal that nobody has confirmed yet
+These are public facts: label, classes, persons, and what each column holds.
 """
 
 from __future__ import annotations
@@ -31,7 +9,7 @@ import datetime
 import json
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,10 +36,17 @@ _ANY_COLUMN = "*"
 """Stands, in `bounds`, for every column that nothing else is declared for."""
 
 _TYPE_KEYS = ("bounds", "categories", "dates", "booleans", "hashed", "text")
-COLUMN_KEYS = (*_TYPE_KEYS, "ignore")
+_COLUMN_KEYS = (*_TYPE_KEYS, "ignore")
 """The keys that say what a column holds; a column may be named in one of them."""
 
-NO_PERSON = "Give each such row a value of its own, or delete it."
+_REFINEMENTS = {
+    **dict.fromkeys(("scales", "edges", "decimal", "thousands", "units"), ("bounds",)),
+    "date_formats": ("dates",),
+    "ignore_case": ("categories", "hashed"),
+}
+"""The keys that refine a declaration, and those that a column must be named in for it."""
+
+_NO_PERSON = "Give each such row a value of its own, or delete it."
 """The way out where rows have no person."""
 
 _OLD_KEYS = {"identifier": "person"}
@@ -79,39 +64,45 @@ class Schema:
     classes : tuple of str, optional
         Names of the classes, in the order of their numbers.
     bounds : mapping of str to (float, float)
-        Lower and upper bound of each numeric column.  The bounds of the column "*" hold for every column that
+        Lower and upper bound of each numeric column, which becomes one feature from 0 to 1: a number v is clipped to
+        the bounds and becomes ``(v - low) / (high - low)``.  The bounds of the column "*" hold for every column that
         nothing else is declared for.
     categories : mapping of str to tuple of str
-        The categories of each categorical column.
+        The categories of each categorical column, which become one feature each.  A cell belongs to the category of
+        the same string, else to the first one that is the same number; one that is not listed becomes zeros.
     scales : mapping of str to {"linear", "log"}
-        Scale of numeric columns; see `NumericColumn`.
+        Scale of numeric columns; "log" is ``ln(1 + v - low) / ln(1 + high - low)``.
     edges : mapping of str to tuple of float
-        Intervals of numeric columns; see `NumericColumn`.
+        Rising borders inside the bounds, which cut a numeric column into intervals with one feature each.
     complete : tuple of str
-        Columns without missing values; "*" stands for all columns.
+        Columns without missing values; "*" stands for all columns.  In any other column a missing value has a
+        feature of its own.
     ignore : tuple of str
         Columns that are not features.
     person : str, optional
         Column that tells people apart; it is not a feature.  Guarantees then hold for all rows of one person, and
         rows of one person stay on the same side of a split.
     dates : mapping of str to (str, str)
-        First and last date, or timestamp, of each column of dates; see `DateColumn`.
+        First and last date of each column of dates, as "2024-01-31", or first and last timestamp, as "2024-01-31
+        08:30:00".  Cells become numbers as in `bounds`, in days or in microseconds of UTC.
     date_formats : mapping of str to str
-        How the dates of a column are written, if not as in ISO 8601; see `DateColumn`.
+        How the dates of a column are written, if not as in ISO 8601: as for `datetime.strptime` ("%d.%m.%Y").
     booleans : tuple of str
-        Columns of yes and no; see `BooleanColumn`.
+        Columns of yes and no; also true and false, y and n, t and f, 1 and 0, in any case.
     decimal, thousands : mapping of str to str
-        Separators of numeric columns that are written as strings; see `NumericColumn`.
+        Separators of numbers that are written as strings: "." or "," and one of ".", ",", " ", "'", "_".  A thousands
+        separator must stand before every third digit or nowhere.
     units : mapping of str to str
-        Currency signs or units beside the numbers of such columns; see `NumericColumn`.
+        Currency signs or units that may stand before or after such numbers, as "€" or "kg".
     hashed : mapping of str to int
-        Number of buckets of each column of strings with very many values; see `HashedColumn`.
+        Number of buckets, from 2 to 65536, of each column of strings with very many values, such as postal codes.  A
+        string becomes 1 in the bucket ``BLAKE2b(string) mod buckets``.
     text : tuple of str
-        Columns of free text; see `TextColumn`.
+        Columns of free text, each embedded by a public sentence encoder (extra `text`).
     ignore_case : tuple of str
         Categorical or hashed columns, and maybe the label and the person, whose values match in any case.
     missing_values : mapping of str to tuple of str
-        Further values that stand for a missing one.
+        Further values that stand for a missing one, such as "-999" or "unknown".
     crosses : tuple of (str, str)
         Pairs of columns whose combinations become features too.
     confirm : mapping
@@ -167,11 +158,10 @@ class Schema:
     def from_dict(cls, declarations: Mapping[str, Any], origin: str | None = None) -> Schema:
         """Return the schema with these declarations."""
         renamed = {_OLD_KEYS.get(key, key): value for key, value in declarations.items()}
-        known = {entry.name for entry in fields(cls)}
-        unknown = sorted(set(renamed) - known)
         where = "" if origin is None else f"In {origin}: "
+        unknown = sorted(renamed.keys() - _KEYS.keys())
         if unknown:
-            raise InvalidInput(f"{where}Unknown key '{unknown[0]}'; the keys are {', '.join(sorted(known))}.")
+            raise InvalidInput(f"{where}Unknown key '{unknown[0]}'; the keys are {', '.join(sorted(_KEYS))}.")
         return cls(**{key: _parse(key, value, where) for key, value in renamed.items()})
 
     @classmethod
@@ -203,28 +193,11 @@ class Schema:
         return cls.from_dict(content, str(file))
 
     def updated(self, arguments: Mapping[str, Any]) -> Schema:
-        """Return the schema with further declarations, which replace those of the same key and column.
+        """Return the schema with further declarations, as for `from_dict`; None means not given.
 
-        Columns in `ignore` are added to those of the schema.
+        They replace those of the same key and column; columns in `ignore` are added.  What is declared here counts as
+        confirmed, fact by fact: bounds of a column confirm nothing else about it.
 
-        What is declared here counts as confirmed, fact by fact: bounds of a column confirm nothing else about it.
-
-        Parameters
-        ----------
-        arguments : mapping
-            Declarations as for `from_dict`; None means not given.
-
-        Returns
-        -------
-        Schema
-
-        Raises
-        ------
-        InvalidInput
-            If a key is unknown or a value has the wrong type.
-
-        Examples
-        --------
         >>> drafted = Schema(confirm={"bounds": {"age": "from the values"}, "scales": {"age": "as under bounds"}})
         >>> drafted.updated({"bounds": {"age": (0, 120)}}).unconfirmed
         ("'age' in scales",)
@@ -336,37 +309,45 @@ def _parse(key: str, value: Any, where: str = "") -> Any:
         raise InvalidInput(f"{where}{key} must be {_KEYS[key][1]}{column}.") from error
 
 
-def _string(value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise TypeError
-    return value
-
-
 def _name(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError
     return value.strip()
 
 
-def _strings(value: object) -> tuple[str, ...]:
+def _string(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise TypeError
+    return value
+
+
+def _column(value: object) -> str:
+    return _string(_name(value))
+
+
+def _listed(value: object) -> Sequence[Any]:
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise TypeError
-    return tuple(as_string(item) for item in value)
+    return value
+
+
+def _strings(value: object) -> tuple[str, ...]:
+    return tuple(map(as_string, _listed(value)))
 
 
 def _classes(value: object) -> tuple[str, ...]:
     if isinstance(value, int) and not isinstance(value, bool):
-        return tuple(str(number) for number in range(value))
+        return tuple(map(str, range(value)))
     return _strings(value)
 
 
-def _numbers(value: Sequence[Any]) -> tuple[float, ...]:
+def _numbers(value: Iterable[Any]) -> tuple[float, ...]:
     if isinstance(value, str):
         raise TypeError
-    return tuple(float(number) for number in value)
+    return tuple(map(float, value))
 
 
-def _pair(value: Sequence[Any]) -> tuple[float, float]:
+def _pair(value: Iterable[Any]) -> tuple[float, float]:
     low, high = _numbers(value)
     return low, high
 
@@ -384,21 +365,15 @@ def _date(value: object) -> str:
 
 
 def _two_dates(value: object) -> tuple[str, str]:
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise TypeError
-    first, last = value
+    first, last = _listed(value)
     return _date(first), _date(last)
 
 
-def _pairs_of_names(value: Sequence[Any]) -> tuple[tuple[str, ...], ...]:
+def _pairs_of_names(value: Iterable[Any]) -> tuple[tuple[str, ...], ...]:
     pairs = tuple(map(_strings, value))
     if any(len(pair) != 2 for pair in pairs):
         raise ValueError
     return pairs
-
-
-def _column(value: object) -> str:
-    return _string(_name(value))
 
 
 class _WrongColumn(ValueError):
@@ -430,6 +405,8 @@ def _confirm(value: Mapping[str, Any]) -> dict[str, Any]:
     return {key: how for key, how in confirm.items() if how}
 
 
+_NAMES = (_strings, "a list of column names")
+
 _KEYS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
     "label": (_column, "the name of a column"),
     "classes": (_classes, "a list of class names, or their number"),
@@ -437,18 +414,18 @@ _KEYS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
     "categories": (_of_columns(_strings), "a list of names for each named column"),
     "scales": (_of_columns(_string), "'linear' or 'log' for each named column"),
     "edges": (_of_columns(_numbers), "a list of numbers for each named column"),
-    "complete": (_strings, "a list of column names"),
-    "ignore": (_strings, "a list of column names"),
+    "complete": _NAMES,
+    "ignore": _NAMES,
     "person": (_column, "the name of a column"),
     "dates": (_of_columns(_two_dates), "a first and a last date for each named column"),
     "date_formats": (_of_columns(_string), "a format such as '%d.%m.%Y' for each named column"),
-    "booleans": (_strings, "a list of column names"),
+    "booleans": _NAMES,
     "decimal": (_of_columns(_string), "'.' or ',' for each named column"),
     "thousands": (_of_columns(_string), "a separator such as ',' for each named column"),
     "units": (_of_columns(_string), "a sign or unit such as '€' for each named column"),
     "hashed": (_of_columns(_integer), "a number of buckets for each named column"),
-    "text": (_strings, "a list of column names"),
-    "ignore_case": (_strings, "a list of column names"),
+    "text": _NAMES,
+    "ignore_case": _NAMES,
     "missing_values": (_of_columns(_strings), "a list of values for each named column"),
     "crosses": (_pairs_of_names, "a list of pairs of column names"),
     "confirm": (
@@ -459,19 +436,7 @@ _KEYS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
 """How the value of each key is read, and what it must be."""
 
 
-_REFINEMENTS = {
-    "scales": ("bounds",),
-    "edges": ("bounds",),
-    "decimal": ("bounds",),
-    "thousands": ("bounds",),
-    "units": ("bounds",),
-    "date_formats": ("dates",),
-    "ignore_case": ("categories", "hashed"),
-}
-"""The keys that refine a declaration, and those that a column must be named in for it."""
-
-
-def check_declarations(frame: pd.DataFrame, schema: Schema, label: str | None) -> None:
+def _check_declarations(frame: pd.DataFrame, schema: Schema, label: str | None) -> None:
     """Refuse declarations about columns that do not exist, or that contradict each other."""
     keys = (*_TYPE_KEYS, *_REFINEMENTS, "complete", "missing_values")
     named = [name for key in keys for name in getattr(schema, key) if name != _ANY_COLUMN]
@@ -495,22 +460,23 @@ def check_declarations(frame: pd.DataFrame, schema: Schema, label: str | None) -
             )
 
 
-def declared_column(name: str, schema: Schema, table: RawTable) -> Column | None:
+def _declared_column(name: str, schema: Schema, table: RawTable) -> Column | None:
     """Return a column of a table as declared, or None if nothing is declared for it."""
-    missing = not table.complete and not {name, _ANY_COLUMN} & set(schema.complete)
-    values, ignore_case = schema.missing_values.get(name, ()), name in schema.ignore_case
+    either: dict[str, Any] = {
+        "missing": not table.complete and not {name, _ANY_COLUMN} & set(schema.complete),
+        "missing_values": schema.missing_values.get(name, ()),
+    }
+    ignore_case = name in schema.ignore_case
     if name in schema.categories:
-        return CategoricalColumn(
-            name, schema.categories[name], missing=missing, ignore_case=ignore_case, missing_values=values
-        )
+        return CategoricalColumn(name, schema.categories[name], ignore_case=ignore_case, **either)
     if name in schema.booleans:
-        return BooleanColumn(name, missing, values)
+        return BooleanColumn(name, **either)
     if name in schema.dates:
-        return DateColumn(name, *schema.dates[name], schema.date_formats.get(name), missing, values)
+        return DateColumn(name, *schema.dates[name], schema.date_formats.get(name), **either)
     if name in schema.hashed:
-        return HashedColumn(name, schema.hashed[name], missing, ignore_case, values)
+        return HashedColumn(name, schema.hashed[name], ignore_case=ignore_case, **either)
     if name in schema.text:
-        return TextColumn(name, missing, values)
+        return TextColumn(name, **either)
     bounds = schema.bounds.get(name, schema.bounds.get(_ANY_COLUMN, table.type_bounds))
     if bounds is None:
         return None
@@ -519,9 +485,8 @@ def declared_column(name: str, schema: Schema, table: RawTable) -> Column | None
         *bounds,
         scale=schema.scales.get(name, "linear"),
         edges=schema.edges.get(name, ()),
-        missing=missing,
         decimal=schema.decimal.get(name, "."),
         thousands=schema.thousands.get(name, ""),
-        missing_values=values,
         unit=schema.units.get(name, ""),
+        **either,
     )

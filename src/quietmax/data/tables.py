@@ -19,24 +19,24 @@ from numpy.typing import NDArray
 from quietmax._lazy import lazy_module
 from quietmax.data.cells import _first_of, as_numbers, as_strings, is_missing, is_valid_unicode
 from quietmax.data.draft import (
-    infer_classes,
-    is_free_text,
-    may_tell_people_apart,
-    propose,
-    with_proposals,
+    _infer_classes,
+    _is_free_text,
+    _may_tell_people_apart,
+    _propose,
+    _with_proposals,
 )
 from quietmax.data.encoding import Encoding, quoted, require_columns
 from quietmax.data.records import Holdout, Records, is_held_out
-from quietmax.data.schema import NO_PERSON, Schema, check_declarations, declared_column
+from quietmax.data.schema import _NO_PERSON, Schema, _check_declarations, _declared_column
 from quietmax.data.sources import (
     FramePart,
     Part,
     RawTable,
-    Source,
+    _errors_of,
+    _open_source,
     as_frame,
     as_series,
     converted_frames,
-    errors_of,
     existing,
     is_source,
     read_table,
@@ -52,7 +52,7 @@ else:
     pyarrow = lazy_module("pyarrow")
 
 
-def read_records(
+def _read_records(
     path: str | Path, schema: Schema, *, infer: bool = False, features: str = "features"
 ) -> Records:
     """Read a file and encode it as the schema declares."""
@@ -150,14 +150,14 @@ def _encode_rows(
 
 def _declared_encoding(table: RawTable, schema: Schema, label: str, *, infer: bool) -> Encoding:
     """Return the encoding that the schema declares for a table."""
-    check_declarations(table.frame, schema, label)
+    _check_declarations(table.frame, schema, label)
     if schema.confirm and not infer:
         raise InvalidInput(_unconfirmed_message(schema))
     unused = {label, schema.person, *schema.ignore}
     used = [str(name) for name in table.frame.columns if name not in unused]
-    undeclared = [name for name in used if declared_column(name, schema, table) is None]
+    undeclared = [name for name in used if _declared_column(name, schema, table) is None]
     if (undeclared or schema.classes is None) and not infer:
-        text = [name for name in undeclared if is_free_text(table.frame[name])]
+        text = [name for name in undeclared if _is_free_text(table.frame[name])]
         raise InvalidInput(_undeclared_message(undeclared, text, label if schema.classes is None else None))
     if infer and schema.person is None:
         _warn_of_persons([*undeclared, *(name for name in schema.ignore if _is_unconfirmed(name, schema))])
@@ -167,9 +167,9 @@ def _declared_encoding(table: RawTable, schema: Schema, label: str, *, infer: bo
     if schema.confirm:
         inferred.append(f"the lines of the schema that nobody has confirmed: {', '.join(schema.unconfirmed)}")
     completed = _infer(table.frame, schema, undeclared, label)
-    check_declarations(table.frame, completed, label)
+    _check_declarations(table.frame, completed, label)
     used = [name for name in used if name not in completed.ignore]
-    columns = [column for name in used if (column := declared_column(name, completed, table)) is not None]
+    columns = [column for name in used if (column := _declared_column(name, completed, table)) is not None]
     return Encoding(
         tuple(columns),
         label,
@@ -178,7 +178,7 @@ def _declared_encoding(table: RawTable, schema: Schema, label: str, *, infer: bo
         crosses=schema.crosses,
         label_ignores_case=label in completed.ignore_case,
         person=schema.person,
-        person_type=None if schema.person is None else person_type(table.frame, schema.person),
+        person_type=None if schema.person is None else _person_type(table.frame, schema.person),
         person_ignores_case=schema.person in schema.ignore_case,
     )
 
@@ -191,7 +191,7 @@ def _is_unconfirmed(name: str, schema: Schema) -> bool:
 
 def _warn_of_persons(columns: Sequence[str]) -> None:
     """Warn if the names of columns about which the owner said nothing say that they may tell people apart."""
-    found = [name for name in columns if may_tell_people_apart(name)]
+    found = [name for name in columns if _may_tell_people_apart(name)]
     if found:
         warnings.warn(
             f"{quoted(found, limit=20)}: the name says that this may tell whose row a row is, but no `person` column "
@@ -239,11 +239,11 @@ def _undeclared_message(columns: list[str], text: list[str], label: str | None) 
 
 def _infer(frame: pd.DataFrame, schema: Schema, columns: list[str], label: str) -> Schema:
     """Return the schema with the named columns, and classes that are not declared, read from the records."""
-    completed = with_proposals(schema, {name: propose(name, frame[name]) for name in columns})
+    completed = _with_proposals(schema, {name: _propose(name, frame[name]) for name in columns})
     if schema.classes is not None:
         return completed
     strings = as_strings(frame[label])
-    classes, ignore_case = infer_classes(strings[~is_missing(strings)])
+    classes, ignore_case = _infer_classes(strings[~is_missing(strings)])
     if len(classes) < 2:
         raise InvalidData("All records are of one class; training needs at least two.")
     folded = (*completed.ignore_case, label) if ignore_case else completed.ignore_case
@@ -256,7 +256,7 @@ def person_names(frame: pd.DataFrame, person: str, *, ignore_case: bool = False)
     names = as_strings(frame[person])
     absent = np.flatnonzero(is_missing(names))
     if absent.size:
-        raise InvalidData(f"{_first_of(absent)} has no value in the `person` column '{person}'. {NO_PERSON}")
+        raise InvalidData(f"{_first_of(absent)} has no value in the `person` column '{person}'. {_NO_PERSON}")
     damaged = np.flatnonzero(~is_valid_unicode(names))
     if damaged.size:
         raise InvalidData(
@@ -265,7 +265,7 @@ def person_names(frame: pd.DataFrame, person: str, *, ignore_case: bool = False)
     return np.array([name.casefold() for name in names], dtype=object) if ignore_case else names
 
 
-def person_type(frame: pd.DataFrame, person: str) -> str:
+def _person_type(frame: pd.DataFrame, person: str) -> str:
     """Return the type of the column that tells people apart.
 
     A customer whom a file calls 00007 is called 7 in a column of integers.  So the people of two tables can be
@@ -285,7 +285,7 @@ def require_person_type(frame: pd.DataFrame, encoding: Encoding) -> None:
     """Refuse a table whose `person` column has another type than the table that an encoding was made for."""
     if encoding.person is None:
         return
-    found = person_type(frame, encoding.person)
+    found = _person_type(frame, encoding.person)
     if found != encoding.person_type:
         raise InvalidInput(
             f"The `person` column {encoding.person!r} must have the same type as in training "
@@ -348,7 +348,7 @@ class TableRows:
         """Return the number of rows, those of both sides of a holdout included."""
         total = 0
         for part in self.parts:
-            with errors_of(part):
+            with _errors_of(part.place):
                 count = part.count()
             if count is None:
                 return None
@@ -391,19 +391,19 @@ def table_rows(
         return TableRows("table", encoding, (FramePart(frame),), in_memory=True, holdout=rule)
     if y is not None:
         raise InvalidInput("Files, datasets and streams must have a label column: leave out `y`.")
-    found = Source.of(source)
+    found = _open_source(source)
     if schema.label is None:
         raise InvalidInput("The schema's label must name the label column of the files.")
-    with errors_of(found.parts[0]):
-        encoding = _declared_encoding(RawTable(found.empty_frame()), schema, schema.label, infer=False)
-    found.require_alike(_used_columns(encoding))
+    with _errors_of(found.parts[0].place):
+        encoding = _declared_encoding(RawTable(found._empty_frame()), schema, schema.label, infer=False)
+    found._require_alike(_used_columns(encoding))
     return TableRows(found.name, encoding, tuple(found.parts), in_memory=False, holdout=rule)
 
 
 def encoded_rows(source: Any, encoding: Encoding) -> TableRows:
     """Return the rows of files, a dataset or a stream, which are encoded like those of an earlier table."""
-    found = Source.of(source)
-    found.require_alike(_used_columns(encoding))
-    with errors_of(found.parts[0]):
-        require_person_type(found.empty_frame(), encoding)
+    found = _open_source(source)
+    found._require_alike(_used_columns(encoding))
+    with _errors_of(found.parts[0].place):
+        require_person_type(found._empty_frame(), encoding)
     return TableRows(found.name, encoding, tuple(found.parts), in_memory=False)

@@ -210,13 +210,13 @@ def test_an_interrupted_training_goes_on_where_it_was_with_the_same_weights(
     assert kept.stat().st_mode & 0o777 == 0o700
     assert all(file.stat().st_mode & 0o077 == 0 for file in kept.iterdir())
     read: list[str] = []
-    frames = ParquetPart.frames
+    frames = ParquetPart._frames
 
     def noted(part: ParquetPart, columns: Any, rows: int) -> Any:
         read.append(part.file.name)
         return frames(part, columns, rows)
 
-    monkeypatch.setattr(ParquetPart, "frames", noted)
+    monkeypatch.setattr(ParquetPart, "_frames", noted)
     assert_same(fit(folder, settings, engine=engine), expected)
     done = min(calls + 1, 4)
     assert read == [f"{number:02}.parquet" for number in range(done, 4)]
