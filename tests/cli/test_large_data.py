@@ -82,8 +82,14 @@ def model(originals: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(params=[".parquet", ".csv"])
 def files(request: pytest.FixtureRequest, originals: Path, tmp_path: Path) -> Path:
-    """The table of people in 50 files, which a test may change."""
+    """The table of people in 50 files of both formats, which a test may change."""
     return Path(shutil.copytree(originals / request.param, tmp_path / "parts"))
+
+
+@pytest.fixture
+def parquet(originals: Path, tmp_path: Path) -> Path:
+    """The table of people in 50 Parquet files, where the format makes no difference."""
+    return Path(shutil.copytree(originals / ".parquet", tmp_path / "parts"))
 
 
 @pytest.fixture
@@ -99,6 +105,10 @@ def _train(data: Path, output: Path, *more: object) -> tuple[object, ...]:
     return ("train", "head", data, *DECLARED, *options, *more)
 
 
+def _answer(model: Path, queries: Path, answers: Path, *more: object) -> tuple[object, ...]:
+    return ("predict", "--model", model, "--input", queries, "--output", answers, *more)
+
+
 def _contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
@@ -106,33 +116,26 @@ def _contents(folder: Path) -> dict[str, bytes]:
 # --- What folders are read
 
 
-def test_a_head_learns_from_a_folder_with_all_rows_in_temporary_files(
-    run: Run, files: Path, queries: Path, cache: Path, tmp_path: Path
-) -> None:
-    model = tmp_path / "head"
-    code, out, err = run(*_train(files, model, "--max-memory", "0", "--cache-dir", cache))
-    assert (code, err) == (0, "")
-    assert json.loads(out)["guarantee"]["status"] == "proven"
-    assert list(cache.iterdir()) == []
-    code, out, err = run("predict", "--model", model, "--input", queries, "--json")
-    assert json.loads(out)["labels"] == ["lo", "hi"], err
-
-
 @pytest.mark.parametrize(
     "command",
-    [("dpsgd", "--steps", 5), ("teachers", "--queries", 2, "--teachers", 20)],
-    ids=["dpsgd", "teachers"],
+    [("head",), ("dpsgd", "--steps", 5), ("teachers", "--queries", 2, "--teachers", 20)],
+    ids=["head", "dpsgd", "teachers"],
 )
-def test_other_private_models_learn_from_a_pattern(
-    run: Run, files: Path, cache: Path, tmp_path: Path, command: tuple[object, ...]
+def test_private_models_learn_from_a_folder_or_pattern_with_all_rows_in_temporary_files(
+    run: Run, files: Path, queries: Path, cache: Path, tmp_path: Path, command: tuple[object, ...]
 ) -> None:
     name, *options = command
-    options += ["--declared-size", 1000, "--epsilon", 4, "--json", "-o", tmp_path / "head"]
-    options += ["--max-memory", "0", "--cache-dir", cache]
-    code, out, err = run("train", name, files / "part-*", *DECLARED, *options)
-    assert (code, err) == (0, "")
-    assert json.loads(out)["guarantee"]["status"] == "proven"
+    model, data = tmp_path / "model", files if name == "head" else files / "part-*"
+    memory = ("--max-memory", "0", "--cache-dir", cache)
+    declared = (*DECLARED, "--declared-size", 1000, "--epsilon", 4)
+    trained = json_of(run("train", name, data, *declared, *options, *memory, "--json", "-o", model))
+    assert trained["guarantee"]["status"] == "proven"
     assert list(cache.iterdir()) == []
+    if name == "head":
+        assert json_of(run("predict", "--model", model, "--input", queries, "--json"))["labels"] == [
+            "lo",
+            "hi",
+        ]
 
 
 def test_nested_folders_are_read_and_hidden_files_are_not(
@@ -147,8 +150,7 @@ def test_nested_folders_are_read_and_hidden_files_are_not(
     (files / "_temporary").mkdir()
     (files / "_temporary" / f"part-98{suffix}").write_text("not a table")
     answers = tmp_path / "answers"
-    out = output_of(run("predict", "--model", model, "--input", files, "--output", answers, "--json"))
-    assert json.loads(out)["queries"] == 1200
+    assert json_of(run(*_answer(model, files, answers, "--json")))["queries"] == 1200
     written = {path.relative_to(answers).as_posix() for path in answers.rglob("part-*")}
     assert written == {
         f"year=2024/month=01/part-01{suffix}",
@@ -233,7 +235,7 @@ def test_a_bad_file_is_named_and_nothing_is_written_or_spent(
         *{
             "train": _train(folder, tmp_path / "head", *memory),
             "evaluate": ("evaluate", model, "--data", folder, "--epsilon", 1, "--json", *memory),
-            "predict": ("predict", "--model", model, "--input", folder, "--output", answers),
+            "predict": _answer(model, folder, answers),
         }[command]
     )
     if command == "predict" and kind == "undeclared label":
@@ -255,12 +257,11 @@ def test_a_file_that_only_looks_different_is_read(
 ) -> None:
     exact = ("evaluate", model, "--exact", "--json", "--data", files)
     answers = [tmp_path / "first", tmp_path / "second"]
-    whole = json.loads(run(*exact)[1])
-    assert run("predict", "--model", model, "--input", files, "--output", answers[0])[0] == 0
+    whole = json_of(run(*exact))
+    output_of(run(*_answer(model, files, answers[0])))
     file = _damage(files, kind)
-    out = output_of(run(*exact))
-    assert (json.loads(out) == whole) == (kind != "no rows")
-    assert run("predict", "--model", model, "--input", files, "--output", answers[1])[0] == 0
+    assert (json_of(run(*exact)) == whole) == (kind != "no rows")
+    output_of(run(*_answer(model, files, answers[1])))
     first, second = (_read(folder / file.name) for folder in answers)
     assert second.equals(first.iloc[: len(second)].astype(second.dtypes))
     assert len(second) == (0 if kind == "no rows" else len(first))
@@ -268,13 +269,13 @@ def test_a_file_that_only_looks_different_is_read(
 
 
 def test_a_new_column_in_one_file_is_refused_except_in_queries(
-    run: Run, model: Path, files: Path, tmp_path: Path
+    run: Run, model: Path, parquet: Path, tmp_path: Path
 ) -> None:
-    file = _damage(files, "extra column")
-    for command in (("evaluate", model, "--exact", "--data", files), _train(files, tmp_path / "head")):
+    file = _damage(parquet, "extra column")
+    for command in (("evaluate", model, "--exact", "--data", parquet), _train(parquet, tmp_path / "head")):
         assert_error(run(*command), 1, str(file), "which the first file does not have")
     assert not (tmp_path / "head").exists()
-    output_of(run("predict", "--model", model, "--input", files, "--output", tmp_path / "answers"))
+    output_of(run(*_answer(model, parquet, tmp_path / "answers")))
 
 
 # --- Ctrl-C
@@ -330,10 +331,10 @@ def test_an_interrupted_training_leaves_no_model_and_no_temporary_files(
 
 
 def test_an_interrupted_evaluation_costs_nothing(
-    run: Run, files: Path, model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, parquet: Path, model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = _contents(model)
-    evaluate = ("evaluate", model, "--data", files, "--json", "--max-memory", "0", "--cache-dir", cache)
+    evaluate = ("evaluate", model, "--data", parquet, "--json", "--max-memory", "0", "--cache-dir", cache)
     reports = Reports()
     monkeypatch.setattr(evaluate_command, "progress_bar", reports)
     assert run(*evaluate, "--exact")[0] == 0
@@ -349,41 +350,38 @@ def test_interrupted_answers_are_continued(
     run: Run, files: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers, whole = tmp_path / "answers", tmp_path / "whole"
-    predict = ("predict", "--model", model, "--input", files, "--json", "--output")
-    assert run(*predict, whole)[0] == 0
+    output_of(run(*_answer(model, files, whole)))
     monkeypatch.setattr(predict_command, "progress_bar", Reports(21))
-    assert_error(run(*predict, answers), 130, "Interrupted")
+    assert_error(run(*_answer(model, files, answers)), 130, "Interrupted")
     finished = _contents(answers)
     assert 10 <= len(finished) < FILES
     for name, content in finished.items():
         assert name == ANSWERS_FILE or content == (whole / name).read_bytes()
     monkeypatch.setattr(predict_command, "progress_bar", Reports())
-    out = output_of(run(*predict, answers))
-    assert json.loads(out)["skipped"] == len(finished) - 1
-    assert {name: _contents(answers)[name] for name in os.listdir(files)} == {
-        name: _contents(whole)[name] for name in os.listdir(files)
-    }
+    assert json_of(run(*_answer(model, files, answers, "--json")))["skipped"] == len(finished) - 1
+    continued, complete = _contents(answers), _contents(whole)
+    assert all(continued[name] == complete[name] for name in os.listdir(files))
 
 
 def test_an_interrupted_training_can_be_continued(
-    run: Run, files: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, parquet: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train = _train(files, tmp_path / "head", "--resume", "--cache-dir", cache)
+    train = _train(parquet, tmp_path / "head", "--resume", "--cache-dir", cache)
     reports = Reports()
     monkeypatch.setattr(train_command, "progress_bar", reports)
-    assert run(*_train(files, tmp_path / "other"))[0] == 0
+    assert run(*_train(parquet, tmp_path / "other"))[0] == 0
     monkeypatch.setattr(train_command, "progress_bar", Reports(reports.most // 2))
     assert_error(run(*train), 130, "Interrupted")
     assert len(list(cache.iterdir())) == 1
     monkeypatch.setattr(train_command, "progress_bar", progress_bar)
     output_of(run(*train))
     assert list(cache.iterdir()) == []
-    assert_error(run(*_train(files, tmp_path / "third", "--resume")), 2, "--resume", "--cache-dir")
+    assert_error(run(*_train(parquet, tmp_path / "third", "--resume")), 2, "--resume", "--cache-dir")
 
 
 @pytest.mark.parametrize(("name", "owner"), [("head", Blocks), ("dpsgd", StoredRows)])
 def test_ctrl_c_before_anybody_owns_the_rows_removes_them_too(
-    run: Run, files: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, name: str, owner: type
+    run: Run, parquet: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, name: str, owner: type
 ) -> None:
     seen: list[Path] = []
 
@@ -393,7 +391,7 @@ def test_ctrl_c_before_anybody_owns_the_rows_removes_them_too(
 
     monkeypatch.setattr(owner, "__enter__", interrupted)
     options = ("--declared-size", 1000, "--json", "--max-memory", "0", "--cache-dir", cache)
-    assert_error(run("train", name, files, *DECLARED, *options), 130, "Interrupted")
+    assert_error(run("train", name, parquet, *DECLARED, *options), 130, "Interrupted")
     gc.collect()
     assert len(seen) == 1
     assert list(cache.iterdir()) == []
@@ -452,20 +450,20 @@ def test_the_size_of_temporary_files_is_stated_before_they_are_written(
     assert not (tmp_path / "other").exists()
 
 
-def test_options_of_memory_are_checked(run: Run, files: Path, tmp_path: Path) -> None:
+def test_options_of_memory_are_checked(run: Run, parquet: Path, tmp_path: Path) -> None:
     assert _memory_size("2G") == _memory_size("2gb") == _memory_size(" 2 GiB") == 2**31
     assert _memory_size("500MB") == 500 * 2**20
     assert _memory_size("512M") == FILES_IN_MEMORY  # the help text states it
     assert "Default: 512M" in " ".join(run("train", "head", "--help")[1].replace("│", " ").split())
     assert _memory_size("0") == 0
     for wrong in ("much", "-1G", "1e9", "4X"):
-        result = run(*_train(files, tmp_path / "head", f"--max-memory={wrong}"))
+        result = run(*_train(parquet, tmp_path / "head", f"--max-memory={wrong}"))
         assert_error(result, 2, "--max-memory must be a size")
-    result = run(*_train(files, tmp_path / "head", "--cache-dir", tmp_path / "none"))
+    result = run(*_train(parquet, tmp_path / "head", "--cache-dir", tmp_path / "none"))
     assert_error(result, 2, "--cache-dir must be a folder")
-    assert_error(run(*_train(files, tmp_path / "head", "--infer")), 2, "--infer", "part by part")
-    for command in (("schema", "draft", files), ("train", "network", files, *DECLARED)):
-        assert_error(run(*command), 1, f"{files} is a folder")
+    assert_error(run(*_train(parquet, tmp_path / "head", "--infer")), 2, "--infer", "part by part")
+    for command in (("schema", "draft", parquet), ("train", "network", parquet, *DECLARED)):
+        assert_error(run(*command), 1, f"{parquet} is a folder")
 
 
 # --- Answers
@@ -475,93 +473,76 @@ def test_answers_to_a_folder_are_those_to_its_table_and_a_second_run_skips_them(
     run: Run, head: Path, people: Path, files: Path, tmp_path: Path
 ) -> None:
     answers = tmp_path / "answers"
-    predict = ("predict", "--model", head, "--input", files, "--output", answers, "--json")
-    done = json_of(run(*predict))
-    assert (done["written"], done["skipped"], done["queries"]) == (FILES, 0, 1200)
-    expected = json.loads(run("predict", "--model", head, "--input", people, "--json")[1])["labels"]
+
+    def counts(queries: Path = files) -> tuple[int, int, int]:
+        done = json_of(run(*_answer(head, queries, answers, "--json")))
+        return done["written"], done["skipped"], done["queries"]
+
+    assert counts() == (FILES, 0, 1200)
+    expected = json_of(run("predict", "--model", head, "--input", people, "--json"))["labels"]
     for number, queries in enumerate(sorted(files.iterdir())):
-        file = answers / queries.name
-        found = _read(file)
+        found = _read(answers / queries.name)
         assert found["label"].tolist() == expected[number::FILES]
         assert list(found.columns) == ["label", "probability of lo", "probability of hi"]
     (answers / queries.name).unlink()
-    done = json.loads(run(*predict)[1])
-    assert (done["written"], done["skipped"]) == (1, FILES - 1)
+    assert counts()[:2] == (1, FILES - 1)
     os.utime(files / queries.name, (0, 0))  # another file, although it is older than its answers
-    done = json.loads(run(*predict)[1])
-    assert (done["written"], done["skipped"]) == (1, FILES - 1)
+    assert counts()[:2] == (1, FILES - 1)
+    other = Path(shutil.copytree(files, tmp_path / "other"))  # with the times of the files
+    assert counts(other)[1] == 0, "files of the same name, size and time in another folder are others"
+    file = min(other.iterdir())
+    before, content = file.stat(), file.read_bytes()
+    file.write_bytes(content)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert counts(other)[:2] == (1, FILES - 1), "a file that was written again is another"
 
 
-def test_a_folder_of_answers_belongs_to_one_model(
-    run: Run, head: Path, people: Path, files: Path, tmp_path: Path
+def test_a_folder_of_answers_belongs_to_one_model_and_one_run(
+    run: Run, head: Path, people: Path, parquet: Path, tmp_path: Path
 ) -> None:
-    answers, other = tmp_path / "answers", tmp_path / "other"
-    assert run("predict", "--model", head, "--input", files, "--output", answers)[0] == 0
-    assert run(*_train(people, other))[0] == 0
-    result = run("predict", "--model", other, "--input", files, "--output", answers)
-    assert_error(result, 2, "--output", "another model")
-    result = run("predict", "--model", head, "--input", files, "--output", files / "answers")
-    assert_error(result, 2, "--output", "not inside")
-    assert_error(run("predict", "--model", head, "--input", files), 2, "--output is required")
-    mine = tmp_path / "mine"
+    answers, other, mine = tmp_path / "answers", tmp_path / "other", tmp_path / "mine"
+    answer = _answer(head, parquet, answers)
+    output_of(run(*answer))
+    output_of(run(*_train(people, other)))
     mine.mkdir()
-    shutil.copy(next(files.glob("part-37.*")), mine)
-    result = run("predict", "--model", head, "--input", files, "--output", mine)
-    assert_error(result, 2, "--output", "part-37", "something else")
+    shutil.copy(next(parquet.glob("part-37.*")), mine)
+    for wrong, *words in (
+        (_answer(other, parquet, answers), "another model"),
+        (_answer(head, parquet, parquet / "answers"), "not inside"),
+        (answer[:-2], "--output is required"),
+        (_answer(head, parquet, mine), "part-37", "something else"),
+    ):
+        assert_error(run(*wrong), 2, "--output", *words)
     assert len(list(mine.iterdir())) == 1
+    with (answers / ANSWERS_FILE).open("a") as log:
+        fcntl.flock(log, fcntl.LOCK_EX)
+        assert_error(run(*answer), 2, "--output", "no other run")
+    output_of(run(*answer))
 
 
 @pytest.mark.parametrize("limit", [0, 20])
 def test_a_full_disk_is_named_and_the_next_run_starts_again(
-    head: Path, files: Path, tmp_path: Path, limit: int
+    head: Path, parquet: Path, tmp_path: Path, limit: int
 ) -> None:
     model, answers = open_private(head), tmp_path / "answers"
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     try:
         with pytest.raises(QuietmaxError, match=f"The answers cannot be written to {answers} \\("):
-            answer_files(head, model, files, answers)
+            answer_files(head, model, parquet, answers)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert answer_files(head, model, files, answers).written == FILES
-
-
-def test_another_file_of_the_same_name_size_and_time_is_answered(
-    run: Run, head: Path, files: Path, tmp_path: Path
-) -> None:
-    answers, other = tmp_path / "answers", tmp_path / "other"
-    assert run("predict", "--model", head, "--input", files, "--output", answers)[0] == 0
-    shutil.copytree(files, other)  # with the times of the files
-    out = output_of(run("predict", "--model", head, "--input", other, "--output", answers, "--json"))
-    assert json.loads(out)["skipped"] == 0
-    file = min(other.iterdir())
-    before, content = file.stat(), file.read_bytes()
-    file.write_bytes(content)
-    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
-    done = json.loads(run("predict", "--model", head, "--input", other, "--output", answers, "--json")[1])
-    assert (done["written"], done["skipped"]) == (1, FILES - 1)
-
-
-def test_two_runs_do_not_write_to_one_folder_of_answers(
-    run: Run, head: Path, files: Path, tmp_path: Path
-) -> None:
-    answers = tmp_path / "answers"
-    predict = ("predict", "--model", head, "--input", files, "--output", answers)
-    assert run(*predict)[0] == 0
-    with (answers / ANSWERS_FILE).open("a") as log:
-        fcntl.flock(log, fcntl.LOCK_EX)
-        assert_error(run(*predict), 2, "--output", "no other run")
-    assert run(*predict)[0] == 0
+    assert answer_files(head, model, parquet, answers).written == FILES
 
 
 @pytest.mark.parametrize("kind", ["head", "network"])
 def test_a_model_that_is_paid_per_answer_writes_no_folders(
-    run: Run, people: Path, files: Path, tmp_path: Path, kind: str
+    run: Run, people: Path, originals: Path, tmp_path: Path, kind: str
 ) -> None:
     paid = tmp_path / "paid"
     options = ("--epochs", 1) if kind == "network" else ("--declared-size", 1000, "--queries", 3)
-    assert run("train", kind, people, *DECLARED, *options, "-o", paid)[0] == 0
-    result = run("predict", "--model", paid, "--input", files, "--output", tmp_path / "answers")
+    output_of(run("train", kind, people, *DECLARED, *options, "-o", paid))
+    result = run(*_answer(paid, originals / ".csv", tmp_path / "answers"))
     assert_error(result, 2, "paid per answer", "--output")
     assert not (tmp_path / "answers").exists()
 

@@ -89,60 +89,72 @@ def test_the_report_of_a_network_says_that_it_must_not_be_published(run: Run) ->
     assert {"records", "train_accuracy", "test_accuracy"} <= set(result["not_for_publication"])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "word"),
-    [
-        (["mnits"], 2, "mnist"),
-        (["absent.csv", "--label", "y"], 1, "absent.csv"),
-        (["mnist-5k", "--records", "4000"], 2, "4000"),
-        (["mnist-5k", "--alpha", "-1"], 2, "--alpha"),
-        (["mnist-5k", "--loss", "hinge"], 2, "--loss must be convexified, cross-entropy or quadratic"),
-        (["mnist-5k", "--loss", "quadratic", "--alpha", "1"], 2, "--alpha requires --loss convexified"),
-        (["mnist-5k", "--activation", "step"], 2, "step"),
-        (["mnist-5k", "--label", "y"], 2, "--label"),
-        (["people.csv", "--records", "100"], 2, "--holdout"),
-        (["people.csv", "--records", "100", "--holdout", "0.2"], 2, "only one of them"),
-        (["people.csv", "--bounds", "age"], 2, "column=low:high"),
-        (["people.csv", "--classes", "yes"], 2, "at least two names"),
-        (["people.csv", "--classes", "1"], 2, "at least two names"),
-        (["people.csv", "--categories", "sex"], 2, "column=first,second"),
-        (["mnist-5k", "--epsilon", "1"], 2, "No such option: --epsilon"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_invalid_options_of_a_network_are_one_line(
-    run: Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: list[str],
-    code: int,
-    word: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert_error(run("train", "network", *arguments), code, word)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_undeclared_columns_are_named_with_the_flags_that_declare_them(run: Run, people: Path) -> None:
-    result = run("train", "network", people, "--label", "income", "--classes", "lo,hi")
-    assert_error(result, 2, "age", "--bounds", "--categories")
-
-
-def test_a_schema_that_is_nested_too_deeply_is_an_error(run: Run, people: Path, tmp_path: Path) -> None:
-    for name in ("deep.json", "deep.toml"):
-        schema = tmp_path / name
-        schema.write_text(("a = " if name.endswith("toml") else "") + "[" * 100_000)
-        code, out, err = run("train", "network", people, "--schema", schema)
-        assert (code in (1, 2), out) == (True, "")
-        assert "nested too deeply" in err
-
-
 def test_a_folder_that_cannot_be_written_is_an_error(run: Run, tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("in the way")
     code, out, err = run("train", "network", *SMALL[:3], "--epochs", 0, "--output", blocked / "model")
     assert (code != 0, out, err.count("\n")) == (True, "", 1)
     assert blocked.read_text() == "in the way"
+
+
+TABLE = " ".join(("people.csv", *DECLARED))
+WRONG = [
+    ("network mnits", 2, "mnist"),
+    ("network absent.csv --label y", 1, "absent.csv"),
+    ("network mnist-5k --records 4000", 2, "4000"),
+    ("network mnist-5k --alpha -1", 2, "--alpha must be a positive number"),
+    ("network mnist-5k --loss hinge", 2, "--loss must be convexified, cross-entropy or quadratic"),
+    ("network mnist-5k --loss quadratic --alpha 1", 2, "--alpha requires --loss convexified"),
+    ("network mnist-5k --activation step", 2, "step"),
+    ("network mnist-5k --label y", 2, "--label"),
+    ("network mnist-5k --epsilon 1", 2, "No such option: --epsilon"),
+    ("network people.csv --records 100", 2, "--holdout"),
+    ("network people.csv --records 100 --holdout 0.2", 2, "only one of them"),
+    ("network people.csv --bounds age", 2, "column=low:high, as in age=0:100, got 'age'"),
+    ("network people.csv --bounds age=1:2:3", 2, "column=low:high"),
+    ("network people.csv --classes yes", 2, "at least two names"),
+    ("network people.csv --classes 1", 2, "at least two names"),
+    ("network people.csv --categories sex", 2, "column=first,second"),
+    ("network people.csv --categories =F,M", 2, "column=first,second"),
+    ("network people.csv --label income --classes lo,hi", 2, "--categories"),
+    (f"network {TABLE} --schema deep.toml", 2, "nested too deeply"),
+    (f"network {TABLE} --schema deep.json", 2, "nested too deeply"),
+    ("sgd", 2, "No such command 'sgd'"),
+    (f"head {TABLE} --records 100", 2, "--records applies only to registered data sets"),
+    (f"head {TABLE} --holdout 1.5", 2, "--holdout must be a number of at least 0 and below 1"),
+    (f"head {TABLE} --epsilon -1", 2, "--epsilon must be between"),
+    (f"head {TABLE} --features sift", 2, "--features must be one of auto, identity"),
+    (f"head {TABLE} --method scenic", 2, "--method must be one of gradient, output"),
+    (
+        f"head {TABLE} --queries 5 --method gradient --declared-size 480",
+        2,
+        "--method 'output', got 'gradient'",
+    ),
+    (f"head {TABLE} --queries 5", 2, "requires --declared-size"),
+    (f"head {TABLE} --epochs 5", 2, "No such option: --epochs"),
+    (f"dpsgd {TABLE} --accountant moments", 2, "--accountant must be one of pld, rdp"),
+    (f"dpsgd {TABLE} --analysis published", 2, "with --analysis published, got 'pld'"),
+    (f"dpsgd {TABLE} --analysis hoped", 2, "--analysis must be"),
+    (f"dpsgd {TABLE} --preset mine", 2, "--preset must be one of default, paper"),
+    (f"dpsgd {TABLE} --sampling-rate 2", 2, "--sampling-rate must be above 0"),
+    (f"dpsgd {TABLE} --delta 2", 2, "--delta must be"),
+    (f"dpsgd {TABLE} --queries 5", 2, "No such option: --queries"),
+    (f"dpsgd {TABLE} --ray auto", 2, "No such option: --ray"),
+    (f"teachers {TABLE}", 2, "Missing option '--queries'"),
+    (f"teachers {TABLE} --method output", 2, "No such option: --method"),
+    (f"teachers {TABLE} --queries 1 --resume", 2, "No such option: --resume"),
+]
+
+
+@pytest.mark.parametrize(("words", "code", "message"), WRONG, ids=[words for words, _, _ in WRONG])
+def test_wrong_usage_is_one_line_and_writes_nothing(
+    run: Run, people: Path, monkeypatch: pytest.MonkeyPatch, words: str, code: int, message: str
+) -> None:
+    monkeypatch.chdir(people.parent)
+    Path("deep.json").write_text("[" * 100_000)
+    Path("deep.toml").write_text("a = " + "[" * 100_000)
+    assert_error(run("train", *words.split(), "-o", "model"), code, message)
+    assert not Path("model").exists()
 
 
 # Private models
@@ -212,6 +224,8 @@ def test_the_true_number_of_rows_and_persons_appears_nowhere_if_one_is_declared(
     assert [code for code, _, _ in shown] == [0, 0, 0, 0]
     result = json.loads(shown[0][1])
     assert (result["unit"], result["size"], result["size_from"]) == ("person", 5000, "declared")
+    assert (result["guarantee"]["unit"], result["guarantee"]["status"]) == ("person", "proven")
+    assert "for one person" in " ".join(shown[2][1].replace("│", " ").split())
     assert "5,000 (declared)" in shown[1][1]
     assert not true & _numbers("".join(out + err for _, out, err in shown))
     for file in folder.iterdir():
@@ -301,29 +315,6 @@ def test_everybody_is_trained_on_unless_a_holdout_is_asked_for(
     assert f"quietmax evaluate {tmp_path / 'second'} --data {people}" in out
 
 
-def test_a_table_has_no_records_option_and_a_share_below_one(run: Run, people: Path) -> None:
-    train = ("train", "head", people, *DECLARED, *DECLARED_SIZE)
-    assert_error(
-        run(*train, "--records", 100), 2, "--records applies only to registered data sets", "--holdout"
-    )
-    assert_error(run(*train, "--holdout", 1.5), 2, "--holdout must be a number of at least 0 and below 1")
-
-
-@pytest.mark.parametrize("name", ["head", "teachers", "dpsgd"])
-def test_with_a_person_column_the_guarantee_is_for_persons(
-    run: Run, people: Path, tmp_path: Path, name: str
-) -> None:
-    add_persons(people)
-    queries = ("--queries", 1) if name == "teachers" else ()
-    folder = tmp_path / "model"
-    options = ("--person", "id", "--declared-size", 400, *queries, "-o", folder, "--json")
-    result = json_of(run("train", name, people, *DECLARED, *options))
-    assert (result["unit"], result["size"]) == ("person", 400)
-    assert result["guarantee"]["unit"] == "person"
-    assert result["guarantee"]["status"] == "proven"
-    assert "for one person" in " ".join(run("card", folder)[1].replace("│", " ").split())
-
-
 def test_facts_that_nobody_confirmed_are_an_error_that_names_them_and_the_flag(
     run: Run, people: Path, tmp_path: Path
 ) -> None:
@@ -410,41 +401,6 @@ def test_the_report_of_dpsgd_names_the_accountant_and_the_noise(run: Run, people
     out = output_of(run("train", "dpsgd", people, *DECLARED, *options))
     for word in ("accountant", "nc", "noise multiplier", "conditional"):  # no size was declared
         assert word in out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "word"),
-    [
-        (["sgd"], "No such command 'sgd'"),
-        (["head", "--epsilon", "-1"], "--epsilon must be between"),
-        (["head", "--features", "sift"], "--features must be one of auto, identity"),
-        (["head", "--method", "scenic"], "--method must be one of gradient, output"),
-        (
-            ["head", "--queries", "5", "--method", "gradient", "--declared-size", "480"],
-            "--method 'output', got 'gradient'",
-        ),
-        (["head", "--queries", "5"], "requires --declared-size"),
-        (["dpsgd", "--accountant", "moments"], "--accountant must be one of pld, rdp"),
-        (["dpsgd", "--analysis", "published"], "with --analysis published, got 'pld'"),
-        (["dpsgd", "--analysis", "hoped"], "--analysis must be"),
-        (["dpsgd", "--preset", "mine"], "--preset must be one of default, paper"),
-        (["dpsgd", "--sampling-rate", "2"], "--sampling-rate must be above 0"),
-        (["dpsgd", "--delta", "2"], "--delta must be"),
-        (["teachers"], "Missing option '--queries'"),
-        # Options of other trainings are unknown:
-        (["head", "--epochs", "5"], "No such option: --epochs"),
-        (["teachers", "--method", "output"], "No such option: --method"),
-        (["dpsgd", "--queries", "5"], "No such option: --queries"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_invalid_options_of_private_training_are_one_line(
-    run: Run, people: Path, tmp_path: Path, arguments: list[str], word: str
-) -> None:
-    name, *options = arguments
-    result = run("train", name, people, *DECLARED, *options, "-o", tmp_path / "model")
-    assert_error(result, 2, word)
-    assert not (tmp_path / "model").exists()
 
 
 def test_a_private_model_is_not_attacked_through_another_mechanism(
