@@ -169,6 +169,8 @@ def test_what_may_be_published_depends_on_what_is_released() -> None:
 
     assert published() == "the model folder with its weights, any number of answers"
     assert published(queries=5).startswith("the answers that were charged; not the model folder")
+    charged = dict(make_card(queries=1000, answered=12).rows())["answers"]
+    assert charged == "12 of 1,000 answers charged so far"
     assert published(guarantee=replace(GUARANTEE, status="refuted")).startswith("nothing")
     rows = dict(evaluated(make_card()).rows())
     assert rows["may be published"].endswith(", the figures of the evaluations")
@@ -210,28 +212,25 @@ def test_a_card_for_records_says_what_several_records_mean() -> None:
     assert "not evaluated; run 'quietmax evaluate'" in text
 
 
-def test_a_model_that_is_paid_per_answer_shows_what_was_charged() -> None:
-    rows = dict(make_card(queries=1000, answered=12).rows())
-    assert rows["answers"] == "12 of 1,000 answers charged so far"
-
-
-def paid_per_answer(folder: Path) -> Path:
-    """Save a head that is paid per answer: epsilon 2 for 5 labels."""
+@pytest.fixture
+def paid_per_answer(tmp_path: Path) -> Path:
+    """The folder of a head that is paid per answer: epsilon 2 for 5 labels."""
     features = np.abs(np.random.default_rng(0).normal(size=(300, 3))).astype(np.float32)
-    head = PrivateHead(
-        2.0, None, method="output", release="query", queries=5, classes=(0, 1), declared_size=300
-    ).fit(features, (features[:, 0] > 0.6).astype(int))
-    return save_private(head, folder, dataset="made up")
+    options: dict[str, Any] = {"method": "output", "release": "query", "queries": 5, "classes": (0, 1)}
+    head = PrivateHead(2.0, None, declared_size=300, **options)
+    head.fit(features, (features[:, 0] > 0.6).astype(int))
+    return save_private(head, tmp_path / "model", dataset="made up")
 
 
-def test_a_model_whose_budget_moved_into_a_ledger_states_no_limit_on_all_its_answers(tmp_path: Path) -> None:
-    folder = paid_per_answer(tmp_path / "model")
-    before = read_card(folder)
+def test_a_model_whose_budget_moved_into_a_ledger_states_no_limit_on_all_its_answers(
+    paid_per_answer: Path, tmp_path: Path
+) -> None:
+    before = read_card(paid_per_answer)
     assert "everything released by this model" in before.in_words()[0]
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        (served,) = deploy(ledger, load_models([str(folder)]), budget=Terms(20.0, 1e-5))
+        (served,) = deploy(ledger, load_models([str(paid_per_answer)]), budget=Terms(20.0, 1e-5))
         assert served.account.limit.epsilon == 20.0
-    card = read_card(folder)
+    card = read_card(paid_per_answer)
     assert card.moved
     assert card.to_json()["moved"] is True
     assert card.in_words()[0].startswith("Somebody who sees 5 answers of this model, knows all other records")
@@ -241,15 +240,13 @@ def test_a_model_whose_budget_moved_into_a_ledger_states_no_limit_on_all_its_ans
     assert "everything" not in words(card.to_html())
 
 
-def test_the_card_of_a_pure_guarantee_states_its_epsilon(tmp_path: Path) -> None:
-    card = read_card(paid_per_answer(tmp_path / "model"))
+def test_the_card_of_a_pure_guarantee_states_its_epsilon_and_advises_no_evaluation(
+    paid_per_answer: Path,
+) -> None:
+    card = read_card(paid_per_answer)
     assert (card.epsilon_at_delta, card.delta) == (2.0, 0.0)
     assert dict(card.rows())["in (epsilon, delta)"] == "(2, 0)"
-
-
-def test_a_card_does_not_advise_an_evaluation_that_is_refused(tmp_path: Path) -> None:
-    rows = dict(read_card(paid_per_answer(tmp_path / "model")).rows())
-    assert rows["accuracy"] == "not evaluated; a model that is paid per answer cannot be"
+    assert dict(card.rows())["accuracy"] == "not evaluated; a model that is paid per answer cannot be"
 
 
 def test_of_many_classes_the_lowest_recalls_are_shown() -> None:

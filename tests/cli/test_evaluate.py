@@ -146,11 +146,8 @@ def test_people_who_may_have_other_names_are_an_error(run: Run, people: Path, mo
         assert_error(found, 2, "same type as in training", "int64")
 
 
-def test_an_ordinary_network_is_not_evaluated(run: Run, people: Path, network: Path) -> None:
+def test_what_cannot_be_evaluated_is_an_error(run: Run, people: Path, model: Path, network: Path) -> None:
     assert_error(run("evaluate", network, "--data", people), 2, "not a private one")
-
-
-def test_what_cannot_be_evaluated_is_an_error(run: Run, people: Path, model: Path) -> None:
     assert_error(run("evaluate", model, "--data", "mnist-5k"), 2, "not encoded as the records of the model")
     assert_error(run("evaluate", model, "--data", people.with_name("absent.csv")), 1, "absent.csv")
     anonymous = people.with_name("anonymous.csv")

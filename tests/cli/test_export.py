@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,6 @@ import quietmax.mlflow
 from quietmax.estimators.serialization import open_private
 from quietmax.export.released import TRUSTED
 from tests.cli.conftest import Run, assert_error, json_of, output_of
-from tests.cli.own_table import DECLARED
 
 
 def test_one_command_writes_all_formats_and_they_agree(
@@ -40,14 +38,3 @@ def test_nothing_to_write_and_unwritable_places_are_errors(run: Run, head: Path,
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "file").touch()
     assert_error(run("export", head, "--mlflow", tmp_path / "there"), 2, "already exists")
-
-
-def test_a_model_that_is_paid_per_answer_is_refused_and_nothing_is_written(
-    run: Run, people: Path, tmp_path: Path
-) -> None:
-    folder = tmp_path / "votes"
-    run("train", "teachers", people, *DECLARED, "--queries", 3, "--declared-size", 480, "-o", folder)
-    for option in ("--onnx", "--skops", "--mlflow"):
-        assert_error(run("export", folder, option, tmp_path / "out"), 2, "paid per answer")
-    assert not (tmp_path / "out").exists()
-    assert json.loads(run("card", folder, "--json")[1])["answered"] == 0

@@ -397,7 +397,14 @@ def test_ctrl_c_before_anybody_owns_the_rows_removes_them_too(
     assert list(cache.iterdir()) == []
 
 
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "stop",
+    [
+        signal.SIGTERM,
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_ends_the_program_and_removes_what_it_wrote(
     originals: Path, cache: Path, tmp_path: Path, stop: signal.Signals
 ) -> None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import pytest
 import typer
 from typer.testing import CliRunner, Result
 
@@ -29,28 +30,42 @@ def command(
     print(title, size, loud)
 
 
-def _run(*arguments: str) -> Result:
+@with_groups
+def smaller(*, size: Annotated[Size, "names"]) -> None:
+    """Has a group without one of its fields."""
+    print(size)
+
+
+def _run(function: Any, *arguments: str) -> Result:
     app = typer.Typer()
-    app.command()(command)
+    app.command()(function)
     return CliRunner().invoke(app, list(arguments))
 
 
-def test_the_fields_of_a_group_are_options_of_the_command() -> None:
-    shown = _run("box", "--width", "5", "--name", "a", "--name", "b", "--loud", "--depth", "1")
-    assert shown.output == "box Size(depth=1, width=5, names=['a', 'b']) True\n"
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ("box --width 5 --name a --name b --loud --depth 1", "Size(depth=1, width=5, names=['a', 'b']) True"),
+        ("box --depth 1", "Size(depth=1, width=3, names=None) False"),
+        ("box", None),  # a field without default is required
+        ("box --depth 1 --width 0", None),  # below its limit
+    ],
+)
+def test_the_fields_of_a_group_are_options_of_the_command(words: str, shown: str | None) -> None:
+    done = _run(command, *words.split())
+    assert done.exit_code == (2 if shown is None else 0)
+    assert shown is None or done.output == f"box {shown}\n"
 
 
-def test_options_that_are_not_given_have_the_defaults_of_the_group() -> None:
-    assert _run("box", "--depth", "1").output == "box Size(depth=1, width=3, names=None) False\n"
+def test_a_field_that_the_command_does_not_have_keeps_its_default() -> None:
+    assert _run(smaller, "--depth", "1").output == "Size(depth=1, width=3, names=None)\n"
+    assert _run(smaller, "--depth", "1", "--name", "a").exit_code == 2
 
 
-def test_a_field_without_default_is_a_required_option() -> None:
-    assert _run("box").exit_code == 2
-
-
-def test_limits_of_a_field_are_checked_and_the_help_is_the_command_s_own() -> None:
-    assert _run("box", "--depth", "1", "--width", "0").exit_code == 2
-    assert "Shows what it was given." in _run("--help").output
+def test_the_help_is_that_of_the_command_and_of_the_fields() -> None:
+    shown = _run(command, "--help").output
+    assert "Shows what it was given." in shown
+    assert "Width of the box." in shown
 
 
 def test_arguments_are_the_options_that_were_given() -> None:

@@ -12,7 +12,6 @@ from quietmax.server.deployment import deploy
 from quietmax.server.repository import load_models
 from tests.cli.conftest import Run, assert_error, json_of, output_of
 from tests.cli.own_table import DECLARED
-from tests.cli.test_card import change_description
 
 
 def test_an_ordinary_network_answers_with_the_names_of_its_classes(
@@ -101,13 +100,6 @@ def test_teachers_answer_until_the_budget_is_spent_or_moves_to_a_ledger(
     result = run("predict", "--model", folder, "--input", queries)
     assert_error(result, 1, "moved to the ledger", "ask the service")
     assert "left" not in result[2], "a budget that moved is not called spent"
-
-
-def test_a_model_folder_that_was_changed_by_hand_is_an_error(
-    run: Run, head: Path, queries: Path, tmp_path: Path
-) -> None:
-    changed = change_description(head, tmp_path / "bad", features=None)
-    assert_error(run("predict", "--model", changed, "--input", queries), 1, "damaged")
 
 
 def test_answers_are_printed_whatever_the_names_of_the_classes(run: Run, tmp_path: Path) -> None:

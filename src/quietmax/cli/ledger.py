@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from quietmax._io import atomic_write
-from quietmax.cli._options import Json
+from quietmax.cli._options import Json, with_groups
 from quietmax.cli._output import amount, console, print_json, print_table
 from quietmax.errors import InvalidInput, QuietmaxError, counted
 
@@ -33,7 +33,7 @@ Address = Annotated[
     ),
 ]
 AccountName = Annotated[str, typer.Argument(help="Name of the account.")]
-Because = Annotated[str, typer.Option(help="Reason, at least three words; the audit log keeps it.")]
+Because = Annotated[str, "Reason, at least three words; the audit log keeps it."]
 _MAX_FAULTS = 5
 
 
@@ -53,6 +53,7 @@ def _open(address: str | None, *, create: bool = False, accept_loss: str | None 
 
 
 @app.command("status")
+@with_groups
 def _status(address: Address = None, as_json: Json = False) -> None:
     """Show every account: budget, spent, remaining and clients; and the last row of its audit log, to write down.
 
@@ -93,15 +94,16 @@ def _account_json(ledger: Ledger, account: AccountState) -> dict[str, Any]:
 
 
 @app.command("grant")
+@with_groups
 def _grant(
     account: AccountName,
     because: Because,
-    epsilon: Annotated[float | None, typer.Option(help="Epsilon of the new budget.")] = None,
-    delta: Annotated[float | None, typer.Option(help="Delta of the new budget. Default: unchanged.")] = None,
-    client: Annotated[str | None, typer.Option(help="Set the quota of this client instead.")] = None,
+    epsilon: Annotated[float | None, "Epsilon of the new budget."] = None,
+    delta: Annotated[float | None, "Delta of the new budget. Default: unchanged."] = None,
+    client: Annotated[str | None, "Set the quota of this client instead."] = None,
     share: Annotated[
         float | None,
-        typer.Option(help="Quota of the client as a fraction of the budget, 0 to 1. Default: no quota."),
+        "Quota of the client as a fraction of the budget, 0 to 1. Default: no quota.",
     ] = None,
     address: Address = None,
     as_json: Json = False,
@@ -133,10 +135,11 @@ def _grant(
 
 
 @app.command("revoke")
+@with_groups
 def _revoke(
     account: AccountName,
     because: Because,
-    client: Annotated[str | None, typer.Option(help="Revoke the quota of this client only.")] = None,
+    client: Annotated[str | None, "Revoke the quota of this client only."] = None,
     address: Address = None,
     as_json: Json = False,
 ) -> None:
@@ -206,8 +209,9 @@ def _percent(part: int, whole: int) -> str:
 
 
 @app.command("export")
+@with_groups
 def _export(
-    account: Annotated[str | None, typer.Option(help="Export this account only.")] = None,
+    account: Annotated[str | None, "Export this account only."] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File to write. Default: standard output.")
     ] = None,
@@ -242,12 +246,11 @@ def _write_entries(stream: TextIO, entries: Iterable[dict[str, Any]], as_json: b
 
 
 @app.command("verify")
+@with_groups
 def _verify(
     anchor: Annotated[
         list[str] | None,
-        typer.Option(
-            help="A row written down earlier, ACCOUNT:ROW:HASH, that must still be in the audit log. Can be repeated."
-        ),
+        "A row written down earlier, ACCOUNT:ROW:HASH, that must still be in the audit log. Can be repeated.",
     ] = None,
     address: Address = None,
     as_json: Json = False,
@@ -284,6 +287,7 @@ def _parse_anchor(text: str) -> tuple[str, tuple[int, str]]:
 
 
 @app.command("accept-loss")
+@with_groups
 def _accept_loss(because: Because, address: Address = None, as_json: Json = False) -> None:
     """Go on with a ledger that has lost charges. What is known to be lost is charged to the client "lost".
 
@@ -310,10 +314,9 @@ def _accept_loss(because: Because, address: Address = None, as_json: Json = Fals
 
 
 @app.command("prune")
+@with_groups
 def _prune(
-    days: Annotated[
-        float, typer.Option(help="Keep what was stored in the last so many days; at least 1/24 (an hour).")
-    ],
+    days: Annotated[float, "Keep what was stored in the last so many days; at least 1/24 (an hour)."],
     address: Address = None,
     as_json: Json = False,
 ) -> None:
@@ -335,12 +338,11 @@ def _prune(
 
 
 @key_app.command("create")
+@with_groups
 def _create_key(
     client: Annotated[str, typer.Argument(help="Name of the client that will use the key.")],
-    role: Annotated[
-        str, typer.Option(help="client, or admin, who also sees the spending of all clients.")
-    ] = "client",
-    days: Annotated[float | None, typer.Option(help="Days until the key expires. Default: never.")] = None,
+    role: Annotated[str, "client, or admin, who also sees the spending of all clients."] = "client",
+    days: Annotated[float | None, "Days until the key expires. Default: never."] = None,
     address: Address = None,
     as_json: Json = False,
 ) -> None:
@@ -358,6 +360,7 @@ def _create_key(
 
 
 @key_app.command("list")
+@with_groups
 def _list_keys(address: Address = None, as_json: Json = False) -> None:
     """List all API keys, without their secrets.
 
@@ -376,6 +379,7 @@ def _list_keys(address: Address = None, as_json: Json = False) -> None:
 
 
 @key_app.command("revoke")
+@with_groups
 def _revoke_key(
     key_id: Annotated[
         str, typer.Argument(metavar="ID", help="Id of the key, as 'quietmax ledger key list' prints it.")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quietmax.cli._options import Json
+from quietmax.cli._options import Json, with_groups
 from quietmax.cli._output import console, print_json, print_table
 from quietmax.errors import DataUnavailable, InvalidData, InvalidInput, counted
 
@@ -22,17 +22,18 @@ Table = Annotated[Path, typer.Argument(metavar="TABLE", help="A CSV, TSV or Parq
 
 
 @app.command("draft")
+@with_groups
 def _draft(
     table: Table,
-    label: Annotated[str | None, typer.Option(help="Column to predict. Default: proposed.")] = None,
+    label: Annotated[str | None, "Column to predict. Default: proposed."] = None,
     person: Annotated[
         str | None,
-        typer.Option(help="Column that tells people apart. Default: proposed if one looks like it."),
+        "Column that tells people apart. Default: proposed if one looks like it.",
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File for the draft. Default: the standard output.")
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
+    overwrite: Annotated[bool, "Replace an existing file."] = False,
     as_json: Json = False,
 ) -> None:
     """Propose a schema for a table, for its owner to check and confirm.
@@ -65,11 +66,12 @@ def _draft(
 
 
 @app.command("check")
+@with_groups
 def _check(
     table: Table,
     schema: Annotated[
         Path | None,
-        typer.Option(help="TOML or JSON file. Default: the .toml file of the same name beside the table."),
+        "TOML or JSON file. Default: the .toml file of the same name beside the table.",
     ] = None,
     as_json: Json = False,
 ) -> None:

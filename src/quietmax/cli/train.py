@@ -60,7 +60,7 @@ class NetworkOptions:
     activation: Annotated[str | None, "tanh, sigmoid or relu. Default: tanh."] = None
     learning_rate: Annotated[float | None, "Learning rate of Adam. Default: 0.001."] = None
     batch_size: Annotated[int | None, "Records per step. Default: 100."] = None
-    epochs: Annotated[int | None, "Passes over the training records. Default: 100.", {"min": 0}] = None
+    epochs: Annotated[int | None, "Passes over the training records. Default: 100."] = None
     l2: Annotated[float | None, "L2 penalty on the kernels. Default: 0.001."] = None
 
 
@@ -71,9 +71,7 @@ class PrivacyOptions:
     epsilon: Annotated[float | None, "Epsilon of the whole training or of all answers. Default: 1.0."] = None
     delta: Annotated[float | None, "Delta of the whole training or of all answers. Default: 1e-05."] = None
     declared_size: Annotated[
-        int | None,
-        "Public number of persons (without --person: of rows) in the training; need not be exact.",
-        {"min": 1},
+        int | None, "Public number of persons (without --person: of rows) in the training; need not be exact."
     ] = None
     features: Annotated[
         str | None,
@@ -91,9 +89,7 @@ class HeadOptions(PrivacyOptions):
         "gradient (noisy gradient steps) or output (noise on the minimiser). Default: gradient; output with --queries.",
     ] = None
     queries: Annotated[
-        int | None,
-        "Release this many labels instead of the weights. Default: release the weights.",
-        {"min": 1},
+        int | None, "Release this many labels instead of the weights. Default: release the weights."
     ] = None
 
 
@@ -101,10 +97,8 @@ class HeadOptions(PrivacyOptions):
 class TeachersOptions(PrivacyOptions):
     """Arguments of `quietmax.Teachers`."""
 
-    queries: Annotated[int, "Number of answers the budget is for.", {"min": 1}]
-    teachers: Annotated[int | None, "Number of teachers. Default: computed from the budget.", {"min": 1}] = (
-        None
-    )
+    queries: Annotated[int, "Number of answers the budget is for."]
+    teachers: Annotated[int | None, "Number of teachers. Default: computed from the budget."] = None
 
 
 @dataclass(frozen=True)
@@ -130,7 +124,7 @@ class DPSGDOptions(PrivacyOptions):
         list[int] | None, "Width of a hidden layer. Repeatable, one per layer. Default: the preset's."
     ] = None
     sampling_rate: Annotated[float | None, "Poisson sampling rate. Default: the preset's."] = None
-    steps: Annotated[int | None, "Number of steps. Default: the preset's.", {"min": 1}] = None
+    steps: Annotated[int | None, "Number of steps. Default: the preset's."] = None
     max_grad_norm: Annotated[float | None, "Per-example gradient clipping norm. Default: the preset's."] = (
         None
     )
