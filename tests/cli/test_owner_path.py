@@ -203,7 +203,7 @@ def test_a_messy_file_becomes_a_served_model_in_five_commands(run: Run, folder: 
     assert answer["parameters"]["paid_at_training"]
 
 
-def test_a_column_of_free_text_goes_all_the_way_from_the_draft_to_answers(run: Run, folder: Path) -> None:
+def test_a_column_of_free_text_goes_all_the_way_from_the_draft_to_the_service(run: Run, folder: Path) -> None:
     said = {
         "yes": "paid everything on time, a friendly customer",
         "no": "refused to pay, the lawyer was informed",
@@ -244,3 +244,10 @@ def test_a_column_of_free_text_goes_all_the_way_from_the_draft_to_answers(run: R
     predict = ("predict", "--model", "repaid", "--input", "new.csv", "--json")
     # Over many fits the logits of these two texts were 7 and 4 standard deviations away from 0.
     assert json.loads(printed(*predict))["labels"][:2] == ["no", "yes"]
+
+    with _serving("repaid=repaid", "--anonymous") as url:
+        columns = {"note": ("BYTES", [note for note, _ in new]), "age": ("BYTES", [age for _, age in new])}
+        answer = _ask(url, "repaid", **columns)
+    outputs = {output["name"]: output for output in answer["outputs"]}
+    assert outputs["label"]["data"][:2] == ["no", "yes"]
+    assert answer["parameters"]["guarantee_status"] == "proven"
