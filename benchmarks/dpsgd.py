@@ -24,8 +24,7 @@ from opacus import PrivacyEngine
 from torch.utils.data import DataLoader, TensorDataset
 
 from quietmax.accounting.dpsgd import PUBLISHED_ACCOUNTANTS
-from quietmax.estimators.dpsgd.config import PrivateSettings, make_plan
-from quietmax.estimators.dpsgd.training import train_private_stack
+from quietmax.estimators.dpsgd.training import PrivateSettings, make_plan, train_private_stack
 from quietmax.experiments.paper import EPSILONS
 from ratios import report
 

@@ -47,7 +47,7 @@ import quietmax.data
 from peers import peer_python
 from quietmax.data import Records, Schema
 from quietmax.estimators.head.estimator import PrivateHead
-from quietmax.estimators.head.training import default_features
+from quietmax.estimators.head.weights import default_features
 from ratios import report
 
 RECORDS = {"mnist": 10_000, "adult": 10_000, "location": 1_200, "cifar-10": 10_000, "mnist-5k": 500}

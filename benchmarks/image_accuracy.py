@@ -43,7 +43,7 @@ from sklearn.linear_model import LogisticRegression
 
 from quietmax import DPSGD, DPSGDSettings, PrivateHead
 from quietmax.data import Records, load_records
-from quietmax.estimators.head.training import default_features
+from quietmax.estimators.head.weights import default_features
 from quietmax.models.features import FeatureMap
 from quietmax.models.features.generic import describe_map
 from unseen_images import load_images

@@ -22,7 +22,7 @@ from quietmax.estimators import Teachers
 from quietmax.estimators.blocks import Table
 from quietmax.estimators.head.exact_sums import gradient_sum
 from quietmax.estimators.head.solver import MeanCrossEntropy, Objective, Tilted, minimise
-from quietmax.estimators.head.training import (
+from quietmax.estimators.head.weights import (
     TILTED_TOLERANCE,
     centred,
     clipped_features,

@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from quietmax.errors import BudgetExhausted as BudgetExhausted
     from quietmax.errors import QuietmaxError as QuietmaxError
     from quietmax.estimators.blocks import LocalEngine as LocalEngine
-    from quietmax.estimators.dpsgd.config import DPSGDSettings as DPSGDSettings
     from quietmax.estimators.dpsgd.estimator import DPSGD as DPSGD
+    from quietmax.estimators.dpsgd.training import DPSGDSettings as DPSGDSettings
     from quietmax.estimators.evaluation import Evaluation as Evaluation
     from quietmax.estimators.head.estimator import PrivateHead as PrivateHead
-    from quietmax.estimators.head.training import HeadSettings as HeadSettings
+    from quietmax.estimators.head.weights import HeadSettings as HeadSettings
     from quietmax.estimators.teachers import Teachers as Teachers
     from quietmax.mechanisms.algorithm1 import Algorithm1 as Algorithm1
     from quietmax.mechanisms.base import Answerer as Answerer
@@ -74,11 +74,11 @@ _NAMES = {
     "data.schema": "Schema",
     "errors": "BudgetExhausted QuietmaxError",
     "estimators.blocks": "LocalEngine",
-    "estimators.dpsgd.config": "DPSGDSettings",
+    "estimators.dpsgd.training": "DPSGDSettings",
     "estimators.dpsgd.estimator": "DPSGD",
     "estimators.evaluation": "Evaluation",
     "estimators.head.estimator": "PrivateHead",
-    "estimators.head.training": "HeadSettings",
+    "estimators.head.weights": "HeadSettings",
     "estimators.teachers": "Teachers",
     "mechanisms.algorithm1": "Algorithm1",
     "mechanisms.base": "Answerer GaussianScores NoisyMax SampledNeuron",

@@ -126,8 +126,8 @@ ALLOWED = (
     Allowed(
         "training",
         (
-            "quietmax.estimators.head.training.HeadSettings",
-            "quietmax.estimators.dpsgd.config.DPSGDSettings",
+            "quietmax.estimators.head.weights.HeadSettings",
+            "quietmax.estimators.dpsgd.training.DPSGDSettings",
         ),
         "hold public numbers and names, each of which is checked",
         _FOREIGN,

@@ -17,10 +17,10 @@ from quietmax.audit import AuditReport, audit_training, distinguish
 from quietmax.audit.training import label_score, mislabelled, network_draws, private_network_draws
 from quietmax.data import Records, load
 from quietmax.errors import InvalidInput
-from quietmax.estimators.dpsgd.config import DPSGDSettings, Plan, make_plan
 from quietmax.estimators.dpsgd.estimator import DPSGD, network_guarantee
+from quietmax.estimators.dpsgd.training import DPSGDSettings, Plan, make_plan
 from quietmax.estimators.head.estimator import PrivateHead
-from quietmax.estimators.head.training import HeadSettings
+from quietmax.estimators.head.weights import HeadSettings
 from quietmax.estimators.teachers import Teachers
 from quietmax.models import CrossEntropy, TrainingSettings
 from quietmax.models.features import UnitNorm

@@ -146,7 +146,7 @@ def test_one_run_does_not_refute_private_training(estimator: str) -> None:
 
 
 def test_repeated_training_refutes_dpsgd_only_without_its_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = import_module("quietmax.estimators.dpsgd.config")
+    config = import_module("quietmax.estimators.dpsgd.training")
     monkeypatch.setattr(config, "make_plan", partial(config.make_plan, steps=10))
     options: tuple[object, ...] = ("training", "mnist-5k", "--estimator", "dpsgd", "--method", "repeated")
     options += ("--records", 40, "--times", 64, "--epsilon", 4, "--no-self-test")

@@ -13,8 +13,8 @@ from quietmax.cli import train as commands
 from quietmax.cli._output import errors
 from quietmax.data.records import Records
 from quietmax.data.registry import load
-from quietmax.estimators.dpsgd.config import DPSGDSettings
 from quietmax.estimators.dpsgd.estimator import DPSGD
+from quietmax.estimators.dpsgd.training import DPSGDSettings
 from quietmax.estimators.head import estimator as head_module
 from quietmax.estimators.head.estimator import PrivateHead
 from quietmax.estimators.serialization import open_private

@@ -139,11 +139,11 @@ def test_rows_in_memory_are_not_copied_and_not_changed() -> None:
     before = table.rows.copy()
     with Blocks(3) as stored:
         stored.extend([table])
-        assert np.shares_memory(stored._blocks[0].load().rows, table.rows)
+        assert np.shares_memory(stored._blocks[0]._load().rows, table.rows)
     np.testing.assert_array_equal(table.rows, before)
 
 
-@pytest.mark.parametrize("at_once", [10, 100, 10**6])
+@pytest.mark.parametrize("at_once", [90, 10**6])
 def test_persons_are_counted_over_all_blocks(
     monkeypatch: pytest.MonkeyPatch, engine: LocalEngine, at_once: int
 ) -> None:
@@ -157,9 +157,9 @@ def test_persons_are_counted_over_all_blocks(
         stored.count_persons()
         assert stored.repeated
         assert stored.units == len(set(owner.tolist()))
-        repeats = np.concatenate([block.load().repeats for block in stored._blocks])
-        rows = np.concatenate([block.load().rows for block in stored._blocks])
-        assert all(block.load().persons is None for block in stored._blocks)
+        repeats = np.concatenate([block._load().repeats for block in stored._blocks])
+        rows = np.concatenate([block._load().rows for block in stored._blocks])
+        assert all(block._load().persons is None for block in stored._blocks)
     np.testing.assert_array_equal(repeats, np.bincount(owner)[owner])
     np.testing.assert_array_equal(rows, table_of(1000).rows)
 
@@ -183,7 +183,7 @@ def test_digests_that_end_in_zeros_stay_different(monkeypatch: pytest.MonkeyPatc
         stored.extend([replace(table_of(4), persons=digests)])
         stored.count_persons()
         assert stored.units == 3
-        assert stored._blocks[0].load().repeats.tolist() == [2, 1, 1, 2]
+        assert stored._blocks[0]._load().repeats.tolist() == [2, 1, 1, 2]
 
 
 @pytest.mark.parametrize("limit", [-1, "4G", 1.5])
@@ -192,15 +192,8 @@ def test_a_limit_that_is_no_number_of_bytes_is_an_error(limit: object) -> None:
         LocalEngine(max_memory=limit)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
-        (OSError("4096 requested and 12 written"), "the disk may be full"),  # what numpy raises
-    ],
-)
 def test_a_folder_that_cannot_be_used_is_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError, reason: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with (
         pytest.raises(DataUnavailable, match=r"No temporary folder can be made in .*absent"),
@@ -209,11 +202,11 @@ def test_a_folder_that_cannot_be_used_is_one_sentence(
         stored.extend([table_of(3)])
 
     def full(*_: object, **__: object) -> None:
-        raise error
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(np, "save", full)
+    monkeypatch.setattr(blocks, "open", full, raising=False)
     with (
-        pytest.raises(DataUnavailable, match=rf": {reason}\. `cache_dir` can name"),
+        pytest.raises(DataUnavailable, match=r": No space left on device\. `cache_dir`"),
         Blocks(3, LocalEngine(0, tmp_path)) as stored,
     ):
         stored.extend([table_of(3)])

@@ -33,7 +33,7 @@ from quietmax.data.schema import Schema
 from quietmax.data.tables import encode_table
 from quietmax.errors import InvalidInput
 from quietmax.estimators import DPSGD, HeadSettings, PrivateHead, Teachers, save_private
-from quietmax.estimators.training_set import Persons, data_conditions, queries, training_rows
+from quietmax.estimators.training_set import Persons, data_conditions, names_of, queries, training_rows
 from tests.estimators.made import made
 from tests.estimators.whole_set import TrainingSet, training_set
 
@@ -128,7 +128,7 @@ def test_groups_make_the_person_the_unit() -> None:
     ],
 )
 def test_a_person_has_the_same_name_whatever_holds_the_groups(groups: Any) -> None:
-    assert Persons.of(groups).names.tolist() == ["1", "2", "1"][: len(groups)]
+    assert names_of(groups).tolist() == ["1", "2", "1"][: len(groups)]
 
 
 @given(
@@ -150,18 +150,19 @@ def test_a_person_has_the_same_name_whatever_holds_the_groups(groups: Any) -> No
     st.data(),
 )
 def test_a_persons_name_and_number_of_rows_depend_on_no_other_person(groups: list[Any], data: Any) -> None:
-    everyone = Persons.of(groups)
-    names = everyone.names.tolist()
+    everyone = names_of(groups)
+    persons, names = Persons.of(everyone), everyone.tolist()
     removed = data.draw(st.sampled_from(names))
     kept = [row for row, name in enumerate(names) if name != removed]
     order = data.draw(st.permutations(kept))
-    others = Persons.of([groups[row] for row in order])
-    assert others.names.tolist() == [names[row] for row in order]
-    assert others.rows.tolist() == everyone.rows[order].tolist()
-    assert others.count == everyone.count - 1
+    found = names_of([groups[row] for row in order])
+    others = Persons.of(found)
+    assert found.tolist() == [names[row] for row in order]
+    assert others.rows.tolist() == persons.rows[order].tolist()
+    assert others.count == persons.count - 1
     # Exact grouping: two rows have the same number if and only if they have the same name.
-    same = everyone.codes[:, None] == everyone.codes
-    assert (same == (everyone.names[:, None] == everyone.names)).all()
+    same = persons.codes[:, None] == persons.codes
+    assert (same == (everyone[:, None] == everyone)).all()
 
 
 BIRTHS = [dt.datetime(1980, 1, day, 0, 0, 0, 500_000) for day in range(1, 13)]
@@ -172,9 +173,9 @@ BIRTHS = [dt.datetime(1980, 1, day, 0, 0, 0, 500_000) for day in range(1, 13)]
 )
 @pytest.mark.parametrize("births", [BIRTHS, [birth - BIRTHS[0] for birth in BIRTHS]], ids=["dates", "spans"])
 def test_a_stranger_with_an_id_of_another_type_renames_nobody(births: list[Any], stranger: Any) -> None:
-    names = Persons.of(births).names.tolist()
+    names = names_of(births).tolist()
     if stranger is not None:
-        assert Persons.of([*births, stranger]).names[:-1].tolist() == names
+        assert names_of([*births, stranger])[:-1].tolist() == names
     # Labels that come beside a frame are read by the same rule.
     schema = replace(SCHEMA, classes=(*names, "x"))
     frame = pd.DataFrame({"age": [50] * 13, "region": ["north"] * 13})
@@ -184,9 +185,9 @@ def test_a_stranger_with_an_id_of_another_type_renames_nobody(births: list[Any],
 
 @pytest.mark.parametrize("made", [pd.Series, pd.Index, polars.Series, pyarrow.array, np.array])
 def test_a_type_that_the_container_declares_is_kept(made: Any) -> None:
-    names = Persons.of(made(BIRTHS)).names.tolist()
-    assert names == Persons.of(made(BIRTHS[:1])).names.tolist() + Persons.of(made(BIRTHS[1:])).names.tolist()
-    assert names == Persons.of(BIRTHS).names.tolist()
+    names = names_of(made(BIRTHS)).tolist()
+    assert names == names_of(made(BIRTHS[:1])).tolist() + names_of(made(BIRTHS[1:])).tolist()
+    assert names == names_of(BIRTHS).tolist()
     assert len(set(names)) == 12
 
 
@@ -262,9 +263,8 @@ def test_labels_and_persons_may_come_beside_the_frame() -> None:
     same = seen(PEOPLE, schema=PERSONAL)
     np.testing.assert_array_equal(found.records, same.records)
     np.testing.assert_array_equal(found.labels, same.labels)
-    assert found.persons is not None
-    assert same.persons is not None
-    np.testing.assert_array_equal(found.persons.names, same.persons.names)
+    assert found.names is not None
+    np.testing.assert_array_equal(found.names, same.names)
 
 
 def test_records_are_taken_as_they_are() -> None:

@@ -18,11 +18,15 @@ class TrainingSet:
 
     records: NDArray[np.float32]
     labels: NDArray[np.int64]
-    persons: Persons | None
+    names: NDArray[np.object_] | None
     rows: TrainingRows
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.rows, name)
+
+    @property
+    def persons(self) -> Persons | None:
+        return None if self.names is None else Persons.of(self.names)
 
     @property
     def unit(self) -> Unit:
@@ -47,12 +51,12 @@ def training_set(estimator: Any, X: Any, y: Any, groups: Any) -> TrainingSet:
     """Read everything that an estimator is trained on."""
     rows = training_rows(estimator, X, y, groups)
     pieces = list(rows.pieces)
-    persons = None
+    names = None
     if rows.unit == "person":
-        persons = Persons(np.concatenate([piece.persons for piece in pieces if piece.persons is not None]))
+        names = np.concatenate([piece.persons for piece in pieces if piece.persons is not None])
     return TrainingSet(
         np.concatenate([piece.records for piece in pieces]),
         np.concatenate([piece.labels for piece in pieces]),
-        persons,
+        names,
         rows,
     )

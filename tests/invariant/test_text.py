@@ -15,7 +15,7 @@ from quietmax.data import Encoding, Schema
 from quietmax.data.encoding import NumericColumn, TextColumn
 from quietmax.data.text import embed
 from quietmax.estimators import PrivateHead, open_private, save_private
-from quietmax.estimators.head.training import clipped_features
+from quietmax.estimators.head.estimator import clipped_features
 from quietmax.estimators.serialization import PrivateModel
 from quietmax.models.features.base import bits
 from quietmax.models.features.tabular import table_features

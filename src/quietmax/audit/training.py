@@ -59,11 +59,10 @@ from quietmax.audit.bounds import (
 from quietmax.audit.distinguishing import Draw, distinguish, released_again
 from quietmax.data.records import Records
 from quietmax.errors import InvalidInput
-from quietmax.estimators.dpsgd.config import DPSGDSettings, PrivateSettings, make_plan
 from quietmax.estimators.dpsgd.estimator import DPSGD, network_guarantee
-from quietmax.estimators.dpsgd.training import train_private_stack
+from quietmax.estimators.dpsgd.training import DPSGDSettings, PrivateSettings, make_plan, train_private_stack
 from quietmax.estimators.head.estimator import PrivateHead
-from quietmax.estimators.head.training import GradientPlan, HeadSettings
+from quietmax.estimators.head.weights import GradientPlan, HeadSettings
 from quietmax.estimators.teachers import Teachers, shard_of
 from quietmax.estimators.training_set import Persons
 from quietmax.mechanisms.algorithm1 import Algorithm1
@@ -415,7 +414,7 @@ def private_network_draws(
     function of both. Many networks are trained at once, each from its own seed.
     """
     everyone = _joined_with_one(records, canary)
-    persons = None if everyone.persons is None else Persons(everyone.persons)
+    persons = None if everyone.persons is None else Persons.of(everyone.persons)
     widths = (everyone.features.shape[1], *settings.hidden, records.classes)
 
     def train(rows: Rows, seeds: list[int]) -> Floats:

@@ -443,8 +443,8 @@ class _TrainingAudit:
     def _dpsgd_draws(self, noise_share: float) -> tuple[Draw, Draw, Guarantee]:
         """Margins of networks trained by DP-SGD without centring."""
         from quietmax.audit.training import private_network_draws
-        from quietmax.estimators.dpsgd.config import default_length, make_plan
         from quietmax.estimators.dpsgd.estimator import network_guarantee
+        from quietmax.estimators.dpsgd.training import default_length, make_plan
 
         train = self.split.train
         size, length = int(train.units.max()) + 1, default_length(train.features.shape[1])

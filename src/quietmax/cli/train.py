@@ -363,8 +363,8 @@ def _dpsgd(
 
     Example: quietmax train dpsgd mnist-5k --declared-size 2000 -o dpsgd
     """
-    from quietmax.estimators.dpsgd.config import DPSGDSettings
     from quietmax.estimators.dpsgd.estimator import DPSGD
+    from quietmax.estimators.dpsgd.training import DPSGDSettings
 
     arguments = arguments_of(privacy)
     own = {field.name for field in fields(DPSGDSettings)} & arguments.keys()

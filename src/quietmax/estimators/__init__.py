@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 from quietmax._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from quietmax.estimators.dpsgd.config import DPSGDSettings
     from quietmax.estimators.dpsgd.estimator import DPSGD
+    from quietmax.estimators.dpsgd.training import DPSGDSettings
     from quietmax.estimators.evaluation import Evaluation
     from quietmax.estimators.head.estimator import PrivateHead
-    from quietmax.estimators.head.training import HeadSettings
+    from quietmax.estimators.head.weights import HeadSettings
     from quietmax.estimators.serialization import PrivateModel, open_private, save_private
     from quietmax.estimators.teachers import Teachers
 else:
@@ -17,9 +17,9 @@ else:
         __name__,
         {
             "DPSGD": "dpsgd.estimator",
-            "DPSGDSettings": "dpsgd.config",
+            "DPSGDSettings": "dpsgd.training",
             "Evaluation": "evaluation",
-            "HeadSettings": "head.training",
+            "HeadSettings": "head.weights",
             "PrivateHead": "head.estimator",
             "PrivateModel": "serialization",
             "Teachers": "teachers",

@@ -7,7 +7,10 @@ training, reads the training set (`training_set.training_rows`) and lets the est
 from __future__ import annotations
 
 import re
+import secrets
 from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from textwrap import indent
 from typing import Any, Self, TypeVar
 
@@ -17,11 +20,23 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.metaestimators import available_if
 
+from quietmax._ray import RayEngine
 from quietmax.accounting.guarantee import Guarantee
-from quietmax.estimators.blocks import Floats
+from quietmax.errors import InvalidData, InvalidInput
+from quietmax.estimators.blocks import (
+    FILES_IN_MEMORY,
+    Blocks,
+    Floats,
+    LocalEngine,
+    Table,
+    person_digests,
+)
 from quietmax.estimators.evaluate import evaluate, open_evaluations
 from quietmax.estimators.evaluation import Evaluation
+from quietmax.estimators.ray_blocks import RayBlocks
 from quietmax.estimators.training_set import (
+    NOBODY,
+    Piece,
     TrainingRows,
     checked_size,
     named_features,
@@ -29,6 +44,7 @@ from quietmax.estimators.training_set import (
     training_rows,
     with_holdout,
 )
+from quietmax.models.features.base import FeatureMap
 
 _SHARED = {
     "shared_parameters": """\
@@ -84,6 +100,9 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     random_state: Any
     classes_: NDArray[Any]
     _dtypes: tuple[Any, ...] = (np.float32,)
+    _reads_sources = (
+        False  # Whether files are read by whoever keeps the rows, so that `resume` and Ray can do so
+    )
 
     @np.errstate(all="ignore")  # what the caller has set must not make some records an error
     def fit(self, X: Any, y: ArrayLike | None = None, *, groups: ArrayLike | None = None) -> Self:
@@ -244,6 +263,63 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if self.feature_map_ is None:
             return records
         return np.ascontiguousarray(self.feature_map_.transform(records), dtype=np.float32)
+
+    def _read(
+        self,
+        data: TrainingRows,
+        engine: LocalEngine | RayEngine,
+        passes: float = 0,
+        digests: Callable[[Piece], NDArray[np.bytes_]] | None = None,
+    ) -> Blocks:
+        """Read and encode all rows. Whatever is wrong with them is found here, before any noise is drawn.
+
+        `digests` returns what is kept of the person of each row; by default a keyed digest, and nothing for records.
+        """
+        classes, key = len(data.classes), secrets.token_bytes(16)
+
+        def tables() -> Iterator[Table]:
+            for piece in data.pieces:
+                persons = None if piece.persons is None else person_digests(piece.persons, key)
+                yield Table(
+                    piece.records, piece.labels, classes, persons=digests(piece) if digests else persons
+                )
+
+        if isinstance(engine, RayEngine):
+            blocks: Blocks = RayBlocks(classes, engine)
+        else:
+            blocks = Blocks(classes, engine, None if data.in_memory else FILES_IN_MEMORY)
+        if data.count and passes:
+            blocks.expect(passes, data.count)
+        try:
+            blocks.reserve(data.count, data.columns)
+            if data.source is not None and self._reads_sources:
+                blocks.read(data.source, key)
+            else:
+                blocks.extend(tables())
+            if not len(blocks):
+                raise InvalidData(NOBODY)
+        except BaseException:
+            blocks.close()
+            raise
+        return blocks
+
+    def _map_rows(
+        self, blocks: Blocks, *, finite: bool, then: Callable[[Table], Table] = lambda block: block
+    ) -> None:
+        """Replace all rows by their features, in blocks of suitable size; `then` changes each of these."""
+        feature_map = self.feature_map_
+        known = isinstance(feature_map, FeatureMap)
+
+        def mapped(block: Table) -> Iterable[Table]:
+            for piece in block.in_blocks(feature_map.dimension(block.features) if known else block.features):
+                table = replace(piece, rows=self._mapped(piece.rows))
+                if finite and not np.isfinite(table.rows).all():
+                    raise InvalidInput("Features must be finite, but a record holds NaN or infinity.")
+                yield from map(then, table.in_blocks(table.features))
+
+        if known:
+            blocks.reserve(len(blocks), feature_map.dimension(blocks.features))
+        blocks.update(mapped)
 
     def _feature_map(self, data: TrainingRows, size: float | None = None) -> Any:
         """Return the feature map that ``features`` names, None for no map."""

@@ -18,12 +18,12 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from numbers import Integral
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,8 +60,6 @@ FILES_IN_MEMORY = 2**29
 """Blocks of rows that come from files are kept in memory up to this many bytes by default."""
 _CACHED = 2**19
 """About this many numbers are held in float64 at once: they fit into a processor's cache."""
-_SKIPPED_BYTES = 2**16
-"""Rows between two wanted ones are read with them if they have fewer bytes than this."""
 _NOT_RESUMED = "`resume` requires a head that is trained on files of this machine."
 _DIGEST_BYTES = 16
 _BESIDE_BYTES = 32
@@ -69,16 +67,8 @@ _BESIDE_BYTES = 32
 _PERSONS_AT_ONCE = 2**22
 """Persons are counted in ranges of digests, so that about this many rows are looked at together."""
 
-
-class Addable(Protocol):
-    """What can be summed over blocks."""
-
-    def __add__(self, other: Any, /) -> Self:
-        """Return the sum."""
-        ...
-
-
-Sum = TypeVar("Sum", bound=Addable)
+Sum = TypeVar("Sum")
+"""What can be summed over blocks."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +79,7 @@ class Table:
     labels: Labels  # Class indices
     classes: int  # Number of classes
     repeats: Labels | None = None  # How many rows the person of each row has
-    persons: NDArray[np.bytes_] | None = None
+    persons: NDArray[np.bytes_] | None = None  # A digest of the person of each row
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -110,20 +100,13 @@ class Table:
         return len(self.rows) if self.shares is None else round(float(self.shares.sum()))
 
     @property
-    def repeated(self) -> bool:
-        """Whether the unit is a person with several rows."""
-        return self.repeats is not None
-
-    @property
     def nbytes(self) -> int:
         """Bytes of all arrays."""
-        return sum(array.nbytes for array in self._arrays() if array is not None)
+        return sum(array.nbytes for array in self._arrays().values())
 
     def take(self, part: slice) -> Table:
         """Return consecutive rows, without copying them."""
-        repeats = None if self.repeats is None else self.repeats[part]
-        persons = None if self.persons is None else self.persons[part]
-        return Table(self.rows[part], self.labels[part], self.classes, repeats, persons)
+        return Table(classes=self.classes, **{name: array[part] for name, array in self._arrays().items()})
 
     def pieces(self, count: int) -> list[Table]:
         """Divide the rows into consecutive parts of about equal length."""
@@ -131,6 +114,10 @@ class Table:
         count = max(1, min(count, len(self) // ROWS_AT_ONCE), -(-len(self) // most))
         edges = [len(self) * piece // count for piece in range(count + 1)]
         return [self.take(slice(start, stop)) for start, stop in itertools.pairwise(edges)]
+
+    def in_blocks(self, columns: int) -> list[Table]:
+        """Divide the rows into parts that are blocks of suitable size once they have so many columns."""
+        return self.pieces(-(-len(self) // block_rows(columns)))
 
     def chunks(self) -> Iterator[tuple[torch.Tensor, slice]]:
         """Iterate over chunks of rows."""
@@ -142,21 +129,19 @@ class Table:
             rows.copy_(torch.from_numpy(self.rows[part]))
             yield rows, part
 
-    def rows_at(self, numbers: Labels) -> NDArray[Any]:
-        """Return some rows by their numbers."""
-        taken: NDArray[Any] = self.rows[numbers]
-        return taken
-
-    def load(self, *, rows: bool = True) -> Table:  # noqa: ARG002
-        """Return the table itself: it is in memory, with or without need for its ``rows``."""
-        return self
-
     def sum(self, work: Callable[[Table], Sum]) -> Sum:
         """Add up what a function returns for parts of the table, on all threads; see `Blocks.sum`."""
         return _sum([self], work)
 
-    def _arrays(self) -> tuple[NDArray[Any] | None, ...]:
-        return self.rows, self.labels, self.repeats, self.persons
+    def _load(self) -> Table:
+        return self
+
+    def _arrays(self) -> dict[str, NDArray[Any]]:
+        named = {name: getattr(self, name) for name in _ARRAYS}
+        return {name: array for name, array in named.items() if array is not None}
+
+
+_ARRAYS = ("rows", "labels", "repeats", "persons")
 
 
 def chunk_rows(features: int) -> int:
@@ -231,7 +216,8 @@ class Blocks:
         self._in_memory = 0
         self._persons: int | None = None
         self._reported = False
-        self._passes = _Passes(self.engine.progress)
+        self._done = self._total = 0
+        self._lock = threading.Lock()
 
     def __enter__(self) -> Blocks:
         return self
@@ -252,7 +238,6 @@ class Blocks:
             self._encoded = None
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return sum(len(block) for block in self._blocks)
 
     @property
@@ -270,8 +255,21 @@ class Blocks:
         """The number of persons, or of rows if there are no persons."""
         return len(self) if self._persons is None else self._persons
 
+    def expect(self, passes: float, rows: int | None = None) -> None:
+        """Announce how many passes over the rows are left; progress is reported from then on."""
+        self._total = self._done + max(1, round(passes)) * (len(self) if rows is None else rows)
+
+    def advance(self, rows: int) -> None:
+        """Report that some more rows are done."""
+        if self.engine.progress is None or self._total == 0:
+            return
+        with self._lock:
+            self._done += rows
+            self._total = max(self._total, self._done)
+            self.engine.progress(self._done, self._total)
+
     def reserve(self, rows: int | None, columns: int) -> None:
-        """State how many bytes of files the rows will need."""
+        """Report how many bytes of files the rows will need; raise `DataUnavailable` if the disk has fewer."""
         if self._limit is None or rows is None:
             return
         limit = 0 if self.engine.resume else self._limit
@@ -286,7 +284,7 @@ class Blocks:
         free += sum(
             block.nbytes
             for block in self._blocks
-            if isinstance(block, _StoredTable) and block.rows_file.parent == self._folder
+            if isinstance(block, _StoredTable) and block.files["rows"].parent == self._folder
         )
         if needed > free:
             raise DataUnavailable(
@@ -312,7 +310,7 @@ class Blocks:
                 blocks = encoded.write(part, _in_blocks(own))
             for block in blocks:
                 self._blocks.append(block)
-                self._passes.advance(len(block))
+                self.advance(len(block))
 
     def extend(self, tables: Iterable[Table]) -> None:
         """Append rows, in blocks of a suitable size."""
@@ -320,11 +318,11 @@ class Blocks:
             raise InvalidInput(_NOT_RESUMED)
         for block in _in_blocks(tables):
             self._blocks.append(self._kept(block))
-            self._passes.advance(len(block))
+            self.advance(len(block))
 
     def sum(self, work: Callable[[Table], Sum]) -> Sum:
         """Add up what a function returns for every block."""
-        return _sum(self._blocks, work, self._passes.advance)
+        return _sum(self._blocks, work, self.advance)
 
     def update(self, function: Callable[[Table], Table | Iterable[Table]]) -> None:
         """Replace every block by what a function makes of it, one after the other."""
@@ -332,15 +330,18 @@ class Blocks:
         old.reverse()
         while old:
             kept = old.pop()
-            table = kept.load()
+            table = kept._load()
             made = function(table)
             rows = len(table)
-            self._forget(kept)
+            if isinstance(kept, Table):
+                self._in_memory -= kept.nbytes
+            else:
+                self._remove(kept.files.values())
             del table, kept
             for block in [made] if isinstance(made, Table) else made:
                 self._blocks.append(self._kept(block))
             del made
-            self._passes.advance(rows)
+            self.advance(rows)
 
     def rows_at(self, numbers: Labels) -> NDArray[Any]:
         """Return some rows by their numbers, in the order in which they were appended."""
@@ -349,24 +350,20 @@ class Blocks:
         rows: NDArray[Any] = np.empty((len(numbers), self.features), np.float32)
         for place in np.unique(places):
             chosen = places == place
-            rows[chosen] = self._blocks[place].rows_at(numbers[chosen] - starts[place])
-        self._passes.advance(len(numbers))
+            rows[chosen] = self._blocks[place]._load().rows[numbers[chosen] - starts[place]]
+        self.advance(len(numbers))
         return rows
 
     def slices(self, parts: Sequence[slice]) -> Table:
-        """Return consecutive rows of every block, with their labels, as one table in memory."""
-        edges = np.cumsum([0, *(part.stop - part.start for part in parts)])
-        table = Table(
-            np.empty((edges[-1], self.features), np.float32), np.empty(edges[-1], np.int64), self.classes
-        )
-        for block, part, start, stop in zip(self._blocks, parts, edges[:-1], edges[1:], strict=True):
-            taken = block.take(part)
-            table.rows[start:stop], table.labels[start:stop] = taken.rows, taken.labels
-        return table
+        """Return consecutive rows of every block as one table in memory."""
+        taken = (block._load().take(part) for block, part in zip(self._blocks, parts, strict=True))
+        return joined([replace(table, persons=None) for table in taken])
 
-    def advance(self, rows: int) -> None:
-        """Report that some rows were worked on outside of this table."""
-        self._passes.advance(rows)
+    def beside(self, name: str) -> NDArray[Any]:
+        """Return the labels or persons of all rows."""
+        return np.concatenate([getattr(block._load(), name) for block in self._blocks])
+
+    # --- Persons
 
     def count_persons(self) -> None:
         """Count the rows of each person, over all blocks; sets `repeats`, and drops the digests.
@@ -378,8 +375,12 @@ class Blocks:
             counts = self._sum_labels(partial(_PersonCounts.of, first=first, last=last))
             persons += len(counts.digests)
             self._update_labels(partial(counts.assigned, first=first, last=last))
-        self._update_labels(lambda block: replace(block, persons=None))
+        self.drop_persons()
         self._persons = persons
+
+    def drop_persons(self) -> None:
+        """Drop the digests of persons."""
+        self._update_labels(_without_persons)
 
     def distinct_persons(self) -> int:
         """Return the number of persons, whose digests stay."""
@@ -394,45 +395,37 @@ class Blocks:
         return itertools.pairwise(2**16 * number // ranges for number in range(ranges + 1))
 
     def _sum_labels(self, work: Callable[[Table], Sum]) -> Sum:
-        """Add up what a function returns for every block, which it gets without its rows."""
-        return _sum(self._blocks, work, rows=False)
+        """Add up what a function returns for every block, of which it does not read the rows."""
+        return _sum(self._blocks, work)
 
     def _update_labels(self, function: Callable[[Table], Table]) -> None:
         """Replace what is known of every row besides the row itself."""
         for number, block in enumerate(self._blocks):
-            made = function(block.load(rows=False))
+            made = function(block._load())
             if isinstance(block, Table):
                 self._in_memory += made.nbytes - block.nbytes
                 self._blocks[number] = made
             else:
-                self._blocks[number] = block.with_labels(made, self._new_file(".labels"))
-                self._remove(block.labels_file)
+                self._blocks[number] = block.with_labels(made, self._new_file())
+                self._remove(path for name, path in block.files.items() if name != "rows")
 
-    def expect(self, passes: int, rows: int | None = None) -> None:
-        """Announce how many passes over the rows are left, for the time left."""
-        self._passes.expect(passes, len(self) if rows is None else rows)
+    # --- Files
 
     def _kept(self, table: Table) -> Table | _StoredTable:
         """Keep a block in memory, or on disk if there is no room."""
         if self._limit is None or self._in_memory + table.nbytes <= self._limit:
             self._in_memory += table.nbytes
             return table
-        return _StoredTable.write(table, self._new_file(".rows"), self._new_file(".labels"))
+        return _StoredTable.write(table, self._new_file())
 
-    def _forget(self, block: Table | _StoredTable) -> None:
-        if isinstance(block, Table):
-            self._in_memory -= block.nbytes
-        else:
-            self._remove(block.rows_file)
-            self._remove(block.labels_file)
+    def _remove(self, files: Iterable[Path]) -> None:
+        """Remove temporary files; encoded rows of `resume` stay."""
+        for file in files:
+            if file.parent == self._folder:
+                file.unlink()
 
-    def _remove(self, file: Path) -> None:
-        """Remove a temporary file; encoded rows of `resume` stay."""
-        if file.parent == self._folder:
-            file.unlink()
-
-    def _new_file(self, suffix: str) -> Path:
-        """Return the path of a new file in the temporary folder."""
+    def _new_file(self) -> Path:
+        """Return the path of a new block in the temporary folder."""
         if self._folder is None:
             place = self._place()
             try:
@@ -443,7 +436,7 @@ class Blocks:
                 raise _no_folder(place, error) from error
             if not self._reported:
                 self._report(f"Rows that do not fit into memory go to temporary files in {place}.")
-        return self._folder / f"{next(self._numbers)}{suffix}"
+        return self._folder / str(next(self._numbers))
 
     def _place(self) -> Path:
         """Return the folder in which files are made."""
@@ -457,13 +450,11 @@ class Blocks:
 
 def joined(tables: Sequence[Table]) -> Table:
     """Return tables of the same columns as one."""
-    rows, labels, repeats, persons = (
-        None if parts[0] is None else np.concatenate(parts)
-        for parts in zip(*(table._arrays() for table in tables), strict=True)
+    arrays = [table._arrays() for table in tables]
+    return Table(
+        classes=tables[0].classes,
+        **{name: np.concatenate([each[name] for each in arrays]) for name in arrays[0]},
     )
-    assert rows is not None
-    assert labels is not None
-    return Table(rows, labels, tables[0].classes, repeats, persons)
 
 
 def _in_blocks(tables: Iterable[Table]) -> Iterator[Table]:
@@ -501,97 +492,55 @@ def _no_folder(place: Path, error: OSError) -> DataUnavailable:
 
 @dataclass(frozen=True)
 class _StoredTable:
-    """A block in two files: its rows, and what is known of each row besides."""
+    """A block in files, one for each array. They are mapped into memory: what is not needed is not read."""
 
-    rows_file: Path
-    labels_file: Path
+    files: Mapping[str, Path]
+    types: Mapping[str, str]  # The type of the numbers in each file
     length: int
     features: int
     classes: int
-    present: tuple[bool, ...]
 
     def __len__(self) -> int:
         return self.length
 
     @property
     def nbytes(self) -> int:
-        """About the bytes of both files."""
+        """About the bytes of all files."""
         return self.length * (4 * self.features + _BESIDE_BYTES)
 
     @classmethod
-    def write(cls, table: Table, rows_file: Path | None, labels_file: Path) -> _StoredTable:
-        """Write a block; without its rows if there is no file for them."""
-        besides = table._arrays()[1:]
+    def write(cls, table: Table, path: Path, names: Sequence[str] = _ARRAYS) -> _StoredTable:
+        """Write arrays of a block to files that their owner alone can read; their names begin with `path`."""
+        arrays = {name: array for name, array in table._arrays().items() if name in names}
+        files = {name: path.with_name(f"{path.name}.{name}") for name in arrays}
         try:
-            if rows_file is not None:
-                _write(rows_file, [table.rows])
-            _write(labels_file, besides)
+            for name, array in arrays.items():
+                with open(files[name], "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+                    file.write(np.ascontiguousarray(array).view(np.uint8).data)
         except OSError as error:
-            reason = error.strerror or "the disk may be full"  # numpy says only how much was written
             raise DataUnavailable(
-                f"The rows cannot be written to the folder {labels_file.parent}: {reason}. `cache_dir` can name "
+                f"The rows cannot be written to the folder {path.parent}: {error.strerror}. `cache_dir` can name "
                 "another place."
             ) from error
-        present = tuple(array is not None for array in besides)
-        return cls(rows_file or labels_file, labels_file, len(table), table.features, table.classes, present)
+        types = {name: array.dtype.str for name, array in arrays.items()}
+        return cls(files, types, len(table), table.features, table.classes)
 
-    def load(self, *, rows: bool = True) -> Table:
-        """Read the block; without `rows` it has no columns."""
-        arrays: list[Any] = []
-        with self.labels_file.open("rb") as file:
-            for present in self.present:
-                arrays.append(np.load(file, allow_pickle=False) if present else None)
-        labels, repeats, persons = arrays
-        content = (
-            np.load(self.rows_file, allow_pickle=False) if rows else np.empty((self.length, 0), np.float32)
-        )
-        return Table(content, labels, self.classes, repeats, persons)
+    def _load(self) -> Table:
+        """Map the block into memory. What is changed there is not written."""
+        arrays: dict[str, NDArray[Any]] = {
+            name: np.memmap(file, self.types[name], "c", shape=self._shape(name))
+            for name, file in self.files.items()
+        }
+        return Table(classes=self.classes, **arrays)
 
-    def take(self, part: slice) -> Table:
-        """Read consecutive rows, without reading the others."""
-        besides = self.load(rows=False).take(part)
-        return replace(besides, rows=self.rows_at(np.arange(part.start, part.stop)))
+    def _shape(self, name: str) -> tuple[int, ...]:
+        return (self.length, self.features) if name == "rows" else (self.length,)
 
-    def rows_at(self, numbers: Labels) -> NDArray[Any]:
-        """Read some rows by their numbers, in few pieces and without reading all others."""
-        order = np.argsort(numbers, kind="stable")
-        wanted = numbers[order]
-        with self.rows_file.open("rb") as file:
-            np.lib.format.read_magic(file)
-            _, _, dtype = np.lib.format.read_array_header_1_0(file)
-            start, width = file.tell(), self.features * dtype.itemsize
-            rows: NDArray[Any] = np.empty((len(numbers), self.features), dtype)
-            edges = np.flatnonzero(np.diff(wanted) * width > _SKIPPED_BYTES) + 1
-            for places in np.split(np.arange(len(wanted)), edges):
-                if not len(places):
-                    continue
-                first, last = wanted[places[0]], wanted[places[-1]]
-                file.seek(start + int(first) * width)
-                read = np.frombuffer(file.read(int(last + 1 - first) * width), dtype)
-                rows[order[places]] = read.reshape(-1, self.features)[wanted[places] - first]
-        return rows
-
-    def with_labels(self, table: Table, labels_file: Path) -> _StoredTable:
+    def with_labels(self, table: Table, path: Path) -> _StoredTable:
         """Write what is known of each row besides the row itself."""
-        written = _StoredTable.write(table, None, labels_file)
-        return replace(written, rows_file=self.rows_file, features=self.features)
-
-
-def _write(path: Path, arrays: Iterable[NDArray[Any] | None]) -> None:
-    """Write arrays to a file that its owner alone can read."""
-    with _opened(path) as file:
-        for array in arrays:
-            if array is not None:
-                np.save(file, np.ascontiguousarray(array), allow_pickle=False)
-
-
-def _write_once(path: Path, content: bytes) -> None:
-    """Write a file that its owner alone can read, completely or not at all."""
-    atomic_write(path, lambda place: place.write_bytes(content), private=True)
-
-
-def _opened(path: Path) -> IO[bytes]:
-    return open(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o600))
+        made = _StoredTable.write(table, path, _ARRAYS[1:])
+        files = {**made.files, "rows": self.files["rows"]}
+        return replace(self, files=files, types={**made.types, "rows": self.types["rows"]})
 
 
 class _EncodedRows:
@@ -633,21 +582,27 @@ class _EncodedRows:
         if not listed.exists():
             return None
         return [
-            _StoredTable(*self._files(name, number), length, features, classes, tuple(present))
-            for number, (length, features, present) in enumerate(json.loads(listed.read_text("utf-8")))
+            _StoredTable(
+                {each: self.folder / f"{name}-{number}.{each}" for each in types},
+                types,
+                length,
+                features,
+                classes,
+            )
+            for number, (length, features, types) in enumerate(json.loads(listed.read_text("utf-8")))
         ]
 
     def write(self, part: Part, tables: Iterable[Table]) -> list[_StoredTable]:
         """Store the blocks of a part, and at the end their list."""
         name = _part_digest(part)
-        stored = []
-        for number, table in enumerate(tables):
-            stored.append(_StoredTable.write(table, *self._files(name, number)))
+        stored = [
+            _StoredTable.write(table, self.folder / f"{name}-{number}") for number, table in enumerate(tables)
+        ]
         for block in stored:
-            for path in (block.rows_file, block.labels_file):
+            for path in block.files.values():
                 with path.open("rb") as file:
                     os.fsync(file.fileno())
-        content = json.dumps([[block.length, block.features, block.present] for block in stored])
+        content = json.dumps([[block.length, block.features, block.types] for block in stored])
         _write_once(self.folder / f"{name}.json", content.encode())
         return stored
 
@@ -659,8 +614,10 @@ class _EncodedRows:
         """Let another training use the folder."""
         os.close(self._lock)
 
-    def _files(self, name: str, number: int) -> tuple[Path, Path]:
-        return self.folder / f"{name}-{number}.rows", self.folder / f"{name}-{number}.labels"
+
+def _write_once(path: Path, content: bytes) -> None:
+    """Write a file that its owner alone can read, completely or not at all."""
+    atomic_write(path, lambda place: place.write_bytes(content), private=True)
 
 
 def _file_of(part: Part) -> Path:
@@ -686,8 +643,6 @@ def _sum(
     blocks: Sequence[Table | _StoredTable],
     work: Callable[[Table], Sum],
     advance: Callable[[int], None] = lambda _: None,
-    *,
-    rows: bool = True,
 ) -> Sum:
     """Add up what a function returns for every block, on all threads.
 
@@ -700,11 +655,9 @@ def _sum(
     groups = min(threads, len(blocks))
 
     def group_sum(number: int) -> Sum:
-        own = blocks[number::groups]
-
         def results() -> Iterator[Sum]:
-            for block in own:
-                table = block.load(rows=rows)
+            for block in blocks[number::groups]:
+                table = block._load()
                 yield from map(work, table.pieces(1))
                 advance(len(table))
 
@@ -712,7 +665,7 @@ def _sum(
 
     if per_block == 1:
         return added(parallel_map(group_sum, groups))
-    pieces = [piece for block in blocks for piece in block.load(rows=rows).pieces(per_block)]
+    pieces = [piece for block in blocks for piece in block._load().pieces(per_block)]
     total = added(parallel_map(lambda number: work(pieces[number]), len(pieces)))
     advance(sum(map(len, blocks)))
     return total
@@ -720,39 +673,17 @@ def _sum(
 
 def added(values: Iterable[Sum]) -> Sum:
     """Add values in pairs, pairs of pairs and so on, so that few rounding errors add up where there are any."""
-    sums: list[Sum] = []
+    sums: list[Any] = []
     for count, value in enumerate(values, start=1):
-        total = value
+        total: Any = value
         while count % 2 == 0:
             total, count = sums.pop() + total, count // 2
         sums.append(total)
     while len(sums) > 1:
         last = sums.pop()
         sums.append(sums.pop() + last)
-    return sums[0]
-
-
-class _Passes:
-    """Reports progress, in rows times passes, as soon as the total is known."""
-
-    def __init__(self, report: Progress | None) -> None:
-        self._report = report
-        self._lock = threading.Lock()
-        self._done = 0
-        self._total = 0
-
-    def expect(self, passes: int, rows: int) -> None:
-        """Set the total: what is done, and some passes over the rows."""
-        self._total = self._done + passes * rows
-
-    def advance(self, rows: int) -> None:
-        """Report that some more rows are done."""
-        if self._report is None or self._total == 0:
-            return
-        with self._lock:
-            self._done += rows
-            self._total = max(self._total, self._done)
-            self._report(self._done, self._total)
+    result: Sum = sums[0]
+    return result
 
 
 # --- Persons ----------------------------------------------------------------------------------------------------------
@@ -803,3 +734,7 @@ class _PersonCounts:
 def _in_range(digests: NDArray[np.bytes_], first: int, last: int) -> NDArray[np.bool_]:
     starts = np.ascontiguousarray(digests).view(">u2").reshape(len(digests), -1)[:, 0]
     return (starts >= first) & (starts < last)
+
+
+def _without_persons(block: Table) -> Table:
+    return replace(block, persons=None)

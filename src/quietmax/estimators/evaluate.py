@@ -53,7 +53,14 @@ from quietmax.estimators.evaluation import (
     noisy_evaluation,
 )
 from quietmax.estimators.ray_blocks import RayBlocks, chosen_engine
-from quietmax.estimators.training_set import Persons, alike, checked_records, class_numbers, queries
+from quietmax.estimators.training_set import (
+    Persons,
+    alike,
+    checked_records,
+    class_numbers,
+    names_of,
+    queries,
+)
 from quietmax.noise.sources import EXACT, NoiseSource, SeededNoise
 from quietmax.predictor import Predictor
 from quietmax.spending import DESCRIPTION_FILE, OwnProcess, new_identity
@@ -129,7 +136,7 @@ def _as_records(estimator: Any, X: Any, y: Any, groups: Any) -> tuple[Records | 
         records = Records("evaluation", features, labels, len(estimator.classes_))
         encoding = None
     if groups is not None:
-        records = replace(records, persons=Persons.of(groups).names)
+        records = replace(records, persons=names_of(groups))
     return records, encoding is not None and groups is None
 
 
@@ -217,7 +224,7 @@ class _Subject:
         if isinstance(records, TableRows):
             return self._streamed_counts(records)
         counted = self._held_out(records)
-        rows = None if counted.persons is None else Persons(counted.persons).rows
+        rows = None if counted.persons is None else Persons.of(counted.persons).rows
         classes = len(self.classes)
         answers = _probabilities(self.classifier, self.feature_map, counted.features, classes)
         return count_answers(counted.labels, *binned_answers(answers), rows, classes)

@@ -123,7 +123,7 @@ class RayBlocks(Blocks):
             if found is not None:
                 sums[number] = found
             if kind == "rows":
-                self._passes.advance(state.rows)
+                self.advance(state.rows)
         if work is not None and not sums:
             raise InvalidInput("There are no records.")
         return [sums[number] for number in sorted(sums)]

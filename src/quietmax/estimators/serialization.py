@@ -26,8 +26,8 @@ from quietmax.data.sources import as_frame
 from quietmax.errors import DataUnavailable, InvalidInput, short_message
 from quietmax.estimators.evaluate import EVALUATION_FILE, save_evaluations
 from quietmax.estimators.head.exact_sums import gradient_grid, is_whitening, on_grid
-from quietmax.estimators.head.training import BIAS, whitening_kind
 from quietmax.estimators.head.weights import (
+    BIAS,
     HeadWeights,
     PrivateHeadWeights,
     least_tolerance,
@@ -35,6 +35,7 @@ from quietmax.estimators.head.weights import (
     query_guarantee,
     weight_sensitivity,
     weights_guarantee,
+    whitening_kind,
 )
 from quietmax.estimators.training_set import (
     alike,
@@ -66,8 +67,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from quietmax.estimators.dpsgd.config import Plan
     from quietmax.estimators.dpsgd.estimator import DPSGD, Centring, PrivateNetwork
+    from quietmax.estimators.dpsgd.training import Plan
     from quietmax.estimators.head.estimator import PrivateHead
     from quietmax.estimators.teachers import Teachers
 else:
@@ -573,8 +574,8 @@ def _write_dpsgd(estimator: DPSGD) -> _Written:
 
 def _read_dpsgd(stored: _Stored) -> _Read:
     """Return the released network, and its guarantee according to the accountant."""
-    from quietmax.estimators.dpsgd.config import LATER_FIELDS, Plan, PrivateSettings
     from quietmax.estimators.dpsgd.estimator import PrivateNetwork, network_guarantee
+    from quietmax.estimators.dpsgd.training import LATER_FIELDS, Plan, PrivateSettings
 
     description, facts = stored.description, stored.guarantee.parameters
     network = mlp_from(stored.tensors, description["widths"], str(description["activation"]))

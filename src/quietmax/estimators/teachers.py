@@ -31,27 +31,21 @@ from quietmax.accounting.guarantee import Guarantee, Unit
 from quietmax.data.encoding import Encoding
 from quietmax.data.records import Records
 from quietmax.data.schema import Schema
-from quietmax.errors import InvalidData, InvalidInput, QuietmaxError
+from quietmax.errors import InvalidInput, QuietmaxError
 from quietmax.estimators.base import PrivateClassifier, documented
-from quietmax.estimators.blocks import FILES_IN_MEMORY, Blocks, LocalEngine, Table, block_rows
+from quietmax.estimators.blocks import Blocks, Floats, LocalEngine, Progress, Table
 from quietmax.estimators.ray_blocks import chosen_engine
 from quietmax.estimators.training_set import (
     LIBRARY_STACK,
-    NOBODY,
-    OWN_MAP,
     OWN_MODULES,
-    SETTINGS_PUBLIC,
     CodeBefore,
     ImageShape,
     Piece,
     TrainingRows,
     check_choice,
-    data_assumptions,
-    data_conditions,
-    map_assumptions,
+    of_training,
     runs_own_code,
     size_condition,
-    weakened,
 )
 from quietmax.mechanisms.base import GaussianScores, Mechanism, NoisyMax, proves_bounds
 from quietmax.models.features.base import FeatureMap
@@ -60,7 +54,6 @@ from quietmax.models.features.images import image_features
 from quietmax.models.mlp import MLP, checked_finite
 from quietmax.models.stacked import (
     CrossEntropy,
-    Progress,
     TrainingSettings,
     joined_stacks,
     stack_edges,
@@ -72,7 +65,6 @@ from quietmax.noise.sources import EXACT, NoiseSource, SeededNoise
 from quietmax.predictor import Predictor, Remaining
 from quietmax.sensitivity.certified import ScoreBounds, Sensitivity
 
-Floats = NDArray[np.float64]
 Build = Callable[[int, int], torch.nn.Module]
 
 NETWORK = TrainingSettings(hidden=(64,), loss=CrossEntropy(), learning_rate=0.003, epochs=60, batch_size=50)
@@ -198,13 +190,9 @@ class Teachers(PrivateClassifier):
         engine = chosen_engine(self.engine)
         # Rows are kept here, also if the teachers are trained on Ray workers.
         place = engine if isinstance(engine, LocalEngine) else LocalEngine()
-        with Blocks(len(data.classes), place, None if data.in_memory else FILES_IN_MEMORY) as blocks:
-            blocks.expect(2 + self._settings().epochs, data.count)
-            blocks.reserve(data.count, data.columns)
-            blocks.extend(_hashed(data, key))
-            if not len(blocks):
-                raise InvalidData(NOBODY)
-            blocks.expect(1 + self._settings().epochs)
+        epochs = self._settings().epochs
+        with self._read(data, place, 2 + epochs, lambda piece: _hashes(_names(piece), key)) as blocks:
+            blocks.expect(1 + epochs)
             size = self._size(len(blocks) if data.unit == "record" else blocks.distinct_persons())
             count = _default_teachers(budget, size) if self.teachers is None else self.teachers
             if not 1 <= count <= MOST_TEACHERS or count != int(count):
@@ -262,69 +250,26 @@ class Teachers(PrivateClassifier):
 
     def _sharded(self, blocks: Blocks, count: int) -> _Shards:
         """Apply the feature map, and sort the rows of every block by their shards."""
-        feature_map, starts = self.feature_map_, list[NDArray[np.int64]]()
+        starts: list[NDArray[np.int64]] = []
 
-        def sorted_by_shard(block: Table) -> Iterator[Table]:
-            columns = block.features
-            if isinstance(feature_map, FeatureMap):
-                columns = feature_map.dimension(columns)
-            for piece in block.pieces(-(-len(block) // block_rows(columns))):
-                features = self._mapped(piece.rows)
-                if not (callable(self.network) or np.isfinite(features).all()):
-                    raise InvalidInput("Features must be finite, but a record holds NaN or infinity.")
-                assert piece.persons is not None
-                shards = (piece.persons.view(">u8") % np.uint64(count)).astype(np.int64)
-                order = np.argsort(shards, kind="stable")
-                starts.append(np.searchsorted(shards[order], np.arange(count + 1)))
-                yield Table(features[order], piece.labels[order], block.classes)
+        def sorted_by_shard(block: Table) -> Table:
+            assert block.persons is not None
+            shards = (block.persons.view(">u8") % np.uint64(count)).astype(np.int64)
+            order = np.argsort(shards, kind="stable")
+            starts.append(np.searchsorted(shards[order], np.arange(count + 1)))
+            return Table(block.rows[order], block.labels[order], block.classes)
 
-        if isinstance(feature_map, FeatureMap):
-            blocks.reserve(len(blocks), feature_map.dimension(blocks.features))
-        blocks.update(sorted_by_shard)
+        self._map_rows(blocks, finite=not callable(self.network), then=sorted_by_shard)
         return _Shards(blocks, np.stack(starts))
 
     def _trained(
-        self,
-        shards: _Shards,
-        unit: Unit,
-        count: int,
-        key: bytes,
-        size: int,
-        engine: LocalEngine | RayEngine,
+        self, shards: _Shards, unit: Unit, count: int, key: bytes, size: int, engine: LocalEngine | RayEngine
     ) -> TeacherEnsemble:
         """Train one teacher on each shard; a teacher without records or with broken weights is silent."""
         seeds = [_seed(key, shard) for shard in range(count)]
         classes, soft = len(self.classes_), self.release == "probabilities"
         if self.network is None or isinstance(self.network, TrainingSettings):
-            network = self._settings()
-            steps = network.epochs * max(1, -(-size // (count * network.batch_size)))
-            if steps > MOST_STEPS:
-                raise InvalidInput(
-                    f"Each of {count} teachers would take {steps:,} training steps for declared_size {size:,}, but at "
-                    f"most {MOST_STEPS:,} are allowed."
-                )
-            edges = _teacher_stacks(count, size, shards.columns, classes, network)
-
-            def job(number: int) -> tuple[Any, Any, int, Any, TrainingSettings, list[int], int]:
-                first, last = edges[number], edges[number + 1]
-                table, rows = shards.read(first, last)
-                return table.rows, table.labels, classes, rows, network, seeds[first:last], steps
-
-            def trained(number: int) -> MLP:
-                given = job(number)
-                return train_networks(*given, shards.progress(network.epochs * len(given[0])))
-
-            numbers = range(len(edges) - 1)
-            if isinstance(engine, RayEngine):
-                probe = partial(
-                    _trained_on_public_rows, shards.columns, classes, network, int(np.diff(edges).max())
-                )
-                stacks = list(
-                    ray_map(engine, train_networks, map(job, numbers), total=len(numbers), probe=probe)
-                )
-            else:
-                stacks = parallel_map(trained, len(numbers))
-            stack = joined_stacks(stacks)
+            stack = _trained_stacks(shards, seeds, classes, self._settings(), size, engine)
             broken = ~torch.isfinite(stack.weight_vectors()).all(1).numpy()
             return TeacherEnsemble._of_fit(stack, shards.empty | broken, classes, soft, unit)
         built = [_built(self.network, shards.columns, classes, seed) for seed in seeds]
@@ -421,12 +366,6 @@ def _hashes(names: Iterable[bytes], key: bytes) -> NDArray[np.bytes_]:
     return np.frombuffer(digests, "S8")
 
 
-def _hashed(found: TrainingRows, key: bytes) -> Iterator[Table]:
-    """Yield the rows of a training set, with the hash that decides about the shard of each."""
-    for piece in found.pieces:
-        yield Table(piece.records, piece.labels, len(found.classes), persons=_hashes(_names(piece), key))
-
-
 @dataclass(frozen=True, eq=False)
 class _Shards:
     """Rows in blocks, those of each block sorted by shard; within a shard in the order in which they were read.
@@ -464,6 +403,42 @@ class _Shards:
             before = rows * done // total
 
         return report
+
+
+def _trained_stacks(
+    shards: _Shards,
+    seeds: Sequence[int],
+    classes: int,
+    network: TrainingSettings,
+    size: int,
+    engine: LocalEngine | RayEngine,
+) -> MLP:
+    """Train the built-in networks in stacks."""
+    steps = network.epochs * max(1, -(-size // (len(seeds) * network.batch_size)))
+    if steps > MOST_STEPS:
+        raise InvalidInput(
+            f"Each of {len(seeds)} teachers would take {steps:,} training steps for declared_size {size:,}, but at "
+            f"most {MOST_STEPS:,} are allowed."
+        )
+    edges = _teacher_stacks(len(seeds), size, shards.columns, classes, network)
+
+    def job(number: int) -> tuple[Any, Any, int, Any, TrainingSettings, Sequence[int], int]:
+        first, last = edges[number], edges[number + 1]
+        table, own = shards.read(first, last)
+        return table.rows, table.labels, classes, own, network, seeds[first:last], steps
+
+    def trained(number: int) -> MLP:
+        given = job(number)
+        return train_networks(*given, shards.progress(network.epochs * len(given[0])))
+
+    numbers = range(len(edges) - 1)
+    if isinstance(engine, RayEngine):
+        height = int(np.diff(edges).max())
+        probe = partial(_trained_on_public_rows, shards.columns, classes, network, height)
+        stacks = [*ray_map(engine, train_networks, map(job, numbers), total=len(numbers), probe=probe)]
+    else:
+        stacks = parallel_map(trained, len(numbers))
+    return joined_stacks(stacks)
 
 
 def _teacher_stacks(
@@ -523,22 +498,19 @@ def vote_guarantee(
         "size_declared": size_declared,
         **code_before,
     }
-    own_map = runs_own_code(features)
-    description = describe_map(features) if isinstance(features, FeatureMap) else None
-    assumptions = [
-        *answers.assumptions,
-        SETTINGS_PUBLIC,
-        *data_assumptions(answers.unit, encoding),
-        *map_assumptions(description),
-    ]
-    assumptions += [] if own_modules else [LIBRARY_STACK]
-    guarantee = replace(answers, parameters={**answers.parameters, **facts}, assumptions=tuple(assumptions))
-    return weakened(
+    guarantee = replace(answers, parameters={**answers.parameters, **facts})
+    return of_training(
         guarantee,
-        *((OWN_MAP,) if own_map else ()),
-        *((OWN_MODULES,) if own_modules else ()),
-        *data_conditions(classes_declared=classes_declared, encoding=encoding, code_before=code_before),
-        *(() if size_declared else (size_condition(answers.unit),)),
+        describe_map(features) if isinstance(features, FeatureMap) else None,
+        own_map=runs_own_code(features),
+        classes_declared=classes_declared,
+        encoding=encoding,
+        code_before=code_before,
+        assumptions=() if own_modules else (LIBRARY_STACK,),
+        conditions=(
+            *((OWN_MODULES,) if own_modules else ()),
+            *(() if size_declared else (size_condition(answers.unit),)),
+        ),
     )
 
 

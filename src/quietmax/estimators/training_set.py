@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Real
@@ -357,37 +357,34 @@ def alike(stored: Any, computed: Any, within: float = 1e-9) -> bool:
     return bool(stored == computed)
 
 
+def names_of(groups: Any) -> NDArray[np.object_]:
+    """Return the name of each row's person. Each entry becomes a string by itself: 1, 1.0 and "1" are the same one."""
+    try:
+        names = as_strings(as_series(groups, "groups"))
+    except InvalidData:
+        raise InvalidInput("groups must be a flat sequence of numbers or strings.") from None
+    if is_missing(names).any():
+        raise InvalidInput("groups must name a person for every row; some rows have no value.")
+    if not is_valid_unicode(names).all():
+        raise InvalidInput("groups must be valid Unicode; some rows have a string that is not.")
+    return names
+
+
 @dataclass(frozen=True, eq=False)
 class Persons:
     """Whom each row belongs to."""
 
-    names: NDArray[np.object_]  # A stable name of each row's person, which depends on nothing but that row
+    codes: NDArray[np.int64]  # One number per row, equal for the rows of one person
 
     @classmethod
-    def of(cls, groups: Any) -> Persons:
-        """Return the persons that `groups` names, one entry per row.
-
-        Each entry becomes a string by itself: 1, 1.0 and "1" name the same person.
-        """
-        try:
-            names = as_strings(as_series(groups, "groups"))
-        except InvalidData:
-            raise InvalidInput("groups must be a flat sequence of numbers or strings.") from None
-        if is_missing(names).any():
-            raise InvalidInput("groups must name a person for every row; some rows have no value.")
-        if not is_valid_unicode(names).all():
-            raise InvalidInput("groups must be valid Unicode; some rows have a string that is not.")
-        return cls(names)
-
-    @cached_property
-    def codes(self) -> NDArray[np.int64]:
-        """One number per row, equal for the rows of one person."""
-        return numbered(self.names)[0]
+    def of(cls, names: Iterable[str]) -> Persons:
+        """Return the persons with these names, one for each row."""
+        return cls(numbered(names)[0])
 
     @cached_property
     def rows(self) -> NDArray[np.int64]:
         """The number of rows of each row's person."""
-        return np.bincount(self.codes)[self.codes].astype(np.int64)
+        return np.bincount(self.codes)[self.codes].astype(self.codes.dtype)
 
     @cached_property
     def count(self) -> int:
@@ -460,6 +457,33 @@ def data_conditions(
         because, assumption = _CODE_BEFORE[name]
         conditions.append(Condition(because, (f"{assumption}: {', '.join(names)}.",)))
     return tuple(conditions)
+
+
+def of_training(
+    guarantee: Guarantee,
+    features: Mapping[str, Any] | None,
+    *,
+    own_map: bool,
+    classes_declared: bool,
+    encoding: Encoding | None,
+    code_before: CodeBefore,
+    assumptions: Sequence[str] = (),
+    conditions: Sequence[Condition] = (),
+) -> Guarantee:
+    """Return a guarantee with what every training assumes, and with the conditions on which it rests.
+
+    `features` describes the feature map. Other assumptions come last, and so do other conditions.
+    """
+    assumed = (
+        *guarantee.assumptions,
+        SETTINGS_PUBLIC,
+        *data_assumptions(guarantee.unit, encoding),
+        *map_assumptions(features),
+        *assumptions,
+    )
+    of_data = data_conditions(classes_declared=classes_declared, encoding=encoding, code_before=code_before)
+    own = (OWN_MAP,) if own_map else ()
+    return weakened(replace(guarantee, assumptions=assumed), *own, *of_data, *conditions)
 
 
 CodeBefore = Mapping[str, Sequence[str]]
@@ -580,7 +604,7 @@ def _encoded_pieces(source: TableRows, groups: Any) -> Iterator[Piece]:
         raise InvalidInput(_SPLIT_WITHOUT_GROUPS)
     if groups is not None and source.encoding.person is not None:
         raise InvalidInput("The records have a `person` column already: leave out `groups`.")
-    given = None if groups is None else Persons.of(groups).names
+    given = None if groups is None else names_of(groups)
 
     def pieces() -> Iterator[Piece]:
         start = 0
@@ -634,7 +658,7 @@ def _person_names(names: NDArray[np.object_] | None, groups: Any, rows: int) -> 
         return names
     if names is not None:
         raise InvalidInput("The records have a `person` column already: leave out `groups`.")
-    given = Persons.of(groups).names
+    given = names_of(groups)
     if len(given) != rows:
         raise InvalidInput("groups must have one entry for each row of X.")
     return given

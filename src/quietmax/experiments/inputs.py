@@ -27,7 +27,7 @@ from quietmax.data.registry import dataset, load_records
 from quietmax.data.sources import is_table_path
 from quietmax.errors import InvalidInput
 from quietmax.estimators.dpsgd.training import train_sweep
-from quietmax.estimators.head.training import default_features
+from quietmax.estimators.head.weights import default_features
 from quietmax.experiments.grid import DataSource, Group
 from quietmax.experiments.paper import EPSILONS
 from quietmax.experiments.results import Arrays, ResultStore

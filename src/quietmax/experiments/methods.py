@@ -30,8 +30,8 @@ from quietmax.attacks.targets import QueryResult
 from quietmax.audit.bounds import epsilon_from_guesses
 from quietmax.audit.distinguishing import audit_mechanism
 from quietmax.errors import InvalidInput, unknown_name
-from quietmax.estimators.dpsgd.config import DPSGDSettings
 from quietmax.estimators.dpsgd.estimator import DPSGD
+from quietmax.estimators.dpsgd.training import DPSGDSettings
 from quietmax.estimators.head.estimator import PrivateHead
 from quietmax.estimators.teachers import Teachers
 from quietmax.experiments.grid import Group, Trial

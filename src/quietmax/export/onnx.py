@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from quietmax import __version__
 from quietmax._io import atomic_write
 from quietmax.errors import InvalidInput
-from quietmax.estimators.dpsgd.config import ROW_LENGTH
 from quietmax.estimators.dpsgd.estimator import Centring, PrivateNetwork
+from quietmax.estimators.dpsgd.training import ROW_LENGTH
 from quietmax.estimators.head.exact_sums import BITS, on_grid
 from quietmax.estimators.head.weights import HeadWeights
 from quietmax.estimators.serialization import PrivateModel

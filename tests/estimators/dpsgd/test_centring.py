@@ -15,8 +15,8 @@ from quietmax.data.schema import Schema
 from quietmax.errors import DataUnavailable, InvalidInput
 from quietmax.estimators import DPSGDSettings, open_private, save_private
 from quietmax.estimators.dpsgd import estimator, training
-from quietmax.estimators.dpsgd.config import Plan, make_plan
 from quietmax.estimators.dpsgd.estimator import DPSGD, Centring, _batch_sum, _centre_noise, released_centre
+from quietmax.estimators.dpsgd.training import Plan, make_plan
 from quietmax.estimators.head.exact_sums import clipped_rows, on_grid, unit_rows
 from quietmax.estimators.training_set import Persons
 from quietmax.models.features import UnitNorm
@@ -88,16 +88,14 @@ def test_the_batches_of_centring_are_not_those_of_the_first_gradient_steps() -> 
     settings = _plan(700, noise=1.0).settings
     seen: list[Any] = []
 
-    def noted(rows: Any, seed: int, *rest: Any) -> Any:
+    def noted(*given: Any, seed: int) -> Any:
         seen.append(seed)
-        return training.seeded_batches(rows, seed, *rest)
+        return training.draw_batches(*given, seed=seed)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(estimator, "seeded_batches", noted)
+        patch.setattr(estimator, "draw_batches", noted)
         released_centre(_features(), _plan(700, noise=1.0), radius=1.0, seed=5)
-    first, second = (
-        next(training.seeded_batches(np.arange(700), seed, 700, settings)) for seed in (*seen, 5)
-    )
+    first, second = (next(training.draw_batches(700, 700, settings, seed=seed)) for seed in (*seen, 5))
     assert set(first) != set(second)
 
 

@@ -20,12 +20,12 @@ import torch
 
 import quietmax
 from quietmax import DPSGD, Schema
-from quietmax.estimators.blocks import LocalEngine
+from quietmax.estimators.blocks import Blocks, LocalEngine, Table
 from quietmax.estimators.dpsgd import estimator, training
-from quietmax.estimators.dpsgd.config import PrivateSettings, make_plan
-from quietmax.estimators.dpsgd.training import StoredRows
+from quietmax.estimators.dpsgd.gradients import ModuleSums
+from quietmax.estimators.dpsgd.training import PrivateSettings, StoredRows, make_plan
 from quietmax.estimators.head.exact_sums import clipped_rows
-from quietmax.estimators.training_set import Persons, training_rows
+from quietmax.estimators.training_set import Persons
 from quietmax.models.mlp import initial_mlp
 from tests.estimators.made import made
 
@@ -112,8 +112,7 @@ def given_batch(monkeypatch: pytest.MonkeyPatch) -> Any:
             while True:
                 yield batch
 
-        monkeypatch.setattr(training, "_secret_batches", batches)
-        monkeypatch.setattr(training, "_seeded_batches", batches)
+        monkeypatch.setattr(training, "_batches", batches)
 
     return give
 
@@ -132,8 +131,9 @@ def test_a_step_is_divided_by_the_public_expected_number_whatever_the_batch_and_
             given_batch(batch)
             wanted = -_clipped_sum(features, labels, batch, persons) / (RATE * DECLARED)
             if stored:
-                found = training_rows(DPSGD(classes=(0, 1, 2)), features, labels, None)
-                with StoredRows(found, LocalEngine(max_memory=0, cache_dir=tmp_path)) as rows:
+                blocks = Blocks(3, LocalEngine(max_memory=0, cache_dir=tmp_path))
+                blocks.extend([Table(features, labels, 3)])
+                with StoredRows(blocks, by_person=False) as rows:
                     moved = _moved(path, rows, labels, persons)
             else:
                 moved = _moved(path, features, labels, persons)
@@ -151,8 +151,7 @@ def test_a_centring_step_is_divided_by_the_public_expected_number(
     )
     plan = replace(plan, noise_multiplier=NOISE)
     for batch in (np.arange(1), np.arange(6, 13)):
-        for name in ("secret_batches", "seeded_batches"):
-            monkeypatch.setattr(estimator, name, lambda *_, batch=batch: iter([batch] * 2))
+        monkeypatch.setattr(estimator, "draw_batches", lambda *_, batch=batch, **__: iter([batch] * 2))
         centre = estimator.released_centre(features, plan, radius=4.0, seed=seed)
         wanted = clipped_rows(features[batch], 4.0).sum(0) / (RATE * DECLARED)
         np.testing.assert_allclose(centre, wanted, atol=1e-5)
@@ -225,7 +224,7 @@ def test_opacus_gives_the_gradients_of_single_records_whatever_the_size_of_the_b
     """Their norms, and the sums of them clipped, are those of batches of one: neither is a mean over a batch."""
     features, labels = _records(20)
     inputs, targets = torch.from_numpy(features), torch.from_numpy(labels)
-    clipped = training._Clipped(_module().train(), CLIP)
+    clipped = ModuleSums(_module().train(), CLIP)
 
     def added(part: slice) -> tuple[list[Any], Any]:
         sums = [torch.zeros_like(parameter) for parameter in clipped.parameters]

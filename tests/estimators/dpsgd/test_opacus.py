@@ -10,9 +10,13 @@ import torch
 
 from quietmax.errors import InvalidInput
 from quietmax.estimators import DPSGDSettings
-from quietmax.estimators.dpsgd.config import PrivateSettings
 from quietmax.estimators.dpsgd.estimator import DPSGD
-from quietmax.estimators.dpsgd.training import _Clipped, train_private_module, train_private_stack
+from quietmax.estimators.dpsgd.gradients import ModuleSums
+from quietmax.estimators.dpsgd.training import (
+    PrivateSettings,
+    train_private_module,
+    train_private_stack,
+)
 from quietmax.models.mlp import initial_mlp
 
 pytest.importorskip("opacus")
@@ -63,7 +67,7 @@ def test_the_clipped_sum_of_a_module_equals_a_loop_over_its_records(build: Any) 
         norm = torch.sqrt(sum(parameter.grad.square().sum() for parameter in module.parameters()))
         for total, parameter in zip(wanted, module.parameters(), strict=True):
             total += parameter.grad * min(1.0, 0.5 / float(norm))
-    clipped = _Clipped(module.train(), 0.5)
+    clipped = ModuleSums(module.train(), 0.5)
     sums = [torch.zeros_like(parameter) for parameter in clipped.parameters]
     clipped.add_to(sums, inputs, targets, torch.ones(len(inputs)))
     for ours, theirs in zip(sums, wanted, strict=True):
@@ -74,7 +78,7 @@ def test_a_record_that_overflows_counts_nothing() -> None:
     module = torch.nn.Linear(16, 3)
     features, labels = _blobs(8)
     inputs, targets = torch.from_numpy(features), torch.from_numpy(labels)
-    clipped = _Clipped(module.train(), 0.5)
+    clipped = ModuleSums(module.train(), 0.5)
     wanted = [torch.zeros_like(parameter) for parameter in clipped.parameters]
     clipped.add_to(wanted, inputs[1:], targets[1:], torch.ones(len(inputs) - 1))
     inputs[0] = 3e38
@@ -88,7 +92,7 @@ def test_a_record_that_overflows_counts_nothing() -> None:
 def test_a_person_moves_the_clipped_sum_of_a_module_by_one_clip_norm_at_most(rows: int) -> None:
     """Equal rows, whose gradients do not cancel, as the guarantee of a module of one's own assumes: 1.001 at most."""
     torch.manual_seed(0)
-    clipped = _Clipped(_convolution().train(), 0.5)
+    clipped = ModuleSums(_convolution().train(), 0.5)
     features, labels = _blobs(1)
     inputs = torch.from_numpy(9 * features).expand(rows, -1)
     targets = torch.from_numpy(1 - labels % 2).expand(rows)

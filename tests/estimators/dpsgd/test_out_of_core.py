@@ -19,9 +19,12 @@ from quietmax.errors import InvalidData, InvalidInput
 from quietmax.estimators import DPSGDSettings, blocks
 from quietmax.estimators.blocks import Blocks, LocalEngine, Table
 from quietmax.estimators.dpsgd import training
-from quietmax.estimators.dpsgd.config import PrivateSettings
-from quietmax.estimators.dpsgd.training import StoredRows, _NumberedPersons, secret_batches, seeded_batches
-from quietmax.estimators.training_set import Persons, training_rows
+from quietmax.estimators.dpsgd.training import (
+    PrivateSettings,
+    _numbered_persons,
+    draw_batches,
+)
+from quietmax.estimators.training_set import Persons
 from quietmax.noise import release
 from quietmax.noise.sources import SeededNoise
 from tests.estimators.made import made
@@ -51,7 +54,6 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of 64 rows at most, so that a batch comes from many of them."""
     monkeypatch.setattr(blocks, "ROWS_AT_ONCE", 16)
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 1)
-    monkeypatch.setattr(blocks, "_SKIPPED_BYTES", 100)
 
 
 def fit(source: Any, settings: dict[str, Any], **more: Any) -> DPSGD:
@@ -80,7 +82,7 @@ def test_the_network_is_the_same_in_memory_and_out_of_core(
     frame = people()
     expected = fit(frame, settings)
     assert np.any(weights(expected)[0])
-    for name, value in (("ROWS_AT_ONCE", 16), ("BLOCK_BYTES", 1), ("_SKIPPED_BYTES", 100)):
+    for name, value in (("ROWS_AT_ONCE", 64), ("BLOCK_BYTES", 1)):
         monkeypatch.setattr(blocks, name, value)
     folder = files(tmp_path / "people", frame, [7, 500, 501, 1200])
     frame.to_csv(tmp_path / "people.csv", index=False)
@@ -149,33 +151,14 @@ def test_rows_are_read_by_number_in_any_order(tmp_path: Path) -> None:
             np.testing.assert_array_equal(stored.rows_at(numbers), rows[numbers])
 
 
-def test_few_bytes_are_read_for_few_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "_SKIPPED_BYTES", 100)
-    rows = np.arange(80_000, dtype=np.float32).reshape(20_000, 4)
-    read: list[int] = []
-    from_bytes = np.frombuffer
-
-    def counted(content: bytes, dtype: Any) -> Any:
-        read.append(len(content))
-        return from_bytes(content, dtype)
-
-    with Blocks(2, LocalEngine(0, tmp_path)) as stored:
-        stored.extend([Table(rows, np.zeros(20_000, np.int64), 2)])
-        monkeypatch.setattr(np, "frombuffer", counted)
-        stored.rows_at(np.array([5, 19_000, 7, 19_001]))
-    assert read == [3 * 16, 2 * 16]
-
-
 def test_persons_keep_all_their_rows_in_every_batch() -> None:
     names = people()["who"].to_numpy(object)
-    plain, digested = Persons(names), _NumberedPersons(blocks.person_digests(names, b"any key"))
+    plain, digested = Persons.of(names), _numbered_persons(blocks.person_digests(names, b"any key"))
     np.testing.assert_array_equal(plain.codes, digested.codes)
     np.testing.assert_array_equal(plain.rows, digested.rows)
     settings = PrivateSettings(sampling_rate=0.3, steps=5)
-    for batches in (
-        secret_batches(ROWS, 600, settings, digested),
-        seeded_batches(np.arange(ROWS), 1, 600, settings, digested),
-    ):
+    for seed in (None, 1):
+        batches = draw_batches(ROWS, 600, settings, digested, seed=seed)
         for batch in itertools.islice(batches, 5):
             assert 0 < len(batch) < ROWS
             taken, counts = np.unique(names[batch], return_counts=True)
@@ -219,8 +202,10 @@ def test_another_engine_is_an_error() -> None:
 
 
 def test_features_that_are_not_finite_are_an_error(tmp_path: Path) -> None:
-    rows = training_rows(DPSGD(schema=PLAIN), people(), None, None)
-    with StoredRows(rows, LocalEngine(0, tmp_path)) as stored:
-        stored.update(lambda records: np.full_like(records, np.inf), finite=False)
-        with pytest.raises(InvalidInput, match="must be finite"):
-            stored.update(lambda records: records)
+    class Endless:
+        def transform(self, records: Any) -> Any:
+            return np.full_like(records, np.inf)
+
+    options = {"schema": PLAIN, "features": Endless(), "centring_steps": 0, "length": 1.0}
+    with pytest.raises(InvalidInput, match="must be finite"):
+        fit(people(), options, engine=LocalEngine(0, tmp_path))

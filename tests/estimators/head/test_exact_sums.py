@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from quietmax.estimators import blocks
 from quietmax.estimators.blocks import Table, chunk_rows
 from quietmax.estimators.head import exact_sums
+from quietmax.estimators.head.estimator import _centred
 from quietmax.estimators.head.exact_sums import (
     BITS,
     GRID,
@@ -40,7 +41,6 @@ from quietmax.estimators.head.exact_sums import (
     whitened_rows,
     whitening_on_grid,
 )
-from quietmax.estimators.head.training import centred
 from quietmax.models.training import softmax
 from quietmax.sensitivity import certified
 
@@ -287,7 +287,8 @@ def test_a_decision_on_centred_unit_rows_is_an_affine_decision_on_features() -> 
     clipped = clipped_rows(features, 2.0)
     centre, weights = on_grid(rng.normal(size=3) * 0.2), rng.normal(size=4)
     rows = np.concatenate([clipped, np.zeros((50, 1))], axis=1).astype(np.float32)
-    decisions = centred(rows, centre).astype(float) @ weights
+    table = Table(rows, np.zeros(50, np.int64), 2)
+    decisions = _centred(centre, table).rows.astype(float) @ weights
     affine = clipped @ weights[:3] - centre @ weights[:3] + 0.2 * weights[3]
     clear = np.abs(affine) > 1e-3
     assert clear.sum() > 40

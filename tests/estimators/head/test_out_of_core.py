@@ -21,7 +21,7 @@ from quietmax.data.tables import table_rows
 from quietmax.errors import DataUnavailable, InvalidData, InvalidInput
 from quietmax.estimators import DPSGDSettings, blocks
 from quietmax.estimators.blocks import LocalEngine
-from quietmax.estimators.head import training
+from quietmax.estimators.head import estimator
 from quietmax.estimators.serialization import open_private, save_private
 from tests.estimators.made import made
 from tests.estimators.table_of_people import PERSONS, PLAIN, files, table_of_people
@@ -94,7 +94,6 @@ def test_the_weights_depend_on_neither_blocks_nor_threads(
     torch.set_num_threads(1)
     expected = fit(frame, settings)
     monkeypatch.setattr(blocks, "block_rows", lambda _: height)
-    monkeypatch.setattr("quietmax.estimators.head.estimator.block_rows", lambda _: height)
     monkeypatch.setattr(blocks, "_PERSONS_AT_ONCE", 100)
     for threads, memory in ((1, None), (3, 20_000)):
         torch.set_num_threads(threads)
@@ -150,7 +149,7 @@ def test_a_bad_file_is_found_before_any_noise_is_drawn(
     def drawn(*_: object, **__: object) -> None:
         raise AssertionError("noise was drawn")
 
-    monkeypatch.setattr(training, "release_gaussian", drawn)
+    monkeypatch.setattr(estimator, "release_gaussian", drawn)
     frame = people()
     frame.loc[2990, "ill"] = "secret"
     folder = files(tmp_path / "people", frame, list(range(60, ROWS, 60)))

@@ -24,7 +24,7 @@ from quietmax._ray import Actors, RayEngine
 from quietmax.data.tables import table_rows
 from quietmax.errors import DataUnavailable, InvalidData, InvalidInput, QuietmaxError
 from quietmax.estimators.blocks import LocalEngine, Table
-from quietmax.estimators.head import training
+from quietmax.estimators.head import estimator
 from quietmax.estimators.ray_blocks import RayBlocks
 from tests.estimators.made import made
 from tests.estimators.table_of_people import PERSONS, files, table_of_people
@@ -344,7 +344,7 @@ def test_a_bad_file_is_found_before_any_noise_is_drawn(
     def drawn(*_: object, **__: object) -> None:
         raise AssertionError("noise was drawn")
 
-    monkeypatch.setattr(training, "release_gaussian", drawn)
+    monkeypatch.setattr(estimator, "release_gaussian", drawn)
     wrong = people.copy()
     wrong.loc[1990, "ill"] = "secret"
     folder = files(tmp_path / "people", wrong, [500, 1000, 1500])

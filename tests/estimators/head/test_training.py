@@ -14,22 +14,20 @@ from quietmax.accounting.costs import GaussianCost
 from quietmax.errors import InvalidInput
 from quietmax.estimators import HeadSettings
 from quietmax.estimators.blocks import Table
-from quietmax.estimators.head import training
-from quietmax.estimators.head.estimator import PrivateHead
-from quietmax.estimators.head.exact_sums import clipped_rows, gradient_grid, moments_grid, unit_rows
-from quietmax.estimators.head.training import (
-    Allowance,
-    GradientPlan,
+from quietmax.estimators.head import weights
+from quietmax.estimators.head.estimator import (
+    PrivateHead,
+    _Allowance,
+    _descend,
+    _released_centre,
+    _released_moments,
+    _released_size,
     _step_mus,
-    descend,
-    gradient_plan,
-    moments_share,
-    released_centre,
-    released_moments,
-    released_size,
-    whitened,
-    whitening_matrix,
+    _whitened,
+    _whitening_matrix,
 )
+from quietmax.estimators.head.exact_sums import clipped_rows, gradient_grid, moments_grid, unit_rows
+from quietmax.estimators.head.weights import GradientPlan, gradient_plan, moments_share
 from quietmax.noise import SeededNoise
 
 TABLE, LABELS = make_blobs(400, centers=3, n_features=4, cluster_std=1.0, random_state=0)
@@ -38,49 +36,49 @@ PUBLIC = {"classes": (0, 1, 2), "declared_size": 400}
 
 
 def test_the_count_and_the_centre_get_the_stated_noise() -> None:
-    counts = np.array([released_size(1000, 0.1, SeededNoise(seed)) for seed in range(400)])
+    counts = np.array([_released_size(1000, 0.1, SeededNoise(seed)) for seed in range(400)])
     assert abs((np.square((counts - 1000) * 0.1).sum() - 400) / math.sqrt(800)) < 6
-    assert released_size(0, 0.1, SeededNoise(1)) >= 1.0
+    assert _released_size(0, 0.1, SeededNoise(1)) >= 1.0
 
 
 def test_a_noisy_count_is_no_larger_than_the_grids_of_sums_allow() -> None:
-    counts = [released_size(1000, 1e-12, SeededNoise(seed)) for seed in range(20)]
+    counts = [_released_size(1000, 1e-12, SeededNoise(seed)) for seed in range(20)]
     assert max(counts) == 2.0**35
     # Sums in units of 2^-40 are shifted by this many bits; `ExactSum.to_grid` takes at most 31.
     assert math.log2(moments_grid(max(counts))) + 40 == 31
     assert math.log2(gradient_grid(max(counts))) + 40 < 31
     table = Table(np.zeros((10, 5001), np.float32), np.zeros(10, np.int64), 2)
-    centre = released_centre(table, 1e4, 0.5, SeededNoise(0))
+    centre = _released_centre(table, 1e4, 0.5, SeededNoise(0))
     assert abs((np.square(centre * 1e4 * 0.5).sum() - 5000) / math.sqrt(10_000)) < 6
-    assert np.linalg.norm(released_centre(table, 1.0, 1e-3, SeededNoise(0))) <= 1.0
+    assert np.linalg.norm(_released_centre(table, 1.0, 1e-3, SeededNoise(0))) <= 1.0
 
 
 SHAPES = ((500, 20), (1200, 447), (10_000, 3970), (60_000, 3970), (50_000, 10_977), (1_000_000, 52))
 """Sizes and numbers of features of heads."""
-KINDS: tuple[training.Whitening, ...] = ("none", "moments", "centre")
+KINDS: tuple[weights.Whitening, ...] = ("none", "moments", "centre")
 
 
 @pytest.mark.parametrize("whitening", KINDS)
 @pytest.mark.parametrize("mu", [0.05, 0.27, 0.72, 1.6])
 @pytest.mark.parametrize(("size", "features"), SHAPES)
 def test_the_plan_keeps_the_noise_on_a_logit_unless_training_is_long_enough_with_less(
-    size: int, features: int, mu: float, whitening: training.Whitening
+    size: int, features: int, mu: float, whitening: weights.Whitening
 ) -> None:
     plan = gradient_plan(size, features, mu, whitening=whitening)
     length = plan.learning_rate * plan.max_grad_norm * plan.steps
     noise = length / (mu * size)
-    longest = min(training.LONGEST_TRAINING, training.TRAINING_PER_FEATURE * features)
+    longest = min(weights.LONGEST_TRAINING, weights.TRAINING_PER_FEATURE * features)
     if length == pytest.approx(longest):
-        assert noise <= training.GRADIENT_NOISE * (1 + 1e-12)
+        assert noise <= weights.GRADIENT_NOISE * (1 + 1e-12)
     else:
         assert length < longest
-        assert noise == pytest.approx(training.GRADIENT_NOISE)
+        assert noise == pytest.approx(weights.GRADIENT_NOISE)
 
 
 @pytest.mark.parametrize("whitening", KINDS)
 @pytest.mark.parametrize("features", [20, 447, 3970, 10_977])
 def test_training_becomes_no_shorter_when_the_budget_or_the_size_grows(
-    features: int, whitening: training.Whitening
+    features: int, whitening: weights.Whitening
 ) -> None:
     def length(size: float, mu: float) -> float:
         plan = gradient_plan(size, features, mu, whitening=whitening)
@@ -93,13 +91,13 @@ def test_training_becomes_no_shorter_when_the_budget_or_the_size_grows(
 
 def test_the_number_of_steps_is_limited_by_the_numbers_read() -> None:
     for size, features in SHAPES:
-        for whitening, most in (("none", training.STEPS), ("centre", training.STEPS), ("moments", 40)):
+        for whitening, most in (("none", weights.STEPS), ("centre", weights.STEPS), ("moments", 40)):
             plan = gradient_plan(size, features, 0.27, whitening=whitening)  # type: ignore[arg-type]
             assert plan.steps <= most
-            if plan.steps > training.FEWEST_STEPS:
-                assert plan.steps * size * features <= training.NUMBERS_READ
-    assert gradient_plan(50_000, 10_977, 0.27).steps == training.STEPS
-    assert gradient_plan(1e7, 10_977, 0.27).steps == training.FEWEST_STEPS
+            if plan.steps > weights.FEWEST_STEPS:
+                assert plan.steps * size * features <= weights.NUMBERS_READ
+    assert gradient_plan(50_000, 10_977, 0.27).steps == weights.STEPS
+    assert gradient_plan(1e7, 10_977, 0.27).steps == weights.FEWEST_STEPS
     assert gradient_plan(1e6, 52, 0.27, whitening="moments").steps == 20
 
 
@@ -119,7 +117,7 @@ def test_the_mus_of_the_steps_fall_with_the_learning_rate_and_add_up_to_the_whol
     parts = _step_mus(steps, mu)
     np.testing.assert_allclose(parts**2 / parts[-1] ** 2, np.arange(steps, 0, -1), rtol=1e-12)
     total = sum((GaussianCost(float(part)).amount for part in parts), Fraction())
-    counted = GaussianCost(mu).amount * training.STEPS_ROUNDED
+    counted = GaussianCost(mu).amount * weights._STEPS_ROUNDED
     assert total <= counted <= total * (1 + Fraction(1, 2**47))
 
 
@@ -127,7 +125,7 @@ def test_all_noise_together_is_what_a_constant_learning_rate_would_have_added() 
     """Rows of zeros: only noise moves the weights. Chi-square at six deviations."""
     table = Table(np.zeros((4, 4000), np.float32), np.zeros(4, np.int64), 2)
     plan = GradientPlan(steps=30, learning_rate=2.0, max_grad_norm=0.3)
-    weights = descend(table, plan, 50.0, 0.5, SeededNoise(4))
+    weights = _descend(table, plan, 50.0, 0.5, SeededNoise(4))
     kappa = 2.0 * 0.3 * 30 / (0.5 * 50.0)
     differences = (weights[0] - weights[1]) / (kappa * math.sqrt(2))
     assert abs(np.square(differences).sum() - 4000) / math.sqrt(8000) < 6
@@ -137,7 +135,7 @@ def test_each_step_gets_the_noise_and_the_learning_rate_of_the_schedule() -> Non
     """One record of length 1 and no noise to speak of: every step is computed again in float64."""
     row = np.array([[0.0, 1.0]], np.float32)
     plan = GradientPlan(steps=3, learning_rate=0.6, max_grad_norm=0.2)
-    weights = descend(Table(row, np.array([1]), 2), plan, 1.0, 1e9, SeededNoise(0))
+    weights = _descend(Table(row, np.array([1]), 2), plan, 1.0, 1e9, SeededNoise(0))
     # The residual (p, -p) is clipped to length 0.2; the rates 0.9, 0.6 and 0.3 add up to 3 * 0.6.
     np.testing.assert_allclose(weights[:, 1], np.array([-1, 1]) * 1.8 * 0.2 / math.sqrt(2), atol=1e-5)
     np.testing.assert_allclose(weights[:, 0], 0.0, atol=1e-7)
@@ -175,7 +173,7 @@ def test_weights_of_any_reasonable_size_keep_the_sums_exact() -> None:
 
 
 def test_shares_of_the_budget_add_up_to_it() -> None:
-    parts = Allowance.of(0.8, 0.01, 0.05)
+    parts = _Allowance.of(0.8, 0.01, 0.05)
     assert math.hypot(parts.size or 0, parts.centre or 0, parts.training) == pytest.approx(0.8, rel=1e-9)
     assert (parts.size or 0) ** 2 + (parts.centre or 0) ** 2 + parts.training**2 <= 0.64
 
@@ -186,12 +184,12 @@ def test_a_thousand_releases_on_neighbours_cannot_be_told_apart_better_than_the_
     plan = GradientPlan(steps=1, learning_rate=1.0, max_grad_norm=0.3)
     rows = unit_rows(clipped_rows(TABLE[:3].astype(np.float32), 1.0), np.zeros(4), 0.2).astype(np.float32)
     tables = [Table(rows[:kept], LABELS[:kept], 3) for kept in (3, 2)]
-    clean = [descend(table, plan, 3.0, 1e9, SeededNoise(0)) for table in tables]
+    clean = [_descend(table, plan, 3.0, 1e9, SeededNoise(0)) for table in tables]
     direction = clean[0] - clean[1]
     seen = [
         np.array(
             [
-                (descend(table, plan, 3.0, mu, SeededNoise(start + seed)) * direction).sum()
+                (_descend(table, plan, 3.0, mu, SeededNoise(start + seed)) * direction).sum()
                 for seed in range(releases)
             ]
         )
@@ -206,7 +204,7 @@ def test_a_thousand_releases_on_neighbours_cannot_be_told_apart_better_than_the_
 def test_the_second_moments_get_the_stated_noise() -> None:
     """Noise of 1/mu on the diagonal and 1/(sqrt(2) mu) above it, mirrored below: chi-square at six deviations."""
     table = Table(np.zeros((10, 120), np.float32), np.zeros(10, np.int64), 2)
-    noise = released_moments(table, 10.0, 0.5, SeededNoise(3)) * 0.5
+    noise = _released_moments(table, 10.0, 0.5, SeededNoise(3)) * 0.5
     np.testing.assert_array_equal(noise, noise.T)
     diagonal, above = np.diag(noise), noise[np.triu_indices(120, 1)] * math.sqrt(2)
     assert abs(np.square(diagonal).sum() - 120) / math.sqrt(240) < 6
@@ -220,24 +218,23 @@ def test_without_noise_the_whitening_makes_the_moments_equal_in_all_directions()
         np.float32
     )
     table = Table(rows, np.zeros(20_000, np.int64), 2)
-    before = np.linalg.eigvalsh(released_moments(table, 2e4, 1e9, SeededNoise(0)) / 20_000)
-    matrix = whitening_matrix(released_moments(table, 2e4, 1e9, SeededNoise(0)), 20_000.0, 1e9)
-    after = np.linalg.eigvalsh(
-        np.cov(whitened(rows, matrix).T, bias=True) + np.outer(rows.mean(0), rows.mean(0))
-    )
+    before = np.linalg.eigvalsh(_released_moments(table, 2e4, 1e9, SeededNoise(0)) / 20_000)
+    matrix = _whitening_matrix(_released_moments(table, 2e4, 1e9, SeededNoise(0)), 20_000.0, 1e9)
+    changed = _whitened(matrix, table).rows
+    after = np.linalg.eigvalsh(np.cov(changed.T, bias=True) + np.outer(changed.mean(0), changed.mean(0)))
     assert before[-1] / before[0] > 1000
     assert after[-1] / after[0] < 5
 
 
 def test_second_moments_are_used_where_the_size_is_large_against_the_features() -> None:
     for size, features in ((1_000_000, 52), (39_000, 100), (4000, 120), (4000, 52), (1000, 20)):
-        assert moments_share(size, features, 0.26) == training.MOMENTS_SHARE
+        assert moments_share(size, features, 0.26) == weights.MOMENTS_SHARE
     for size, features in ((60_000, 3970), (10_000, 3970), (1200, 447), (400, 6), (1000, 120)):
         assert moments_share(size, features, 0.26) == 0.0
 
 
 def test_shares_with_second_moments_add_up_to_the_budget() -> None:
-    parts = Allowance.of(0.8, 0.01, 0.05, 0.1)
+    parts = _Allowance.of(0.8, 0.01, 0.05, 0.1)
     each = [part or 0.0 for part in (parts.size, parts.centre, parts.moments, parts.training)]
     assert math.hypot(*each) == pytest.approx(0.8, rel=1e-9)
     assert sum(part**2 for part in each) <= 0.64

@@ -15,7 +15,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -31,22 +32,18 @@ from quietmax.data.schema import Schema
 from quietmax.errors import InvalidInput
 from quietmax.estimators.base import PrivateClassifier, documented
 from quietmax.estimators.blocks import ROWS_AT_ONCE, Floats, LocalEngine, Table
-from quietmax.estimators.dpsgd.config import (
+from quietmax.estimators.dpsgd.training import (
     ROW_LENGTH,
+    Build,
     DPSGDSettings,
     Inputs,
     Plan,
     Preset,
-    default_length,
-    make_plan,
-)
-from quietmax.estimators.dpsgd.training import (
-    Build,
     StoredRows,
     check_length,
-    own_module_condition,
-    secret_batches,
-    seeded_batches,
+    default_length,
+    draw_batches,
+    make_plan,
     train_private,
     train_private_module,
     train_private_stack,
@@ -60,21 +57,17 @@ from quietmax.estimators.head.exact_sums import (
     whitened_rows,
     whitening_on_grid,
 )
-from quietmax.estimators.head.training import default_features
+from quietmax.estimators.head.weights import default_features
 from quietmax.estimators.training_set import (
-    OWN_MAP,
     SEEDED_WEIGHTS,
-    SETTINGS_PUBLIC,
     CodeBefore,
+    Condition,
     ImageShape,
     Persons,
     TrainingRows,
-    data_assumptions,
-    data_conditions,
-    map_assumptions,
+    of_training,
     runs_own_code,
     size_condition,
-    weakened,
 )
 from quietmax.models.features.base import FeatureMap
 from quietmax.models.features.generic import describe_map
@@ -106,6 +99,10 @@ class Centring:
         return rows
 
 
+def _centred(centring: Centring, block: Table) -> Table:
+    return replace(block, rows=centring.rows(block.rows))
+
+
 def released_centre(
     features: NDArray[np.float32] | StoredRows,
     plan: Plan,
@@ -118,11 +115,11 @@ def released_centre(
     settings, records = plan.settings, len(features)
     check_length(records)
     source: NoiseSource = EXACT
-    batches = secret_batches(records, plan.size, settings, persons)
+    drawn = None
     if seed is not None:
-        first, second = (int(word) for word in np.random.SeedSequence((0xCE27, seed)).generate_state(2))
+        first, drawn = (int(word) for word in np.random.SeedSequence((0xCE27, seed)).generate_state(2))
         source = SeededNoise(first)
-        batches = seeded_batches(records, second, plan.size, settings, persons)
+    batches = draw_batches(records, plan.size, settings, persons, seed=drawn)
     total = np.zeros(features.shape[1])
     for _ in range(settings.centring_steps):
         exact = _batch_sum(features, next(batches), radius, persons)
@@ -268,7 +265,8 @@ class DPSGD(PrivateClassifier):
     def _train(self, data: TrainingRows) -> Guarantee:
         """Map and centre the rows, train the network, and return what is guaranteed of it."""
         seed = self._seed()
-        with StoredRows(data, self.engine) as rows:
+        engine = LocalEngine() if self.engine == "local" else self.engine
+        with StoredRows(self._read(data, engine), by_person=data.unit == "person") as rows:
             size = self._size(rows.units)
             self.feature_map_ = self._feature_map(data, size)
             given = self._settings.length
@@ -276,15 +274,13 @@ class DPSGD(PrivateClassifier):
             kind = self._inputs()
             self.plan_ = self._plan(size, length, kind)
             settings = self.plan_.settings
-            rows.expect(2 + settings.steps * settings.sampling_rate)
+            rows.blocks.expect(2 + settings.steps * settings.sampling_rate)
             # What the built-in network sees must be finite; a module leaves out records that it cannot compute.
-            plain = kind == "plain" and self.network is None
-            rows.update(self._mapped, self.feature_map_, finite=plain)
-            dimension = rows.shape[1]
-            centring = None
+            self._map_rows(rows.blocks, finite=kind == "plain" and self.network is None)
+            dimension, centring = rows.shape[1], None
             if kind != "plain":
                 centring = self._centring(rows, float(length), seed)
-                rows.update(centring.rows)
+                rows.blocks.update(partial(_centred, centring))
             self.model_ = PrivateNetwork(self._trained(rows, seed), centring)
         return network_guarantee(
             self.plan_,
@@ -299,6 +295,10 @@ class DPSGD(PrivateClassifier):
             centring=centring,
             parameters={"dimension": dimension, "classes": len(self.classes_)},
         )
+
+    def _check_settings(self) -> None:
+        if self.engine != "local" and not isinstance(self.engine, LocalEngine):
+            raise InvalidInput("DP-SGD is trained in this process: engine must be 'local' or a LocalEngine.")
 
     @property
     def _classifier(self) -> PrivateNetwork:
@@ -365,44 +365,21 @@ class DPSGD(PrivateClassifier):
 
     def _trained(self, inputs: StoredRows, seed: int | None) -> MLP | TorchModel:
         """Train the user's module, the built-in network with exact noise, or the built-in network with a seed."""
-        settings, multiplier, size = self.plan_.settings, self.plan_.noise_multiplier, self.plan_.size
-        classes, labels, persons = len(self.classes_), inputs.labels, inputs.persons
+        plan, classes, labels = self.plan_, len(self.classes_), inputs.labels
+        common: dict[str, Any] = {"settings": plan.settings, "persons": inputs.persons}
+        own = {**common, "noise_multiplier": plan.noise_multiplier, "size": plan.size}
         if self.network is not None:
             module = self.network(inputs.shape[1], classes)
-            trained = train_private_module(
-                module,
-                inputs,
-                labels,
-                settings=settings,
-                noise_multiplier=multiplier,
-                size=size,
-                seed=seed,
-                persons=persons,
-            )
-            return TorchModel(trained, classes)
+            return TorchModel(train_private_module(module, inputs, labels, seed=seed, **own), classes)
         if seed is None:
             first = int.from_bytes(os.urandom(4), "big")
-            return train_private(
-                inputs,
-                labels,
-                classes,
-                settings=settings,
-                noise_multiplier=multiplier,
-                size=size,
-                seed=first,
-                persons=persons,
-            )
-        return train_private_stack(
-            inputs,
-            labels,
-            classes,
-            [np.arange(len(inputs))],
-            settings=settings,
-            noise_multipliers=[multiplier],
-            seeds=[seed],
-            sizes=[size],
-            persons=persons,
-        )
+            return train_private(inputs, labels, classes, seed=first, **own)
+        one: dict[str, Any] = {
+            "noise_multipliers": [plan.noise_multiplier],
+            "sizes": [plan.size],
+            "seeds": [seed],
+        }
+        return train_private_stack(inputs, labels, classes, [np.arange(len(inputs))], **one, **common)
 
 
 @dataclass(frozen=True, eq=False)
@@ -443,7 +420,13 @@ def network_guarantee(
     Full batches with the proven analysis are exactly sqrt(steps)/multiplier-Gaussian private. Everything else is the
     one point (epsilon, delta) that the noise was calibrated for.
     """
-    description = _described(features)
+    described = None
+    if features is not None:
+        own = {"kind": type(features).__name__}
+        described = describe_map(features) if isinstance(features, FeatureMap) else own
+    centred = {}
+    if centring is not None:
+        centred = {"radius": centring.radius, "inputs": "centred" if centring.scale is None else "scaled"}
     steps = plan.settings.steps
     gaussian = plan.analysis == "proven" and plan.settings.sampling_rate == 1
     status, because, assumptions = _counting(plan, gaussian, unit)
@@ -457,29 +440,42 @@ def network_guarantee(
         parameters={
             "estimator": "dpsgd",
             **plan.to_json(),
-            "features": description,
-            **_centring_facts(centring),
+            "features": described,
+            **centred,
             **(parameters or {}),
             "classes_declared": classes_declared,
             "size_declared": size_declared,
             **code_before,
             "noise_source": {"source": "exact" if exact else "seeded", "exact": exact},
         },
-        assumptions=(
-            SETTINGS_PUBLIC,
-            *data_assumptions(unit, encoding),
-            *map_assumptions(description),
-            *assumptions,
-        ),
+        assumptions=(),
         unit=unit,
     )
-    return weakened(
+    return of_training(
         guarantee,
-        *((own_module_condition(unit),) if own_module else ()),
-        *((OWN_MAP,) if runs_own_code(features) else ()),
-        *data_conditions(classes_declared=classes_declared, encoding=encoding, code_before=code_before),
-        *(() if size_declared else (size_condition(unit),)),
-        *(() if exact else (SEEDED_WEIGHTS,)),
+        described,
+        own_map=runs_own_code(features),
+        classes_declared=classes_declared,
+        encoding=encoding,
+        code_before=code_before,
+        assumptions=assumptions,
+        conditions=(
+            *((_own_module(unit),) if own_module else ()),
+            *(() if size_declared else (size_condition(unit),)),
+            *(() if exact else (SEEDED_WEIGHTS,)),
+        ),
+    )
+
+
+def _own_module(unit: Unit) -> Condition:
+    """Return the condition of a module of the user's own."""
+    return Condition(
+        "The module is the user's own.",
+        (
+            "The module computes every record of a batch by itself.",
+            f"One {unit} moves the module's clipped gradient sums, computed in floating point, by at most 1.001 clip "
+            "norms.",
+        ),
     )
 
 
@@ -501,19 +497,3 @@ def _counting(plan: Plan, gaussian: bool, unit: Unit) -> tuple[Status, str, tupl
         "(DP-SGD page, section 3)."
     )
     return "conditional", reason, (POISSON if plan.accountant == "rdp" else PLACES.format(unit=unit),)
-
-
-def _centring_facts(centring: Centring | None) -> dict[str, Any]:
-    """Return the public facts of centring by name."""
-    if centring is None:
-        return {}
-    return {"radius": centring.radius, "inputs": "centred" if centring.scale is None else "scaled"}
-
-
-def _described(features: object) -> Any:
-    """Describe a feature map by JSON values."""
-    if features is None:
-        return None
-    if isinstance(features, FeatureMap):
-        return describe_map(features)
-    return {"kind": type(features).__name__}

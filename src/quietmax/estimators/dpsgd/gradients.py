@@ -1,4 +1,4 @@
-"""Sums of clipped per-example gradients: fast for K networks at once, and exact for one network.
+"""Sums of clipped per-example gradients: fast for K networks at once, exact for one network, and for any module.
 
 **`ClippedSums`, in closed form.** In a network of linear layers, the gradient of one record's loss with respect to a
 layer's kernel is the outer product of the layer's input a and its slope d. Its squared norm is |a|^2*|d|^2, and with
@@ -11,21 +11,32 @@ gradient is ever formed, and one backward pass is enough (Goodfellow 2015, arXiv
 sum over records is an integer multiple of a power of two, with so few bits that products and sums are exact. So a
 record's contribution does not depend on the other records (THEORY 3.8).
 
-**Persons.** With ``row_weights`` of 1/k for the k rows of a person, the person contributes the mean of its clipped
-gradients. The mean of k vectors of length at most S has length at most S (THEORY 3.7).
+**`ModuleSums`, for any other torch module.** Opacus computes the per-example gradient norms. Its ghost clipping is used
+layer by layer where it knows the layer, and its general rule elsewhere; tied weights are clipped without ghost
+clipping. Floating-point sums of a module's gradients cannot be made exact: the noise allows for `MODULE_ROUNDING` of
+the clipping norm, and the guarantee names that as an assumption.
+
+**Persons.** With weights of 1/k for the k rows of a person, the person contributes the mean of its clipped gradients.
+The mean of k vectors of length at most S has length at most S (THEORY 3.7).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from quietmax.estimators.head.exact_sums import ExactSum
+from quietmax.errors import InvalidInput, short_message
+from quietmax.estimators.head.exact_sums import ExactSum, _repeatable_exp
 from quietmax.models.mlp import MLP, activation
+
+Part = tuple[Tensor, Tensor, Tensor | None]
+"""The inputs, the class indices and the weights of some records; no weights if all are 1."""
 
 FAST_ROWS = 2048
 """Rows that `ClippedSums` takes at once."""
@@ -33,6 +44,8 @@ ROWS_AT_ONCE = 512
 """Rows that `exact_clipped_sum` takes at once."""
 LARGEST_TABLE = 2**33
 """DP-SGD takes at most this many rows: their sums have fewer bits than the integers that hold them."""
+MODULE_ROUNDING = 2.0**-10
+"""Share of the clipping norm that is added to the sensitivity of a module, for sums in floating point."""
 _INTEGER_ROWS = 2**19
 """Sums over this many rows fit into 63 bits: each row adds at most 2 to a sum counted in multiples of 2^-42."""
 BITS = 20
@@ -65,46 +78,45 @@ class Gradients:
 
 
 class ClippedSums:
-    """Sums over a batch of the clipped cross-entropy gradients of its records, for K networks at once."""
+    """Sums over a batch of the clipped cross-entropy gradients of its records, for K networks at once.
+
+    `read` returns records by their numbers; `padding` is the number of none. Network k's sum is multiplied by
+    `factors[k]`.
+    """
 
     def __init__(
         self,
         network: MLP,
-        inputs: Tensor,
-        targets: Tensor,
-        max_grad_norms: Tensor,
-        weights: Tensor | None = None,
+        read: Callable[[Tensor], Part],
+        padding: int,
+        max_grad_norm: float,
+        factors: Sequence[float] | None = None,
         alpha: float | None = None,
-        row_weights: Tensor | None = None,
     ) -> None:
-        self._network, self._inputs, self._targets = network, inputs.contiguous(), targets
-        self._lengths = inputs.square().sum(1)
-        self._max_grad_norms = max_grad_norms.unsqueeze(1)
-        self._weights = None if weights is None else weights.unsqueeze(1)
-        self._alpha = alpha
-        self._row_weights = row_weights
+        self._network, self._read, self._padding, self._alpha = network, read, padding, alpha
+        self._max_grad_norm = torch.tensor([[max_grad_norm]], dtype=network.kernels[0].dtype)
+        self._factors = torch.ones(1, 1) if factors is None else torch.tensor(factors).view(-1, 1)
         self._activation = activation(network.activation)
 
     def add_to(self, gradients: Gradients, records: Tensor) -> None:
-        """Add the sums over some records to gradients."""
+        """Add the sums over some records, of shape (networks or 1, records), to gradients."""
         for part in torch.split(records, FAST_ROWS, 1):
             self._add_part(gradients, part)
 
     def _add_part(self, gradients: Gradients, records: Tensor) -> None:
-        networks, (shared, width) = self._network.networks, records.shape
-        picked = records.flatten()
-        first = self._inputs[picked].view(shared, width, -1).expand(networks, -1, -1)
-        signals, logits = self._forward(first)
-        slopes = self._slopes(signals, logits, self._targets[picked].view(shared, width))
-        norms = (self._lengths[picked].view(shared, width) + 1) * slopes[0].square().sum(-1)
+        networks, (shared, width), real = self._network.networks, records.shape, records != self._padding
+        inputs, labels, weights = self._read(torch.where(real, records, 0).flatten())
+        first = inputs.view(shared, width, -1)
+        signals, logits = self._forward(first.expand(networks, -1, -1))
+        slopes = self._slopes(signals, logits, labels.view(shared, width))
+        norms = (first.square().sum(-1) + 1) * slopes[0].square().sum(-1)
         for signal, slope in zip(signals[1:], slopes[1:], strict=True):
             norms += (signal.square().sum(-1) + 1) * slope.square().sum(-1)
-        factors = (self._max_grad_norms / norms.sqrt_()).clamp_(max=1.0)
-        factors *= records != len(self._inputs) - 1
-        if self._weights is not None:
-            factors *= self._weights
-        if self._row_weights is not None:
-            factors *= self._row_weights[picked].view(shared, width)
+        factors = (self._max_grad_norm / norms.sqrt_()).clamp_(max=1.0)
+        factors *= real
+        factors *= self._factors
+        if weights is not None:
+            factors *= weights.to(factors.dtype).view(shared, width)
         lost = ~torch.isfinite(norms)
         if bool(lost.any()):
             # A record whose gradient overflows contributes nothing, rather than spoiling the sum of the others.
@@ -150,7 +162,7 @@ class ClippedSums:
 
 
 def exact_clipped_sum(
-    network: MLP, inputs: Tensor, labels: Tensor, max_grad_norm: float, row_weights: Tensor | None = None
+    network: MLP, inputs: Tensor, labels: Tensor, max_grad_norm: float, weights: Tensor | None = None
 ) -> Gradients:
     """Return the sum over all rows of the clipped cross-entropy gradients of a single network, in float64.
 
@@ -158,19 +170,14 @@ def exact_clipped_sum(
     `rounding_share`). With weights of 1/k, the same holds for all k rows of a person together.
     """
     slices = (slice(start, start + ROWS_AT_ONCE) for start in range(0, len(inputs), ROWS_AT_ONCE))
-    parts = (
-        (inputs[part], labels[part], None if row_weights is None else row_weights[part]) for part in slices
-    )
-    return exact_clipped_sum_of_parts(network, parts, max_grad_norm)
+    parts = ((inputs[part], labels[part], None if weights is None else weights[part]) for part in slices)
+    return exact_sum_of_parts(network, parts, max_grad_norm)
 
 
-def exact_clipped_sum_of_parts(
-    network: MLP,
-    parts: Iterable[tuple[Tensor, Tensor, Tensor | None]],
-    max_grad_norm: float,
-    size: int = _INTEGER_ROWS,
+def exact_sum_of_parts(
+    network: MLP, parts: Iterable[Part], max_grad_norm: float, size: int = _INTEGER_ROWS
 ) -> Gradients:
-    """Return the sum of `exact_clipped_sum` for rows that come part by part. The order of the rows does not matter."""
+    """Return `exact_clipped_sum` of rows that come at most `ROWS_AT_ONCE` at a time, in any order."""
     sums = _ExactSums(network, max_grad_norm)
     for inputs, labels, weights in parts:
         sums.add(inputs.double(), labels, weights)
@@ -217,7 +224,7 @@ class _ExactSums:
         self._kernel_sums = [torch.zeros(kernel.shape, dtype=torch.int64) for kernel in plain]
         self._bias_sums = [torch.zeros(bias.shape[1], dtype=torch.int64) for bias in self._biases]
         self._rows = 0
-        self._earlier: list[ExactSum] | None = None
+        self._earlier = [ExactSum.of(total.numpy()) for total in (*self._kernel_sums, *self._bias_sums)]
 
     def add(self, rows: Tensor, labels: Tensor, weights: Tensor | None = None) -> None:
         """Add at most `ROWS_AT_ONCE` records, each times its weight."""
@@ -244,12 +251,9 @@ class _ExactSums:
     def _carry(self) -> list[ExactSum]:
         """Move the sums of the last rows into pairs of integers, which hold all rows; return these."""
         totals = [*self._kernel_sums, *self._bias_sums]
-        last = [ExactSum.of(total.numpy()) for total in totals]
-        self._earlier = (
-            last
-            if self._earlier is None
-            else [one + other for one, other in zip(self._earlier, last, strict=True)]
-        )
+        self._earlier = [
+            earlier + ExactSum.of(total.numpy()) for earlier, total in zip(self._earlier, totals, strict=True)
+        ]
         for total in totals:
             total.zero_()
         self._rows = 0
@@ -324,19 +328,8 @@ def _kernel_on_grid(kernel: Tensor, contracted: int, bits: int) -> Tensor:
 
 
 def _exponential(values: Tensor) -> Tensor:
-    """Compute exp(x) for x <= 0 to about 2 units in the last place, by additions and multiplications alone.
-
-    Library exponentials may round differently at the end of an array than inside it.
-    """
-    limited = torch.clamp(values, min=-700.0)
-    powers = (limited * 1.4426950408889634).round()
-    rest = limited - powers * 0.693147180369123816490  # ln 2 with its last bits zero: the product is exact
-    rest = rest - powers * 1.90821492927058770002e-10
-    result = torch.full_like(rest, 1.0 / math.factorial(13))
-    for order in range(12, -1, -1):
-        result = result * rest
-        result = result + 1.0 / math.factorial(order)
-    return result * _power_of_two(powers)
+    """Compute exp(x) for x <= 0, for every number alone."""
+    return torch.from_numpy(_repeatable_exp(values.numpy()))
 
 
 def _probabilities(logits: Tensor) -> Tensor:
@@ -363,3 +356,89 @@ def _derivative(name: str, outputs: Tensor) -> Tensor:
     if name == "relu":
         return (outputs > 0.0).double()
     return 1.0 - outputs * outputs if name == "tanh" else outputs * (1.0 - outputs)
+
+
+# --- Any module -------------------------------------------------------------------------------------------------------
+
+
+class ModuleSums:
+    """Sums of clipped per-example gradients of a module wrapped by Opacus."""
+
+    def __init__(self, module: torch.nn.Module, max_grad_norm: float) -> None:
+        self._module, self._max_grad_norm = module, max_grad_norm
+        self.parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        if not self.parameters:
+            raise InvalidInput("The module has no trainable parameter.")
+        self._wrapped = self._wrap(ghost=True)
+
+    def _wrap(self, *, ghost: bool) -> Any:
+        """Return the module with Opacus's hooks."""
+        try:
+            from opacus.grad_sample import GradSampleModuleFastGradientClipping  # type: ignore[import-untyped]
+            from opacus.validators import ModuleValidator  # type: ignore[import-untyped]
+            from opacus.validators.errors import UnsupportedModuleError  # type: ignore[import-untyped]
+        except ImportError as problem:
+            raise InvalidInput(
+                "DP-SGD with a module of your own requires Opacus: pip install opacus."
+            ) from problem
+        try:
+            ModuleValidator.validate(self._module, strict=True)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return GradSampleModuleFastGradientClipping(
+                    self._module,
+                    loss_reduction="sum",
+                    max_grad_norm=self._max_grad_norm,
+                    use_ghost_clipping=ghost,
+                )
+        except (UnsupportedModuleError, NotImplementedError) as problem:
+            raise InvalidInput(
+                f"The module mixes records or cannot be clipped per record ({short_message(problem)}). For instance, "
+                "BatchNorm is not supported; GroupNorm is."
+            ) from problem
+
+    def add_to(self, sums: list[Tensor], inputs: Tensor, labels: Tensor, weights: Tensor) -> None:
+        """Add the clipped gradients of these records, each times its weight."""
+        if not len(labels):
+            return
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                finite = self._clip_and_sum(inputs, labels, weights)
+            except NotImplementedError:
+                # Tied weights: Opacus clips them without ghosts.
+                self.unwrapped()
+                self._wrapped = self._wrap(ghost=False)
+                finite = self._clip_and_sum(inputs, labels, weights)
+        if not bool(finite.all()):
+            # A record whose gradient overflows contributes nothing, rather than spoiling the sum of the others.
+            self.add_to(sums, inputs[finite], labels[finite], weights[finite])
+            return
+        for total, parameter in zip(sums, self.parameters, strict=True):
+            if parameter.grad is not None:
+                total += parameter.grad
+
+    def _clip_and_sum(self, inputs: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+        """Leave the clipped sum in the parameters' gradients; return which records have finite gradients."""
+        wrapped = self._wrapped
+        wrapped.zero_grad()
+        losses = torch.nn.functional.cross_entropy(wrapped(inputs), labels, reduction="none")
+        losses.sum().backward(retain_graph=True)  # type: ignore[no-untyped-call]
+        norms = wrapped.get_norm_sample()
+        finite: Tensor = torch.isfinite(norms) & torch.isfinite(losses)
+        wrapped.zero_grad()
+        wrapped.disable_hooks()
+        try:
+            weighted = (weights * torch.clamp(self._max_grad_norm / norms, max=1.0) * losses).sum()
+            weighted.backward()  # type: ignore[no-untyped-call]
+        finally:
+            wrapped.enable_hooks()
+        return finite
+
+    def unwrapped(self) -> torch.nn.Module:
+        """Return the module without Opacus's hooks."""
+        self._wrapped.zero_grad()
+        module: torch.nn.Module = self._wrapped.to_standard_module()
+        for parameter in self.parameters:
+            parameter.grad = None
+        return module

@@ -1,12 +1,20 @@
-"""DP-SGD for the built-in network: seeded and fast for K networks at once, or with exact noise for a release.
+"""DP-SGD: its settings, the batches, and training with seeded noise (K networks at once) or with exact noise.
 
-`train_private_stack` is for experiments: each network has its own noise, clipping norm, seed and records. Everything is
+**Settings.** All follow from public numbers. The rule of the "default" preset is one number: the learning rate is
+chosen so that all noise together has a given standard deviation on a logit. Features are centred if the first
+`centring_steps` steps release their mean (`estimator.released_centre`). Rows then have a known length, `ROW_LENGTH`
+beside the constant 1 of the bias, and a rule like that of the private head holds: a clipping norm of 0.2 and noise of
+0.9 on a logit, whatever the features, the classes, the size and epsilon. Features of tables that are scaled by their
+mean take 0.5 and 0.8. The learning rate falls over the last 30% of the steps: where noise allows long steps, they
+oscillate in a few directions, and the last, short ones end that. All steps have the same noise, so a rate that falls
+from the start would waste more of the budget on short steps.
+
+**Training.** `train_private_stack` is for experiments: each network has its own noise, seed and records. Everything is
 float32 and seeded: repeatable and fast, and for both reasons no protection. Networks with the same seed and records see
 the same batches and the same standard noise, each scaled by its own noise multiplier. That is what each would see
-alone, drawn once, so a sweep over epsilon compares like with like.
-
-`train_private` trains a network that may be released: batches and noise come from the operating system, and sums over
-records are exact.
+alone, drawn once, so a sweep over epsilon compares like with like. `train_private` and `train_private_module` train a
+network that may be released: batches and noise come from the operating system, and the sums over records of a built-in
+network are exact.
 
 If records belong to persons, a batch is a sample of persons with all their rows, and each row's clipped gradient counts
 1/k for a person of k rows. A person is then sampled like a record, and contributes at most the clipping norm (THEORY
@@ -16,22 +24,16 @@ The loss is cross-entropy, which the paper's table of settings names. The convex
 losses: a record's weight in it depends on the other records of the batch, so there is no per-example gradient to clip.
 The convexified loss of each record as a batch of one can be clipped; ``alpha`` asks for that.
 
-For any other torch module, Opacus computes the per-example gradient norms; batches and noise are ours
-(`train_private_module`). Its ghost clipping is used layer by layer where it knows the layer, and its general rule
-elsewhere; tied weights are clipped without ghost clipping. Its own batches and noise are not used: its secure mode
-needs torchcsprng, which does not exist for the PyTorch version pinned here. Floating-point sums of a module's gradients
-cannot be made exact. The noise allows for `ROUNDING` of the clipping norm, and the guarantee names that as an
-assumption.
+Of Opacus, a module's per-example gradient norms are used alone: its own batches and noise are not, since its secure
+mode needs torchcsprng, which does not exist for the PyTorch version pinned here.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import secrets
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -39,24 +41,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quietmax.accounting.dpsgd import Accountant, NoiseAnalysis
-from quietmax.accounting.guarantee import Unit
+from quietmax.accounting.dpsgd import Accountant, NoiseAnalysis, Schedule, noise_multiplier
 from quietmax.data.records import Split
-from quietmax.errors import InvalidData, InvalidInput, short_message
-from quietmax.estimators.blocks import FILES_IN_MEMORY, Blocks, LocalEngine, Table, block_rows, person_digests
-from quietmax.estimators.dpsgd.config import Plan, Preset, PrivateSettings, make_plan
+from quietmax.errors import InvalidInput
+from quietmax.estimators.blocks import Blocks
 from quietmax.estimators.dpsgd.gradients import (
-    FAST_ROWS,
     LARGEST_TABLE,
+    MODULE_ROUNDING,
     ROWS_AT_ONCE,
     ClippedSums,
     Gradients,
-    exact_clipped_sum_of_parts,
+    ModuleSums,
+    Part,
+    exact_sum_of_parts,
     rounding_share,
 )
-from quietmax.estimators.training_set import NOBODY, Condition, Persons, TrainingRows, check_positive
-from quietmax.models.features.base import FeatureMap
-from quietmax.models.mlp import MLP, initial_mlp
+from quietmax.estimators.training_set import Persons, check_choice, check_positive, checked_size
+from quietmax.models.mlp import MLP, activation, initial_mlp
 from quietmax.models.stacked import (
     Convexified,
     Progress,
@@ -68,70 +69,292 @@ from quietmax.models.stacked import (
 )
 from quietmax.noise.release import release_gaussian
 
+Build = Callable[[int, int], torch.nn.Module]
 
-class _NumberedPersons(Persons):
-    """Whom each row belongs to, without the names."""
 
-    def __init__(self, digests: NDArray[np.bytes_]) -> None:
-        super().__init__(np.empty(0, object))
-        _, first, places = np.unique(digests, return_index=True, return_inverse=True)
-        numbers = np.empty(len(first), np.int32 if len(first) < 2**31 else np.int64)
-        # In the order in which the persons come, so that the digests themselves do not matter.
-        numbers[np.argsort(first)] = np.arange(len(first))
-        codes = numbers[places]
-        rows = np.bincount(codes).astype(np.int32 if len(codes) < 2**31 else np.int64)[codes]
-        self.__dict__.update(codes=codes, rows=rows, count=len(first))
+# --- Settings ---------------------------------------------------------------------------------------------------------
+
+Optimizer = Literal["sgd", "momentum", "adam"]
+Sampling = Literal["poisson", "shuffled"]
+Preset = Literal["default", "paper"]
+Inputs = Literal["plain", "centred", "scaled"]
+"""What the network sees: features as they are, centred rows, or centred rows that are scaled by the released mean."""
+
+ROW_LENGTH = 5.0
+"""Length of a centred row. The bias, a constant feature of 1, is then a fifth of it."""
+CENTRING_SHARE = 0.05
+"""Share of the steps that release the mean of the features."""
+CENTRED_RATE, CENTRED_DECAY = 0.5, 0.3
+"""With centring: the sampling rate, and the share of the steps over which the learning rate falls."""
+CENTRED_NOISE, SCALED_NOISE, LOGIT_NOISE = 0.9, 0.8, 1.5
+"""kappa, the standard deviation of all noise together on a logit: centred, centred and scaled, not centred."""
+CLIPPING_SHARE, SCALED_CLIPPING_SHARE = 0.2, 0.5
+"""The clipping norm as a share of the length of the features and the bias; the second for scaled features."""
+SMALLEST_BATCH, SMALLEST_RATE, STEPS = 1000, 0.1, 100
+LONGEST_TRAINING, LONGEST_STEP = 30_000.0, 5.0
+"""With hardly any noise, learning_rate * max_grad_norm * length is limited: its sum over all steps for centred rows,
+times the gain of momentum, and each step otherwise."""
+ADAM_RATE = 0.01
+LENGTH_PER_COLUMN = 0.3
+"""Records encoded into [0, 1] have about this length per root of the number of columns."""
+PAPER_BATCH, PAPER_EPOCHS = 100, 100
+LATER_FIELDS = ("centring_steps", "decay")
+"""Settings that older models do not have; 0 stands for them."""
+_MOMENTUM_GAIN = {"sgd": 1.0, "momentum": 10.0}
+
+
+@dataclass(frozen=True)
+class DPSGDSettings:
+    """The network of a `DPSGD` and its training, where the preset is not wanted. All are public numbers.
+
+    Parameters
+    ----------
+    hidden : sequence of int, optional
+        Widths of the hidden layers. What is None comes from the preset.
+    activation : {"tanh", "sigmoid", "relu"}, optional
+        Activation of the hidden layers.
+    sampling_rate : float, optional
+        Poisson sampling rate.
+    steps : int, optional
+        Number of steps, with those for centring.
+    centring_steps : int, optional
+        How many of the steps, the first ones, release the mean of the features, by which all rows are centred; 0 leaves
+        centring out. By default 5% of the steps, and 0 with ``preset="paper"``, ``analysis="published"`` or a
+        ``network``, which cannot have it.
+    max_grad_norm : float, optional
+        Per-example gradient clipping norm.
+    learning_rate : float, optional
+        Step size, before it falls.
+    decay : float, optional
+        Share of the gradient steps, the last ones, over which the learning rate falls linearly to almost zero.
+    optimizer : {"sgd", "momentum", "adam"}, optional
+        What the noisy gradients are given to.
+    l2 : float, optional
+        L2 penalty on the kernels.
+    length : float, optional
+        A public guess at the length of a record's features. With centring, features are clipped to it; without, the
+        default step size follows from it. By default the length that public random records in [0, 1] have after the
+        feature map, or 0.3 per root of the number of columns without a map.
+
+    Examples
+    --------
+    >>> DPSGDSettings(hidden=(32,), steps=200).hidden
+    (32,)
+    """
+
+    hidden: Sequence[int] | None = None
+    activation: str | None = None
+    sampling_rate: float | None = None
+    steps: int | None = None
+    centring_steps: int | None = None
+    max_grad_norm: float | None = None
+    learning_rate: float | None = None
+    decay: float | None = None
+    optimizer: Optimizer | None = None
+    l2: float | None = None
+    length: float | None = None
+
+
+@dataclass(frozen=True)
+class PrivateSettings:
+    """Settings of DP-SGD, except the data, the noise and the seed. All are public numbers."""
+
+    hidden: tuple[int, ...] = ()  # Widths of the hidden layers; () is a linear model
+    activation: str = "tanh"  # Activation of the hidden layers: "tanh", "sigmoid" or "relu"
+    sampling_rate: float = 0.1
+    steps: int = 100  # Number of steps, with those for centring
+    max_grad_norm: float = 1.0  # Per-example gradient clipping norm
+    learning_rate: float = 1.0  # Step size, before it falls
+    optimizer: Optimizer = "sgd"  # What the noisy gradients are given to
+    l2: float = 0.0  # L2 penalty on the kernels
+    sampling: Sampling = "poisson"  # "poisson" takes each record independently in every step
+    centring_steps: int = 0
+    decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        activation(self.activation)
+        object.__setattr__(self, "hidden", tuple(self.hidden))
+        if any(width < 1 for width in self.hidden):
+            raise InvalidInput(f"Widths of hidden layers must be at least 1, got {self.hidden}.")
+        check_choice("optimizer", self.optimizer, ("sgd", "momentum", "adam"))
+        check_choice("sampling", self.sampling, ("poisson", "shuffled"))
+        if not 0 < self.sampling_rate <= 1:
+            raise InvalidInput(f"sampling_rate must be above 0 and at most 1, got {self.sampling_rate}.")
+        if self.steps < 1 or int(self.steps) != self.steps:
+            raise InvalidInput(f"steps must be an integer, at least 1, got {self.steps}.")
+        if not 0 <= self.centring_steps < self.steps or int(self.centring_steps) != self.centring_steps:
+            raise InvalidInput(
+                f"centring_steps must be an integer from 0 to {self.steps - 1} with {self.steps} steps, got "
+                f"{self.centring_steps}."
+            )
+        if self.centring_steps and self.sampling != "poisson":
+            raise InvalidInput("centring_steps requires Poisson sampling (analysis='proven').")
+        check_positive(max_grad_norm=self.max_grad_norm, learning_rate=self.learning_rate)
+        if not 0 <= self.decay <= 1:
+            raise InvalidInput(f"decay must be from 0 to 1, got {self.decay}.")
+        if not 0 <= self.l2 < math.inf:
+            raise InvalidInput(f"l2 must be at least 0, got {self.l2}.")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all fields by name; those of `LATER_FIELDS` only if they are not 0."""
+        fields = asdict(self) | {"hidden": list(self.hidden)}
+        return {name: value for name, value in fields.items() if value or name not in LATER_FIELDS}
+
+    @property
+    def gradient_steps(self) -> int:
+        """Number of steps that release a gradient."""
+        return self.steps - self.centring_steps
+
+    def learning_rates(self) -> NDArray[np.float64]:
+        """Return the learning rate of every gradient step."""
+        left = np.arange(self.gradient_steps, 0, -1)
+        factors = np.minimum(1.0, left / max(1.0, self.decay * self.gradient_steps))
+        return np.asarray(self.learning_rate * factors)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All public numbers of a run: settings, noise, and the (epsilon, delta) they were calibrated for."""
+
+    settings: PrivateSettings  # How the network is trained
+    noise_multiplier: float  # Standard deviation of the noise as a multiple of the clipping norm
+    epsilon: float  # The budget
+    delta: float
+    accountant: Accountant  # The accountant that calibrated the noise
+    analysis: NoiseAnalysis  # How the steps were counted
+    size: int  # The public number of records or persons
+
+    @property
+    def schedule(self) -> Schedule:
+        """Sampling rate and steps."""
+        return Schedule(self.settings.sampling_rate, self.settings.steps)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return every number by name."""
+        return {
+            **self.settings.to_json(),
+            "noise_multiplier": self.noise_multiplier,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "accountant": self.accountant,
+            "analysis": self.analysis,
+            "epochs": self.schedule.epochs,
+            "declared_size": self.size,
+        }
+
+
+def make_plan(
+    size: int,
+    *,
+    epsilon: float,
+    delta: float | None = None,
+    accountant: Accountant = "pld",
+    analysis: NoiseAnalysis = "proven",
+    preset: Preset = "default",
+    length: float = 1.0,
+    inputs: Inputs = "plain",
+    **given: Any,
+) -> Plan:
+    """Return the settings and the noise of a run; settings that are not given come from a preset."""
+    check_choice("preset", preset, ("default", "paper"))
+    size = checked_size(size)
+    check_positive(length=length)
+    wanted = {name: value for name, value in given.items() if value is not None}
+    wanted["sampling"] = "poisson" if analysis == "proven" else "shuffled"
+    if delta is None:
+        delta = 1 / (10 * size)
+    if inputs != "plain":
+        length = ROW_LENGTH
+        steps = wanted.setdefault("steps", STEPS)
+        wanted.setdefault("centring_steps", max(1, round(CENTRING_SHARE * steps)))
+    start = _paper(size) if preset == "paper" else _default(size, length, inputs)
+    if preset == "paper" and "sampling_rate" in wanted and "steps" not in wanted:
+        wanted["steps"] = max(1, round(PAPER_EPOCHS / wanted["sampling_rate"]))
+    settings = replace(start, **wanted)
+    schedule = Schedule(settings.sampling_rate, settings.steps)
+    multiplier = noise_multiplier(epsilon, delta, schedule, accountant=accountant, analysis=analysis)
+    if preset == "default" and "learning_rate" not in wanted:
+        rate = _learning_rate(settings, multiplier, size, length, inputs)
+        settings = replace(settings, learning_rate=rate)
+    return Plan(settings, multiplier, float(epsilon), float(delta), accountant, analysis, int(size))
+
+
+def default_length(columns: int) -> float:
+    """Guess the length of records that are encoded into [0, 1]."""
+    return LENGTH_PER_COLUMN * math.sqrt(columns)
+
+
+def _default(size: int, length: float, inputs: Inputs) -> PrivateSettings:
+    """Return the settings of the default preset: a linear model and large batches; momentum without centring."""
+    share = SCALED_CLIPPING_SHARE if inputs == "scaled" else CLIPPING_SHARE
+    max_grad_norm = share * math.sqrt(length * length + 1)
+    if inputs != "plain":
+        return PrivateSettings(sampling_rate=CENTRED_RATE, max_grad_norm=max_grad_norm, decay=CENTRED_DECAY)
+    return PrivateSettings(
+        sampling_rate=min(1.0, max(SMALLEST_RATE, SMALLEST_BATCH / size)),
+        steps=STEPS,
+        max_grad_norm=max_grad_norm,
+        optimizer="momentum",
+    )
+
+
+def _paper(size: int) -> PrivateSettings:
+    """Return the settings of the paper's table: 128 tanh units, batches of 100, 100 epochs, Adam."""
+    rate = min(1.0, PAPER_BATCH / size)
+    return PrivateSettings(
+        hidden=(128,),
+        sampling_rate=rate,
+        steps=max(1, round(PAPER_EPOCHS / rate)),
+        max_grad_norm=1.0,
+        learning_rate=0.001,
+        optimizer="adam",
+        l2=0.001,
+    )
+
+
+def _learning_rate(
+    settings: PrivateSettings, multiplier: float, size: int, length: float, inputs: Inputs
+) -> float:
+    """Return the learning rate at which all noise together has the standard deviation kappa on a logit."""
+    if settings.optimizer == "adam":
+        return ADAM_RATE
+    gain = _MOMENTUM_GAIN[settings.optimizer]
+    kappa = {"plain": LOGIT_NOISE, "centred": CENTRED_NOISE, "scaled": SCALED_NOISE}[inputs]
+    factors = replace(settings, learning_rate=1.0).learning_rates()
+    longest = LONGEST_STEP if inputs == "plain" else LONGEST_TRAINING / (gain * float(factors.sum()))
+    root = math.sqrt(float(np.square(factors).sum()))
+    noise = multiplier * root * gain / (settings.sampling_rate * size)
+    return min(kappa / noise, longest) / (settings.max_grad_norm * length)
+
+
+# --- Rows and batches -------------------------------------------------------------------------------------------------
 
 
 class StoredRows:
-    """The rows of a training set, which are read by their numbers."""
+    """The rows of a training set, which are read by their numbers; all labels and persons are in memory."""
 
-    def __init__(self, data: TrainingRows, engine: LocalEngine | Literal["local"] = "local") -> None:
-        kept = LocalEngine() if engine == "local" else engine
-        if not isinstance(kept, LocalEngine):
-            raise InvalidInput("DP-SGD is trained in this process: engine must be 'local' or a LocalEngine.")
-        key = secrets.token_bytes(16)
-        classes = len(data.classes)
-        compact = np.int8 if classes <= 2**7 else np.int32
-        labels: list[NDArray[np.signedinteger[Any]]] = []
-        digests: list[NDArray[np.bytes_]] = []
-
-        def tables() -> Iterator[Table]:
-            for piece in data.pieces:
-                labels.append(piece.labels.astype(compact))
-                if piece.persons is not None:
-                    digests.append(person_digests(piece.persons, key))
-                yield Table(piece.records, piece.labels, classes)
-
-        self._blocks = Blocks(classes, kept, None if data.in_memory else FILES_IN_MEMORY)
-        try:
-            self._blocks.reserve(data.count, data.columns)
-            self._blocks.extend(tables())
-            if not len(self._blocks):
-                raise InvalidData(NOBODY)
-        except BaseException:
-            self.close()
-            raise
-        self.labels = labels[0] if len(labels) == 1 else np.concatenate(labels)
-        self.persons = _NumberedPersons(np.concatenate(digests)) if data.unit == "person" else None
+    def __init__(self, blocks: Blocks, *, by_person: bool) -> None:
+        self.blocks = blocks
+        compact = np.int8 if blocks.classes <= 2**7 else np.int32
+        self.labels: NDArray[Any] = blocks.beside("labels").astype(compact)
+        self.persons = None
+        if by_person:
+            self.persons = _numbered_persons(blocks.beside("persons"))
+            blocks.drop_persons()
 
     def __enter__(self) -> StoredRows:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Drop all rows, and remove what is on disk."""
-        self._blocks.close()
+        self.blocks.close()
 
     def __len__(self) -> int:
-        return len(self._blocks)
+        return len(self.blocks)
 
     @property
     def shape(self) -> tuple[int, int]:
         """Rows and columns."""
-        return len(self._blocks), self._blocks.features
+        return len(self.blocks), self.blocks.features
 
     @property
     def units(self) -> int:
@@ -139,36 +362,116 @@ class StoredRows:
         return len(self) if self.persons is None else self.persons.count
 
     def __getitem__(self, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return the rows with these numbers, in this order."""
-        return self._blocks.rows_at(numbers)
+        return self.blocks.rows_at(numbers)
 
-    def update(
-        self,
-        function: Callable[[NDArray[np.float32]], NDArray[np.float32]],
-        feature_map: object = None,
-        *,
-        finite: bool = True,
-    ) -> None:
-        """Replace the rows by what a function makes of them, block by block."""
 
-        def changed(block: Table) -> Iterator[Table]:
-            columns = block.features
-            if isinstance(feature_map, FeatureMap):
-                columns = feature_map.dimension(columns)
-            for piece in block.pieces(-(-len(block) // block_rows(columns))):
-                table = replace(piece, rows=function(piece.rows))
-                if finite and not np.isfinite(table.rows).all():
-                    raise InvalidInput("Features must be finite, but a record holds NaN or infinity.")
-                yield from table.pieces(-(-len(table) // block_rows(table.features)))
+def _numbered_persons(digests: NDArray[np.bytes_]) -> Persons:
+    """Number persons in the order in which they come, so that the digests themselves do not matter."""
+    _, first, places = np.unique(digests, return_index=True, return_inverse=True)
+    numbers: NDArray[Any] = np.empty(len(first), np.int32 if len(digests) < 2**31 else np.int64)
+    numbers[np.argsort(first)] = np.arange(len(first))
+    return Persons(numbers[places])
 
-        if isinstance(feature_map, FeatureMap):
-            self._blocks.reserve(len(self), feature_map.dimension(self._blocks.features))
-        self._blocks.update(changed)
 
-    def expect(self, passes: float) -> None:
-        """Announce how often every row will still be read or replaced, for the time left."""
-        self._blocks.expect(max(1, round(passes)))
+def _reader(
+    features: NDArray[np.float32] | StoredRows, targets: Tensor, persons: Persons | None
+) -> Callable[[Tensor], Part]:
+    """Return a function that reads records by their numbers; a row of a person with k rows has the weight 1/k."""
 
+    def read(numbers: Tensor) -> Part:
+        chosen = numbers.numpy()
+        weights = None if persons is None else torch.from_numpy(1.0 / persons.rows[chosen])
+        return torch.from_numpy(features[chosen]), targets[numbers].to(torch.int64), weights
+
+    return read
+
+
+class _Units:
+    """What is sampled: single rows, or persons with all their rows. `rows` are some rows, or the number of all."""
+
+    def __init__(self, rows: Rows | int, persons: Persons | None) -> None:
+        self._rows = None if isinstance(rows, int) else rows
+        self._codes: NDArray[np.integer[Any]] | None = None
+        self._length = self.count = rows if isinstance(rows, int) else len(rows)
+        if persons is None:
+            return
+        self._codes, self.count = persons.codes, persons.count
+        if self._rows is not None:
+            _, codes, sizes = np.unique(persons.codes[self._rows], return_inverse=True, return_counts=True)
+            if (sizes[codes] != persons.rows[self._rows]).any():
+                raise InvalidInput("A network must be trained on all records of a person or on none.")
+            self._codes, self.count = codes, len(sizes)
+
+    @property
+    def rows(self) -> Rows:
+        """All rows."""
+        return np.arange(self._length) if self._rows is None else self._rows
+
+    def batches(self, order: Rows, width: int) -> Iterator[Rows]:
+        """Return the rows of all units in batches of so many units, in this order of the units."""
+        for chosen in np.split(order, range(width, max(len(order), 1), width)):
+            yield self._at(chosen if self._codes is None else np.flatnonzero(np.isin(self._codes, chosen)))
+
+    def sample(self, drawn: Callable[[int], NDArray[np.bool_]]) -> Rows:
+        """Return the rows of the units for which a function draws True; it is told how many to decide about."""
+        mask = np.empty(self.count, np.bool_)
+        for start in range(0, self.count, _UNITS_AT_ONCE):
+            part = mask[start : start + _UNITS_AT_ONCE]
+            part[:] = drawn(len(part))
+        return self._at(np.flatnonzero(mask if self._codes is None else mask[self._codes]))
+
+    def _at(self, places: Rows) -> Rows:
+        return places if self._rows is None else self._rows[places]
+
+
+def draw_batches(
+    rows: Rows | int,
+    size: int,
+    settings: PrivateSettings,
+    persons: Persons | None = None,
+    *,
+    seed: int | None = None,
+) -> Iterator[Rows]:
+    """Draw batches of row indices without end: from a seed, or from the entropy of the operating system.
+
+    With the latter and Poisson sampling, a record or person is taken if its own 64-bit word is below the rate's share
+    of 2^64, rounded down: never more often than stated, and a lower rate is at least as private.
+    """
+    return _batches(_Units(rows, persons), size, settings, seed)
+
+
+def _batches(units: _Units, size: int, settings: PrivateSettings, seed: int | None) -> Iterator[Rows]:
+    """Draw batches of units without end."""
+    rate = settings.sampling_rate
+    width = max(1, round(rate * size))
+    if seed is None:
+        threshold = np.uint64(min(int(rate * 2.0**64), 2**64 - 1))
+
+        def words(count: int) -> NDArray[np.uint64]:
+            return np.frombuffer(os.urandom(8 * count), np.uint64)
+
+        def order() -> Rows:
+            return np.argsort(words(units.count), kind="stable")
+
+        def taken(count: int) -> NDArray[np.bool_]:
+            return words(count) < threshold
+    else:
+        generator = np.random.default_rng((0x0DE5, seed))
+
+        def order() -> Rows:
+            return generator.permutation(units.count)
+
+        def taken(count: int) -> NDArray[np.bool_]:
+            return generator.random(count) < rate
+
+    while True:
+        if settings.sampling == "shuffled":
+            yield from units.batches(order(), width)
+        else:
+            yield units.rows if rate == 1 else units.sample(taken)
+
+
+# --- Steps ------------------------------------------------------------------------------------------------------------
 
 _MOMENTUM = 0.9
 _UNITS_AT_ONCE = 2**20
@@ -229,7 +532,6 @@ def train_private_stack(
     settings: PrivateSettings,
     noise_multipliers: Sequence[float],
     seeds: Sequence[int],
-    max_grad_norms: Sequence[float] | None = None,
     sizes: Sequence[int] | None = None,
     alpha: float | None = None,
     persons: Persons | None = None,
@@ -242,41 +544,41 @@ def train_private_stack(
     or the same gradient given to momentum or Adam.
     """
     targets = torch.as_tensor(labels)
-    limits = [settings.max_grad_norm] * len(rows) if max_grad_norms is None else list(max_grad_norms)
     units = [_Units(np.asarray(each, np.int64), persons) for each in rows]
     declared = [each.count for each in units] if sizes is None else list(sizes)
     if not isinstance(features, StoredRows):
-        features, targets = torch.as_tensor(features).to(torch.float32), targets.to(torch.int64)
-        check_records(features, targets, classes)
+        inputs = torch.as_tensor(features).to(torch.float32).contiguous()
+        check_records(inputs, targets.to(torch.int64), classes)
+        features = inputs.numpy()
     records, width = features.shape
-    _check(records, rows, seeds, noise_multipliers, limits, declared)
+    check_networks(rows, records, seeds=seeds, noise_multipliers=noise_multipliers, sizes=declared)
+    if any(not math.isfinite(each) or each < 0 for each in noise_multipliers):
+        raise InvalidInput("noise_multipliers must be finite and at least 0.")
+    if any(size < 1 for size in declared):
+        raise InvalidInput("sizes must be positive.")
     if alpha is not None:
         Convexified(alpha)  # raises for an invalid constant
     network = _initial_network(width, classes, settings, tuple(seeds), torch.float32)
-    batches = _Batches(units, seeds, declared, settings, padding=records)
+    # Networks of equal seed, size and rows share a stream of batches and of noise.
+    names: dict[tuple[object, ...], int] = {}
+    keys = [(seed, size, own.rows.tobytes()) for own, seed, size in zip(units, seeds, declared, strict=True)]
+    streams = [names.setdefault(key, len(names)) for key in keys]
+    first = [streams.index(stream) for stream in range(len(names))]
+    batches = [_batches(units[each], declared[each], settings, seeds[each]) for each in first]
     expected = [settings.sampling_rate * size for size in declared]
-    targets = torch.cat([targets, targets.new_zeros(1)])
-    norms = torch.tensor(limits, dtype=torch.float32)
-    factors = torch.tensor([1 / batch for batch in expected], dtype=torch.float32)
-    sums: ClippedSums | _StoredSums
-    if isinstance(features, StoredRows):
-        sums = _StoredSums(network, features, targets, norms, factors, alpha, persons)
-    else:
-        shares = None
-        if persons is not None:
-            shares = torch.from_numpy(np.append(1 / persons.rows, 0.0)).to(torch.float32)
-        padded = torch.cat([features, features.new_zeros(1, width)])
-        sums = ClippedSums(network, padded, targets, norms, factors, alpha, shares)
     spreads = [
-        multiplier * max_grad_norm / batch
-        for multiplier, max_grad_norm, batch in zip(noise_multipliers, limits, expected, strict=True)
+        multiplier * settings.max_grad_norm / batch
+        for multiplier, batch in zip(noise_multipliers, expected, strict=True)
     ]
-    noise = _Noise(spreads, batches.streams, seeds)
+    noise = _Noise(spreads, streams, [seeds[each] for each in first])
+    read = _reader(features, targets, persons)
+    factors = [1 / batch for batch in expected]
+    sums = ClippedSums(network, read, records, settings.max_grad_norm, factors, alpha)
     gradients, update = Gradients.zeros(network), _Update(network, settings)
     for step in range(1, settings.gradient_steps + 1):
         # Noise first, the clipped gradients on top of it: one pass over memory less.
         noise.write(gradients)
-        sums.add_to(gradients, batches.next())
+        sums.add_to(gradients, _padded([next(draws) for draws in batches], streams, records))
         update.take(gradients)
         if progress is not None and (step % 64 == 0 or step == settings.gradient_steps):
             progress(step, settings.gradient_steps)
@@ -284,174 +586,20 @@ def train_private_stack(
     return network
 
 
-class _StoredSums:
-    """`ClippedSums` of one network for rows that are read when they are needed; the same sums, bit for bit."""
-
-    def __init__(
-        self,
-        network: MLP,
-        rows: StoredRows,
-        targets: Tensor,
-        max_grad_norms: Tensor,
-        weights: Tensor,
-        alpha: float | None,
-        persons: Persons | None,
-    ) -> None:
-        if network.networks != 1:
-            raise InvalidInput("Stored rows can be used for one network at a time.")
-        self._network, self._rows, self._targets, self._persons = network, rows, targets, persons
-        self._max_grad_norms, self._weights, self._alpha = max_grad_norms, weights, alpha
-
-    def add_to(self, gradients: Gradients, records: Tensor) -> None:
-        """Add the sums over some records to gradients; the number of all rows stands for padding."""
-        numbers = records[0][records[0] < len(self._rows)]
-        if not len(numbers):
-            return
-        for part in torch.split(numbers, FAST_ROWS):
-            inputs = torch.from_numpy(self._rows[part.numpy()])
-            # The last row is padding. Its number is that of no record here.
-            chosen = torch.cat([part, part.new_full((1,), len(self._rows))])
-            shares = None
-            if self._persons is not None:
-                shares = torch.from_numpy(np.append(1 / self._persons.rows[part.numpy()], 0.0)).to(
-                    torch.float32
-                )
-            sums = ClippedSums(
-                self._network,
-                torch.cat([inputs, inputs.new_zeros(1, inputs.shape[1])]),
-                self._targets[chosen].to(torch.int64),
-                self._max_grad_norms,
-                self._weights,
-                self._alpha,
-                shares,
-            )
-            sums.add_to(gradients, torch.arange(len(part)).unsqueeze(0))
-
-
-def _check(
-    records: int,
-    rows: Sequence[Rows],
-    seeds: Sequence[int],
-    multipliers: Sequence[float],
-    max_grad_norms: Sequence[float],
-    sizes: Sequence[int],
-) -> None:
-    check_networks(
-        rows, records, seeds=seeds, noise_multipliers=multipliers, max_grad_norms=max_grad_norms, sizes=sizes
-    )
-    if any(not math.isfinite(each) or each < 0 for each in multipliers):
-        raise InvalidInput("noise_multipliers must be finite and at least 0.")
-    if any(not math.isfinite(each) or each <= 0 for each in max_grad_norms) or any(
-        size < 1 for size in sizes
-    ):
-        raise InvalidInput("max_grad_norms and sizes must be positive.")
-
-
-class _Units:
-    """What is sampled: single rows, or persons with all their rows. `rows` are some rows, or the number of all."""
-
-    def __init__(self, rows: Rows | int, persons: Persons | None) -> None:
-        self._rows = None if isinstance(rows, int) else rows
-        self._codes: NDArray[np.integer[Any]] | None = None
-        self.length = self.count = rows if isinstance(rows, int) else len(rows)
-        if persons is None:
-            return
-        self._codes, self.count = persons.codes, persons.count
-        if self._rows is not None:
-            _, codes, sizes = np.unique(persons.codes[self._rows], return_inverse=True, return_counts=True)
-            if (sizes[codes] != persons.rows[self._rows]).any():
-                raise InvalidInput("A network must be trained on all records of a person or on none.")
-            self._codes, self.count = codes, len(sizes)
-
-    @property
-    def rows(self) -> Rows:
-        """All rows."""
-        return np.arange(self.length) if self._rows is None else self._rows
-
-    def _taken(self, mask: NDArray[np.bool_]) -> Rows:
-        """Return the rows of the units in a mask."""
-        places = np.flatnonzero(mask if self._codes is None else mask[self._codes])
-        return places if self._rows is None else self._rows[places]
-
-    def batches(self, order: Rows, width: int) -> Iterator[Rows]:
-        """Return the rows of all units in batches of so many units, in this order of the units."""
-        for chosen in np.split(order, range(width, max(len(order), 1), width)):
-            places = chosen if self._codes is None else np.flatnonzero(np.isin(self._codes, chosen))
-            yield places if self._rows is None else self._rows[places]
-
-    def sample(self, drawn: Callable[[int], NDArray[np.bool_]]) -> Rows:
-        """Return the rows of the units for which a function draws True; it is told how many to decide about."""
-        mask = np.empty(self.count, np.bool_)
-        for start in range(0, self.count, _UNITS_AT_ONCE):
-            part = mask[start : start + _UNITS_AT_ONCE]
-            part[:] = drawn(len(part))
-        return self._taken(mask)
-
-
-class _Batches:
-    """One batch of row indices per network and step, filled up with `padding`.
-
-    `streams` names, per network, the stream its batches come from: networks of equal seed, size and rows share one.
-    """
-
-    def __init__(
-        self,
-        units: Sequence[_Units],
-        seeds: Sequence[int],
-        sizes: Sequence[int],
-        settings: PrivateSettings,
-        *,
-        padding: int,
-    ) -> None:
-        names: dict[tuple[object, ...], int] = {}
-        self.streams: list[int] = []
-        self._draws: list[Iterator[Rows]] = []
-        for own, seed, size in zip(units, seeds, sizes, strict=True):
-            name = (seed, size, own.rows.tobytes())
-            if name not in names:
-                names[name] = len(names)
-                self._draws.append(_seeded_batches(own, seed, size, settings))
-            self.streams.append(names[name])
-        self._padding = padding
-
-    def next(self) -> Tensor:
-        """Return the row indices of the next step, of shape (networks, width), or (1, width) if all share them."""
-        drawn = [next(draws) for draws in self._draws]
-        width = max(1, *(len(each) for each in drawn))
-        batch = np.full((len(drawn), width), self._padding, np.int64)
-        for line, each in zip(batch, drawn, strict=True):
-            line[: len(each)] = each
-        return torch.from_numpy(batch if len(drawn) == 1 else batch[self.streams])
-
-
-def seeded_batches(
-    rows: Rows | int, seed: int, size: int, settings: PrivateSettings, persons: Persons | None = None
-) -> Iterator[Rows]:
-    """Draw batches of row indices without end, from a seed."""
-    return _seeded_batches(_Units(rows, persons), seed, size, settings)
-
-
-def _seeded_batches(units: _Units, seed: int, size: int, settings: PrivateSettings) -> Iterator[Rows]:
-    """Draw batches of units without end."""
-    generator = np.random.default_rng((0x0DE5, seed))
-    width = max(1, round(settings.sampling_rate * size))
-    while True:
-        if settings.sampling == "shuffled":
-            yield from units.batches(generator.permutation(units.count), width)
-        elif settings.sampling_rate == 1:
-            yield units.rows
-        else:
-            yield units.sample(lambda count: generator.random(count) < settings.sampling_rate)
+def _padded(drawn: Sequence[Rows], streams: Sequence[int], padding: int) -> Tensor:
+    """Return batches of equal width, of shape (networks, width), or (1, width) if all networks share one."""
+    batch = np.full((len(drawn), max(1, *map(len, drawn))), padding, np.int64)
+    for line, each in zip(batch, drawn, strict=True):
+        line[: len(each)] = each
+    return torch.from_numpy(batch if len(drawn) == 1 else batch[streams])
 
 
 class _Noise:
-    """Gaussian noise of each network's own standard deviation, from its stream's own seed."""
+    """Gaussian noise of each network's own standard deviation, from the seed of its stream."""
 
     def __init__(self, spreads: Sequence[float], streams: Sequence[int], seeds: Sequence[int]) -> None:
-        first = [streams.index(stream) for stream in range(max(streams) + 1)]
-        alike = len(first) in (1, len(streams))
-        self._streams = None if alike else torch.tensor(streams)
-        self._generators = [torch.Generator().manual_seed(_noise_seed(seeds[index])) for index in first]
+        self._streams = None if len(seeds) in (1, len(streams)) else torch.tensor(streams)
+        self._generators = [torch.Generator().manual_seed(_noise_seed(seed)) for seed in seeds]
         self._spreads = torch.tensor(spreads, dtype=torch.float32).view(-1, 1, 1)
 
     def write(self, gradients: Gradients) -> None:
@@ -483,7 +631,6 @@ def train_private(
     size: int,
     seed: int,
     persons: Persons | None = None,
-    progress: Progress | None = None,
 ) -> MLP:
     """Train one network that may be released: the step of `train_private_stack` with exact noise and exact sums.
 
@@ -493,32 +640,22 @@ def train_private(
     targets = torch.as_tensor(np.ascontiguousarray(labels))
     if not isinstance(features, StoredRows):
         features = np.ascontiguousarray(features, dtype=np.float32)
-        targets = targets.to(torch.int64)
-        check_records(torch.from_numpy(features), targets, classes)
+        check_records(torch.from_numpy(features), targets.to(torch.int64), classes)
     check_positive(noise_multiplier=noise_multiplier, size=size)
-    units = _Units(len(features), persons)
+    batches = draw_batches(len(features), size, settings, persons)
     check_length(len(features))
     network = _initial_network(features.shape[1], classes, settings, (seed,), torch.float64)
-    update = _Update(network, settings)
-    batches = _secret_batches(units, size, settings)
-    for step in range(1, settings.gradient_steps + 1):
-        parts = _parts(features, targets, persons, next(batches))
-        sums = exact_clipped_sum_of_parts(network, parts, settings.max_grad_norm, size)
-        update.take(_released(sums, settings, noise_multiplier, size))
+    update, read = _Update(network, settings), _reader(features, targets, persons)
+    expected = settings.sampling_rate * size
+    for _ in range(settings.gradient_steps):
+        parts = map(read, torch.split(torch.from_numpy(next(batches)), ROWS_AT_ONCE))
+        sums = exact_sum_of_parts(network, parts, settings.max_grad_norm, size)
+        rounding = rounding_share(sum(tensor.numel() for tensor in sums.tensors()), size)
+        noisy = _released([*sums.tensors()], settings.max_grad_norm, rounding, noise_multiplier)
+        means, layers = [tensor / expected for tensor in noisy], len(sums.kernels)
+        update.take(Gradients(tuple(means[:layers]), tuple(means[layers:])))
         check_weights([tensor for _, tensor in network.parameters()])
-        if progress is not None and (step % 16 == 0 or step == settings.gradient_steps):
-            progress(step, settings.gradient_steps)
     return network
-
-
-def _parts(
-    features: NDArray[np.floating] | StoredRows, targets: Tensor, persons: Persons | None, batch: Rows
-) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-    """Yield the records of a batch, their class indices and their factors, `ROWS_AT_ONCE` rows at a time."""
-    for start in range(0, len(batch), ROWS_AT_ONCE):
-        part = batch[start : start + ROWS_AT_ONCE]
-        weights = None if persons is None else torch.from_numpy(1.0 / persons.rows[part])
-        yield torch.from_numpy(features[part]), targets[part].to(torch.int64), weights
 
 
 def check_length(records: int) -> None:
@@ -527,44 +664,71 @@ def check_length(records: int) -> None:
         raise InvalidInput(f"DP-SGD can be trained on at most {LARGEST_TABLE:,} records.")
 
 
-def secret_batches(
-    records: int, size: int, settings: PrivateSettings, persons: Persons | None = None
-) -> Iterator[Rows]:
-    """Draw batches of row indices without end, from the entropy of the operating system.
+def _released(
+    sums: Sequence[Tensor], max_grad_norm: float, rounding: float, multiplier: float
+) -> list[Tensor]:
+    """Release clipped sums with exact noise; rounding adds a share of the clipping norm to their sensitivity."""
+    vector = torch.cat([total.flatten() for total in sums]).double().numpy()
+    sensitivity = max_grad_norm * (1 + rounding)
+    noisy = release_gaussian(vector, sensitivity=sensitivity, mu=1 / multiplier).values
+    parts = torch.split(torch.from_numpy(noisy), [total.numel() for total in sums])
+    return [part.view(total.shape).to(total.dtype) for part, total in zip(parts, sums, strict=True)]
 
-    With Poisson sampling a record or person is taken if its own 64-bit word is below the rate's share of 2^64, rounded
-    down: never more often than stated, and a lower rate is at least as private.
-    """
-    return _secret_batches(_Units(records, persons), size, settings)
+
+# --- One module -------------------------------------------------------------------------------------------------------
+
+_ROWS_AT_ONCE = 256
 
 
-def _secret_batches(units: _Units, size: int, settings: PrivateSettings) -> Iterator[Rows]:
-    """Draw batches of units without end."""
-    width = max(1, round(settings.sampling_rate * size))
-    threshold = np.uint64(min(int(settings.sampling_rate * 2.0**64), 2**64 - 1))
-    while True:
-        if settings.sampling == "poisson" and settings.sampling_rate == 1:
-            yield units.rows
-            continue
-        if settings.sampling == "poisson":
-            yield units.sample(lambda count: np.frombuffer(os.urandom(8 * count), np.uint64) < threshold)
+def train_private_module(
+    module: torch.nn.Module,
+    features: NDArray[np.float32] | StoredRows,
+    labels: NDArray[np.int64],
+    *,
+    settings: PrivateSettings,
+    noise_multiplier: float,
+    size: int,
+    seed: int | None = None,
+    persons: Persons | None = None,
+) -> torch.nn.Module:
+    """Train a module with the steps of `train_private_stack`; with exact noise unless there is a seed."""
+    clipped = ModuleSums(module.train(), settings.max_grad_norm)
+    optimizer = _optimizer(clipped.parameters, settings)
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    batches = draw_batches(len(features), size, settings, persons, seed=seed)
+    read = _reader(features, torch.from_numpy(labels), persons)
+    expected, spread = settings.sampling_rate * size, settings.max_grad_norm * noise_multiplier
+    for rate in settings.learning_rates().tolist():
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        sums = [torch.zeros_like(parameter) for parameter in clipped.parameters]
+        for part in torch.split(torch.from_numpy(next(batches)), _ROWS_AT_ONCE):
+            inputs, targets, weights = read(part)
+            clipped.add_to(
+                sums, inputs, targets, torch.ones(len(part)) if weights is None else weights.float()
+            )
+        if generator is None:
+            noisy = _released(sums, settings.max_grad_norm, MODULE_ROUNDING, noise_multiplier)
         else:
-            words = np.frombuffer(os.urandom(8 * units.count), np.uint64)
-            yield from units.batches(np.argsort(words, kind="stable"), width)
+            noisy = [total + spread * torch.randn(total.shape, generator=generator) for total in sums]
+        for parameter, total in zip(clipped.parameters, noisy, strict=True):
+            parameter.grad = total / expected
+        optimizer.step()
+        check_weights(clipped.parameters)
+    return clipped.unwrapped().eval()
 
 
-def _released(sums: Gradients, settings: PrivateSettings, noise_multiplier: float, size: int) -> Gradients:
-    """Release the gradients of one step with noise, divided by the expected batch."""
-    vector: Tensor = torch.cat([tensor.flatten() for tensor in sums.tensors()])
-    sensitivity = settings.max_grad_norm * (1 + rounding_share(len(vector), size))
-    noisy = release_gaussian(vector.numpy(), sensitivity=sensitivity, mu=1 / noise_multiplier)
-    expected_batch = settings.sampling_rate * size
-    parts = torch.split(
-        torch.from_numpy(noisy.values) / expected_batch, [tensor.numel() for tensor in sums.tensors()]
-    )
-    shaped = [part.view(tensor.shape) for part, tensor in zip(parts, sums.tensors(), strict=True)]
-    count = len(sums.kernels)
-    return Gradients(tuple(shaped[:count]), tuple(shaped[count:]))
+def _optimizer(parameters: list[torch.nn.Parameter], settings: PrivateSettings) -> torch.optim.Optimizer:
+    """Return torch's optimizer with the L2 penalty on kernels."""
+    groups = [
+        {"params": [each for each in parameters if each.ndim > 1], "weight_decay": 2 * settings.l2},
+        {"params": [each for each in parameters if each.ndim <= 1], "weight_decay": 0.0},
+    ]
+    used = [group for group in groups if group["params"]]
+    if settings.optimizer == "adam":
+        return torch.optim.Adam(used, lr=settings.learning_rate, eps=1e-7)
+    momentum = 0.9 if settings.optimizer == "momentum" else 0.0
+    return torch.optim.SGD(used, lr=settings.learning_rate, momentum=momentum)
 
 
 # --- A sweep over accountants and epsilons ----------------------------------------------------------------------------
@@ -601,13 +765,10 @@ def train_sweep(
     *,
     epsilons: Sequence[float],
     accountants: Sequence[Accountant],
-    analysis: NoiseAnalysis = "published",
-    preset: Preset = "paper",
     alpha: float | None = None,
     learning_rate: float | None = None,
-    progress: Progress | None = None,
 ) -> Sweep:
-    """Train one network per split, accountant and epsilon, all at once."""
+    """Train one network per split, accountant and epsilon, all at once, as the paper does."""
     if not data or any(each.records is not data[0].records for each in data):
         raise InvalidInput("All splits of a sweep must be splits of the same records.")
     sizes = {len(each.train_rows) for each in data}
@@ -619,204 +780,21 @@ def train_sweep(
             size,
             epsilon=epsilon,
             accountant=accountant,
-            analysis=analysis,
-            preset=preset,
+            analysis="published",
+            preset="paper",
             learning_rate=learning_rate,
         )
         for accountant in accountants
         for epsilon in epsilons
     ]
-    settings = plans[0].settings
-    if any(each.settings != settings for each in plans):
-        raise InvalidInput("All networks of a sweep must have the same settings, as with preset='paper'.")
     networks = train_private_stack(
         records.features,
         records.labels,
         records.classes,
         [each.train_rows for each in data for _ in plans],
-        settings=settings,
+        settings=plans[0].settings,
         noise_multipliers=[each.noise_multiplier for each in plans] * len(data),
         seeds=[each.seed for each in data for _ in plans],
         alpha=alpha,
-        progress=progress,
     )
     return Sweep(tuple(data), tuple(accountants), tuple(epsilons), tuple(plans), networks)
-
-
-Build = Callable[[int, int], torch.nn.Module]
-
-ROUNDING = 2.0**-10
-"""Share of the clipping norm that is added to the sensitivity, for sums in floating point."""
-_ROWS_AT_ONCE = 256
-
-
-def own_module_condition(unit: Unit) -> Condition:
-    """Return the condition of a module of the user's own."""
-    return Condition(
-        "The module is the user's own.",
-        (
-            "The module computes every record of a batch by itself.",
-            f"One {unit} moves the module's clipped gradient sums, computed in floating point, by at most 1.001 clip "
-            "norms.",
-        ),
-    )
-
-
-def train_private_module(
-    module: torch.nn.Module,
-    features: NDArray[np.float32] | StoredRows,
-    labels: NDArray[np.int64],
-    *,
-    settings: PrivateSettings,
-    noise_multiplier: float,
-    size: int,
-    seed: int | None = None,
-    persons: Persons | None = None,
-    progress: Progress | None = None,
-) -> torch.nn.Module:
-    """Train a module with the steps of `train_private_stack`."""
-    records, targets = len(features), torch.from_numpy(labels)
-    clipped = _Clipped(module.train(), settings.max_grad_norm)
-    parameters = clipped.parameters
-    optimizer = _optimizer(parameters, settings)
-    noise = _ModuleNoise(settings.max_grad_norm, noise_multiplier, seed)
-    batches: Iterator[Rows]
-    if seed is None:
-        batches = secret_batches(records, size, settings, persons)
-    else:
-        batches = seeded_batches(records, seed, size, settings, persons)
-    expected = settings.sampling_rate * size
-    for step, rate in enumerate(settings.learning_rates().tolist(), start=1):
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        batch = torch.from_numpy(next(batches))
-        sums = [torch.zeros_like(parameter) for parameter in parameters]
-        for part in torch.split(batch, _ROWS_AT_ONCE):
-            inputs = torch.from_numpy(features[part.numpy()])
-            weights = torch.ones(len(part))
-            if persons is not None:
-                weights = torch.from_numpy(1 / persons.rows[part.numpy()]).float()
-            clipped.add_to(sums, inputs, targets[part].to(torch.int64), weights)
-        for parameter, total in zip(parameters, noise.added(sums), strict=True):
-            parameter.grad = total / expected
-        optimizer.step()
-        check_weights(parameters)
-        if progress is not None:
-            progress(step, settings.steps)
-    return clipped.unwrapped().eval()
-
-
-class _Clipped:
-    """Sums of clipped per-example gradients of a module wrapped by Opacus."""
-
-    def __init__(self, module: torch.nn.Module, max_grad_norm: float) -> None:
-        self._module, self._max_grad_norm = module, max_grad_norm
-        self.parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        if not self.parameters:
-            raise InvalidInput("The module has no trainable parameter.")
-        self._wrapped = self._wrap(ghost=True)
-
-    def _wrap(self, *, ghost: bool) -> Any:
-        """Return the module with Opacus's hooks."""
-        try:
-            from opacus.grad_sample import GradSampleModuleFastGradientClipping  # type: ignore[import-untyped]
-            from opacus.validators import ModuleValidator  # type: ignore[import-untyped]
-            from opacus.validators.errors import UnsupportedModuleError  # type: ignore[import-untyped]
-        except ImportError as problem:
-            raise InvalidInput(
-                "DP-SGD with a module of your own requires Opacus: pip install opacus."
-            ) from problem
-        try:
-            ModuleValidator.validate(self._module, strict=True)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                return GradSampleModuleFastGradientClipping(
-                    self._module,
-                    loss_reduction="sum",
-                    max_grad_norm=self._max_grad_norm,
-                    use_ghost_clipping=ghost,
-                )
-        except (UnsupportedModuleError, NotImplementedError) as problem:
-            raise InvalidInput(
-                f"The module mixes records or cannot be clipped per record ({short_message(problem)}). For instance, "
-                "BatchNorm is not supported; GroupNorm is."
-            ) from problem
-
-    def add_to(self, sums: list[Tensor], inputs: Tensor, labels: Tensor, weights: Tensor) -> None:
-        """Add the clipped gradients of these records, each times its weight."""
-        if not len(labels):
-            return
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                finite = self._clip_and_sum(inputs, labels, weights)
-            except NotImplementedError:
-                # Tied weights: Opacus clips them without ghosts.
-                self.unwrapped()
-                self._wrapped = self._wrap(ghost=False)
-                finite = self._clip_and_sum(inputs, labels, weights)
-        if not bool(finite.all()):
-            # A record whose gradient overflows contributes nothing, rather than spoiling the sum of the others.
-            self.add_to(sums, inputs[finite], labels[finite], weights[finite])
-            return
-        for total, parameter in zip(sums, self.parameters, strict=True):
-            if parameter.grad is not None:
-                total += parameter.grad
-
-    def _clip_and_sum(self, inputs: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-        """Leave the clipped sum in the parameters' gradients; return which records have finite gradients."""
-        wrapped = self._wrapped
-        wrapped.zero_grad()
-        losses = torch.nn.functional.cross_entropy(wrapped(inputs), labels, reduction="none")
-        losses.sum().backward(retain_graph=True)  # type: ignore[no-untyped-call]
-        norms = wrapped.get_norm_sample()
-        finite: Tensor = torch.isfinite(norms) & torch.isfinite(losses)
-        wrapped.zero_grad()
-        wrapped.disable_hooks()
-        try:
-            weighted = (weights * torch.clamp(self._max_grad_norm / norms, max=1.0) * losses).sum()
-            weighted.backward()  # type: ignore[no-untyped-call]
-        finally:
-            wrapped.enable_hooks()
-        return finite
-
-    def unwrapped(self) -> torch.nn.Module:
-        """Return the module without Opacus's hooks."""
-        self._wrapped.zero_grad()
-        module: torch.nn.Module = self._wrapped.to_standard_module()
-        for parameter in self.parameters:
-            parameter.grad = None
-        return module
-
-
-class _ModuleNoise:
-    """Exact noise from the operating system, or seeded noise for experiments."""
-
-    def __init__(self, max_grad_norm: float, multiplier: float, seed: int | None) -> None:
-        self._max_grad_norm, self._multiplier = max_grad_norm, multiplier
-        self._generator = None if seed is None else torch.Generator().manual_seed(seed)
-
-    def added(self, sums: list[Tensor]) -> list[Tensor]:
-        """Return the sums with noise added."""
-        if self._generator is not None:
-            spread = self._max_grad_norm * self._multiplier
-            return [total + spread * torch.randn(total.shape, generator=self._generator) for total in sums]
-        vector = torch.cat([total.flatten() for total in sums]).double().numpy()
-        noisy = release_gaussian(
-            vector, sensitivity=self._max_grad_norm * (1 + ROUNDING), mu=1 / self._multiplier
-        )
-        parts = torch.split(torch.from_numpy(noisy.values), [total.numel() for total in sums])
-        return [part.view(total.shape).to(total.dtype) for part, total in zip(parts, sums, strict=True)]
-
-
-def _optimizer(parameters: list[torch.nn.Parameter], settings: PrivateSettings) -> torch.optim.Optimizer:
-    """Return torch's optimizer with the L2 penalty on kernels."""
-    groups = [
-        {"params": [each for each in parameters if each.ndim > 1], "weight_decay": 2 * settings.l2},
-        {"params": [each for each in parameters if each.ndim <= 1], "weight_decay": 0.0},
-    ]
-    used = [group for group in groups if group["params"]]
-    if settings.optimizer == "adam":
-        return torch.optim.Adam(used, lr=settings.learning_rate, eps=1e-7)
-    momentum = 0.9 if settings.optimizer == "momentum" else 0.0
-    return torch.optim.SGD(used, lr=settings.learning_rate, momentum=momentum)

@@ -1,18 +1,17 @@
-"""PrivateHead: differentially private softmax regression on public features, and what is guaranteed of it.
+"""PrivateHead: differentially private softmax regression on public features.
 
-`PrivateHead.fit` does, in this order: a noisy count, features of each record alone (`training.clipped_features`), a
-noisy centre and noisy second moments, then the gradient method (`training.descend`) or the output method
-(`solver.minimise`), and last the guarantee. Every row of a person with k rows counts 1/k. The guarantee is computed
-from the public facts of the training alone. Opening a model folder computes it again from the stored facts, so a folder
-cannot claim more than they support.
+`PrivateHead.fit` does, in this order: a noisy count, features of each record alone, a noisy centre and noisy second
+moments, then the gradient method (`_descend`) or the output method (`solver.minimise`), and last the guarantee
+(`weights`). Every row of a person with k rows counts 1/k. The guarantee is computed from the public facts of the
+training alone. Opening a model folder computes it again from the stored facts, so a folder cannot claim more than they
+support.
 """
 
 from __future__ import annotations
 
 import math
-import secrets
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, cast
 
@@ -20,21 +19,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietmax._ray import RayEngine
+from quietmax._threads import parallel_map
 from quietmax.accounting.costs import Budget, epsilon_of, mu_of
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.schema import Schema
-from quietmax.errors import InvalidData, InvalidInput
+from quietmax.errors import InvalidInput
 from quietmax.estimators.base import PrivateClassifier, documented
-from quietmax.estimators.blocks import (
-    FILES_IN_MEMORY,
-    Blocks,
-    Floats,
-    LocalEngine,
-    Table,
-    block_rows,
-    person_digests,
+from quietmax.estimators.blocks import ROWS_AT_ONCE, Blocks, Floats, LocalEngine, Table
+from quietmax.estimators.head.exact_sums import (
+    BITS,
+    Rows,
+    clipped_rows,
+    gradient_grid,
+    gradient_sum,
+    moment_sum,
+    moments_grid,
+    on_grid,
+    row_sum,
+    unit_rows,
+    whitened_rows,
+    whitening_on_grid,
 )
-from quietmax.estimators.head.exact_sums import gradient_grid, whitening_on_grid
 from quietmax.estimators.head.solver import (
     MeanCrossEntropy,
     Tilted,
@@ -43,40 +48,28 @@ from quietmax.estimators.head.solver import (
     minimise,
     output_sensitivity,
 )
-from quietmax.estimators.head.training import (
+from quietmax.estimators.head.weights import (
     BIAS,
     OUTPUT_NOISE,
     QUERY_NOISE,
     SIZE_SHARE,
     TILTED_TOLERANCE,
-    Allowance,
     GradientPlan,
     HeadSettings,
+    HeadWeights,
     OutputPlan,
-    centred,
-    clipped_features,
+    PrivateHeadWeights,
     default_features,
-    descend,
     gradient_plan,
     gradient_sensitivity,
     moments_share,
     output_plan,
-    released_centre,
-    released_moments,
-    released_size,
-    whitened,
-    whitening_kind,
-    whitening_matrix,
-)
-from quietmax.estimators.head.weights import (
-    HeadWeights,
-    PrivateHeadWeights,
     query_guarantee,
     weights_guarantee,
+    whitening_kind,
 )
-from quietmax.estimators.ray_blocks import RayBlocks, chosen_engine
+from quietmax.estimators.ray_blocks import chosen_engine
 from quietmax.estimators.training_set import (
-    NOBODY,
     ImageShape,
     TrainingRows,
     check_choice,
@@ -85,16 +78,25 @@ from quietmax.estimators.training_set import (
     runs_own_code,
 )
 from quietmax.mechanisms.base import NoisyMax
-from quietmax.models.features.base import FeatureMap
-from quietmax.models.features.generic import describe_map
+from quietmax.models.features.base import BatchedMap, FeatureMap
+from quietmax.models.features.generic import Pipeline, describe_map, runs_user_code
 from quietmax.models.features.tabular import TableFeatures, table_features
 from quietmax.noise.release import release_gaussian
 from quietmax.noise.sources import EXACT, NoiseSource, SeededNoise
 from quietmax.predictor import Predictor
+from quietmax.sensitivity import certified
 
 TrainingMethod = Literal["gradient", "output"]
 _MOST_PREPARING, _USUAL_STEPS = 5, 40
 """For the time left: passes before the weights (features, centre, centring, moments, whitening), and for them."""
+_LARGEST_COUNT = 2.0**35
+"""Noisy counts are at most this: `ExactSum.to_grid` drops at most 31 bits of a sum for such a size."""
+_RECORDS_AT_ONCE = 4096
+_ROOT_OF_TWO = 181 / 128
+"""Below sqrt(2) by less than 0.02%, and short enough in bits for exact products."""
+_LARGEST_WEIGHT = 2.0**200
+_SPARE = 1.0 - 1e-12
+"""Shares of mu^2 are rounded; this factor keeps their sum below the whole."""
 
 
 @documented
@@ -165,6 +167,7 @@ class PrivateHead(PrivateClassifier):
     """
 
     _dtypes = (np.float32, np.float64)
+    _reads_sources = True
 
     def __init__(
         self,
@@ -204,7 +207,10 @@ class PrivateHead(PrivateClassifier):
         self.budget_ = self._budget()
         seed = self._seed()
         source = EXACT if seed is None else SeededNoise(seed)
-        with self._read(data) as table:
+        passes = 1 + _MOST_PREPARING + (self._settings.steps or _USUAL_STEPS)
+        with self._read(data, chosen_engine(self.engine), passes) as table:
+            if data.unit == "person":
+                table.count_persons()
             allowance = self._make_releases(data, table, source)
             facts = self._facts(data, table, allowance, source)
         own_map = runs_own_code(self.feature_map_)
@@ -213,63 +219,28 @@ class PrivateHead(PrivateClassifier):
         answers = self.predictor_.guarantee
         return query_guarantee(answers, facts, own_map=own_map, encoding=data.encoding)
 
-    def _read(self, data: TrainingRows) -> Blocks:
-        """Read and encode all rows. Whatever is wrong with them is found here, before any noise is drawn."""
-        engine = chosen_engine(self.engine)
-        key = secrets.token_bytes(16)
-        classes = len(self.classes_)
-
-        def tables() -> Iterator[Table]:
-            for piece in data.pieces:
-                persons = None if piece.persons is None else person_digests(piece.persons, key)
-                yield Table(piece.records, piece.labels, classes, persons=persons)
-
-        table = (
-            RayBlocks(classes, engine)
-            if isinstance(engine, RayEngine)
-            else Blocks(classes, engine, None if data.in_memory else FILES_IN_MEMORY)
-        )
-        if data.count:
-            table.expect(1 + _MOST_PREPARING + (self._settings.steps or _USUAL_STEPS), data.count)
-        try:
-            table.reserve(data.count, data.columns)
-            if data.source is not None:
-                table.read(data.source, key)
-            else:
-                table.extend(tables())
-            if not len(table):
-                raise InvalidData(NOBODY)
-            if data.unit == "person":
-                table.count_persons()
-        except BaseException:
-            table.close()
-            raise
-        return table
-
-    def _make_releases(self, data: TrainingRows, table: Blocks, source: NoiseSource) -> Allowance:
+    def _make_releases(self, data: TrainingRows, table: Blocks, source: NoiseSource) -> _Allowance:
         """Make all releases, in a fixed order; return how mu was divided among them."""
         # The number of records or persons: declared, or a small release. Then everything that depends on it.
         self.size_ = self._released_size(table, source)
         self.feature_map_ = self._feature_map(data, self.size_)
         self.radius_ = float(self._settings.radius)
-        allowance = self._allowance(self.feature_map_.dimension(data.columns) + 1)
-
+        features = self.feature_map_.dimension(data.columns) + 1
+        allowance = self._allowance(features)
         table.expect(_MOST_PREPARING + (self._settings.steps or _USUAL_STEPS))
 
         # Each record alone: public features of length at most 1, as exact numbers.
-        table.reserve(len(table), self.feature_map_.dimension(data.columns) + 1)
+        table.reserve(len(table), features)
         table.update(partial(_with_features, self.feature_map_, self.radius_))
 
         # Two releases that make the features easier to learn from: their mean and their second moments.
-        self.centre_: Floats = (
-            np.zeros(table.features - 1)
-            if allowance.centre is None
-            else released_centre(table, self.size_, allowance.centre, source)
-        )
-        table.update(partial(_with_rows, centred, self.centre_))
+        self.centre_: Floats = np.zeros(features - 1)
+        if allowance.centre is not None:
+            self.centre_ = _released_centre(table, self.size_, allowance.centre, source)
+        table.update(partial(_centred, self.centre_))
         self.whitening_ = self._whitening(table, allowance, source)
         if self.whitening_ is not None:
-            table.update(partial(_with_rows, whitened, self.whitening_))
+            table.update(partial(_whitened, self.whitening_))
 
         # The weights: released with noise, or kept and asked through a mechanism that charges for every answer.
         if self.release == "query":
@@ -280,11 +251,11 @@ class PrivateHead(PrivateClassifier):
             self._fit_by_output(table, allowance.training, source)
         return allowance
 
-    def _whitening(self, table: Blocks, allowance: Allowance, source: NoiseSource) -> Floats | None:
+    def _whitening(self, table: Blocks, allowance: _Allowance, source: NoiseSource) -> Floats | None:
         """Return what the rows are whitened by: second moments, released now, or the centre; None for nothing."""
         if allowance.moments is not None:
-            moments = released_moments(table, self.size_, allowance.moments, source)
-            return whitening_matrix(moments, self.size_, allowance.moments)
+            moments = _released_moments(table, self.size_, allowance.moments, source)
+            return _whitening_matrix(moments, self.size_, allowance.moments)
         table_map = self._table_map
         if table_map is not None and allowance.centre is not None:
             scale = table_map.scale(self.centre_, 1.0 / (allowance.centre * self.size_))
@@ -300,18 +271,14 @@ class PrivateHead(PrivateClassifier):
     def _fit_by_gradient(self, table: Blocks, mu: float, source: NoiseSource) -> None:
         """Release every clipped gradient sum with noise, and step along it."""
         plan = gradient_plan(
-            self.size_,
-            table.features,
-            mu,
-            whitening=whitening_kind(self.whitening_),
-            settings=self._settings,
+            self.size_, table.features, mu, whitening=whitening_kind(self.whitening_), settings=self._settings
         )
         self.plan_: GradientPlan | OutputPlan = plan
         table.expect(plan.steps)
         self.sensitivity_ = gradient_sensitivity(
             plan.max_grad_norm, table.classes, table.features, gradient_grid(self.size_)
         )
-        self.coef_ = descend(table, plan, self.size_, mu, source)
+        self.coef_ = _descend(table, plan, self.size_, mu, source)
 
     def _fit_by_output(self, table: Blocks, mu: float, source: NoiseSource) -> None:
         """Minimise the regularised loss, and release the minimiser with noise."""
@@ -339,10 +306,7 @@ class PrivateHead(PrivateClassifier):
         objective: MeanCrossEntropy | Tilted = MeanCrossEntropy(self.size_, plan.regularisation)
         wanted = plan.tolerance
         if self._settings.loss == "convexified":
-            objective = Tilted(
-                float(self._settings.alpha), float(self._settings.mass or self.size_), plan.regularisation
-            )
-            wanted = TILTED_TOLERANCE
+            objective, wanted = Tilted(*self._tilt, plan.regularisation), TILTED_TOLERANCE
         tolerance = certifiable_tolerance(
             objective, table.features, table.classes, wanted, repeated=table.repeated
         )
@@ -391,28 +355,29 @@ class PrivateHead(PrivateClassifier):
         """Return the declared size, or release a noisy one."""
         if self.declared_size is not None:
             return float(self.declared_size)
-        mu = Allowance.of(self._mu, SIZE_SHARE, 0.0).size
+        mu = _Allowance.of(self._mu, SIZE_SHARE, 0.0).size
         assert mu is not None
-        return released_size(table.units, mu, source)
+        return _released_size(table.units, mu, source)
 
-    def _allowance(self, features: int) -> Allowance:
+    def _allowance(self, features: int) -> _Allowance:
         """Divide mu among the releases of the training; with ``release="query"`` there are none."""
         if self.release == "query":
-            return Allowance(size=None, centre=None, moments=None, training=0.0)
+            return _Allowance(size=None, centre=None, moments=None, training=0.0)
         size_share = SIZE_SHARE if self.declared_size is None else 0.0
         moments = self._settings.second_moments
         if moments is None:
             left = self._mu * math.sqrt(1.0 - size_share - self._settings.centring)
             by_rule = self._training_method == "gradient" and self._table_map is None
             moments = moments_share(self.size_, features, left) * (left / self._mu) ** 2 if by_rule else 0.0
-        return Allowance.of(self._mu, size_share, self._settings.centring, moments)
+        return _Allowance.of(self._mu, size_share, self._settings.centring, moments)
 
+    @property
     def _tilt(self) -> tuple[float, float]:
         """Return the constant and the public mass of the convexified loss."""
         return float(self._settings.alpha), float(self._settings.mass or self.size_)
 
     def _facts(
-        self, data: TrainingRows, table: Blocks, allowance: Allowance, source: NoiseSource
+        self, data: TrainingRows, table: Blocks, allowance: _Allowance, source: NoiseSource
     ) -> dict[str, Any]:
         """Return every public number of the training by name."""
         facts: dict[str, Any] = {
@@ -445,7 +410,7 @@ class PrivateHead(PrivateClassifier):
         if self._training_method == "gradient":
             facts["grid"] = gradient_grid(self.size_)
         if self._settings.loss == "convexified":
-            facts["alpha"], facts["mass"] = self._tilt()
+            facts["alpha"], facts["mass"] = self._tilt
         return facts
 
     def _check_settings(self) -> None:
@@ -481,15 +446,161 @@ class PrivateHead(PrivateClassifier):
             )
 
 
+# --- Each record alone ------------------------------------------------------------------------------------------------
+
+
 def _with_features(feature_map: FeatureMap, radius: float, block: Table) -> Iterator[Table]:
     """Yield the features of a block's records, in blocks of suitable size."""
-    most = block_rows(feature_map.dimension(block.features) + 1)
-    for piece in block.pieces(-(-len(block) // most)):
+    for piece in block.in_blocks(feature_map.dimension(block.features) + 1):
         yield replace(piece, rows=clipped_features(feature_map, piece.rows, radius))
 
 
-def _with_rows(
-    change: Callable[[NDArray[np.float32], Floats], NDArray[np.float32]], released: Floats, block: Table
-) -> Table:
-    """Return a block with rows that were changed by something released."""
-    return replace(block, rows=change(block.rows, released))
+def clipped_features(
+    feature_map: FeatureMap, records: NDArray[np.float32], radius: float
+) -> NDArray[np.float32]:
+    """Return the public features of every record, clipped to ``radius``, divided by it and put on the grid."""
+    rows = np.empty((len(records), feature_map.dimension(records.shape[1]) + 1), dtype=np.float32)
+    rows[:, -1] = 0.0
+
+    def fill(part: slice) -> None:
+        rows[part, :-1] = clipped_rows(feature_map.transform(records[part]), radius)
+
+    if _may_run_on_any_thread(feature_map):
+        _on_all_threads(fill, len(records), 2 * ROWS_AT_ONCE)
+    else:
+        for start in range(0, len(records), _RECORDS_AT_ONCE):
+            fill(slice(start, start + _RECORDS_AT_ONCE))
+    return rows
+
+
+def _on_all_threads(fill: Callable[[slice], None], rows: int, height: int) -> None:
+    """Call a function for all rows, in parts of at most `height` rows."""
+    parallel_map(lambda number: fill(slice(number * height, (number + 1) * height)), -(-rows // height))
+
+
+def _may_run_on_any_thread(feature_map: FeatureMap) -> bool:
+    """Return whether a map is neither the user's own code nor computed in batches, which use the threads themselves."""
+    if isinstance(feature_map, Pipeline):
+        return all(_may_run_on_any_thread(step) for step in feature_map.maps)
+    return not (isinstance(feature_map, BatchedMap) or runs_user_code(feature_map))
+
+
+def _centred(centre: Floats, block: Table) -> Table:
+    """Subtract the released centre from every row, append the constant feature and divide by the length."""
+    return _changed(block, lambda rows: unit_rows(rows[:, :-1], centre, BIAS))
+
+
+def _whitened(whitening: Floats, block: Table) -> Table:
+    """Multiply every row by a matrix and divide by the length."""
+    return _changed(block, lambda rows: whitened_rows(rows, whitening))
+
+
+def _changed(block: Table, function: Callable[[Floats], Floats]) -> Table:
+    """Replace every row, in place, by its image under a function of rows in float64, on all threads."""
+
+    def fill(part: slice) -> None:
+        block.rows[part] = function(block.rows[part].astype(np.float64))
+
+    _on_all_threads(fill, len(block), ROWS_AT_ONCE)
+    return block
+
+
+# --- What is released before the weights ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Allowance:
+    """How mu is divided among the releases of a training; mu^2 adds up."""
+
+    size: float | None  # mu of the noisy count; None if the size is declared
+    centre: float | None  # mu of the noisy centre; None if there is no centring
+    moments: float | None  # mu of the noisy second moments; None if they are not used
+    training: float  # mu of all other releases together
+
+    @classmethod
+    def of(
+        cls, mu: float, size_share: float, centring_share: float, moments_share: float = 0.0
+    ) -> _Allowance:
+        """Divide mu^2 by shares."""
+        rest = 1 - size_share - centring_share - moments_share
+        return cls(
+            _part(mu, size_share),
+            _part(mu, centring_share),
+            _part(mu, moments_share),
+            mu * math.sqrt(rest) * _SPARE,
+        )
+
+
+def _part(mu: float, share: float) -> float | None:
+    """Return mu of a release with a share of mu^2; None for no release."""
+    return mu * math.sqrt(share) * _SPARE if share > 0.0 else None
+
+
+def _released_size(units: int, mu: float, source: NoiseSource) -> float:
+    """Release a noisy number of records or persons."""
+    noisy = release_gaussian([float(units)], sensitivity=1.0, mu=mu, source=source).values[0]
+    return min(max(1.0, float(np.rint(noisy))), _LARGEST_COUNT)
+
+
+def _released_centre(table: Rows, size: float, mu: float, source: NoiseSource) -> Floats:
+    """Release the noisy mean of clipped rows."""
+    noisy = release_gaussian(row_sum(table)[:-1], sensitivity=1.0, mu=mu, source=source).values / size
+    length = math.sqrt(float(np.square(noisy).sum()))
+    return on_grid(noisy * ((1.0 - 2.0**-BITS) / max(length, 1.0)))
+
+
+def _released_moments(table: Rows, size: float, mu: float, source: NoiseSource) -> Floats:
+    """Release the noisy second moments of the rows (THEORY 3.10).
+
+    The noise has standard deviation 1/mu on the diagonal and 1/(sqrt(2) mu) above it.
+    """
+    grid = moments_grid(size)
+    sensitivity = certified.head_moments(features=table.features, grid=grid)
+    total, above = moment_sum(table, grid=grid), np.triu_indices(table.features, 1)
+    # An entry above the diagonal counts twice in the Frobenius norm, so it is released times (a little below) sqrt(2).
+    # It is at most 2^45 grid steps, so the product is exact.
+    values = np.concatenate([np.diag(total), total[above] * _ROOT_OF_TWO])
+    noisy = release_gaussian(values, sensitivity=sensitivity.value, mu=mu, source=source).values
+    moments = np.diag(noisy[: table.features])
+    moments[above] = noisy[table.features :] / _ROOT_OF_TWO
+    return np.triu(moments) + np.triu(moments, 1).T
+
+
+def _whitening_matrix(moments: Floats, size: float, mu: float) -> Floats:
+    """Compute the matrix `(M_+ / N + c I)^(-1/2)`, up to its scale, from released second moments M.
+
+    `M_+` is the positive part of M, and `c = sqrt(d) / (mu N)` is about the size of the noise in it. Rows multiplied by
+    the matrix vary about equally in all directions, so that few gradient steps are enough.
+    """
+    variances, directions = np.linalg.eigh(moments / size)
+    floor = math.sqrt(len(moments)) / (mu * size)
+    return whitening_on_grid(directions / np.sqrt(np.maximum(variances, 0.0) + floor) @ directions.T)
+
+
+# --- The gradient method ----------------------------------------------------------------------------------------------
+
+
+def _step_mus(steps: int, mu: float) -> Floats:
+    """Divide mu among the gradient steps: the squares fall linearly, like the learning rate, and add up to mu^2."""
+    falling = np.arange(steps, 0, -1, dtype=np.float64)
+    return np.asarray(mu * np.sqrt(falling * (2.0 / (steps * (steps + 1.0)))))
+
+
+def _descend(table: Rows, plan: GradientPlan, size: float, mu: float, source: NoiseSource) -> Floats:
+    """Take noisy full-batch gradient steps: exactly mu-Gaussian private for all steps together (THEORY 3.1)."""
+    grid = gradient_grid(size)
+    sensitivity = gradient_sensitivity(plan.max_grad_norm, table.classes, table.features, grid)
+    weights = np.zeros((table.classes, table.features))
+    for step, step_mu in enumerate(_step_mus(plan.steps, mu)):
+        total = gradient_sum(table, weights, plan.max_grad_norm, grid=grid)
+        noisy = release_gaussian(
+            total, sensitivity=sensitivity.value, mu=float(step_mu), source=source
+        ).values
+        rate = plan.learning_rate * (2.0 * (plan.steps - step) / (plan.steps + 1.0))
+        weights = weights - (rate / size) * noisy
+        if not np.abs(weights).max() < _LARGEST_WEIGHT:
+            raise InvalidInput(
+                f"Training diverged: learning_rate {plan.learning_rate:g} is too large for this head."
+            )
+    zero_sum: Floats = weights - weights.mean(axis=0)
+    return zero_sum

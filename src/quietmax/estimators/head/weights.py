@@ -1,4 +1,19 @@
-"""A fitted head: a classifier on public features, bounds on its scores, and what is guaranteed of it.
+"""What is public of a head: its settings, the fitted classifier, bounds on its scores, and what is guaranteed of it.
+
+All settings follow from public numbers, by the same rule for every data set. The rule of the gradient method is one
+number. The learning rate falls linearly to almost zero, and each step gets a share of mu^2 in proportion to its
+learning rate. Then the noise on every logit has standard deviation `kappa = eta * S * T / (mu * N)` after T steps with
+mean learning rate eta (features have length 1, gradients are clipped to S), as if the rate were constant. So eta
+follows from a chosen kappa. `docs/results/training-rule.md` has the evidence.
+
+The larger `mu * N`, the longer the steps: training goes on until noise or the number of records limits the accuracy.
+Early steps may be too long for a few directions in which the rows vary most. There the weights oscillate, but no
+further than the step is long, because gradients are clipped. The last, short steps end the oscillation.
+
+Two things make the rows vary about equally in all directions, so that fewer steps are enough and the noise does less
+harm. Where the size is large against the number of features, second moments are released (`moments_share`). Features
+of tables are mostly indicators, whose second moments are proportional to their mean: there, the released centre gives
+the diagonal of the moments without a further release (`TableFeatures.scale`).
 
 The guarantees are computed from the public facts of the training alone, after training and when a folder is opened.
 """
@@ -7,9 +22,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,32 +42,238 @@ from quietmax.estimators.head.solver import (
     max_solution_norm,
     output_sensitivity,
 )
-from quietmax.estimators.head.training import (
-    LINEAR,
-    STEPS_ROUNDED,
-    TILTED_TOLERANCE,
-    gradient_sensitivity,
-    output_plan,
-)
 from quietmax.estimators.training_set import (
-    OWN_MAP,
     SEEDED_WEIGHTS,
-    SETTINGS_PUBLIC,
     Condition,
     check_choice,
+    check_positive,
     code_before,
-    data_assumptions,
-    data_conditions,
-    map_assumptions,
-    weakened,
+    of_training,
 )
 from quietmax.mechanisms.base import proves_bounds
+from quietmax.models.features.base import FeatureMap
+from quietmax.models.features.images import image_features
+from quietmax.models.features.tabular import CONSTANT_PER_COLUMN, UnitNorm
 from quietmax.models.training import LogitClassifier
 from quietmax.noise.sources import EXACT
 from quietmax.sensitivity import certified
 from quietmax.sensitivity.certified import ScoreBounds, Sensitivity
 
+LINEAR = "linear"
+"""The schedule of learning rates and of mu^2, as it is stored with a model."""
+_STEPS_ROUNDED = 1 + Fraction(1, 2**48)
+"""The squares of `estimator._step_mus` add up to at most this many times mu^2: each is rounded by at most four units of
+2^-53."""
+Whitening = Literal["none", "moments", "centre"]
+"""What the rows are whitened by: released second moments, or the released centre (indicator features)."""
+
+BIAS = 0.2
+"""The constant feature beside features of length about 1."""
+SIZE_SHARE = 0.01
+"""Share of mu^2 spent on a noisy count when the size is not declared."""
+CENTRING_SHARE = 0.05
+"""Share of mu^2 spent on the mean feature vector."""
+GRADIENT_NOISE = 0.8
+"""kappa of the gradient method: standard deviation of all noise together on a logit."""
+OUTPUT_NOISE = 0.25
+"""kappa of the output method, whose logits the regulariser keeps small."""
+QUERY_NOISE = 0.15
+"""kappa for answers per query, where epsilon takes the place of mu."""
+MAX_GRAD_NORM, WHITENED_GRAD_NORM = 0.2, 0.5
+"""Clipping norms; whitened rows need fewer steps, so less of each gradient has to be clipped."""
+STEPS, FEWEST_STEPS, NUMBERS_READ = 100, 30, 6e10
+"""Steps of the gradient method; fewer where they would read more numbers than this (two minutes on two cores)."""
+LONGEST_TRAINING, TRAINING_PER_FEATURE = 30_000.0, 160.0
+"""Limits of `eta * S * T`, in all and per feature: longer training was no better, and there is less noise then."""
+MOMENTS_SHARE = 0.1
+"""Share of mu^2 spent on second moments where they are used."""
+MOMENTS_FROM, MOMENTS_NOISE = 1000, 10.0
+"""Second moments are used from this size on, if their noise is at most this many times their mean eigenvalue."""
+MOMENTS_STEPS, MOMENTS_NUMBERS_READ = (20, 40), 4e8
+"""Whitened by second moments: fewest and most steps, and about how many numbers are read in all."""
+SMALLEST_REGULARISATION = 1e-6
 _SLACK = 2.0**-20
+"""Sensitivities of scores are widened by this share."""
+TOLERANCE = 0.005
+"""The solver's gradient may be this share of one record's gradient, which adds 1% to the sensitivity."""
+TILTED_TOLERANCE = 1e-6
+"""The solver's tolerance for the convexified loss, whose gradient does not shrink with the size."""
+
+
+# --- Settings ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HeadSettings:
+    """How a `PrivateHead` is trained, where its defaults are not wanted. All are public numbers.
+
+    Parameters
+    ----------
+    centring : float, default=0.05
+        Share of mu^2 spent on the mean of the features; 0 leaves centring out.
+    second_moments : float, optional
+        Share of mu^2 spent on the second moments of the features, by which the rows are whitened so that few steps are
+        enough; 0 leaves them out. By default the gradient method uses a tenth of what the count and the centre leave if
+        the size is large against the number of features, and 0 otherwise. Features of tables that have a schema need
+        none: they are scaled by the mean (`TableFeatures.scale`).
+    radius : float, default=1.0
+        Features are clipped to this length, from 1e-12 to 1e12.
+    loss : {"cross-entropy", "convexified"}, default="cross-entropy"
+        The loss; "convexified" needs ``method="output"``.
+    alpha : float, default=1.0
+        Constant of the convexified loss.
+    mass : float, optional
+        Public mass of the convexified loss; the size by default.
+    steps : int, optional
+        Number of gradient steps. By default computed from public numbers, like the next three.
+    learning_rate : float, optional
+        Mean step size of the gradient method; the step size falls linearly.
+    max_grad_norm : float, optional
+        Per-record gradient clipping norm of the gradient method.
+    regularisation : float, optional
+        L2 regularisation of the output method.
+
+    Raises
+    ------
+    InvalidInput
+        If a number is not valid.
+
+    Examples
+    --------
+    >>> HeadSettings(steps=20, second_moments=0.0).centring
+    0.05
+    """
+
+    centring: float = CENTRING_SHARE
+    second_moments: float | None = None
+    radius: float = 1.0
+    loss: Literal["cross-entropy", "convexified"] = "cross-entropy"
+    alpha: float = 1.0
+    mass: float | None = None
+    steps: int | None = None
+    learning_rate: float | None = None
+    max_grad_norm: float | None = None
+    regularisation: float | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("loss", self.loss, ("cross-entropy", "convexified"))
+        if not 0.0 <= self.centring < 1.0 - SIZE_SHARE:
+            raise InvalidInput(
+                f"centring must be at least 0 and below {1.0 - SIZE_SHARE}, got {self.centring}."
+            )
+        most = 1.0 - SIZE_SHARE - self.centring
+        if self.second_moments is not None and not 0.0 <= self.second_moments < most:
+            raise InvalidInput(
+                f"second_moments must be at least 0 and, with this centring, below {most:g}, got {self.second_moments}."
+            )
+        check_positive(
+            radius=self.radius,
+            alpha=self.alpha,
+            mass=self.mass,
+            steps=self.steps,
+            learning_rate=self.learning_rate,
+            max_grad_norm=self.max_grad_norm,
+            regularisation=self.regularisation,
+        )
+        if not 1e-12 <= self.radius <= 1e12:
+            raise InvalidInput(f"radius must be a number from 1e-12 to 1e12, got {self.radius!r}.")
+
+
+@dataclass(frozen=True)
+class GradientPlan:
+    """Settings of the gradient method: `W <- W - (rate / size) * (clipped gradient sum + noise)`.
+
+    The rate of step t = 0, ..., T - 1 is `2 (T - t) / (T + 1)` times `learning_rate`: it falls linearly.
+    """
+
+    steps: int  # Number T of full-batch steps
+    learning_rate: float  # Mean of the learning rates of all steps
+    max_grad_norm: float  # Per-record gradient clipping norm
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the three numbers and the schedule by name."""
+        return {**asdict(self), "schedule": LINEAR}
+
+
+@dataclass(frozen=True)
+class OutputPlan:
+    """Settings of the output method: minimise until `||gradient|| <= tolerance`, then release."""
+
+    regularisation: float  # lam of the penalty `(lam / 2) ||W||^2`
+    tolerance: float  # Bound on the length of the gradient at the solution
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the two numbers by name."""
+        return asdict(self)
+
+
+def gradient_plan(
+    size: float,
+    features: int,
+    mu: float,
+    *,
+    whitening: Whitening = "none",
+    settings: HeadSettings | None = None,
+) -> GradientPlan:
+    """Return the settings of the gradient method; those that are not given follow from public numbers."""
+    settings = settings or HeadSettings()
+    steps, learning_rate, max_grad_norm = settings.steps, settings.learning_rate, settings.max_grad_norm
+    if steps is None:
+        steps = _default_steps(size, features, whitening)
+    elif steps < 1 or steps != int(steps):
+        raise InvalidInput(f"steps must be an integer of at least 1, got {steps!r}.")
+    if max_grad_norm is None:
+        max_grad_norm = MAX_GRAD_NORM if whitening == "none" else WHITENED_GRAD_NORM
+    if learning_rate is None:
+        length = min(GRADIENT_NOISE * mu * size, LONGEST_TRAINING, TRAINING_PER_FEATURE * features)
+        learning_rate = length / (steps * max_grad_norm)
+    return GradientPlan(int(steps), float(learning_rate), float(max_grad_norm))
+
+
+def _default_steps(size: float, features: int, whitening: Whitening) -> int:
+    """Return the number of steps if it is not given."""
+    numbers = size * features
+    if whitening == "moments":
+        fewest, most = MOMENTS_STEPS
+        return int(max(fewest, min(most, MOMENTS_NUMBERS_READ / numbers)))
+    return int(max(FEWEST_STEPS, min(STEPS, NUMBERS_READ / numbers)))
+
+
+def moments_share(size: float, features: int, mu: float) -> float:
+    """Return the share of mu^2 that is spent on second moments by default: `MOMENTS_SHARE`, or 0 if they do not pay.
+
+    They pay if their noise is small beside them. Its largest eigenvalue is about `sqrt(d) / (mu_g N)`, and the mean
+    eigenvalue of the moments of rows of length 1 is `1/d`.
+    """
+    noise = math.sqrt(features) / (mu * math.sqrt(MOMENTS_SHARE) * size)
+    pays = size >= MOMENTS_FROM and noise * features <= MOMENTS_NOISE
+    return MOMENTS_SHARE if pays else 0.0
+
+
+def output_plan(
+    size: float, strength: float, *, noise: float = OUTPUT_NOISE, regularisation: float | None = None
+) -> OutputPlan:
+    """Return the settings of the output method: `lam = sqrt(2) / (kappa * N * strength)` unless it is given."""
+    if regularisation is None:
+        regularisation = max(math.sqrt(2) / (noise * size * strength), SMALLEST_REGULARISATION)
+    return OutputPlan(float(regularisation), TOLERANCE * math.sqrt(2) / size)
+
+
+def default_features(columns: int, image_shape: tuple[int, int, int] | None = None) -> FeatureMap:
+    """Return the feature map of a head with ``features="auto"``."""
+    if image_shape is not None:
+        return image_features(image_shape)
+    return UnitNorm(CONSTANT_PER_COLUMN * math.sqrt(columns))
+
+
+def whitening_kind(whitening: Floats | None) -> Whitening:
+    """Return what a whitening was computed from: a matrix from second moments, a diagonal from the centre."""
+    if whitening is None:
+        return "none"
+    return "moments" if whitening.ndim == 2 else "centre"
+
+
+# --- The fitted head --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,11 +371,10 @@ def weights_guarantee(facts: Facts, *, own_map: bool, encoding: Encoding | None 
         status="proven",
         because=because,
         parameters=facts,
-        assumptions=_assumptions(facts, encoding),
         unit=facts.get("unit", "record"),
     )
     seeded = () if facts["noise_source"] == EXACT.describe() else (SEEDED_WEIGHTS,)
-    return weakened(guarantee, *_conditions(facts, own_map, encoding), *seeded)
+    return _of_facts(guarantee, facts, own_map, encoding, seeded)
 
 
 def _training_amount(facts: Facts) -> Fraction:
@@ -168,7 +388,7 @@ def _training_amount(facts: Facts) -> Fraction:
             raise InvalidInput(f"steps must be an integer of at least 1, got {steps!r}.")
         return steps * GaussianCost(facts["mu_training"] / math.sqrt(steps)).amount
     check_choice("schedule", facts["schedule"], (LINEAR,))
-    return whole * STEPS_ROUNDED
+    return whole * _STEPS_ROUNDED
 
 
 def query_guarantee(
@@ -180,26 +400,36 @@ def query_guarantee(
         status=answers.status,
         because=answers.because,
         parameters={**answers.parameters, **facts},
-        assumptions=(*answers.assumptions, *_assumptions(facts, encoding)),
+        assumptions=answers.assumptions,
         unit=facts.get("unit", "record"),
     )
-    return weakened(guarantee, *_conditions(facts, own_map, encoding))
+    return _of_facts(guarantee, facts, own_map, encoding)
 
 
-def _assumptions(facts: Facts, encoding: Encoding | None) -> tuple[str, ...]:
-    """Return what every guarantee of a head assumes."""
-    data = data_assumptions(facts.get("unit", "record"), encoding)
-    return (SETTINGS_PUBLIC, *data, *map_assumptions(facts["features"]))
-
-
-def _conditions(facts: Facts, own_map: bool, encoding: Encoding | None) -> tuple[Condition, ...]:
-    """Return the conditions of user code and of what was read off the private records."""
-    data = data_conditions(
+def _of_facts(
+    guarantee: Guarantee,
+    facts: Facts,
+    own_map: bool,
+    encoding: Encoding | None,
+    conditions: tuple[Condition, ...] = (),
+) -> Guarantee:
+    """Return a guarantee with what follows from the facts of the training."""
+    return of_training(
+        guarantee,
+        facts["features"],
+        own_map=own_map,
         classes_declared=facts["classes_declared"] is True,
         encoding=encoding,
         code_before=code_before(facts),
+        conditions=conditions,
     )
-    return (OWN_MAP, *data) if own_map else data
+
+
+def gradient_sensitivity(
+    max_grad_norm: float, classes: int, features: int, grid: float = GRID
+) -> Sensitivity:
+    """Return how far one record moves a released gradient sum."""
+    return certified.head_gradient(max_grad_norm, coordinates=classes * features, grid=grid)
 
 
 def weight_sensitivity(facts: Facts) -> Sensitivity:
