@@ -65,15 +65,6 @@ def test_a_left_out_record_counts_as_if_it_were_not_in_the_batch(loss: Loss) -> 
     torch.testing.assert_close(found[:, others], logit_gradient(loss, logits[:, others], labels[:, others]))
 
 
-def test_each_network_may_have_its_own_alpha() -> None:
-    logits, labels = _batch()
-    alphas = torch.tensor([[0.5], [1.0], [7.0]], dtype=logits.dtype)
-    found = logit_gradient(Convexified(), logits, labels, alphas)
-    for k, alpha in enumerate(alphas[:, 0].tolist()):
-        expected = logit_gradient(Convexified(alpha), logits[k : k + 1], labels[k : k + 1])
-        torch.testing.assert_close(found[k : k + 1], expected)
-
-
 def test_the_two_averages_are_the_papers_formula_and_the_authors_program() -> None:
     logits, labels = _batch(networks=1)
     losses = torch.nn.functional.cross_entropy(logits[0], labels[0], reduction="none")

@@ -191,16 +191,11 @@ def test_bad_input_is_an_error_of_one_line(records: Blobs) -> None:
 
     attempt(r"shapes \(n, m\) and \(n,\)", labels=labels[:-1])
     attempt("seeds must have one entry", seeds=[0, 1])
-    attempt("alphas must have one entry", alphas=[1.0, 2.0])
     attempt("at least one training record", rows=[np.arange(0)])
     attempt("at least one network", rows=[], seeds=[])
     attempt("Row numbers must be from 0 to 399", rows=[np.array([400])])
     attempt("Labels must be integers from 0 to 2", labels=labels + 1)
     attempt("NaN", features=np.full_like(features, np.nan))
-    attempt(
-        "alphas requires the convexified loss", settings=TrainingSettings(loss=CrossEntropy()), alphas=[1.0]
-    )
-    attempt("alpha must be a positive number, got 0", alphas=[0.0])
     attempt(
         "diverged",
         features=features * 1e30,

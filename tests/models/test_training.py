@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -28,7 +26,6 @@ from quietmax.models.training import (
     ALPHA_TOLERANCE,
     alpha_trial,
     choose_alpha,
-    search_alpha,
     softmax,
 )
 from tests.models.conftest import FAST
@@ -110,30 +107,7 @@ def test_the_paper_measures_accuracy_loss_relative_to_the_baseline() -> None:
         accuracy_loss(0.1, 0.0)
 
 
-# --- the search for alpha -----------------------------------------------------------------------------------------
-
-
-def test_the_search_picks_by_the_rule_without_looking_at_the_test_part(records: Records) -> None:
-    data = split(records, size=120, seed=0)
-    settings = TrainingSettings(hidden=(8,), epochs=20, learning_rate=0.01)
-    found = search_alpha(data, grid=(0.5, 1.0, 5.0), settings=settings)
-    assert [trial.alpha for trial in found.trials] == [0.5, 1.0, 5.0]
-    assert found.alpha == choose_alpha(found.trials)
-    for trial in found.trials:
-        assert trial.shortfall == max(
-            0.0,
-            found.original_train_accuracy - trial.train_accuracy,
-            found.original_validation_accuracy - trial.validation_accuracy,
-        )
-    spoiled = records.labels.copy()
-    spoiled[data.test_rows] = (spoiled[data.test_rows] + 1) % 3
-    changed = Records("made up", records.features, spoiled, 3)
-    again = search_alpha(
-        type(data)(changed, data.train_rows, data.test_rows, data.pool_rows, 0),
-        grid=(0.5, 1.0, 5.0),
-        settings=settings,
-    )
-    assert again == found
+# --- the choice of alpha -----------------------------------------------------------------------------------------
 
 
 def test_the_smallest_alpha_with_almost_the_original_accuracy_is_chosen_and_a_gain_counts_as_no_distance() -> (
@@ -164,19 +138,3 @@ def test_ten_of_the_papers_eleven_choices_of_alpha_are_within_the_tolerance() ->
         for name, row in accuracy_table().items()
     }
     assert [name for name, shortfall in lost.items() if shortfall > ALPHA_TOLERANCE] == ["cifar-100"]
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"grid": ()},
-        {"grid": (0.0,)},
-        {"validation_share": 0.0},
-        {"validation_share": 0.001},
-        {"settings": TrainingSettings(loss=CrossEntropy())},
-    ],
-    ids=str,
-)
-def test_impossible_searches_are_rejected(records: Records, wrong: dict[str, Any]) -> None:
-    with pytest.raises(InvalidInput):
-        search_alpha(split(records, size=100, seed=0), **({"settings": FAST} | wrong))

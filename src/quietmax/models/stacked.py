@@ -120,18 +120,13 @@ def _terms(base: CrossEntropy | Quadratic, logits: Tensor, labels: Tensor) -> Te
     return (torch.softmax(logits, -1) - truth).square()
 
 
-def logit_gradient(
-    loss: Loss, logits: Tensor, labels: Tensor, alphas: Tensor | None = None, kept: Tensor | None = None
-) -> Tensor:
+def logit_gradient(loss: Loss, logits: Tensor, labels: Tensor, kept: Tensor | None = None) -> Tensor:
     """Return d loss / d logits for stacked batches."""
-    base = loss.base if isinstance(loss, Convexified) else loss
     picked = labels.unsqueeze(-1)
-    alpha: Tensor | float
-    averaged_over: AveragedOver | None
-    alpha, averaged_over = 0.0, None
+    base, alpha = loss, 0.0
+    averaged_over: AveragedOver | None = None
     if isinstance(loss, Convexified):
-        alpha = loss.alpha if alphas is None else alphas
-        averaged_over = loss.averaged_over
+        base, alpha, averaged_over = loss.base, loss.alpha, loss.averaged_over
     if isinstance(base, CrossEntropy):
         log_probabilities = torch.log_softmax(logits, -1)
         losses = log_probabilities.gather(-1, picked).squeeze(-1).neg_()
@@ -153,7 +148,7 @@ def logit_gradient(
 
 def _record_weights(
     losses: Tensor,
-    alpha: Tensor | float,
+    alpha: float,
     averaged_over: AveragedOver | None,
     kept: Tensor | None,
     zero_terms: int,
@@ -178,9 +173,9 @@ def _record_weights(
     return weights.div_(total.clamp_(min=torch.finfo(total.dtype).tiny))
 
 
-def _entry_weights(terms: Tensor, alpha: Tensor | float, kept: Tensor | None) -> Tensor:
+def _entry_weights(terms: Tensor, alpha: float, kept: Tensor | None) -> Tensor:
     """Return the tilted weight of every (record, class) entry when each class has a loss of its own."""
-    exponents = terms * (alpha.unsqueeze(-1) if isinstance(alpha, torch.Tensor) else alpha)
+    exponents = terms * alpha
     if kept is not None:
         exponents = exponents * kept.unsqueeze(-1)
     weights = (exponents - exponents.amax((-1, -2), keepdim=True)).exp_()
@@ -260,7 +255,6 @@ def train_stack(
     *,
     settings: TrainingSettings,
     seeds: Sequence[int],
-    alphas: Sequence[float] | None = None,
     left_out: Sequence[Sequence[int] | Rows] | None = None,
     dtype: torch.dtype | None = None,
     progress: Progress | None = None,
@@ -270,8 +264,7 @@ def train_stack(
     inputs = torch.as_tensor(features).to(dtype).contiguous()
     targets = torch.as_tensor(labels).to(torch.int64)
     check_records(inputs, targets, classes)
-    check_networks(rows, len(inputs), seeds=seeds, alphas=alphas, left_out=left_out)
-    _check_alphas(alphas, settings)
+    check_networks(rows, len(inputs), seeds=seeds, left_out=left_out)
     if any(len(each) == 0 for each in rows):
         raise InvalidInput("Every network needs at least one training record.")
     start = initial_mlp(
@@ -288,10 +281,7 @@ def train_stack(
         excluded = torch.tensor(
             [[*left_out[index], *[_PADDING] * (most - len(left_out[index]))] for index in order]
         )
-    stacked_alphas = None
-    if alphas is not None:
-        stacked_alphas = torch.tensor([alphas[index] for index in order], dtype=dtype).unsqueeze(1)
-    trainer = _StackTrainer(stack, inputs, targets, settings, stacked_alphas, width)
+    trainer = _StackTrainer(stack, inputs, targets, settings, width)
     complete = excluded is None and not any(len(each) % width for each in rows)
     done = 0
     for block in _blocks([_endless_batches(rows[index], seeds[index], width) for index in order], totals):
@@ -330,9 +320,7 @@ def train_independent(
     inputs = torch.cat([inputs, inputs.new_zeros(1, inputs.shape[1])])
     targets = torch.cat([targets, targets.new_zeros(1)])
     stack = initial_mlp((inputs.shape[1], *settings.hidden, classes), settings.activation, tuple(seeds))
-    trainer = _StackTrainer(
-        stack, inputs, targets, settings, None, settings.batch_size, padding=len(inputs) - 1
-    )
+    trainer = _StackTrainer(stack, inputs, targets, settings, settings.batch_size, padding=len(inputs) - 1)
     streams = [
         _endless_batches(each, seed, settings.batch_size) for each, seed in zip(rows, seeds, strict=True)
     ]
@@ -421,16 +409,6 @@ def check_weights(weights: Sequence[Tensor]) -> None:
         raise QuietmaxError("Training diverged: a weight is not finite. A lower `learning_rate` may help.")
 
 
-def _check_alphas(alphas: Sequence[float] | None, settings: TrainingSettings) -> None:
-    """Check constants of the convexified loss."""
-    if alphas is None:
-        return
-    if not isinstance(settings.loss, Convexified):
-        raise InvalidInput("alphas requires the convexified loss in `settings`.")
-    for alpha in alphas:
-        Convexified(alpha)
-
-
 def _endless_batches(rows: Rows, seed: int, width: int) -> Iterator[Rows]:
     """Yield batches of ``width`` row numbers without end, each epoch in a new order."""
     generator = np.random.default_rng((_ORDER_STREAM, seed))
@@ -470,12 +448,11 @@ class _StackTrainer:
         inputs: Tensor,
         targets: Tensor,
         settings: TrainingSettings,
-        alphas: Tensor | None,
         width: int,
         padding: int = 0,
     ) -> None:
         self._stack, self._inputs, self._targets = stack, inputs, targets
-        self._settings, self._alphas, self._padding = settings, alphas, padding
+        self._settings, self._padding = settings, padding
         self._activation = activation(settings.activation)
         parameters = (stack.kernels, stack.biases)
         self._gradients = tuple([torch.zeros_like(tensor) for tensor in group] for group in parameters)
@@ -509,7 +486,7 @@ class _StackTrainer:
             signal = self._activation.apply_(outgoing)
         torch.baddbmm(views.biases[-1], signal, views.flipped[-1], out=logits)
         labels = torch.index_select(self._targets, 0, picked).view(records.shape)
-        return logit_gradient(self._settings.loss, logits, labels, views.alphas, kept)
+        return logit_gradient(self._settings.loss, logits, labels, kept)
 
     def _backward(self, views: _ActiveStack, slope: Tensor) -> None:
         """Fill the gradients of every layer, from the last to the first."""
@@ -556,7 +533,6 @@ class _ActiveStack:
             [[tensor[:active] for tensor in group] for group in groups]
             for groups in (trainer._gradients, trainer._means, trainer._squares)
         )
-        self.alphas = None if trainer._alphas is None else trainer._alphas[:active]
 
 
 def _kept(records: Tensor, excluded: Tensor | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Training of networks on a split: the trained model, its accuracy, and the search for alpha."""
+"""Training of networks on a split: the trained model, its accuracy, and the choice of alpha."""
 
 from __future__ import annotations
 
@@ -412,16 +412,6 @@ class AlphaTrial:
     shortfall: float  # How far the worse of the two is below that of the original loss; 0 if neither is
 
 
-@dataclass(frozen=True)
-class AlphaSearch:
-    """Result of `search_alpha`."""
-
-    alpha: float  # The smallest alpha with almost the accuracies of the original loss
-    original_train_accuracy: float  # Accuracies of the original loss
-    original_validation_accuracy: float
-    trials: tuple[AlphaTrial, ...]  # One trial per alpha
-
-
 def alpha_trial(alpha: float, accuracies: tuple[float, float], original: tuple[float, float]) -> AlphaTrial:
     """Compare the accuracies with one alpha with those of the original loss."""
     below = max(before - now for before, now in zip(original, accuracies, strict=True))
@@ -438,61 +428,3 @@ def choose_alpha(trials: Sequence[AlphaTrial], tolerance: float = ALPHA_TOLERANC
     if within:
         return min(within)
     return min(trials, key=lambda trial: (trial.shortfall, trial.alpha)).alpha
-
-
-def search_alpha(
-    data: Split,
-    *,
-    grid: Sequence[float] = PAPER_GRID,
-    validation_share: float = 0.2,
-    settings: TrainingSettings | None = None,
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> AlphaSearch:
-    """Train one network per alpha, all at once, and choose by the rule of `choose_alpha`.
-
-    The choice depends on private records: a model trained with it has no proven guarantee unless the choice is
-    charged for.
-    """
-    chosen = settings or TrainingSettings()
-    if not isinstance(chosen.loss, Convexified):
-        raise InvalidInput("The search for alpha requires the convexified loss in `settings`.")
-    if not grid or min(grid) <= 0:
-        raise InvalidInput(f"grid must hold positive values of alpha, got {tuple(grid)}.")
-    if not 0 < validation_share < 1:
-        raise InvalidInput(f"validation_share must be between 0 and 1, got {validation_share}.")
-    held = int(len(data.train_rows) * validation_share)
-    if not 0 < held < len(data.train_rows):
-        raise InvalidInput(
-            f"{len(data.train_rows)} training records are too few for a validation set with `validation_share` "
-            f"{validation_share}."
-        )
-    order = np.random.default_rng((0xA1FA, seed)).permutation(data.train_rows)
-    validation, rest = order[:held], order[held:]
-    records = data.records
-    original = replace(chosen, loss=chosen.loss.base)
-
-    def accuracies(with_settings: TrainingSettings, alphas: list[float] | None) -> list[tuple[float, float]]:
-        count = 1 if alphas is None else len(alphas)
-        stack = train_stack(
-            records.features,
-            records.labels,
-            records.classes,
-            [rest] * count,
-            settings=with_settings,
-            seeds=[seed] * count,
-            alphas=alphas,
-            progress=progress if alphas is not None else None,
-        )
-        shares = []
-        for rows in (rest, validation):
-            answers = stack.stacked_logits(records.features[rows]).argmax(-1).numpy()
-            shares.append((answers == records.labels[rows]).mean(-1))
-        return [(float(train), float(held_out)) for train, held_out in zip(*shares, strict=True)]
-
-    (target,) = accuracies(original, None)
-    trials = tuple(
-        alpha_trial(alpha, reached, target)
-        for alpha, reached in zip(grid, accuracies(chosen, list(grid)), strict=True)
-    )
-    return AlphaSearch(choose_alpha(trials), *target, trials)
