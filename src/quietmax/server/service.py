@@ -163,7 +163,7 @@ class Service:
     async def start(self) -> None:
         """Start to answer requests."""
         if self.settings.otel:
-            self.telemetry = Telemetry(self.ledger)
+            self.telemetry = Telemetry()
         self._pipeline = Pipeline(self.ledger, self.settings)
         if self._control is not None:
             self._control.confirm()
@@ -295,8 +295,6 @@ class Service:
             raise _charge_error(deployment, result)
         cached = len(request.rows) - result.new_answers
         self.metrics.count_answers(deployment.name, deployment.version, result.new_answers, cached)
-        if self.telemetry is not None:
-            self.telemetry.count_answers(deployment.name, deployment.version, result.new_answers, cached)
         parameters = _response_parameters(deployment, result)
         if request.unknown:
             parameters["unknown_values"] = sum(request.unknown.values())

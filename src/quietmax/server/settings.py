@@ -115,7 +115,7 @@ class Settings:
     request_log : bool
         Write a log line per request.
     otel : bool
-        Export traces and metrics by OpenTelemetry (OTLP over HTTP), as the variables OTEL_* say.
+        Export traces by OpenTelemetry (OTLP over HTTP), as the variables OTEL_* say.
     secure_cookies : bool
         Send the session cookie of the dashboard over TLS only.
     session_secret : bytes

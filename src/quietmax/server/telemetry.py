@@ -1,13 +1,12 @@
-"""What an operator sees: the log, metrics for Prometheus and the dashboard, and OpenTelemetry.
+"""What an operator sees: the log, metrics for Prometheus and the dashboard, and traces.
 
 The log has one JSON object per line, written by a thread of its own. Nothing waits for it: lines that nobody reads are
 dropped and counted. Neither inputs nor answers nor keys are logged. So the messages of exceptions and warnings are not
 logged either: they may quote an input. Their type and their place in the code are logged. Metrics name no client.
 
-OpenTelemetry gets a trace of each inference request, and metrics, over OTLP. A request only notes when its phases began
-and ended: parse, charge (with the flush of the ledger inside) and draw. The spans are made when it ends. Attributes are
-the model, the version, the number of rows and the status; inputs, answers, keys, clients and request ids are never
-exported. OpenTelemetry is imported only if it is used.
+OpenTelemetry gets a trace of each inference request over OTLP. A request only notes when its phases began and ended;
+the spans are made when it ends. Inputs, answers, keys, clients and request ids are never exported. OpenTelemetry is
+imported only if it is used.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ import traceback
 import uuid
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
@@ -42,7 +41,6 @@ from prometheus_client.multiprocess import MultiProcessCollector, mark_process_d
 from quietmax import __version__
 from quietmax.errors import InvalidInput, QuietmaxError
 from quietmax.ledger.accounts import AccountState
-from quietmax.ledger.ledger import Ledger
 
 if TYPE_CHECKING:
     from quietmax.server.deployment import Deployment
@@ -457,32 +455,21 @@ def check_telemetry() -> None:
 
 
 class Telemetry:
-    """Exports traces and metrics of one server process, as the variables OTEL_* say."""
+    """Exports traces of one server process, as the variables OTEL_* say."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self) -> None:
         check_telemetry()
-        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.metrics import MeterProvider
-        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-        self._ledger = ledger
         own = {"service.instance.id": str(uuid.uuid4()), "service.version": __version__}
         if "OTEL_SERVICE_NAME" not in os.environ:
             own["service.name"] = "quietmax"
-        resource = Resource.create(own)
-        self._tracers = TracerProvider(resource=resource, shutdown_on_exit=False)
-        if os.environ.get("OTEL_TRACES_EXPORTER") != "none":
-            self._tracers.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-        readers = []
-        if os.environ.get("OTEL_METRICS_EXPORTER") != "none":
-            readers.append(PeriodicExportingMetricReader(OTLPMetricExporter()))
-        self._meters = MeterProvider(readers, resource, shutdown_on_exit=False)
+        self._tracers = TracerProvider(resource=Resource.create(own), shutdown_on_exit=False)
+        self._tracers.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         self._tracer = self._tracers.get_tracer("quietmax", __version__)
-        self._create_instruments()
 
     def begin(self) -> Trace:
         """Begin the trace of a request, in the task that handles it."""
@@ -491,7 +478,7 @@ class Telemetry:
         return trace
 
     def end(self, trace: Trace, record: Record) -> None:
-        """End the trace of a request: make its spans and count it."""
+        """End the trace of a request: make its spans."""
         from opentelemetry.context import Context
         from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -503,12 +490,11 @@ class Telemetry:
         labels: dict[str, str | int] = {
             "quietmax.model": model,
             "quietmax.version": version,
+            "quietmax.rows": record.rows,
             "http.response.status_code": record.status,
         }
-        self._seconds.record((ended - trace.started) / 1e9, labels)
         named = dict(record.headers).get(b"traceparent", b"").decode("latin-1")
         parent = TraceContextTextMapPropagator().extract({"traceparent": named}) if named else None
-        labels["quietmax.rows"] = record.rows
         span = self._tracer.start_span("infer", parent, SpanKind.SERVER, labels, start_time=trace.started)
         if record.status >= 500:
             span.set_status(Status(StatusCode.ERROR))
@@ -519,55 +505,8 @@ class Telemetry:
             contexts[name] = set_span_in_context(child)
         span.end(ended)
 
-    def count_answers(self, model: str, version: str, new: int, cached: int) -> None:
-        """Count answered rows."""
-        for origin, count in (("new", new), ("cached", cached)):
-            if count:
-                labels = {"quietmax.model": model, "quietmax.version": version, "quietmax.origin": origin}
-                self._answers.add(count, labels)
-
     def close(self) -> None:
         """Export what waits, for a few seconds at most, and stop."""
-        thread = threading.Thread(target=self._shut_down, daemon=True)
+        thread = threading.Thread(target=self._tracers.shutdown, daemon=True)
         thread.start()
         thread.join(_CLOSE_SECONDS)
-
-    def _shut_down(self) -> None:
-        self._tracers.shutdown()
-        self._meters.shutdown()
-
-    def _create_instruments(self) -> None:
-        meter = self._meters.get_meter("quietmax", __version__)
-        self._seconds = meter.create_histogram(
-            "quietmax.request.duration",
-            "s",
-            "Duration of inference requests.",
-            explicit_bucket_boundaries_advisory=_BUCKETS,
-        )
-        self._answers = meter.create_counter("quietmax.answers", "{row}", "Rows answered.")
-        meter.create_observable_gauge(
-            "quietmax.budget.spent_fraction", [self._spent], "1", "Fraction of the budget that is spent."
-        )
-        meter.create_observable_gauge(
-            "quietmax.ledger.up", [self._ledger_up], "1", "Whether the ledger is available."
-        )
-
-    def _spent(self, _: Any) -> Iterable[Any]:
-        from opentelemetry.metrics import Observation
-
-        accounts = self._accounts()
-        return [
-            Observation(spent_fraction(account), {"quietmax.account": account.name})
-            for account in accounts or []
-        ]
-
-    def _ledger_up(self, _: Any) -> Iterable[Any]:
-        from opentelemetry.metrics import Observation
-
-        return [Observation(0 if self._accounts() is None else 1)]
-
-    def _accounts(self) -> list[AccountState] | None:
-        try:
-            return self._ledger.accounts()
-        except QuietmaxError:
-            return None
