@@ -100,16 +100,18 @@ def _parameters_of(group: type[Any]) -> Iterator[Parameter]:
     }
     for field in fields(group):
         default = Parameter.empty if field.default is MISSING else field.default
-        annotation = _with_option(field.name, hints[field.name], vars(owners[field.name]).get("PANEL"))
+        annotation = _with_option(
+            field.name, hints[field.name], vars(owners[field.name]).get("PANEL"), on=default is True
+        )
         yield Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def _with_option(name: str, hint: Any, panel: str | None = None) -> Any:
+def _with_option(name: str, hint: Any, panel: str | None = None, *, on: bool = False) -> Any:
     """The annotation of an option with its help, if the annotation has a text."""
     kind, *metadata = _taken_apart(hint)
     if not metadata or not isinstance(metadata[0], str):
         return hint
-    names = (flag(name),) if kind is bool else ()  # no --no-... for a bool
+    names = (flag(name),) if kind is bool and not on else ()  # --no-... only for a bool that is on by default
     settings = metadata[1] if len(metadata) > 1 else {}
     return Annotated[kind, typer.Option(*names, help=metadata[0], rich_help_panel=panel, **settings)]
 

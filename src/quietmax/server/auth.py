@@ -37,7 +37,7 @@ from quietmax.errors import QuietmaxError
 from quietmax.ledger.accounts import ApiKey, find_key, token_client_name
 from quietmax.ledger.ledger import Ledger
 from quietmax.server.errors import HttpError, from_ledger, ledger_error
-from quietmax.server.settings import ANONYMOUS, OidcSettings, Settings, is_loopback, is_private_url
+from quietmax.server.settings import ANONYMOUS, Settings, is_loopback, is_private_url
 from quietmax.server.telemetry import Headers
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Authenticator:
         self._rate_limiter = RateLimiter(rate, burst)
         self._page_limiter = RateLimiter(rate and max(rate, _PAGE_RATE), max(burst or 0, _PAGE_BURST))
         self._failed_logins = RateLimiter(_FAILED_LOGIN_RATE, _FAILED_LOGIN_BURST)
-        self._tokens = None if settings.oidc is None else TokenVerifier(settings.oidc)
+        self._tokens = None if settings.oidc_issuer is None else TokenVerifier(settings)
         self._client_ids: dict[str, int] = {}  # of tokens
         self._anonymous = (
             Caller(ANONYMOUS, ledger.client(ANONYMOUS), None, admin=False) if settings.anonymous else None
@@ -447,12 +447,12 @@ class IssuerKeys:
 class TokenVerifier:
     """Checks bearer tokens. Tokens that were found valid are remembered by their digest."""
 
-    def __init__(self, settings: OidcSettings, keys: IssuerKeys | None = None) -> None:
+    def __init__(self, settings: Settings, keys: IssuerKeys | None = None) -> None:
         if find_spec("jwt") is None:
             raise QuietmaxError("OIDC requires the package PyJWT. Install: pip install 'quietmax[oidc]'.")
-        self.issuer = settings.issuer
+        self.issuer = str(settings.oidc_issuer)
         self._settings = settings
-        self._keys = keys or IssuerKeys(settings.issuer)
+        self._keys = keys or IssuerKeys(self.issuer)
 
     async def verify(self, token: str) -> Identity:
         """Return what a token states, if it is valid."""
@@ -489,22 +489,22 @@ class TokenVerifier:
             token,
             key,
             algorithms=list(ALGORITHMS),  # and only that which the key was found for
-            audience=self._settings.audience,
-            issuer=self._settings.issuer,
+            audience=self._settings.oidc_audience,
+            issuer=self.issuer,
             leeway=LEEWAY_SECONDS,
             options={"require": ["exp", "iss", "aud"], "enforce_minimum_key_length": True},
         )
         return claims
 
     def _identity(self, claims: dict[str, Any]) -> Identity:
-        subject = _claim(claims, self._settings.client_claim)
+        subject = _claim(claims, self._settings.oidc_client_claim)
         if not isinstance(subject, str):
             raise HttpError(401, "The token does not name a client.")
         expires = (int(claims["exp"]) + LEEWAY_SECONDS) * 1_000_000
         return Identity(subject, self._is_admin(claims), expires)
 
     def _is_admin(self, claims: dict[str, Any]) -> bool:
-        name, wanted = self._settings.admin_claim, self._settings.admin_value
+        name, wanted = self._settings.oidc_admin_claim, self._settings.oidc_admin_value
         if name is None:
             return False
         value = _claim(claims, name)

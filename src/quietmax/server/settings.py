@@ -1,13 +1,12 @@
 """Settings of a running service: limits and options, whose tokens are accepted, and where it listens.
 
-Every field, with its type, default and the sentence of the docstring, is declared here once. `quietmax serve` makes
-command line options of them, which are also environment variables, keys of a TOML file and rows of the documentation.
+Every option is declared here once, with its type, default and meaning. `quietmax serve` makes command line options of
+them, which are also environment variables, keys of a TOML file and rows of the documentation.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import inspect
 import math
 import re
 import secrets
@@ -17,144 +16,74 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Any, ClassVar, Self
 from urllib.parse import urlsplit
 
 from quietmax.errors import InvalidInput
 
 ANONYMOUS = "anonymous"
 """The client name of requests without an API key."""
-SESSION_SECRET_BYTES = 32
+_SESSION_SECRET_BYTES = 32
 _ISSUER = re.compile(r"https?://[!-~]{1,190}")
 _BACKLOG = 2048
-_PORT = {"min": 0, "max": 65535}
-_NO_OPTION = {"option": False}
-"""Marks what the command line does not set."""
-
-
-def meanings(settings: type) -> dict[str, str]:
-    """Return what each field of a class of settings means, as its docstring says."""
-    found = re.findall(r"^(\w+) : .*\n((?:    .+\n?)+)", inspect.getdoc(settings) or "", re.MULTILINE)
-    return {name: " ".join(text.split()) for name, text in found}
+_COUNT: dict[str, Any] = {"min": 1}
+_PORT: dict[str, Any] = {"min": 0, "max": 65535}
 
 
 @dataclass(frozen=True)
-class OidcSettings:
-    """Whose tokens are accepted beside API keys, and what their claims mean.
+class ServiceOptions:
+    """Limits and options of a service that `quietmax serve` takes. Limits hold for each server process."""
 
-    Parameters
-    ----------
-    issuer : str
-        URL of an OpenID Connect issuer whose bearer tokens are accepted beside API keys; the same as in the claim iss.
-    audience : str
-        Audience (claim aud) that tokens must name. Required with `oidc_issuer`.
-    client_claim : str
-        Claim that names the client: a name, or a path with dots.
-    admin_claim : str or None
-        Claim that makes an administrator, for example realm_access.roles.
-    admin_value : str or None
-        Value that `oidc_admin_claim` must be equal to or contain.
-    """
+    PANEL: ClassVar = "Limits, access and log"
 
-    issuer: str
-    audience: str
-    client_claim: str = "sub"
-    admin_claim: str | None = None
-    admin_value: str | None = None
-
-    def __post_init__(self) -> None:
-        if (
-            not _ISSUER.fullmatch(self.issuer)
-            or set("@?#") & set(self.issuer)
-            or not is_private_url(self.issuer)
-        ):
-            raise InvalidInput(
-                "`oidc_issuer` must be a URL with https, or with http and a loopback address, without @, ? and #, "
-                f"got {self.issuer[:80]!r}."
-            )
-        if not self.audience or not self.client_claim:
-            raise InvalidInput("`oidc_audience` and `oidc_client_claim` must not be empty.")
-        if (self.admin_claim is None) != (self.admin_value is None):
-            raise InvalidInput("`oidc_admin_claim` and `oidc_admin_value` require each other.")
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Limits and options of a service. Limits hold for each server process.
-
-    Parameters
-    ----------
-    max_rows : int
-        Most rows in one request.
-    max_bytes : int
-        Largest request body in bytes.
-    max_body_memory : int
-        Most bytes of all request bodies that a worker holds at the same time.
-    timeout : float
-        Seconds until a request is given up, and until its body must have arrived.
-    header_timeout : float
-        Seconds until the headers of a request must have arrived.
-    idle_timeout : float
-        Seconds until a connection without a request is closed.
-    max_header_bytes : int
-        Largest size of the headers of a request in bytes, with its URL.
-    max_headers : int
-        Most headers of a request.
-    max_connections : int
-        Most open connections of a worker. The limit on file descriptors may lower it.
-    max_in_flight : int
-        Most inference requests of a worker at the same time.
-    rate_limit : float or None
-        Requests per second of one client, in each worker. Default: no limit.
-    rate_burst : int or None
-        Requests that a client may send at once after a pause. Default: those of one second.
-    anonymous : bool
-        Answer requests without an API key (loopback only), as the client anonymous.
-    answer_cache : bool
-        Answer identical queries from the cache for free, or charge them again.
-    request_log : bool
-        Write a log line per request.
-    otel : bool
-        Export traces by OpenTelemetry (OTLP over HTTP), as the variables OTEL_* say.
-    secure_cookies : bool
-        Send the session cookie of the dashboard over TLS only.
-    session_secret : bytes
-        Signs the sessions of the dashboard; at least 32 bytes. Processes that share it accept each other's sessions.
-        Default: a random one, so that sessions end when the service is started again.
-    oidc : OidcSettings or None
-        Whose tokens are accepted beside API keys. Default: none.
-    """
-
-    max_rows: int = 1000
-    max_bytes: int = 16 * 2**20
-    max_body_memory: int = 256 * 2**20
-    timeout: float = 10.0
-    header_timeout: float = 10.0
-    idle_timeout: float = 60.0
-    max_header_bytes: int = 32 * 2**10
-    max_headers: int = 100
-    max_connections: int = 1000
-    max_in_flight: int = field(default=1024, metadata=_NO_OPTION)
-    rate_limit: float | None = None
-    rate_burst: int | None = None
-    anonymous: bool = False
-    answer_cache: bool = True
-    request_log: bool = True
-    otel: bool = False
-    secure_cookies: bool = field(default=False, metadata=_NO_OPTION)
-    session_secret: bytes = field(
-        default_factory=lambda: secrets.token_bytes(SESSION_SECRET_BYTES),
-        repr=False,
-        compare=False,
-        metadata=_NO_OPTION,
-    )
-    oidc: OidcSettings | None = field(default=None, metadata=_NO_OPTION)
+    max_rows: Annotated[int, "Most rows in one request.", _COUNT] = 1000
+    max_bytes: Annotated[int, "Largest request body in bytes.", _COUNT] = 16 * 2**20
+    max_body_memory: Annotated[
+        int, "Most bytes of all request bodies that a worker holds at the same time.", _COUNT
+    ] = 256 * 2**20
+    timeout: Annotated[float, "Seconds until a request is given up, and until its body must have arrived."] = 10.0
+    header_timeout: Annotated[float, "Seconds until the headers of a request must have arrived."] = 10.0
+    idle_timeout: Annotated[float, "Seconds until a connection without a request is closed."] = 60.0
+    max_connections: Annotated[
+        int, "Most open connections of a worker. The limit on file descriptors may lower it.", _COUNT
+    ] = 1000
+    rate_limit: Annotated[
+        float | None, "Requests per second of one client, in each worker. Default: no limit."
+    ] = None
+    rate_burst: Annotated[
+        int | None,
+        "Requests that a client may send at once after a pause. Default: those of one second.",
+        _COUNT,
+    ] = None
+    anonymous: Annotated[
+        bool, "Answer requests without an API key (loopback only), as the client anonymous."
+    ] = False
+    oidc_issuer: Annotated[
+        str | None,
+        "URL of an OpenID Connect issuer whose bearer tokens are accepted beside API keys; the same as in the claim "
+        "iss.",
+    ] = None
+    oidc_audience: Annotated[
+        str | None, "Audience (claim aud) that tokens must name. Required with --oidc-issuer."
+    ] = None
+    oidc_client_claim: Annotated[
+        str, "Claim that names the client: a name, or a path with dots."
+    ] = "sub"
+    oidc_admin_claim: Annotated[
+        str | None, "Claim that makes an administrator, for example realm_access.roles."
+    ] = None
+    oidc_admin_value: Annotated[
+        str | None, "Value that --oidc-admin-claim must be equal to or contain."
+    ] = None
+    answer_cache: Annotated[
+        bool, "Answer identical queries from the cache for free, or charge them again."
+    ] = True
+    request_log: Annotated[bool, "Write a log line per request."] = True
+    otel: Annotated[
+        bool, "Export traces by OpenTelemetry (OTLP over HTTP), as the variables OTEL_* say."
+    ] = False
 
     def __post_init__(self) -> None:
-        if len(self.session_secret) < SESSION_SECRET_BYTES:
-            raise InvalidInput(
-                f"session_secret must have at least {SESSION_SECRET_BYTES} bytes, got {len(self.session_secret)}."
-            )
         for each in fields(self):
             value = getattr(self, each.name)
             if isinstance(value, int | float) and not isinstance(value, bool) and not 0 < value < math.inf:
@@ -165,36 +94,83 @@ class Settings:
             )
         if self.rate_burst is not None and self.rate_limit is None:
             raise InvalidInput("`rate_burst` requires `rate_limit`.")
+        self._check_oidc()
+
+    def _check_oidc(self) -> None:
+        issuer, audience = self.oidc_issuer, self.oidc_audience
+        if issuer is None:
+            if (audience, self.oidc_admin_claim, self.oidc_admin_value) != (None, None, None):
+                raise InvalidInput(
+                    "`oidc_audience`, `oidc_admin_claim` and `oidc_admin_value` require `oidc_issuer`."
+                )
+            return
+        if audience is None:
+            raise InvalidInput("`oidc_issuer` requires `oidc_audience`.")
+        if not _ISSUER.fullmatch(issuer) or set("@?#") & set(issuer) or not is_private_url(issuer):
+            raise InvalidInput(
+                "`oidc_issuer` must be a URL with https, or with http and a loopback address, without @, ? and #, "
+                f"got {issuer[:80]!r}."
+            )
+        if not audience or not self.oidc_client_claim:
+            raise InvalidInput("`oidc_audience` and `oidc_client_claim` must not be empty.")
+        if (self.oidc_admin_claim is None) != (self.oidc_admin_value is None):
+            raise InvalidInput("`oidc_admin_claim` and `oidc_admin_value` require each other.")
+
+
+@dataclass(frozen=True)
+class Settings(ServiceOptions):
+    """Limits and options of a service.
+
+    Its parameters are options of `quietmax serve` by their names in the configuration file, such as
+    ``Settings(max_rows=100, anonymous=True)``, and these:
+
+    Parameters
+    ----------
+    max_header_bytes : int
+        Largest size of the headers of a request in bytes, with its URL.
+    max_headers : int
+        Most headers of a request.
+    max_in_flight : int
+        Most inference requests of a worker at the same time.
+    secure_cookies : bool
+        Send the session cookie of the dashboard over TLS only.
+    session_secret : bytes
+        Signs the sessions of the dashboard; at least 32 bytes. Processes that share it accept each other's sessions.
+        Default: a random one, so that sessions end when the service is started again.
+    """
+
+    max_header_bytes: int = 32 * 2**10
+    max_headers: int = 100
+    max_in_flight: int = 1024
+    secure_cookies: bool = False
+    session_secret: bytes = field(
+        default_factory=lambda: secrets.token_bytes(_SESSION_SECRET_BYTES), repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.session_secret) < _SESSION_SECRET_BYTES:
+            raise InvalidInput(
+                f"session_secret must have at least {_SESSION_SECRET_BYTES} bytes, got {len(self.session_secret)}."
+            )
 
 
 @dataclass(frozen=True)
 class Listener:
-    """Where the service listens.
+    """Where the service listens."""
 
-    Parameters
-    ----------
-    host : str
-        Address to listen on.
-    port : int
-        Port to listen on; 0: any free one.
-    tls_certificate : Path or None
-        TLS certificate (PEM file).
-    tls_key : Path or None
-        TLS private key (PEM file), without a password.
-    behind_proxy : bool
-        A proxy in front of the service ends TLS.
-    grpc_port : int or None
-        Also listen for gRPC on this port; 0: any free one. Requires quietmax[grpc].
-    """
+    PANEL: ClassVar = "Network"
 
-    host: str = "127.0.0.1"
-    port: int = field(default=8080, metadata=_PORT)
-    tls_certificate: Path | None = None
-    tls_key: Path | None = None
-    behind_proxy: bool = False
-    grpc_port: int | None = field(default=None, metadata=_PORT)
-    ssl_context: ssl.SSLContext | None = field(init=False, default=None, compare=False, repr=False)
-    tls_content: tuple[bytes, bytes] | None = field(init=False, default=None, compare=False, repr=False)
+    host: Annotated[str, "Address to listen on."] = "127.0.0.1"
+    port: Annotated[int, "Port to listen on; 0: any free one.", _PORT] = 8080
+    tls_certificate: Annotated[Path | None, "TLS certificate (PEM file)."] = None
+    tls_key: Annotated[Path | None, "TLS private key (PEM file), without a password."] = None
+    behind_proxy: Annotated[bool, "A proxy in front of the service ends TLS."] = False
+    grpc_port: Annotated[
+        int | None, "Also listen for gRPC on this port; 0: any free one. Requires quietmax[grpc].", _PORT
+    ] = None
+    ssl_context: ClassVar[ssl.SSLContext | None] = None  # Of one listener, once it has read its certificate
+    tls_content: ClassVar[tuple[bytes, bytes] | None] = None
 
     def __post_init__(self) -> None:
         if (self.tls_certificate is None) != (self.tls_key is None):
@@ -290,9 +266,9 @@ def read_session_secret(path: Path) -> bytes:
         secret = path.read_bytes().strip()
     except OSError as error:
         raise InvalidInput(f"Cannot read the session secret {path}: {error.strerror}.") from error
-    if len(secret) < SESSION_SECRET_BYTES:
+    if len(secret) < _SESSION_SECRET_BYTES:
         raise InvalidInput(
-            f"The session secret {path} must have at least {SESSION_SECRET_BYTES} bytes, got {len(secret)}."
+            f"The session secret {path} must have at least {_SESSION_SECRET_BYTES} bytes, got {len(secret)}."
         )
     return secret
 
