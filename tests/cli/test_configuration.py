@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from quietmax.cli import load_command
-from quietmax.cli.serve import ServeOption, check_variables, options_of
+from quietmax.cli.serve import ServeOption, _check_variables, options_of
 from tests.cli.conftest import Run, assert_error
 from tests.docs.scripts import script
 
@@ -123,7 +123,7 @@ def test_variables_of_kubernetes_of_tests_and_of_other_commands_are_no_misspelt_
         for name in re.findall(r"\bQUIETMAX_[A-Z_]*[A-Z]\b", file.read_text(encoding="utf-8"))
     } - {"QUIETMAX_LEGDER"}
     assert {"QUIETMAX_DATA", "QUIETMAX_KILLS", "QUIETMAX_LEDGER"} < named
-    check_variables(load_command("serve"), {**dict.fromkeys(named, "1"), **links, "HOME": "/"})
+    _check_variables(load_command("serve"), {**dict.fromkeys(named, "1"), **links, "HOME": "/"})
 
 
 @pytest.mark.parametrize(

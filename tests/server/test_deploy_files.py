@@ -25,7 +25,7 @@ import yaml
 
 import quietmax
 from quietmax.cli import load_command
-from quietmax.cli.serve import OTHER_VARIABLES, options_of
+from quietmax.cli.serve import _OTHER_VARIABLES, options_of
 from quietmax.server.telemetry import Metrics
 from tests.docs.scripts import script
 from tests.server.running_service import Start
@@ -64,7 +64,7 @@ def test_variables_of_the_image_and_of_compose_are_options_of_serve() -> None:
         name for name in COMPOSE["services"]["quietmax"]["environment"] if name.startswith("QUIETMAX_")
     }
     assert len(used) >= 5
-    assert used <= known | OTHER_VARIABLES
+    assert used <= {*known, *_OTHER_VARIABLES}
 
 
 def test_every_service_with_postgresql_keeps_a_head_file_on_a_volume() -> None:

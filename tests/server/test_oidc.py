@@ -30,7 +30,6 @@ from quietmax.server import Settings
 from quietmax.server import auth as oidc
 from quietmax.server.auth import ALGORITHMS, Identity, IssuerKeys, TokenVerifier, _fetch_json
 from quietmax.server.errors import HttpError
-from quietmax.server.settings import OidcSettings
 from quietmax.server.telemetry import Log, libraries_logged
 from tests.server.running_service import Running, Start, check_message, inference, run_async, some_rows
 from tests.server.token_issuer import AUDIENCE, TokenIssuer, serving
@@ -55,13 +54,21 @@ def issuer(_keys: dict[str, tuple[str, Any]]) -> TokenIssuer:
     return made
 
 
+def _settings(issuer: str, **claims: str) -> Settings:
+    return Settings(
+        oidc_issuer=issuer,
+        oidc_audience=AUDIENCE,
+        **{f"oidc_{name}": value for name, value in claims.items()},  # type: ignore[arg-type]
+    )
+
+
 class _Verification:
     """A verifier with a clock that tests turn."""
 
     def __init__(self, issuer: TokenIssuer, **settings: Any) -> None:
         self.now = 1000.0
         keys = IssuerKeys(issuer.url, issuer.fetch, lambda: self.now)
-        self.verifier = TokenVerifier(OidcSettings(issuer.url, AUDIENCE, **settings), keys)
+        self.verifier = TokenVerifier(_settings(issuer.url, **settings), keys)
 
     async def identity(self, token: str) -> Identity:
         return await self.verifier.verify(token)
@@ -485,8 +492,8 @@ def serving_issuer(issuer: TokenIssuer) -> Iterator[TokenIssuer]:
 @pytest.fixture
 def with_tokens(serving_issuer: TokenIssuer, start: Start) -> Iterator[Running]:
     """An ordinary model with a budget for 20 answers that accepts tokens."""
-    settings = OidcSettings(serving_issuer.url, AUDIENCE, admin_claim="role", admin_value="admin")
-    with start("plain", budget=Terms(10.0), queries=20, settings=Settings(oidc=settings)) as service:
+    settings = _settings(serving_issuer.url, admin_claim="role", admin_value="admin")
+    with start("plain", budget=Terms(10.0), queries=20, settings=settings) as service:
         yield service
 
 
@@ -587,10 +594,9 @@ def test_without_an_issuer_a_token_is_a_wrong_key(plain: Running, issuer: TokenI
 
 
 def test_tokens_get_503_and_api_keys_go_on_while_the_issuer_was_never_reached(start: Start) -> None:
-    nobody = OidcSettings("http://127.0.0.1:9", AUDIENCE)
-    made = TokenIssuer(nobody.issuer)
+    made = TokenIssuer("http://127.0.0.1:9")
     made.add_key("ec")
-    with start("plain", budget=Terms(10.0), queries=20, settings=Settings(oidc=nobody)) as service:
+    with start("plain", budget=Terms(10.0), queries=20, settings=_settings(made.url)) as service:
         refused = _infer(service, made.token("ec"))
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
         assert _infer(service, service.key).status_code == 200
@@ -648,8 +654,8 @@ def test_the_tokens_of_a_real_issuer_work_across_its_restart_and_the_rotation_of
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     url = f"http://localhost:{port}"
-    settings = OidcSettings(url, AUDIENCE, admin_claim="role", admin_value="admin")
-    with start("plain", budget=Terms(10.0), queries=20, settings=Settings(oidc=settings)) as service:
+    settings = _settings(url, admin_claim="role", admin_value="admin")
+    with start("plain", budget=Terms(10.0), queries=20, settings=settings) as service:
         with _provider(port):
             httpx.put(f"{url}/users/root", json={"role": "admin"}).raise_for_status()
             first = _id_token(url, "ann")

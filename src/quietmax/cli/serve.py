@@ -7,31 +7,27 @@ module names the variables and checks the file. Most options are fields of the c
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
-import inspect
 import os
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_origin
 
 import typer
 from typer.core import TyperCommand
 
-from quietmax.cli._options import Json
+from quietmax.cli._options import Json, with_groups
 from quietmax.cli._output import errors, print_json
 from quietmax.errors import InvalidData, InvalidInput, QuietmaxError, counted, unknown_name
-from quietmax.server.settings import Listener, OidcSettings, Settings, meanings, read_session_secret
+from quietmax.server.settings import Listener, ServiceOptions, Settings, read_session_secret
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from quietmax.ledger.accounts import Terms
     from quietmax.server.deployment import Deployment
     from quietmax.server.repository import ModelControl
@@ -46,21 +42,13 @@ _SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
 _SERVICE_VARIABLE = re.compile(
     r".*_SERVICE_(HOST|PORT(_\w+)?)|.*_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?"
 )
-OTHER_VARIABLES = frozenset(
+_OTHER_VARIABLES = tuple(
     PREFIX + name
     for name in (
         *("DATA", "LEDGER_HEAD", "KEY"),
         # of tests and benchmarks
-        *(
-            "BENCH_ROWS",
-            "CHROMIUM",
-            "INVARIANT_TABLES",
-            "KILLS",
-            "PYTHONS",
-            "SAME_NUMBERS",
-            "SCREENSHOTS",
-            "WRITE_FIXTURES",
-        ),
+        *("BENCH_ROWS", "CHROMIUM", "INVARIANT_TABLES", "KILLS", "PYTHONS", "SAME_NUMBERS", "SCREENSHOTS"),
+        "WRITE_FIXTURES",
     )
 )
 """Variables that are no options of the command, but mean something elsewhere."""
@@ -120,7 +108,7 @@ class ConfigurableCommand(TyperCommand):
         """Parse the command line; an error says where the value was set."""
         try:
             left = super().parse_args(ctx, args)
-            check_variables(self, os.environ)
+            _check_variables(self, os.environ)
             return left
         except typer.BadParameter as problem:
             option: Any = problem.param
@@ -132,11 +120,11 @@ class ConfigurableCommand(TyperCommand):
             raise
 
 
-def check_variables(command: Any, variables: Mapping[str, str]) -> None:
+def _check_variables(command: Any, variables: Mapping[str, str]) -> None:
     """Check that every variable of ours in an environment is one that the command knows."""
     known = [setting.variable for setting in options_of(command) if setting.variable is not None]
     for name, value in sorted(variables.items()):
-        if not name.startswith(PREFIX) or name in known or name in OTHER_VARIABLES:
+        if not name.startswith(PREFIX) or name in known or name in _OTHER_VARIABLES:
             continue
         if _SERVICE_VARIABLE.fullmatch(name) or _SERVICE_LINK.match(value):
             continue
@@ -154,7 +142,7 @@ def _is_service_link(variable: str) -> bool:
 def _use_file(context: typer.Context, path: Path | None) -> Path | None:
     """Take the values of the file as defaults of the other options."""
     if path is not None:
-        context.default_map = read_file(path, options_of(context.command))
+        context.default_map = _read_file(path, options_of(context.command))
     return path
 
 
@@ -170,7 +158,7 @@ Config = Annotated[
 ]
 
 
-def read_file(path: Path, settings: list[ServeOption]) -> dict[str, Any]:
+def _read_file(path: Path, settings: list[ServeOption]) -> dict[str, Any]:
     """Read a TOML file of options."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -203,52 +191,41 @@ COMMAND_CLASS = ConfigurableCommand
 
 @dataclass(frozen=True)
 class _Models:
-    """What is served, and who pays.
+    """What is served, and who pays."""
 
-    Parameters
-    ----------
-    repository : Path or None
-        Directory of models as NAME/VERSION that administrators can load and unload while the service runs. The highest
-        version of each is served from the start.
-    accept_unproven : bool
-        Serve models without a proven guarantee; answers carry a warning.
-    ledger : str or None
-        SQLite file or postgresql://... URL. Default: one file per user.
-    ledger_file : Path or None
-        File that holds the URL of `ledger`, a secret.
-    ledger_password_file : Path or None
-        File that holds the password of a PostgreSQL ledger.
-    budget : float or None
-        Epsilon of the training set's total budget. Default: the model's own.
-    delta : float
-        Delta of `budget`.
-    queries : int or None
-        Ordinary model: number of answers that share `budget`.
-    mechanism : str or None
-        Ordinary model: algorithm1. Head charged per answer: sampled-neuron. Either: the name of a plug-in.
-    noise : str
-        Noise of algorithm1: gaussian or laplace.
-    account : str or None
-        Account of the training set. Default: the name of the data set.
-    because : str or None
-        Reason to move the records to another `account`; the audit log keeps it.
-    """
+    PANEL: ClassVar = "Models, ledger and budget"
 
-    repository: Path | None = None
-    accept_unproven: bool = False
-    ledger: str | None = None
-    ledger_file: Path | None = None
-    ledger_password_file: Path | None = None
-    budget: float | None = None
-    delta: float = 0.0
-    queries: int | None = None
-    mechanism: str | None = None
-    noise: str = "gaussian"
-    account: str | None = None
-    because: str | None = None
+    repository: Annotated[
+        Path | None,
+        "Directory of models as NAME/VERSION that administrators can load and unload while the service runs. The "
+        "highest version of each is served from the start.",
+    ] = None
+    accept_unproven: Annotated[bool, "Serve models without a proven guarantee; answers carry a warning."] = (
+        False
+    )
+    ledger: Annotated[str | None, "SQLite file or postgresql://... URL. Default: one file per user."] = None
+    ledger_file: Annotated[Path | None, "File that holds the URL of --ledger, a secret."] = None
+    ledger_password_file: Annotated[Path | None, "File that holds the password of a PostgreSQL ledger."] = (
+        None
+    )
+    budget: Annotated[
+        float | None, "Epsilon of the training set's total budget. Default: the model's own."
+    ] = None
+    delta: Annotated[float, "Delta of --budget."] = 0.0
+    queries: Annotated[int | None, "Ordinary model: number of answers that share --budget.", {"min": 1}] = (
+        None
+    )
+    mechanism: Annotated[
+        str | None,
+        "Ordinary model: algorithm1. Head charged per answer: sampled-neuron. Either: the name of a plug-in.",
+    ] = None
+    account: Annotated[str | None, "Account of the training set. Default: the name of the data set."] = None
+    because: Annotated[
+        str | None, "Reason to move the records to another --account; the audit log keeps it."
+    ] = None
 
     def terms(self) -> Terms | None:
-        """Return the budget that the owner states, if any."""
+        """The budget that the owner states, if any."""
         from quietmax.ledger.accounts import Terms
         from quietmax.noise.release import checked_positive
 
@@ -259,58 +236,7 @@ class _Models:
         return None if self.budget is None else Terms(checked_positive(self.budget, "budget"), self.delta)
 
 
-_DECLARED: dict[type, tuple[str, str]] = {
-    _Models: ("", "Models, ledger and budget"),
-    Listener: ("", "Network"),
-    OidcSettings: ("oidc_", "Network"),
-    Settings: ("", "Limits"),
-}
-"""Classes whose fields are options, what the options' names begin with, and their panel in the help."""
-
-
-def _declared_options(declared: type) -> Iterator[inspect.Parameter]:
-    """Yield an option for each field of a class of settings."""
-    types, helps = get_type_hints(declared), meanings(declared)
-    prefix, panel = _DECLARED[declared]
-    for each in dataclasses.fields(declared):
-        if not each.init or not each.metadata.get("option", True):
-            continue
-        key, kind = prefix + each.name, types[each.name]
-        default = None if each.default is dataclasses.MISSING else each.default
-        limits = each.metadata or ({"min": 1} if kind in (int, int | None) else {})
-        names = (_flag(key),) if default is False else ()
-        help_text = re.sub(r"`(\w+)`", lambda found: _flag(found[1]), helps[each.name])
-        own_panel = "Answers, log and telemetry" if kind is bool and declared is Settings else panel
-        option = typer.Option(*names, help=help_text, rich_help_panel=own_panel, **limits)
-        wanted = kind | None if default is None else kind
-        yield inspect.Parameter(
-            key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[wanted, option]
-        )
-
-
-def _flag(key: str) -> str:
-    """Return how the command line writes a key."""
-    return "--" + key.replace("_", "-")
-
-
-def _with_declared_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Let a function take the fields of all settings as options, in place of its argument `declared`."""
-    signature = inspect.signature(function, eval_str=True)
-    own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
-    added = [option for declared in _DECLARED for option in _declared_options(declared)]
-    function.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
-    return function
-
-
-def _from_options(declared: type, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a class of settings among the options."""
-    prefix, _ = _DECLARED[declared]
-    names = [each.name for each in dataclasses.fields(declared) if prefix + each.name in options]
-    return {name: options[prefix + name] for name in names}
-
-
-# The fields of the settings are options too, in the place of `declared`.
-@_with_declared_options
+@with_groups
 def command(
     models: Annotated[
         list[str] | None,
@@ -320,20 +246,17 @@ def command(
     config: Config = None,  # noqa: ARG001 (its callback has read the file)
     session_secret_file: Annotated[
         Path | None,
-        typer.Option(
-            help="File with the secret that signs sessions of the dashboard, for several replicas. Default: random."
-        ),
+        "File with the secret that signs sessions of the dashboard, for several replicas. Default: random.",
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Worker processes behind the port.")] = 1,
+    workers: Annotated[int, "Worker processes behind the port.", {"min": 1}] = 1,
     check: Annotated[
         bool,
-        typer.Option(
-            "--check",
-            help="Check options, models, ledger, certificate and ports, then exit. Nothing is charged or written.",
-        ),
+        "Check options, models, ledger, certificate and ports, then exit. Nothing is charged or written.",
     ] = False,
     as_json: Json = False,
-    **declared: Any,
+    chosen: _Models,
+    listener: Listener,
+    options: ServiceOptions,
 ) -> None:
     """Serve models over the Open Inference Protocol v2. The ledger charges every answer before it is drawn.
 
@@ -349,61 +272,68 @@ def command(
     quietmax serve model --accept-unproven --budget 10 --ledger trial.sqlite
     """
     from quietmax.ledger.database import configured_url
+    from quietmax.ledger.ledger import Ledger
     from quietmax.server.deployment import deploy
     from quietmax.server.repository import load_models
+    from quietmax.server.run import supervise
+    from quietmax.server.service import Service
+    from quietmax.server.telemetry import Log, Metrics
 
     _use_one_thread()
-    chosen = _Models(**_from_options(_Models, declared))
     if not models and chosen.repository is None:
         raise InvalidInput("At least one model must be named in `models`, or a `repository`.")
     terms = chosen.terms()
-    listener = Listener(**_from_options(Listener, declared))
-    settings = _settings(declared, session_secret_file, listener)
+    settings = _settings(options, listener, session_secret_file)
     address = configured_url(chosen.ledger, chosen.ledger_file, chosen.ledger_password_file)
     read = partial(
         load_models,
         budget=terms,
         queries=chosen.queries,
         mechanism=chosen.mechanism,
-        noise=chosen.noise,
         accept_unproven=chosen.accept_unproven,
     )
-    bind = partial(deploy, budget=terms, account=chosen.account)
     loaded = read(models or [])
     with ExitStack() as stack:
-        repository = chosen.repository
-        control = None if repository is None else _control(repository, loaded, read, bind, stack)
+        control = None
+        if chosen.repository is not None:
+            bind = partial(deploy, budget=terms, account=chosen.account)
+            control = _control(chosen.repository, loaded, read, bind, stack)
+
+        def served() -> list[Deployment]:
+            return loaded if control is None else [*loaded, *control.start()]
+
         if check:
-            _check(listener, _served(loaded, control), address, bind, chosen.because, as_json=as_json)
-        else:
-            listener = stack.enter_context(listener.reserve_grpc_port())
-            _serve(
-                listener, settings, address, loaded, control, bind, chosen.because, workers, as_json=as_json
-            )
+            listener.check_ports()
+            _check(served(), address, terms, chosen, as_json=as_json)
+            return
+        listener = stack.enter_context(listener.reserve_grpc_port())
+
+        def create_service(metrics: Metrics, because: str | None = None) -> Service:
+            ledger = Ledger(address)
+            bound = deploy(ledger, served(), budget=terms, account=chosen.account, because=because)
+            return Service(ledger, bound, settings, metrics=metrics, control=control)
+
+        opened = listener.open_socket()
+        first, log = create_service(Metrics(), chosen.because), Log()
+        try:
+            _announce(first, listener.url(opened), listener.grpc_port, log, as_json=as_json)
+        finally:
+            first.ledger.close()
+        supervise(create_service, listener, opened, log, workers)
 
 
-def _settings(declared: Mapping[str, Any], session_secret_file: Path | None, listener: Listener) -> Settings:
+def _settings(options: ServiceOptions, listener: Listener, session_secret_file: Path | None) -> Settings:
     """Return the settings that the options state."""
-    if declared["otel"]:
+    if options.otel:
         from quietmax.server.telemetry import check_telemetry
 
         check_telemetry()
-    if declared["anonymous"]:
+    if options.anonymous:
         listener.check_anonymous()
-    own = _from_options(Settings, declared)
-    if session_secret_file is not None:
-        own["session_secret"] = read_session_secret(session_secret_file)
-    oidc = _from_options(OidcSettings, declared)
-    if oidc["issuer"] is None:
-        if oidc["audience"] is not None or oidc["admin_claim"] is not None or oidc["admin_value"] is not None:
-            raise InvalidInput(
-                "`oidc_audience`, `oidc_admin_claim` and `oidc_admin_value` require `oidc_issuer`."
-            )
-    elif oidc["audience"] is None:
-        raise InvalidInput("`oidc_issuer` requires `oidc_audience`.")
-    else:
-        own["oidc"] = OidcSettings(**oidc)
-    return Settings(**own, secure_cookies=listener.secure_cookies)
+    settings = Settings(**vars(options), secure_cookies=listener.secure_cookies)
+    if session_secret_file is None:
+        return settings
+    return replace(settings, session_secret=read_session_secret(session_secret_file))
 
 
 def _control(
@@ -422,44 +352,6 @@ def _control(
     return ModelControl(ModelRepository(repository), state, lambda model: read([model])[0], bind, names)
 
 
-def _served(loaded: list[Deployment], control: ModelControl | None) -> list[Deployment]:
-    """Return the models that are served at the start, those of the repository included."""
-    return loaded if control is None else [*loaded, *control.start()]
-
-
-def _serve(
-    listener: Listener,
-    settings: Settings,
-    address: str,
-    loaded: list[Deployment],
-    control: ModelControl | None,
-    bind: Callable[..., list[Deployment]],
-    because: str | None,
-    workers: int,
-    *,
-    as_json: bool,
-) -> None:
-    """Say what is served, and serve it until a signal asks to stop."""
-    from quietmax.ledger.ledger import Ledger
-    from quietmax.server.run import supervise
-    from quietmax.server.service import Service
-    from quietmax.server.telemetry import Log, Metrics
-
-    opened = listener.open_socket()
-
-    def create_service(metrics: Metrics, reason: str | None = None) -> Service:
-        ledger = Ledger(address)
-        bound = bind(ledger, _served(loaded, control), because=reason)
-        return Service(ledger, bound, settings, metrics=metrics, control=control)
-
-    first, log = create_service(Metrics(), because), Log()
-    try:
-        _announce(first, listener.url(opened), listener.grpc_port, log, as_json=as_json)
-    finally:
-        first.ledger.close()
-    supervise(create_service, listener, opened, log, workers)
-
-
 def _use_one_thread() -> None:
     """Let torch use one thread: requests run in parallel, and a small network gains nothing from more."""
     if "torch" in sys.modules:
@@ -469,21 +361,15 @@ def _use_one_thread() -> None:
 
 
 def _check(
-    listener: Listener,
-    models: list[Deployment],
-    address: str,
-    bind: partial[list[Deployment]],
-    because: str | None,
-    *,
-    as_json: bool,
+    models: list[Deployment], address: str, terms: Terms | None, chosen: _Models, *, as_json: bool
 ) -> None:
-    """Check the ports, and the models against the ledger, if it exists already; say what would be served."""
+    """Check the models against the ledger, if it exists already; say what would be served."""
+    from quietmax.ledger.database import hide_password, parse_url
     from quietmax.ledger.ledger import Ledger, ledger_exists
     from quietmax.server.deployment import check_deployments
 
-    listener.check_ports()
-    check: Callable[[Ledger | None], None] = partial(
-        check_deployments, models=models, because=because, **bind.keywords
+    check = partial(
+        check_deployments, models=models, budget=terms, account=chosen.account, because=chosen.because
     )
     if not ledger_exists(address):
         check(None)
@@ -491,13 +377,6 @@ def _check(
         with Ledger(address, read_only=True) as ledger:
             ledger.check_damage()
             check(ledger)
-    _print_checked(models, address, as_json=as_json)
-
-
-def _print_checked(models: Sequence[Deployment], address: str, *, as_json: bool) -> None:
-    """Print what would be served."""
-    from quietmax.ledger.database import hide_password, parse_url
-
     shown = hide_password(parse_url(address))
     if as_json:
         listed = [{"name": each.name, "version": each.version, "status": each.status} for each in models]
@@ -510,46 +389,26 @@ def _print_checked(models: Sequence[Deployment], address: str, *, as_json: bool)
 
 def _announce(service: Service, url: str, grpc_port: int | None, log: Log, *, as_json: bool) -> None:
     """Say what is served: as JSON on stdout, as text on a terminal, or in the log."""
+    ledger = service.ledger.address
     if as_json:
-        _print_json(service, url, grpc_port)
-    elif sys.stderr.isatty():
-        _print_summary(service, url, grpc_port)
-    else:
-        _log_summary(service, url, grpc_port, log)
-
-
-def _print_json(service: Service, url: str, grpc_port: int | None) -> None:
-    """Print what is served as one JSON document."""
-    models = [
-        {"name": each.name, "version": each.version, "account": each.account.name, "status": each.status}
-        for each in service.deployments
-    ]
-    keys = len(service.ledger.keys())
-    document = {"url": url, "ledger": service.ledger.address, "keys": keys, "models": models}
-    print_json(document if grpc_port is None else {**document, "grpc_port": grpc_port})
-
-
-def _print_summary(service: Service, url: str, grpc_port: int | None) -> None:
-    """Print what is served, with warnings, for somebody at a terminal."""
+        models = [
+            {"name": each.name, "version": each.version, "account": each.account.name, "status": each.status}
+            for each in service.deployments
+        ]
+        document = {"url": url, "ledger": ledger, "keys": len(service.ledger.keys()), "models": models}
+        print_json(document if grpc_port is None else {**document, "grpc_port": grpc_port})
+        return
+    served, warnings = [_served_line(each) for each in service.deployments], _start_warnings(service)
+    if not sys.stderr.isatty():
+        log.event("serving", url=url, grpc_port=grpc_port, ledger=ledger, served=served, warnings=warnings)
+        log.flush()  # before the lines of the workers
+        return
     grpc = "" if grpc_port is None else f" (gRPC on port {grpc_port})"
-    _print_line(f"Serving on {url}{grpc} with the ledger {service.ledger.address}.")
-    for deployment in service.deployments:
-        _print_line(f"  {_served_line(deployment)}")
-    for warning in _start_warnings(service):
+    _print_line(f"Serving on {url}{grpc} with the ledger {ledger}.")
+    for line in served:
+        _print_line(f"  {line}")
+    for warning in warnings:
         _print_line(warning, "yellow")
-
-
-def _log_summary(service: Service, url: str, grpc_port: int | None, log: Log) -> None:
-    """Log what is served, with warnings, as one JSON object: every line of the log is one."""
-    log.event(
-        "serving",
-        url=url,
-        grpc_port=grpc_port,
-        ledger=service.ledger.address,
-        served=[_served_line(each) for each in service.deployments],
-        warnings=_start_warnings(service),
-    )
-    log.flush()  # before the lines of the workers
 
 
 def _served_line(deployment: Deployment) -> str:
@@ -573,7 +432,7 @@ def _start_warnings(service: Service) -> list[str]:
             )
         if deployment.warning:
             warnings.append(f"{deployment.label}: {deployment.warning}")
-    if not service.ledger.keys() and not service.settings.anonymous and service.settings.oidc is None:
+    if not service.ledger.keys() and not service.settings.anonymous and service.settings.oidc_issuer is None:
         warnings.append("There is no API key yet. Create one with: quietmax ledger key create NAME")
     return list(dict.fromkeys(warnings))  # models may share an account
 

@@ -69,7 +69,6 @@ class ModelFolder:
     budget: Terms | None = None  # The total budget of the training set, if stated by the owner
     queries: int | None = None  # Number of answers that share the budget of an ordinary model
     mechanism: str | None = None  # A mechanism other than the model's own
-    noise: str = "gaussian"  # Noise of Algorithm 1: `gaussian` or `laplace`
 
     @property
     def dataset(self) -> str:
@@ -140,14 +139,13 @@ def load_models(
     budget: Terms | None = None,
     queries: int | None = None,
     mechanism: str | None = None,
-    noise: str = "gaussian",
     accept_unproven: bool = False,
 ) -> list[Deployment]:
     """Load model folders to be served. Only JSON and safetensors files are read."""
     loaded: dict[str, Deployment] = {}
     for text in models:
         name, version, path = _parse_model(text)
-        folder = ModelFolder(name, version, path, read_description(path), budget, queries, mechanism, noise)
+        folder = ModelFolder(name, version, path, read_description(path), budget, queries, mechanism)
         deployment = _load(folder)
         if deployment.label in loaded:
             raise InvalidInput(f"Model names must be unique, got two models called {deployment.label}.")
@@ -198,7 +196,7 @@ def _load_network(folder: ModelFolder) -> Deployment:
     """
     mechanism: Mechanism
     if folder.mechanism in (None, "algorithm1"):
-        mechanism = Algorithm1(folder.noise)  # type: ignore[arg-type]
+        mechanism = Algorithm1("gaussian")
     elif (own := plugin_mechanisms().get(str(folder.mechanism))) is not None:
         mechanism = own
     else:

@@ -31,17 +31,32 @@ _PORT: dict[str, Any] = {"min": 0, "max": 65535}
 
 
 @dataclass(frozen=True)
-class ServiceOptions:
+class _AnswerOptions:
+    PANEL: ClassVar = "Answers, log and telemetry"
+
+    answer_cache: Annotated[
+        bool, "Answer identical queries from the cache for free, or charge them again."
+    ] = True
+    request_log: Annotated[bool, "Write a log line per request."] = True
+    otel: Annotated[bool, "Export traces by OpenTelemetry (OTLP over HTTP), as the variables OTEL_* say."] = (
+        False
+    )
+
+
+@dataclass(frozen=True)
+class ServiceOptions(_AnswerOptions):
     """Limits and options of a service that `quietmax serve` takes. Limits hold for each server process."""
 
-    PANEL: ClassVar = "Limits, access and log"
+    PANEL: ClassVar = "Limits and access"
 
     max_rows: Annotated[int, "Most rows in one request.", _COUNT] = 1000
     max_bytes: Annotated[int, "Largest request body in bytes.", _COUNT] = 16 * 2**20
     max_body_memory: Annotated[
         int, "Most bytes of all request bodies that a worker holds at the same time.", _COUNT
     ] = 256 * 2**20
-    timeout: Annotated[float, "Seconds until a request is given up, and until its body must have arrived."] = 10.0
+    timeout: Annotated[
+        float, "Seconds until a request is given up, and until its body must have arrived."
+    ] = 10.0
     header_timeout: Annotated[float, "Seconds until the headers of a request must have arrived."] = 10.0
     idle_timeout: Annotated[float, "Seconds until a connection without a request is closed."] = 60.0
     max_connections: Annotated[
@@ -66,22 +81,13 @@ class ServiceOptions:
     oidc_audience: Annotated[
         str | None, "Audience (claim aud) that tokens must name. Required with --oidc-issuer."
     ] = None
-    oidc_client_claim: Annotated[
-        str, "Claim that names the client: a name, or a path with dots."
-    ] = "sub"
+    oidc_client_claim: Annotated[str, "Claim that names the client: a name, or a path with dots."] = "sub"
     oidc_admin_claim: Annotated[
         str | None, "Claim that makes an administrator, for example realm_access.roles."
     ] = None
-    oidc_admin_value: Annotated[
-        str | None, "Value that --oidc-admin-claim must be equal to or contain."
-    ] = None
-    answer_cache: Annotated[
-        bool, "Answer identical queries from the cache for free, or charge them again."
-    ] = True
-    request_log: Annotated[bool, "Write a log line per request."] = True
-    otel: Annotated[
-        bool, "Export traces by OpenTelemetry (OTLP over HTTP), as the variables OTEL_* say."
-    ] = False
+    oidc_admin_value: Annotated[str | None, "Value that --oidc-admin-claim must be equal to or contain."] = (
+        None
+    )
 
     def __post_init__(self) -> None:
         for each in fields(self):
