@@ -34,15 +34,26 @@ _COUNTING = (MemoryAccount, FileAccount)
 """The accounts that are known to count every answer. Subclasses are the user's own code."""
 
 
+_OWN_MECHANISM = ("The mechanism is the user's own.", "The user's own mechanism has the privacy it states.")
+_OWN_ACCOUNT = (
+    "The account is the user's own.",
+    "The user's own account counts every answer and stops when the budget is spent.",
+)
+_OWN_NOISE = (
+    "The noise source is the user's own.",
+    "The user's own noise source is exact and unpredictable.",
+)
+_SEEDED_NOISE = (
+    "The noise is seeded and in floating point, for experiments only (THEORY 3.5).",
+    "Nobody knows the seed, and nobody looks at the low digits of the answers.",
+)
+
+
 def claimed(guarantee: Guarantee, mechanism: Mechanism) -> Guarantee:
     """Return what may be claimed of answers: what a mechanism outside this library states is an assumption."""
     if guarantee.status != "proven" or type(mechanism) in _PROVEN:
         return guarantee
-    return _assuming(
-        guarantee,
-        "The mechanism is the user's own.",
-        "The user's own mechanism has the privacy it states.",
-    )
+    return _assuming(guarantee, *_OWN_MECHANISM)
 
 
 def _assuming(guarantee: Guarantee, because: str, assumption: str) -> Guarantee:
@@ -172,9 +183,8 @@ class Predictor:
     def move_account(self, moved: Callable[[int], FileAccount], *, target: FileAccount | None = None) -> None:
         """Continue with another account; nothing is answered meanwhile.
 
-        A budget lives in one place: once it is in a file it cannot be moved again. If the move is interrupted, for
-        example by Ctrl-C, the predictor pays from the file if it is there already: `target` is the account that `moved`
-        is about to create.
+        Once a budget is in a file it cannot be moved again. If the move is interrupted, for example by Ctrl-C, the
+        predictor pays from the file if it is there already: `target` is the account that `moved` is about to create.
         """
         self._process.check()
         with self._lock:
@@ -219,24 +229,10 @@ class Predictor:
         if total.status == "refuted":
             return total
         if type(self._account) not in _COUNTING:
-            total = _assuming(
-                total,
-                "The account is the user's own.",
-                "The user's own account counts every answer and stops when the budget is spent.",
-            )
+            total = _assuming(total, *_OWN_ACCOUNT)
         if type(noise) is ExactNoise and noise.exact:
             return total
-        if noise.exact:
-            return _assuming(
-                total,
-                "The noise source is the user's own.",
-                "The user's own noise source is exact and unpredictable.",
-            )
-        return _assuming(
-            total,
-            "The noise is seeded and in floating point, for experiments only (THEORY 3.5).",
-            "Nobody knows the seed, and nobody looks at the low digits of the answers.",
-        )
+        return _assuming(total, *(_OWN_NOISE if noise.exact else _SEEDED_NOISE))
 
     def predict_proba(self, features: Features) -> NDArray[np.float64]:
         """Return randomised class probabilities, shape (queries, classes).
@@ -324,12 +320,10 @@ class _MovingAccount:
 
 
 def _is_open(account: FileAccount) -> bool:
-    """Return whether an account can be charged."""
     try:
-        _ = account.answered
+        return account.answered >= 0
     except DataUnavailable:
         return False
-    return True
 
 
 def _joined(answers: list[Answers], classes: int) -> Answers:

@@ -40,28 +40,20 @@ class Account(Protocol):
         ...
 
 
-_fork_mark = object()
-"""Replaced in the child of every fork."""
-
-
-def _mark_fork() -> None:
-    """Replace the mark."""
-    global _fork_mark
-    _fork_mark = object()
-
-
-os.register_at_fork(after_in_child=_mark_fork)
+_fork_marks = [object()]
+"""One more in the child of every fork."""
+os.register_at_fork(after_in_child=lambda: _fork_marks.append(object()))
 
 
 class OwnProcess:
     """The process in which this object was made; `check` raises in every other one (THEORY 3.12).
 
-    A fork copies what is in memory. Every fork by Python replaces a mark in the child, so a process id that is used
-    again does not matter. The process id detects a fork by C code, which does not replace the mark.
+    A fork copies what is in memory. Every fork by Python adds a mark in the child, so a process id that is used again
+    does not matter. The process id detects a fork by C code, which adds no mark.
     """
 
     def __init__(self) -> None:
-        self._mark = _fork_mark
+        self._mark = _fork_marks[-1]
         self._id = os.getpid()
 
     def check(self) -> None:
@@ -69,7 +61,7 @@ class OwnProcess:
 
         Call this before waiting for a lock, because a fork copies locks too.
         """
-        if self._mark is not _fork_mark or self._id != os.getpid():
+        if self._mark is not _fork_marks[-1] or self._id != os.getpid():
             raise QuietmaxError(
                 f"This is a fork of process {self._id}, which holds the privacy budget. A copy of the budget pays for "
                 "nothing. A model that was saved by that process can be opened from its folder here."
@@ -257,12 +249,8 @@ class FileAccount:
             raise DataUnavailable(
                 f"The account {self.path} was closed when its model was replaced. Nothing was charged or answered."
             )
-        if (
-            isinstance(answered, str)
-            and answered.isascii()
-            and answered.isdigit()
-            and isinstance(identity, str)
-        ):
+        numeric = isinstance(answered, str) and answered.isascii() and answered.isdigit()
+        if numeric and isinstance(identity, str):
             if self._identity is None or self._identity == identity:
                 return int(answered), identity
             raise DataUnavailable(

@@ -17,8 +17,7 @@ from quietmax.errors import InvalidInput
 from quietmax.estimators.head.weights import HeadWeights, PrivateHeadWeights
 from quietmax.estimators.teachers import TeacherEnsemble
 from quietmax.mechanisms import Algorithm1, Answerer, Answers, GaussianScores, NoisyMax, SampledNeuron
-from quietmax.mechanisms import algorithm1 as algorithm1_module
-from quietmax.mechanisms import base as sampled_neuron_module
+from quietmax.mechanisms import base as base_module
 from quietmax.mechanisms.base import (
     _read_plugin,
     digest_text,
@@ -141,16 +140,12 @@ def test_every_mechanism_answers_each_query_of_two_and_of_three_classes() -> Non
 @pytest.mark.parametrize("noise", ["laplace", "gaussian"])
 @pytest.mark.parametrize("classes", [2, 4])
 def test_one_number_of_each_query_is_noised_and_rounded(noise, classes, monkeypatch) -> None:
-    spies = [
-        spied(monkeypatch, module, f"release_{noise}")
-        for module in (algorithm1_module, sampled_neuron_module)
-    ]
+    spy = spied(monkeypatch, base_module, f"release_{noise}")
     cost = PureCost(1.0) if noise == "laplace" else GaussianCost(1.0)
     Algorithm1(noise, 0.5, 0.5, 0.3, 0.8).release(np.zeros((5, classes)), EXACT)
     SampledNeuron(noise, bounds=BOUNDS, per_query=cost).release(np.zeros((5, classes)), EXACT)
-    for spy in spies:
-        assert [value.shape for value in spy.values] == [(5,)]
-        assert [options["coordinates"] for options in spy.given] == [1]
+    assert [value.shape for value in spy.values] == [(5,), (5,)]
+    assert [options["coordinates"] for options in spy.given] == [1, 1]
 
 
 @every_proven_mechanism
@@ -260,7 +255,7 @@ def test_only_classes_of_the_library_prove_their_bounds() -> None:
         proves_bounds(StatingModel, when=lambda model: True)  # noqa: ARG005
 
 
-def test_every_proven_guarantee_lists_its_public_parameters() -> None:
+def test_every_proven_guarantee_lists_its_public_parameters_and_names_the_mechanism() -> None:
     model = certified_model()
     for mechanism, cost in PROVEN:
         guarantee = mechanism.prepared(model, cost).guarantee(3)
@@ -271,6 +266,12 @@ def test_every_proven_guarantee_lists_its_public_parameters() -> None:
             guarantee.parameters
         )
         assert "THEORY 3" in guarantee.because
+        assert {mechanism.prepared(model, cost).cost(classes) for classes in (2, 10, 1000)} == {cost}
+    for method in ("gaussian", "exponential", "permute-and-flip"):
+        cost = GaussianCost(1.0) if method == "gaussian" else PureCost(1.0)
+        guarantee = NoisyMax(method, bounds=BOUNDS, per_query=cost).guarantee(3)
+        assert guarantee.because.lower().startswith(method)
+        assert guarantee.parameters["method"] == method
 
 
 def test_a_noisy_maximum_is_a_label_and_all_others_release_probabilities_too() -> None:

@@ -17,11 +17,13 @@ import numpy as np
 from quietmax.accounting.costs import Analysis, Cost, GaussianCost, Measure, PureCost
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.errors import InvalidInput
-from quietmax.mechanisms.base import Answers, Floats, Noise
+from quietmax.mechanisms.base import Answers, Floats, Noise, _check_name, _noised
 from quietmax.models.training import Classifier, Model, softmax
-from quietmax.noise.release import CLIP_STEPS, choose, release_gaussian, release_laplace
+from quietmax.noise.release import CLIP_STEPS, choose
 from quietmax.noise.sources import NoiseSource
 from quietmax.sensitivity.network import published_sensitivity
+
+_NUMBERS = ("epsilon_sampling", "epsilon_neuron", "logit_sensitivity", "probability_sensitivity")
 
 
 def budget_split(epsilon: float, classes: int, noise: Noise) -> float:
@@ -82,9 +84,8 @@ class Algorithm1:
     analysis: Analysis = "published"
 
     def __post_init__(self) -> None:
-        if self.noise not in ("gaussian", "laplace"):
-            raise InvalidInput(f"noise must be 'gaussian' or 'laplace', got {self.noise!r}.")
-        for name in ("epsilon_sampling", "epsilon_neuron", "logit_sensitivity", "probability_sensitivity"):
+        _check_name(self, "noise", ("gaussian", "laplace"))
+        for name in _NUMBERS:
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise InvalidInput(f"{name} must be a positive number or None, got {value}.")
@@ -131,15 +132,12 @@ class Algorithm1:
 
     def guarantee(self, classes: int) -> Guarantee:
         """Return a guarantee: refuted for three or more classes, conditional on a true logit bound for two."""
-        sampling, neuron, logit, probability = self._numbers()
+        sampling, neuron, logit, _ = numbers = self._numbers()
         parameters: dict[str, Any] = {
             "mechanism": self.name,
             "noise": self.noise,
             "classes": classes,
-            "epsilon_sampling": sampling,
-            "epsilon_neuron": neuron,
-            "logit_sensitivity": logit,
-            "probability_sensitivity": probability,
+            **dict(zip(_NUMBERS, numbers, strict=True)),
             "claimed_by_the_paper": _claimed_epsilon(sampling, neuron, classes, self.noise),
         }
         if classes == 2:
@@ -182,14 +180,8 @@ class Algorithm1:
         v = choose(p, epsilon=epsilon_sampling, sensitivity=probability_sensitivity, source=source).index
         # Line 10: z_v <- z_v + Dist(0, Delta z / e_n)
         sampled = z[query, v]
-        if self.noise == "laplace":
-            noised = release_laplace(
-                sampled, sensitivity=logit_sensitivity, epsilon=epsilon_neuron, source=source, coordinates=1
-            )
-        else:
-            noised = release_gaussian(
-                sampled, sensitivity=logit_sensitivity, mu=epsilon_neuron, source=source, coordinates=1
-            )
+        cost = PureCost(epsilon_neuron) if self.noise == "laplace" else GaussianCost(epsilon_neuron)
+        noised = _noised(sampled, cost, logit_sensitivity, source, coordinates=1)
         # Line 11: the other logits as they are, clipped where the noised one is
         limit = CLIP_STEPS * noised.step
         noisy = np.rint(np.clip(z, -limit, limit) / noised.step) * noised.step
@@ -200,15 +192,10 @@ class Algorithm1:
 
     def _numbers(self) -> tuple[float, float, float, float]:
         """Return the four numbers, or raise `InvalidInput` if one is None."""
-        numbers = (
-            self.epsilon_sampling,
-            self.epsilon_neuron,
-            self.logit_sensitivity,
-            self.probability_sensitivity,
-        )
-        if any(number is None for number in numbers):
+        numbers = tuple(getattr(self, name) for name in _NUMBERS)
+        if None in numbers:
             raise InvalidInput(
                 "Algorithm1 cannot release: epsilon_sampling, epsilon_neuron, logit_sensitivity and "
                 "probability_sensitivity must be set. A Predictor sets them."
             )
-        return numbers  # type: ignore[return-value]
+        return numbers

@@ -34,11 +34,10 @@ from quietmax.accounting.guarantee import Guarantee
 from quietmax.errors import InvalidInput
 from quietmax.models.features.base import FeatureMap
 from quietmax.models.training import Classifier, softmax
-from quietmax.noise.release import choose, permute_and_flip, release_gaussian, release_laplace
+from quietmax.noise.release import NoisyValues, choose, permute_and_flip, release_gaussian, release_laplace
 from quietmax.noise.sources import EXACT, NoiseSource
 from quietmax.sensitivity.certified import ScoreBounds
 
-ENTRY_POINT_GROUP = "quietmax.mechanisms"
 _BUILT_IN = ("algorithm1", "sampled-neuron", "noisy-max", "gaussian")
 Floats = NDArray[np.float64]
 Noise = Literal["gaussian", "laplace"]
@@ -183,20 +182,16 @@ def plugin_mechanisms() -> Mapping[str, Mechanism]:
 
     Their guarantees are an assumption of the user: `quietmax.predictor.claimed` makes them conditional.
     """
-    known = with_plugins(dict.fromkeys(_BUILT_IN), ENTRY_POINT_GROUP, _read_plugin)
+    known = with_plugins(dict.fromkeys(_BUILT_IN), "quietmax.mechanisms", _read_plugin)
     return {name: made for name, made in known.items() if made is not None}
 
 
 def _read_plugin(name: str, loaded: Any) -> tuple[str, Mechanism]:
     """Return the mechanism of a plug-in, which has the name of its entry point."""
     made: Any = loaded()
-    missing = [
-        each
-        for each in ("name", "measure", "analysis", "prepared", "cost", "guarantee", "release")
-        if not hasattr(made, each)
-    ]
-    if missing:
-        raise TypeError(f"a mechanism must have {missing[0]}")
+    for each in ("name", "measure", "analysis", "prepared", "cost", "guarantee", "release"):
+        if not hasattr(made, each):
+            raise TypeError(f"a mechanism must have {each}")
     if made.name != name:
         raise ValueError(f"the `name` of the mechanism must be the name of the entry point, '{name}'")
     if not is_dataclass(type(made)):  # its repr tells what stored answers were drawn with
@@ -267,6 +262,7 @@ class ProvenMechanism:
     analysis: ClassVar[Analysis] = "proven"
     bounds: ScoreBounds | None
     per_query: Cost | None
+    _noise_field: ClassVar[str]  # Names the noise that is added to scores; the cost must be in its measure
     _certified = False
 
     def prepared(self, model: Classifier, per_query: Cost) -> Self:
@@ -280,11 +276,6 @@ class ProvenMechanism:
     def cost(self, classes: int) -> Cost:  # noqa: ARG002
         """Return the cost per query; it does not depend on the number of classes."""
         return self._ready()[1]
-
-    @property
-    def _noise(self) -> Noise | None:
-        """The noise that the mechanism adds to scores; its cost must be in the measure of that noise."""
-        return None
 
     def _guarantee(self, because: str, parameters: Mapping[str, Any]) -> Guarantee:
         """Return a proven guarantee if the model certifies the bounds, else one that is conditional on them."""
@@ -313,10 +304,11 @@ class ProvenMechanism:
             raise InvalidInput(
                 f"{type(self).__name__} cannot release: bounds and per_query must be set. A Predictor sets them."
             )
-        wanted = {"laplace": PureCost, "gaussian": GaussianCost}.get(self._noise or "none")
+        noise = getattr(self, self._noise_field)
+        wanted = {"laplace": PureCost, "gaussian": GaussianCost}.get(noise)
         if wanted is not None and not isinstance(self.per_query, wanted):
             raise InvalidInput(
-                f"per_query must be a {wanted.__name__} for {self._noise} noise, got a {type(self.per_query).__name__}."
+                f"per_query must be a {wanted.__name__} for {noise} noise, got a {type(self.per_query).__name__}."
             )
         return self.bounds, self.per_query
 
@@ -337,6 +329,13 @@ def _bounds_for(given: ScoreBounds | None, model: Classifier) -> tuple[ScoreBoun
     )
 
 
+def _check_name(mechanism: object, field: str, valid: tuple[str, ...]) -> None:
+    """Raise `InvalidInput` unless a field of a mechanism is one of the valid names."""
+    if (given := getattr(mechanism, field)) not in valid:
+        named = ", ".join(f"'{each}'" for each in valid[:-1])
+        raise InvalidInput(f"{field} must be {named} or '{valid[-1]}', got {given!r}.")
+
+
 def selection_epsilon(cost: Cost, selection: Selection) -> float:
     """Return the largest epsilon of a choice that a cost pays for.
 
@@ -355,15 +354,15 @@ def selection_epsilon(cost: Cost, selection: Selection) -> float:
 
 def _noised(
     values: Floats, cost: Cost, sensitivity: float, source: NoiseSource, *, coordinates: int
-) -> Floats:
+) -> NoisyValues:
     """Add the noise that a cost pays for: Laplace noise for a pure cost, Gaussian noise for a Gaussian one."""
     if isinstance(cost, PureCost):
         return release_laplace(
             values, sensitivity=sensitivity, epsilon=cost.epsilon, source=source, coordinates=coordinates
-        ).values
+        )
     return release_gaussian(
         values, sensitivity=sensitivity, mu=cost.mu, source=source, coordinates=coordinates
-    ).values
+    )
 
 
 def _chosen(
@@ -408,16 +407,14 @@ class NoisyMax(ProvenMechanism):
     """
 
     name: ClassVar[str] = "noisy-max"
+    _noise_field: ClassVar[str] = "method"
     method: Literal["gaussian", "exponential", "permute-and-flip"] = "exponential"
     count_in: Measure | None = None
     bounds: ScoreBounds | None = None
     per_query: Cost | None = None
 
     def __post_init__(self) -> None:
-        if self.method not in ("gaussian", "exponential", "permute-and-flip"):
-            raise InvalidInput(
-                f"method must be 'exponential', 'gaussian' or 'permute-and-flip', got {self.method!r}."
-            )
+        _check_name(self, "method", ("exponential", "gaussian", "permute-and-flip"))
         if self.method == "gaussian" and self.count_in == "pure":
             raise InvalidInput("count_in must be 'gaussian' or None with method='gaussian', got 'pure'.")
 
@@ -425,10 +422,6 @@ class NoisyMax(ProvenMechanism):
     def measure(self) -> Measure:
         """`count_in`; by default Gaussian for Gaussian noise and pure for a choice."""
         return self.count_in or ("gaussian" if self.method == "gaussian" else "pure")
-
-    @property
-    def _noise(self) -> Noise | None:
-        return "gaussian" if self.method == "gaussian" else None
 
     def guarantee(self, classes: int) -> Guarantee:
         """Return a proven guarantee if the model certifies the bounds, else a conditional one."""
@@ -448,7 +441,7 @@ class NoisyMax(ProvenMechanism):
         bounds, cost = self._ready()
         values = _checked_scores(scores)
         if self.method == "gaussian":
-            noisy = _noised(values, cost, bounds.vector.value, source, coordinates=values.shape[1])
+            noisy = _noised(values, cost, bounds.vector.value, source, coordinates=values.shape[1]).values
             return Answers(noisy.argmax(-1), None)
         return Answers(_chosen(values, cost, self.method, bounds.spread, source), None)
 
@@ -477,13 +470,10 @@ class GaussianScores(ProvenMechanism):
 
     name: ClassVar[str] = "gaussian"
     measure: ClassVar[Measure] = "gaussian"
+    _noise_field: ClassVar[str] = "measure"
     votes: int | None = None
     bounds: ScoreBounds | None = None
     per_query: Cost | None = None
-
-    @property
-    def _noise(self) -> Noise:
-        return "gaussian"
 
     def guarantee(self, classes: int) -> Guarantee:
         """Return a proven guarantee if the model certifies the bounds, else a conditional one."""
@@ -496,7 +486,7 @@ class GaussianScores(ProvenMechanism):
         """Draw probabilities."""
         bounds, cost = self._ready()
         values = _checked_scores(scores)
-        noisy = _noised(values, cost, bounds.vector.value, source, coordinates=values.shape[1])
+        noisy = _noised(values, cost, bounds.vector.value, source, coordinates=values.shape[1]).values
         probabilities = softmax(noisy) if self.votes is None else _onto_simplex(noisy / self.votes)
         return Answers(noisy.argmax(-1), probabilities)
 
@@ -544,6 +534,7 @@ class SampledNeuron(ProvenMechanism):
     """
 
     name: ClassVar[str] = "sampled-neuron"
+    _noise_field: ClassVar[str] = "noise"
     noise: Noise = "laplace"
     selection: Selection = "exponential"
     sampling_share: float = 0.75
@@ -551,12 +542,8 @@ class SampledNeuron(ProvenMechanism):
     per_query: Cost | None = None
 
     def __post_init__(self) -> None:
-        if self.noise not in ("laplace", "gaussian"):
-            raise InvalidInput(f"noise must be 'laplace' or 'gaussian', got {self.noise!r}.")
-        if self.selection not in ("exponential", "permute-and-flip"):
-            raise InvalidInput(
-                f"selection must be 'exponential' or 'permute-and-flip', got {self.selection!r}."
-            )
+        _check_name(self, "noise", ("laplace", "gaussian"))
+        _check_name(self, "selection", ("exponential", "permute-and-flip"))
         if not 0 < self.sampling_share < 1:
             raise InvalidInput(
                 f"sampling_share must be between 0 and 1, exclusive, got {self.sampling_share}."
@@ -566,10 +553,6 @@ class SampledNeuron(ProvenMechanism):
     def measure(self) -> Measure:
         """Pure for Laplace noise, Gaussian for Gaussian noise."""
         return "pure" if self.noise == "laplace" else "gaussian"
-
-    @property
-    def _noise(self) -> Noise:
-        return self.noise
 
     def guarantee(self, classes: int) -> Guarantee:
         """Return a proven guarantee if the model certifies the bounds, else a conditional one."""
@@ -595,7 +578,7 @@ class SampledNeuron(ProvenMechanism):
         logits = np.clip(_checked_scores(scores), -bounds.spread * 2**24, bounds.spread * 2**24)
         queries, classes = logits.shape
         if classes == 2:
-            odds = _noised(logits[:, 1] - logits[:, 0], cost, spread, source, coordinates=1)
+            odds = _noised(logits[:, 1] - logits[:, 0], cost, spread, source, coordinates=1).values
             second = expit(odds)
             return Answers((odds > 0).astype(np.int64), np.stack([1 - second, second], axis=1))
         for_choice, for_odds = self._shares(cost)
@@ -606,7 +589,7 @@ class SampledNeuron(ProvenMechanism):
         # The logarithm of a sum of exponentials is off by a few units of 2^-53 per class, however small the spread is.
         rounding = (classes + 8) * 2.0**-49
         odds = logits[query, chosen] - logsumexp(others, axis=1)
-        odds = _noised(odds, for_odds, spread + rounding, source, coordinates=1)
+        odds = _noised(odds, for_odds, spread + rounding, source, coordinates=1).values
         # Post-processing: the chosen label gets at least 1/C, so noise cannot flip it; the others share the rest.
         winning = np.maximum(expit(odds), 1 / classes)
         each_other = np.minimum((1 - winning) / (classes - 1), winning)

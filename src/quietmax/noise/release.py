@@ -94,11 +94,6 @@ def release_gaussian(
         The number of values that the sensitivity refers to; all of them if None. Use 1 for independent queries that
         are each charged on their own.
 
-    Returns
-    -------
-    NoisyValues
-        The released values.
-
     Raises
     ------
     InvalidInput
@@ -126,23 +121,14 @@ def release_laplace(
 ) -> NoisyValues:
     """Add Laplace noise of scale (sensitivity + rounding)/epsilon to every value: epsilon-differential privacy.
 
-    As `release_gaussian`, with the sensitivity in L1.
-
     Parameters
     ----------
-    values : array_like
-        The values to release.
     sensitivity : float
         How far one record moves, in L1, any `coordinates` of the values together.
     epsilon : float
         The privacy parameter.
-    source, coordinates
+    values, source, coordinates
         As in `release_gaussian`.
-
-    Returns
-    -------
-    NoisyValues
-        The released values.
 
     Examples
     --------
@@ -197,7 +183,6 @@ def checked_positive(value: float, name: str) -> float:
 
 
 def _checked_values(values: ArrayLike) -> Floats:
-    """Return the values as float64; raise `InvalidInput` if one is not a finite number."""
     try:
         array = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError):
@@ -208,7 +193,6 @@ def _checked_values(values: ArrayLike) -> Floats:
 
 
 def _power_of_two_below(value: float) -> float:
-    """Return the largest power of two that is at most `value`."""
     return math.ldexp(0.5, math.frexp(value)[1])
 
 
@@ -271,11 +255,6 @@ def choose(
     source : NoiseSource
         Where the randomness comes from. Exact by default.
 
-    Returns
-    -------
-    Choice
-        The chosen candidate of each row.
-
     Examples
     --------
     >>> choose([[0.0, 50.0], [50.0, 0.0]], epsilon=2.0, sensitivity=1.0).index
@@ -303,11 +282,6 @@ def permute_and_flip(
     scores, epsilon, sensitivity, range_sensitivity, source
         As in `choose`.
 
-    Returns
-    -------
-    Choice
-        The chosen candidate of each row.
-
     Examples
     --------
     >>> permute_and_flip([0.0, 50.0], epsilon=2.0, sensitivity=1.0).index
@@ -333,7 +307,6 @@ def _choose(
     source: NoiseSource,
     flip: bool,
 ) -> Choice:
-    """Round the gaps to the grid and choose, some rows at a time."""
     array = _checked_values(scores)
     if array.ndim not in (1, 2) or array.shape[-1] < 1:
         raise InvalidInput(

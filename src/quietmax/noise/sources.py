@@ -185,7 +185,6 @@ class ExactNoise:
         return {"source": self.name, "exact": self.exact, "entropy": entropy}
 
     def _margin_or(self, margin: float) -> float:
-        """Return the margin of tests, or else the given one."""
         return margin if self._margin is None else self._margin
 
     def _uniforms(self, count: int) -> tuple[NDArray[np.uint64], Floats]:
@@ -289,7 +288,6 @@ EXACT = ExactNoise()
 
 
 def _checked_scale(scale: float) -> float:
-    """Return the scale as a float, or raise `InvalidInput`."""
     if _SMALLEST_SCALE <= scale <= LARGEST_SCALE:
         return float(scale)
     raise InvalidInput(f"The noise scale must be between 2^-8 and 2^50 grid steps, got {scale!r}.")
@@ -306,15 +304,9 @@ class _LazyUniform:
     def __init__(self, numerator: int, bits: int, read: _ReadBytes) -> None:
         self.numerator, self.bits, self._read = numerator, bits, read
 
-    @property
-    def lower(self) -> Fraction:
-        """The largest number known to be below it."""
-        return Fraction(self.numerator, 1 << self.bits)
-
-    @property
-    def upper(self) -> Fraction:
-        """The smallest number known to be above it."""
-        return Fraction(self.numerator + 1, 1 << self.bits)
+    def bounds(self) -> _Bounds:
+        """Return the largest number known to be below it, and the smallest known to be above it."""
+        return Fraction(self.numerator, 1 << self.bits), Fraction(self.numerator + 1, 1 << self.bits)
 
     def extend(self) -> None:
         """Draw 64 more bits."""
@@ -324,10 +316,10 @@ class _LazyUniform:
     def is_below(self, enclose: Callable[[int], _Bounds]) -> bool:
         """Decide whether the number is below another one."""
         while True:
-            low, high = enclose(self.bits + 8)
-            if self.upper <= low:
+            (lower, upper), (low, high) = self.bounds(), enclose(self.bits + 8)
+            if upper <= low:
                 return True
-            if self.lower >= high:
+            if lower >= high:
                 return False
             self.extend()
 
@@ -359,8 +351,9 @@ def _exact_exponential_choice(gaps: Floats, rate: Fraction, uniform: _LazyUnifor
     exponents = [rate * int(gap) for gap in gaps]
     while True:
         bounds = [_exponential_survival(exponent, uniform.bits + 8) for exponent in exponents]
-        low_target = uniform.lower * sum(low for low, _ in bounds)
-        high_target = uniform.upper * sum(high for _, high in bounds)
+        lower, upper = uniform.bounds()
+        low_target = lower * sum(low for low, _ in bounds)
+        high_target = upper * sum(high for _, high in bounds)
         low_sum = high_sum = Fraction(0)
         for candidate, (low, high) in enumerate(bounds):
             after_the_previous = high_sum <= low_target
@@ -375,9 +368,9 @@ def _exact_largest(uniforms: list[_LazyUniform], penalties: list[Fraction]) -> i
     while True:
         lower, upper = [], []
         for uniform, penalty in zip(uniforms, penalties, strict=True):
-            lower.append(-_logarithm(uniform.upper, uniform.bits)[1] - penalty)
-            known = uniform.numerator > 0
-            upper.append(-_logarithm(uniform.lower, uniform.bits)[0] - penalty if known else None)
+            below, above = uniform.bounds()
+            lower.append(-_logarithm(above, uniform.bits)[1] - penalty)
+            upper.append(-_logarithm(below, uniform.bits)[0] - penalty if below > 0 else None)
         best = max(range(len(lower)), key=lower.__getitem__)
         others = [bound for index, bound in enumerate(upper) if index != best]
         if all(bound is not None and bound <= lower[best] for bound in others):
@@ -473,6 +466,5 @@ def _normal_survival(point: Fraction, bits: int) -> _Bounds:
 
 
 def _scaled(value: Fraction, bits: int) -> tuple[int, int]:
-    """Enclose value * 2^bits by two integers."""
     low = (value.numerator << bits) // value.denominator
     return low, low + 1
