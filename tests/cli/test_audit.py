@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from quietmax import HeadSettings, PrivateHead
-from quietmax.cli.audit import _MechanismOptions, app
+from quietmax.audit import training
+from quietmax.cli.audit import app
 from quietmax.errors import InvalidInput, QuietmaxError
+from quietmax.estimators.dpsgd.training import make_plan
 from quietmax.estimators.serialization import save_private
 from quietmax.models.features import RandomFourier
 from tests.cli.conftest import Run
@@ -82,8 +83,8 @@ def test_a_plot_is_written(tmp_path: Path) -> None:
 def test_a_plot_that_cannot_be_written_is_an_error_before_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: Any
 ) -> None:
-    for owner, name in ((import_module("quietmax.data.registry"), "load"), (_MechanismOptions, "prepared")):
-        monkeypatch.setattr(owner, name, lambda *_, **__: pytest.fail("started"))
+    for place in ("quietmax.data.registry.load", "quietmax.audit.distinguishing.audit_named_mechanism"):
+        monkeypatch.setattr(place, lambda *_, **__: pytest.fail("started"))
     with pytest.raises(QuietmaxError, match="does not exist"):
         audit(*arguments, "--plot", tmp_path / "missing" / "audit.svg")
 
@@ -146,8 +147,7 @@ def test_one_run_does_not_refute_private_training(estimator: str) -> None:
 
 
 def test_repeated_training_refutes_dpsgd_only_without_its_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = import_module("quietmax.estimators.dpsgd.training")
-    monkeypatch.setattr(config, "make_plan", partial(config.make_plan, steps=10))
+    monkeypatch.setattr(training, "make_plan", partial(make_plan, steps=10))
     options: tuple[object, ...] = ("training", "mnist-5k", "--estimator", "dpsgd", "--method", "repeated")
     options += ("--records", 40, "--times", 64, "--epsilon", 4, "--no-self-test")
     honest = audited(*options)
@@ -170,8 +170,8 @@ def test_one_run_refutes_an_ordinary_network() -> None:
 @pytest.fixture
 def _few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Heads that are trained in five steps, with the same guarantee."""
-    estimator = import_module("quietmax.estimators.head.estimator")
-    monkeypatch.setattr(estimator, "PrivateHead", partial(PrivateHead, settings=HeadSettings(steps=5)))
+    head = partial(PrivateHead, settings=HeadSettings(steps=5))
+    monkeypatch.setitem(training._TRAINED, "head", head)
 
 
 @pytest.mark.usefixtures("_few_steps")
@@ -198,22 +198,22 @@ def test_stability_is_measured_with_and_without_noise() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("mechanism", "--mechanism", "magic"), "--mechanism must be one of"),
-        (("mechanism", "--noise", "pink"), "--noise"),
-        (("mechanism", "--noise-share", 0), "--noise-share"),
-        (("training", "mnist-5k", "--estimator", "oracle"), "--estimator"),
-        (("training", "mnist-5k", "--method", "never"), "--method"),
+        (("mechanism", "--mechanism", "magic"), "mechanism must be one of"),
+        (("mechanism", "--noise", "pink"), "noise must"),
+        (("mechanism", "--noise-share", 0), "noise_share"),
+        (("training", "mnist-5k", "--estimator", "oracle"), "estimator must"),
+        (("training", "mnist-5k", "--method", "never"), "method must"),
         *(
             (
                 (
                     *("training", "mnist-5k", "--estimator", "network", "--method", method),
                     *("--noise-share", 0.5),
                 ),
-                "--noise-share",
+                "noise_share",
             )
             for method in ("repeated", "one-run")
         ),
-        (("training", "worst-case", "--estimator", "network"), "--estimator must be one of head, head-query"),
+        (("training", "worst-case", "--estimator", "network"), "estimator must be one of head, head-query"),
     ],
 )
 def test_invalid_options_are_errors(arguments: Any, words: str) -> None:

@@ -8,20 +8,14 @@
 'refuted'
 """
 
-from quietmax.audit.bounds import AuditReport, Finding
-from quietmax.audit.distinguishing import Neighbours, audit_mechanism, distinguish
+from quietmax.audit.bounds import AuditReport
+from quietmax.audit.distinguishing import Neighbours, audit_mechanism, distinguish, mechanism_with_share
 from quietmax.audit.invariant import InvariantReport, audit_invariant
 from quietmax.audit.stability import StabilityReport, audit_stability
-from quietmax.audit.training import (
-    audit_training,
-    audit_worst_case,
-    estimator_with_share,
-    mechanism_with_share,
-)
+from quietmax.audit.training import audit_training, audit_worst_case, estimator_with_share
 
 __all__ = [
     "AuditReport",
-    "Finding",
     "InvariantReport",
     "Neighbours",
     "StabilityReport",

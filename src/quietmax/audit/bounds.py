@@ -42,9 +42,10 @@ and carry over from i+1 to i. If even this needs more than r/m, then P[N >= v] <
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -59,7 +60,6 @@ from quietmax.accounting.dpsgd import Schedule, loss_delta
 from quietmax.accounting.guarantee import Definition, Guarantee, Unit
 from quietmax.attacks.metrics import clopper_pearson
 from quietmax.errors import InvalidInput
-from quietmax.sensitivity.network import BoundCheck
 
 Floats = NDArray[np.float64]
 Parameter = Literal["epsilon", "mu"]
@@ -84,8 +84,7 @@ _EPSILONS = np.concatenate([np.linspace(0.0, 3.0, 13), np.linspace(3.5, 10.0, 14
 _MOST_NOISE, _LEAST_NOISE = math.log(1e3), -1.01 * math.log(4.0)
 
 
-def check_confidence(confidence: float) -> None:
-    """Raise `InvalidInput` unless ``confidence`` lies strictly between 0 and 1."""
+def _check_confidence(confidence: float) -> None:
     if not 0 < confidence < 1:
         raise InvalidInput(f"confidence must lie strictly between 0 and 1, got {confidence}.")
 
@@ -94,9 +93,9 @@ def check_confidence(confidence: float) -> None:
 class EventCounts:
     """How often an event happened in equally many draws on two neighbouring inputs."""
 
-    likely: int  # How often on the input where it was expected more often
-    unlikely: int  # How often on the other input
-    trials: int  # Number of draws on each input
+    likely: int  # On the input where it was expected more often
+    unlikely: int
+    trials: int  # On each input
 
     def lower_bound(self, parameter: Parameter, delta: float, confidence: float) -> float:
         """Compute a lower bound on epsilon or mu."""
@@ -119,19 +118,13 @@ class SampledSteps:
     noise_multiplier: float  # Standard deviation of the noise as a multiple of the clipping norm
     schedule: Schedule  # Sampling rate and number of steps
 
-    def rejected(self, p: ArrayLike, q: ArrayLike) -> NDArray[np.bool_]:
-        """Return whether no event can have probability ``p`` on one input and ``q`` on the other."""
-        return np.asarray(np.asarray(p, np.float64) > self.permitted(q))
-
     def permitted(self, q: ArrayLike) -> Floats:
         """Return the largest probability that an event of probability ``q`` can have on the neighbouring input."""
-        epsilons, deltas = self._curve
-        return np.asarray((np.exp(epsilons) * np.asarray(q, np.float64)[..., None] + deltas).min(-1))
+        return np.asarray((np.exp(_EPSILONS) * np.asarray(q, np.float64)[..., None] + self._deltas).min(-1))
 
     @cached_property
-    def _curve(self) -> tuple[Floats, Floats]:
-        deltas = [loss_delta(self.noise_multiplier, each, self.schedule) for each in _EPSILONS]
-        return _EPSILONS, np.array(deltas)
+    def _deltas(self) -> Floats:
+        return np.array([loss_delta(self.noise_multiplier, each, self.schedule) for each in _EPSILONS])
 
     def epsilon(self, delta: float) -> float:
         """Return the epsilon of the steps at ``delta``."""
@@ -177,11 +170,6 @@ class SampledSteps:
 
 def _guess_tail(canaries: int, guesses: int, right: int, epsilon: float, delta: float = 0.0) -> float:
     """Bound the probability of ``right`` or more right guesses under (epsilon, delta)-privacy: a p-value."""
-    _check_guesses(canaries, guesses, right)
-    if not epsilon >= 0:
-        raise InvalidInput(f"epsilon must be at least 0, got {epsilon}.")
-    if not 0 <= delta <= 1:
-        raise InvalidInput(f"delta must be from 0 to 1, got {delta}.")
     share = 1 / (1 + math.exp(-epsilon))
     tail = float(binom.sf(right - 1, guesses, share))
     if delta > 0 and right > 0:
@@ -194,7 +182,7 @@ def epsilon_from_guesses(
     canaries: int, guesses: int, right: int, *, delta: float = 0.0, confidence: float
 ) -> float:
     """Return the largest epsilon below which every epsilon is rejected by the number of right guesses."""
-    check_confidence(confidence)
+    _check_guesses(canaries, guesses, right, confidence)
     error = 1 - confidence
 
     def rejected(epsilon: float) -> bool:
@@ -211,8 +199,7 @@ def mu_from_guesses(
     canaries: int, guesses: int, right: int, *, extra_delta: float = 0.0, confidence: float
 ) -> float:
     """Return the largest mu that the number of right guesses rejects."""
-    _check_guesses(canaries, guesses, right)
-    check_confidence(confidence)
+    _check_guesses(canaries, guesses, right, confidence)
     error = 1 - confidence
     low, high = 0.0, _LARGEST_MU
     for _ in range(_ROUNDS):
@@ -251,7 +238,8 @@ def _bisected(rejected: Callable[[float], bool], low: float, high: float, rounds
     return low
 
 
-def _check_guesses(canaries: int, guesses: int, right: int) -> None:
+def _check_guesses(canaries: int, guesses: int, right: int, confidence: float) -> None:
+    _check_confidence(confidence)
     if not 0 <= right <= guesses <= canaries or guesses < 1:
         raise InvalidInput(
             "The numbers must satisfy 0 <= right <= guesses <= canaries and guesses >= 1; got right "
@@ -263,18 +251,14 @@ def _check_guesses(canaries: int, guesses: int, right: int) -> None:
 class Claim:
     """The claim that an audit tests."""
 
-    definition: Definition  # The kind of claim
-    amount: float  # The claimed epsilon or mu
+    definition: Definition
+    amount: float  # Epsilon or mu
     extra_delta: float = 0.0  # The delta that comes on top of it
     steps: SampledSteps | None = None
 
     @classmethod
     def of(cls, claimed: Guarantee | Cost) -> Claim:
-        """Return the claim that ``claimed``, a guarantee or a cost, makes.
-
-        >>> Claim.of(PureCost(1.0))
-        Claim(definition='pure', amount=1.0, extra_delta=0.0, steps=None)
-        """
+        """Return the claim that a guarantee or a cost makes."""
         if not isinstance(claimed, Guarantee):
             return cls(claimed.measure, claimed.epsilon if isinstance(claimed, PureCost) else claimed.mu)
         if claimed.mu is not None:
@@ -288,7 +272,7 @@ class Claim:
         return "mu" if self.definition == "gaussian" else "epsilon"
 
     def lower_bound(self, counts: EventCounts, confidence: float) -> float:
-        """Return the lower bound on the claimed epsilon or mu that ``counts`` of an event give."""
+        """Return the lower bound on the claimed epsilon or mu that the counts of an event give."""
         if self.steps is not None:
             return self.steps.lower_bound(*counts.limits(confidence), self.extra_delta)
         return counts.lower_bound(self.parameter, self.extra_delta, confidence)
@@ -296,7 +280,7 @@ class Claim:
     def rejected(self, p: Floats, q: Floats) -> NDArray[np.bool_]:
         """Return whether events of probability ``p`` on one input and ``q`` on the other contradict the claim."""
         if self.steps is not None:
-            return self.steps.rejected(p, q)
+            return np.asarray(p > self.steps.permitted(q))
         left = np.maximum(p - self.extra_delta, 0.0)
         if self.parameter == "mu":
             return np.asarray(ndtri(left) > ndtri(q) + self.amount)
@@ -344,16 +328,12 @@ def _sampled_steps(claimed: Guarantee) -> SampledSteps | None:
 class CountedEvent:
     """What an event that was counted says about a repetition of the audit: would it refute the claim?"""
 
-    counts: EventCounts  # The counts
-    claim: Claim  # The claim that they test
-    confidence: float  # The confidence of both limits together
+    counts: EventCounts
+    claim: Claim
+    confidence: float  # Of both limits together
 
     def power(self, trials: int | None = None) -> float:
-        """Estimate the probability that ``trials`` new draws refute, if P and Q are as they were counted.
-
-        >>> CountedEvent(EventCounts(700, 200, 1000), Claim("pure", 1.0), 0.99).power()
-        0.6875
-        """
+        """Estimate the probability that ``trials`` new draws refute, if P and Q are as they were counted."""
         trials = self.counts.trials if trials is None else trials
         # A count of 0 or of all may have been luck: half an event more or less, as in Jeffreys' estimate.
         shares = [
@@ -365,50 +345,43 @@ class CountedEvent:
 
     def samples_needed(self) -> int | None:
         """Estimate the number of samples with power `ENOUGH_POWER`; None if 1,000 times as many would not do."""
-        for factor in _FACTORS:
-            trials = int(self.counts.trials * factor)
-            if self.power(trials) >= ENOUGH_POWER:
-                return 2 * trials  # half of the samples choose the event
-        return None
+        each = (int(self.counts.trials * factor) for factor in _FACTORS)
+        enough = next((trials for trials in each if self.power(trials) >= ENOUGH_POWER), None)
+        return None if enough is None else 2 * enough  # half of the samples choose the event
 
 
 @dataclass(frozen=True)
 class CountedGuesses:
     """What the guesses of a one-run audit say about a repetition, if each is right as often as they were."""
 
-    canaries: int  # Numbers of canaries, of guesses about them, and of right guesses
+    canaries: int
     guesses: int
     right: int
-    claim: Claim  # The claim that they test
-    confidence: float  # The confidence with which a repetition may reject it
+    claim: Claim
+    confidence: float  # With which a repetition may reject the claim
 
     def power(self) -> float:
         """Estimate the probability that a repetition refutes the claim."""
-
-        def rejected(right: int) -> bool:
-            return self.claim._rejected_by_guesses(self.canaries, self.guesses, right, self.confidence)
-
-        low, high = 0, self.guesses
-        if not rejected(high):
-            return 0.0
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if rejected(middle) else (middle, high)
-        return float(binom.sf(high - 1, self.guesses, (self.right + 0.5) / (self.guesses + 1)))
+        rejected = partial(
+            self.claim._rejected_by_guesses, self.canaries, self.guesses, confidence=self.confidence
+        )
+        # More right guesses are rejected sooner, so the least number of them is found by bisection.
+        least = 1 + bisect_left(range(1, self.guesses + 1), True, key=rejected)
+        return float(binom.sf(least - 1, self.guesses, (self.right + 0.5) / (self.guesses + 1)))
 
 
 @dataclass(frozen=True)
 class SelfTest:
     """The same audit of the same claim, with a share of the noise that the claim requires."""
 
-    noise_share: float  # The share of the noise; 0.5 is half of it
+    noise_share: float
     lower_bound: float  # What the audit found with that noise
     power: float  # Estimated probability that a repetition with that noise refutes the claim
     samples_needed: int | None = None
 
     @classmethod
     def of(cls, report: AuditReport, noise_share: float) -> SelfTest:
-        """Return what ``report``, of an audit with a share of the noise, says about a repetition."""
+        """Return what the report of an audit with a share of the noise says about a repetition."""
         assert report.repetition is not None, "every audit says what it counted"
         power, needed = report.repetition.power(), None
         # Of guesses it does not follow: more canaries disturb each other.
@@ -422,7 +395,7 @@ class SelfTest:
         return self.power >= ENOUGH_POWER
 
     def sentence(self, parameter: str, claimed: float) -> str:
-        """Return the result as a sentence about ``parameter``, epsilon or mu, that is ``claimed``."""
+        """Return the result in words."""
         share = "half the noise" if self.noise_share == 0.5 else f"{self.noise_share:g} of the noise"
         would = "would" if self.notices else "would not reliably" if self.power >= 0.5 else "would not"
         side = "above" if self.lower_bound > claimed else "not above"
@@ -433,10 +406,6 @@ class SelfTest:
         if self.samples_needed is not None:
             said += f" About {self.samples_needed:,} samples would."
         return said
-
-    def to_json(self) -> dict[str, Any]:
-        """Return all fields by name, and whether the noise is noticed."""
-        return {"notices": self.notices, **asdict(self)}
 
 
 def self_tested(audit: Callable[[float], AuditReport], noise_share: float = 0.5) -> AuditReport:
@@ -517,6 +486,13 @@ class AuditReport:
         return "refuted" if self.lower_bound > self.claimed else "consistent"
 
     @property
+    def meaning(self) -> str:
+        """What the verdict means, in one sentence or two."""
+        if self.verdict == "refuted":
+            return "The claim is refuted: the event tells the inputs apart better than the claim permits."
+        return "No contradiction to the claim was found. This is evidence, not a proof."
+
+    @property
     def share(self) -> float:
         """The lower bound divided by the claim: how much of the claim the adversary could show."""
         return self.lower_bound / self.claimed if self.claimed > 0 else float("inf")
@@ -527,7 +503,7 @@ class AuditReport:
         return {
             **{each.name: getattr(self, each.name) for each in fields(self) if each.name not in apart},
             "verdict": self.verdict,
-            "self_test": None if self.self_test is None else self.self_test.to_json(),
+            "self_test": self.self_test and {"notices": self.self_test.notices, **asdict(self.self_test)},
             **self.details,
         }
 
@@ -553,13 +529,8 @@ class AuditReport:
             ("samples", f"{self.samples:,}"),
         ]
         if self.self_test is not None:
-            tested = self.self_test
-            lines.append(
-                (
-                    f"{name} at least with {tested.noise_share:g} of the noise",
-                    f"{tested.lower_bound:.4g}, power {tested.power:.2g}",
-                )
-            )
+            bound = f"{self.self_test.lower_bound:.4g}, power {self.self_test.power:.2g}"
+            lines.append((f"{name} at least with {self.self_test.noise_share:g} of the noise", bound))
         return lines + [
             (key.replace("_", " "), str(value))
             for key, value in self.details.items()
@@ -567,69 +538,27 @@ class AuditReport:
         ]
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One bar of a plot: what was found beside what is claimed.
-
-    Parameters
-    ----------
-    name : str
-        What the bar shows.
-    found : float
-        What the audit found.
-    claimed : float
-        What is claimed.
-    verdict : {"refuted", "consistent"}
-        Whether the claim is refuted.
-    """
-
-    name: str
-    found: float
-    claimed: float
-    verdict: Verdict
-
-    @classmethod
-    def of_report(cls, report: AuditReport) -> Finding:
-        """Return the lower bound of ``report`` beside its claim."""
-        return cls(
-            f"{report.subject}\n{report.parameter}", report.lower_bound, report.claimed, report.verdict
-        )
-
-    @classmethod
-    def of_check(cls, check: BoundCheck) -> Finding:
-        """Return the empirical change of ``check`` beside its bound."""
-        return cls(check.quantity.replace("_", " "), check.empirical, check.bound, check.verdict)
-
-    @property
-    def multiple(self) -> float:
-        """What was found as a multiple of the claim.
-
-        >>> Finding("one logit", 3.0, 2.0, "refuted").multiple
-        1.5
-        """
-        if self.claimed <= 0:
-            raise InvalidInput(
-                f"Only positive claims can be plotted, got {self.claimed:g} for '{self.name}'."
-            )
-        return self.found / self.claimed
-
-
-def plot_findings(findings: Sequence[Finding], path: str | Path, *, title: str = "") -> Path:
-    """Plot one bar per finding, as a multiple of its claim."""
+def plot_findings(
+    findings: Sequence[tuple[str, float, float, Verdict]], path: str | Path, *, title: str = ""
+) -> Path:
+    """Plot one bar per (name, found, claimed, verdict), as a multiple of what is claimed."""
     from matplotlib.figure import Figure
 
     if not findings:
         raise InvalidInput("A plot requires at least one finding, got none.")
-    multiples = [finding.multiple for finding in findings]
+    names, found, claims, verdicts = zip(*findings, strict=True)
+    if min(claims) <= 0:
+        raise InvalidInput(f"Only positive claims can be plotted, got {min(claims):g}.")
+    multiples = np.divide(found, claims)
     figure = Figure(figsize=(6.4, 1.4 + 0.6 * len(findings)), layout="constrained")
     axes = figure.add_subplot()
     places = range(len(findings))
-    axes.barh(places, multiples, height=0.6, color=[_COLOURS[finding.verdict] for finding in findings])
+    axes.barh(places, multiples, height=0.6, color=[_COLOURS[verdict] for verdict in verdicts])
     axes.axvline(1.0, color="black", linewidth=1.2)
-    for place, finding, multiple in zip(places, findings, multiples, strict=True):
-        text = f"{finding.found:.3g} of {finding.claimed:.3g}: {finding.verdict}"
+    for place, multiple in zip(places, multiples, strict=True):
+        text = f"{found[place]:.3g} of {claims[place]:.3g}: {verdicts[place]}"
         axes.annotate(text, (multiple, place), xytext=(4, 0), textcoords="offset points", va="center")
-    axes.set_yticks(places, [finding.name for finding in findings])
+    axes.set_yticks(places, names)
     axes.invert_yaxis()
     axes.set_xlim(0, 1.6 * max(1.0, *multiples))
     axes.set_xlabel("found, as a multiple of the claim (line)")

@@ -2,16 +2,8 @@
 
 Half of the draws serve to find an event that happens often on one input and seldom on the other. The other half bound
 its two probabilities. The event is fixed before the second half is looked at, so the bound holds however long the
-search was.
-
-The search knows no mechanism. From labels, probability vectors or plain numbers it computes: the label; single numbers;
-differences and log-ratios of pairs; log-odds; the log-odds of the label; the best linear combination; and *atoms*,
-values that repeat exactly from draw to draw. Noise has no atoms; a relation that noise leaves unchanged (as in THEORY
-2.1) has.
-
-A mechanism's claim must hold for every pair of score vectors that one record can turn into one another. If the caller
-of `audit_mechanism` gives no pairs, it builds pairs that differ as much as the claim permits, in the directions that
-matter, from several starting points, and searches for the worst.
+search was. The search knows no mechanism. Among its statistics are *atoms*, values that repeat exactly from draw to
+draw: noise has none, a relation that noise leaves unchanged (as in THEORY 2.1) has.
 """
 
 from __future__ import annotations
@@ -19,15 +11,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from operator import itemgetter
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from quietmax.accounting.costs import Cost
+from quietmax.accounting.costs import Budget, Cost, GaussianCost, PureCost, per_query
 from quietmax.accounting.guarantee import Guarantee, Unit
 from quietmax.audit.bounds import (
     CONFIDENCE,
@@ -36,13 +29,23 @@ from quietmax.audit.bounds import (
     CountedEvent,
     EventCounts,
     Parameter,
-    check_confidence,
+    _check_confidence,
 )
 from quietmax.errors import InvalidInput
-from quietmax.mechanisms.base import Answers, Mechanism
+from quietmax.mechanisms.algorithm1 import Algorithm1, budget_split
+from quietmax.mechanisms.base import (
+    Answers,
+    GaussianScores,
+    Mechanism,
+    NoisyMax,
+    ProvenMechanism,
+    SampledNeuron,
+    plugin_mechanisms,
+    selection_epsilon,
+)
 from quietmax.models.stacked import Progress
-from quietmax.noise.sources import NoiseSource, SeededNoise
-from quietmax.sensitivity.certified import ScoreBounds
+from quietmax.noise.sources import EXACT, NoiseSource, SeededNoise
+from quietmax.sensitivity.certified import ScoreBounds, Sensitivity
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -88,10 +91,8 @@ def distinguish(
 ) -> AuditReport:
     """Audit a release from draws on two neighbouring inputs.
 
-    A pure or approximate claim is tested by ``epsilon >= ln((P - d)/Q)``, d the claim's own delta; a Gaussian claim by
-    ``mu >= Phi^-1(P - d) - Phi^-1(Q)``; DP-SGD with Poisson samples by the curve of its steps
-    (`quietmax.audit.bounds.SampledSteps`). For the last two the report adds a bound on epsilon alone, from an event of
-    its own.
+    `quietmax.audit.bounds` has the bounds. For a Gaussian claim and for DP-SGD with Poisson samples the report adds a
+    bound on epsilon alone, from an event of its own.
 
     Parameters
     ----------
@@ -128,7 +129,7 @@ def distinguish(
     ('consistent', True)
     """
     claim = Claim.of(claimed)
-    check_confidence(confidence)
+    _check_confidence(confidence)
     if samples < MIN_DRAWS:
         raise InvalidInput(f"The number of draws on each input must be at least {MIN_DRAWS}, got {samples}.")
     if not 0 < delta < 1:
@@ -173,7 +174,7 @@ class _Observations:
 
     @classmethod
     def of(cls, released: Answers | NDArray[np.floating]) -> _Observations:
-        """Read ``released``: answers, or an array with one row of numbers per draw."""
+        """Read answers, or an array with one row of numbers per draw."""
         labels = probabilities = None
         if isinstance(released, Answers):
             labels, probabilities = np.asarray(released.labels), released.probabilities
@@ -193,7 +194,6 @@ class _Observations:
         return len(self.numbers)
 
     def part(self, chosen: slice) -> _Observations:
-        """Return some of the draws."""
         labels = None if self.labels is None else self.labels[chosen]
         return _Observations(labels, self.numbers[chosen], self.probabilities)
 
@@ -213,7 +213,6 @@ _Pair = tuple[_Observations, _Observations]
 
 
 def _draw_pair(first: Draw, second: Draw, draws: int) -> _Pair:
-    """Draw from ``first`` and ``second`` that many ``draws`` each, and check that both have the same shape."""
     pair = _Observations.of(first(draws)), _Observations.of(second(draws))
     if [len(drawn) for drawn in pair] != [draws, draws] or pair[0].columns != pair[1].columns:
         raise InvalidInput(
@@ -241,7 +240,6 @@ def _claim_rating(claim: Claim, confidence: float) -> Rating:
         return _bound_rating(claim.parameter, claim.extra_delta, confidence)
 
     def rate(likely: Integers, unlikely: Integers, trials: int) -> Floats:
-        """Approximate how much of what the steps permit each event shows."""
         p, q = _wilson_limits(likely, unlikely, trials, confidence)
         return np.asarray((p - q) / np.maximum(steps.permitted(q) - q, _TINY))
 
@@ -253,21 +251,20 @@ def _wilson_limits(
 ) -> tuple[Floats, Floats]:
     """Return Wilson's limits: of P from below and of Q from above."""
     z = -float(ndtri((1 - confidence) / 2))
-
-    def wilson(happened: Integers, sign: float) -> Floats:
-        share = happened / trials
-        spread = z * np.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
-        return np.asarray((share + z * z / (2 * trials) + sign * spread) / (1 + z * z / trials))
-
-    return wilson(likely, -1.0), wilson(unlikely, 1.0)
+    p, q = likely / trials, unlikely / trials
+    below, above = (
+        z * np.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials)) for share in (p, q)
+    )
+    middle, scale = z * z / (2 * trials), 1 + z * z / trials
+    return (p + middle - below) / scale, (q + middle + above) / scale
 
 
 @dataclass(frozen=True, eq=False)
 class _Statistic:
     """One number per draw."""
 
-    description: str  # The statistic in words
-    of: Callable[[_Observations], Floats]  # Takes observations and returns one number per draw
+    description: str
+    of: Callable[[_Observations], Floats]
     ordered: bool = True  # False if the values are numbers of bins whose order has no meaning
 
 
@@ -275,14 +272,13 @@ class _Statistic:
 class _Event:
     """The event that a statistic falls into one of the marked bins."""
 
-    statistic: _Statistic  # The statistic
+    statistic: _Statistic
     edges: Floats  # The inner borders of the bins
     inside: NDArray[np.bool_]  # The marked bins
     likely_in: Literal[0, 1]  # The input on which the event happens more often
-    description: str  # The event in words
+    description: str
 
     def counts(self, pair: _Pair) -> EventCounts:
-        """Count how often the event happened in both parts of ``pair``."""
         happened = [int(self.inside[_bins(self.statistic.of(drawn), self.edges)].sum()) for drawn in pair]
         return EventCounts(happened[self.likely_in], happened[1 - self.likely_in], len(pair[0]))
 
@@ -292,13 +288,8 @@ def _find_event(pair: _Pair, rating: Rating) -> tuple[_Event, float]:
     half = len(pair[0]) // 2
     learn = pair[0].part(slice(half)), pair[1].part(slice(half))
     choose = pair[0].part(slice(half, None)), pair[1].part(slice(half, None))
-    best: tuple[_Event, float] | None = None
-    for statistic in _statistics(*learn):
-        found = _best_event(statistic, learn, choose, rating)
-        if best is None or found[1] > best[1]:
-            best = found
-    assert best is not None, "every release has a label or a number"
-    return best
+    found = (_best_event(statistic, learn, choose, rating) for statistic in _statistics(*learn))
+    return max(found, key=itemgetter(1))
 
 
 def _best_event(statistic: _Statistic, learn: _Pair, choose: _Pair, rating: Rating) -> tuple[_Event, float]:
@@ -327,7 +318,6 @@ def _best_event(statistic: _Statistic, learn: _Pair, choose: _Pair, rating: Rati
 
 
 def _describe(statistic: _Statistic, edges: Floats, inside: NDArray[np.bool_], order: str) -> str:
-    """Describe an event in words."""
     count = int(inside.sum())
     if order == "below":
         return f"{statistic.description} < {edges[count - 1]:.6g}"
@@ -363,9 +353,9 @@ def _statistics(first: _Observations, second: _Observations) -> Iterator[_Statis
     if not first.columns:
         return
     kept = _differing_columns(first, second)
-    yield from _column_statistics(kept, probabilities=first.probabilities)
-    if first.probabilities:
-        yield from _log_odds_statistics(first, second, kept)
+    yield from _column_statistics(first, kept)
+    if first.probabilities and first.labels is not None:
+        yield _label_and_log_odds(first, second)
     yield _linear_combination(first, second, logs=False)
     if first.probabilities:
         yield _linear_combination(first, second, logs=True)
@@ -421,16 +411,23 @@ def _relation(drawn: _Observations, one: int, other: int | None = None, *, logs:
     return numbers[:, one] if other is None else np.asarray(numbers[:, one] - numbers[:, other])
 
 
-def _column_statistics(kept: list[int], *, probabilities: bool) -> Iterator[_Statistic]:
-    """Yield single columns, and differences (of probabilities also log-ratios) of pairs."""
-    letter = "p" if probabilities else "x"
+def _column_statistics(first: _Observations, kept: list[int]) -> Iterator[_Statistic]:
+    """Yield single columns, differences of pairs, and of probabilities also log-ratios and log-odds."""
+    letter = "p" if first.probabilities else "x"
     for column in kept:
         yield _Statistic(f"{letter}[{column}]", partial(_relation, one=column))
     for one, other in itertools.combinations(kept, 2):
         pair = partial(_relation, one=one, other=other)
         yield _Statistic(f"{letter}[{one}] - {letter}[{other}]", pair)
-        if probabilities:
+        if first.probabilities:
             yield _Statistic(f"ln p[{one}] - ln p[{other}]", partial(pair, logs=True))
+    if not first.probabilities:
+        return
+    for column in kept if first.columns > 2 else ():
+        yield _Statistic(f"log-odds of class {column}", partial(_log_odds, column=column))
+    for column in kept if first.labels is not None else ():
+        when_label = partial(_log_odds, column=column, if_label=True)
+        yield _Statistic(f"log-odds of class {column} when it is the label", when_label)
 
 
 def _log_odds(drawn: _Observations, column: int, *, if_label: bool = False) -> Floats:
@@ -449,23 +446,6 @@ def _log_odds_of_label(drawn: _Observations) -> Floats:
     others = drawn.numbers.copy()
     others[rows, labels] = 0.0
     return np.asarray(drawn.logs[rows, labels] - np.log(np.maximum(others.sum(1), _TINY)))
-
-
-def _log_odds_statistics(
-    first: _Observations, second: _Observations, kept: list[int]
-) -> Iterator[_Statistic]:
-    """Yield log-odds of classes, of classes that are the label, and the label with its log-odds."""
-    if first.columns > 2:
-        for column in kept:
-            yield _Statistic(f"log-odds of class {column}", partial(_log_odds, column=column))
-    if first.labels is None:
-        return
-    for column in kept:
-        yield _Statistic(
-            f"log-odds of class {column} when it is the label",
-            partial(_log_odds, column=column, if_label=True),
-        )
-    yield _label_and_log_odds(first, second)
 
 
 def _label_and_log_odds(first: _Observations, second: _Observations) -> _Statistic:
@@ -551,25 +531,13 @@ def _repeated_values(first: Floats, second: Floats) -> tuple[Floats, Floats]:
     return repeated, np.asarray(shares[1] - shares[0])
 
 
-@dataclass(frozen=True)
-class StatedScores:
-    """A model whose scores are its inputs, with stated bounds."""
-
-    classes: int  # The number of classes
-    bounds: ScoreBounds  # How far one record moves the scores
-
-    def scores(self, features: NDArray[np.floating]) -> Floats:
-        """Return the features themselves."""
-        return np.asarray(features, dtype=np.float64)
-
-
 @dataclass(frozen=True, eq=False)
 class Neighbours:
     """The scores of one query on two neighbouring training sets.
 
     Parameters
     ----------
-    first, second : array of float, shape (classes,)
+    first, second : array-like of float, shape (classes,)
         The two score vectors; all scores are finite.
     description : str
         How they were chosen.
@@ -580,14 +548,13 @@ class Neighbours:
     array([1., 0.])
     """
 
-    first: Floats
-    second: Floats
+    first: Any
+    second: Any
     description: str = "as given"
 
-    def __init__(self, first: ArrayLike, second: ArrayLike, description: str = "as given") -> None:
-        object.__setattr__(self, "first", np.asarray(first, dtype=np.float64))
-        object.__setattr__(self, "second", np.asarray(second, dtype=np.float64))
-        object.__setattr__(self, "description", description)
+    def __post_init__(self) -> None:
+        for name in ("first", "second"):
+            object.__setattr__(self, name, np.asarray(getattr(self, name), dtype=np.float64))
         if self.first.ndim != 1 or self.first.shape != self.second.shape or len(self.first) < 2:
             raise InvalidInput(
                 "Neighbours must be two vectors with one score per class, the same classes in both; got shapes "
@@ -679,10 +646,152 @@ def audit_mechanism(
     )
 
 
+# Mechanisms by name, and with a share of their noise
+
+_NOISES: dict[str, tuple[str, ...]] = {
+    "algorithm1": ("laplace", "gaussian"),
+    "sampled-neuron": ("laplace", "gaussian"),
+    "noisy-max": ("exponential", "permute-and-flip", "gaussian"),
+    "gaussian": ("gaussian",),
+}
+"""The mechanisms of this library, and the noise that each can have."""
+
+
+def audit_named_mechanism(
+    mechanism: str,
+    classes: int,
+    *,
+    noise: str,
+    sensitivity: float,
+    epsilon: float,
+    delta: float,
+    noise_share: float = 1.0,
+    exact: bool = False,
+    samples: int = 100_000,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> AuditReport:
+    """Audit one answer of a mechanism of this library or of a plug-in, prepared with ``epsilon`` and ``delta``.
+
+    One record moves one score by ``sensitivity`` and all in L2 by sqrt(2) times as much.
+    """
+    one, vector = (
+        Sensitivity(moved, "certified", "Stated for an audit.")
+        for moved in (sensitivity, math.sqrt(2) * sensitivity)
+    )
+    bounds = ScoreBounds(one, vector)
+    prepared = partial(_named_mechanism, mechanism, classes, noise, bounds, Budget(epsilon, delta))
+    return audit_mechanism(
+        prepared(noise_share),
+        classes,
+        claimed=prepared(1.0).guarantee(classes),
+        change=None if mechanism in _NOISES else bounds,
+        samples=samples,
+        delta=delta,
+        noise=EXACT if exact else None,
+        seed=seed,
+        progress=progress,
+    )
+
+
+def _named_mechanism(
+    name: str, classes: int, noise: Any, bounds: ScoreBounds, budget: Budget, share: float
+) -> Mechanism:
+    """Return a mechanism with its budget for one answer, and with a share of the noise that this requires."""
+    check_choice("mechanism", name, (*_NOISES, *(plug_ins := plugin_mechanisms())))
+    if name in plug_ins:
+        own = plug_ins[name]
+        cost = _cost_with_share(per_query(budget, own.measure, own.analysis), share)
+        return own.prepared(_StatedScores(classes, bounds), cost)
+    if (name, noise) == ("noisy-max", "laplace"):
+        noise = "exponential"
+    if name == "gaussian":
+        noise = "gaussian"
+    check_choice("noise", noise, _NOISES[name])
+    cost = per_query(budget, "gaussian" if noise == "gaussian" else "pure")
+    made: Mechanism
+    if name == "algorithm1":
+        part, moved = budget_split(budget.epsilon, classes, noise), bounds.one.value
+        made = Algorithm1(noise, part, part, moved, min(math.expm1(2 * moved), 1.0))
+    elif name == "gaussian":
+        made = GaussianScores(bounds=bounds, per_query=cost)
+    else:
+        kind = SampledNeuron if name == "sampled-neuron" else NoisyMax
+        made = kind(noise, bounds=bounds, per_query=cost)
+    return mechanism_with_share(made, share)
+
+
+def check_choice(argument: str, given: str, allowed: Sequence[str]) -> None:
+    """Raise `InvalidInput` unless an argument is one of the allowed values."""
+    if given not in allowed:
+        raise InvalidInput(f"{argument} must be one of {', '.join(allowed)}; got {given!r}.")
+
+
+@dataclass(frozen=True)
+class _StatedScores:
+    """A model whose scores are its inputs, with stated bounds."""
+
+    classes: int
+    bounds: ScoreBounds
+
+    def scores(self, features: NDArray[np.floating]) -> Floats:
+        return np.asarray(features, dtype=np.float64)
+
+
+def _check_share(share: float) -> None:
+    if not 0 < share <= 1:
+        raise InvalidInput(f"noise_share must be above 0 and at most 1, got {share}.")
+
+
+def _cost_with_share(cost: Cost, share: float) -> Cost:
+    """Return the cost whose noise is a share of that of another cost: the scale of noise is the inverse of a cost."""
+    _check_share(share)
+    return PureCost(cost.epsilon / share) if isinstance(cost, PureCost) else GaussianCost(cost.mu / share)
+
+
+def mechanism_with_share(mechanism: Mechanism, share: float) -> Mechanism:
+    """Return a prepared mechanism with the noise of a larger cost; its guarantee states that cost.
+
+    Parameters
+    ----------
+    mechanism : Mechanism
+        A prepared mechanism of this library.
+    share : float
+        The share of its noise.
+
+    Returns
+    -------
+    Mechanism
+        The mechanism with that share of the noise.
+
+    Examples
+    --------
+    >>> from quietmax.sensitivity import ScoreBounds, Sensitivity
+    >>> one = Sensitivity(1.0, "certified", "One record changes one vote.")
+    >>> votes = NoisyMax(bounds=ScoreBounds(one, one), per_query=PureCost(1.0))
+    >>> mechanism_with_share(votes, 0.5).guarantee(2).epsilon
+    2.0
+    """
+    _check_share(share)
+    if isinstance(mechanism, Algorithm1) and mechanism.epsilon_neuron is not None:
+        return replace(mechanism, epsilon_neuron=mechanism.epsilon_neuron / share)
+    if not isinstance(mechanism, ProvenMechanism) or mechanism.per_query is None:
+        raise InvalidInput(f"The noise of a {type(mechanism).__name__} cannot be scaled.")
+    if isinstance(mechanism, NoisyMax) and mechanism.method != "gaussian":
+        # A choice that is counted in mu has an epsilon of its own, which its noise is for.
+        epsilon = selection_epsilon(mechanism.per_query, mechanism.method)
+        return replace(mechanism, count_in=None, per_query=PureCost(epsilon / share))
+    scaled: Mechanism = replace(mechanism, per_query=_cost_with_share(mechanism.per_query, share))  # type: ignore[type-var]
+    return scaled
+
+
+# The worst pair of neighbours
+
+
 def _largest_change(mechanism: Any, change: ScoreBounds | None) -> tuple[float, float]:
     """Return how far one record moves one score, and all scores in L2.
 
-    Without a given ``change`` it is what the mechanism's claim assumes: certified bounds, or Algorithm 1's Delta z.
+    Unless ``change`` is given it is what the claim assumes: certified bounds, or Algorithm 1's Delta z.
     """
     bounds = getattr(mechanism, "bounds", None) if change is None else change
     if bounds is not None:
@@ -709,40 +818,35 @@ def _worst_case_neighbours(
     generator = np.random.default_rng((0xA0D17, seed))
 
     def longest(direction: Floats) -> Floats:
-        """Return the longest change along a direction that is within the limits."""
         limit = min(change[0] / np.abs(direction).max(), change[1] / np.linalg.norm(direction))
         return np.asarray(direction * limit)
 
     first, others = np.eye(classes)[0], 1 - np.eye(classes)[0]
-    directions = {
-        "one up": first,
-        "one up, another down": first - np.eye(classes)[1],
-        "one up, all others down": first - others,
-        "one up, all others down a little": first - others / (classes - 1),
-        "all but one up": -others,
-    }
-    if classes == 2:
-        del directions["one up, all others down"], directions["one up, all others down a little"]
+    directions = {"one up": first, "one up, another down": first - np.eye(classes)[1]}
+    if classes > 2:
+        directions["one up, all others down"] = first - others
+        directions["one up, all others down a little"] = first - others / (classes - 1)
+    directions["all but one up"] = -others
     pairs = []
+
+    def add(name: str, move: Floats, where: str, start: Floats) -> None:
+        pairs.append(Neighbours(start - move / 2, start + move / 2, f"{name}; {where}"))
+
     for name, direction in directions.items():
         move = longest(direction)
         unit = float(np.ptp(move)) / (min(claimed, 1.0) if claimed > 0 else 1.0)
-        starts = {"all equal": np.zeros(classes)} if classes > 2 else {}
+        if classes > 2:
+            add(name, move, "all equal", np.zeros(classes))
         for behind in _BEHIND:
             start = np.full(classes, -_FAR_BEHIND * unit)
             start[:2] = -behind * unit, 0.0
-            starts[f"two in front, the first {behind:g} units behind"] = start
-        pairs += [
-            Neighbours(start - move / 2, start + move / 2, f"{name}; {where}")
-            for where, start in starts.items()
-        ]
+            add(name, move, f"two in front, the first {behind:g} units behind", start)
     for name, direction in (
         ("in a random direction", generator.normal(size=classes)),
         ("by random signs", generator.choice([-1.0, 1.0], classes) * generator.uniform(0.5, 1, classes)),
     ):
         move = longest(direction)
-        start = generator.normal(size=classes) * np.ptp(move)
-        pairs.append(Neighbours(start - move / 2, start + move / 2, f"{name}; random start"))
+        add(name, move, "random start", generator.normal(size=classes) * np.ptp(move))
     return pairs
 
 
@@ -772,10 +876,10 @@ def _worst_pair(
 
 
 def _draws(mechanism: Mechanism, scores: Floats, noise: NoiseSource) -> Draw:
-    return lambda times: released_again(mechanism, scores, noise, times, at_once=_ROWS_AT_ONCE)
+    return lambda times: _released_again(mechanism, scores, noise, times, at_once=_ROWS_AT_ONCE)
 
 
-def released_again(
+def _released_again(
     mechanism: Mechanism, scores: Floats, noise: NoiseSource, times: int, *, at_once: int
 ) -> Answers:
     """Draw answers for the same scores, of one query or of several, many times, some thousand at once."""

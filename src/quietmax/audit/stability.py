@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from scipy.stats import t as student
 
 from quietmax.attacks.metrics import Estimate
-from quietmax.audit.bounds import Verdict, check_confidence
+from quietmax.audit.bounds import Verdict, _check_confidence
 from quietmax.data.records import Records
 from quietmax.errors import InvalidInput
 from quietmax.models.mlp import MLP
@@ -143,7 +143,7 @@ def audit_stability(
     StabilityReport
         The measured quantity beside the paper's bound.
     """
-    check_confidence(confidence)
+    _check_confidence(confidence)
     if not 2 <= removed <= len(records):
         raise InvalidInput(f"removed must be from 2 to the number of records, {len(records)}; got {removed}.")
     if draws < 1:

@@ -26,11 +26,9 @@ real records one canary moves a release less than its noise is made for, and an 
 Answers are drawn as often as wanted from two trained models: their training has no noise.
 
 *Less noise.* To test an audit, `mechanism_with_share` and `estimator_with_share` return mechanisms and estimators with
-a share of the noise: would the audit notice that half is missing? Nothing here weakens a release. No mechanism or
-estimator has a setting for less noise than its budget requires. The noise that is half of what a claim requires is that
-of an honest release with a larger budget, at the same settings. Its own guarantee states the larger cost, and only the
-audit holds it against the smaller claim. So no model can be served or stored that has less noise than its guarantee
-states.
+a share of the noise. Nothing here weakens a release: half of the noise that a claim requires is that of an honest
+release with a larger budget, at the same settings. Its own guarantee states the larger cost, and only the audit holds
+it against the smaller claim.
 """
 
 from __future__ import annotations
@@ -38,45 +36,52 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import clone
 
-from quietmax.accounting.costs import Cost, GaussianCost, PureCost, epsilon_of, mu_of
-from quietmax.accounting.guarantee import Guarantee
+from quietmax.accounting.costs import Cost, epsilon_of, mu_of
+from quietmax.accounting.guarantee import Guarantee, Unit
 from quietmax.attacks.shadow_models import concatenated
 from quietmax.audit.bounds import (
     AuditReport,
     Claim,
     CountedGuesses,
     SampledSteps,
-    check_confidence,
+    _check_confidence,
     epsilon_from_guesses,
     mu_from_guesses,
 )
-from quietmax.audit.distinguishing import Draw, distinguish, released_again
-from quietmax.data.records import Records
+from quietmax.audit.distinguishing import (
+    Draw,
+    _check_share,
+    _released_again,
+    check_choice,
+    distinguish,
+    mechanism_with_share,
+)
+from quietmax.data.records import Records, Split
 from quietmax.errors import InvalidInput
 from quietmax.estimators.dpsgd.estimator import DPSGD, network_guarantee
-from quietmax.estimators.dpsgd.training import DPSGDSettings, PrivateSettings, make_plan, train_private_stack
+from quietmax.estimators.dpsgd.training import (
+    DPSGDSettings,
+    Plan,
+    default_length,
+    make_plan,
+    train_private_stack,
+)
 from quietmax.estimators.head.estimator import PrivateHead
 from quietmax.estimators.head.weights import GradientPlan, HeadSettings
 from quietmax.estimators.teachers import Teachers, shard_of
 from quietmax.estimators.training_set import Persons
-from quietmax.mechanisms.algorithm1 import Algorithm1
-from quietmax.mechanisms.base import (
-    Answerer,
-    Answers,
-    Mechanism,
-    NoisyMax,
-    ProvenMechanism,
-    selection_epsilon,
-)
+from quietmax.mechanisms.base import Answerer, Answers, NoisyMax
 from quietmax.models.features.tabular import Identity, UnitNorm
 from quietmax.models.mlp import initial_mlp
-from quietmax.models.stacked import Progress, TrainingSettings, train_stack
+from quietmax.models.stacked import CrossEntropy, Progress, TrainingSettings, train_stack
+from quietmax.models.training import Model
 from quietmax.noise.sources import SeededNoise
 
 Floats = NDArray[np.float64]
@@ -91,6 +96,7 @@ TRAINING_CONFIDENCE = 0.99
 """Default confidence of an audit of training: canaries and trainings are few, draws of a mechanism many."""
 GUESSED_SHARES = (0.02, 0.1, 0.25, 0.5, 1.0)
 """Shares of the canaries to guess about, the surest ones first; all shares together use the permitted error."""
+_TRAININGS, _ANSWER_DRAWS = 200, 100_000
 DEFAULT_SAMPLES: dict[WorstCase, int] = {
     "head": 6_000,
     "head-query": 100_000,
@@ -99,8 +105,8 @@ DEFAULT_SAMPLES: dict[WorstCase, int] = {
 }
 """Worst cases: trainings with, and as many without, the canary; for answers, draws of all answers of either model."""
 WORST_CASES = tuple(DEFAULT_SAMPLES)
-TEACHERS = 20
-DPSGD_SIZE, DPSGD_STEPS = 30, 4
+_TEACHERS = 20
+_DPSGD_SIZE, _DPSGD_STEPS = 30, 4
 _ANSWERS_AT_ONCE = 4096
 _WORST_NORM, _NETWORKS_AT_ONCE = 4.0, 1024
 _HEAD_RECORDS, _HEAD_COSINE, _HEAD_PULL = 4000, 0.3, 20.0
@@ -173,7 +179,7 @@ def audit_training(
     >>> audit_training(remember, is_in, zero, canaries, PureCost(1.0)).verdict
     'refuted'
     """
-    check_confidence(confidence)
+    _check_confidence(confidence)
     if method == "one-run":
         return _one_run(fit, score, records, canaries, claimed, shares, confidence, delta, seed, subject)
     if method != "repeated":
@@ -211,8 +217,7 @@ def _one_run(
     subject: str,
 ) -> AuditReport:
     """Train once with a random half of the canaries and guess which ones were in."""
-    everyone = joined(records, canaries)
-    count = _unit_count(canaries)
+    everyone, count = _joined(records, canaries), _unit_count(canaries)
     if count < 2:
         raise InvalidInput(f"A one-run audit requires at least 2 canaries, got {count}.")
     if not shares or any(not 0 < share <= 1 for share in shares):
@@ -271,7 +276,7 @@ def _guess(
     return {"guesses": guesses, "right": right, "lower_bound": bound, "epsilon_lower_bound": epsilon}
 
 
-def label_score(model: _Predicts, canaries: Records) -> Floats:
+def _label_score(model: _Predicts, canaries: Records) -> Floats:
     """Score canaries by how much a model agrees with their labels."""
     features, labels = canaries.features, canaries.labels
     try:
@@ -282,7 +287,7 @@ def label_score(model: _Predicts, canaries: Records) -> Floats:
     return np.asarray(np.log(np.maximum(probabilities[np.arange(len(labels)), labels], 1e-300)))
 
 
-def mislabelled(records: Records, *, count: int, seed: int = 0) -> Records:
+def _mislabelled(records: Records, *, count: int, seed: int = 0) -> Records:
     """Make canaries: some of the records, or of their persons with all rows, with wrong labels drawn at random."""
     available = _unit_count(records)
     if not 1 <= count <= available or records.classes < 2:
@@ -299,7 +304,7 @@ def mislabelled(records: Records, *, count: int, seed: int = 0) -> Records:
     return replace(canaries, labels=wrong)
 
 
-def joined(records: Records, canaries: Records) -> Records:
+def _joined(records: Records, canaries: Records) -> Records:
     """Return the ``records``, then the ``canaries``, which must have the same columns and none of the same persons."""
     if records.features.shape[1] != canaries.features.shape[1]:
         raise InvalidInput(
@@ -318,7 +323,7 @@ def _joined_with_one(records: Records, canary: Records) -> Records:
         raise InvalidInput(
             f"Neighbouring training sets differ in exactly 1 canary, got {_unit_count(canary)} {canary.unit}s."
         )
-    return joined(records, canary)
+    return _joined(records, canary)
 
 
 def _unit_count(records: Records) -> int:
@@ -338,6 +343,117 @@ def _claimed_for(claimed: Guarantee | Cost, records: Records) -> dict[str, Any]:
     """Return the unit of the claim if it is another one than the audit's."""
     unit = claimed.unit if isinstance(claimed, Guarantee) else records.unit
     return {} if unit == records.unit else {"claimed_for": f"one {unit}"}
+
+
+# An estimator by name, audited on records
+
+ESTIMATORS = ("teachers", "head", "head-query", "dpsgd", "network")
+_TRAINED: dict[str, Callable[..., Any]] = {
+    "head": PrivateHead,
+    "head-query": partial(PrivateHead, release="query"),
+    "teachers": Teachers,
+    "dpsgd": DPSGD,
+}
+_ANSWERING = ("teachers", "head-query")
+
+
+def check_training_audit(estimator: str, method: str, noise_share: float) -> None:
+    """Raise `InvalidInput` unless `audit_estimator` takes these arguments."""
+    check_choice("estimator", estimator, ESTIMATORS)
+    check_choice("method", method, ("one-run", "repeated"))
+    if noise_share != 1 and estimator == "network":
+        raise InvalidInput("`noise_share` cannot be combined with estimator='network', which draws no noise.")
+
+
+def audit_estimator(
+    estimator: str,
+    data: Split,
+    *,
+    method: str = "one-run",
+    canaries: int = 500,
+    times: int | None = None,
+    queries: int = 1,
+    epochs: int = 20,
+    epsilon: float = 1.0,
+    delta: float = 1e-5,
+    noise_share: float = 1.0,
+    confidence: float = TRAINING_CONFIDENCE,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> AuditReport:
+    """Audit an estimator, or a network without privacy, with mislabelled records from outside training and test parts.
+
+    Of a table of the user's own the canaries are from the holdout. ``times`` trainings are made, or, of what answers
+    queries, draws of the answers of two models.
+    """
+    check_training_audit(estimator, method, noise_share)
+    train, repeated = data.train, method == "repeated"
+    outside = data.pool if data.holdout is None else data.test
+    chosen = _mislabelled(outside, count=1 if repeated else canaries, seed=seed)
+    common: dict[str, Any] = {
+        "confidence": confidence,
+        "delta": delta,
+        "subject": f"{estimator} on {data.name}",
+    }
+    trainer = partial(_fit, estimator, train, epsilon, delta, epochs, seed)
+    if repeated and estimator == "dpsgd":
+        plan = make_plan(
+            _unit_count(train), epsilon=epsilon, delta=delta, length=default_length(train.features.shape[1])
+        )
+        draws = _dpsgd_draws(train, chosen, plan, noise_share, seed, progress)
+        details = {"method": "repeated training", "records": len(train)}
+        return distinguish(*draws, samples=times or _TRAININGS, details=details, unit=chosen.unit, **common)
+    if repeated and estimator in _ANSWERING:
+        # Both from the same seed: the shards of teachers must not differ.
+        without, inside = trainer(queries)(train), trainer(queries)(_joined(train, chosen))
+        asked = [chosen.features[place % len(chosen)] * (1 - 0.001 * place) for place in range(queries)]
+        draws = _answer_draws(without, inside, np.stack(asked), noise_share, seed)
+        details = {"method": "repeated answers", "records": len(train), "queries": queries}
+        return distinguish(
+            *draws, samples=times or _ANSWER_DRAWS, details=details, unit=chosen.unit, **common
+        )
+    fit, claimed = trainer(len(chosen)), None
+    if estimator == "network":
+        because = "Stated for an audit."
+        claimed = Guarantee("approximate", epsilon=epsilon, delta=delta, because=because)
+    if noise_share != 1:
+        reference = fit(train)
+        fit, claimed = _fit_like(reference, seed, noise_share), reference.guarantee_
+    return audit_training(
+        fit,
+        _label_score,
+        train,
+        chosen,
+        claimed,
+        method="repeated" if repeated else "one-run",
+        times=times or _TRAININGS,
+        seed=seed,
+        progress=progress,
+        **common,
+    )
+
+
+def _fit(
+    estimator: str, train: Records, epsilon: float, delta: float, epochs: int, seed: int, queries: int
+) -> Fit[Any]:
+    """Return a function that trains from another seed at every call."""
+    seeds = itertools.count(seed)
+    public: dict[str, Any] = {"classes": tuple(range(train.classes)), "declared_size": _unit_count(train)}
+    if estimator in _ANSWERING:
+        public["queries"] = queries
+
+    def fit(records: Records) -> Any:
+        state = next(seeds) % 2**32
+        if estimator == "network":
+            settings, rows = TrainingSettings(epochs=epochs, loss=CrossEntropy()), [np.arange(len(records))]
+            stack = train_stack(
+                records.features, records.labels, records.classes, rows, settings=settings, seeds=[state]
+            )
+            return Model(stack, settings, len(records), "audit", state)
+        private = _TRAINED[estimator](epsilon, delta, **public, random_state=state)
+        return private.fit(records.features, records.labels, groups=records.persons)
+
+    return fit
 
 
 # Draws of what is released, without the canary and with it
@@ -367,55 +483,23 @@ def _repeated_draws(
     return draws(records), draws(_joined_with_one(records, canary))
 
 
-def network_draws(
+def _dpsgd_draws(
     records: Records,
     canary: Records,
-    *,
-    settings: TrainingSettings,
+    plan: Plan,
+    share: float,
     seed: int = 0,
     progress: Progress | None = None,
-) -> tuple[Draw, Draw]:
-    """Return draws for `distinguish`: the canary's logits from ordinary networks trained without and with it.
-
-    Many networks are trained at once, each from its own seed. The release is the plain answer to one query, the canary;
-    of a person with several rows it is the mean of the answers.
-    """
-    everyone = _joined_with_one(records, canary)
-
-    def train(rows: Rows, seeds: list[int]) -> Floats:
-        stack = train_stack(
-            everyone.features,
-            everyone.labels,
-            records.classes,
-            [rows] * len(seeds),
-            settings=settings,
-            seeds=seeds,
-            progress=progress,
-        )
-        return np.asarray(stack.stacked_logits(canary.features).double().numpy().mean(1))
-
-    return _neighbouring_draws(len(records), len(everyone), train, seed, at_once=64)
-
-
-def private_network_draws(
-    records: Records,
-    canary: Records,
-    *,
-    settings: PrivateSettings,
-    noise_multiplier: float,
-    size: int,
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> tuple[Draw, Draw]:
-    """Return draws for `distinguish`: how far DP-SGD moved the canary's margin, trained without and with it.
+) -> tuple[Draw, Draw, Guarantee]:
+    """Return draws of how far DP-SGD moved the canary's margin, trained without and with it, and the claim.
 
     The margin is the logit of the canary's label minus the mean of the others, averaged over a person's rows. The
-    adversary sees the released weights and the initial ones, which no record enters; the change of the margin is a
-    function of both. Many networks are trained at once, each from its own seed.
+    adversary sees the released weights and the initial ones, which no record enters. Many networks are trained at once,
+    each from its own seed.
     """
     everyone = _joined_with_one(records, canary)
     persons = None if everyone.persons is None else Persons.of(everyone.persons)
-    widths = (everyone.features.shape[1], *settings.hidden, records.classes)
+    widths = (everyone.features.shape[1], *plan.settings.hidden, records.classes)
 
     def train(rows: Rows, seeds: list[int]) -> Floats:
         stack = train_private_stack(
@@ -423,20 +507,27 @@ def private_network_draws(
             everyone.labels,
             records.classes,
             [rows] * len(seeds),
-            settings=settings,
-            noise_multipliers=[noise_multiplier] * len(seeds),
+            settings=plan.settings,
+            noise_multipliers=[share * plan.noise_multiplier] * len(seeds),
             seeds=seeds,
-            sizes=[size] * len(seeds),
+            sizes=[_unit_count(records)] * len(seeds),
             persons=persons,
             progress=progress,
         )
-        first = initial_mlp(widths, settings.activation, tuple(seeds))
+        first = initial_mlp(widths, plan.settings.activation, tuple(seeds))
         moved = stack.stacked_logits(canary.features) - first.stacked_logits(canary.features)
         own = moved[:, np.arange(len(canary)), canary.labels]
         margins = own - (moved.sum(2) - own) / (records.classes - 1)
         return np.asarray(margins.double().numpy().mean(1))
 
-    return _neighbouring_draws(len(records), len(everyone), train, seed, at_once=512)
+    draws = _neighbouring_draws(len(records), len(everyone), train, seed, at_once=512)
+    return *draws, _dpsgd_claim(plan, canary.unit)
+
+
+def _dpsgd_claim(plan: Plan, unit: Unit = "record") -> Guarantee:
+    return network_guarantee(
+        plan, exact=False, own_module=False, size_declared=True, classes_declared=True, unit=unit
+    )
 
 
 def _neighbouring_draws(
@@ -460,15 +551,14 @@ def _neighbouring_draws(
     return draws(np.arange(records)), draws(np.arange(everyone))
 
 
-def answer_draws(
+def _answer_draws(
     without: PrivateHead | Teachers,
     inside: PrivateHead | Teachers,
     queries: NDArray[np.floating],
-    *,
-    noise_share: float = 1.0,
-    seed: int = 0,
-) -> tuple[Draw, Draw]:
-    """Return draws for `distinguish`: the answers of two trained models to the same queries.
+    share: float,
+    seed: int,
+) -> tuple[Draw, Draw, Guarantee]:
+    """Return draws of the answers of two trained models to the same queries, and the claim.
 
     The training of `Teachers` and of a head for answers per query has no noise, so each is trained once, and only the
     noise of the answers is drawn again.
@@ -481,19 +571,19 @@ def answer_draws(
 
     def draws(fitted: PrivateHead | Teachers) -> Draw:
         predictor = fitted.predictor_
-        mechanism = mechanism_with_share(predictor.mechanism, noise_share)
+        mechanism = mechanism_with_share(predictor.mechanism, share)
         answerer = Answerer(predictor.model, mechanism, features=fitted.feature_map_)
         scores = answerer.scores(np.asarray(queries, np.float32))
 
         def draw(times: int) -> Answers | Floats:
-            answers = released_again(mechanism, scores, source, times, at_once=_ANSWERS_AT_ONCE)
+            answers = _released_again(mechanism, scores, source, times, at_once=_ANSWERS_AT_ONCE)
             if answers.probabilities is not None:
                 return answers.probabilities.reshape(times, -1)
             return Answers(answers.labels.reshape(times, len(scores)), None)
 
         return draw
 
-    return draws(without), draws(inside)
+    return draws(without), draws(inside), without.guarantee_
 
 
 # Worst cases
@@ -546,23 +636,19 @@ def audit_worst_case(
     >>> audit_worst_case("teachers", epsilon=1.0, queries=4, noise_share=0.5, samples=20_000).verdict
     'refuted'
     """
-    if estimator not in WORST_CASES:
-        raise InvalidInput(f"estimator must be one of {', '.join(WORST_CASES)}; got {estimator!r}.")
+    check_choice("estimator", estimator, WORST_CASES)
     _check_share(noise_share)
     draws = DEFAULT_SAMPLES[estimator] if samples is None else samples
     if estimator == "head":
-        without, inside, claimed = _worst_head(epsilon, delta, noise_share, seed, 2 * draws, progress)
+        drawn = _worst_head(epsilon, delta, noise_share, seed, 2 * draws, progress)
     elif estimator == "dpsgd":
-        without, inside, claimed = _dpsgd(epsilon, delta, sampling_rate, noise_share, seed)
+        drawn = _dpsgd(epsilon, delta, sampling_rate, noise_share, seed)
     else:
         sets = _head_answers if estimator == "head-query" else _teachers
-        first, second, asked = sets(epsilon, delta, queries, seed)
-        without, inside = answer_draws(first, second, asked, noise_share=noise_share, seed=seed)
-        claimed = first.guarantee_
+        without, inside, asked = sets(epsilon, delta, queries, seed)
+        drawn = _answer_draws(without, inside, asked, noise_share, seed)
     return distinguish(
-        without,
-        inside,
-        claimed,
+        *drawn,
         samples=draws,
         confidence=confidence,
         delta=delta,
@@ -588,7 +674,7 @@ def _worst_head(
         settings=HeadSettings(centring=0.0, steps=1),
         random_state=0,
     ).fit(records.features, records.labels)
-    fit = fit_like(reference, seed << 20, share)
+    fit = _fit_like(reference, seed << 20, share)
     draws = _repeated_draws(fit, lambda head, _: head.coef_.ravel(), records, canary, total, progress)
     return *draws, reference.guarantee_
 
@@ -631,9 +717,9 @@ def _teachers(
             epsilon,
             delta,
             queries,
-            TEACHERS,
+            _TEACHERS,
             classes=(0, 1),
-            declared_size=TEACHERS,
+            declared_size=_TEACHERS,
             random_state=seed,
         )
 
@@ -644,10 +730,10 @@ def _teachers(
         """Return a record near a point that the key puts into a shard."""
         while True:
             row = np.array([*start, 0.01 * generator.random()], np.float32)
-            if shard_of([row.tobytes() + b"%d" % label], TEACHERS, key)[0] == shard:
+            if shard_of([row.tobytes() + b"%d" % label], _TEACHERS, key)[0] == shard:
                 return row
 
-    labels = np.arange(TEACHERS) % 2
+    labels = np.arange(_TEACHERS) % 2
     features = np.stack([in_shard([1.0, 0.0], int(label), shard) for shard, label in enumerate(labels)])
     canary = in_shard([0.0, 1.0], 1, 0)[None]
     first = teachers().fit(features, labels)
@@ -659,28 +745,28 @@ def _dpsgd(
     epsilon: float, delta: float, sampling_rate: float, share: float, seed: int
 ) -> tuple[Draw, Draw, Guarantee]:
     """Train a linear model by DP-SGD, many at once; the canary differs from all records by a column of its own."""
-    features = np.zeros((DPSGD_SIZE + 1, 5), np.float32)
-    features[:-1, :4] = np.random.default_rng(0).random((DPSGD_SIZE, 4))
+    features = np.zeros((_DPSGD_SIZE + 1, 5), np.float32)
+    features[:-1, :4] = np.random.default_rng(0).random((_DPSGD_SIZE, 4))
     features[-1, 4] = _WORST_NORM
     labels = (features[:, 0] >= features[:, 1]).astype(np.int64)
     planned = make_plan(
-        DPSGD_SIZE,
+        _DPSGD_SIZE,
         epsilon=epsilon,
         delta=delta,
         sampling_rate=sampling_rate,
-        steps=DPSGD_STEPS,
+        steps=_DPSGD_STEPS,
         max_grad_norm=0.001,
         learning_rate=1.0,
         optimizer="sgd",
     )
     settings = planned.settings
     seen = _WORST_NORM / np.hypot(_WORST_NORM, 1.0)  # the rest of the canary's gradient is in the bias
-    step = settings.learning_rate * settings.max_grad_norm / (settings.sampling_rate * DPSGD_SIZE)
+    step = settings.learning_rate * settings.max_grad_norm / (settings.sampling_rate * _DPSGD_SIZE)
 
     def moves(rows: Rows, seeds: list[int]) -> Floats:
         """Return how far each step moved the weights of the canary's column, in units of the clipping norm."""
         iterates = [initial_mlp((5, 2), settings.activation, tuple(seeds)).kernels[0]]
-        for steps in range(1, DPSGD_STEPS + 1):
+        for steps in range(1, _DPSGD_STEPS + 1):
             stack = train_private_stack(
                 features,
                 labels,
@@ -689,7 +775,7 @@ def _dpsgd(
                 settings=replace(settings, steps=steps),
                 noise_multipliers=[share * planned.noise_multiplier] * len(seeds),
                 seeds=seeds,
-                sizes=[DPSGD_SIZE] * len(seeds),
+                sizes=[_DPSGD_SIZE] * len(seeds),
             )
             iterates.append(stack.kernels[0])
         column = np.stack([each[:, :, -1].double().numpy() for each in iterates])
@@ -704,69 +790,17 @@ def _dpsgd(
             found.append(np.log1p(settings.sampling_rate * (ratio - 1)).sum(1))
         return np.column_stack(found)
 
-    claimed = network_guarantee(
-        planned, exact=False, own_module=False, size_declared=True, classes_declared=True
-    )
-    draws = _neighbouring_draws(DPSGD_SIZE, DPSGD_SIZE + 1, statistics, seed, at_once=_NETWORKS_AT_ONCE)
-    return *draws, claimed
+    draws = _neighbouring_draws(_DPSGD_SIZE, _DPSGD_SIZE + 1, statistics, seed, at_once=_NETWORKS_AT_ONCE)
+    return *draws, _dpsgd_claim(planned)
 
 
 # Less noise
 
 
-def _check_share(share: float) -> None:
-    """Raise `InvalidInput` unless ``share`` is above 0 and at most 1."""
-    if not 0 < share <= 1:
-        raise InvalidInput(f"noise_share must be above 0 and at most 1, got {share}.")
-
-
-def cost_with_share(cost: Cost, share: float) -> Cost:
-    """Return the cost whose noise is a share of that of another cost: the scale of noise is the inverse of a cost."""
-    _check_share(share)
-    return PureCost(cost.epsilon / share) if isinstance(cost, PureCost) else GaussianCost(cost.mu / share)
-
-
-def mechanism_with_share(mechanism: Mechanism, share: float) -> Mechanism:
-    """Return a prepared mechanism with the noise of a larger cost; its guarantee states that cost.
-
-    Parameters
-    ----------
-    mechanism : Mechanism
-        A prepared mechanism of this library.
-    share : float
-        The share of its noise.
-
-    Returns
-    -------
-    Mechanism
-        The mechanism with that share of the noise.
-
-    Examples
-    --------
-    >>> from quietmax.sensitivity import ScoreBounds, Sensitivity
-    >>> one = Sensitivity(1.0, "certified", "One record changes one vote.")
-    >>> votes = NoisyMax(bounds=ScoreBounds(one, one), per_query=PureCost(1.0))
-    >>> mechanism_with_share(votes, 0.5).guarantee(2).epsilon
-    2.0
-    """
-    _check_share(share)
-    if isinstance(mechanism, Algorithm1) and mechanism.epsilon_neuron is not None:
-        return replace(mechanism, epsilon_neuron=mechanism.epsilon_neuron / share)
-    if not isinstance(mechanism, ProvenMechanism) or mechanism.per_query is None:
-        raise InvalidInput(f"The noise of a {type(mechanism).__name__} cannot be scaled.")
-    if isinstance(mechanism, NoisyMax) and mechanism.method != "gaussian":
-        # A choice that is counted in mu has an epsilon of its own, which its noise is for.
-        epsilon = selection_epsilon(mechanism.per_query, mechanism.method)
-        return replace(mechanism, count_in=None, per_query=PureCost(epsilon / share))
-    scaled: Mechanism = replace(mechanism, per_query=cost_with_share(mechanism.per_query, share))  # type: ignore[type-var]
-    return scaled
-
-
 def estimator_with_share(fitted: Estimator, share: float) -> Estimator:
     """Return an estimator like a fitted one, not fitted, whose larger budget has a share of its noise.
 
-    All other settings are those that the fitted one has computed from its budget: steps, learning rate, clipping norm,
-    regularisation, feature map, number of teachers.
+    All other settings are those that the fitted one has computed from its budget.
 
     Parameters
     ----------
@@ -783,15 +817,14 @@ def estimator_with_share(fitted: Estimator, share: float) -> Estimator:
     _check_share(share)
     if isinstance(fitted, PrivateHead):
         settings = _head_settings(fitted, share)
-    elif isinstance(fitted, Teachers):
-        settings = _teacher_settings(fitted, share)
     else:
-        settings = _dpsgd_settings(fitted, share)
+        own = _teacher_settings if isinstance(fitted, Teachers) else _dpsgd_settings
+        settings = own(fitted, share)
     changed: Estimator = clone(fitted)
     return changed.set_params(**settings)  # type: ignore[no-any-return]
 
 
-def fit_like(fitted: Estimator, seed: int, share: float) -> Fit[Estimator]:
+def _fit_like(fitted: Estimator, seed: int, share: float) -> Fit[Estimator]:
     """Return a function that trains like a fitted estimator, with a share of its noise and another seed every time."""
     seeds = itertools.count(seed)
 

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from quietmax.cli._options import Json, Seed, SplitOptions, with_groups
 from quietmax.cli._output import console, print_json, print_table, progress_bar
-from quietmax.errors import InvalidInput, QuietmaxError, counted
+from quietmax.errors import QuietmaxError, counted
 
 if TYPE_CHECKING:
-    from quietmax.accounting.guarantee import Guarantee
     from quietmax.audit.bounds import AuditReport
-    from quietmax.audit.distinguishing import Draw
-    from quietmax.data.records import Records, Split
-    from quietmax.mechanisms.base import Mechanism
-    from quietmax.models.stacked import Progress, TrainingSettings
-    from quietmax.models.training import Model
-    from quietmax.sensitivity.certified import ScoreBounds
+    from quietmax.models.stacked import TrainingSettings
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -32,32 +24,20 @@ Data = Annotated[str, typer.Argument(help="Data set, or .csv, .parquet or .npz f
 Epochs = Annotated[int, "Epochs of the network.", {"min": 0}]
 Alpha = Annotated[float, "Constant of the convexified loss; 0 is cross-entropy."]
 Plot = Annotated[Path | None, "Plot found beside claimed to this .png, .pdf or .svg file."]
+Epsilon = Annotated[float, "Claimed epsilon: of one answer, or of training and answers together."]
+Delta = Annotated[float, "Claimed delta; for Gaussian noise, mu is the largest within both."]
 
 WORST_CASE = "worst-case"
-_TRAININGS, _ANSWER_DRAWS = 200, 100_000
 _CANARY_HOLDOUT = 0.2
 """Share of the user's own table that canaries are taken from unless it is given."""
-_NOISES = {
-    "algorithm1": ("laplace", "gaussian"),
-    "sampled-neuron": ("laplace", "gaussian"),
-    "noisy-max": ("exponential", "permute-and-flip", "gaussian"),
-    "gaussian": (),
-}
-"""The mechanisms of this library, and the noise that each can have."""
 _COLOURS = {"refuted": "red", "consistent": "blue"}
 """Not green: an audit says nothing about how much the claim allows."""
-_VERDICTS = {
-    "refuted": "The claim is refuted: the event tells the inputs apart better than the claim permits.",
-    "consistent": "No contradiction to the claim was found. This is evidence, not a proof.",
-}
 
 
 @dataclass(frozen=True)
-class _ClaimOptions:
-    """The claim that is audited, with how much noise, and how the report is shown."""
+class _ReportOptions:
+    """With how much noise a claim is audited, and how the report is shown."""
 
-    epsilon: Annotated[float, "Claimed epsilon: of one answer, or of training and answers together."] = 1.0
-    delta: Annotated[float, "Claimed delta; for Gaussian noise, mu is the largest within both."] = 1e-5
     noise_share: Annotated[float, "Draw this share of the noise and keep the claim, to test the auditor."] = (
         1.0
     )
@@ -71,36 +51,31 @@ class _ClaimOptions:
     plot: Plot = None
     as_json: Json = False
 
-    def check(self) -> None:
-        """Raise if an option is not valid, before the work."""
-        from quietmax._io import check_figure
-
-        check_figure(self.plot)
-        if not 0 < self.noise_share <= 1:
-            raise InvalidInput(f"--noise-share must be above 0 and at most 1, got {self.noise_share}.")
-
-    def run(self, title: str, audit: Callable[[float], AuditReport], *, draws_noise: bool = True) -> None:
+    def run(self, how: str, audit: Callable[[float], AuditReport], *, draws_noise: bool = True) -> None:
         """Audit, and print the report before the plot, so that a plot that fails does not lose it."""
-        from quietmax.audit.bounds import Finding, plot_findings, self_tested
+        from quietmax.audit.bounds import plot_findings, self_tested
 
         tested = self.self_test and self.noise_share == 1 and draws_noise
         report = self_tested(audit) if tested else audit(self.noise_share)
+        title = f"Audit of {report.subject}{how}"
         if self.as_json:
             print_json(report.to_json())
         else:
             print_table(title, ("", ""), report.rows())
-            console.print(_VERDICTS[report.verdict], style=_COLOURS[report.verdict])
+            console.print(report.meaning, style=_COLOURS[report.verdict])
             if report.self_test is not None:
                 console.print(
                     report.self_test.sentence(report.parameter, report.claimed),
                     style=None if report.self_test.notices else "yellow",
                 )
         if self.plot is not None:
-            plot_findings([Finding.of_report(report)], self.plot, title=title)
+            name = f"{report.subject}\n{report.parameter}"
+            found = (name, report.lower_bound, report.claimed, report.verdict)
+            plot_findings([found], self.plot, title=title)
 
 
 @dataclass(frozen=True)
-class _MechanismOptions(_ClaimOptions):
+class _MechanismOptions:
     """Which mechanism is audited, on which inputs."""
 
     mechanism: Annotated[str, "algorithm1, sampled-neuron, noisy-max, gaussian or the name of a plug-in."] = (
@@ -111,63 +86,16 @@ class _MechanismOptions(_ClaimOptions):
     sensitivity: Annotated[
         float, "How far one record moves one score; it moves all in L2 by sqrt(2) times as much."
     ] = 0.358
+    epsilon: Epsilon = 1.0
+    delta: Delta = 1e-5
     samples: Annotated[int, "Answers to draw on each input.", {"min": 1000}] = 100_000
     exact: Annotated[bool, "Draw the exact noise of a real release; not repeatable."] = False
     seed: Annotated[int, "Seed of the noise and of the pairs that are searched."] = 0
 
-    @property
-    def bounds(self) -> ScoreBounds:
-        """How far one record moves the scores."""
-        from quietmax.sensitivity.certified import ScoreBounds, Sensitivity
-
-        one, vector = (
-            Sensitivity(moved, "certified", "Stated on the command line.")
-            for moved in (self.sensitivity, math.sqrt(2) * self.sensitivity)
-        )
-        return ScoreBounds(one, vector)
-
-    def prepared(self, share: float) -> Mechanism:
-        """Return the mechanism with its budget for one answer, and with a share of the noise that this requires."""
-        from quietmax.accounting.costs import Budget, per_query
-        from quietmax.audit.distinguishing import StatedScores
-        from quietmax.audit.training import cost_with_share, mechanism_with_share
-        from quietmax.mechanisms.base import plugin_mechanisms
-
-        if self.mechanism in _NOISES:
-            return mechanism_with_share(self._built_in(), share)
-        plug_ins = plugin_mechanisms()
-        _check_choice("--mechanism", self.mechanism, (*_NOISES, *plug_ins))
-        own = plug_ins[self.mechanism]
-        cost = per_query(Budget(self.epsilon, self.delta), own.measure, own.analysis)
-        return own.prepared(StatedScores(self.classes, self.bounds), cost_with_share(cost, share))
-
-    def _built_in(self) -> Mechanism:
-        """Return a mechanism of this library with its budget for one answer."""
-        from quietmax.accounting.costs import Budget, per_query
-        from quietmax.mechanisms.algorithm1 import Algorithm1, budget_split
-        from quietmax.mechanisms.base import GaussianScores, NoisyMax, SampledNeuron
-
-        noise: Any = self.noise
-        if (self.mechanism, noise) == ("noisy-max", "laplace"):
-            noise = "exponential"
-        if self.mechanism == "gaussian":
-            noise = "gaussian"
-        else:
-            _check_choice("--noise", noise, _NOISES[self.mechanism])
-        if self.mechanism == "algorithm1":
-            part = budget_split(self.epsilon, self.classes, noise)
-            moved = self.bounds.one.value
-            return Algorithm1(noise, part, part, moved, min(math.expm1(2 * moved), 1.0))
-        cost = per_query(Budget(self.epsilon, self.delta), "gaussian" if noise == "gaussian" else "pure")
-        if self.mechanism == "gaussian":
-            return GaussianScores(bounds=self.bounds, per_query=cost)
-        kind = SampledNeuron if self.mechanism == "sampled-neuron" else NoisyMax
-        return kind(noise, bounds=self.bounds, per_query=cost)
-
 
 @app.command("mechanism")
 @with_groups
-def mechanism(*, options: _MechanismOptions) -> None:
+def _mechanism(*, options: _MechanismOptions, shown: _ReportOptions) -> None:
     """Audit one answer of a mechanism: draw answers for two neighbouring score vectors and tell them apart.
 
     The claim of Algorithm 1 is the paper's: epsilon, or mu = epsilon with Gaussian noise; for two classes, the smaller
@@ -175,32 +103,20 @@ def mechanism(*, options: _MechanismOptions) -> None:
 
     Example: quietmax audit mechanism --mechanism algorithm1 --epsilon 1
     """
-    from quietmax.audit.distinguishing import audit_mechanism
-    from quietmax.noise.sources import EXACT
+    from quietmax._io import check_figure
+    from quietmax.audit.distinguishing import audit_named_mechanism
 
-    options.check()
-    claimed = options.prepared(1.0).guarantee(options.classes)
-    with progress_bar("searching for the worst neighbours", quiet=options.as_json) as progress:
-
-        def audit(share: float) -> AuditReport:
-            return audit_mechanism(
-                options.prepared(share),
-                options.classes,
-                claimed=claimed,
-                change=None if options.mechanism in _NOISES else options.bounds,
-                samples=options.samples,
-                delta=options.delta,
-                noise=EXACT if options.exact else None,
-                seed=options.seed,
-                progress=progress,
-            )
-
-        options.run(f"Audit of {options.mechanism} with {options.classes} classes", audit)
+    check_figure(shown.plot)
+    with progress_bar("searching for the worst neighbours", quiet=shown.as_json) as progress:
+        shown.run(
+            f" with {options.classes} classes",
+            lambda share: audit_named_mechanism(**vars(options), noise_share=share, progress=progress),
+        )
 
 
 @app.command("sensitivity")
 @with_groups
-def sensitivity(
+def _sensitivity(
     *,
     data: Data,
     source: SplitOptions,
@@ -223,7 +139,7 @@ def sensitivity(
     Example: quietmax audit sensitivity mnist-5k --removals 3
     """
     from quietmax._io import check_figure
-    from quietmax.audit.bounds import Finding, plot_findings
+    from quietmax.audit.bounds import plot_findings
     from quietmax.sensitivity.network import empirical_sensitivity, published_sensitivity_for
 
     check_figure(plot)
@@ -244,9 +160,8 @@ def sensitivity(
     checks = found.against(formulas)
     title = f"Removing one {found.unit} of {split.name}, {found.records:,} records"
     if as_json:
-        verdict = "refuted" if any(check.verdict == "refuted" for check in checks) else "consistent"
-        bounds = [check.to_json() for check in checks]
-        print_json({"dataset": split.name, "verdict": verdict, "bounds": bounds, **found.to_json()})
+        verdict = max(check.verdict for check in checks)  # refuted if one is
+        print_json({"dataset": split.name, "verdict": verdict, "bounds": checks, **found.to_json()})
     else:
         print_table(
             title,
@@ -266,11 +181,14 @@ def sensitivity(
             caption="A change above the bound refutes it; a change below proves nothing.",
         )
     if plot is not None:
-        plot_findings([Finding.of_check(check) for check in checks], plot, title=title)
+        bars = [
+            (each.quantity.replace("_", " "), each.empirical, each.bound, each.verdict) for each in checks
+        ]
+        plot_findings(bars, plot, title=title)
 
 
 @dataclass(frozen=True)
-class _TrainingOptions(_ClaimOptions):
+class _TrainingOptions:
     """What is trained, and how it is audited."""
 
     estimator: Annotated[
@@ -294,25 +212,18 @@ class _TrainingOptions(_ClaimOptions):
     queries: Annotated[int, "repeated, worst-case: answers of teachers and head-query.", {"min": 1}] = 1
     sampling_rate: Annotated[float, "worst-case, dpsgd: Poisson sampling rate; 1 for full batches."] = 1.0
     epochs: Annotated[int, "network: epochs.", {"min": 0}] = 20
+    epsilon: Epsilon = 1.0
+    delta: Delta = 1e-5
     confidence: Annotated[float, "Confidence of the lower bound."] = 0.99
-
-    def check(self) -> None:
-        """Raise if options are unknown or contradict each other."""
-        super().check()
-        _check_choice("--estimator", self.estimator, ("teachers", "head", "head-query", "dpsgd", "network"))
-        _check_choice("--method", self.method, ("one-run", "repeated"))
-        if self.noise_share != 1 and self.estimator == "network":
-            raise InvalidInput(
-                "--noise-share cannot be combined with --estimator network, which draws no noise."
-            )
 
 
 @app.command("training")
 @with_groups
-def training(
+def _training(
     *,
     data: Annotated[str, typer.Argument(help="Data set, .csv, .parquet or .npz file, or worst-case.")],
     options: _TrainingOptions,
+    shown: _ReportOptions,
     source: SplitOptions,
 ) -> None:
     """Audit a training algorithm with canaries: mislabelled records that are in the training set or not.
@@ -328,205 +239,33 @@ def training(
 
     quietmax audit training mnist-5k --estimator head --canaries 500
     """
-    from quietmax.audit.training import mislabelled
+    from quietmax._io import check_figure
+    from quietmax.audit.training import audit_estimator, audit_worst_case, check_training_audit
     from quietmax.data.sources import is_table_path
 
-    options.check()
-    run = partial(options.run, draws_noise=options.estimator != "network")
-    describe = f"training {options.estimator}"
-    if data == WORST_CASE:
-        with progress_bar(describe, quiet=options.as_json) as progress:
-            worst = partial(_audit_worst_case, options, source.seed, progress)
-            run(f"Audit of {options.estimator}, worst case", worst)
-        return
-    if source.holdout is None and is_table_path(data):
-        source = replace(source, holdout=_CANARY_HOLDOUT)
-    split = source.load(data, quiet=options.as_json)
-    outside = split.pool if split.holdout is None else split.test
-    count = options.canaries if options.method == "one-run" else 1
-    canaries = mislabelled(outside, count=count, seed=source.seed)
-    with progress_bar(describe, quiet=options.as_json) as progress:
-        audit = _TrainingAudit(options, split, canaries, source.seed, progress)
-        run(f"Audit of {audit.subject}, {options.method}", audit.run)
-
-
-def _audit_worst_case(
-    options: _TrainingOptions, seed: int, progress: Progress, noise_share: float
-) -> AuditReport:
-    """Audit on training sets that are made to be told apart."""
-    from quietmax.audit.training import WORST_CASES, audit_worst_case
-
-    _check_choice("--estimator", options.estimator, WORST_CASES)
-    return audit_worst_case(
-        options.estimator,  # type: ignore[arg-type]
-        epsilon=options.epsilon,
-        delta=options.delta,
-        queries=options.queries,
-        sampling_rate=options.sampling_rate,
-        samples=options.times,
-        noise_share=noise_share,
-        confidence=options.confidence,
-        seed=seed,
-        progress=progress,
-    )
-
-
-@dataclass(frozen=True)
-class _TrainingAudit:
-    """An audit of an estimator on records, by canaries."""
-
-    options: _TrainingOptions
-    split: Split
-    canaries: Records
-    seed: int
-    progress: Progress
-
-    @property
-    def subject(self) -> str:
-        """What is audited, for the report."""
-        return f"{self.options.estimator} on {self.split.name}"
-
-    def run(self, noise_share: float) -> AuditReport:
-        """Audit with a share of the noise: many draws at once where that is possible, else training by training."""
-        from quietmax.accounting.guarantee import Guarantee
-        from quietmax.audit.training import audit_training, fit_like, label_score
-
-        options, train = self.options, self.split.train
-        repeated = options.method == "repeated"
-        if repeated and options.estimator not in ("head", "network"):
-            return self._distinguish(noise_share)
-        fit = self._fit(len(self.canaries))
-        claimed = None
-        if options.estimator == "network":
-            because = "Stated on the command line."
-            claimed = Guarantee("approximate", epsilon=options.epsilon, delta=options.delta, because=because)
-        if noise_share != 1:
-            reference = fit(train)
-            fit, claimed = fit_like(reference, self.seed, noise_share), reference.guarantee_
-        return audit_training(
-            fit,
-            label_score,
-            train,
-            self.canaries,
-            claimed,
-            method="repeated" if repeated else "one-run",
-            times=options.times or _TRAININGS,
-            confidence=options.confidence,
-            delta=options.delta,
-            seed=self.seed,
-            subject=self.subject,
-            progress=self.progress,
+    check_figure(shown.plot)
+    worst = data == WORST_CASE
+    other = ("method", "canaries", "epochs") if worst else ("sampling_rate",)
+    arguments = {name: value for name, value in vars(options).items() if name not in other}
+    audit: Callable[..., AuditReport]
+    if worst:
+        audit = partial(audit_worst_case, samples=arguments.pop("times"), **arguments)
+    else:
+        check_training_audit(options.estimator, options.method, shown.noise_share)
+        if source.holdout is None and is_table_path(data):
+            source = replace(source, holdout=_CANARY_HOLDOUT)
+        audit = partial(audit_estimator, data=source.load(data, quiet=shown.as_json), **arguments)
+    with progress_bar(f"training {options.estimator}", quiet=shown.as_json) as progress:
+        shown.run(
+            "" if worst else f", {options.method}",
+            lambda share: audit(noise_share=share, seed=source.seed, progress=progress),
+            draws_noise=options.estimator != "network",
         )
-
-    def _distinguish(self, noise_share: float) -> AuditReport:
-        """Draw many releases without and with the canary."""
-        from quietmax.audit.distinguishing import distinguish
-
-        options, answers = self.options, self.options.estimator in ("teachers", "head-query")
-        details: dict[str, Any] = {"method": "repeated training", "records": len(self.split.train)}
-        if answers:
-            details |= {"method": "repeated answers", "queries": options.queries}
-        draws = self._answer_draws if answers else self._dpsgd_draws
-        first, second, claimed = draws(noise_share)
-        return distinguish(
-            first,
-            second,
-            claimed,
-            samples=options.times or (_ANSWER_DRAWS if answers else _TRAININGS),
-            confidence=options.confidence,
-            delta=options.delta,
-            subject=self.subject,
-            details=details,
-            unit=self.canaries.unit,
-        )
-
-    def _dpsgd_draws(self, noise_share: float) -> tuple[Draw, Draw, Guarantee]:
-        """Margins of networks trained by DP-SGD without centring."""
-        from quietmax.audit.training import private_network_draws
-        from quietmax.estimators.dpsgd.estimator import network_guarantee
-        from quietmax.estimators.dpsgd.training import default_length, make_plan
-
-        train = self.split.train
-        size, length = int(train.units.max()) + 1, default_length(train.features.shape[1])
-        plan = make_plan(size, epsilon=self.options.epsilon, delta=self.options.delta, length=length)
-        claimed = network_guarantee(
-            plan,
-            exact=False,
-            own_module=False,
-            size_declared=True,
-            classes_declared=True,
-            unit=self.canaries.unit,
-        )
-        drawn = private_network_draws(
-            train,
-            self.canaries,
-            settings=plan.settings,
-            noise_multiplier=noise_share * plan.noise_multiplier,
-            size=size,
-            seed=self.seed,
-            progress=self.progress,
-        )
-        return *drawn, claimed
-
-    def _answer_draws(self, noise_share: float) -> tuple[Draw, Draw, Guarantee]:
-        """Answers to queries beside the canary, from a model trained without it and one trained with it."""
-        import numpy as np
-
-        from quietmax.audit.training import answer_draws, joined
-
-        train, canary, count = self.split.train, self.canaries, self.options.queries
-        # Both from the same seed: the shards of teachers must not differ.
-        without, inside = self._fit(count)(train), self._fit(count)(joined(train, canary))
-        asked = [canary.features[place % len(canary)] * (1 - 0.001 * place) for place in range(count)]
-        drawn = answer_draws(without, inside, np.stack(asked), noise_share=noise_share, seed=self.seed)
-        return *drawn, without.guarantee_
-
-    def _fit(self, queries: int) -> Callable[[Records], Any]:
-        """Return a function that trains from another seed at every call."""
-        from quietmax.estimators.dpsgd.estimator import DPSGD
-        from quietmax.estimators.head.estimator import PrivateHead
-        from quietmax.estimators.teachers import Teachers
-
-        options, seeds = self.options, itertools.count(self.seed)
-        public = {
-            "classes": tuple(range(self.split.classes)),
-            "declared_size": int(self.split.train.units.max()) + 1,
-        }
-        kinds: dict[str, Callable[..., Any]] = {
-            "head": PrivateHead,
-            "head-query": partial(PrivateHead, release="query", queries=queries),
-            "teachers": partial(Teachers, queries=queries),
-            "dpsgd": DPSGD,
-        }
-
-        def fit(records: Records) -> Any:
-            state = next(seeds) % 2**32
-            if options.estimator == "network":
-                return _ordinary_network(records, options.epochs, state)
-            private = kinds[options.estimator](options.epsilon, options.delta, **public, random_state=state)
-            return private.fit(records.features, records.labels, groups=records.persons)
-
-        return fit
-
-
-def _ordinary_network(records: Records, epochs: int, seed: int) -> Model:
-    """Train one network without privacy."""
-    import numpy as np
-
-    from quietmax.models.stacked import train_stack
-    from quietmax.models.training import Model
-
-    settings = _settings(epochs, 0.0)
-    rows = [np.arange(len(records))]
-    stack = train_stack(
-        records.features, records.labels, records.classes, rows, settings=settings, seeds=[seed]
-    )
-    return Model(stack, settings, len(records), "audit", seed)
 
 
 @app.command("stability")
 @with_groups
-def stability(
+def _stability(
     *,
     data: Data,
     source: SplitOptions,
@@ -581,7 +320,7 @@ def stability(
 
 @app.command("invariant")
 @with_groups
-def invariant(
+def _invariant(
     *,
     model: Annotated[Path, typer.Argument(help="Folder of a private model, written by 'quietmax train'.")],
     records: Annotated[int, "Number of synthetic records.", {"min": 3}] = 200,
@@ -619,8 +358,3 @@ def _settings(epochs: int, alpha: float) -> TrainingSettings:
     from quietmax.models.stacked import Convexified, CrossEntropy, TrainingSettings
 
     return TrainingSettings(epochs=epochs, loss=CrossEntropy() if alpha == 0 else Convexified(alpha))
-
-
-def _check_choice(option: str, given: str, allowed: tuple[str, ...]) -> None:
-    if given not in allowed:
-        raise InvalidInput(f"{option} must be one of {', '.join(allowed)}; got {given!r}.")
