@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from quietmax.accounting import Cost, GaussianCost, Guarantee, PureCost
 from quietmax.audit import AuditReport, audit_training, distinguish
-from quietmax.audit.training import _dpsgd_draws, _label_score, _mislabelled, audit_estimator
+from quietmax.audit.training import _dpsgd_draws, audit_estimator, label_score, mislabelled
 from quietmax.data import Records, load
 from quietmax.errors import InvalidInput
 from quietmax.estimators.dpsgd.estimator import DPSGD
@@ -153,7 +153,7 @@ def test_repeated_training_does_not_refute_a_private_head_but_half_its_noise() -
 
 def test_one_run_does_not_refute_the_labels_of_teachers() -> None:
     data = load("mnist-5k", records=300, seed=2)
-    canaries = _mislabelled(data.pool, count=100, seed=2)
+    canaries = mislabelled(data.pool, count=100, seed=2)
 
     def fit(records: Records) -> Teachers:
         teachers = Teachers(
@@ -168,7 +168,7 @@ def test_one_run_does_not_refute_the_labels_of_teachers() -> None:
         )
         return teachers.fit(records.features, records.labels)
 
-    report = audit_training(fit, _label_score, data.train, canaries, confidence=SURE)
+    report = audit_training(fit, label_score, data.train, canaries, confidence=SURE)
     assert report.verdict == "consistent"
     assert report.epsilon_claimed == pytest.approx(1.0, rel=1e-6)
 
@@ -184,7 +184,7 @@ def test_repeated_training_refutes_an_ordinary_network() -> None:
 
 def test_canaries_are_real_records_with_wrong_labels() -> None:
     data = load("mnist-5k", records=100, seed=0)
-    canaries = _mislabelled(data.pool, count=50, seed=3)
+    canaries = mislabelled(data.pool, count=50, seed=3)
     known = {row.tobytes(): label for row, label in zip(data.pool.features, data.pool.labels, strict=True)}
     for row, label in zip(canaries.features, canaries.labels, strict=True):
         assert known[row.tobytes()] != label
@@ -201,8 +201,8 @@ def test_the_label_score_uses_probabilities_if_they_are_released() -> None:
             return np.array([[0.5, 0.5], [0.0, 1.0]])
 
     canaries = Records("two", np.zeros((2, 1)), np.array([1, 1]), classes=2)
-    assert _label_score(Labels(), canaries).tolist() == [0.0, 1.0]
-    assert _label_score(Probabilities(), canaries) == pytest.approx([np.log(0.5), 0.0])
+    assert label_score(Labels(), canaries).tolist() == [0.0, 1.0]
+    assert label_score(Probabilities(), canaries) == pytest.approx([np.log(0.5), 0.0])
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_invalid_arguments_are_errors(changed: dict[str, Any], words: str) -> No
 
 def test_more_canaries_than_records_are_an_error() -> None:
     with pytest.raises(InvalidInput, match="count must be from 1 to the number of records, 1,"):
-        _mislabelled(apart(1)[0], count=2)
+        mislabelled(apart(1)[0], count=2)
 
 
 def _records() -> tuple[Records, Records]:
@@ -288,7 +288,7 @@ def test_one_run_does_not_refute_dpsgd() -> None:
     generator = np.random.default_rng(1)
     rows, labels = generator.random((40, 5), dtype=np.float32), generator.integers(0, 2, 40)
     canaries = Records("canaries", rows, labels, 2)
-    report = audit_training(fit, _label_score, records, canaries, confidence=DPSGD_CONFIDENCE)
+    report = audit_training(fit, label_score, records, canaries, confidence=DPSGD_CONFIDENCE)
     assert report.verdict == "consistent"
     assert report.samples == 40
     with pytest.raises(InvalidInput, match="exactly 1 canary"):
@@ -343,7 +343,7 @@ def test_mislabelled_persons_keep_all_their_rows() -> None:
     rng = np.random.default_rng(0)
     persons = np.array([f"p{number}" for number in rng.integers(0, 12, 60)], dtype=object)
     records = Records("visits", rng.random((60, 2)), rng.integers(0, 3, 60), classes=3, persons=persons)
-    canaries = _mislabelled(records, count=5, seed=1)
+    canaries = mislabelled(records, count=5, seed=1)
     assert canaries.persons is not None
     chosen = set(canaries.persons)
     assert len(chosen) == 5

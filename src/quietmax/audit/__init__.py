@@ -12,7 +12,13 @@ from quietmax.audit.bounds import AuditReport
 from quietmax.audit.distinguishing import Neighbours, audit_mechanism, distinguish, mechanism_with_share
 from quietmax.audit.invariant import InvariantReport, audit_invariant
 from quietmax.audit.stability import StabilityReport, audit_stability
-from quietmax.audit.training import audit_training, audit_worst_case, estimator_with_share
+from quietmax.audit.training import (
+    audit_training,
+    audit_worst_case,
+    estimator_with_share,
+    label_score,
+    mislabelled,
+)
 
 __all__ = [
     "AuditReport",
@@ -26,5 +32,7 @@ __all__ = [
     "audit_worst_case",
     "distinguish",
     "estimator_with_share",
+    "label_score",
     "mechanism_with_share",
+    "mislabelled",
 ]

@@ -276,8 +276,21 @@ def _guess(
     return {"guesses": guesses, "right": right, "lower_bound": bound, "epsilon_lower_bound": epsilon}
 
 
-def _label_score(model: _Predicts, canaries: Records) -> Floats:
-    """Score canaries by how much a model agrees with their labels."""
+def label_score(model: _Predicts, canaries: Records) -> Floats:
+    """Score canaries by how much a model agrees with their labels.
+
+    Parameters
+    ----------
+    model : estimator
+        Anything with ``predict_proba`` or ``predict``.
+    canaries : Records
+        The canaries.
+
+    Returns
+    -------
+    array of float
+        The log-probability of each label, or 1 where the predicted label is the canary's and else 0.
+    """
     features, labels = canaries.features, canaries.labels
     try:
         # An estimator that releases labels only has no such method, or raises when it is called.
@@ -287,8 +300,23 @@ def _label_score(model: _Predicts, canaries: Records) -> Floats:
     return np.asarray(np.log(np.maximum(probabilities[np.arange(len(labels)), labels], 1e-300)))
 
 
-def _mislabelled(records: Records, *, count: int, seed: int = 0) -> Records:
-    """Make canaries: some of the records, or of their persons with all rows, with wrong labels drawn at random."""
+def mislabelled(records: Records, *, count: int, seed: int = 0) -> Records:
+    """Make canaries: some of the records, or of their persons with all rows, with wrong labels drawn at random.
+
+    Parameters
+    ----------
+    records : Records
+        Records that are not in the training set.
+    count : int
+        Number of canaries.
+    seed : int
+        Determines the records and the labels.
+
+    Returns
+    -------
+    Records
+        The canaries.
+    """
     available = _unit_count(records)
     if not 1 <= count <= available or records.classes < 2:
         raise InvalidInput(
@@ -389,7 +417,7 @@ def audit_estimator(
     check_training_audit(estimator, method, noise_share)
     train, repeated = data.train, method == "repeated"
     outside = data.pool if data.holdout is None else data.test
-    chosen = _mislabelled(outside, count=1 if repeated else canaries, seed=seed)
+    chosen = mislabelled(outside, count=1 if repeated else canaries, seed=seed)
     common: dict[str, Any] = {
         "confidence": confidence,
         "delta": delta,
@@ -421,7 +449,7 @@ def audit_estimator(
         fit, claimed = _fit_like(reference, seed, noise_share), reference.guarantee_
     return audit_training(
         fit,
-        _label_score,
+        label_score,
         train,
         chosen,
         claimed,
