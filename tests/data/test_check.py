@@ -140,4 +140,6 @@ def test_a_schema_that_does_not_fit_is_rejected(tmp_path: Path, error_message: E
     assert "no column 'agee'" in error_message(
         lambda: check_table(written(tmp_path), SCHEMA.updated({"bounds": {"agee": (0, 1)}})), InvalidInput
     )
-    assert "frames only" in error_message(lambda: check_table(tmp_path / "a.npz", SCHEMA), InvalidInput)
+    assert "needs named columns" in error_message(
+        lambda: check_table(tmp_path / "a.npz", SCHEMA), InvalidInput
+    )

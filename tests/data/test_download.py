@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from quietmax.data import Download
-from quietmax.data.readers import fetch
+from quietmax.data.readers import _fetch
 from quietmax.errors import DataUnavailable
 from tests.data.conftest import ErrorMessage
 
@@ -89,7 +89,7 @@ def official(server: Server, sha256: str | None = SHA256) -> Download:
 
 def test_a_file_is_fetched_into_a_new_folder_with_progress(server: Server, tmp_path: Path) -> None:
     seen: list[tuple[str, int, int | None]] = []
-    path = fetch(official(server), tmp_path / "new" / "folder", progress=lambda *step: seen.append(step))
+    path = _fetch(official(server), tmp_path / "new" / "folder", progress=lambda *step: seen.append(step))
     assert path == tmp_path / "new" / "folder" / "file.bin"
     assert path.read_bytes() == CONTENT
     assert list(path.parent.iterdir()) == [path]
@@ -100,7 +100,7 @@ def test_a_file_is_fetched_into_a_new_folder_with_progress(server: Server, tmp_p
 
 def test_a_file_that_is_there_is_not_fetched_again(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file.bin").write_bytes(b"mine")
-    assert fetch(official(server), tmp_path).read_bytes() == b"mine"
+    assert _fetch(official(server), tmp_path).read_bytes() == b"mine"
     assert server.asked == []
 
 
@@ -128,7 +128,7 @@ def test_a_transfer_goes_on_where_it_stopped_or_begins_again(
         setattr(server, name, list(value) if isinstance(value, list) else value)
     if part:
         (tmp_path / "file.bin.part").write_bytes(part)
-    assert fetch(official(server, sha256), tmp_path).read_bytes() == CONTENT
+    assert _fetch(official(server, sha256), tmp_path).read_bytes() == CONTENT
     assert server.asked == asked
     assert [file.name for file in tmp_path.iterdir()] == ["file.bin"]
 
@@ -139,21 +139,21 @@ def test_a_wrong_checksum_leaves_nothing_behind_and_the_next_try_succeeds(
 ) -> None:
     (tmp_path / "file.bin.part").write_bytes(part)
     expected = SHA256 if part else "0" * 64
-    message = error_message(lambda: fetch(official(server, expected), tmp_path), DataUnavailable)
+    message = error_message(lambda: _fetch(official(server, expected), tmp_path), DataUnavailable)
     assert f"instead of {expected}" in message
     assert list(tmp_path.iterdir()) == []
-    assert fetch(official(server), tmp_path).read_bytes() == CONTENT
+    assert _fetch(official(server), tmp_path).read_bytes() == CONTENT
 
 
 def test_what_arrived_is_kept_when_the_server_goes_away_and_continued_later(
     server: Server, tmp_path: Path, error_message: ErrorMessage
 ) -> None:
     server.cuts = [400_000, 0, 0, 0]
-    message = error_message(lambda: fetch(official(server), tmp_path), DataUnavailable)
+    message = error_message(lambda: _fetch(official(server), tmp_path), DataUnavailable)
     assert "400000" in message
     assert (tmp_path / "file.bin.part").read_bytes() == CONTENT[:400_000]
     assert not (tmp_path / "file.bin").exists()
-    assert fetch(official(server), tmp_path).read_bytes() == CONTENT
+    assert _fetch(official(server), tmp_path).read_bytes() == CONTENT
     assert server.asked[-1] == "bytes=400000-"
 
 
@@ -161,9 +161,9 @@ def test_a_server_that_states_no_length_is_believed_up_to_the_checksum(
     server: Server, tmp_path: Path, error_message: ErrorMessage
 ) -> None:
     server.length = False
-    assert fetch(official(server), tmp_path / "whole").read_bytes() == CONTENT
+    assert _fetch(official(server), tmp_path / "whole").read_bytes() == CONTENT
     server.cuts = [1_000]
-    assert "checksum" in error_message(lambda: fetch(official(server), tmp_path / "cut"), DataUnavailable)
+    assert "checksum" in error_message(lambda: _fetch(official(server), tmp_path / "cut"), DataUnavailable)
 
 
 @pytest.mark.parametrize("status", [403, 404, 500])
@@ -171,7 +171,7 @@ def test_an_answer_that_is_not_the_file_is_rejected(
     server: Server, tmp_path: Path, status: int, error_message: ErrorMessage
 ) -> None:
     server.status = status
-    message = error_message(lambda: fetch(official(server), tmp_path), DataUnavailable)
+    message = error_message(lambda: _fetch(official(server), tmp_path), DataUnavailable)
     assert str(status) in message
     assert server.url in message
     assert list(tmp_path.iterdir()) == []
@@ -182,7 +182,7 @@ def test_a_rejected_connection_is_one_sentence(tmp_path: Path, error_message: Er
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     download = Download("file.bin", f"http://127.0.0.1:{port}/file.bin", SHA256)
-    message = error_message(lambda: fetch(download, tmp_path), DataUnavailable)
+    message = error_message(lambda: _fetch(download, tmp_path), DataUnavailable)
     assert "refused" in message
     assert list(tmp_path.iterdir()) == []
 
@@ -192,7 +192,7 @@ def test_a_silent_server_is_given_up(tmp_path: Path, error_message: ErrorMessage
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         download = Download("file.bin", f"http://127.0.0.1:{silent.getsockname()[1]}/file.bin", SHA256)
-        message = error_message(lambda: fetch(download, tmp_path, timeout=0.2), DataUnavailable)
+        message = error_message(lambda: _fetch(download, tmp_path, timeout=0.2), DataUnavailable)
     assert "timed out" in message
 
 
@@ -200,6 +200,6 @@ def test_a_folder_that_cannot_be_written_is_rejected(
     server: Server, tmp_path: Path, error_message: ErrorMessage
 ) -> None:
     (tmp_path / "taken").write_text("a file, not a folder")
-    message = error_message(lambda: fetch(official(server), tmp_path / "taken" / "below"), DataUnavailable)
+    message = error_message(lambda: _fetch(official(server), tmp_path / "taken" / "below"), DataUnavailable)
     assert "cannot be written" in message
     assert server.asked == []

@@ -3,7 +3,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pyarrow
 import pytest
@@ -174,13 +173,16 @@ def test_numbers_whose_separator_is_unclear_are_said_to_be() -> None:
 
 
 def test_classes_are_in_the_order_of_numbers_or_letters_and_of_the_usual_spelling() -> None:
-    assert _infer_classes(np.array(["10", "9", "-1"], dtype=object)) == (("-1", "9", "10"), False)
-    assert _infer_classes(np.array(["b", "a", "A", "a"], dtype=object)) == (("a", "b"), True)
+    assert _infer_classes(pd.Series(["10", "9", "-1"], dtype=object)) == (("-1", "9", "10"), False)
+    assert _infer_classes(pd.Series(["b", "a", "A", "a"], dtype=object)) == (("a", "b"), True)
 
 
 def test_what_is_declared_is_not_replaced_by_a_proposal() -> None:
     schema = Schema(scales={"x": "linear"}, booleans=("b",))
-    proposals = {"x": Proposal({"bounds": (0, 9), "scales": "log"}), "b": Proposal({"booleans": True})}
+    proposals = {
+        "x": Proposal({"bounds": (0, 9), "scales": "log"}, ""),
+        "b": Proposal({"booleans": True}, ""),
+    }
     completed = _with_proposals(schema, proposals)
     assert (completed.scales, completed.bounds, completed.booleans) == (
         {"x": "linear"},

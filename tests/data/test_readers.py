@@ -24,8 +24,8 @@ from quietmax.data.encoding import Losses
 from quietmax.data.readers import (
     _ADULT_COLUMNS,
     FAIR_SCHEMA,
-    adult_encoding,
-    default_data_dir,
+    _adult_encoding,
+    _default_data_dir,
     fair_table,
 )
 from quietmax.data.registry import dataset_status, find_schema
@@ -144,13 +144,13 @@ def test_the_data_directory_is_named_by_the_environment_or_lies_in_the_cache(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("QUIETMAX_DATA", str(tmp_path / "named"))
-    assert default_data_dir() == tmp_path / "named"
+    assert _default_data_dir() == tmp_path / "named"
     monkeypatch.delenv("QUIETMAX_DATA")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert default_data_dir() == tmp_path / "cache" / "quietmax"
+    assert _default_data_dir() == tmp_path / "cache" / "quietmax"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert default_data_dir() == tmp_path / ".cache" / "quietmax"
+    assert _default_data_dir() == tmp_path / ".cache" / "quietmax"
 
 
 def idx(array: NDArray[np.uint8]) -> bytes:
@@ -575,7 +575,7 @@ def test_the_encoding_of_adult_infers_nothing_and_encodes_new_tables() -> None:
         io.StringIO(TEST), skiprows=1, names=[*_ADULT_COLUMNS, "income"], skipinitialspace=True
     )
     for style in ("codes", "one-hot"):
-        encoding = adult_encoding(style)
+        encoding = _adult_encoding(style)
         assert not encoding.inferred
         assert encoding.encode(table[list(_ADULT_COLUMNS)]).shape == (1, len(encoding.feature_names))
 

@@ -1,9 +1,6 @@
 """A first schema for a table, proposed from its columns, and what a table loses under a schema: both for its owner.
 
-Everything that a draft proposes is read from the records and may reveal something about them.  It stands in the section
-`confirm` of the schema, with how it was found, until the owner has checked it and deletes the line; else guarantees are
-conditional.  Every fact has a line of its own, by the key and the column that declare it.  The numbers of a check are
-exact, and private too.
+What is proposed is read from the records and may reveal something about them, so each fact stands under `confirm`.
 """
 
 from __future__ import annotations
@@ -14,7 +11,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -137,9 +134,15 @@ _HEADER = """\
 class Proposal:
     """What a column seems to hold."""
 
-    declared: Mapping[str, Any] = field(default_factory=dict)
-    because: str = ""
-    identifies: int = 0
+    declared: Mapping[
+        str, Any
+    ]  # What is proposed for the column, by the keys of a schema; True: it is listed there
+    because: str  # How that was found
+    identifies: int = 0  # 2: its name and values say that it tells people apart; 1: its values alone
+
+
+def _ignored(because: str, identifies: int = 0) -> Proposal:
+    return Proposal({"ignore": True}, f"ignored: {because}", identifies)
 
 
 def _propose(name: str, values: pd.Series[Any]) -> Proposal:
@@ -150,11 +153,9 @@ def _propose(name: str, values: pd.Series[Any]) -> Proposal:
         if np.isin(present, (0, 1)).all():
             return _empty_or_boolean(len(present), "from the type and the values")
         return _numeric(name, present, "from the values", {})
-    try:
-        strings = as_strings(values)
-    except InvalidData:
-        return Proposal({"ignore": True}, "ignored: the type of the column cannot be read")
-    counts = Counter(strings[~is_missing(strings)].tolist())
+    counts = _counts(values)
+    if counts is None:
+        return _ignored("the type of the column cannot be read")
     if all(_parse_boolean(string) is not None for string in counts):
         return _empty_or_boolean(len(counts), "from the values")
     for attempt in (_as_dates, _as_separated_numbers):
@@ -177,9 +178,9 @@ def _with_proposals(schema: Schema, proposals: Mapping[str, Proposal]) -> Schema
     return replace(schema, **values)
 
 
-def _infer_classes(labels: NDArray[np.object_]) -> tuple[tuple[str, ...], bool]:
+def _infer_classes(labels: pd.Series[Any]) -> tuple[tuple[str, ...], bool]:
     """Return the distinct labels, and whether some of them differ in case only."""
-    counts = Counter(labels.tolist())
+    counts = _counted(labels)
     spellings = _spellings(counts)
     integers = all(re.fullmatch("-?[0-9]+", string) for string in spellings)
     return tuple(sorted(spellings, key=int if integers else None)), len(spellings) < len(counts)
@@ -211,7 +212,7 @@ def _has_numbers(values: pd.Series[Any]) -> bool:
 
 def _empty_or_boolean(values: int, found: str) -> Proposal:
     if not values:
-        return Proposal({"ignore": True}, "ignored: the column is empty")
+        return _ignored("the column is empty")
     return Proposal({"booleans": True}, f"boolean: {found}")
 
 
@@ -314,7 +315,7 @@ def _numeric(name: str, numbers: NDArray[np.float64], found: str, declared: dict
     """Propose bounds for numbers, or that they identify somebody."""
     finite = numbers[np.abs(numbers) < _LARGEST]
     if not len(finite):
-        return Proposal({"ignore": True}, "ignored: the column is empty")
+        return _ignored("the column is empty")
     distinct = np.unique(finite)
     integers = bool((distinct == np.floor(distinct)).all())
     if integers:
@@ -323,9 +324,9 @@ def _numeric(name: str, numbers: NDArray[np.float64], found: str, declared: dict
             return identifier
         unique = len(distinct) >= _NEARLY_UNIQUE * len(finite)
         if unique and float(np.median(np.abs(finite))) >= _LONG_INTEGER:
-            return Proposal({"ignore": True}, "ignored: long numbers, nearly all different, seem to be ids")
+            return _ignored("long numbers, nearly all different, seem to be ids")
         if _letters(name) in _ROW_NUMBER and len(distinct) == len(finite):
-            return Proposal({"ignore": True}, "ignored: it seems to number the rows")
+            return _ignored("it seems to number the rows")
         if _POSTAL.fullmatch(_letters(name)):
             return Proposal({"hashed": _BUCKETS}, f"hashed into {_BUCKETS} buckets: from the name")
     sentinels = [number for number in (-9.0, -99.0, -999.0, -9999.0) if distinct[0] == number]
@@ -353,7 +354,7 @@ def _as_strings(name: str, counts: Mapping[str, int]) -> Proposal:
         if _is_text(counts):
             return _as_text()
         if nearly_unique and not _POSTAL.fullmatch(_letters(name)):
-            return Proposal({"ignore": True}, "ignored: nearly every row has another value")
+            return _ignored("nearly every row has another value")
     spellings = _spellings(counts)
     declared: dict[str, Any] = {"ignore_case": True} if len(spellings) < distinct else {}
     case = ", in any case" if declared else ""
@@ -371,7 +372,7 @@ def _as_text() -> Proposal:
     missing = missing_extra()
     if missing is None:
         return Proposal({"text": True}, "free text: long strings with blanks, many of them different")
-    return Proposal({"ignore": True}, f"ignored: free text. {missing}")
+    return _ignored(f"free text. {missing}")
 
 
 def _is_text(counts: Mapping[str, int]) -> bool:
@@ -391,14 +392,24 @@ def _spellings(counts: Mapping[str, int]) -> list[str]:
 
 def _is_free_text(values: pd.Series[Any]) -> bool:
     """Return whether a column seems to hold sentences: long strings with blanks, nearly all different."""
-    try:
-        strings = as_strings(values)
-    except InvalidData:
-        return False
-    counts = Counter(strings[~is_missing(strings)].tolist())
+    counts = _counts(values) or Counter[str]()
     rows = sum(counts.values())
     several = len(counts) > _MAX_CATEGORIES or (rows >= _MANY_ROWS and len(counts) >= _NEARLY_UNIQUE * rows)
     return several and _is_text(counts)
+
+
+def _counted(values: pd.Series[Any]) -> Counter[str]:
+    """Return how often each string occurs that is no missing value."""
+    strings = as_strings(values)
+    return Counter(strings[~is_missing(strings)].tolist())
+
+
+def _counts(values: pd.Series[Any]) -> Counter[str] | None:
+    """Return what `_counted` does; None if the type of the column cannot be read."""
+    try:
+        return _counted(values)
+    except InvalidData:
+        return None
 
 
 def _words(name: str) -> list[str]:
@@ -429,16 +440,15 @@ def _as_identifier(name: str, distinct: int, rows: int) -> Proposal | None:
     if distinct < min(10, rows / 3) or distinct < rows / 200:
         return None
     if _PERSON.fullmatch(_letters(name)):
-        return Proposal({"ignore": True}, "ignored: it seems to number or name people", 2)
+        return _ignored("it seems to number or name people", 2)
     separated = " ".join(_words(name))
     if not _IDENTIFIER.fullmatch(separated) or not (separated == "id" or distinct >= rows / 3):
         return None
     if 2 * distinct <= rows:
-        return Proposal({"ignore": True}, "ignored: it seems to number something that has several rows", 1)
-    because = (
-        "ignored: it seems to number the rows, not people; name it as `person` if each value is one person"
+        return _ignored("it seems to number something that has several rows", 1)
+    return _ignored(
+        "it seems to number the rows, not people; name it as `person` if each value is one person"
     )
-    return Proposal({"ignore": True}, because)
 
 
 # --- The draft --------------------------------------------------------------------------------------------------------
@@ -499,7 +509,9 @@ def draft_schema(table: Any, *, label: str | None = None, person: str | None = N
     >>> draft.schema.person, draft.schema.booleans, draft.schema.classes
     ('patient_id', ('smoker',), ('0', '1'))
     """
-    frame = _frame(table)
+    frame = _table(table).frame
+    if frame.empty:
+        raise InvalidData("The table has no rows.")
     require_columns(frame, [name for name in (label, person) if name is not None])
     if label is not None and label == person:
         raise InvalidInput(f"Column '{label}' cannot be both the label and the person.")
@@ -532,16 +544,13 @@ def _to_confirm(schema: Schema, how: Mapping[str, str], columns: Mapping[str, Pr
     return confirm
 
 
-def _frame(table: Any) -> pd.DataFrame:
-    """Return the table as a frame with at least one row."""
-    if isinstance(table, str | Path):
-        if Path(table).suffix.lower() == ".npz":
-            raise InvalidInput("A draft needs named columns: a CSV, TSV or Parquet file, or a frame.")
-        return read_table(table).frame
-    frame = as_frame(table)
-    if frame.empty:
-        raise InvalidData("The table has no rows.")
-    return frame
+def _table(table: Any) -> RawTable:
+    """Return a file or a frame with named columns."""
+    if not isinstance(table, str | Path):
+        return RawTable(as_frame(table))
+    if Path(table).suffix.lower() == ".npz":
+        raise InvalidInput("A schema needs named columns: a CSV, TSV or Parquet file, or a frame.")
+    return read_table(table)
 
 
 def _find_label(frame: pd.DataFrame, proposals: Mapping[str, Proposal]) -> tuple[str | None, str]:
@@ -587,7 +596,7 @@ def _question(frame: pd.DataFrame, proposals: Mapping[str, Proposal], label: str
     for name, found in proposals.items():
         if name == label or "booleans" in found.declared or not _may_tell_people_apart(name):
             continue
-        if _repeats(frame[name]):
+        if max((_counts(frame[name]) or {"": 0}).values(), default=0) > 1:
             return (
                 f"not proposed: is '{name}' the person? Its name says that it may be, and its values repeat. If one "
                 f"person can have several rows, name the column that tells people apart: person = {json.dumps(name)}. "
@@ -596,21 +605,9 @@ def _question(frame: pd.DataFrame, proposals: Mapping[str, Proposal], label: str
     return ""
 
 
-def _repeats(values: pd.Series[Any]) -> bool:
-    """Return whether several rows have the same value."""
-    try:
-        strings = as_strings(values)
-    except InvalidData:
-        return False
-    present = strings[~is_missing(strings)].tolist()
-    return len(set(present)) < len(present)
-
-
 def _with_classes(schema: Schema, frame: pd.DataFrame, label: str) -> tuple[Schema, str]:
     """Return the schema with the classes of the label, and how they were found."""
-    strings = as_strings(frame[label])
-    present = strings[~is_missing(strings)]
-    classes, ignore_case = _infer_classes(np.asarray(present, dtype=object))
+    classes, ignore_case = _infer_classes(frame[label])
     if len(classes) > _MAX_CLASSES:
         return (
             schema,
@@ -629,60 +626,32 @@ def _with_classes(schema: Schema, frame: pd.DataFrame, label: str) -> tuple[Sche
 class ColumnReport:
     """What a column loses."""
 
-    name: str  # Name of the column
+    name: str
     kind: str  # "numeric", "categorical", "boolean", "date", "hashed" or "text"
     losses: Losses  # How many of its cells are missing, clipped, unknown or unreadable
 
 
 @dataclass(frozen=True)
 class TableReport:
-    """What a table loses when it is read as a schema declares; exact numbers, not for publication.
-
-    Parameters
-    ----------
-    rows : int
-        Number of rows.
-    columns : tuple of ColumnReport
-        The columns that become features.
-    ignored, undeclared, unconfirmed : tuple of str
-        Columns that are not features, columns that the schema says nothing about, and what nobody has confirmed.
-    classes : dict of str to int
-        Number of rows of each declared class.
-    unlabelled : int
-        Rows with no label, or with one that is not a class.
-    persons : int or None
-        Number of people; None without a `person` column.
-    most_rows : int
-        The largest number of rows of one person.
-    without_person : int
-        Rows without a value in the `person` column.
-    first_without_person : int
-        Number of the first such row, counted from 1; 0 if there is none.
-    similar_persons : int
-        People whose name differs from that of another person only in case, blanks or leading zeros.
-    free_text : tuple of str
-        Hashed columns that seem to hold free text.
-    unnamed : int
-        Columns of a text file without a name, which are ignored.
-    missing_extra : str or None
-        How to install the sentence encoder, if there are text columns and it is not installed.
-    """
+    """What a table loses when it is read as a schema declares; exact numbers, not for publication."""
 
     rows: int
-    columns: tuple[ColumnReport, ...]
+    columns: tuple[ColumnReport, ...]  # The columns that become features
     ignored: tuple[str, ...]
-    undeclared: tuple[str, ...]
-    unconfirmed: tuple[str, ...]
-    classes: dict[str, int]
-    unlabelled: int
-    persons: int | None
-    most_rows: int
+    undeclared: tuple[str, ...]  # Columns that the schema says nothing about
+    unconfirmed: tuple[str, ...]  # Facts that nobody has confirmed
+    classes: dict[str, int]  # Number of rows of each declared class
+    unlabelled: int  # Rows with no label, or with one that is not a class
+    persons: int | None  # Number of people; None without a `person` column
+    most_rows: int  # The largest number of rows of one person
     without_person: int
-    first_without_person: int = 0
-    similar_persons: int = 0
-    free_text: tuple[str, ...] = ()
-    unnamed: int = 0
-    missing_extra: str | None = None
+    first_without_person: int = 0  # Number of the first such row, counted from 1; 0 if there is none
+    similar_persons: int = (
+        0  # People whose name differs from another one only in case, blanks or leading zeros
+    )
+    free_text: tuple[str, ...] = ()  # Hashed columns that seem to hold free text
+    unnamed: int = 0  # Columns of a text file without a name, which are ignored
+    missing_extra: str | None = None  # How to install the sentence encoder where text columns lack it
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -766,6 +735,8 @@ def check_table(table: Any, schema: Schema) -> TableReport:
     Returns
     -------
     TableReport
+        `problems` says why training would be refused, `warnings` what may be a mistake.  `columns` has the losses of
+        each column, `classes` and `persons` count.  These exact numbers are private.
 
     Raises
     ------
@@ -782,9 +753,7 @@ def check_table(table: Any, schema: Schema) -> TableReport:
     >>> report.columns[0].losses
     Losses(missing=1, clipped=1, unknown=0, unreadable=1)
     """
-    if isinstance(table, str | Path) and Path(table).suffix.lower() == ".npz":
-        raise InvalidInput("A schema can be checked for CSV, TSV and Parquet files and frames only.")
-    content = read_table(table) if isinstance(table, str | Path) else RawTable(as_frame(table))
+    content = _table(table)
     frame = content.frame
     _check_declarations(frame, schema, schema.label)
     names = [str(name) for name in frame.columns]

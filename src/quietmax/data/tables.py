@@ -242,8 +242,7 @@ def _infer(frame: pd.DataFrame, schema: Schema, columns: list[str], label: str) 
     completed = _with_proposals(schema, {name: _propose(name, frame[name]) for name in columns})
     if schema.classes is not None:
         return completed
-    strings = as_strings(frame[label])
-    classes, ignore_case = _infer_classes(strings[~is_missing(strings)])
+    classes, ignore_case = _infer_classes(frame[label])
     if len(classes) < 2:
         raise InvalidData("All records are of one class; training needs at least two.")
     folded = (*completed.ignore_case, label) if ignore_case else completed.ignore_case
