@@ -21,15 +21,15 @@ from quietmax.data import Records, load
 from quietmax.estimators import Teachers
 from quietmax.estimators.blocks import Table
 from quietmax.estimators.head.exact_sums import gradient_sum
-from quietmax.estimators.head.solver import MeanCrossEntropy, Objective, Tilted, minimise
+from quietmax.estimators.head.solver import MeanCrossEntropy, Objective, Tilted, _minimise
 from quietmax.estimators.head.weights import (
     TILTED_TOLERANCE,
+    _clipped_features,
+    _gradient_plan,
+    _gradient_sensitivity,
+    _output_plan,
     centred,
-    clipped_features,
     default_features,
-    gradient_plan,
-    gradient_sensitivity,
-    output_plan,
 )
 from quietmax.models.features import FeatureMap, Identity
 from quietmax.sensitivity import Sensitivity, certified, empirical_sensitivity
@@ -78,7 +78,7 @@ def main() -> None:
 
     def solved(objective: Objective, tolerance: float) -> EmpiricalSensitivity:
         def retrain(kept: Records) -> Retraining:
-            weights = minimise(table_of(kept), objective, tolerance).weights
+            weights = _minimise(table_of(kept), objective, tolerance).weights
             return Retraining(weights.ravel(), queries @ weights.T)
 
         return empirical_sensitivity_by(retrain, mapped, removals=options.removals)
@@ -86,7 +86,7 @@ def main() -> None:
     def bounds_of(weights: Sensitivity) -> dict[Quantity, Sensitivity]:
         return {"weights_l2": weights, "logit": certified.score_bounds(weights, classes=classes).one}
 
-    plan = output_plan(size, mu)
+    plan = _output_plan(size, mu)
     show(
         "head, output method",
         solved(MeanCrossEntropy(size, plan.regularisation), plan.tolerance),
@@ -106,7 +106,7 @@ def main() -> None:
             )
         ),
     )
-    steps = gradient_plan(size, mapped.features.shape[1] + 1, mu)
+    steps = _gradient_plan(size, mapped.features.shape[1] + 1, mu)
 
     def one_gradient(kept: Records) -> Retraining:
         table = table_of(kept)
@@ -116,7 +116,7 @@ def main() -> None:
     show(
         "head, gradient method, one sum",
         empirical_sensitivity_by(one_gradient, mapped, removals=options.removals),
-        {"weights_l2": gradient_sensitivity(steps.max_grad_norm, classes, mapped.features.shape[1] + 1)},
+        {"weights_l2": _gradient_sensitivity(steps.max_grad_norm, classes, mapped.features.shape[1] + 1)},
     )
 
     def votes(kept: Records) -> Retraining:
@@ -146,7 +146,7 @@ def on_features(records: Records, feature_map: FeatureMap) -> Records:
 
 def table_of(records: Records) -> Table:
     """Records as the head sees them: clipped to length 1, with the constant feature, on the grid."""
-    rows = clipped_features(Identity(), records.features, 1.0)
+    rows = _clipped_features(Identity(), records.features, 1.0)
     return Table(centred(rows, np.zeros(rows.shape[1] - 1)), records.labels, records.classes)
 
 

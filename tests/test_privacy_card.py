@@ -15,7 +15,7 @@ from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.records import Holdout
 from quietmax.estimators import PrivateHead, save_private
 from quietmax.estimators.evaluation import BINS, Evaluation, EvaluationCharge, noisy_evaluation
-from quietmax.estimators.training_set import SETTINGS_PUBLIC, person_assumptions
+from quietmax.estimators.training_set import SETTINGS_PUBLIC, _person_assumptions
 from quietmax.ledger import Ledger
 from quietmax.ledger.accounts import Terms
 from quietmax.privacy_card import OBSERVED, PrivacyCard, read_card
@@ -28,7 +28,7 @@ GUARANTEE = Guarantee(
     status="proven",
     because="Gaussian mechanisms on exact clipped gradient sums compose to mu (THEORY 3.1).",
     unit="person",
-    assumptions=(SETTINGS_PUBLIC, *person_assumptions("person", None)),
+    assumptions=(SETTINGS_PUBLIC, *_person_assumptions("person", None)),
     parameters={"steps": 180, "features": {"kind": "unit-norm", "constant": 1.0}},
 )
 SEEN = {"value": 0.01, "low": -0.01, "high": 0.03}

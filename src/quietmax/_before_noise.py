@@ -234,7 +234,7 @@ def is_plain(value: Any, *roles: Role) -> bool:
     if kind is dict:
         return is_plain([*value.items()], *roles)
     if _is(kind, "numpy.ndarray"):
-        return not any(foreign_records(value))
+        return not any(_foreign_records(value))
     if is_allowed(kind, "cell"):
         return True
     if not is_allowed(kind, *roles):
@@ -246,7 +246,7 @@ def is_plain(value: Any, *roles: Role) -> bool:
 # --- scikit-learn -----------------------------------------------------------------------------------------------------
 
 
-def foreign_callers(estimator: Any) -> Iterator[str]:
+def _foreign_callers(estimator: Any) -> Iterator[str]:
     """Yield the names of what saw the private records before an estimator that is being fitted now, outermost first.
 
     scikit-learn tells an estimator nothing about what it is in, so this looks at the calls in progress. What can be
@@ -277,10 +277,10 @@ def foreign_callers(estimator: Any) -> Iterator[str]:
     for caller, values in zip(reversed(callers), reversed(given), strict=True):
         if issubclass(type(caller), Pipeline):
             yield from _foreign_steps(caller, caller.steps[:-1])
-            yield from chain.from_iterable(map(foreign_records, values))
-        elif not runs_our_methods(caller):
+            yield from chain.from_iterable(map(_foreign_records, values))
+        elif not _runs_our_methods(caller):
             yield type(caller).__name__
-    if not (is_allowed(type(estimator), "estimator") and runs_our_methods(estimator)):
+    if not (is_allowed(type(estimator), "estimator") and _runs_our_methods(estimator)):
         yield type(estimator).__name__
 
 
@@ -301,7 +301,7 @@ def _first_argument(frame: Any) -> Any:
     return first if code.co_argcount or not first else first[0]
 
 
-def runs_our_methods(value: Any) -> bool:
+def _runs_our_methods(value: Any) -> bool:
     """Return whether an object is of a class of ours, and no method was replaced on the object."""
     kind = type(value)
     return (is_allowed(kind, "estimator") or is_own_class(kind)) and not _replaces_methods(value)
@@ -337,7 +337,7 @@ def _foreign_steps(pipeline: Any, steps: Iterable[tuple[str, Any]]) -> Iterator[
 # --- Records, labels and persons --------------------------------------------------------------------------------------
 
 
-def foreign_records(values: Any) -> Iterator[str]:
+def _foreign_records(values: Any) -> Iterator[str]:
     """Yield the types in records, labels or persons that are not on the list: somebody else's code converts them."""
     kind = type(values)
     # The table is what an iterator yields, whatever yields it.
@@ -353,7 +353,7 @@ def _foreign_rows(rows: Iterable[Any]) -> Iterator[str]:
     """Yield the foreign types in a sequence of cells or of rows."""
     nested = {kind: is_allowed(kind, "records") and kind is not str for kind in set(map(type, rows))}
     yield from _foreign_cells(each for each in rows if not nested[type(each)])
-    yield from chain.from_iterable(foreign_records(each) for each in rows if nested[type(each)])
+    yield from chain.from_iterable(_foreign_records(each) for each in rows if nested[type(each)])
 
 
 def _foreign_numbers(array: Any) -> Iterator[str]:
@@ -446,11 +446,11 @@ _PARTS: dict[str, Callable[[Any], Iterable[str]]] = {
     "pyarrow.lib.ChunkedArray": lambda column: _foreign_types([column.type]),
     "pyarrow.lib.ExtensionArray": lambda column: _foreign_types([column.type]),
     "quietmax.data.records.Records": lambda records: chain(
-        _foreign_encoding(records), foreign_records(records.persons)
+        _foreign_encoding(records), _foreign_records(records.persons)
     ),
     "quietmax.data.tables.TableRows": lambda table: chain(
-        _foreign_encoding(table), *map(foreign_records, table.parts)
+        _foreign_encoding(table), *map(_foreign_records, table.parts)
     ),
-    "quietmax.data.sources.FramePart": lambda part: foreign_records(part.frame),
+    "quietmax.data.sources.FramePart": lambda part: _foreign_records(part.frame),
 }
 """What else must be on the list, for containers on it."""

@@ -234,7 +234,7 @@ def ray_map(
         results = actors.results("call", ((function, *common, *own) for own in jobs))
         for done, (job, (found, result)) in enumerate(results, start=1):
             probed.add(found)
-            check_alike(probed)
+            _check_alike(probed)
             early[job] = result
             if engine.progress is not None and total is not None:
                 engine.progress(done, total)
@@ -256,7 +256,7 @@ class _Caller:
         return self._probed, function(*arguments)
 
 
-def check_alike(probed: set[bytes]) -> None:
+def _check_alike(probed: set[bytes]) -> None:
     """Raise `QuietmaxError` if workers computed different numbers from the same public ones.
 
     Which worker computes what depends on the number of rows and on time. So if two machines round differently, the

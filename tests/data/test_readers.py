@@ -30,7 +30,7 @@ from quietmax.data.readers import (
 )
 from quietmax.data.registry import dataset_status, find_schema
 from quietmax.errors import DataUnavailable, InvalidInput
-from quietmax.estimators.training_set import data_conditions
+from quietmax.estimators.training_set import _data_conditions
 from tests.data.conftest import ErrorMessage
 from tests.docs.scripts import script
 
@@ -398,8 +398,8 @@ def test_purchase_with_fewer_classes_is_clustered_always_in_the_same_way(tmp_pat
 def test_labels_that_are_clusters_of_all_records_make_no_proven_guarantee(tmp_path: Path) -> None:
     write_purchase(tmp_path, count=40)
     clustered, labelled = (load_records(f"purchase-{classes}", data_dir=tmp_path) for classes in (2, 100))
-    assert data_conditions(classes_declared=True, encoding=clustered.encoding, code_before={})
-    assert not data_conditions(classes_declared=True, encoding=labelled.encoding, code_before={})
+    assert _data_conditions(classes_declared=True, encoding=clustered.encoding, code_before={})
+    assert not _data_conditions(classes_declared=True, encoding=labelled.encoding, code_before={})
 
 
 def test_too_few_records_to_cluster_are_rejected(tmp_path: Path, error_message: ErrorMessage) -> None:

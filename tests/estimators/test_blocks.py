@@ -20,9 +20,9 @@ from quietmax.estimators.blocks import (
     Blocks,
     LocalEngine,
     Table,
+    _block_rows,
+    _chunk_rows,
     added,
-    block_rows,
-    chunk_rows,
     person_digests,
 )
 
@@ -41,7 +41,7 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> LocalEngine:
 
 
 def small_blocks(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
-    monkeypatch.setattr(blocks, "block_rows", lambda _: rows)
+    monkeypatch.setattr(blocks, "_block_rows", lambda _: rows)
 
 
 def table_of(rows: int, columns: int = 5, seed: int = 0) -> Table:
@@ -218,14 +218,14 @@ def test_the_size_of_the_files_is_stated_and_must_fit_on_the_disk(
 ) -> None:
     said: list[str] = []
     with Blocks(3, LocalEngine(10**6, tmp_path, report=said.append)) as stored:
-        stored.reserve(1000, 100)
+        stored._reserve(1000, 100)
         assert said == []
-        stored.reserve(10**7, 100)
+        stored._reserve(10**7, 100)
         assert said == [f"The rows need up to 4.3 GB of temporary files in {tmp_path}."]
         assert list(tmp_path.iterdir()) == []
         monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10**9))
         with pytest.raises(DataUnavailable, match=r"need 4.3 GB of files in .*, which has 1.0 GB free"):
-            stored.reserve(10**7, 100)
+            stored._reserve(10**7, 100)
     with Blocks(3, LocalEngine(0, tmp_path, report=said.append)) as stored:
         stored.extend([table_of(10)])
     assert said[1:] == [f"Rows that do not fit into memory go to temporary files in {tmp_path}."]
@@ -234,7 +234,7 @@ def test_the_size_of_the_files_is_stated_and_must_fit_on_the_disk(
 def test_the_stated_size_is_that_of_the_files(tmp_path: Path) -> None:
     said: list[str] = []
     with Blocks(3, LocalEngine(0, tmp_path, report=said.append)) as stored:
-        stored.reserve(50_000, 500)
+        stored._reserve(50_000, 500)
         stored.extend([table_of(50_000, columns=500)])
         on_disk = sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file())
         assert all(file.stat().st_mode & 0o777 == 0o600 for file in tmp_path.rglob("*") if file.is_file())
@@ -264,9 +264,9 @@ def test_a_sum_over_no_rows_is_an_error() -> None:
 
 @pytest.mark.parametrize("columns", [1, 51, 4000, 10**6])
 def test_a_block_is_small_enough_for_memory_and_for_exact_sums(columns: int) -> None:
-    height = block_rows(columns)
+    height = _block_rows(columns)
     assert height <= blocks.MAX_BLOCK_ROWS
-    assert height <= blocks.CHUNKS_PER_BLOCK * chunk_rows(columns)
+    assert height <= blocks.CHUNKS_PER_BLOCK * _chunk_rows(columns)
     assert height * columns * 4 <= max(blocks.BLOCK_BYTES, 4 * columns * blocks.ROWS_AT_ONCE)
     tall = Table(np.empty((3 * height, 0), np.float32), np.zeros(3 * height, np.int64), 2)
     assert max(map(len, tall.pieces(1))) <= blocks.MAX_BLOCK_ROWS

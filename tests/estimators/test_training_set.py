@@ -33,7 +33,7 @@ from quietmax.data.schema import Schema
 from quietmax.data.tables import encode_table
 from quietmax.errors import InvalidInput
 from quietmax.estimators import DPSGD, HeadSettings, PrivateHead, Teachers, save_private
-from quietmax.estimators.training_set import Persons, data_conditions, names_of, queries, training_rows
+from quietmax.estimators.training_set import Persons, _data_conditions, _training_rows, names_of, queries
 from tests.estimators.made import made
 from tests.estimators.whole_set import TrainingSet, training_set
 
@@ -284,33 +284,33 @@ def test_rows_that_are_read_in_pieces_have_the_unit_of_the_whole_set(schema: Sch
     unit, ignored = ("record", ["customer"]) if schema.person is None else ("person", [])
     frame = PEOPLE.drop(columns=ignored)
     records = encode_table(frame, schema)
-    assert training_rows(Bare(), records, None, None).unit == seen(records).unit == unit
-    assert training_rows(Bare(schema), frame, None, None).unit == unit
+    assert _training_rows(Bare(), records, None, None).unit == seen(records).unit == unit
+    assert _training_rows(Bare(schema), frame, None, None).unit == unit
     plain, labels = records.features, records.labels
-    assert training_rows(Bare(), plain, labels, None).unit == "record"
-    assert training_rows(Bare(), plain, labels, ["ann", "bob", "ann", "cid"]).unit == "person"
+    assert _training_rows(Bare(), plain, labels, None).unit == "record"
+    assert _training_rows(Bare(), plain, labels, ["ann", "bob", "ann", "cid"]).unit == "person"
 
 
 def test_it_is_known_where_rows_lie_before_they_are_read(tmp_path: Path) -> None:
     frame = PEOPLE.drop(columns="customer")
     frame.to_csv(tmp_path / "people.csv", index=False)
     records, names = encode_table(frame, SCHEMA), ["ann", "bob", "ann", "cid"]
-    from_file = training_rows(Bare(SCHEMA), tmp_path / "people.csv", None, None)
-    from_frame = training_rows(Bare(SCHEMA), frame, None, None)
+    from_file = _training_rows(Bare(SCHEMA), tmp_path / "people.csv", None, None)
+    from_frame = _training_rows(Bare(SCHEMA), frame, None, None)
     for rows in (from_file, from_frame):
         assert rows.source is not None
         assert rows.in_memory is rows.source.in_memory is (rows is from_frame)
         (piece,) = rows.pieces
         np.testing.assert_array_equal(piece.records, records.features)
     for rows in (
-        training_rows(Bare(SCHEMA), frame, None, names),
-        training_rows(Bare(), records, None, None),
-        training_rows(Bare(), records.features, records.labels, None),
+        _training_rows(Bare(SCHEMA), frame, None, names),
+        _training_rows(Bare(), records, None, None),
+        _training_rows(Bare(), records.features, records.labels, None),
     ):
         assert rows.source is None
         assert rows.in_memory
     with pytest.raises(InvalidInput, match="leave out `groups`"):
-        training_rows(Bare(SCHEMA), tmp_path / "people.csv", None, names)
+        _training_rows(Bare(SCHEMA), tmp_path / "people.csv", None, names)
 
 
 def test_only_a_holdout_of_somebody_is_kept() -> None:
@@ -521,7 +521,7 @@ def test_an_estimator_outside_a_pipeline_or_in_cross_validation_has_no_such_cond
 
 
 def test_conditions_name_every_reason_once() -> None:
-    found = data_conditions(
+    found = _data_conditions(
         classes_declared=False, encoding=None, code_before={"own_code": ("StandardScaler",)}
     )
     assert len(found) == 2

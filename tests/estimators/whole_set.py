@@ -9,7 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietmax.accounting.guarantee import Unit
-from quietmax.estimators.training_set import Condition, Persons, TrainingRows, data_conditions, training_rows
+from quietmax.estimators.training_set import (
+    Condition,
+    Persons,
+    TrainingRows,
+    _data_conditions,
+    _training_rows,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +46,7 @@ class TrainingSet:
     @property
     def conditions(self) -> tuple[Condition, ...]:
         """The conditions on which every guarantee for these rows rests."""
-        return data_conditions(
+        return _data_conditions(
             classes_declared=self.rows.classes_declared,
             encoding=self.rows.encoding,
             code_before=self.rows.code_before,
@@ -49,7 +55,7 @@ class TrainingSet:
 
 def training_set(estimator: Any, X: Any, y: Any, groups: Any) -> TrainingSet:
     """Read everything that an estimator is trained on."""
-    rows = training_rows(estimator, X, y, groups)
+    rows = _training_rows(estimator, X, y, groups)
     pieces = list(rows.pieces)
     names = None
     if rows.unit == "person":

@@ -14,14 +14,14 @@ from quietmax.audit import audit_invariant
 from quietmax.data.schema import Schema
 from quietmax.estimators.blocks import Table
 from quietmax.estimators.dpsgd.gradients import exact_clipped_sum
-from quietmax.estimators.head.estimator import _centred, clipped_features
+from quietmax.estimators.head.estimator import _centred, _clipped_features
 from quietmax.estimators.head.exact_sums import (
     BITS,
     GRID,
+    _row_sum,
+    _unit_rows,
     clipped_rows,
     gradient_sum,
-    row_sum,
-    unit_rows,
 )
 from quietmax.estimators.teachers import LINEAR, NETWORK, TeacherEnsemble
 from quietmax.estimators.training_set import (
@@ -60,7 +60,7 @@ def centred(rows: np.ndarray, centre: np.ndarray) -> np.ndarray:
 
 def sum_of(rows: np.ndarray) -> np.ndarray:
     """The sum of rows that have no labels."""
-    return row_sum(Table(rows, np.zeros(len(rows), np.int64), 2))
+    return _row_sum(Table(rows, np.zeros(len(rows), np.int64), 2))
 
 
 def moving_records(feature_map: FeatureMap, direction: np.ndarray, blocks: int) -> np.ndarray:
@@ -71,7 +71,7 @@ def moving_records(feature_map: FeatureMap, direction: np.ndarray, blocks: int) 
     pool = digits(192, seed=9)
     features = np.stack(
         [
-            np.roll(clipped_features(feature_map, np.roll(pool, shift, axis=0), 1.0), -shift, axis=0)[:, :-1]
+            np.roll(_clipped_features(feature_map, np.roll(pool, shift, axis=0), 1.0), -shift, axis=0)[:, :-1]
             for shift in range(64)
         ]
     )
@@ -88,14 +88,14 @@ def moving_records(feature_map: FeatureMap, direction: np.ndarray, blocks: int) 
 def adversarial() -> np.ndarray:
     """A record in front of 5,120 others, which stand where its removal moves their features most."""
     first = digits(1, seed=4)
-    direction = clipped_features(SMALL_IMAGES, first, 1.0)[0, :-1].astype(np.float64)
+    direction = _clipped_features(SMALL_IMAGES, first, 1.0)[0, :-1].astype(np.float64)
     others = moving_records(SMALL_IMAGES, direction, blocks=80)
     return np.concatenate([first, np.roll(others, -1, axis=0)])
 
 
 def test_removing_a_record_moves_the_centring_sum_by_its_own_row_and_no_more(adversarial: np.ndarray) -> None:
-    rows = clipped_features(SMALL_IMAGES, adversarial, 1.0)
-    others = clipped_features(SMALL_IMAGES, adversarial[1:], 1.0)
+    rows = _clipped_features(SMALL_IMAGES, adversarial, 1.0)
+    others = _clipped_features(SMALL_IMAGES, adversarial[1:], 1.0)
     moved = sum_of(rows) - sum_of(others)
     assert np.linalg.norm(moved) <= 1.0
     np.testing.assert_array_equal(moved, rows[0].astype(np.float64))
@@ -103,8 +103,8 @@ def test_removing_a_record_moves_the_centring_sum_by_its_own_row_and_no_more(adv
 
 def test_removing_a_record_moves_the_gradient_sum_within_its_bound(adversarial: np.ndarray) -> None:
     classes, clip = 3, 0.2
-    rows = clipped_features(SMALL_IMAGES, adversarial, 1.0)
-    others = clipped_features(SMALL_IMAGES, adversarial[1:], 1.0)
+    rows = _clipped_features(SMALL_IMAGES, adversarial, 1.0)
+    others = _clipped_features(SMALL_IMAGES, adversarial[1:], 1.0)
     centre = np.zeros(rows.shape[1] - 1)
     weights = np.zeros((classes, rows.shape[1]))
 
@@ -128,7 +128,7 @@ def test_one_label_of_another_type_moves_the_gradient_sum_within_its_bound(
     def total(size: int) -> np.ndarray:
         table, given = checked_records(estimator, records[:size], labels[:size])
         numbers = class_numbers(given, classes)[1]
-        rows = centred(clipped_features(UnitNorm(0.4), table, 1.0), np.zeros(3))
+        rows = centred(_clipped_features(UnitNorm(0.4), table, 1.0), np.zeros(3))
         return gradient_sum(Table(rows, numbers, 3), np.zeros((3, 4)), clip)
 
     moved = np.linalg.norm(total(401) - total(400))
@@ -150,8 +150,8 @@ def test_removing_a_label_of_another_type_changes_one_teacher() -> None:
 def test_a_record_with_huge_features_moves_the_centring_sum_by_at_most_one(radius: float) -> None:
     records = digits(40, 3)
     records[0] = 1e38
-    whole = sum_of(clipped_features(Identity(), records, radius))
-    others = sum_of(clipped_features(Identity(), records[1:], radius))
+    whole = sum_of(_clipped_features(Identity(), records, radius))
+    others = sum_of(_clipped_features(Identity(), records[1:], radius))
     assert np.linalg.norm(whole - others) <= 1.0
 
 
@@ -164,7 +164,7 @@ def test_the_rows_of_a_head_depend_on_their_own_records_alone(features: FeatureM
     centre = np.trunc(np.full(features.dimension(49), 0.01) * 2**BITS) / 2**BITS
 
     def rows(chosen: np.ndarray) -> np.ndarray:
-        return centred(clipped_features(features, records[chosen], 0.7), centre)
+        return centred(_clipped_features(features, records[chosen], 0.7), centre)
 
     everyone = rows(np.arange(150))
     for chosen in (np.arange(1, 150), np.arange(150)[::-1], np.repeat(np.arange(9), 20), np.array([4])):
@@ -177,7 +177,7 @@ def test_the_rows_of_a_head_depend_on_their_own_records_alone(features: FeatureM
 def test_a_gradient_sum_is_the_sum_of_what_each_record_adds_alone(threads: int) -> None:
     torch.set_num_threads(threads)
     generator = np.random.default_rng(1)
-    rows = unit_rows(clipped_rows(digits(1100, 60), 3.0), np.zeros(60), 0.3).astype(np.float32)
+    rows = _unit_rows(clipped_rows(digits(1100, 60), 3.0), np.zeros(60), 0.3).astype(np.float32)
     labels = generator.integers(0, 4, 1100)
     for scale in (0.0, 1.0, 1e6):
         weights = scale * generator.normal(size=(4, 61))

@@ -641,7 +641,7 @@ def test_a_text_reader_that_loses_a_line_end_between_two_blocks_is_caught(
     honest = sources._open_text
 
     @contextlib.contextmanager
-    def in_blocks(file: Path) -> Iterator[Any]:
+    def _in_blocks(file: Path) -> Iterator[Any]:
         with honest(file) as (text, delimiters):
             start = text.tell()
             content = text.read()
@@ -651,7 +651,7 @@ def test_a_text_reader_that_loses_a_line_end_between_two_blocks_is_caught(
             ]
             yield io.StringIO("".join(blocks), newline=""), delimiters
 
-    monkeypatch.setattr(sources, "_open_text", in_blocks)
+    monkeypatch.setattr(sources, "_open_text", _in_blocks)
     assert _found("csv", tmp_path)
 
 

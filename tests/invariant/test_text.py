@@ -15,7 +15,7 @@ from quietmax.data import Encoding, Schema
 from quietmax.data.encoding import NumericColumn, TextColumn
 from quietmax.data.text import embed
 from quietmax.estimators import PrivateHead, open_private, save_private
-from quietmax.estimators.head.estimator import clipped_features
+from quietmax.estimators.head.estimator import _clipped_features
 from quietmax.estimators.serialization import PrivateModel
 from quietmax.models.features.base import bits
 from quietmax.models.features.tabular import table_features
@@ -64,11 +64,11 @@ def test_an_embedding_is_the_same_alone_and_beside_others_in_any_order() -> None
 def test_the_rows_of_a_table_with_texts_keep_their_features_when_others_are_removed_or_added() -> None:
     whole, more = table(0), pd.concat([table(5)[:4], table(0)], ignore_index=True)
     feature_map = table_features(ENCODING, 1000, 2, 0.3)
-    expected = clipped_features(feature_map, ENCODING.encode(whole), 1.0)
-    added = clipped_features(feature_map, ENCODING.encode(more), 1.0)
+    expected = _clipped_features(feature_map, ENCODING.encode(whole), 1.0)
+    added = _clipped_features(feature_map, ENCODING.encode(more), 1.0)
     assert np.array_equal(bits(added[4:]), bits(expected))
     for row in (0, 5, len(whole) - 1):
-        without = clipped_features(feature_map, ENCODING.encode(whole.drop(index=row)), 1.0)
+        without = _clipped_features(feature_map, ENCODING.encode(whole.drop(index=row)), 1.0)
         assert np.array_equal(bits(without), bits(np.delete(expected, row, axis=0)))
 
 

@@ -1,7 +1,7 @@
 """What all private classifiers share: fit, predict, evaluate, and the parts of their documentation.
 
 `PrivateClassifier.fit` is the one way from private records to a guarantee: it checks the settings, forgets the last
-training, reads the training set (`training_set.training_rows`) and lets the estimator train on it.
+training, reads the training set (`training_set._training_rows`) and lets the estimator train on it.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from quietmax.estimators.training_set import (
     NOBODY,
     Piece,
     TrainingRows,
+    _training_rows,
     checked_size,
     named_features,
     queries,
-    training_rows,
     with_holdout,
 )
 from quietmax.models.features.base import FeatureMap
@@ -74,7 +74,7 @@ feature_map_ : object or None
     The feature map that was used.""",
 }
 _OF_THE_DATA = ("classes_", "encoding_", "holdout_", "n_features_in_", "feature_names_in_")
-"""What `training_rows` sets; the evaluation of an estimator whose last training failed asks for it."""
+"""What `_training_rows` sets; the evaluation of an estimator whose last training failed asks for it."""
 
 
 def filled(docstring: str) -> str:
@@ -85,7 +85,7 @@ def filled(docstring: str) -> str:
 _Kind = TypeVar("_Kind", bound=type)
 
 
-def documented(kind: _Kind) -> _Kind:
+def _documented(kind: _Kind) -> _Kind:
     """Fill the docstring of a class; docs/making/doctest_fences.py does the same for the reference."""
     kind.__doc__ = filled(kind.__doc__ or "")
     return kind
@@ -126,7 +126,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         self._check_settings()
         self._forget_training()
-        rows = training_rows(self, X, y, groups, dtypes=self._dtypes)
+        rows = _training_rows(self, X, y, groups, dtypes=self._dtypes)
         try:
             guarantee = self._train(rows)
         except BaseException:
@@ -255,11 +255,9 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return True
 
     def _queries(self, X: Any) -> NDArray[np.float32]:
-        """Return the public features of queries."""
         return self._mapped(queries(self, X))
 
     def _mapped(self, records: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Apply the feature map."""
         if self.feature_map_ is None:
             return records
         return np.ascontiguousarray(self.feature_map_.transform(records), dtype=np.float32)
@@ -291,7 +289,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if data.count and passes:
             blocks.expect(passes, data.count)
         try:
-            blocks.reserve(data.count, data.columns)
+            blocks._reserve(data.count, data.columns)
             if data.source is not None and self._reads_sources:
                 blocks.read(data.source, key)
             else:
@@ -311,14 +309,14 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         known = isinstance(feature_map, FeatureMap)
 
         def mapped(block: Table) -> Iterable[Table]:
-            for piece in block.in_blocks(feature_map.dimension(block.features) if known else block.features):
+            for piece in block._in_blocks(feature_map.dimension(block.features) if known else block.features):
                 table = replace(piece, rows=self._mapped(piece.rows))
                 if finite and not np.isfinite(table.rows).all():
                     raise InvalidInput("Features must be finite, but a record holds NaN or infinity.")
-                yield from map(then, table.in_blocks(table.features))
+                yield from map(then, table._in_blocks(table.features))
 
         if known:
-            blocks.reserve(len(blocks), feature_map.dimension(blocks.features))
+            blocks._reserve(len(blocks), feature_map.dimension(blocks.features))
         blocks.update(mapped)
 
     def _feature_map(self, data: TrainingRows, size: float | None = None) -> Any:

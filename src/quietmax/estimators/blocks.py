@@ -53,7 +53,7 @@ EXACT_ROWS = 4096
 MAX_BLOCK_ROWS = 2**20
 """A block has at most this many rows: the sum of their contributions fits into 63 bits."""
 CHUNKS_PER_BLOCK = 256
-"""A block has at most this many chunks of `chunk_rows` rows."""
+"""A block has at most this many chunks of `_chunk_rows` rows."""
 BLOCK_BYTES = 2**25
 """A block has about this many bytes of rows, if this is more than `ROWS_AT_ONCE` rows."""
 FILES_IN_MEMORY = 2**29
@@ -110,18 +110,18 @@ class Table:
 
     def pieces(self, count: int) -> list[Table]:
         """Divide the rows into consecutive parts of about equal length."""
-        most = min(MAX_BLOCK_ROWS, CHUNKS_PER_BLOCK * chunk_rows(self.features))
+        most = min(MAX_BLOCK_ROWS, CHUNKS_PER_BLOCK * _chunk_rows(self.features))
         count = max(1, min(count, len(self) // ROWS_AT_ONCE), -(-len(self) // most))
         edges = [len(self) * piece // count for piece in range(count + 1)]
         return [self.take(slice(start, stop)) for start, stop in itertools.pairwise(edges)]
 
-    def in_blocks(self, columns: int) -> list[Table]:
+    def _in_blocks(self, columns: int) -> list[Table]:
         """Divide the rows into parts that are blocks of suitable size once they have so many columns."""
-        return self.pieces(-(-len(self) // block_rows(columns)))
+        return self.pieces(-(-len(self) // _block_rows(columns)))
 
     def chunks(self) -> Iterator[tuple[torch.Tensor, slice]]:
         """Iterate over chunks of rows."""
-        height = chunk_rows(self.features)
+        height = _chunk_rows(self.features)
         buffer = torch.empty((min(height, len(self)), self.features), dtype=torch.float64)
         for start in range(0, len(self), height):
             part = slice(start, min(start + height, len(self)))
@@ -144,14 +144,14 @@ class Table:
 _ARRAYS = ("rows", "labels", "repeats", "persons")
 
 
-def chunk_rows(features: int) -> int:
+def _chunk_rows(features: int) -> int:
     """Return the number of rows of a chunk: at most `EXACT_ROWS`, and a multiple of 8, which is faster to multiply."""
     return min(max(_CACHED // max(features, 1) // 8 * 8, 16), EXACT_ROWS)
 
 
-def block_rows(columns: int) -> int:
+def _block_rows(columns: int) -> int:
     """Return the number of rows of a block of about `BLOCK_BYTES`."""
-    most = min(MAX_BLOCK_ROWS, CHUNKS_PER_BLOCK * chunk_rows(columns))
+    most = min(MAX_BLOCK_ROWS, CHUNKS_PER_BLOCK * _chunk_rows(columns))
     return min(most, max(BLOCK_BYTES // (4 * columns), ROWS_AT_ONCE))
 
 
@@ -268,7 +268,7 @@ class Blocks:
             self._total = max(self._total, self._done)
             self.engine.progress(self._done, self._total)
 
-    def reserve(self, rows: int | None, columns: int) -> None:
+    def _reserve(self, rows: int | None, columns: int) -> None:
         """Report how many bytes of files the rows will need; raise `DataUnavailable` if the disk has fewer."""
         if self._limit is None or rows is None:
             return
@@ -296,7 +296,7 @@ class Blocks:
     def read(self, source: TableRows, key: bytes) -> None:
         """Read and encode the rows of a table, part by part."""
         if not self.engine.resume:
-            self.extend(tables_of(source, key, self.classes))
+            self.extend(_tables_of(source, key, self.classes))
             return
         self._encoded = encoded = _EncodedRows(self._place(), source)
         self._report(
@@ -306,7 +306,7 @@ class Blocks:
         for part in source.parts:
             blocks = encoded.blocks(part, self.classes)
             if blocks is None:
-                own = tables_of(replace(source, parts=(part,)), encoded.key, self.classes)
+                own = _tables_of(replace(source, parts=(part,)), encoded.key, self.classes)
                 blocks = encoded.write(part, _in_blocks(own))
             for block in blocks:
                 self._blocks.append(block)
@@ -343,7 +343,7 @@ class Blocks:
             del made
             self.advance(rows)
 
-    def rows_at(self, numbers: Labels) -> NDArray[Any]:
+    def _rows_at(self, numbers: Labels) -> NDArray[Any]:
         """Return some rows by their numbers, in the order in which they were appended."""
         starts = np.cumsum([0, *map(len, self._blocks)])
         places = np.searchsorted(starts, numbers, side="right") - 1
@@ -375,14 +375,13 @@ class Blocks:
             counts = self._sum_labels(partial(_PersonCounts.of, first=first, last=last))
             persons += len(counts.digests)
             self._update_labels(partial(counts.assigned, first=first, last=last))
-        self.drop_persons()
+        self._drop_persons()
         self._persons = persons
 
-    def drop_persons(self) -> None:
-        """Drop the digests of persons."""
+    def _drop_persons(self) -> None:
         self._update_labels(_without_persons)
 
-    def distinct_persons(self) -> int:
+    def _distinct_persons(self) -> int:
         """Return the number of persons, whose digests stay."""
         return sum(
             len(self._sum_labels(partial(_PersonCounts.of, first=first, last=last)).digests)
@@ -406,7 +405,7 @@ class Blocks:
                 self._in_memory += made.nbytes - block.nbytes
                 self._blocks[number] = made
             else:
-                self._blocks[number] = block.with_labels(made, self._new_file())
+                self._blocks[number] = block._with_labels(made, self._new_file())
                 self._remove(path for name, path in block.files.items() if name != "rows")
 
     # --- Files
@@ -439,7 +438,6 @@ class Blocks:
         return self._folder / str(next(self._numbers))
 
     def _place(self) -> Path:
-        """Return the folder in which files are made."""
         return Path(self.engine.cache_dir or tempfile.gettempdir()).expanduser()
 
     def _report(self, sentence: str) -> None:
@@ -462,7 +460,7 @@ def _in_blocks(tables: Iterable[Table]) -> Iterator[Table]:
     waiting: list[Table] = []
     count = 0
     for table in tables:
-        height = block_rows(table.features)
+        height = _block_rows(table.features)
         for start in range(0, len(table), height):
             waiting.append(table.take(slice(start, start + height)))
             count += len(waiting[-1])
@@ -475,12 +473,11 @@ def _in_blocks(tables: Iterable[Table]) -> Iterator[Table]:
 
 def _cut(tables: list[Table]) -> Iterator[Table]:
     table = tables[0] if len(tables) == 1 else joined(tables)
-    for start in range(0, len(table), most := block_rows(table.features)):
+    for start in range(0, len(table), most := _block_rows(table.features)):
         yield table.take(slice(start, start + most))
 
 
-def tables_of(source: TableRows, key: bytes, classes: int) -> Iterator[Table]:
-    """Read and encode the rows of a table."""
+def _tables_of(source: TableRows, key: bytes, classes: int) -> Iterator[Table]:
     for records in source.records():
         persons = None if records.persons is None else person_digests(records.persons, key)
         yield Table(records.features, records.labels, classes, persons=persons)
@@ -536,8 +533,7 @@ class _StoredTable:
     def _shape(self, name: str) -> tuple[int, ...]:
         return (self.length, self.features) if name == "rows" else (self.length,)
 
-    def with_labels(self, table: Table, path: Path) -> _StoredTable:
-        """Write what is known of each row besides the row itself."""
+    def _with_labels(self, table: Table, path: Path) -> _StoredTable:
         made = _StoredTable.write(table, path, _ARRAYS[1:])
         files = {**made.files, "rows": self.files["rows"]}
         return replace(self, files=files, types={**made.types, "rows": self.types["rows"]})
@@ -607,7 +603,6 @@ class _EncodedRows:
         return stored
 
     def remove(self) -> None:
-        """Remove the folder."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def close(self) -> None:
@@ -654,7 +649,7 @@ def _sum(
     per_block = -(-threads // len(blocks))
     groups = min(threads, len(blocks))
 
-    def group_sum(number: int) -> Sum:
+    def _group_sum(number: int) -> Sum:
         def results() -> Iterator[Sum]:
             for block in blocks[number::groups]:
                 table = block._load()
@@ -664,7 +659,7 @@ def _sum(
         return added(results())
 
     if per_block == 1:
-        return added(parallel_map(group_sum, groups))
+        return added(parallel_map(_group_sum, groups))
     pieces = [piece for block in blocks for piece in block._load().pieces(per_block)]
     total = added(parallel_map(lambda number: work(pieces[number]), len(pieces)))
     advance(sum(map(len, blocks)))

@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from quietmax._lazy import lazy_module
-from quietmax._ray import Actors, RayEngine, check_alike
+from quietmax._ray import Actors, RayEngine, _check_alike
 from quietmax.data.sources import FragmentPart, ParquetPart, Part, TextPart
 from quietmax.data.tables import TableRows
 from quietmax.data.text import embed
 from quietmax.errors import DataUnavailable, InvalidInput, short_message
-from quietmax.estimators.blocks import Blocks, LocalEngine, Sum, Table, added, joined, tables_of
+from quietmax.estimators.blocks import Blocks, LocalEngine, Sum, Table, _tables_of, added, joined
 
 if TYPE_CHECKING:
     import torch
@@ -62,7 +62,6 @@ class RayBlocks(Blocks):
         self._actors.close()
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return sum(state.rows for state in self._states if state is not None)
 
     @property
@@ -80,7 +79,7 @@ class RayBlocks(Blocks):
     def read(self, source: TableRows, key: bytes) -> None:
         """Let the workers read the rows of a table, each its own parts; tables in memory and streams are read here."""
         if not _is_readable_anywhere(source):
-            self.extend(tables_of(source, key, self.classes))
+            self.extend(_tables_of(source, key, self.classes))
             return
         for part in source.parts:
             if isinstance(part, ParquetPart | TextPart):
@@ -119,7 +118,7 @@ class RayBlocks(Blocks):
             self._check_state(number, state)
             if state.rows:
                 probed.add(state.probed)
-                check_alike(probed)
+                _check_alike(probed)
             if found is not None:
                 sums[number] = found
             if kind == "rows":
@@ -149,7 +148,6 @@ def chosen_engine(engine: LocalEngine | RayEngine | Literal["local", "ray"]) -> 
 
 
 def _is_readable_anywhere(source: TableRows) -> bool:
-    """Return whether any process that sees the same files can read the rows of a table."""
     return all(
         isinstance(part, ParquetPart | TextPart)
         or (isinstance(part, FragmentPart) and hasattr(part.fragment, "path"))
@@ -173,7 +171,7 @@ class _Share:
     def read(self) -> Iterator[Table]:
         """Yield all rows."""
         if self.source is not None:
-            yield from tables_of(replace(self.source, parts=tuple(self.parts)), self.key, self.classes)
+            yield from _tables_of(replace(self.source, parts=tuple(self.parts)), self.key, self.classes)
         if self.tables:
             import ray
 

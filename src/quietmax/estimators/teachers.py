@@ -32,7 +32,7 @@ from quietmax.data.encoding import Encoding
 from quietmax.data.records import Records
 from quietmax.data.schema import Schema
 from quietmax.errors import InvalidInput, QuietmaxError
-from quietmax.estimators.base import PrivateClassifier, documented
+from quietmax.estimators.base import PrivateClassifier, _documented
 from quietmax.estimators.blocks import Blocks, Floats, LocalEngine, Progress, Table
 from quietmax.estimators.ray_blocks import chosen_engine
 from quietmax.estimators.training_set import (
@@ -42,8 +42,8 @@ from quietmax.estimators.training_set import (
     ImageShape,
     Piece,
     TrainingRows,
+    _of_training,
     check_choice,
-    of_training,
     runs_own_code,
     size_condition,
 )
@@ -84,7 +84,6 @@ _ROUNDING = 1 + 2.0**-30
 
 
 def _vote_bounds(unit: Unit) -> ScoreBounds:
-    """Return how far one unit moves the votes on any query."""
     because = f"One {unit} changes one teacher's vote: one class loses at most 1, another gains at most 1 (THEORY 3.4)."
     return ScoreBounds(
         one=Sensitivity(_ROUNDING, "certified", because),
@@ -96,7 +95,7 @@ def _vote_bounds(unit: Unit) -> ScoreBounds:
 VOTE_BOUNDS = _vote_bounds("record")
 
 
-@documented
+@_documented
 class Teachers(PrivateClassifier):
     """Answer a number of queries by the noisy vote of networks trained on disjoint shards of the records (PATE).
 
@@ -193,7 +192,7 @@ class Teachers(PrivateClassifier):
         epochs = self._settings().epochs
         with self._read(data, place, 2 + epochs, lambda piece: _hashes(_names(piece), key)) as blocks:
             blocks.expect(1 + epochs)
-            size = self._size(len(blocks) if data.unit == "record" else blocks.distinct_persons())
+            size = self._size(len(blocks) if data.unit == "record" else blocks._distinct_persons())
             count = _default_teachers(budget, size) if self.teachers is None else self.teachers
             if not 1 <= count <= MOST_TEACHERS or count != int(count):
                 raise InvalidInput(f"teachers must be an integer from 1 to {MOST_TEACHERS:,}, got {count!r}.")
@@ -232,7 +231,6 @@ class Teachers(PrivateClassifier):
         return b"%d" % check_random_state(self.random_state).randint(2**31)
 
     def _mechanism(self, budget: Budget, count: int) -> Mechanism:
-        """Return the mechanism that releases an answer."""
         check_choice("release", self.release, ("label", "probabilities"))
         check_choice("method", self.method, ("auto", "gaussian", "exponential", "permute-and-flip"))
         if self.release == "probabilities":
@@ -252,14 +250,14 @@ class Teachers(PrivateClassifier):
         """Apply the feature map, and sort the rows of every block by their shards."""
         starts: list[NDArray[np.int64]] = []
 
-        def sorted_by_shard(block: Table) -> Table:
+        def _sorted_by_shard(block: Table) -> Table:
             assert block.persons is not None
             shards = (block.persons.view(">u8") % np.uint64(count)).astype(np.int64)
             order = np.argsort(shards, kind="stable")
             starts.append(np.searchsorted(shards[order], np.arange(count + 1)))
             return Table(block.rows[order], block.labels[order], block.classes)
 
-        self._map_rows(blocks, finite=not callable(self.network), then=sorted_by_shard)
+        self._map_rows(blocks, finite=not callable(self.network), then=_sorted_by_shard)
         return _Shards(blocks, np.stack(starts))
 
     def _trained(
@@ -332,7 +330,6 @@ class TeacherEnsemble:
         return votes
 
     def _logits(self, features: NDArray[np.float32]) -> Floats:
-        """Return the logits of every teacher, of shape (teachers, queries, classes)."""
         if isinstance(self.teachers, MLP):
             return self.teachers.stacked_logits(features).double().numpy()
         answers = np.zeros((len(self.teachers), len(features), self.classes))
@@ -361,7 +358,6 @@ def shard_of(names: Sequence[bytes], teachers: int, key: bytes) -> NDArray[np.in
 
 
 def _hashes(names: Iterable[bytes], key: bytes) -> NDArray[np.bytes_]:
-    """Return a keyed hash of 8 bytes of each name."""
     digests = b"".join(hashlib.blake2b(each, key=key, digest_size=8).digest() for each in names)
     return np.frombuffer(digests, "S8")
 
@@ -378,12 +374,10 @@ class _Shards:
 
     @property
     def columns(self) -> int:
-        """Numbers per row."""
         return self.blocks.features
 
     @property
     def empty(self) -> NDArray[np.bool_]:
-        """Which shards have no row."""
         return np.asarray(np.diff(self.starts).sum(0) == 0)
 
     def read(self, first: int, last: int) -> tuple[Table, list[NDArray[np.int64]]]:
@@ -413,7 +407,6 @@ def _trained_stacks(
     size: int,
     engine: LocalEngine | RayEngine,
 ) -> MLP:
-    """Train the built-in networks in stacks."""
     steps = network.epochs * max(1, -(-size // (len(seeds) * network.batch_size)))
     if steps > MOST_STEPS:
         raise InvalidInput(
@@ -499,7 +492,7 @@ def vote_guarantee(
         **code_before,
     }
     guarantee = replace(answers, parameters={**answers.parameters, **facts})
-    return of_training(
+    return _of_training(
         guarantee,
         describe_map(features) if isinstance(features, FeatureMap) else None,
         own_map=runs_own_code(features),

@@ -1,6 +1,6 @@
 """What every private estimator is trained on: checked records, labels, persons; and what its guarantee rests on.
 
-`training_rows` is the one way in for all estimators. It accepts arrays with scikit-learn's checks, data frames and
+`_training_rows` is the one way in for all estimators. It accepts arrays with scikit-learn's checks, data frames and
 files of an estimator that has a `schema`, and `Records`. `queries` is the same for predictions. Everything here treats
 one person's rows alone (THEORY 3.8). Error messages never show a value, a label or a count of the private records: they
 may reach people who must not see the records.
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from quietmax._before_noise import foreign_callers, foreign_records, is_allowed, is_plain, runs_our_methods
+from quietmax._before_noise import _foreign_callers, _foreign_records, _runs_our_methods, is_allowed, is_plain
 from quietmax._lazy import lazy_module
 from quietmax.accounting.guarantee import MADE_WITHOUT_RECORDS, Guarantee, Status, Unit
 from quietmax.data.cells import as_strings, is_missing, is_valid_unicode, numbered
@@ -185,7 +185,6 @@ def _plain(value: Any) -> Any:
 
 
 def _objects(values: list[Any]) -> NDArray[Any]:
-    """Return an array of objects."""
     return np.fromiter(values, dtype=object, count=len(values))
 
 
@@ -234,7 +233,6 @@ def class_numbers(
 
 
 def _distinct(labels: NDArray[Any]) -> NDArray[Any]:
-    """Return the sorted distinct labels."""
     try:
         return np.unique(labels)
     except TypeError:
@@ -303,7 +301,7 @@ def weakened(guarantee: Guarantee, *conditions: Condition) -> Guarantee:
     return guarantee
 
 
-def person_assumptions(unit: Unit, column: str | None) -> tuple[str, ...]:
+def _person_assumptions(unit: Unit, column: str | None) -> tuple[str, ...]:
     """Return what a guarantee assumes about who is a person.
 
     If several people share a value, the guarantee protects all of them together. One of them alone changes what the
@@ -316,8 +314,7 @@ def person_assumptions(unit: Unit, column: str | None) -> tuple[str, ...]:
     return (f"All rows of one person, and nobody else's, have the same value in column {column!r}.",)
 
 
-def map_assumptions(description: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Return what a guarantee assumes because of the feature map."""
+def _map_assumptions(description: Mapping[str, Any] | None) -> tuple[str, ...]:
     if description is None:
         return ()
     return (*_encoder_assumptions(description), *((LIBRARY_ROUNDING,) if is_batched(description) else ()))
@@ -419,20 +416,20 @@ class TrainingRows:
 
     @property
     def code_before(self) -> CodeBefore:
-        """What ran before this estimator, as `data_conditions` takes it."""
+        """What ran before this estimator, as `_data_conditions` takes it."""
         return code_before({"own_code": self.own_code})
 
 
-def data_assumptions(unit: Unit, encoding: Encoding | None) -> tuple[str, ...]:
+def _data_assumptions(unit: Unit, encoding: Encoding | None) -> tuple[str, ...]:
     """Return what every guarantee assumes about who is a person, and about the encoder of text columns."""
     if encoding is None:
-        return person_assumptions(unit, None)
+        return _person_assumptions(unit, None)
     encoders = (
         f"The sentence encoder {name} (SHA-256 {digest}) {MADE_WITHOUT_RECORDS}."
         for name, digest in encoding.encoders
     )
     rounding = (LIBRARY_TEXT,) if encoding.encoders else ()
-    return (*person_assumptions(unit, encoding.person), *encoders, *rounding)
+    return (*_person_assumptions(unit, encoding.person), *encoders, *rounding)
 
 
 LIBRARY_TEXT = (
@@ -441,10 +438,9 @@ LIBRARY_TEXT = (
 )
 
 
-def data_conditions(
+def _data_conditions(
     *, classes_declared: bool, encoding: Encoding | None, code_before: CodeBefore
 ) -> tuple[Condition, ...]:
-    """Return the conditions on which a guarantee rests because of its training set."""
     conditions = [] if classes_declared else [CLASSES]
     if encoding is not None and encoding.inferred:
         conditions.append(
@@ -459,7 +455,7 @@ def data_conditions(
     return tuple(conditions)
 
 
-def of_training(
+def _of_training(
     guarantee: Guarantee,
     features: Mapping[str, Any] | None,
     *,
@@ -477,11 +473,11 @@ def of_training(
     assumed = (
         *guarantee.assumptions,
         SETTINGS_PUBLIC,
-        *data_assumptions(guarantee.unit, encoding),
-        *map_assumptions(features),
+        *_data_assumptions(guarantee.unit, encoding),
+        *_map_assumptions(features),
         *assumptions,
     )
-    of_data = data_conditions(classes_declared=classes_declared, encoding=encoding, code_before=code_before)
+    of_data = _data_conditions(classes_declared=classes_declared, encoding=encoding, code_before=code_before)
     own = (OWN_MAP,) if own_map else ()
     return weakened(replace(guarantee, assumptions=assumed), *own, *of_data, *conditions)
 
@@ -504,53 +500,53 @@ def code_before(facts: Mapping[str, Any]) -> CodeBefore:
     return {name: list(facts[name]) for name in _CODE_BEFORE if facts.get(name)}
 
 
-def training_rows(
+def _training_rows(
     estimator: Any, X: Any, y: Any, groups: Any, *, dtypes: Sequence[Any] = (np.float32,)
 ) -> TrainingRows:
     """Check what an estimator is trained on; set `classes_`, `encoding_`, `holdout_` and `n_features_in_`."""
     own_code = _own_code(estimator, X, y, groups)
     source = _source(estimator, X, y)
-    if source is None:
-        records, given = checked_records(estimator, X, y, dtypes=dtypes)
-        classes, labels = class_numbers(given, estimator.classes)
-        names = _person_names(None, groups, len(records))
-        pieces: Iterator[Piece] = iter([Piece(records, labels, names)])
-        count: int | None = len(records)
-        encoding, holdout, declared, in_memory = None, None, estimator.classes is not None, True
-        person, columns = names is not None, records.shape[1]
-    elif isinstance(source, Records):
-        _check_holdout(source, groups)
-        if not len(source):
-            raise InvalidData(NOBODY)
-        records, labels = checked_records(estimator, source.features, source.labels)
-        classes = _classes(estimator, source.encoding, source.classes)
-        names = _person_names(source.persons, groups, len(records))
-        pieces, count = iter([Piece(records, labels, names)]), len(records)
-        encoding, holdout, declared, in_memory = source.encoding, source.holdout, True, True
-        person, columns = names is not None, records.shape[1]
-    else:
-        encoding, holdout, declared, in_memory = source.encoding, source.holdout, True, source.in_memory
-        classes = _classes(estimator, encoding, len(encoding.classes))
-        person, columns = encoding.person is not None or groups is not None, len(encoding.feature_names)
+    encoding = None if source is None else source.encoding
+    holdout = None if source is None else source.holdout
+    if isinstance(source, TableRows):
+        classes = _classes(estimator, source.encoding, len(source.encoding.classes))
         if source.held_out:
             raise InvalidInput("These rows are held out, so they must not be trained on: train on `train`.")
+        by_person, columns = (
+            source.encoding.person is not None or groups is not None,
+            len(source.encoding.feature_names),
+        )
         pieces, count = _encoded_pieces(source, groups), source.count()
         estimator.n_features_in_ = columns
         estimator.__dict__.pop("feature_names_in_", None)
+    else:
+        names = None
+        if source is None:
+            records, given = checked_records(estimator, X, y, dtypes=dtypes)
+            classes, labels = class_numbers(given, estimator.classes)
+        else:
+            _check_holdout(source, groups)
+            if not len(source):
+                raise InvalidData(NOBODY)
+            records, labels = checked_records(estimator, source.features, source.labels)
+            classes, names = _classes(estimator, source.encoding, source.classes), source.persons
+        names = _person_names(names, groups, len(records))
+        by_person, columns = names is not None, records.shape[1]
+        pieces, count = iter([Piece(records, labels, names)]), len(records)
     held_out = None if holdout is None or holdout.share == 0 else holdout
     estimator.classes_, estimator.encoding_, estimator.holdout_ = classes, encoding, held_out
     return TrainingRows(
         pieces,
         columns,
         classes,
-        "person" if person else "record",
-        encoding,
-        held_out,
-        declared,
-        own_code,
-        in_memory,
-        count,
-        source if isinstance(source, TableRows) and groups is None else None,
+        unit="person" if by_person else "record",
+        encoding=encoding,
+        holdout=held_out,
+        classes_declared=source is not None or estimator.classes is not None,
+        own_code=own_code,
+        in_memory=source.in_memory if isinstance(source, TableRows) else True,
+        count=count,
+        source=source if isinstance(source, TableRows) and groups is None else None,
     )
 
 
@@ -566,14 +562,14 @@ NOBODY = (
 
 def _own_code(estimator: Any, *values: Any) -> tuple[str, ...]:
     """Return the names of what is not on the list of `_before_noise` and computes something from the records."""
-    found = [*foreign_callers(estimator)]
+    found = [*_foreign_callers(estimator)]
     for value in values:
-        found += foreign_records(value)
+        found += _foreign_records(value)
     for name, value in estimator.get_params(deep=False).items():
         if name == "classes":
-            found += foreign_records(value)
+            found += _foreign_records(value)
         elif name == "engine":
-            found += () if type(value) is str or runs_our_methods(value) else (type(value).__name__,)
+            found += () if type(value) is str or _runs_our_methods(value) else (type(value).__name__,)
         elif name == "settings" and is_allowed(type(value), "training"):
             found += (type(each).__name__ for each in vars(value).values() if not is_plain(each))
         elif name == "network" and not isinstance(value, TrainingSettings):
@@ -595,7 +591,6 @@ def _source(estimator: Any, X: Any, y: Any) -> Records | TableRows | None:
 
 
 def _encoded_pieces(source: TableRows, groups: Any) -> Iterator[Piece]:
-    """Encode a table piece by piece."""
     if groups is not None and not source.in_memory:
         raise InvalidInput(
             "Files, datasets and streams name persons in a `person` column: leave out `groups`."
@@ -685,7 +680,6 @@ def queries(estimator: Any, X: Any) -> NDArray[np.float32]:
 
 
 def _holds_numbers(X: Any) -> bool:
-    """Return whether an array-like holds numbers, as encoded rows do."""
     try:
         values = np.asarray(X)
         if values.dtype.kind == "O":

@@ -15,9 +15,9 @@ from quietmax.data.schema import Schema
 from quietmax.errors import DataUnavailable, InvalidInput
 from quietmax.estimators import DPSGDSettings, open_private, save_private
 from quietmax.estimators.dpsgd import estimator, training
-from quietmax.estimators.dpsgd.estimator import DPSGD, Centring, _batch_sum, _centre_noise, released_centre
+from quietmax.estimators.dpsgd.estimator import DPSGD, Centring, _batch_sum, _centre_noise, _released_centre
 from quietmax.estimators.dpsgd.training import Plan, make_plan
-from quietmax.estimators.head.exact_sums import clipped_rows, on_grid, unit_rows
+from quietmax.estimators.head.exact_sums import _unit_rows, clipped_rows, on_grid
 from quietmax.estimators.training_set import Persons
 from quietmax.models.features import UnitNorm
 from tests.estimators.made import made
@@ -58,7 +58,7 @@ def test_without_features_the_centre_is_noise_of_the_stated_spread(seed: int | N
     plan = _plan(100_000, noise=200.0, steps=80, sampling_rate=0.5)
     assert plan.settings.centring_steps == 4
     assert _centre_noise(plan) == pytest.approx(200.0 / (2 * 0.5 * 100_000))
-    centre = released_centre(np.zeros((10, 40_000), np.float32), plan, radius=1.0, seed=seed)
+    centre = _released_centre(np.zeros((10, 40_000), np.float32), plan, radius=1.0, seed=seed)
     # The standard deviation of 40,000 draws is off by more than 2% with a probability below 2e-8.
     assert centre.std() == pytest.approx(_centre_noise(plan), rel=0.02)
     assert abs(centre.mean()) < 6 * _centre_noise(plan) / 200
@@ -73,14 +73,14 @@ def test_with_hardly_any_noise_the_centre_is_the_mean_divided_by_the_declared_si
     persons = Persons.of(np.arange(700) // 2) if grouped else None
     units = 350 if grouped else 700
     plan = _plan(2 * units, noise=1e-3, sampling_rate=1.0)
-    centre = released_centre(features, plan, radius=3.0, seed=seed, persons=persons)
+    centre = _released_centre(features, plan, radius=3.0, seed=seed, persons=persons)
     np.testing.assert_allclose(centre, clipped_rows(features, 3.0).mean(0) / 2, atol=1e-4)
     np.testing.assert_array_equal(on_grid(centre), centre)
 
 
 def test_a_centre_is_never_longer_than_one() -> None:
     plan = _plan(10, noise=50.0)
-    centre = released_centre(_features(10), plan, radius=1.0, seed=0)
+    centre = _released_centre(_features(10), plan, radius=1.0, seed=0)
     assert 0.99 < np.linalg.norm(centre) <= 1.0
 
 
@@ -90,12 +90,12 @@ def test_the_batches_of_centring_are_not_those_of_the_first_gradient_steps() -> 
 
     def noted(*given: Any, seed: int) -> Any:
         seen.append(seed)
-        return training.draw_batches(*given, seed=seed)
+        return training._draw_batches(*given, seed=seed)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(estimator, "draw_batches", noted)
-        released_centre(_features(), _plan(700, noise=1.0), radius=1.0, seed=5)
-    first, second = (next(training.draw_batches(700, 700, settings, seed=seed)) for seed in (*seen, 5))
+        patch.setattr(estimator, "_draw_batches", noted)
+        _released_centre(_features(), _plan(700, noise=1.0), radius=1.0, seed=5)
+    first, second = (next(training._draw_batches(700, 700, settings, seed=seed)) for seed in (*seen, 5))
     assert set(first) != set(second)
 
 
@@ -129,7 +129,7 @@ def test_rows_are_those_of_a_head_times_five_and_depend_on_their_own_features_al
     centre = on_grid(np.full(5, 0.3))
     made = Centring(centre, radius=1.5)
     rows = made.rows(features)
-    expected = 5.0 * unit_rows(clipped_rows(features, 1.5), centre, 0.2)[:, :-1]
+    expected = 5.0 * _unit_rows(clipped_rows(features, 1.5), centre, 0.2)[:, :-1]
     np.testing.assert_array_equal(rows, expected.astype(np.float32))
     assert np.linalg.norm(rows, axis=1).max() < 5.0
     order = np.random.default_rng(1).permutation(1100)[:601]
@@ -142,9 +142,9 @@ def test_the_number_of_records_is_limited_before_anything_is_drawn(monkeypatch: 
     monkeypatch.setattr("quietmax.estimators.dpsgd.training.LARGEST_TABLE", 100)
     monkeypatch.setattr(estimator, "_batch_sum", None)
     with pytest.raises(InvalidInput, match="at most 100 records"):
-        released_centre(_features(), _plan(700, noise=1.0), radius=1.0)
+        _released_centre(_features(), _plan(700, noise=1.0), radius=1.0)
     with pytest.raises(InvalidInput, match="at most 100 records"):
-        released_centre(
+        _released_centre(
             _features(), _plan(700, noise=1.0), radius=1.0, persons=Persons.of(np.arange(700) // 2)
         )
 

@@ -21,8 +21,8 @@ from quietmax.estimators.blocks import Blocks, LocalEngine, Table
 from quietmax.estimators.dpsgd import training
 from quietmax.estimators.dpsgd.training import (
     PrivateSettings,
+    _draw_batches,
     _numbered_persons,
-    draw_batches,
 )
 from quietmax.estimators.training_set import Persons
 from quietmax.noise import release
@@ -148,7 +148,7 @@ def test_rows_are_read_by_number_in_any_order(tmp_path: Path) -> None:
             np.array([699, 0, 0, 350]),
             np.empty(0, np.int64),
         ):
-            np.testing.assert_array_equal(stored.rows_at(numbers), rows[numbers])
+            np.testing.assert_array_equal(stored._rows_at(numbers), rows[numbers])
 
 
 def test_persons_keep_all_their_rows_in_every_batch() -> None:
@@ -158,7 +158,7 @@ def test_persons_keep_all_their_rows_in_every_batch() -> None:
     np.testing.assert_array_equal(plain.rows, digested.rows)
     settings = PrivateSettings(sampling_rate=0.3, steps=5)
     for seed in (None, 1):
-        batches = draw_batches(ROWS, 600, settings, digested, seed=seed)
+        batches = _draw_batches(ROWS, 600, settings, digested, seed=seed)
         for batch in itertools.islice(batches, 5):
             assert 0 < len(batch) < ROWS
             taken, counts = np.unique(names[batch], return_counts=True)
@@ -188,7 +188,7 @@ def test_an_error_in_the_last_file_is_found_before_anything_is_released(
     frame = people()
     frame.loc[ROWS - 1, "ill"] = "perhaps"
     folder = files(tmp_path / "people", frame, [700])
-    monkeypatch.setattr("quietmax.estimators.dpsgd.estimator.released_centre", None)
+    monkeypatch.setattr("quietmax.estimators.dpsgd.estimator._released_centre", None)
     with pytest.raises(InvalidInput, match=r"perhaps|classes"):
         fit(folder, {"schema": PLAIN})
     with pytest.raises(InvalidData, match="Nobody is left"):

@@ -16,7 +16,7 @@ from quietmax.estimators.dpsgd.training import (
     LOGIT_NOISE,
     ROW_LENGTH,
     PrivateSettings,
-    draw_batches,
+    _draw_batches,
     make_plan,
     train_private,
     train_private_stack,
@@ -263,7 +263,7 @@ def test_poisson_batches_take_every_unit_independently_at_the_stated_rate(
     units, steps = 40, 4000
     codes = np.repeat(np.arange(units), 1 + np.arange(units) % most_rows)
     persons = None if most_rows == 1 else Persons(codes)
-    batches = draw_batches(len(codes), units, settings, persons, seed=seed)
+    batches = _draw_batches(len(codes), units, settings, persons, seed=seed)
     taken = np.zeros((steps, units))
     for line in taken:
         line[codes[next(batches)]] = 1
@@ -277,7 +277,7 @@ def test_poisson_batches_take_every_unit_independently_at_the_stated_rate(
 @pytest.mark.parametrize("seed", [0, None])
 def test_shuffled_batches_take_every_record_once_an_epoch(seed: int | None) -> None:
     settings = PrivateSettings(sampling_rate=0.25, steps=1, sampling="shuffled")
-    batches = draw_batches(np.arange(10), 8, settings, seed=seed)
+    batches = _draw_batches(np.arange(10), 8, settings, seed=seed)
     orders = []
     for _ in range(3):
         epoch = [next(batches) for _ in range(5)]
@@ -295,7 +295,7 @@ PEOPLE = Persons.of(NAMES)
 @pytest.mark.parametrize("sampling", ["poisson", "shuffled"])
 def test_a_batch_has_all_rows_of_a_person_or_none(seed: int | None, sampling: Any) -> None:
     settings = PrivateSettings(sampling_rate=0.5, steps=1, sampling=sampling)
-    batches = draw_batches(7, 4, settings, PEOPLE, seed=seed)
+    batches = _draw_batches(7, 4, settings, PEOPLE, seed=seed)
     seen = set()
     for _ in range(60):
         batch = np.sort(next(batches))
@@ -506,9 +506,9 @@ def test_samples_are_the_same_however_many_units_are_decided_at_a_time(
         return [
             next(batches).tolist()
             for batches in (
-                draw_batches(1000, 1000, settings, whose),
-                draw_batches(1000, 1000, settings, whose, seed=1),
-                draw_batches(np.arange(1000), 1000, settings, whose, seed=1),
+                _draw_batches(1000, 1000, settings, whose),
+                _draw_batches(1000, 1000, settings, whose, seed=1),
+                _draw_batches(np.arange(1000), 1000, settings, whose, seed=1),
             )
             for _ in range(3)
         ]
@@ -533,7 +533,7 @@ def test_a_unit_is_sampled_exactly_if_its_own_word_is_below_the_rate(monkeypatch
     monkeypatch.setattr("quietmax.estimators.dpsgd.training._UNITS_AT_ONCE", 4)
     monkeypatch.setattr("os.urandom", lambda _: next(given))
     persons = Persons.of(["a", "b", "a", "c", "d", "e", "f", "c"])
-    batch = next(draw_batches(8, 6, PrivateSettings(sampling_rate=rate), persons))
+    batch = next(_draw_batches(8, 6, PrivateSettings(sampling_rate=rate), persons))
     assert batch.tolist() == [0, 2, 3, 6, 7]
 
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quietmax.estimators import blocks
-from quietmax.estimators.blocks import Table, chunk_rows
+from quietmax.estimators.blocks import Table, _chunk_rows
 from quietmax.estimators.head import exact_sums
 from quietmax.estimators.head.estimator import _centred
 from quietmax.estimators.head.exact_sums import (
@@ -25,21 +25,21 @@ from quietmax.estimators.head.exact_sums import (
     WHITENING_BITS,
     ExactSum,
     _clipped_residuals,
+    _moment_sum,
     _repeatable_exp,
+    _row_sum,
+    _unit_rows,
     _weights_on_grid,
+    _whitened_rows,
+    _whitening_on_grid,
     clipped_rows,
     gradient_grid,
     gradient_sum,
     is_whitening,
-    moment_sum,
     moments_grid,
     on_grid,
     probabilities,
     residuals,
-    row_sum,
-    unit_rows,
-    whitened_rows,
-    whitening_on_grid,
 )
 from quietmax.models.training import softmax
 from quietmax.sensitivity import certified
@@ -47,13 +47,13 @@ from quietmax.sensitivity import certified
 
 def random_table(rng: np.random.Generator, records: int, columns: int, classes: int) -> Table:
     features = rng.normal(size=(records, columns)).astype(np.float32) * 10 ** rng.uniform(-2, 2)
-    rows = unit_rows(clipped_rows(features, 1.0), np.zeros(columns), 0.2).astype(np.float32)
+    rows = _unit_rows(clipped_rows(features, 1.0), np.zeros(columns), 0.2).astype(np.float32)
     return Table(rows, rng.integers(classes, size=records), classes)
 
 
 def sum_of(rows: np.ndarray) -> np.ndarray:
     """The sum of rows that have no labels."""
-    return row_sum(Table(rows.astype(np.float32), np.zeros(len(rows), np.int64), 2))
+    return _row_sum(Table(rows.astype(np.float32), np.zeros(len(rows), np.int64), 2))
 
 
 def contributions(table: Table, weights: np.ndarray, max_grad_norm: float) -> np.ndarray:
@@ -118,7 +118,7 @@ def test_no_record_contributes_more_than_the_clip_and_some_contribute_all_of_it(
 
 
 def test_without_clipping_a_mislabelled_record_contributes_nearly_the_square_root_of_two() -> None:
-    rows = unit_rows(np.array([[1.0 - 2.0**-BITS]]), np.zeros(1), 0.2).astype(np.float32)
+    rows = _unit_rows(np.array([[1.0 - 2.0**-BITS]]), np.zeros(1), 0.2).astype(np.float32)
     table = Table(rows, np.array([0]), 2)
     sure_of_the_wrong_class = np.array([[-50.0, 0.0], [50.0, 0.0]])
     length = np.linalg.norm(contributions(table, sure_of_the_wrong_class, 2.0))
@@ -153,7 +153,7 @@ def test_the_sum_depends_on_neither_the_order_of_the_records_nor_the_blocks(
     weights = rng.normal(size=(3, 701)) * 5
     whole = gradient_sum(table, weights, 0.2)
     order = rng.permutation(500)
-    monkeypatch.setattr(blocks, "chunk_rows", lambda _: height)
+    monkeypatch.setattr(blocks, "_chunk_rows", lambda _: height)
     shuffled = Table(table.rows[order], table.labels[order], 3)
     np.testing.assert_array_equal(gradient_sum(shuffled, weights, 0.2), whole)
 
@@ -244,7 +244,7 @@ def test_rows_never_become_longer_than_one(values: Any, radius: float, centre: A
     assert (np.ldexp(clipped, BITS) == np.rint(np.ldexp(clipped, BITS))).all()
     assert float(np.square(clipped).sum()) <= 1.0
     middle = on_grid(np.array(centre))
-    rows = unit_rows(clipped, middle, 0.2)
+    rows = _unit_rows(clipped, middle, 0.2)
     assert float(np.square(rows).sum()) <= 1.0
     assert float(np.square(rows).sum()) > 0.9999
     np.testing.assert_array_equal(rows.astype(np.float32), rows)
@@ -271,7 +271,7 @@ def test_rows_stay_finite_and_short_for_every_radius(radius: float) -> None:
 
 
 def test_an_empty_row_without_constant_stays_zero() -> None:
-    np.testing.assert_array_equal(unit_rows(np.zeros((1, 2)), np.zeros(2), 0.0), np.zeros((1, 3)))
+    np.testing.assert_array_equal(_unit_rows(np.zeros((1, 2)), np.zeros(2), 0.0), np.zeros((1, 3)))
 
 
 def test_the_sum_of_rows_is_exact() -> None:
@@ -300,7 +300,7 @@ def test_the_bits_of_the_largest_sum_fit_into_the_integers_used() -> None:
     widest = math.sqrt(2) * 2.0 ** (2 * BITS)
     assert blocks.MAX_BLOCK_ROWS * widest < 2**63
     assert blocks.EXACT_ROWS * widest < 2**53
-    assert max(chunk_rows(columns) for columns in (1, 50, 4000)) <= blocks.EXACT_ROWS
+    assert max(_chunk_rows(columns) for columns in (1, 50, 4000)) <= blocks.EXACT_ROWS
     assert 4.1 * 2.0 ** (2 * BITS) < 2**53
     for size in (1, 2**22, 2**22 + 1, 10**9, 2**35):
         assert size * math.sqrt(2) / gradient_grid(size) < 2**53
@@ -346,9 +346,9 @@ def test_rounding_and_clamping_are_those_of_unbounded_integers(bits: int, drop: 
     low = np.array([number & (2**32 - 1) for number in numbers], np.int64)
     half, limit = (1 << drop) >> 1, 2**bits
     expected = [max(-limit, min(limit, (number + half) >> drop)) for number in numbers]
-    found = ExactSum(high, low).to_grid(drop=drop, bits=bits)
+    found = ExactSum(high, low)._to_grid(drop=drop, bits=bits)
     assert [int(each) for each in found] == expected
-    carried = ExactSum(high - 2**20, low + 2**52).to_grid(drop=drop, bits=bits)  # low parts above 2^32
+    carried = ExactSum(high - 2**20, low + 2**52)._to_grid(drop=drop, bits=bits)  # low parts above 2^32
     assert [int(each) for each in carried] == expected
 
 
@@ -364,7 +364,7 @@ def test_clamping_and_rounding_move_neighbours_apart_by_at_most_one_step(size: i
             one = start + int(rng.integers(-(2**42), 2**42))
             other = one + int(rng.integers(-(2**41), 2**41))
             found = [
-                ExactSum(np.array([each >> 32]), np.array([each & (2**32 - 1)])).to_grid(
+                ExactSum(np.array([each >> 32]), np.array([each & (2**32 - 1)]))._to_grid(
                     drop=step.bit_length() - 1
                 )[0]
                 for each in (one, other)
@@ -391,7 +391,7 @@ def test_one_persons_rows_together_contribute_at_most_what_one_record_does(rows:
     """In unbounded integers: the worst person, whose rows are equal and all clipped, and one with rows of all kinds."""
     rng = np.random.default_rng(rows)
     max_grad_norm = 0.2
-    worst = unit_rows(clipped_rows(np.array([[0.3, -0.4, 0.1]], np.float32), 1.0), np.zeros(3), 0.2)
+    worst = _unit_rows(clipped_rows(np.array([[0.3, -0.4, 0.1]], np.float32), 1.0), np.zeros(3), 0.2)
     mixed = random_table(rng, min(rows, 1000), 3, 2)
     for one in (Table(worst.astype(np.float32), np.array([0]), 2), mixed):
         copies = rows // len(one)
@@ -404,7 +404,7 @@ def test_one_persons_rows_together_contribute_at_most_what_one_record_does(rows:
         gradient = [sum(column) for column in zip(*each, strict=True)]
         length = sum((column * copies) ** 2 for column in gradient)
         assert length <= Fraction(max_grad_norm) ** 2 * 2 ** (4 * BITS)
-        shortened = units(row_sum(table), BITS)
+        shortened = units(_row_sum(table), BITS)
         assert sum((each * copies) ** 2 for each in shortened) <= 2 ** (2 * BITS)
         halves = on_grid(table.rows.astype(np.float64) * np.sqrt(1.0 / rows))
         scaled = np.array([units(row, BITS) for row in halves], object)
@@ -418,12 +418,12 @@ def test_one_persons_rows_together_contribute_at_most_what_one_record_does(rows:
 
 def test_one_of_two_people_who_share_a_value_moves_a_sum_by_up_to_twice_the_bound() -> None:
     """This is why a guarantee for persons assumes that nobody else has a person's value (THEORY 3.7)."""
-    rows = unit_rows(clipped_rows(np.array([[0.9], [-0.9]], np.float32), 1.0), np.zeros(1), 0.2)
+    rows = _unit_rows(clipped_rows(np.array([[0.9], [-0.9]], np.float32), 1.0), np.zeros(1), 0.2)
     both = rows[[0] + [1] * 99].astype(np.float32)
     together = Table(both, np.zeros(100, np.int64), 2, np.full(100, 100))
     alone = Table(both[:1], np.zeros(1, np.int64), 2, np.ones(1, np.int64))
     moved = {
-        "centre": (row_sum(together) - row_sum(alone), 1.0),
+        "centre": (_row_sum(together) - _row_sum(alone), 1.0),
         "gradient": (
             gradient_sum(together, np.zeros((2, 2)), 0.2) - gradient_sum(alone, np.zeros((2, 2)), 0.2),
             0.2,
@@ -450,12 +450,12 @@ def test_the_sums_over_persons_are_the_exact_sums_of_their_rows() -> None:
             object,
         )
         exact = (scaled.T @ scaled + 2**19) >> 20
-        np.testing.assert_array_equal(moment_sum(table), exact.astype(np.float64) * MOMENTS_GRID)
+        np.testing.assert_array_equal(_moment_sum(table), exact.astype(np.float64) * MOMENTS_GRID)
         shares = [
             units(on_grid(row.astype(np.float64) / count), BITS)
             for row, count in zip(table.rows, table.repeats, strict=True)
         ]
-        assert units(row_sum(table), BITS) == [sum(column) for column in zip(*shares, strict=True)]
+        assert units(_row_sum(table), BITS) == [sum(column) for column in zip(*shares, strict=True)]
 
 
 def test_removing_any_person_moves_every_released_sum_by_at_most_the_certified_sensitivity() -> None:
@@ -473,8 +473,8 @@ def test_removing_any_person_moves_every_released_sum_by_at_most_the_certified_s
             fewer = without(table, owner, person)
             moved = np.array([
                 np.linalg.norm(gradient_sum(table, weights, 0.2) - gradient_sum(fewer, weights, 0.2)),
-                np.linalg.norm(row_sum(table) - row_sum(fewer)),
-                np.linalg.norm(moment_sum(table) - moment_sum(fewer)),
+                np.linalg.norm(_row_sum(table) - _row_sum(fewer)),
+                np.linalg.norm(_moment_sum(table) - _moment_sum(fewer)),
             ])  # fmt: skip
             assert (moved <= bounds).all()
             largest = np.maximum(largest, moved / bounds)
@@ -493,13 +493,13 @@ def test_the_number_of_persons_is_counted_whatever_their_rows() -> None:
 def test_the_second_moments_depend_on_neither_the_order_of_the_rows_nor_the_threads() -> None:
     rng = np.random.default_rng(12)
     table, _ = with_persons(rng, random_table(rng, 3000, 20, 2), 700)
-    whole, order = moment_sum(table), rng.permutation(3000)
+    whole, order = _moment_sum(table), rng.permutation(3000)
     assert table.repeats is not None
     torch.set_num_threads(3)
     assert len(table.pieces(torch.get_num_threads())) == 3
-    np.testing.assert_array_equal(moment_sum(table), whole)
+    np.testing.assert_array_equal(_moment_sum(table), whole)
     shuffled = Table(table.rows[order], table.labels[order], 2, table.repeats[order])
-    np.testing.assert_array_equal(moment_sum(shuffled), whole)
+    np.testing.assert_array_equal(_moment_sum(shuffled), whole)
     np.testing.assert_array_equal(whole, whole.T)
     roots = np.sqrt(1.0 / table.repeats)[:, None] * table.rows
     np.testing.assert_allclose(whole, roots.T @ roots, atol=3000 * 2.0**-19)
@@ -511,9 +511,9 @@ def test_whitened_rows_are_exact_products_divided_by_their_length() -> None:
     for condition in (1.0, 1e3, 1e6):
         rows = random_table(rng, 40, 30, 2).rows.astype(np.float64)
         directions = np.linalg.qr(rng.normal(size=(31, 31)))[0]
-        matrix = whitening_on_grid(directions * np.geomspace(1.0, 1 / condition, 31) @ directions.T)
+        matrix = _whitening_on_grid(directions * np.geomspace(1.0, 1 / condition, 31) @ directions.T)
         assert is_whitening(matrix, 31)
-        whole = whitened_rows(rows, matrix)
+        whole = _whitened_rows(rows, matrix)
         exact = np.array([units(row, BITS) for row in rows], object) @ np.array(
             [units(row, WHITENING_BITS) for row in matrix], object
         )
@@ -522,8 +522,8 @@ def test_whitened_rows_are_exact_products_divided_by_their_length() -> None:
         assert max(sum(int(each) ** 2 for each in row) for row in exact) <= 2 ** (2 * (BITS + WHITENING_BITS))
         for number, row in enumerate(whole):
             assert sum(each**2 for each in units(row, BITS)) <= 2 ** (2 * BITS)
-            np.testing.assert_array_equal(whitened_rows(rows[number : number + 1], matrix)[0], row)
-        np.testing.assert_array_equal(whitened_rows(rows[::-1].copy(), matrix)[::-1], whole)
+            np.testing.assert_array_equal(_whitened_rows(rows[number : number + 1], matrix)[0], row)
+        np.testing.assert_array_equal(_whitened_rows(rows[::-1].copy(), matrix)[::-1], whole)
         np.testing.assert_array_equal(whole.astype(np.float32), whole)
         direct = rows @ matrix
         direct /= np.linalg.norm(direct, axis=1, keepdims=True)
@@ -533,16 +533,16 @@ def test_whitened_rows_are_exact_products_divided_by_their_length() -> None:
 def test_a_diagonal_whitening_is_the_matrix_with_that_diagonal() -> None:
     rng = np.random.default_rng(16)
     rows = random_table(rng, 40, 30, 2).rows.astype(np.float64)
-    diagonal = whitening_on_grid(rng.uniform(0.01, 3.0, 31))
+    diagonal = _whitening_on_grid(rng.uniform(0.01, 3.0, 31))
     assert is_whitening(diagonal, 31)
     assert is_whitening(np.diag(diagonal), 31)
     assert not is_whitening(diagonal, 30)
-    np.testing.assert_array_equal(whitened_rows(rows, diagonal), whitened_rows(rows, np.diag(diagonal)))
+    np.testing.assert_array_equal(_whitened_rows(rows, diagonal), _whitened_rows(rows, np.diag(diagonal)))
 
 
 def test_a_row_that_the_whitening_makes_too_short_becomes_zero() -> None:
-    matrix = whitening_on_grid(np.diag([1.0, 2.0**-30]))
-    np.testing.assert_array_equal(whitened_rows(np.array([[0.0, 0.5]]), matrix), np.zeros((1, 2)))
+    matrix = _whitening_on_grid(np.diag([1.0, 2.0**-30]))
+    np.testing.assert_array_equal(_whitened_rows(np.array([[0.0, 0.5]]), matrix), np.zeros((1, 2)))
 
 
 @pytest.mark.parametrize(
@@ -559,7 +559,7 @@ def test_a_row_that_the_whitening_makes_too_short_becomes_zero() -> None:
 )
 def test_a_matrix_that_cannot_be_a_whitening_is_recognised(matrix: np.ndarray) -> None:
     assert not is_whitening(matrix, 2)
-    assert is_whitening(whitening_on_grid(np.eye(2)), 2)
+    assert is_whitening(_whitening_on_grid(np.eye(2)), 2)
 
 
 def test_a_binary_softmax_is_the_general_one_bit_for_bit() -> None:
@@ -573,6 +573,6 @@ def test_a_binary_softmax_is_the_general_one_bit_for_bit() -> None:
 
 def test_the_bits_of_the_largest_moments_fit_into_the_numbers_used() -> None:
     assert blocks.MAX_BLOCK_ROWS * 2.0 ** (2 * BITS) < 2**63
-    assert chunk_rows(1) * 2.0 ** (2 * BITS) < 2**53
+    assert _chunk_rows(1) * 2.0 ** (2 * BITS) < 2**53
     assert 2**MOMENTS_BITS * 181 < 2**53  # times the square root of two, 181/128
     assert BITS + WHITENING_BITS <= 52

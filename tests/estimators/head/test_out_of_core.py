@@ -93,7 +93,7 @@ def test_the_weights_depend_on_neither_blocks_nor_threads(
     frame = people().iloc[: 300 if height == 1 else ROWS]
     torch.set_num_threads(1)
     expected = fit(frame, settings)
-    monkeypatch.setattr(blocks, "block_rows", lambda _: height)
+    monkeypatch.setattr(blocks, "_block_rows", lambda _: height)
     monkeypatch.setattr(blocks, "_PERSONS_AT_ONCE", 100)
     for threads, memory in ((1, None), (3, 20_000)):
         torch.set_num_threads(threads)

@@ -12,21 +12,21 @@ from sklearn.linear_model import LogisticRegression
 
 from quietmax.errors import InvalidInput
 from quietmax.estimators.blocks import Table
-from quietmax.estimators.head.exact_sums import clipped_rows, unit_rows
+from quietmax.estimators.head.exact_sums import _unit_rows, clipped_rows
 from quietmax.estimators.head.solver import (
     MeanCrossEntropy,
     Objective,
     Tilted,
-    certifiable_tolerance,
-    max_solution_norm,
-    minimise,
+    _certifiable_tolerance,
+    _max_solution_norm,
+    _minimise,
 )
 from quietmax.sensitivity import certified
 from tests.estimators.head.small_heads import Problem, minimisers, movement, random_problems
 
 
 def table_of(features: np.ndarray, labels: np.ndarray, classes: int) -> Table:
-    rows = unit_rows(clipped_rows(features.astype(np.float32), 1.0), np.zeros(features.shape[1]), 0.2)
+    rows = _unit_rows(clipped_rows(features.astype(np.float32), 1.0), np.zeros(features.shape[1]), 0.2)
     return Table(rows.astype(np.float32), labels.astype(np.int64), classes)
 
 
@@ -48,7 +48,7 @@ def true_gradient(table: Table, objective: Objective, weights: np.ndarray) -> np
     value = value + objective.regularisation / 2 * matrix.square().sum()
     value.backward()
     assert matrix.grad is not None
-    assert objective.value_and_gradient(table, weights)[0] == pytest.approx(value.item(), rel=1e-12)
+    assert objective._value_and_gradient(table, weights)[0] == pytest.approx(value.item(), rel=1e-12)
     return matrix.grad.numpy()
 
 
@@ -66,7 +66,7 @@ def test_the_tolerance_is_reached_with_and_without_the_fast_solver(
     objective: Any, fast_iterations: int
 ) -> None:
     table = random_table(0)
-    solution = minimise(table, objective, 1e-7, fast_iterations=fast_iterations)
+    solution = _minimise(table, objective, 1e-7, fast_iterations=fast_iterations)
     assert solution.gradient_bound <= 1e-7
     assert np.linalg.norm(true_gradient(table, objective, solution.weights)) <= 1e-7
     assert solution.fast == (fast_iterations == 500)
@@ -79,7 +79,7 @@ def test_the_computed_gradient_is_within_its_rounding_bound(objective: Any) -> N
     for seed in range(20):
         table = random_table(seed)
         weights = rng.normal(size=(3, 4)) * 10 ** rng.uniform(-2, 1.5)
-        error = objective.value_and_gradient(table, weights)[1] - true_gradient(table, objective, weights)
+        error = objective._value_and_gradient(table, weights)[1] - true_gradient(table, objective, weights)
         assert (
             np.linalg.norm(error)
             <= objective.rounding(table.units, len(table), weights.shape, weights)
@@ -94,8 +94,8 @@ def test_the_smoothness_bound_holds_along_random_directions(objective: Any) -> N
     for _ in range(200):
         weights, direction = rng.normal(size=(3, 4)) * 3, rng.normal(size=(3, 4))
         step = 1e-5 * direction / np.linalg.norm(direction)
-        change = objective.value_and_gradient(table, weights + step)[1]
-        change = change - objective.value_and_gradient(table, weights - step)[1]
+        change = objective._value_and_gradient(table, weights + step)[1]
+        change = change - objective._value_and_gradient(table, weights - step)[1]
         curvature = float((change * step).sum()) / (2 * 1e-10)
         assert objective.regularisation * (1 - 1e-3) <= curvature <= objective.smoothness(table) * (1 + 1e-3)
 
@@ -103,7 +103,7 @@ def test_the_smoothness_bound_holds_along_random_directions(objective: Any) -> N
 def test_the_minimiser_equals_scikit_learns_logistic_regression() -> None:
     table = random_table(4, records=200)
     size, regularisation = 200.0, 0.01
-    solution = minimise(table, MeanCrossEntropy(size, regularisation), 1e-9)
+    solution = _minimise(table, MeanCrossEntropy(size, regularisation), 1e-9)
     reference = LogisticRegression(
         C=1 / (regularisation * size), fit_intercept=False, tol=1e-10, max_iter=10_000
     ).fit(table.rows.astype(np.float64), table.labels)
@@ -124,7 +124,7 @@ def test_the_minimiser_equals_the_reference_solver() -> None:
             mass=3.0,
         )
         np.testing.assert_allclose(
-            minimise(table, objective, 1e-10).weights, minimisers(problem)[0], atol=1e-7
+            _minimise(table, objective, 1e-10).weights, minimisers(problem)[0], atol=1e-7
         )
 
 
@@ -162,11 +162,11 @@ def test_difficult_data_are_solved_to_the_tolerance_too(
     table = difficult(name)
     size = 20.0
     tolerance = 0.005 * math.sqrt(2) / size
-    solution = minimise(
+    solution = _minimise(
         table, MeanCrossEntropy(size, regularisation), tolerance, fast_iterations=fast_iterations
     )
     assert solution.gradient_bound <= tolerance
-    tilted = minimise(table, Tilted(1.0, size, regularisation), 1e-4, fast_iterations=fast_iterations)
+    tilted = _minimise(table, Tilted(1.0, size, regularisation), 1e-4, fast_iterations=fast_iterations)
     assert tilted.gradient_bound <= 1e-4
 
 
@@ -184,9 +184,9 @@ def test_difficult_data_are_solved_to_the_tolerance_too(
 def test_the_rounding_error_stays_below_the_tolerance_wherever_a_certified_minimiser_may_lie(
     objective: Any, features: Any
 ) -> None:
-    tolerance = certifiable_tolerance(objective, features, 10, at_least=1e-9)
+    tolerance = _certifiable_tolerance(objective, features, 10, at_least=1e-9)
     farthest = objective.max_weight_norm(10) + tolerance / objective.regularisation
-    for records in (1, objective.max_records):
+    for records in (1, objective._max_records):
         error = objective.rounding(records, records, (10, features), np.full((1, 1), farthest))
         assert error <= tolerance / 2
 
@@ -194,21 +194,21 @@ def test_the_rounding_error_stays_below_the_tolerance_wherever_a_certified_minim
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
 def test_the_public_bounds_on_length_and_steepness_hold(objective: Any) -> None:
     for seed in range(5):
-        table = random_table(seed, records=min(objective.max_records, 80))
-        solution = minimise(table, objective, 1e-7)
-        assert np.linalg.norm(solution.weights) <= max_solution_norm(objective, 3, 1e-7)
-        assert objective.smoothness(table) <= objective.max_smoothness
+        table = random_table(seed, records=min(objective._max_records, 80))
+        solution = _minimise(table, objective, 1e-7)
+        assert np.linalg.norm(solution.weights) <= _max_solution_norm(objective, 3, 1e-7)
+        assert objective.smoothness(table) <= objective._max_smoothness
 
 
 def test_settings_too_steep_to_be_minimised_are_refused_from_public_numbers() -> None:
     for objective in (MeanCrossEntropy(100.0, 1e-9), Tilted(1e5, 60.0, 1e-4)):
         with pytest.raises(InvalidInput, match="condition number"):
-            certifiable_tolerance(objective, 5, 3, at_least=1e-6)
+            _certifiable_tolerance(objective, 5, 3, at_least=1e-6)
 
 
 def test_a_tolerance_below_the_rounding_error_is_refused_at_once() -> None:
     with pytest.raises(InvalidInput, match="Float64 cannot certify"):
-        minimise(random_table(7), MeanCrossEntropy(1e-9, 0.1), 1e-9)
+        _minimise(random_table(7), MeanCrossEntropy(1e-9, 0.1), 1e-9)
 
 
 SETTINGS = [  # records, columns, classes, regularisation, size
@@ -395,7 +395,7 @@ def test_the_gradient_over_persons_is_that_of_weighted_losses(objective: Any) ->
         value = loss + objective.regularisation / 2 * matrix.square().sum()
         value.backward()
         assert matrix.grad is not None
-        computed, gradient = objective.value_and_gradient(table, weights)
+        computed, gradient = objective._value_and_gradient(table, weights)
         assert computed == pytest.approx(value.item(), rel=1e-12)
         assert (
             np.linalg.norm(gradient - matrix.grad.numpy())
@@ -411,7 +411,7 @@ def test_equal_rows_of_a_person_count_as_one_record() -> None:
     table = Table(plain.rows[order], plain.labels[order], 3, repeats[order])
     assert table.units == 30
     for objective in (MeanCrossEntropy(30.0, 0.02), Tilted(0.7, 30.0, 0.02)):
-        one, many = (minimise(each, objective, 1e-9).weights for each in (plain, table))
+        one, many = (_minimise(each, objective, 1e-9).weights for each in (plain, table))
         np.testing.assert_allclose(many, one, atol=2e-7)
 
 
@@ -431,22 +431,22 @@ def test_removing_one_person_moves_the_minimiser_by_at_most_the_bound(rows: int)
         fewer = Table(table.rows[~first], table.labels[~first], 3, table.repeats[~first])
         objective = MeanCrossEntropy(12.0, 0.5)
         plain = certified.head_output(regularisation=0.5, declared_size=12.0, tolerance=1e-8).value
-        moved = minimise(table, objective, 1e-8).weights - minimise(fewer, objective, 1e-8).weights
+        moved = _minimise(table, objective, 1e-8).weights - _minimise(fewer, objective, 1e-8).weights
         assert np.linalg.norm(moved) <= plain
         largest = max(largest, float(np.linalg.norm(moved)) / plain)
         tilted = Tilted(0.3, 40.0, 0.5)
         bound = certified.head_tilted(
             alpha=0.3, mass=40.0, regularisation=0.5, classes=3, tolerance=1e-8
         ).value
-        moved = minimise(table, tilted, 1e-8).weights - minimise(fewer, tilted, 1e-8).weights
+        moved = _minimise(table, tilted, 1e-8).weights - _minimise(fewer, tilted, 1e-8).weights
         assert np.linalg.norm(moved) <= bound
     assert largest > 0.5
 
 
 def test_the_tolerance_for_persons_covers_any_number_of_rows() -> None:
     objective = MeanCrossEntropy(1000.0, 1e-3)
-    tolerance = certifiable_tolerance(objective, 20, 3, 0.0, repeated=True)
-    assert tolerance > certifiable_tolerance(objective, 20, 3, 0.0)
+    tolerance = _certifiable_tolerance(objective, 20, 3, 0.0, repeated=True)
+    assert tolerance > _certifiable_tolerance(objective, 20, 3, 0.0)
     farthest = np.full((1, 1), objective.max_weight_norm(3) + tolerance / 1e-3)
-    for rows in (objective.max_records, 10**9, 2**31 * 2**20):
-        assert objective.rounding(objective.max_records, rows, (3, 20), farthest) <= tolerance / 2
+    for rows in (objective._max_records, 10**9, 2**31 * 2**20):
+        assert objective.rounding(objective._max_records, rows, (3, 20), farthest) <= tolerance / 2

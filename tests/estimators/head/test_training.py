@@ -26,8 +26,8 @@ from quietmax.estimators.head.estimator import (
     _whitened,
     _whitening_matrix,
 )
-from quietmax.estimators.head.exact_sums import clipped_rows, gradient_grid, moments_grid, unit_rows
-from quietmax.estimators.head.weights import GradientPlan, gradient_plan, moments_share
+from quietmax.estimators.head.exact_sums import _unit_rows, clipped_rows, gradient_grid, moments_grid
+from quietmax.estimators.head.weights import GradientPlan, _gradient_plan, moments_share
 from quietmax.noise import SeededNoise
 
 TABLE, LABELS = make_blobs(400, centers=3, n_features=4, cluster_std=1.0, random_state=0)
@@ -44,7 +44,7 @@ def test_the_count_and_the_centre_get_the_stated_noise() -> None:
 def test_a_noisy_count_is_no_larger_than_the_grids_of_sums_allow() -> None:
     counts = [_released_size(1000, 1e-12, SeededNoise(seed)) for seed in range(20)]
     assert max(counts) == 2.0**35
-    # Sums in units of 2^-40 are shifted by this many bits; `ExactSum.to_grid` takes at most 31.
+    # Sums in units of 2^-40 are shifted by this many bits; `ExactSum._to_grid` takes at most 31.
     assert math.log2(moments_grid(max(counts))) + 40 == 31
     assert math.log2(gradient_grid(max(counts))) + 40 < 31
     table = Table(np.zeros((10, 5001), np.float32), np.zeros(10, np.int64), 2)
@@ -64,7 +64,7 @@ KINDS: tuple[weights.Whitening, ...] = ("none", "moments", "centre")
 def test_the_plan_keeps_the_noise_on_a_logit_unless_training_is_long_enough_with_less(
     size: int, features: int, mu: float, whitening: weights.Whitening
 ) -> None:
-    plan = gradient_plan(size, features, mu, whitening=whitening)
+    plan = _gradient_plan(size, features, mu, whitening=whitening)
     length = plan.learning_rate * plan.max_grad_norm * plan.steps
     noise = length / (mu * size)
     longest = min(weights.LONGEST_TRAINING, weights.TRAINING_PER_FEATURE * features)
@@ -81,7 +81,7 @@ def test_training_becomes_no_shorter_when_the_budget_or_the_size_grows(
     features: int, whitening: weights.Whitening
 ) -> None:
     def length(size: float, mu: float) -> float:
-        plan = gradient_plan(size, features, mu, whitening=whitening)
+        plan = _gradient_plan(size, features, mu, whitening=whitening)
         return plan.learning_rate * plan.max_grad_norm * plan.steps
 
     sizes, mus = np.geomspace(100, 1e7, 60), np.geomspace(0.01, 10, 60)
@@ -92,18 +92,18 @@ def test_training_becomes_no_shorter_when_the_budget_or_the_size_grows(
 def test_the_number_of_steps_is_limited_by_the_numbers_read() -> None:
     for size, features in SHAPES:
         for whitening, most in (("none", weights.STEPS), ("centre", weights.STEPS), ("moments", 40)):
-            plan = gradient_plan(size, features, 0.27, whitening=whitening)  # type: ignore[arg-type]
+            plan = _gradient_plan(size, features, 0.27, whitening=whitening)  # type: ignore[arg-type]
             assert plan.steps <= most
             if plan.steps > weights.FEWEST_STEPS:
                 assert plan.steps * size * features <= weights.NUMBERS_READ
-    assert gradient_plan(50_000, 10_977, 0.27).steps == weights.STEPS
-    assert gradient_plan(1e7, 10_977, 0.27).steps == weights.FEWEST_STEPS
-    assert gradient_plan(1e6, 52, 0.27, whitening="moments").steps == 20
+    assert _gradient_plan(50_000, 10_977, 0.27).steps == weights.STEPS
+    assert _gradient_plan(1e7, 10_977, 0.27).steps == weights.FEWEST_STEPS
+    assert _gradient_plan(1e6, 52, 0.27, whitening="moments").steps == 20
 
 
 def test_given_settings_are_kept() -> None:
     given = HeadSettings(steps=7, learning_rate=3.0, max_grad_norm=0.4)
-    plan = gradient_plan(1000, 20, 0.27, settings=given)
+    plan = _gradient_plan(1000, 20, 0.27, settings=given)
     assert plan == GradientPlan(7, 3.0, 0.4)
     assert plan.to_json() == {"steps": 7, "learning_rate": 3.0, "max_grad_norm": 0.4, "schedule": "linear"}
 
@@ -182,7 +182,7 @@ def test_a_thousand_releases_on_neighbours_cannot_be_told_apart_better_than_the_
     """The best test for one step projects on the true difference; its two distributions lie at most mu apart."""
     mu, releases = 2.0, 1000
     plan = GradientPlan(steps=1, learning_rate=1.0, max_grad_norm=0.3)
-    rows = unit_rows(clipped_rows(TABLE[:3].astype(np.float32), 1.0), np.zeros(4), 0.2).astype(np.float32)
+    rows = _unit_rows(clipped_rows(TABLE[:3].astype(np.float32), 1.0), np.zeros(4), 0.2).astype(np.float32)
     tables = [Table(rows[:kept], LABELS[:kept], 3) for kept in (3, 2)]
     clean = [_descend(table, plan, 3.0, 1e9, SeededNoise(0)) for table in tables]
     direction = clean[0] - clean[1]
@@ -214,7 +214,7 @@ def test_the_second_moments_get_the_stated_noise() -> None:
 def test_without_noise_the_whitening_makes_the_moments_equal_in_all_directions() -> None:
     rng = np.random.default_rng(5)
     features = rng.normal(size=(20_000, 6)) * np.geomspace(1.0, 0.01, 6)
-    rows = unit_rows(clipped_rows((features / 5).astype(np.float32), 1.0), np.zeros(6), 0.2).astype(
+    rows = _unit_rows(clipped_rows((features / 5).astype(np.float32), 1.0), np.zeros(6), 0.2).astype(
         np.float32
     )
     table = Table(rows, np.zeros(20_000, np.int64), 2)

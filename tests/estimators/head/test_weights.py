@@ -14,7 +14,7 @@ from sklearn.datasets import make_blobs
 from quietmax.accounting import Budget
 from quietmax.estimators import open_private, save_private
 from quietmax.estimators.head.estimator import PrivateHead
-from quietmax.estimators.head.exact_sums import clipped_rows, unit_rows, whitened_rows, whitening_on_grid
+from quietmax.estimators.head.exact_sums import _unit_rows, _whitened_rows, _whitening_on_grid, clipped_rows
 from quietmax.estimators.head.weights import HeadWeights, PrivateHeadWeights
 from quietmax.mechanisms import NoisyMax, SampledNeuron
 from quietmax.models.features import UnitNorm
@@ -97,13 +97,13 @@ def test_whitened_rows_have_the_same_bits_whether_torch_or_numpy_multiplies(
     rng = np.random.default_rng(7)
     for features in (3, 40, 200):
         factors = rng.normal(size=(features + 1, features + 1))
-        whitening = whitening_on_grid(factors @ factors.T)
+        whitening = _whitening_on_grid(factors @ factors.T)
         records = rng.normal(size=(2000, features)).astype(np.float32)
-        rows = unit_rows(clipped_rows(records, 1.0), np.zeros(features), 0.2)
-        by_torch = whitened_rows(rows, whitening)
+        rows = _unit_rows(clipped_rows(records, 1.0), np.zeros(features), 0.2)
+        by_torch = _whitened_rows(rows, whitening)
         with monkeypatch.context() as without:
             without.delitem(sys.modules, "torch")
-            by_numpy = whitened_rows(rows, whitening)
+            by_numpy = _whitened_rows(rows, whitening)
         np.testing.assert_array_equal(by_numpy, by_torch)
         assert np.abs(by_torch).max() > 0.01
 

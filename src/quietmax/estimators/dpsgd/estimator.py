@@ -30,7 +30,7 @@ from quietmax.accounting.guarantee import Guarantee, Status, Unit
 from quietmax.data.encoding import Encoding
 from quietmax.data.schema import Schema
 from quietmax.errors import InvalidInput
-from quietmax.estimators.base import PrivateClassifier, documented
+from quietmax.estimators.base import PrivateClassifier, _documented
 from quietmax.estimators.blocks import ROWS_AT_ONCE, Floats, LocalEngine, Table
 from quietmax.estimators.dpsgd.training import (
     ROW_LENGTH,
@@ -40,9 +40,9 @@ from quietmax.estimators.dpsgd.training import (
     Plan,
     Preset,
     StoredRows,
-    check_length,
+    _check_length,
+    _draw_batches,
     default_length,
-    draw_batches,
     make_plan,
     train_private,
     train_private_module,
@@ -50,12 +50,12 @@ from quietmax.estimators.dpsgd.training import (
 )
 from quietmax.estimators.head.exact_sums import (
     BITS,
+    _row_sum,
+    _unit_rows,
+    _whitened_rows,
+    _whitening_on_grid,
     clipped_rows,
     on_grid,
-    row_sum,
-    unit_rows,
-    whitened_rows,
-    whitening_on_grid,
 )
 from quietmax.estimators.head.weights import default_features
 from quietmax.estimators.training_set import (
@@ -65,7 +65,7 @@ from quietmax.estimators.training_set import (
     ImageShape,
     Persons,
     TrainingRows,
-    of_training,
+    _of_training,
     runs_own_code,
     size_condition,
 )
@@ -92,9 +92,9 @@ class Centring:
         for start in range(0, len(rows), ROWS_AT_ONCE):
             part = slice(start, start + ROWS_AT_ONCE)
             clipped = clipped_rows(np.asarray(features[part], dtype=np.float32), self.radius)
-            centred = unit_rows(clipped, self.centre, 1.0 / ROW_LENGTH)
+            centred = _unit_rows(clipped, self.centre, 1.0 / ROW_LENGTH)
             if self.scale is not None:
-                centred = whitened_rows(centred, self.scale)
+                centred = _whitened_rows(centred, self.scale)
             rows[part] = ROW_LENGTH * centred[:, :-1]
         return rows
 
@@ -103,7 +103,7 @@ def _centred(centring: Centring, block: Table) -> Table:
     return replace(block, rows=centring.rows(block.rows))
 
 
-def released_centre(
+def _released_centre(
     features: NDArray[np.float32] | StoredRows,
     plan: Plan,
     *,
@@ -113,13 +113,13 @@ def released_centre(
 ) -> Floats:
     """Release the mean of clipped features by the centring steps of a plan."""
     settings, records = plan.settings, len(features)
-    check_length(records)
+    _check_length(records)
     source: NoiseSource = EXACT
     drawn = None
     if seed is not None:
         first, drawn = (int(word) for word in np.random.SeedSequence((0xCE27, seed)).generate_state(2))
         source = SeededNoise(first)
-    batches = draw_batches(records, plan.size, settings, persons, seed=drawn)
+    batches = _draw_batches(records, plan.size, settings, persons, seed=drawn)
     total = np.zeros(features.shape[1])
     for _ in range(settings.centring_steps):
         exact = _batch_sum(features, next(batches), radius, persons)
@@ -152,7 +152,7 @@ def _batch_sum(
         rows = clipped_rows(features[part], radius).astype(np.float32)
         # Sums are integer multiples of 2^-20 below 2^33, so adding them is exact.
         repeats = None if persons is None else persons.rows[part]
-        total += row_sum(Table(rows, np.zeros(len(part), np.int64), 1, repeats))
+        total += _row_sum(Table(rows, np.zeros(len(part), np.int64), 1, repeats))
     return total
 
 
@@ -178,7 +178,7 @@ _PROBES = 64
 """Public random records that the length of the features is guessed from."""
 
 
-@documented
+@_documented
 class DPSGD(PrivateClassifier):
     """A network trained by differentially private stochastic gradient descent (DP-SGD).
 
@@ -336,15 +336,13 @@ class DPSGD(PrivateClassifier):
         return "scaled" if isinstance(self.feature_map_, TableFeatures) else "centred"
 
     def _centring(self, rows: StoredRows, radius: float, seed: int | None) -> Centring:
-        """Release the centre; a table's features also get a scale that is computed from it."""
-        centre = released_centre(rows, self.plan_, radius=radius, seed=seed, persons=rows.persons)
+        centre = _released_centre(rows, self.plan_, radius=radius, seed=seed, persons=rows.persons)
         if not isinstance(self.feature_map_, TableFeatures):
             return Centring(centre, radius)
         scale = self.feature_map_.scale(centre, _centre_noise(self.plan_))
-        return Centring(centre, radius, whitening_on_grid(np.append(scale, 1.0)))
+        return Centring(centre, radius, _whitening_on_grid(np.append(scale, 1.0)))
 
     def _plan(self, size: int, length: float, inputs: Inputs) -> Plan:
-        """Return the settings, from public numbers (the true number of units only if none is declared)."""
         return make_plan(
             size,
             epsilon=self.epsilon,
@@ -357,7 +355,6 @@ class DPSGD(PrivateClassifier):
         )
 
     def _length(self, columns: int) -> float:
-        """Guess the length of a record's features from public numbers."""
         if self.feature_map_ is None:
             return default_length(columns)
         probes = np.random.default_rng(0).random((_PROBES, columns), dtype=np.float32)
@@ -451,7 +448,7 @@ def network_guarantee(
         assumptions=(),
         unit=unit,
     )
-    return of_training(
+    return _of_training(
         guarantee,
         described,
         own_map=runs_own_code(features),
@@ -468,7 +465,6 @@ def network_guarantee(
 
 
 def _own_module(unit: Unit) -> Condition:
-    """Return the condition of a module of the user's own."""
     return Condition(
         "The module is the user's own.",
         (
@@ -480,7 +476,6 @@ def _own_module(unit: Unit) -> Condition:
 
 
 def _counting(plan: Plan, gaussian: bool, unit: Unit) -> tuple[Status, str, tuple[str, ...]]:
-    """Return the status, the reason and the assumptions that follow from how the steps are counted."""
     steps, accountant = plan.settings.steps, _ACCOUNTANT_NAMES[plan.accountant]
     gradients, where = "clipped gradients", "DP-SGD page, section 2"
     if plan.settings.centring_steps:

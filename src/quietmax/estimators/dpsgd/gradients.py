@@ -171,10 +171,10 @@ def exact_clipped_sum(
     """
     slices = (slice(start, start + ROWS_AT_ONCE) for start in range(0, len(inputs), ROWS_AT_ONCE))
     parts = ((inputs[part], labels[part], None if weights is None else weights[part]) for part in slices)
-    return exact_sum_of_parts(network, parts, max_grad_norm)
+    return _exact_sum_of_parts(network, parts, max_grad_norm)
 
 
-def exact_sum_of_parts(
+def _exact_sum_of_parts(
     network: MLP, parts: Iterable[Part], max_grad_norm: float, size: int = _INTEGER_ROWS
 ) -> Gradients:
     """Return `exact_clipped_sum` of rows that come at most `ROWS_AT_ONCE` at a time, in any order."""
@@ -340,7 +340,6 @@ def _probabilities(logits: Tensor) -> Tensor:
 
 
 def _activated(name: str, values: Tensor) -> Tensor:
-    """Apply an activation by exact or repeatable operations."""
     if name == "relu":
         return torch.clamp(values, min=0.0)
     if name == "tanh":
@@ -352,7 +351,6 @@ def _activated(name: str, values: Tensor) -> Tensor:
 
 
 def _derivative(name: str, outputs: Tensor) -> Tensor:
-    """Return the derivative of an activation from its outputs."""
     if name == "relu":
         return (outputs > 0.0).double()
     return 1.0 - outputs * outputs if name == "tanh" else outputs * (1.0 - outputs)
@@ -372,7 +370,6 @@ class ModuleSums:
         self._wrapped = self._wrap(ghost=True)
 
     def _wrap(self, *, ghost: bool) -> Any:
-        """Return the module with Opacus's hooks."""
         try:
             from opacus.grad_sample import GradSampleModuleFastGradientClipping  # type: ignore[import-untyped]
             from opacus.validators import ModuleValidator  # type: ignore[import-untyped]
@@ -407,7 +404,7 @@ class ModuleSums:
                 finite = self._clip_and_sum(inputs, labels, weights)
             except NotImplementedError:
                 # Tied weights: Opacus clips them without ghosts.
-                self.unwrapped()
+                self._unwrapped()
                 self._wrapped = self._wrap(ghost=False)
                 finite = self._clip_and_sum(inputs, labels, weights)
         if not bool(finite.all()):
@@ -435,8 +432,7 @@ class ModuleSums:
             wrapped.enable_hooks()
         return finite
 
-    def unwrapped(self) -> torch.nn.Module:
-        """Return the module without Opacus's hooks."""
+    def _unwrapped(self) -> torch.nn.Module:
         self._wrapped.zero_grad()
         module: torch.nn.Module = self._wrapped.to_standard_module()
         for parameter in self.parameters:

@@ -2,7 +2,7 @@
 
 **Settings.** All follow from public numbers. The rule of the "default" preset is one number: the learning rate is
 chosen so that all noise together has a given standard deviation on a logit. Features are centred if the first
-`centring_steps` steps release their mean (`estimator.released_centre`). Rows then have a known length, `ROW_LENGTH`
+`centring_steps` steps release their mean (`estimator._released_centre`). Rows then have a known length, `ROW_LENGTH`
 beside the constant 1 of the bias, and a rule like that of the private head holds: a clipping norm of 0.2 and noise of
 0.9 on a logit, whatever the features, the classes, the size and epsilon. Features of tables that are scaled by their
 mean take 0.5 and 0.8. The learning rate falls over the last 30% of the steps: where noise allows long steps, they
@@ -53,7 +53,7 @@ from quietmax.estimators.dpsgd.gradients import (
     Gradients,
     ModuleSums,
     Part,
-    exact_sum_of_parts,
+    _exact_sum_of_parts,
     rounding_share,
 )
 from quietmax.estimators.training_set import Persons, check_choice, check_positive, checked_size
@@ -201,14 +201,14 @@ class PrivateSettings:
         return {name: value for name, value in fields.items() if value or name not in LATER_FIELDS}
 
     @property
-    def gradient_steps(self) -> int:
+    def _gradient_steps(self) -> int:
         """Number of steps that release a gradient."""
         return self.steps - self.centring_steps
 
     def learning_rates(self) -> NDArray[np.float64]:
         """Return the learning rate of every gradient step."""
-        left = np.arange(self.gradient_steps, 0, -1)
-        factors = np.minimum(1.0, left / max(1.0, self.decay * self.gradient_steps))
+        left = np.arange(self._gradient_steps, 0, -1)
+        factors = np.minimum(1.0, left / max(1.0, self.decay * self._gradient_steps))
         return np.asarray(self.learning_rate * factors)
 
 
@@ -340,7 +340,7 @@ class StoredRows:
         self.persons = None
         if by_person:
             self.persons = _numbered_persons(blocks.beside("persons"))
-            blocks.drop_persons()
+            blocks._drop_persons()
 
     def __enter__(self) -> StoredRows:
         return self
@@ -362,7 +362,7 @@ class StoredRows:
         return len(self) if self.persons is None else self.persons.count
 
     def __getitem__(self, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
-        return self.blocks.rows_at(numbers)
+        return self.blocks._rows_at(numbers)
 
 
 def _numbered_persons(digests: NDArray[np.bytes_]) -> Persons:
@@ -404,7 +404,6 @@ class _Units:
 
     @property
     def rows(self) -> Rows:
-        """All rows."""
         return np.arange(self._length) if self._rows is None else self._rows
 
     def batches(self, order: Rows, width: int) -> Iterator[Rows]:
@@ -424,7 +423,7 @@ class _Units:
         return places if self._rows is None else self._rows[places]
 
 
-def draw_batches(
+def _draw_batches(
     rows: Rows | int,
     size: int,
     settings: PrivateSettings,
@@ -441,7 +440,6 @@ def draw_batches(
 
 
 def _batches(units: _Units, size: int, settings: PrivateSettings, seed: int | None) -> Iterator[Rows]:
-    """Draw batches of units without end."""
     rate = settings.sampling_rate
     width = max(1, round(rate * size))
     if seed is None:
@@ -575,13 +573,13 @@ def train_private_stack(
     factors = [1 / batch for batch in expected]
     sums = ClippedSums(network, read, records, settings.max_grad_norm, factors, alpha)
     gradients, update = Gradients.zeros(network), _Update(network, settings)
-    for step in range(1, settings.gradient_steps + 1):
+    for step in range(1, settings._gradient_steps + 1):
         # Noise first, the clipped gradients on top of it: one pass over memory less.
         noise.write(gradients)
         sums.add_to(gradients, _padded([next(draws) for draws in batches], streams, records))
         update.take(gradients)
-        if progress is not None and (step % 64 == 0 or step == settings.gradient_steps):
-            progress(step, settings.gradient_steps)
+        if progress is not None and (step % 64 == 0 or step == settings._gradient_steps):
+            progress(step, settings._gradient_steps)
     check_weights([tensor for _, tensor in network.parameters()])
     return network
 
@@ -603,7 +601,6 @@ class _Noise:
         self._spreads = torch.tensor(spreads, dtype=torch.float32).view(-1, 1, 1)
 
     def write(self, gradients: Gradients) -> None:
-        """Overwrite the gradients with noise."""
         counts = [tensor[0].numel() for tensor in gradients.tensors()]
         standard = torch.empty(len(self._generators), sum(counts))
         for generator, line in zip(self._generators, standard, strict=True):
@@ -642,14 +639,14 @@ def train_private(
         features = np.ascontiguousarray(features, dtype=np.float32)
         check_records(torch.from_numpy(features), targets.to(torch.int64), classes)
     check_positive(noise_multiplier=noise_multiplier, size=size)
-    batches = draw_batches(len(features), size, settings, persons)
-    check_length(len(features))
+    batches = _draw_batches(len(features), size, settings, persons)
+    _check_length(len(features))
     network = _initial_network(features.shape[1], classes, settings, (seed,), torch.float64)
     update, read = _Update(network, settings), _reader(features, targets, persons)
     expected = settings.sampling_rate * size
-    for _ in range(settings.gradient_steps):
+    for _ in range(settings._gradient_steps):
         parts = map(read, torch.split(torch.from_numpy(next(batches)), ROWS_AT_ONCE))
-        sums = exact_sum_of_parts(network, parts, settings.max_grad_norm, size)
+        sums = _exact_sum_of_parts(network, parts, settings.max_grad_norm, size)
         rounding = rounding_share(sum(tensor.numel() for tensor in sums.tensors()), size)
         noisy = _released([*sums.tensors()], settings.max_grad_norm, rounding, noise_multiplier)
         means, layers = [tensor / expected for tensor in noisy], len(sums.kernels)
@@ -658,8 +655,7 @@ def train_private(
     return network
 
 
-def check_length(records: int) -> None:
-    """Raise `InvalidInput` if there are more than `LARGEST_TABLE` records."""
+def _check_length(records: int) -> None:
     if records > LARGEST_TABLE:
         raise InvalidInput(f"DP-SGD can be trained on at most {LARGEST_TABLE:,} records.")
 
@@ -695,7 +691,7 @@ def train_private_module(
     clipped = ModuleSums(module.train(), settings.max_grad_norm)
     optimizer = _optimizer(clipped.parameters, settings)
     generator = None if seed is None else torch.Generator().manual_seed(seed)
-    batches = draw_batches(len(features), size, settings, persons, seed=seed)
+    batches = _draw_batches(len(features), size, settings, persons, seed=seed)
     read = _reader(features, torch.from_numpy(labels), persons)
     expected, spread = settings.sampling_rate * size, settings.max_grad_norm * noise_multiplier
     for rate in settings.learning_rates().tolist():
@@ -715,11 +711,10 @@ def train_private_module(
             parameter.grad = total / expected
         optimizer.step()
         check_weights(clipped.parameters)
-    return clipped.unwrapped().eval()
+    return clipped._unwrapped().eval()
 
 
 def _optimizer(parameters: list[torch.nn.Parameter], settings: PrivateSettings) -> torch.optim.Optimizer:
-    """Return torch's optimizer with the L2 penalty on kernels."""
     groups = [
         {"params": [each for each in parameters if each.ndim > 1], "weight_decay": 2 * settings.l2},
         {"params": [each for each in parameters if each.ndim <= 1], "weight_decay": 0.0},

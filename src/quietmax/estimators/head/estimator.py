@@ -1,7 +1,7 @@
 """PrivateHead: differentially private softmax regression on public features.
 
 `PrivateHead.fit` does, in this order: a noisy count, features of each record alone, a noisy centre and noisy second
-moments, then the gradient method (`_descend`) or the output method (`solver.minimise`), and last the guarantee
+moments, then the gradient method (`_descend`) or the output method (`solver._minimise`), and last the guarantee
 (`weights`). Every row of a person with k rows counts 1/k. The guarantee is computed from the public facts of the
 training alone. Opening a model folder computes it again from the stored facts, so a folder cannot claim more than they
 support.
@@ -24,29 +24,29 @@ from quietmax.accounting.costs import Budget, epsilon_of, mu_of
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.schema import Schema
 from quietmax.errors import InvalidInput
-from quietmax.estimators.base import PrivateClassifier, documented
+from quietmax.estimators.base import PrivateClassifier, _documented
 from quietmax.estimators.blocks import ROWS_AT_ONCE, Blocks, Floats, LocalEngine, Table
 from quietmax.estimators.head.exact_sums import (
     BITS,
     Rows,
+    _moment_sum,
+    _row_sum,
+    _unit_rows,
+    _whitened_rows,
+    _whitening_on_grid,
     clipped_rows,
     gradient_grid,
     gradient_sum,
-    moment_sum,
     moments_grid,
     on_grid,
-    row_sum,
-    unit_rows,
-    whitened_rows,
-    whitening_on_grid,
 )
 from quietmax.estimators.head.solver import (
     MeanCrossEntropy,
     Tilted,
-    certifiable_tolerance,
-    max_solution_norm,
-    minimise,
-    output_sensitivity,
+    _certifiable_tolerance,
+    _max_solution_norm,
+    _minimise,
+    _output_sensitivity,
 )
 from quietmax.estimators.head.weights import (
     BIAS,
@@ -59,11 +59,11 @@ from quietmax.estimators.head.weights import (
     HeadWeights,
     OutputPlan,
     PrivateHeadWeights,
+    _gradient_plan,
+    _gradient_sensitivity,
+    _output_plan,
     default_features,
-    gradient_plan,
-    gradient_sensitivity,
     moments_share,
-    output_plan,
     query_guarantee,
     weights_guarantee,
     whitening_kind,
@@ -90,7 +90,7 @@ TrainingMethod = Literal["gradient", "output"]
 _MOST_PREPARING, _USUAL_STEPS = 5, 40
 """For the time left: passes before the weights (features, centre, centring, moments, whitening), and for them."""
 _LARGEST_COUNT = 2.0**35
-"""Noisy counts are at most this: `ExactSum.to_grid` drops at most 31 bits of a sum for such a size."""
+"""Noisy counts are at most this: `ExactSum._to_grid` drops at most 31 bits of a sum for such a size."""
 _RECORDS_AT_ONCE = 4096
 _ROOT_OF_TWO = 181 / 128
 """Below sqrt(2) by less than 0.02%, and short enough in bits for exact products."""
@@ -99,7 +99,7 @@ _SPARE = 1.0 - 1e-12
 """Shares of mu^2 are rounded; this factor keeps their sum below the whole."""
 
 
-@documented
+@_documented
 class PrivateHead(PrivateClassifier):
     """Differentially private softmax regression on public features.
 
@@ -230,7 +230,7 @@ class PrivateHead(PrivateClassifier):
         table.expect(_MOST_PREPARING + (self._settings.steps or _USUAL_STEPS))
 
         # Each record alone: public features of length at most 1, as exact numbers.
-        table.reserve(len(table), features)
+        table._reserve(len(table), features)
         table.update(partial(_with_features, self.feature_map_, self.radius_))
 
         # Two releases that make the features easier to learn from: their mean and their second moments.
@@ -259,7 +259,7 @@ class PrivateHead(PrivateClassifier):
         table_map = self._table_map
         if table_map is not None and allowance.centre is not None:
             scale = table_map.scale(self.centre_, 1.0 / (allowance.centre * self.size_))
-            return whitening_on_grid(np.append(scale, 1.0))
+            return _whitening_on_grid(np.append(scale, 1.0))
         return None
 
     @property
@@ -270,12 +270,12 @@ class PrivateHead(PrivateClassifier):
 
     def _fit_by_gradient(self, table: Blocks, mu: float, source: NoiseSource) -> None:
         """Release every clipped gradient sum with noise, and step along it."""
-        plan = gradient_plan(
+        plan = _gradient_plan(
             self.size_, table.features, mu, whitening=whitening_kind(self.whitening_), settings=self._settings
         )
         self.plan_: GradientPlan | OutputPlan = plan
         table.expect(plan.steps)
-        self.sensitivity_ = gradient_sensitivity(
+        self.sensitivity_ = _gradient_sensitivity(
             plan.max_grad_norm, table.classes, table.features, gradient_grid(self.size_)
         )
         self.coef_ = _descend(table, plan, self.size_, mu, source)
@@ -300,20 +300,20 @@ class PrivateHead(PrivateClassifier):
     def _minimiser(self, table: Blocks, strength: float, noise: float) -> tuple[Floats, float]:
         """Return the minimiser and a public bound on its length; set its settings and certified sensitivity.
 
-        Everything but `minimise` knows public numbers only.
+        Everything but `_minimise` knows public numbers only.
         """
-        plan = output_plan(self.size_, strength, noise=noise, regularisation=self._settings.regularisation)
+        plan = _output_plan(self.size_, strength, noise=noise, regularisation=self._settings.regularisation)
         objective: MeanCrossEntropy | Tilted = MeanCrossEntropy(self.size_, plan.regularisation)
         wanted = plan.tolerance
         if self._settings.loss == "convexified":
             objective, wanted = Tilted(*self._tilt, plan.regularisation), TILTED_TOLERANCE
-        tolerance = certifiable_tolerance(
+        tolerance = _certifiable_tolerance(
             objective, table.features, table.classes, wanted, repeated=table.repeated
         )
-        self.sensitivity_ = output_sensitivity(objective, table.classes, tolerance)
+        self.sensitivity_ = _output_sensitivity(objective, table.classes, tolerance)
         self.plan_ = OutputPlan(plan.regularisation, tolerance)
-        weights = minimise(table, objective, tolerance).weights
-        return weights, max_solution_norm(objective, table.classes, tolerance)
+        weights = _minimise(table, objective, tolerance).weights
+        return weights, _max_solution_norm(objective, table.classes, tolerance)
 
     def _offers(self, method: str) -> bool:  # noqa: ARG002
         return self.release == "weights"
@@ -330,7 +330,6 @@ class PrivateHead(PrivateClassifier):
 
     @property
     def _training_method(self) -> TrainingMethod:
-        """The method, with its default."""
         return self.method or ("output" if self.release == "query" else "gradient")
 
     def _automatic_features(self, data: TrainingRows, size: float | None) -> FeatureMap:
@@ -373,13 +372,11 @@ class PrivateHead(PrivateClassifier):
 
     @property
     def _tilt(self) -> tuple[float, float]:
-        """Return the constant and the public mass of the convexified loss."""
         return float(self._settings.alpha), float(self._settings.mass or self.size_)
 
     def _facts(
         self, data: TrainingRows, table: Blocks, allowance: _Allowance, source: NoiseSource
     ) -> dict[str, Any]:
-        """Return every public number of the training by name."""
         facts: dict[str, Any] = {
             "estimator": "head",
             "training_method": self._training_method,
@@ -414,7 +411,6 @@ class PrivateHead(PrivateClassifier):
         return facts
 
     def _check_settings(self) -> None:
-        """Raise `InvalidInput` for invalid settings; no record is looked at."""
         if self.method is not None:
             check_choice("method", self.method, ("gradient", "output"))
         check_choice("release", self.release, ("weights", "query"))
@@ -433,7 +429,6 @@ class PrivateHead(PrivateClassifier):
         check_positive(mu=self.mu, queries=self.queries)
 
     def _check_query_settings(self) -> None:
-        """Raise `InvalidInput` for settings that ``release="query"`` cannot use."""
         if self._training_method != "output":
             raise InvalidInput(
                 f"Releasing a number of labels (release='query') requires `method` 'output', got {self.method!r}."
@@ -450,12 +445,11 @@ class PrivateHead(PrivateClassifier):
 
 
 def _with_features(feature_map: FeatureMap, radius: float, block: Table) -> Iterator[Table]:
-    """Yield the features of a block's records, in blocks of suitable size."""
-    for piece in block.in_blocks(feature_map.dimension(block.features) + 1):
-        yield replace(piece, rows=clipped_features(feature_map, piece.rows, radius))
+    for piece in block._in_blocks(feature_map.dimension(block.features) + 1):
+        yield replace(piece, rows=_clipped_features(feature_map, piece.rows, radius))
 
 
-def clipped_features(
+def _clipped_features(
     feature_map: FeatureMap, records: NDArray[np.float32], radius: float
 ) -> NDArray[np.float32]:
     """Return the public features of every record, clipped to ``radius``, divided by it and put on the grid."""
@@ -487,12 +481,12 @@ def _may_run_on_any_thread(feature_map: FeatureMap) -> bool:
 
 def _centred(centre: Floats, block: Table) -> Table:
     """Subtract the released centre from every row, append the constant feature and divide by the length."""
-    return _changed(block, lambda rows: unit_rows(rows[:, :-1], centre, BIAS))
+    return _changed(block, lambda rows: _unit_rows(rows[:, :-1], centre, BIAS))
 
 
 def _whitened(whitening: Floats, block: Table) -> Table:
     """Multiply every row by a matrix and divide by the length."""
-    return _changed(block, lambda rows: whitened_rows(rows, whitening))
+    return _changed(block, lambda rows: _whitened_rows(rows, whitening))
 
 
 def _changed(block: Table, function: Callable[[Floats], Floats]) -> Table:
@@ -521,7 +515,6 @@ class _Allowance:
     def of(
         cls, mu: float, size_share: float, centring_share: float, moments_share: float = 0.0
     ) -> _Allowance:
-        """Divide mu^2 by shares."""
         rest = 1 - size_share - centring_share - moments_share
         return cls(
             _part(mu, size_share),
@@ -532,7 +525,6 @@ class _Allowance:
 
 
 def _part(mu: float, share: float) -> float | None:
-    """Return mu of a release with a share of mu^2; None for no release."""
     return mu * math.sqrt(share) * _SPARE if share > 0.0 else None
 
 
@@ -544,7 +536,7 @@ def _released_size(units: int, mu: float, source: NoiseSource) -> float:
 
 def _released_centre(table: Rows, size: float, mu: float, source: NoiseSource) -> Floats:
     """Release the noisy mean of clipped rows."""
-    noisy = release_gaussian(row_sum(table)[:-1], sensitivity=1.0, mu=mu, source=source).values / size
+    noisy = release_gaussian(_row_sum(table)[:-1], sensitivity=1.0, mu=mu, source=source).values / size
     length = math.sqrt(float(np.square(noisy).sum()))
     return on_grid(noisy * ((1.0 - 2.0**-BITS) / max(length, 1.0)))
 
@@ -556,7 +548,7 @@ def _released_moments(table: Rows, size: float, mu: float, source: NoiseSource) 
     """
     grid = moments_grid(size)
     sensitivity = certified.head_moments(features=table.features, grid=grid)
-    total, above = moment_sum(table, grid=grid), np.triu_indices(table.features, 1)
+    total, above = _moment_sum(table, grid=grid), np.triu_indices(table.features, 1)
     # An entry above the diagonal counts twice in the Frobenius norm, so it is released times (a little below) sqrt(2).
     # It is at most 2^45 grid steps, so the product is exact.
     values = np.concatenate([np.diag(total), total[above] * _ROOT_OF_TWO])
@@ -574,7 +566,7 @@ def _whitening_matrix(moments: Floats, size: float, mu: float) -> Floats:
     """
     variances, directions = np.linalg.eigh(moments / size)
     floor = math.sqrt(len(moments)) / (mu * size)
-    return whitening_on_grid(directions / np.sqrt(np.maximum(variances, 0.0) + floor) @ directions.T)
+    return _whitening_on_grid(directions / np.sqrt(np.maximum(variances, 0.0) + floor) @ directions.T)
 
 
 # --- The gradient method ----------------------------------------------------------------------------------------------
@@ -589,7 +581,7 @@ def _step_mus(steps: int, mu: float) -> Floats:
 def _descend(table: Rows, plan: GradientPlan, size: float, mu: float, source: NoiseSource) -> Floats:
     """Take noisy full-batch gradient steps: exactly mu-Gaussian private for all steps together (THEORY 3.1)."""
     grid = gradient_grid(size)
-    sensitivity = gradient_sensitivity(plan.max_grad_norm, table.classes, table.features, grid)
+    sensitivity = _gradient_sensitivity(plan.max_grad_norm, table.classes, table.features, grid)
     weights = np.zeros((table.classes, table.features))
     for step, step_mu in enumerate(_step_mus(plan.steps, mu)):
         total = gradient_sum(table, weights, plan.max_grad_norm, grid=grid)

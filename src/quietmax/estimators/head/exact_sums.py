@@ -72,7 +72,7 @@ def clipped_rows(features: NDArray[np.float32], radius: float) -> Floats:
     return on_grid(scaled)
 
 
-def unit_rows(rows: Floats, centre: Floats, bias: float) -> Floats:
+def _unit_rows(rows: Floats, centre: Floats, bias: float) -> Floats:
     """Compute `(f - m, b) / ||(f - m, b)||` on the grid, for rows f, centre m and constant feature b.
 
     A linear classifier of the result is an affine one of f: dividing by a length changes no decision.
@@ -87,7 +87,7 @@ def unit_rows(rows: Floats, centre: Floats, bias: float) -> Floats:
     return on_grid(shifted)
 
 
-def whitening_on_grid(whitening: Floats) -> Floats:
+def _whitening_on_grid(whitening: Floats) -> Floats:
     """Scale a whitening to spectral norm below 1 and round it to multiples of 2^-32.
 
     Products with rows on the grid are then exact: all partial sums are multiples of 2^-52 and at most 1.
@@ -100,12 +100,11 @@ def whitening_on_grid(whitening: Floats) -> Floats:
 
 
 def _spectral_norm(whitening: Floats) -> float:
-    """Return the largest singular value of a matrix, or of a diagonal one."""
     return float(np.linalg.norm(whitening, 2) if whitening.ndim == 2 else np.abs(whitening).max())
 
 
 def is_whitening(whitening: Floats, features: int) -> bool:
-    """Return whether an array is one that `whitening_on_grid` may have returned."""
+    """Return whether an array is one that `_whitening_on_grid` may have returned."""
     if whitening.dtype != np.float64 or whitening.shape not in ((features, features), (features,)):
         return False
     units = whitening * 2.0**WHITENING_BITS
@@ -114,7 +113,7 @@ def is_whitening(whitening: Floats, features: int) -> bool:
     return bool((whitening == whitening.T).all()) and _spectral_norm(whitening) <= 1.0
 
 
-def whitened_rows(rows: Floats, whitening: Floats) -> Floats:
+def _whitened_rows(rows: Floats, whitening: Floats) -> Floats:
     """Compute `A g / ||A g||` on the grid, for rows g and a symmetric matrix A."""
     diagonal = whitening.ndim == 1
     images = rows * whitening if diagonal else _exact_product(rows, whitening)
@@ -158,7 +157,7 @@ class ExactSum:
     def __add__(self, other: ExactSum) -> ExactSum:
         return ExactSum(self.high + other.high, self.low + other.low)
 
-    def to_grid(self, *, drop: int, bits: int = _MANTISSA) -> Floats:
+    def _to_grid(self, *, drop: int, bits: int = _MANTISSA) -> Floats:
         """Divide by 2^drop, round to integers (halves up) and clamp them to float64 numbers.
 
         Two sums that differ by d in a coordinate differ by at most `d / 2^drop + 1` in the result: rounding adds at
@@ -268,7 +267,7 @@ def gradient_sum(table: Rows, weights: Floats, max_grad_norm: float, *, grid: fl
     """
     grid_weights = torch.from_numpy(_weights_on_grid(weights))
 
-    def block_sum(block: Table) -> ExactSum:
+    def _block_sum(block: Table) -> ExactSum:
         total = np.zeros(grid_weights.shape, dtype=np.int64)
         chunks_sum = torch.zeros_like(grid_weights)
         summed, shares = 0, block.shares
@@ -287,16 +286,16 @@ def gradient_sum(table: Rows, weights: Floats, max_grad_norm: float, *, grid: fl
         total += np.ldexp(chunks_sum.numpy(), 2 * BITS).astype(np.int64)
         return ExactSum.of(total)
 
-    return _released(table.sum(block_sum), 2 * BITS, grid)
+    return _released(table.sum(_block_sum), 2 * BITS, grid)
 
 
-def row_sum(table: Rows) -> Floats:
+def _row_sum(table: Rows) -> Floats:
     """Sum rows on the grid without rounding; where a person has k rows, each of them divided by k and rounded.
 
     One record, or all rows of one person, change the sum by at most 1 in L2.
     """
 
-    def block_sum(block: Table) -> ExactSum:
+    def _block_sum(block: Table) -> ExactSum:
         total = np.zeros(block.features, dtype=np.int64)
         for start in range(0, len(block), ROWS_AT_ONCE):
             chunk = slice(start, start + ROWS_AT_ONCE)
@@ -306,17 +305,17 @@ def row_sum(table: Rows) -> Floats:
             total += np.ldexp(part.sum(axis=0), BITS).astype(np.int64)
         return ExactSum.of(total)
 
-    return _released(table.sum(block_sum), BITS, 2.0**-BITS)
+    return _released(table.sum(_block_sum), BITS, 2.0**-BITS)
 
 
-def moment_sum(table: Rows, *, grid: float = MOMENTS_GRID) -> Floats:
+def _moment_sum(table: Rows, *, grid: float = MOMENTS_GRID) -> Floats:
     """Compute the second moments `sum_i h_i h_i^T` without rounding, then round them to multiples of a grid.
 
     h is a row, times `1/sqrt(k)` on the grid where a person has k rows. So one record, or all rows of one person,
     change the sum by a matrix of Frobenius norm at most 1, plus one grid step per entry.
     """
 
-    def block_sum(block: Table) -> ExactSum:
+    def _block_sum(block: Table) -> ExactSum:
         total = np.zeros((block.features, block.features), dtype=np.int64)
         roots = None if block.repeats is None else np.sqrt(1.0 / block.repeats)
         for rows, part in block.chunks():
@@ -324,10 +323,10 @@ def moment_sum(table: Rows, *, grid: float = MOMENTS_GRID) -> Floats:
             total += np.ldexp((scaled.T @ scaled).numpy(), 2 * BITS).astype(np.int64)
         return ExactSum.of(total)
 
-    return _released(table.sum(block_sum), 2 * BITS, grid, MOMENTS_BITS)
+    return _released(table.sum(_block_sum), 2 * BITS, grid, MOMENTS_BITS)
 
 
 def _released(total: ExactSum, unit_bits: int, grid: float, bits: int = _MANTISSA) -> Floats:
     """Round integers in units of 2^-unit_bits to multiples of a grid, at most 2^bits of them."""
     drop = unit_bits + round(math.log2(grid))
-    return np.ldexp(total.to_grid(drop=drop, bits=bits), drop - unit_bits)
+    return np.ldexp(total._to_grid(drop=drop, bits=bits), drop - unit_bits)

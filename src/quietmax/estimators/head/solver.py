@@ -3,7 +3,7 @@
 The sensitivity holds only if `||grad F|| <= tau` at the returned weights, for every data set. L-BFGS is fast and nearly
 always gets there. If it stops early, accelerated gradient descent goes on; it converges for every strongly convex
 smooth function at the known rate `(1 - sqrt(lam / L))^k` (Nesterov 2004, section 2.2). So no training fails because the
-solver was slow. The computed gradient is trusted only up to a bound on its rounding error. `certifiable_tolerance`
+solver was slow. The computed gradient is trusted only up to a bound on its rounding error. `_certifiable_tolerance`
 chooses tau from public numbers so that the bound is below it wherever the minimiser may lie.
 
 Where a person has k rows, each row's loss counts 1/k (THEORY 3.7). Then "record" means "person" below.
@@ -12,6 +12,7 @@ Where a person has k rows, each row's loss counts 1/k (THEORY 3.7). Then "record
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
@@ -19,7 +20,7 @@ import numpy as np
 
 from quietmax._lazy import lazy_module
 from quietmax.errors import InvalidInput
-from quietmax.estimators.blocks import CHUNKS_PER_BLOCK, Floats, Table, chunk_rows
+from quietmax.estimators.blocks import CHUNKS_PER_BLOCK, Floats, Table, _chunk_rows
 from quietmax.estimators.head.exact_sums import MOST_BLOCKS, Rows
 from quietmax.sensitivity import certified
 from quietmax.sensitivity.certified import Sensitivity
@@ -46,15 +47,14 @@ Shape = tuple[int, int]
 Objective: TypeAlias = "MeanCrossEntropy | Tilted"
 """A strongly convex smooth function of the weights (classes, features), with public bounds on what it can be.
 
-`smoothness` bounds the largest eigenvalue of the Hessian for a table, and `max_smoothness` for every table;
+`smoothness` bounds the largest eigenvalue of the Hessian for a table, and `_max_smoothness` for every table;
 `regularisation` is the strong convexity. `rounding` bounds the L2 error of the gradient computed in float64, for a
 number of units (records or persons) and of their rows. `max_weight_norm` bounds the length of the minimiser. The public
-bounds hold for up to `max_records` records.
+bounds hold for up to `_max_records` records.
 """
 
 
-def output_sensitivity(objective: Objective, classes: int, tolerance: float) -> Sensitivity:
-    """Return how far one record moves a minimiser that was found up to a tolerance."""
+def _output_sensitivity(objective: Objective, classes: int, tolerance: float) -> Sensitivity:
     if isinstance(objective, Tilted):
         return certified.head_tilted(
             alpha=objective.alpha,
@@ -68,13 +68,12 @@ def output_sensitivity(objective: Objective, classes: int, tolerance: float) -> 
     )
 
 
-def max_solution_norm(objective: Objective, classes: int, tolerance: float) -> float:
-    """Return a public bound on the length of the weights that `minimise` returns."""
+def _max_solution_norm(objective: Objective, classes: int, tolerance: float) -> float:
+    """Return a public bound on the length of the weights that `_minimise` returns."""
     return (objective.max_weight_norm(classes) + tolerance / objective.regularisation) * (1 + 2.0**-40)
 
 
 def _shares(table: Table, part: slice) -> torch.Tensor | None:
-    """Return what the rows of a block count; None if all count 1."""
     return None if table.shares is None else torch.from_numpy(table.shares[part])
 
 
@@ -102,13 +101,11 @@ def _residual_rounding(shape: Shape, weights: Floats) -> float:
 
 
 def _sum_rounding(rows: float, shape: Shape) -> float:
-    """Return the relative error of a sum over rows in blocks."""
-    return 2 * _ROUNDING * (chunk_rows(shape[1]) + _additions(rows, shape) + 1024)
+    return 2 * _ROUNDING * (_chunk_rows(shape[1]) + _additions(rows, shape) + 1024)
 
 
 def _additions(rows: float, shape: Shape) -> float:
-    """Return how many additions the sum of a chunk goes through."""
-    return min(rows / chunk_rows(shape[1]), _MOST_ADDITIONS)
+    return min(rows / _chunk_rows(shape[1]), _MOST_ADDITIONS)
 
 
 def _regulariser_rounding(regularisation: float, weights: Floats) -> float:
@@ -154,11 +151,11 @@ class MeanCrossEntropy:
         """Return `n / (2 N) + lam` for a ``table`` of n records: the Hessian of l in the logits is at most 1/2."""
         return table.units / (2 * self.size) + self.regularisation
 
-    def value_and_gradient(self, table: Rows, weights: Floats) -> tuple[float, Floats]:
+    def _value_and_gradient(self, table: Rows, weights: Floats) -> tuple[float, Floats]:
         """Return the objective for a ``table`` at some ``weights``, and its gradient."""
         matrix = torch.from_numpy(weights)
 
-        def block_sum(block: Table) -> _LossSum:
+        def _block_sum(block: Table) -> _LossSum:
             value, gradient = 0.0, torch.zeros_like(matrix)
             for rows, part in block.chunks():
                 losses, errors = _losses_and_residuals(matrix, rows, torch.from_numpy(block.labels[part]))
@@ -168,12 +165,12 @@ class MeanCrossEntropy:
                 gradient += errors.T @ rows
             return _LossSum(value, gradient.numpy())
 
-        total = table.sum(block_sum)
+        total = table.sum(_block_sum)
         penalty = 0.5 * self.regularisation * float(np.square(weights).sum())
         return total.value / self.size + penalty, total.gradient / self.size + self.regularisation * weights
 
     @property
-    def max_records(self) -> float:
+    def _max_records(self) -> float:
         """Twice the declared size."""
         return math.ceil(_MORE_THAN_DECLARED * self.size)
 
@@ -184,7 +181,7 @@ class MeanCrossEntropy:
         return min(math.sqrt(2 * loss / self.regularisation), gradient / self.regularisation)
 
     @property
-    def max_smoothness(self) -> float:
+    def _max_smoothness(self) -> float:
         """The smoothness with `n / N` at most 2."""
         return _MORE_THAN_DECLARED / 2 + self.regularisation
 
@@ -208,16 +205,16 @@ class Tilted:
 
     def smoothness(self, table: Rows) -> float:  # noqa: ARG002
         """Return `1/2 + 2 a + lam` for every ``table``: shares sum to at most 1, `a grad l grad l^T` is at most 2 a."""
-        return self.max_smoothness
+        return self._max_smoothness
 
-    def value_and_gradient(self, table: Rows, weights: Floats) -> tuple[float, Floats]:
+    def _value_and_gradient(self, table: Rows, weights: Floats) -> tuple[float, Floats]:
         """Return the objective for a ``table`` at some ``weights``, and its gradient.
 
         The gradient is `sum_i pi_i grad l_i + lam W` with shares `pi_i = e^(a l_i) / (M + sum_k e^(a l_k))`.
         """
         matrix = torch.from_numpy(weights)
 
-        def block_sum(block: Table) -> _TiltedSum:
+        def _block_sum(block: Table) -> _TiltedSum:
             found = _TiltedSum(-math.inf, 0.0, np.zeros_like(weights))
             for rows, part in block.chunks():
                 losses, errors = _losses_and_residuals(matrix, rows, torch.from_numpy(block.labels[part]))
@@ -230,13 +227,13 @@ class Tilted:
             return found
 
         start = _TiltedSum(math.log(self.mass), 1.0, np.zeros_like(weights))
-        found = start + table.sum(block_sum)
+        found = start + table.sum(_block_sum)
         penalty = 0.5 * self.regularisation * float(np.square(weights).sum())
         value = (found.shift + math.log(found.total)) / self.alpha + penalty
         return value, found.gradient / found.total + self.regularisation * weights
 
     @property
-    def max_records(self) -> float:
+    def _max_records(self) -> float:
         """Any number."""
         return math.inf
 
@@ -245,7 +242,7 @@ class Tilted:
         return certified.weight_bound(self.regularisation, classes)
 
     @property
-    def max_smoothness(self) -> float:
+    def _max_smoothness(self) -> float:
         """The smoothness, which does not depend on the records."""
         return 0.5 + 2 * self.alpha + self.regularisation
 
@@ -269,79 +266,69 @@ class Solution:
     fast: bool  # Whether L-BFGS found it
 
 
-def certifiable_tolerance(
+def _certifiable_tolerance(
     objective: Objective, features: int, classes: int, at_least: float, *, repeated: bool = False
 ) -> float:
-    """Return a tolerance that float64 can certify for every table of up to `objective.max_records` records.
+    """Return a tolerance that float64 can certify for every table of up to `objective._max_records` records.
 
     It is four times the rounding error at the longest minimiser, or ``at_least`` if that is more. Certified weights
     lie within tau/lam of the minimiser, where the rounding error is hardly larger.
     """
-    ratio = objective.max_smoothness / objective.regularisation
+    ratio = objective._max_smoothness / objective.regularisation
     if ratio > LARGEST_CONDITION_NUMBER:
         raise InvalidInput(
             f"With regularisation {objective.regularisation:g} the condition number of the loss is {ratio:.1e}, but it "
             f"must be at most {LARGEST_CONDITION_NUMBER:.0e}: use more regularisation or a smaller alpha."
         )
     longest = np.full((1, 1), objective.max_weight_norm(classes))
-    units = objective.max_records
+    units = objective._max_records
     rows = math.inf if repeated else units
     return max(at_least, 4 * objective.rounding(units, rows, (classes, features), longest))
 
 
-def minimise(
+def _minimise(
     table: Rows, objective: Objective, tolerance: float, *, fast_iterations: int = FAST_ITERATIONS
 ) -> Solution:
     """Find weights with `||grad F|| <= tolerance` for certain, and make their classes sum to zero.
 
     The classes of the true minimiser sum to zero, so the projection only brings the weights closer to it.
     """
-    certified_objective = _CertifiedObjective(table, objective, tolerance)
-    start = np.zeros((table.classes, table.features))
-    try:
-        if fast_iterations > 0:
-            start = _quasi_newton(certified_objective, start, fast_iterations)
-    except _ToleranceReached as reached:
-        return reached.solution(fast=True)
-    try:
-        _accelerate(certified_objective, start)
-    except _ToleranceReached as reached:
-        return reached.solution(fast=False)
+    fast = fast_iterations > 0
 
-
-class _ToleranceReached(Exception):
-    """The tolerance is reached at these weights, with this bound on the gradient."""
-
-    def __init__(self, weights: Floats, bound: float) -> None:
-        self.weights = weights
-        self.bound = bound
-
-    def solution(self, *, fast: bool) -> Solution:
-        """Return the weights with classes that sum to zero."""
-        return Solution(self.weights - self.weights.mean(axis=0), self.bound, fast)
-
-
-class _CertifiedObjective:
-    """An objective that raises `_ToleranceReached` where its gradient is certainly below the tolerance."""
-
-    def __init__(self, table: Rows, objective: Objective, tolerance: float) -> None:
-        self.table, self.objective, self.tolerance = table, objective, tolerance
-
-    def __call__(self, weights: Floats) -> tuple[float, Floats]:
-        value, gradient = self.objective.value_and_gradient(self.table, weights)
-        error = self.objective.rounding(self.table.units, len(self.table), weights.shape, weights)
-        if self.table.units > self.objective.max_records and error > self.tolerance / 2:
+    def function(weights: Floats) -> tuple[float, Floats]:
+        value, gradient = objective._value_and_gradient(table, weights)
+        error = objective.rounding(table.units, len(table), weights.shape, weights)
+        if table.units > objective._max_records and error > tolerance / 2:
             raise InvalidInput(
-                f"Float64 cannot certify a gradient below {self.tolerance:.1e} here: declared_size is too far below "
+                f"Float64 cannot certify a gradient below {tolerance:.1e} here: declared_size is too far below "
                 "the number of records, or regularisation is too small."
             )
         length = math.sqrt(float(np.square(gradient).sum())) + error
-        if length <= self.tolerance:
-            raise _ToleranceReached(weights.copy(), length)
+        if length <= tolerance:
+            raise _ToleranceReached(Solution(weights - weights.mean(axis=0), length, fast))
         return value, gradient
 
+    weights = np.zeros((table.classes, table.features))
+    try:
+        if fast:
+            weights, fast = _quasi_newton(function, weights, fast_iterations), False
+        _accelerate(function, weights, objective.smoothness(table), objective.regularisation)
+    except _ToleranceReached as reached:
+        return reached.solution
 
-def _quasi_newton(function: _CertifiedObjective, start: Floats, iterations: int) -> Floats:
+
+class _ToleranceReached(Exception):
+    """A solution was found."""
+
+    def __init__(self, solution: Solution) -> None:
+        self.solution = solution
+
+
+Function = Callable[[Floats], tuple[float, Floats]]
+"""Returns a value and a gradient; raises `_ToleranceReached` where the gradient is certainly below the tolerance."""
+
+
+def _quasi_newton(function: Function, start: Floats, iterations: int) -> Floats:
     """Run L-BFGS; return where it stopped without reaching the tolerance."""
 
     from scipy.optimize import minimize
@@ -355,10 +342,9 @@ def _quasi_newton(function: _CertifiedObjective, start: Floats, iterations: int)
     return np.asarray(found.x, dtype=np.float64).reshape(start.shape)
 
 
-def _accelerate(function: _CertifiedObjective, start: Floats) -> NoReturn:
+def _accelerate(function: Function, start: Floats, smoothness: float, convexity: float) -> NoReturn:
     """Run Nesterov's constant-step scheme until the tolerance is reached."""
-    smoothness = function.objective.smoothness(function.table)
-    root = math.sqrt(function.objective.regularisation / smoothness)
+    root = math.sqrt(convexity / smoothness)
     momentum = (1 - root) / (1 + root)
     current, ahead = start, start
     while True:

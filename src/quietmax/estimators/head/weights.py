@@ -34,21 +34,21 @@ from quietmax.accounting.guarantee import Guarantee, Unit
 from quietmax.data.encoding import Encoding
 from quietmax.errors import InvalidInput
 from quietmax.estimators.blocks import ROWS_AT_ONCE, Floats
-from quietmax.estimators.head.exact_sums import GRID, clipped_rows, unit_rows, whitened_rows
+from quietmax.estimators.head.exact_sums import GRID, _unit_rows, _whitened_rows, clipped_rows
 from quietmax.estimators.head.solver import (
     MeanCrossEntropy,
     Tilted,
-    certifiable_tolerance,
-    max_solution_norm,
-    output_sensitivity,
+    _certifiable_tolerance,
+    _max_solution_norm,
+    _output_sensitivity,
 )
 from quietmax.estimators.training_set import (
     SEEDED_WEIGHTS,
     Condition,
+    _of_training,
     check_choice,
     check_positive,
     code_before,
-    of_training,
 )
 from quietmax.mechanisms.base import proves_bounds
 from quietmax.models.features.base import FeatureMap
@@ -197,7 +197,7 @@ class GradientPlan:
 
 @dataclass(frozen=True)
 class OutputPlan:
-    """Settings of the output method: minimise until `||gradient|| <= tolerance`, then release."""
+    """Settings of the output method: _minimise until `||gradient|| <= tolerance`, then release."""
 
     regularisation: float  # lam of the penalty `(lam / 2) ||W||^2`
     tolerance: float  # Bound on the length of the gradient at the solution
@@ -207,7 +207,7 @@ class OutputPlan:
         return asdict(self)
 
 
-def gradient_plan(
+def _gradient_plan(
     size: float,
     features: int,
     mu: float,
@@ -231,7 +231,6 @@ def gradient_plan(
 
 
 def _default_steps(size: float, features: int, whitening: Whitening) -> int:
-    """Return the number of steps if it is not given."""
     numbers = size * features
     if whitening == "moments":
         fewest, most = MOMENTS_STEPS
@@ -250,7 +249,7 @@ def moments_share(size: float, features: int, mu: float) -> float:
     return MOMENTS_SHARE if pays else 0.0
 
 
-def output_plan(
+def _output_plan(
     size: float, strength: float, *, noise: float = OUTPUT_NOISE, regularisation: float | None = None
 ) -> OutputPlan:
     """Return the settings of the output method: `lam = sqrt(2) / (kappa * N * strength)` unless it is given."""
@@ -300,9 +299,9 @@ class HeadWeights(LogitClassifier):
         logits = np.empty((len(inputs), self.classes))
         for start in range(0, len(inputs), ROWS_AT_ONCE):
             part = slice(start, start + ROWS_AT_ONCE)
-            rows = unit_rows(clipped_rows(inputs[part], self.radius), self.centre, self.bias)
+            rows = _unit_rows(clipped_rows(inputs[part], self.radius), self.centre, self.bias)
             if self.whitening is not None:
-                rows = whitened_rows(rows, self.whitening)
+                rows = _whitened_rows(rows, self.whitening)
             logits[part] = rows @ self.weights.T
         return logits
 
@@ -378,7 +377,6 @@ def weights_guarantee(facts: Facts, *, own_map: bool, encoding: Encoding | None 
 
 
 def _training_amount(facts: Facts) -> Fraction:
-    """Return mu^2 of all releases of the training itself."""
     whole = GaussianCost(facts["mu_training"]).amount
     if facts["training_method"] != "gradient":
         return whole
@@ -413,8 +411,7 @@ def _of_facts(
     encoding: Encoding | None,
     conditions: tuple[Condition, ...] = (),
 ) -> Guarantee:
-    """Return a guarantee with what follows from the facts of the training."""
-    return of_training(
+    return _of_training(
         guarantee,
         facts["features"],
         own_map=own_map,
@@ -425,7 +422,7 @@ def _of_facts(
     )
 
 
-def gradient_sensitivity(
+def _gradient_sensitivity(
     max_grad_norm: float, classes: int, features: int, grid: float = GRID
 ) -> Sensitivity:
     """Return how far one record moves a released gradient sum."""
@@ -437,28 +434,27 @@ def weight_sensitivity(facts: Facts) -> Sensitivity:
     if facts["training_method"] == "gradient":
         # Heads of earlier versions have no fact `grid`; they could not have more than 2^22 records.
         grid = facts.get("grid", GRID)
-        return gradient_sensitivity(facts["max_grad_norm"], facts["classes"], facts["dimension"], grid)
-    return output_sensitivity(_objective(facts), facts["classes"], facts["tolerance"])
+        return _gradient_sensitivity(facts["max_grad_norm"], facts["classes"], facts["dimension"], grid)
+    return _output_sensitivity(_objective(facts), facts["classes"], facts["tolerance"])
 
 
 def max_weight_norm(facts: Facts) -> float:
     """Return a public bound on the length of the minimiser of the output method."""
-    return max_solution_norm(_objective(facts), facts["classes"], float(facts["tolerance"]))
+    return _max_solution_norm(_objective(facts), facts["classes"], float(facts["tolerance"]))
 
 
 def least_tolerance(facts: Facts) -> float:
     """Return the tolerance of the output method with these facts, which float64 can certify."""
     wanted = TILTED_TOLERANCE
     if facts["loss"] != "convexified":
-        wanted = output_plan(facts["declared_size"], 1.0, regularisation=facts["regularisation"]).tolerance
+        wanted = _output_plan(facts["declared_size"], 1.0, regularisation=facts["regularisation"]).tolerance
     repeated = facts.get("unit", "record") == "person"
-    return certifiable_tolerance(
+    return _certifiable_tolerance(
         _objective(facts), facts["dimension"], facts["classes"], wanted, repeated=repeated
     )
 
 
 def _objective(facts: Facts) -> MeanCrossEntropy | Tilted:
-    """Return the objective that was minimised."""
     if facts["loss"] == "convexified":
         return Tilted(facts["alpha"], facts["mass"], facts["regularisation"])
     return MeanCrossEntropy(facts["declared_size"], facts["regularisation"])
