@@ -24,17 +24,10 @@ from quietmax.experiments.findings import (
     own_correlations,
     summarize,
 )
-from quietmax.experiments.grid import Trial
+from quietmax.experiments.grid import STORED_TRIALS, Result, Trial, read_trials
 from quietmax.experiments.measurements import (
-    ALPHA,
-    ARCHITECTURES,
-    BOUNDS,
-    CIFAR,
-    AlphaRow,
-    ArchitectureRow,
-    CifarTrial,
+    MEASUREMENTS,
     NetworkRow,
-    Observed,
     alpha_choices,
     bounds_table,
     network_rows,
@@ -43,7 +36,6 @@ from quietmax.experiments.measurements import (
 from quietmax.experiments.methods import methods
 from quietmax.experiments.paper import Comparison, reproduce_sensitivity_table
 from quietmax.experiments.report import figures, write_figures, write_stability_figure
-from quietmax.experiments.results import STORED_TRIALS, Result, read_trials, stored_rows
 
 PAGE = Path(__file__).parents[1] / "paper.md"
 FIGURES = PAGE.parent / "figures" / "paper"
@@ -222,7 +214,7 @@ def sensitivities() -> str:
 def upper_bounds() -> str:
     """Table 1, and the change of the weights that retraining caused."""
     rows = []
-    for each in bounds_table(observed=stored_rows(Observed, BOUNDS)):
+    for each in bounds_table(observed=MEASUREMENTS["bounds-table"].stored()):
         _, general, _, constant, ours = (f"{bound.value:.3g}" for bound in each.bounds)
         seen = each.observed
         observed = "" if seen is None else f"{seen.weights_l2:.3g}"
@@ -261,7 +253,7 @@ def other_networks() -> str:
                 beside(each.observed_weights_l2, each.weights_l2),
                 beside(each.observed_logit, each.logit),
             )
-            for each in stored_rows(ArchitectureRow, ARCHITECTURES)
+            for each in MEASUREMENTS["architectures"].stored()
             if each.loss == "convexified cross-entropy" or each.layers == 1
             if each.activation in ("tanh", "relu") and "over samples" not in each.loss
         ),
@@ -273,7 +265,7 @@ SHOWN_ALPHAS = (None, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 def alphas() -> str:
     """Accuracy and leakage at some values of alpha, and the alpha that the rule chooses."""
-    stored = stored_rows(AlphaRow, ALPHA)
+    stored = MEASUREMENTS["alpha"].stored()
     lines = []
     for name in dict.fromkeys(each.dataset for each in stored):
         found = {each.alpha: each for each in stored if each.dataset == name}
@@ -307,7 +299,7 @@ def alphas() -> str:
 
 def cifar_networks() -> str:
     """CIFAR with other settings: the networks without privacy, and Algorithm 1."""
-    rows = network_rows(stored_rows(CifarTrial, CIFAR))
+    rows = network_rows(MEASUREMENTS["cifar"].stored())
     return table(
         (
             "data set",
@@ -345,7 +337,7 @@ def _beside(row: NetworkRow, part: str) -> str:
 
 def cifar_dpsgd(summaries: Sequence[Summary]) -> str:
     """CIFAR with other settings: DP-SGD as published, accountant RDP, beside the stored run."""
-    rows = private_rows(stored_rows(CifarTrial, CIFAR))
+    rows = private_rows(MEASUREMENTS["cifar"].stored())
     epsilons = sorted({row.epsilon for row in rows})
     lines: list[tuple[str, ...]] = []
 

@@ -14,8 +14,8 @@ from typer.testing import CliRunner, Result
 
 from quietmax.cli import app
 from quietmax.cli import compare as compare_module
-from quietmax.experiments import inputs, report, runner
 from quietmax.experiments import methods as methods_module
+from quietmax.experiments import report, runner
 from quietmax.experiments.report import OWNER_ONLY, SEEDED_NOISE
 from quietmax.models.features import UnitNorm
 from tests.experiments.same_process import start_in_this_process
@@ -158,7 +158,9 @@ def test_invalid_options_are_errors_before_anything_is_trained(
 
 
 def test_rmia_queries_records_of_the_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inputs, "default_features", lambda *_: UnitNorm())  # those of images take long
+    monkeypatch.setattr(
+        methods_module, "default_features", lambda *_: UnitNorm()
+    )  # those of images take long
     arguments = (
         "--attacks",
         "rmia-offline",

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,12 +12,10 @@ from typer.testing import CliRunner, Result
 
 from quietmax.cli import app, reproduce
 from quietmax.data import readers
-from quietmax.data.records import Records
 from quietmax.data.registry import is_stand_in
-from quietmax.experiments import grid, inputs, measurements, report, runner
-from quietmax.experiments.grid import Effort, _Workload
+from quietmax.experiments import grid, measurements, methods, report, runner
+from quietmax.experiments.grid import Effort, _Workload, write_trials
 from quietmax.experiments.paper import accuracy_table
-from quietmax.experiments.results import write_trials
 from quietmax.models import TrainingSettings
 from quietmax.models.features import UnitNorm
 from tests.cli.conftest import Run, assert_error
@@ -44,7 +40,7 @@ def tiny_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grid, "LIKE_FOR_LIKE_EPSILONS", (1.0,))
     monkeypatch.setattr(runner, "estimated_seconds", lambda *_, **__: 3600.0)
     monkeypatch.setattr(runner, "start_workers", start_in_this_process)
-    monkeypatch.setattr(inputs, "default_features", lambda *_: UnitNorm())  # those of images take long
+    monkeypatch.setattr(methods, "default_features", lambda *_: UnitNorm())  # those of images take long
     monkeypatch.setattr(report, "write_figures", lambda *_: [])  # slow, and tested with `compare`
 
 
@@ -223,27 +219,39 @@ def test_unknown_data_sets_profiles_and_no_repeats_are_errors(tmp_path: Path) ->
 # --- stored measurements of our own, measured again
 
 
-@pytest.mark.parametrize("command", ["bounds-table", "architectures", "alpha"])
+@pytest.mark.parametrize(
+    ("command", "shown", "absent"),
+    [
+        ("bounds-table", ("location", "adult"), "mnist"),
+        ("architectures", ("location", "adult"), "mnist"),
+        ("alpha", ("location", "adult"), "mnist"),
+        ("cifar", ("cifar-100",), "cifar-10:"),
+    ],
+)
 def test_the_stored_table_is_shown_and_written_without_training(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+    run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    shown: tuple[str, ...],
+    absent: str,
 ) -> None:
     monkeypatch.setattr("quietmax.models.stacked.train_stack", None)
-    code, out, err = run("reproduce", command, "--datasets", "location,adult", "--output", tmp_path)
+    code, out, err = run("reproduce", command, "--datasets", ",".join(shown), "--output", tmp_path)
     assert code == 0, err
-    assert "location" in out
-    assert "adult" in out
-    assert "mnist" not in out
-    name = "bounds-table.csv" if command == "bounds-table" else f"{command}.csv"
-    with (tmp_path / name).open() as file:
-        assert {row["dataset"] for row in csv.DictReader(file)} == {"location", "adult"}
+    assert all(name in out for name in shown)
+    assert absent not in out
+    with (tmp_path / f"{command}.csv").open() as file:
+        assert {row["dataset"] for row in csv.DictReader(file)} == set(shown)
     figures = {
         f"{name}-alpha-{kind}.{form}"
-        for name in ("location", "adult")
+        for name in shown
         for kind in ("accuracy", "leakage")
         for form in ("png", "pdf")
+        if command == "alpha"
     }
-    assert {path.name for path in tmp_path.iterdir()} == {name} | (figures if command == "alpha" else set())
-    assert json.loads(run("reproduce", command, "--datasets", "location", "--json")[1])
+    assert {path.name for path in tmp_path.iterdir()} == {f"{command}.csv"} | figures
+    assert json.loads(run("reproduce", command, "--datasets", shown[0], "--json")[1])
 
 
 def test_the_bounds_table_shows_all_configurations_with_every_condition(run: Run) -> None:
@@ -267,7 +275,7 @@ def test_the_bounds_table_shows_all_configurations_with_every_condition(run: Run
 
 
 def test_data_sets_without_stored_numbers_or_of_unknown_name_are_errors(run: Run) -> None:
-    for command in ("architectures", "alpha"):
+    for command in ("architectures", "alpha", "cifar"):
         assert_error(run("reproduce", command, "--datasets", "texas"), 2, "texas", "--measure")
     assert_error(run("reproduce", "bounds-table", "--datasets", "mnits"), 2, "mnits")
 
@@ -278,19 +286,21 @@ def test_without_data_a_measurement_says_where_to_look(run: Run, tmp_path: Path)
         assert_error(result, 1, "quietmax datasets")
 
 
-def test_measuring_again_trains(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measuring_again_trains_and_continues_where_it_was_stopped(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(measurements, "_settings", lambda _: TrainingSettings(epochs=1))
-    monkeypatch.setattr(
-        measurements, "TrainingSettings", lambda *given: replace(TrainingSettings(*given), epochs=1)
-    )
-    monkeypatch.setattr(measurements, "ARCHITECTURE_CASES", ((1, "tanh", "cross-entropy"),))
-    options = ("--measure", "--datasets", "mnist-5k", "--removals", 2, "--output", tmp_path)
-    code, out, err = run("reproduce", "bounds-table", *options)
+    monkeypatch.setattr(measurements, "_REMOVALS_OTHERWISE", 2)
+    options = ("--measure", "--datasets", "mnist-5k", "--output", tmp_path)
+    code, _, err = run("reproduce", "bounds-table", *options)
     assert code == 0, err
-    assert "bounds.csv" in out
-    code, out, err = run("reproduce", "architectures", *options, "--repeats", 1, "--json")
+    for file in ("bounds.csv", "bounds-table.csv"):
+        with (tmp_path / file).open() as lines:
+            assert [row["dataset"] for row in csv.DictReader(lines)] == ["mnist-5k"]
+    monkeypatch.setattr("quietmax.sensitivity.network.train_stack", None)
+    code, out, err = run("reproduce", "bounds-table", *options, "--json")
     assert code == 0, err
-    assert [row["removals"] for row in json.loads(out)] == [2]
+    assert json.loads(out)[0]["observed"]["removals"] == 2
 
 
 def test_measuring_alpha_runs_trials_that_a_second_run_finds(
@@ -302,51 +312,8 @@ def test_measuring_alpha_runs_trials_that_a_second_run_finds(
     options = ("--measure", "--datasets", "mnist-5k", "--output", tmp_path)
     code, out, err = run("reproduce", "alpha", *options)
     assert code == 0, err
-    assert "3 trials computed" in out
-    assert (tmp_path / "mnist-5k-alpha-leakage.png").is_file()
-    assert "0 trials computed" in run("reproduce", "alpha", *options)[1]
+    assert "mnist-5k-alpha-leakage.png" in out
+    monkeypatch.setattr(runner, "start_workers", lambda *_: pytest.fail("something was trained"))
     found = json.loads(run("reproduce", "alpha", *options, "--json")[1])
     assert [row["alpha"] for row in found["rows"]] == [None, 0.5, 1.0]
     assert found["rows"][1]["threshold_leakage"] is not None
-
-
-def test_the_stored_trials_on_cifar_are_shown_and_written_without_training(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("quietmax.models.stacked.train_stack", None)
-    code, out, err = run("reproduce", "cifar", "--datasets", "cifar-100", "--output", tmp_path)
-    assert code == 0, err
-    assert "cifar-100" in out
-    assert "0.0001" in out
-    with (tmp_path / "cifar.csv").open() as file:
-        assert {row["dataset"] for row in csv.DictReader(file)} == {"cifar-100"}
-    shown = json.loads(run("reproduce", "cifar", "--json")[1])
-    assert {row["dataset"] for row in shown["networks"]} == {"cifar-10", "cifar-100"}
-    assert_error(run("reproduce", "cifar", "--datasets", "mnist"), 2, "mnist")
-
-
-def test_measuring_cifar_continues_where_it_was_stopped(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    features = np.random.default_rng(0).random((100, 12), dtype=np.float32)
-    images = Records("cifar-10", features, np.arange(100) % 10, classes=10)
-    first = measurements.Case("cifar-10", "pixel/255", 1e-3, 1, "convexified", 2.0)
-    second = measurements.Case("cifar-10", "pixel/255 - 0.5", 1e-3, 1, "cross-entropy", None)
-    measured = []
-    measure = measurements._measure_case
-
-    def noted(case: measurements.Case, records: Records, *, seed: int) -> list[measurements.CifarTrial]:
-        measured.append(case)
-        return measure(case, records, seed=seed)
-
-    monkeypatch.setattr(reproduce, "_available", lambda *_: ["cifar-10"])
-    monkeypatch.setattr(measurements, "load_records", lambda *_, **__: images)
-    monkeypatch.setattr(measurements, "dataset", lambda _: SimpleNamespace(records=40, alpha=2.0))
-    monkeypatch.setattr(measurements, "_measure_case", noted)
-    for cases in ([first], [first, second]):
-        monkeypatch.setattr(measurements, "_cifar_cases", lambda _, cases=cases: cases)
-        code, _, err = run("reproduce", "cifar", "--measure", "--output", tmp_path)
-        assert code == 0, err
-    assert measured == [first, second]
-    with (tmp_path / "cifar.csv").open() as file:
-        assert [row["method"] for row in csv.DictReader(file)].count("plain") == 2

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quietmax.experiments.grid import DataSource, Effort, Group
-from quietmax.experiments.inputs import SharedInputs
-from quietmax.experiments.results import ResultStore
+from quietmax.experiments.grid import DataSource, Effort, Group, ResultStore
+from quietmax.experiments.methods import SharedInputs
 
 
 @pytest.fixture(scope="session")

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from quietmax.experiments import paper
-from quietmax.experiments.grid import DataSource, Effort, Group, Trial
+from quietmax.experiments.grid import DataSource, Effort, Group, Result, Trial
 from quietmax.experiments.paper import EPSILONS
-from quietmax.experiments.results import Result
 
 
 def result(**changes: Any) -> Result:

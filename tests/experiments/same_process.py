@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from quietmax._ray import Lost
 from quietmax.experiments.grid import Trial
-from quietmax.experiments.runner import Compute, ComputeFactory, TrialOutcome, compute_trial
+from quietmax.experiments.runner import Compute, ComputeFactory, compute_trial
 
 
 class SameProcess:
-    """Compute in the test's own process, the trial that was submitted last first.
+    """Compute in the test's own process, the trial that was sent last first.
 
-    ``compute`` returns a result, or a `TrialOutcome` to simulate failures and deaths.
+    ``compute`` returns a result, or `Lost` to simulate a death.
     """
 
     def __init__(self, compute: Compute, count: int = 1) -> None:
         self.count = count
-        self.submitted: list[tuple[int, Trial]] = []
-        self.stopped = False
+        self.sent: list[tuple[int, Trial]] = []
+        self.closed = False
         self._waiting: list[tuple[int, Trial]] = []
         self._compute = compute
 
-    def submit(self, worker: int, trial: Trial) -> None:
+    def send(self, worker: int, _method: str, trial: Trial) -> None:
         self._waiting.append((worker, trial))
-        self.submitted.append((worker, trial))
+        self.sent.append((worker, trial))
 
-    def next_outcome(self) -> TrialOutcome:
+    def next(self) -> tuple[int, Any]:
         worker, trial = self._waiting.pop()
         result, failure = compute_trial(self._compute, trial)
-        return result if isinstance(result, TrialOutcome) else TrialOutcome(worker, result, failure)
+        return worker, result if isinstance(result, Lost) else (result, failure)
 
-    def stop(self) -> None:
-        self.stopped = True
+    def close(self) -> None:
+        self.closed = True
 
 
 def start_in_this_process(factory: ComputeFactory, *_: object) -> SameProcess:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,35 +11,23 @@ import numpy as np
 import pytest
 
 from quietmax.data.records import Records
-from quietmax.errors import InvalidInput
+from quietmax.errors import InvalidInput, QuietmaxError
+from quietmax.experiments import grid, paper
 from quietmax.experiments import measurements as ours
-from quietmax.experiments import paper, results
+from quietmax.experiments.grid import stored_rows, write_csv
 from quietmax.experiments.measurements import (
-    ALPHA,
-    ARCHITECTURE_CASES,
-    ARCHITECTURES,
-    BOUNDS,
-    CIFAR,
+    MEASUREMENTS,
     AlphaRow,
-    ArchitectureRow,
-    Case,
+    CifarSettings,
     CifarTrial,
     NetworkRow,
     Observed,
-    _cifar_cases,
-    _is_measured,
-    _measure_case,
     alpha_choices,
-    alpha_rows,
-    alpha_trials,
     bounds_table,
-    condition_summaries,
-    measure_architectures,
     network_rows,
-    observe,
     private_rows,
 )
-from quietmax.experiments.results import stored_rows, write_csv
+from quietmax.experiments.runner import Run
 from quietmax.models import TrainingSettings
 from quietmax.models.training import PAPER_GRID
 from quietmax.sensitivity.network import published_sensitivity_for
@@ -57,11 +44,18 @@ class _Row:
 def test_rows_survive_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [_Row("a", 1, 0.25, None), _Row("b", 2, 1e-9, 3.0), _Row("a", 3, 1.0, 0.0)]
     write_csv(map(asdict, rows), tmp_path / "rows.csv")
-    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    monkeypatch.setattr(grid, "FOLDER", tmp_path)
     assert stored_rows(_Row, "rows.csv") == [rows[0], rows[2], rows[1]]
     assert stored_rows(_Row, "rows.csv", ["b"]) == [rows[1]]
     with pytest.raises(InvalidInput, match="Nothing is stored for 'c'; stored are a, b"):
         stored_rows(_Row, "rows.csv", ["b", "c"])
+
+
+def measure_again(name: str, dataset: str, folder: Path) -> tuple[list[Any], list[tuple[int, int]]]:
+    """What is measured on a data set, and the progress."""
+    done: list[tuple[int, int]] = []
+    measurement = MEASUREMENTS[name]
+    return measurement.measured([dataset], folder, None, 0, lambda *now: done.append(now)), done
 
 
 # --- upper bounds
@@ -78,8 +72,7 @@ def test_all_eleven_configurations_have_five_bounds_and_the_last_is_the_papers()
         printed = paper.sensitivity_table()[row.dataset]
         shape = (int(printed["features"]), [128], int(printed["classes"]), int(printed["records"]))
         first, general, decreasing, constant, last = (bound.value for bound in row.bounds)
-        assert last == published_sensitivity_for(*shape).weights_l2.value
-        assert first == decreasing == last
+        assert first == decreasing == last == published_sensitivity_for(*shape).weights_l2.value
         assert 1 < constant / last < 1.003
         assert general / last > 3.7
 
@@ -93,26 +86,26 @@ def test_a_change_above_the_papers_bound_is_called_exceeded() -> None:
 
 
 def test_conditions_are_summarised_by_verdict_and_every_data_set_is_counted_once() -> None:
-    found = condition_summaries(bounds_table(None, [SEEN]))
-    (convex,) = (each for each in found if each.condition == "convex loss")
-    assert (len(convex.datasets), len(convex.needed_by)) == (11, 5)
-    binary = {each.holds: each.datasets for each in found if each.condition == "binary classes"}
-    assert binary[True] == ("adult", "purchase-2")
-    assert len(binary[False]) == 9
-    lipschitz = {each.holds: each.datasets for each in found if each.condition == "rho-Lipschitz loss"}
-    assert lipschitz[False] == ("mnist",)
+    found = {
+        (name, verdict): needed
+        for name, needed, verdict, _ in ours._condition_lines(bounds_table(None, [SEEN]))
+    }
+    assert found["convex loss", "does not hold: all"] == "all"
+    assert ("binary classes", "holds: adult, purchase-2") in found
+    assert ("rho-Lipschitz loss", "does not hold: mnist") in found
 
 
-def test_a_measurement_retrains_and_can_be_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_measurement_retrains_and_can_be_compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(ours, "_settings", lambda _: TrainingSettings(epochs=1))
-    (found,) = observe(["mnist-5k"], removals=3)
+    monkeypatch.setattr(ours, "_REMOVALS_OTHERWISE", 3)
+    (found,), _ = measure_again("bounds-table", "mnist-5k", tmp_path)
     assert (found.records, found.removals) == (2_000, 3)
     assert 0 < found.ordinary_l2 <= found.weights_l2
     assert bounds_table(["mnist-5k"], [found])[0].observed == found
 
 
 def test_the_stored_measurements_exceed_the_papers_bound_where_the_documentation_says_so() -> None:
-    stored = stored_rows(Observed, BOUNDS)
+    stored = MEASUREMENTS["bounds-table"].stored()
     verdicts = {row.dataset: row.verdict for row in bounds_table([each.dataset for each in stored], stored)}
     exceeded = {name for name, verdict in verdicts.items() if verdict == "exceeded"}
     assert exceeded == {"adult", "mnist", "cifar-10", "cifar-100"}
@@ -125,25 +118,23 @@ def test_the_stored_measurements_exceed_the_papers_bound_where_the_documentation
 # --- other architectures
 
 
-def test_the_cases_go_beyond_the_papers_network_in_loss_activation_and_depth() -> None:
-    assert ARCHITECTURE_CASES[0] == (1, "tanh", "convexified cross-entropy")
-    assert {layers for layers, _, _ in ARCHITECTURE_CASES} == {1, 2, 3}
-    assert {activation for _, activation, _ in ARCHITECTURE_CASES} == {"tanh", "sigmoid", "relu"}
-    assert any("quadratic" in loss for _, _, loss in ARCHITECTURE_CASES)
-
-
-def test_every_case_is_trained_and_put_into_the_formulas(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_case_is_trained_and_put_into_the_formulas(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     cases = (
         (2, "tanh", "convexified cross-entropy"),
         (1, "relu", "cross-entropy"),
         (1, "sigmoid", "quadratic"),
     )
-    monkeypatch.setattr(ours, "ARCHITECTURE_CASES", cases)
+    monkeypatch.setitem(
+        MEASUREMENTS, "architectures", replace(MEASUREMENTS["architectures"], cases=lambda _: cases)
+    )
+    monkeypatch.setattr(ours, "_SPLITS", 2)
+    monkeypatch.setattr(ours, "_REMOVED", 2)
     monkeypatch.setattr(ours, "TrainingSettings", lambda *given: replace(TrainingSettings(*given), epochs=1))
-    done: list[tuple[int, int]] = []
-    rows = measure_architectures(["mnist-5k"], repeats=2, removals=2, progress=lambda *now: done.append(now))
-    assert [(row.layers, row.activation, row.loss) for row in rows] == list(cases)
-    assert done == [(1, 3), (2, 3), (3, 3)]
+    rows, done = measure_again("architectures", "mnist-5k", tmp_path)
+    assert [row.case for row in rows] == list(cases)
+    assert done == [(0, 3), (1, 3), (2, 3)]
     for row in rows:
         assert (row.repeats, row.removals) == (2, 2)
         assert 0 < row.test_accuracy <= 1
@@ -160,15 +151,15 @@ def test_every_case_is_trained_and_put_into_the_formulas(monkeypatch: pytest.Mon
 
 
 def test_the_stored_architectures_are_all_cases_on_both_data_sets_and_their_formulas_are_ours() -> None:
-    rows = stored_rows(ArchitectureRow, ARCHITECTURES)
+    rows = MEASUREMENTS["architectures"].stored()
     for name in ("location", "adult"):
-        cases = [(row.layers, row.activation, row.loss) for row in rows if row.dataset == name]
-        assert cases == list(ARCHITECTURE_CASES)
-    features, classes, records = 446, 30, 1_200
+        cases = [row.case for row in rows if row.dataset == name]
+        assert cases == list(MEASUREMENTS["architectures"].cases(name))
+    assert cases[0] == (1, "tanh", "convexified cross-entropy")
     for row in rows:
         if row.dataset == "location" and row.rho is not None and row.activation != "relu":
             now = published_sensitivity_for(
-                features, [128] * row.layers, classes, records, activation_name=row.activation
+                446, [128] * row.layers, 30, 1_200, activation_name=row.activation
             )
             assert row.rho == pytest.approx(now.rho.value, rel=1e-5)
             assert row.logit == pytest.approx(now.logit.value, rel=1e-5)
@@ -177,34 +168,39 @@ def test_the_stored_architectures_are_all_cases_on_both_data_sets_and_their_form
 # --- alpha
 
 
-def test_every_alpha_has_a_trial_on_every_split_and_the_original_loss_too() -> None:
-    trials = alpha_trials(["location", "mnist"])
-    location = [trial for trial in trials if trial.group.source.title == "location"]
-    assert len(location) == 3 * 21
-    assert {trial.group.effort.alpha for trial in location if trial.method == "plain"} == set(PAPER_GRID)
-    assert sum(trial.method == "original" for trial in trials) == 4
-    assert len({trial.key for trial in trials}) == len(trials)
+def test_alpha_is_measured_by_trials_and_rows_are_means_over_the_repeats(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ran: list[Any] = []
 
-
-def test_rows_are_means_over_the_repeats() -> None:
-    found: dict[Any, Any] = {}
-    for trial in alpha_trials(["location"], repeats=2):
-        if trial.method == "original":
-            found[trial] = {"train_accuracy": 1.0, "test_accuracy": 0.6, "attacks": {}}
-        elif trial.group.effort.alpha in (0.5, 2.0):
-            figures = {"leakage": {"value": trial.group.effort.alpha / 10}}
-            found[trial] = {
+    def run_trials(trials: list[grid.Trial], *_: object, **__: object) -> Run:
+        ran.extend(trials)
+        results = {}
+        for trial in trials:
+            alpha, plain = trial.group.effort.alpha, trial.method == "plain"
+            figures = {"leakage": {"value": alpha / 10}}
+            results[trial] = {
                 "train_accuracy": 0.9,
-                "test_accuracy": 0.5 + 0.2 * trial.group.repeat,
-                "attacks": {"shadow": figures, "threshold": figures},
+                "test_accuracy": 0.4 + 0.2 * trial.group.repeat,
+                "attacks": {"shadow": figures, "threshold": figures} if plain else {},
             }
-    original, first, second = alpha_rows(found)
-    assert (original.alpha, original.shadow_leakage, original.repeats) == (None, None, 2)
-    assert (first.alpha, second.alpha) == (0.5, 2.0)
+        return Run(results)
+
+    monkeypatch.setattr(ours, "run_trials", run_trials)
+    rows, _ = measure_again("alpha", "location", tmp_path)
+    assert len({trial.key for trial in ran}) == len(ran) == 3 * 21
+    assert sum(trial.method == "original" for trial in ran) == 3
+    original, first, *others = rows
+    assert (original.alpha, original.shadow_leakage, original.repeats) == (None, None, 3)
+    assert (first.alpha, *(row.alpha for row in others)) == PAPER_GRID
     assert round(first.test_accuracy, 9) == 0.6
-    assert first.shadow_leakage == first.threshold_leakage == 0.05
-    assert first.test_spread is not None
-    assert first.test_spread > 0
+    assert first.shadow_leakage == first.threshold_leakage == pytest.approx(0.05)
+    assert first.test_spread == pytest.approx(0.2)
+    monkeypatch.setattr(ours, "run_trials", lambda *_, **__: Run({}, {ran[0]: "no luck"}))
+    with pytest.raises(
+        QuietmaxError, match=r"1 trial failed, .* tries again: location, original, .* no luck"
+    ):
+        measure_again("alpha", "location", tmp_path)
 
 
 def test_the_choice_follows_the_rule_and_correlates_alpha_with_the_leakage() -> None:
@@ -219,67 +215,96 @@ def test_the_choice_follows_the_rule_and_correlates_alpha_with_the_leakage() -> 
 
 
 def test_the_stored_alphas_cover_the_papers_grid_and_give_its_alpha_on_location_and_mnist() -> None:
-    choices = {choice.dataset: choice for choice in alpha_choices(stored_rows(AlphaRow, ALPHA))}
+    choices = {choice.dataset: choice for choice in alpha_choices(MEASUREMENTS["alpha"].stored())}
     for name, choice in choices.items():
-        grid = ours.COARSE_GRID if name.startswith("cifar") else PAPER_GRID
-        assert [trial.alpha for trial in choice.trials] == list(grid), name
+        values = ours._COARSE_GRID if name.startswith("cifar") else PAPER_GRID
+        assert [trial.alpha for trial in choice.trials] == list(values), name
     assert choices["location"].chosen == choices["location"].paper == 1.0
     assert choices["mnist"].chosen == choices["mnist"].paper == 1.0
-    correlation = choices["location"].shadow_correlation
-    assert correlation is not None
-    assert correlation > 0.9
+    assert (choices["location"].shadow_correlation or 0) > 0.9
 
 
 # --- CIFAR
 
-CASE = Case("cifar-10", "pixel/255", 1e-3, 3, "convexified", 2.0, splits=2)
+SETTINGS = CifarSettings("cifar-10", "pixel/255", 1e-3, 3, "convexified", 2.0)
+PUBLISHED = replace(SETTINGS, learning_rate=1e-2, epochs=100, loss="cross-entropy", alpha=None)
 
 
 @pytest.fixture
 def images(monkeypatch: pytest.MonkeyPatch) -> Records:
     """Small images of three planes, ten classes; 60 train a network."""
-    monkeypatch.setattr(ours, "dataset", lambda _: SimpleNamespace(records=60, alpha=2.0))
     features = np.random.default_rng(0).random((200, 12), dtype=np.float32)
-    return Records("cifar-10", features, np.arange(200) % 10, classes=10)
+    records = Records("cifar-10", features, np.arange(200) % 10, classes=10)
+    monkeypatch.setattr(ours, "dataset", lambda _: SimpleNamespace(records=60, alpha=2.0))
+    monkeypatch.setattr(ours, "load_records", lambda *_, **__: records)
+    return records
+
+
+def measured(settings: CifarSettings, *, private: bool = False, splits: int = 1) -> list[CifarTrial]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(ours._CIFAR_CASES, (settings, private), splits)
+        patched.setattr(ours, "_PRIVATE_EPSILONS", (1.0, 1000.0))
+        return ours._measure_cifar("cifar-10", (settings, private), None, 0)
 
 
 def test_scalings_are_what_their_names_say(images: Records) -> None:
-    scaled = {name: scale(images.features) for name, scale in ours.SCALINGS.items()}
+    scaled = {name: scale(images.features) for name, scale in ours._SCALINGS.items()}
     assert scaled["pixel/255"] is images.features
     assert np.allclose(scaled["pixel/255 - 0.5"] + 0.5, images.features)
     assert all(each.dtype == np.float32 for each in scaled.values())
 
 
-def test_a_case_trains_one_network_per_split_and_answers_with_algorithm1_at_every_epsilon(
-    images: Records,
-) -> None:
-    trials = _measure_case(CASE, images)
+@pytest.mark.usefixtures("images")
+def test_a_case_trains_one_network_per_split_and_answers_with_algorithm1_at_every_epsilon() -> None:
+    trials = measured(SETTINGS, splits=2)
     assert [trial.split for trial in trials if trial.method == "plain"] == [0, 1]
     for noise in ("gaussian", "laplace"):
         found = [trial for trial in trials if (trial.method, trial.split) == (f"algorithm1-{noise}", 1)]
         assert [trial.epsilon for trial in found] == list(paper.EPSILONS)
     assert all(0.01 <= (trial.worst_share or 0) <= 1 for trial in trials if trial.method == "plain")
-    assert _is_measured(CASE, trials)
-    assert not _is_measured(replace(CASE, splits=3), trials)
-    assert not _is_measured(replace(CASE, alpha=1.0), trials)
-    assert _measure_case(CASE, images) == trials
+    assert {trial.case for trial in trials} == {(SETTINGS, False)}
+    assert measured(SETTINGS, splits=2) == trials
 
 
-def test_the_losses_and_alphas_train_differently(images: Records) -> None:
+@pytest.mark.usefixtures("images")
+def test_the_losses_and_alphas_train_differently() -> None:
     plain = [
-        _measure_case(replace(CASE, loss=loss, alpha=alpha, epochs=30), images)[0]
+        measured(replace(SETTINGS, loss=loss, alpha=alpha, epochs=30))[0]
         for loss, alpha in (("convexified", 2.0), ("convexified", 1.0), ("cross-entropy", None))
     ]
     assert len({(trial.train_accuracy, trial.test_accuracy) for trial in plain}) == 3
     assert plain[2].worst_share is None
 
 
-def test_dpsgd_is_trained_at_every_epsilon_with_the_learning_rate_of_the_case(images: Records) -> None:
-    case = Case("cifar-10", "pixel/255", 1e-2, 100, "cross-entropy", None, 1, (1.0, 1000.0))
-    trials = _measure_case(case, images)
-    assert [(each.method, each.epsilon) for each in trials] == [("published-rdp", e) for e in case.epsilons]
-    slower = _measure_case(replace(case, learning_rate=1e-6), images)
+@pytest.mark.usefixtures("images")
+def test_dpsgd_is_trained_at_every_epsilon_with_the_learning_rate_of_the_case() -> None:
+    trials = measured(PUBLISHED, private=True)
+    assert [(each.case, each.epsilon) for each in trials] == [
+        ((PUBLISHED, True), 1.0),
+        ((PUBLISHED, True), 1000.0),
+    ]
+    slower = measured(replace(PUBLISHED, learning_rate=1e-6), private=True)
     assert (trials[1].train_accuracy or 0) > (slower[1].train_accuracy or 0)
+
+
+@pytest.mark.usefixtures("images")
+def test_measuring_continues_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = (SETTINGS, False)
+    second = (replace(SETTINGS, loss="cross-entropy", alpha=None), False)
+    trained: list[CifarSettings] = []
+
+    def training(settings: CifarSettings, parts: Any) -> Any:
+        trained.append(settings)
+        return network_trials(settings, parts)
+
+    network_trials = ours._network_trials
+    monkeypatch.setattr(ours, "_network_trials", training)
+    monkeypatch.setattr(ours, "_CIFAR_CASES", {first: 1})
+    before, _ = measure_again("cifar", "cifar-10", tmp_path)
+    monkeypatch.setattr(ours, "_CIFAR_CASES", {first: 1, second: 1})
+    after, done = measure_again("cifar", "cifar-10", tmp_path)
+    assert (trained, done) == ([first[0], second[0]], [(0, 2), (1, 2)])
+    assert [trial.case for trial in after] == [trial.case for trial in before] + [second]
 
 
 def _trial(method: str, epsilon: float | None, test: float, split: int = 0) -> CifarTrial:
@@ -291,11 +316,11 @@ def _trial(method: str, epsilon: float | None, test: float, split: int = 0) -> C
 
 def test_rows_compare_means_over_splits_with_the_papers_table_and_curves() -> None:
     printed = paper.curve("cifar-10", "acc_loss", "alg1_gauss")
-    trials = [_trial("plain", None, 0.4), _trial("plain", None, 0.5, 1)]
+    trials = []
     for split, baseline in ((0, 0.4), (1, 0.5)):
-        near = baseline * (1 - printed[1.0])
         trials += [
-            _trial("algorithm1-gaussian", 1.0, near, split),
+            _trial("plain", None, baseline, split),
+            _trial("algorithm1-gaussian", 1.0, baseline * (1 - printed[1.0]), split),
             _trial("algorithm1-gaussian", 10.0, 0.0, split),
         ]
     (row,) = network_rows(trials)
@@ -317,16 +342,22 @@ def test_the_accuracy_loss_of_dpsgd_is_against_the_network_of_the_same_settings(
 
 
 def test_only_cifar_has_cases_and_all_are_stored() -> None:
-    assert {case.dataset for case in _cifar_cases()} == set(ours.CIFAR_DATASETS)
-    assert all(case.scaling in ours.SCALINGS for case in _cifar_cases())
+    measurement = MEASUREMENTS["cifar"]
     with pytest.raises(InvalidInput, match="mnist"):
-        _cifar_cases(["mnist"])
-    trials = stored_rows(CifarTrial, CIFAR)
-    assert [case for case in _cifar_cases() if not _is_measured(case, trials)] == []
+        measurement.cases("mnist")
+    stored: dict[tuple[CifarSettings, bool], set[tuple[int, float | None]]] = {}
+    for trial in measurement.stored():
+        if not trial.method.startswith("algorithm1"):
+            stored.setdefault(trial.case, set()).add((trial.split, trial.epsilon))
+    assert stored.keys() >= {case for name in measurement.datasets for case in measurement.cases(name)}
+    for (settings, private), splits in ours._CIFAR_CASES.items():
+        assert settings.scaling in ours._SCALINGS
+        epsilons = ours._PRIVATE_EPSILONS if private else (None,)
+        assert stored[settings, private] >= {(split, each) for split in range(splits) for each in epsilons}
 
 
-def _stored(names: Sequence[str] | None = None) -> dict[tuple[Any, ...], NetworkRow]:
-    rows = network_rows(stored_rows(CifarTrial, CIFAR, names))
+def _stored() -> dict[tuple[Any, ...], NetworkRow]:
+    rows = network_rows(MEASUREMENTS["cifar"].stored())
     return {(row.dataset, row.scaling, row.learning_rate, row.epochs, row.alpha): row for row in rows}
 
 
@@ -338,25 +369,24 @@ def test_a_tenth_of_the_stated_learning_rate_gives_all_rows_of_the_paper_and_its
         assert row.within == row.points == (0 if alpha is None else 2 * len(paper.EPSILONS))
     private = [
         row
-        for row in private_rows(stored_rows(CifarTrial, CIFAR))
+        for row in private_rows(MEASUREMENTS["cifar"].stored())
         if (row.scaling, row.learning_rate, row.loss) == ("pixel/255", 1e-4, "convexified")
     ]
     assert private
     assert all(abs(row.test_accuracy - row.paper_test_accuracy) < 0.02 for row in private)
 
 
-def test_the_stated_learning_rate_gives_neither_row_of_cifar_10_with_any_scaling() -> None:
+def test_the_stated_learning_rate_gives_neither_row_of_cifar_10_and_the_accuracy_depends_on_the_split() -> (
+    None
+):
+    rows = _stored()
     stated = [
         row
-        for (_, _, rate, epochs, alpha), row in _stored(["cifar-10"]).items()
-        if (rate, epochs) == (1e-3, 100) and alpha in (None, 2.0)
+        for (name, _, rate, epochs, alpha), row in rows.items()
+        if (name, rate, epochs) == ("cifar-10", 1e-3, 100) and alpha in (None, 2.0)
     ]
     assert len({row.scaling for row in stated}) > 1
     assert not any(row.agrees for row in stated)
-
-
-def test_at_the_stated_learning_rate_the_accuracy_depends_on_the_split() -> None:
-    rows = _stored()
-    stated = rows["cifar-10", "pixel/255 - 0.5", 1e-3, 100, 2.0].train_accuracy.spread
+    spread = rows["cifar-10", "pixel/255 - 0.5", 1e-3, 100, 2.0].train_accuracy.spread
     tenth = rows["cifar-10", "pixel/255", 1e-4, 100, 2.0].train_accuracy.spread
-    assert (stated or 0) > 0.05 > 0.02 > (tenth or 1)
+    assert (spread or 0) > 0.05 > 0.02 > (tenth or 1)

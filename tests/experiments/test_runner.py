@@ -7,8 +7,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +17,25 @@ import numpy as np
 import pytest
 import torch
 
-from quietmax._ray import Lost
+from quietmax._ray import MOST_LOSSES, Lost
 from quietmax.data.records import Records
 from quietmax.errors import InvalidInput
 from quietmax.experiments import runner
-from quietmax.experiments.grid import DataSource, Effort, Group, Trial, reproduction_trials
-from quietmax.experiments.results import Result, ResultStore
+from quietmax.experiments.grid import (
+    DataSource,
+    Effort,
+    Group,
+    Result,
+    ResultStore,
+    Trial,
+    reproduction_trials,
+)
 from quietmax.experiments.runner import (
-    MAX_TRIES,
     Compute,
-    LocalWorkers,
-    MeasureFactory,
-    RayWorkers,
-    TrialOutcome,
-    Workers,
     compute_trial,
     estimated_bytes,
     estimated_seconds,
+    measuring,
     run,
     run_trials,
     start_workers,
@@ -47,18 +50,16 @@ def number(trial: Trial) -> Result:
     return {"number": trial.epsilon or 0.0}
 
 
-def test_a_second_run_computes_nothing_and_starts_no_workers(tmp_path: Path) -> None:
-    store = ResultStore(tmp_path)
-    first = run(tiny_trials(), store, lambda: SameProcess(number))
-    second = run(tiny_trials(), store, lambda: pytest.fail("started"))
-    assert (first.computed, second.computed) == (len(tiny_trials()), 0)
+def number_factory() -> Compute:
+    return number
+
+
+def test_a_second_run_computes_nothing_and_a_damaged_result_counts_as_missing(tmp_path: Path) -> None:
+    store, trials = ResultStore(tmp_path), tiny_trials()
+    first = run(trials, store, lambda: SameProcess(number))
+    second = run(trials, store, lambda: pytest.fail("started"))
+    assert (first.computed, second.computed) == (len(trials), 0)
     assert second.results == first.results
-
-
-def test_a_damaged_result_counts_as_missing(tmp_path: Path) -> None:
-    store = ResultStore(tmp_path)
-    trials = tiny_trials()
-    run(trials, store, lambda: SameProcess(number))
     files = sorted((tmp_path / "trials").rglob("*.json"))
     files[0].write_text(files[0].read_text()[:20])
     files[1].write_text("[]")
@@ -66,17 +67,16 @@ def test_a_damaged_result_counts_as_missing(tmp_path: Path) -> None:
 
 
 def test_a_failing_trial_is_reported_and_the_others_continue(tmp_path: Path) -> None:
-    def compute(trial: Trial) -> Any:
+    def compute(trial: Trial) -> Result:
         if trial.epsilon == 10.0:
-            return TrialOutcome(0, failure="no such luck")
+            raise InvalidInput("no such luck")
         return number(trial)
 
     workers = SameProcess(compute)
     done = run(tiny_trials(), ResultStore(tmp_path), lambda: workers)
     assert set(done.failures.values()) == {"no such luck"}
-    assert len(done.failures) == 4
-    assert len(done.results) == 6
-    assert workers.stopped
+    assert (len(done.failures), len(done.results)) == (4, 6)
+    assert workers.closed
 
 
 def test_a_trial_whose_workers_die_is_given_up_after_a_few_tries(tmp_path: Path) -> None:
@@ -85,30 +85,29 @@ def test_a_trial_whose_workers_die_is_given_up_after_a_few_tries(tmp_path: Path)
     def compute(trial: Trial) -> Any:
         if trial.method == "plain" and trial.group.repeat == 0:
             deaths.append(trial)
-            return TrialOutcome(0, failure="killed", died=True)
+            return Lost("killed")
         return number(trial)
 
     done = run(tiny_trials(), ResultStore(tmp_path), lambda: SameProcess(compute))
-    assert len(deaths) == MAX_TRIES
-    assert len(done.failures) == 1
+    assert len(deaths) == MOST_LOSSES
+    assert list(done.failures.values()) == ["the worker was lost (killed)"]
     assert len(done.results) == len(tiny_trials()) - 1
 
 
 def test_no_worker_joins_a_group_before_its_first_trial_is_finished(tmp_path: Path) -> None:
     workers = SameProcess(number, count=3)
     run(tiny_trials(), ResultStore(tmp_path), lambda: workers)
-    first_two = [(worker, trial.group.repeat) for worker, trial in workers.submitted[:2]]
-    assert first_two == [(0, 0), (1, 1)]
+    assert [(worker, trial.group.repeat) for worker, trial in workers.sent[:2]] == [(0, 0), (1, 1)]
     # the third worker had to wait for a group's first trial
-    assert any(worker == 2 for worker, _ in workers.submitted[2:])
+    assert any(worker == 2 for worker, _ in workers.sent[2:])
 
 
 def test_a_worker_that_joins_a_group_begins_at_its_end(tmp_path: Path) -> None:
     trials = [trial for trial in tiny_trials() if trial.group.repeat == 0]
     workers = SameProcess(number, count=2)
     run(trials, ResultStore(tmp_path), lambda: workers)
-    assert [trial for worker, trial in workers.submitted if worker == 0][:2] == trials[:2]
-    assert next(trial for worker, trial in workers.submitted if worker == 1) == trials[-1]
+    assert [trial for worker, trial in workers.sent if worker == 0][:2] == trials[:2]
+    assert next(trial for worker, trial in workers.sent if worker == 1) == trials[-1]
 
 
 def test_the_group_with_the_most_work_starts_first_and_progress_counts_trials(tmp_path: Path) -> None:
@@ -119,7 +118,7 @@ def test_the_group_with_the_most_work_starts_first_and_progress_counts_trials(tm
     workers = SameProcess(number)
     seen: list[tuple[int, int]] = []
     run([*light, *heavy], ResultStore(tmp_path), lambda: workers, progress=lambda *done: seen.append(done))
-    assert workers.submitted[0][1] == heavy[0]
+    assert workers.sent[0][1] == heavy[0]
     assert seen == [(done, 10) for done in range(11)]
 
 
@@ -136,7 +135,7 @@ def test_an_interrupt_stops_the_workers_and_keeps_finished_results(tmp_path: Pat
     workers = SameProcess(compute)
     with pytest.raises(KeyboardInterrupt):
         run(tiny_trials(), store, lambda: workers)
-    assert workers.stopped
+    assert workers.closed
     assert run(tiny_trials(), store, lambda: SameProcess(number)).computed == len(tiny_trials()) - 3
 
 
@@ -167,91 +166,69 @@ def test_a_killed_grid_continues_where_it_was_and_gives_the_same_numbers(tmp_pat
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGKILL)  # the driver and its workers
     process.wait()
-    stamps = {
-        path: path.stat().st_mtime_ns
-        for path in killed.rglob("*")
-        if path.suffix in (".json", ".safetensors")
-    }
+    stored = [path for path in killed.rglob("*") if path.suffix in (".json", ".safetensors")]
+    stamps = {path: path.stat().st_mtime_ns for path in stored}
     results = [path for path in stamps if path.suffix == ".json"]
     assert 3 <= len(results) < len(tiny_trials())
 
-    again = run(tiny_trials(), ResultStore(killed), lambda: SameProcess(MeasureFactory(killed)()))
+    again = run(tiny_trials(), ResultStore(killed), lambda: SameProcess(measuring(killed)))
     assert again.failures == {}
     assert again.computed == len(tiny_trials()) - len(results)
     assert all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items())
 
-    fresh = run(tiny_trials(), ResultStore(whole), lambda: SameProcess(MeasureFactory(whole)()))
+    fresh = run(tiny_trials(), ResultStore(whole), lambda: SameProcess(measuring(whole)))
     for trial in tiny_trials():
         assert _numbers(again.results[trial]) == pytest.approx(_numbers(fresh.results[trial]), abs=1e-6)
 
 
 def _numbers(result: Result) -> list[float]:
     """Everything that does not depend on the clock and on what else the process did."""
-    kept = {key: value for key, value in result.items() if not key.endswith(("_seconds", "_bytes"))}
-    return [float(leaf) for leaf in _leaves(kept)]
+    return _leaves({key: each for key, each in result.items() if not key.endswith(("_seconds", "_bytes"))})
 
 
 def _leaves(value: Any) -> list[float]:
     if isinstance(value, dict):
         return [leaf for entry in value.values() for leaf in _leaves(entry)]
-    return [value] if isinstance(value, int | float) else []
+    return [float(value)] if isinstance(value, int | float) else []
 
 
 # --- workers
 
 
-@dataclass(frozen=True)
-class NumberFactory:
-    """Computes a number without any work."""
-
-    def __call__(self) -> Compute:
-        return lambda trial: {"number": float(trial.epsilon or 0)}
-
-
-@dataclass(frozen=True)
-class FatalFactory:
+def fatal_factory(folder: Path) -> Compute:
     """The worker that computes the first trial at epsilon 10 kills itself, once; every trial leaves a mark."""
 
-    folder: Path
+    def compute(trial: Trial) -> Result:
+        with (folder / "computed").open("a") as file:
+            file.write(trial.key + "\n")
+        mark = folder / "died"
+        if trial.epsilon == 10.0 and not mark.exists():
+            mark.write_text(str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGKILL)
+        return number(trial)
 
-    def __call__(self) -> Compute:
-        def compute(trial: Trial) -> Result:
-            with (self.folder / "computed").open("a") as file:
-                file.write(trial.key + "\n")
-            mark = self.folder / "died"
-            if trial.epsilon == 10.0 and not mark.exists():
-                mark.write_text(str(os.getpid()))
-                os.kill(os.getpid(), signal.SIGKILL)
-            return {"number": float(trial.epsilon or 0)}
-
-        return compute
+    return compute
 
 
-def _check_one_death_costs_one_try(start: Callable[[], Workers], folder: Path) -> None:
-    store, trials = ResultStore(folder / "store"), tiny_trials()
-    done = run(trials, store, start)
+@pytest.mark.parametrize("ray", [None, pytest.param("local", marks=pytest.mark.slow)])
+def test_a_killed_worker_is_replaced_and_its_trial_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ray: str | None
+) -> None:
+    if ray:
+        pytest.importorskip("ray", reason="the optional package Ray is not installed")
+        # Ray's workers must find this module, and this source.
+        root = Path(__file__).parents[2]
+        monkeypatch.setenv("PYTHONPATH", f"{root}{os.pathsep}{root / 'src'}")
+    store, trials = ResultStore(tmp_path / "store"), tiny_trials()
+    factory = partial(fatal_factory, tmp_path)
+    done = run(trials, store, lambda: start_workers(factory, 2 if ray else 1, ray))
     assert done.failures == {}
-    assert (folder / "died").exists()
+    assert (tmp_path / "died").exists()
     assert {trial: found["number"] for trial, found in done.results.items()} == {
         trial: float(trial.epsilon or 0) for trial in trials
     }
-    assert len((folder / "computed").read_text().split()) == len(trials) + 1
-    again = run(trials, store, lambda: pytest.fail("started"))
-    assert again.results == done.results
-
-
-def test_a_killed_process_is_replaced_and_its_trial_tried_again(tmp_path: Path) -> None:
-    _check_one_death_costs_one_try(lambda: LocalWorkers(FatalFactory(tmp_path), count=1), tmp_path)
-
-
-@pytest.mark.slow
-def test_a_killed_ray_actor_is_replaced_and_its_trial_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("ray", reason="the optional package Ray is not installed")
-    # Ray's workers must find this module.
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    _check_one_death_costs_one_try(lambda: RayWorkers(FatalFactory(tmp_path), count=2), tmp_path)
+    assert len((tmp_path / "computed").read_text().split()) == len(trials) + 1
+    assert run(trials, store, lambda: pytest.fail("started")).results == done.results
 
 
 def test_an_error_of_quietmax_is_its_message_and_any_other_has_its_type_and_place() -> None:
@@ -264,32 +241,18 @@ def test_an_error_of_quietmax_is_its_message_and_any_other_has_its_type_and_plac
     assert "test_runner.py" in failure
 
 
-def test_workers_are_local_processes_unless_ray_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(runner, "LocalWorkers", lambda _, count: started.append(("local", count)))
-    monkeypatch.setattr(runner, "RayWorkers", lambda _, **options: started.append(("ray", options)))
-    start_workers(NumberFactory(), 3)
-    start_workers(NumberFactory(), 2, "local")
-    start_workers(NumberFactory(), None, "host:1")
-    assert started == [
-        ("local", 3),
-        ("ray", {"address": "local", "count": 2}),
-        ("ray", {"address": "host:1", "count": None}),
-    ]
-
-
 class _FakeActors:
     """Three actors in this process, one of which is lost once; the real ones are tested above."""
 
     count = 3
 
-    def __init__(self, _engine: object, kind: Any, arguments: Any) -> None:
-        self._actor = kind(*arguments(0))
+    def __init__(self, engine: Any, kind: Any, arguments: Any) -> None:
+        self.engine, self._actor = engine, kind(*arguments(0))
         self._sent: list[tuple[int, Trial]] = []
-        self.lost, self.closed = 0, False
-        made.append(self)
+        self.lost = 0
 
-    def send(self, worker: int, _method: str, trial: Trial) -> None:
+    def send(self, worker: int, method: str, trial: Trial) -> None:
+        assert hasattr(self._actor, method)
         self._sent.append((worker, trial))
 
     def next(self) -> tuple[int, Any]:
@@ -303,17 +266,19 @@ class _FakeActors:
         self.closed = True
 
 
-made: list[_FakeActors] = []
-
-
-def test_ray_workers_use_all_actors_and_try_the_trial_of_a_lost_one_again(
+@pytest.mark.usefixtures("one_thread")
+def test_workers_are_local_processes_unless_ray_is_chosen(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    started: list[Any] = []
+    monkeypatch.setattr(runner, "LocalWorkers", lambda _, count: started.append(count))
     monkeypatch.setattr(runner, "Actors", _FakeActors)
-    workers = RayWorkers(NumberFactory())
-    assert workers.count == 3
+    start_workers(number_factory, 3)
+    assert started == [3]
+    workers: Any = start_workers(number_factory, None, "host:1")
+    assert (workers.engine.address, workers.engine.workers) == ("host:1", None)
     done = run(tiny_trials(), ResultStore(tmp_path), lambda: workers)
-    assert (made[-1].lost, made[-1].closed) == (1, True)
+    assert (workers.lost, workers.closed) == (1, True)
     assert len(done.results) == len(tiny_trials())
 
 
@@ -326,9 +291,9 @@ def one_second_per_record(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     records = Records("any", np.zeros((30_000, 1), np.float32), np.arange(30_000) % 10, classes=10)
     monkeypatch.setattr(runner, "source_records", lambda *_: records)
     monkeypatch.setattr(runner, "_seconds_per_record", lambda *_: 1.0)
-    runner._labels.cache_clear()
+    runner._record_count.cache_clear()
     yield
-    runner._labels.cache_clear()
+    runner._record_count.cache_clear()
 
 
 @pytest.mark.usefixtures("one_second_per_record")
@@ -358,7 +323,7 @@ def test_an_estimate_knows_when_too_few_records_are_left_for_shadow_networks() -
 
 def test_the_memory_of_a_worker_is_that_of_its_largest_group(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = {"location": 5_010, "mnist": 70_000, "cifar-10": 60_000}
-    monkeypatch.setattr(runner, "_labels", lambda source, _: np.zeros(counts[source.name]))
+    monkeypatch.setattr(runner, "_record_count", lambda source, _: counts[source.name])
     location, mnist, cifar = (
         estimated_bytes(reproduction_trials([name], "paper", repeats=1))
         for name in ("location", "mnist", "cifar-10")

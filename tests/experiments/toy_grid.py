@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from quietmax.experiments.grid import DataSource, Effort, Group, Trial
-from quietmax.experiments.results import Result, ResultStore
-from quietmax.experiments.runner import Compute, LocalWorkers, MeasureFactory, run
+from quietmax.experiments.grid import DataSource, Effort, Group, Result, ResultStore, Trial
+from quietmax.experiments.runner import Compute, LocalWorkers, measuring, run
 
 EFFORT = Effort(records=300, shadows=2, epochs=3, attack_epochs=3)
 GROUPS = [Group(DataSource("mnist-5k"), EFFORT, repeat) for repeat in range(2)]
@@ -17,38 +16,29 @@ GROUPS = [Group(DataSource("mnist-5k"), EFFORT, repeat) for repeat in range(2)]
 
 def tiny_trials() -> list[Trial]:
     """Five trials in each of two groups."""
+    private = [
+        (f"algorithm1-{noise}", epsilon) for noise in ("gaussian", "laplace") for epsilon in (1.0, 10.0)
+    ]
     return [
         Trial(group, name, epsilon, None if epsilon is None else 1)
         for group in GROUPS
-        for name, epsilon in (
-            ("plain", None),
-            *(
-                (name, epsilon)
-                for name in ("algorithm1-gaussian", "algorithm1-laplace")
-                for epsilon in (1.0, 10.0)
-            ),
-        )
+        for name, epsilon in (("plain", None), *private)
     ]
 
 
-@dataclass(frozen=True)
-class SlowMeasureFactory:
+def measuring_slowly(folder: Path) -> Compute:
     """The real measurement with a pause after each trial, so that a kill finds the grid half finished."""
+    compute = measuring(folder)
 
-    folder: Path
+    def slowly(trial: Trial) -> Result:
+        result = compute(trial)
+        time.sleep(0.5)
+        return result
 
-    def __call__(self) -> Compute:
-        compute = MeasureFactory(self.folder)()
-
-        def slowly(trial: Trial) -> Result:
-            result = compute(trial)
-            time.sleep(0.5)
-            return result
-
-        return slowly
+    return slowly
 
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    run(tiny_trials(), ResultStore(folder), lambda: LocalWorkers(SlowMeasureFactory(folder), count=1))
+    run(tiny_trials(), ResultStore(folder), lambda: LocalWorkers(partial(measuring_slowly, folder), count=1))
     print("finished")

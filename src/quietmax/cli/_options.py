@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_type_h
 
 import typer
 
-from quietmax.cli._output import print_note, progress_bar
-from quietmax.errors import InvalidInput
+from quietmax.cli._output import errors, print_note, progress_bar
+from quietmax.errors import InvalidInput, counted
 
 if TYPE_CHECKING:
     from quietmax._ray import RayEngine
     from quietmax.data.records import Split
     from quietmax.data.tables import TableRows
     from quietmax.estimators.blocks import LocalEngine
+    from quietmax.experiments.grid import Trial
+    from quietmax.experiments.runner import Run
     from quietmax.mechanisms.base import Mechanism
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
@@ -44,6 +46,7 @@ Ray = Annotated[
         "machine. Requires quietmax[ray].",
     ),
 ]
+Output = Annotated[Path, typer.Option(help="Folder of results. Trials that it contains are not run again.")]
 
 
 def flag(name: str) -> str:
@@ -114,6 +117,11 @@ def _with_option(name: str, hint: Any, panel: str | None = None, *, on: bool = F
     names = (flag(name),) if kind is bool and not on else ()  # --no-... only for a bool that is on by default
     settings = metadata[1] if len(metadata) > 1 else {}
     return Annotated[kind, typer.Option(*names, help=metadata[0], rich_help_panel=panel, **settings)]
+
+
+def listed(values: list[str] | None) -> list[str]:
+    """Split the values of a list option, each of which may contain several separated by commas."""
+    return [part for value in values or [] for part in value.split(",") if part]
 
 
 def arguments_of(group: object) -> dict[str, Any]:
@@ -327,3 +335,40 @@ def mechanism_of(name: str, noise: str | None) -> Mechanism:
     if noise is not None:
         raise InvalidInput("--noise applies only to --mechanism algorithm1.")
     return plug_ins[name]
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How a command runs trials, and where it keeps their results."""
+
+    output: Output = Path("quietmax-results")
+    workers: Annotated[
+        int | None, "Worker processes of one thread each. Default: one per core.", {"min": 1}
+    ] = None
+    ray: Ray = None
+    data_dir: DataDir = None
+    download: Download = False
+    seed: Seed = 0
+    as_json: Json = False
+
+    def run(self, trials: Sequence[Trial]) -> Run:
+        """Run trials with a progress bar, and print those that failed."""
+        from quietmax.experiments.runner import run_trials
+
+        with progress_bar(counted(len(set(trials)), "trial"), quiet=self.as_json) as advance:
+            try:
+                done = run_trials(
+                    trials,
+                    self.output,
+                    workers=self.workers,
+                    ray=self.ray,
+                    data_dir=self.data_dir,
+                    progress=advance,
+                )
+            except KeyboardInterrupt:
+                raise KeyboardInterrupt(
+                    f"Interrupted. Finished trials are stored in {self.output}; the same command continues from there."
+                ) from None
+        for failure in done.failed:
+            errors.print(f"failed: {failure}", style="red", soft_wrap=True)
+        return done

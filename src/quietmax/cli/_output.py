@@ -7,8 +7,10 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
 from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -20,6 +22,7 @@ from quietmax.errors import counted
 if TYPE_CHECKING:
     from quietmax.accounting.costs import Cost
     from quietmax.accounting.guarantee import Guarantee
+    from quietmax.experiments.runner import Run
 
 # Class, folder and account names are printed unchanged: brackets and colons in them are not markup or emoji codes.
 console = Console(markup=False, emoji=False, highlight=False)
@@ -128,6 +131,23 @@ def print_error(message: str) -> None:
 def print_note(message: str) -> None:
     """Print one line on stderr that is not an error."""
     errors.print(message, soft_wrap=True)
+
+
+def print_written(paths: Iterable[Path]) -> None:
+    """Print the written files."""
+    for path in paths:
+        console.print(f"wrote {path}", soft_wrap=True)
+
+
+def finish_run(done: Run, *, quiet: bool) -> None:
+    """Print the counts of a run of trials; exit with code 1 if one failed."""
+    if not quiet:
+        console.print(
+            f"{counted(done.computed, 'trial')} computed in {done.seconds:.0f} s, "
+            f"{len(done.results) - done.computed} found, {len(done.failures)} failed."
+        )
+    if done.failures:
+        raise typer.Exit(1)
 
 
 @contextmanager

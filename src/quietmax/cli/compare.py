@@ -1,77 +1,21 @@
-"""`quietmax compare`: privacy and utility of all methods on a data set or the user's own table.
-
-Also what the commands that run trials share: options, the run with its progress, failures, the files it wrote.
-"""
+"""`quietmax compare`: privacy and utility of all methods on a data set or the user's own table."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quietmax.cli._options import DataDir, Download, Json, Ray, Seed, TableOptions, with_groups
-from quietmax.cli._output import console, errors, print_json, print_table, progress_bar
+from quietmax.cli._options import Output, RunOptions, TableOptions, listed, with_groups
+from quietmax.cli._output import finish_run, print_json, print_table, print_written
 from quietmax.errors import InvalidInput, counted, unknown_name
 
 if TYPE_CHECKING:
     from quietmax.experiments.findings import Summary
     from quietmax.experiments.grid import DataSource, Effort, Trial
-    from quietmax.experiments.runner import Run
-
-WorkerCount = Annotated[
-    int | None,
-    typer.Option("--workers", min=1, help="Worker processes of one thread each. Default: one per core."),
-]
-
-
-Output = Annotated[Path, typer.Option(help="Folder of results. Trials that it contains are not run again.")]
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """How a command runs trials, and where it keeps their results."""
-
-    output: Output = Path("quietmax-results")
-    workers: WorkerCount = None
-    ray: Ray = None
-    data_dir: DataDir = None
-    download: Download = False
-    seed: Seed = 0
-    as_json: Json = False
-
-    def run(self, trials: Sequence[Trial]) -> Run:
-        """Run trials with a progress bar, and print those that failed."""
-        return run_with_progress(
-            trials, self.output, self.workers, self.data_dir, ray=self.ray, quiet=self.as_json
-        )
-
-
-def run_with_progress(
-    trials: Sequence[Trial],
-    output: Path,
-    workers: int | None,
-    data_dir: Path | None,
-    *,
-    ray: str | None = None,
-    quiet: bool = False,
-) -> Run:
-    """Run trials with a progress bar, and print those that failed."""
-    from quietmax.experiments.runner import run_trials
-
-    with progress_bar(counted(len(set(trials)), "trial"), quiet=quiet) as advance:
-        try:
-            done = run_trials(trials, output, workers=workers, ray=ray, data_dir=data_dir, progress=advance)
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(
-                f"Interrupted. Finished trials are stored in {output}; the same command continues from there."
-            ) from None
-    for trial, failure in done.failures.items():
-        errors.print(f"failed: {trial}: {failure}", style="red", soft_wrap=True)
-    return done
-
 
 DEFAULT_METHODS = (
     "plain",
@@ -82,7 +26,7 @@ DEFAULT_METHODS = (
     "head",
     "dpsgd",
 )
-DEFAULT_EPSILONS = (0.1, 1.0, 10.0)
+_DEFAULT_EPSILONS = (0.1, 1.0, 10.0)
 _MAX_ROWS = 60
 
 
@@ -93,39 +37,33 @@ class _Comparison(RunOptions):
     output: Output = Path("quietmax-comparison")
     methods: Annotated[
         list[str] | None,
-        typer.Option(
-            help="One or more methods. Beside the default ones: original, dpsgd-rdp, dpsgd-zcdp, dpsgd-ac, dpsgd-nc, "
-            "published-rdp, published-zcdp, published-ac, published-nc.",
-        ),
+        "One or more methods. Beside the default ones: original, dpsgd-rdp, dpsgd-zcdp, dpsgd-ac, dpsgd-nc, "
+        "published-rdp, published-zcdp, published-ac, published-nc.",
     ] = None
-    epsilons: Annotated[list[str] | None, typer.Option(help="As in: --epsilons 0.1 1 10.")] = None
+    epsilons: Annotated[list[str] | None, "As in: --epsilons 0.1 1 10."] = None
     queries: Annotated[
         list[str] | None,
-        typer.Option(help="Numbers of answers that epsilon pays for, where every answer is charged: 1,100."),
+        "Numbers of answers that epsilon pays for, where every answer is charged: 1,100.",
     ] = None
-    attacks: Annotated[list[str] | None, typer.Option(help="One or more attacks. Default: shadow.")] = None
-    repeats: Annotated[int, typer.Option(min=1, help="Random splits to average over.")] = 1
+    attacks: Annotated[list[str] | None, "One or more attacks. Default: shadow."] = None
+    repeats: Annotated[int, "Random splits to average over.", {"min": 1}] = 1
     records: Annotated[
         int | None,
-        typer.Option(
-            min=10, help="Data sets of the paper: number of training records. Default: the data set's number."
-        ),
+        "Data sets of the paper: number of training records. Default: the data set's number.",
+        {"min": 10},
     ] = None
     holdout: Annotated[
         float | None,
-        typer.Option(
-            help="Your own table: share of the persons (without --person: of the rows) that is the test part. "
-            "Default: 0.2."
-        ),
+        "Your own table: share of the persons (without --person: of the rows) that is the test part. Default: 0.2.",
     ] = None
-    shadows: Annotated[int, typer.Option(min=1, help="Shadow networks of the attacks.")] = 10
-    epochs: Annotated[int, typer.Option(min=1, help="Epochs of the network and its shadow networks.")] = 100
-    attack_epochs: Annotated[int, typer.Option(min=1, help="Epochs of the attack networks.")] = 50
+    shadows: Annotated[int, "Shadow networks of the attacks.", {"min": 1}] = 10
+    epochs: Annotated[int, "Epochs of the network and its shadow networks.", {"min": 1}] = 100
+    attack_epochs: Annotated[int, "Epochs of the attack networks.", {"min": 1}] = 50
 
     def effort(self, source: DataSource) -> Effort:
         """The work of one repeat, if the options are valid and the files are there."""
         from quietmax.experiments.grid import Effort
-        from quietmax.experiments.inputs import training_size
+        from quietmax.experiments.methods import training_size
 
         attacks = _attacks(self.attacks, self.shadows)
         alpha = _check_source(source, self.data_dir, self.download)
@@ -138,15 +76,16 @@ class _Comparison(RunOptions):
         from quietmax.experiments.methods import method_trials
 
         chosen = list(dict.fromkeys(listed(self.methods) or DEFAULT_METHODS))
-        epsilons = _numbers(self.epsilons, "--epsilons") or list(DEFAULT_EPSILONS)
+        epsilons = _numbers(self.epsilons, "--epsilons") or list(_DEFAULT_EPSILONS)
         counts = _numbers(self.queries, "--queries") or [1.0]
         if any(count != int(count) for count in counts):
             raise InvalidInput(f"--queries must be integers, got {' '.join(self.queries or [])!r}.")
-        groups = [Group(source, effort, repeat, self.seed) for repeat in range(self.repeats)]
         return [
             trial
-            for group in groups
-            for trial in method_trials(group, chosen, epsilons, list(map(int, counts)))
+            for repeat in range(self.repeats)
+            for trial in method_trials(
+                Group(source, effort, repeat, self.seed), chosen, epsilons, list(map(int, counts))
+            )
         ]
 
 
@@ -176,7 +115,7 @@ def command(
     """
     from quietmax.experiments.findings import summarize
     from quietmax.experiments.grid import DataSource
-    from quietmax.experiments.inputs import source_records
+    from quietmax.experiments.methods import source_records
     from quietmax.experiments.report import OWNER_ONLY, SEEDED_NOISE, ReportInfo, write_report
 
     source = DataSource.of(subject, table.given())
@@ -206,31 +145,8 @@ def command(
         )
     else:
         _print(summaries, effort.attacks, about, options.output, all_rows=all_rows)
-    finish(done, written, quiet=options.as_json)
-
-
-def finish(done: Run, written: Sequence[Path], *, quiet: bool) -> None:
-    """Print the written files and the counts of a run; exit with code 1 if a trial failed."""
-    if not quiet:
         print_written(written)
-        found = len(done.results) - done.computed
-        console.print(
-            f"{counted(done.computed, 'trial')} computed in {done.seconds:.0f} s, {found} found, "
-            f"{len(done.failures)} failed."
-        )
-    if done.failures:
-        raise typer.Exit(1)
-
-
-def print_written(paths: Iterable[Path]) -> None:
-    """Print the written files."""
-    for path in paths:
-        console.print(f"wrote {path}", soft_wrap=True)
-
-
-def listed(values: list[str] | None) -> list[str]:
-    """Split the values of a list option, each of which may contain several separated by commas."""
-    return [part for value in values or [] for part in value.split(",") if part]
+    finish_run(done, quiet=options.as_json)
 
 
 def _numbers(values: list[str] | None, option: str) -> list[float]:

@@ -339,9 +339,9 @@ def _print_digits(digits: dict[str, Any]) -> None:
 def _paper(output: Path) -> dict[str, Any]:
     """Compare the sensitivity formulas with the paper's digits, and write the report of the stored trials."""
     from quietmax.experiments.findings import summarize
+    from quietmax.experiments.grid import STORED_TRIALS, read_trials
     from quietmax.experiments.paper import reproduce_sensitivity_table
     from quietmax.experiments.report import ReportInfo, efforts, html
-    from quietmax.experiments.results import STORED_TRIALS, read_trials
 
     rows = reproduce_sensitivity_table()
     trials = read_trials([STORED_TRIALS])

@@ -10,22 +10,18 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import pyarrow
-import pyarrow.parquet
 from scipy import stats
 from scipy.special import ndtr
 
 from quietmax.accounting.costs import Analysis, Budget, Measure, PureCost, per_query
 from quietmax.errors import counted
 from quietmax.experiments import paper
-from quietmax.experiments.grid import Trial
+from quietmax.experiments.grid import Result, Trial
 from quietmax.experiments.methods import method, methods
 from quietmax.experiments.paper import Comparison, Row
-from quietmax.experiments.results import Result, write_csv
 
 _CONFIDENCE = 0.95
 """Confidence level of the intervals of means."""
@@ -200,16 +196,6 @@ def _paper_number(dataset: str, metric: str, method: str, epsilon: float | None)
     if series is None or epsilon is None:
         return None
     return paper.curve(dataset, metric, series).get(epsilon)
-
-
-def write_tables(summaries: Sequence[Summary], folder: Path) -> list[Path]:
-    """Write ``results.csv`` and ``results.parquet``, one row per summary."""
-    rows = [each.flat() for each in summaries]
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    text = write_csv(rows, folder / "results.csv", line_end="\r\n")
-    table = pyarrow.Table.from_pylist([{name: row.get(name) for name in columns} for row in rows])
-    pyarrow.parquet.write_table(table, folder / "results.parquet")
-    return [text, folder / "results.parquet"]
 
 
 ACCURACY_TOLERANCE = 0.02

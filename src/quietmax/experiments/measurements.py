@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, fields, replace
+from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +24,30 @@ from numpy.typing import NDArray
 from quietmax.accounting.costs import Budget
 from quietmax.data.records import Records, Split, split
 from quietmax.data.registry import dataset, load_records
-from quietmax.errors import unknown_name
+from quietmax.errors import QuietmaxError, counted, unknown_name
 from quietmax.estimators.dpsgd.training import train_sweep
 from quietmax.experiments import paper
 from quietmax.experiments.findings import ACCURACY_TOLERANCE, CURVE_TOLERANCE, PAPER_SERIES, Mean
-from quietmax.experiments.grid import DataSource, Effort, Group, Trial
-from quietmax.experiments.inputs import source_records
+from quietmax.experiments.grid import (
+    DataSource,
+    Effort,
+    Group,
+    Result,
+    Trial,
+    read_rows,
+    stored_rows,
+    write_csv,
+)
+from quietmax.experiments.methods import source_records
 from quietmax.experiments.paper import Row, correlate
-from quietmax.experiments.report import Figure, Line
-from quietmax.experiments.results import Result, read_rows, write_csv
+from quietmax.experiments.report import Figure, Line, Table, number
+from quietmax.experiments.runner import Progress, run_trials
 from quietmax.mechanisms.algorithm1 import Algorithm1
 from quietmax.mechanisms.base import Answerer
 from quietmax.models.mlp import activation
 from quietmax.models.stacked import Convexified, CrossEntropy, Loss, Quadratic, TrainingSettings
 from quietmax.models.training import (
+    ALPHA_TOLERANCE,
     PAPER_GRID,
     AlphaTrial,
     Model,
@@ -51,6 +61,7 @@ from quietmax.models.training import (
 from quietmax.noise.sources import SeededNoise
 from quietmax.sensitivity.network import (
     CONDITIONS,
+    EmpiricalSensitivity,
     MeasuredFacts,
     UpperBound,
     empirical_sensitivity,
@@ -59,16 +70,70 @@ from quietmax.sensitivity.network import (
     upper_bounds_for,
 )
 
-BOUNDS, ARCHITECTURES, ALPHA, CIFAR = "bounds.csv", "architectures.csv", "alpha.csv", "cifar.csv"
-"""The files of the stored tables."""
-MEASURED = ("location", "adult", "mnist", "cifar-10", "cifar-100")
+_MEASURED = ("location", "adult", "mnist", "cifar-10", "cifar-100")
 """The data sets whose bounds and alphas are measured."""
-Progress = Callable[[int, int], None]
 _QUERIES = 500
+
+
+@dataclass(frozen=True)
+class Shown:
+    """How a measurement is shown: as JSON, on the terminal, in CSV files and in figures."""
+
+    document: object
+    tables: list[Table]
+    files: dict[str, list[dict[str, Any]]]  # By name
+    figures: list[Figure] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A stored table: its rows, and how they are measured and shown."""
+
+    file: str  # The CSV file that the package carries
+    kind: type[
+        Any
+    ]  # A dataclass with the columns of the file; two rows with the same ``case`` were measured together
+    datasets: Sequence[str]  # What is measured by default
+    cases: Callable[[str], Sequence[Any]]  # What is measured on a data set
+    measure: Callable[[str, Any, Path | None, int], list[Any]]  # Data set, case, data folder and seed -> rows
+    show: Callable[
+        [Sequence[Any], Sequence[str] | None], Shown
+    ]  # Takes rows, and the data sets if they were named
+    has_formulas: bool = False  # Whether there is something to show on data sets without rows
+
+    def stored(self, names: Sequence[str] | None = None) -> list[Any]:
+        """Return the rows that the package carries."""
+        return stored_rows(self.kind, self.file, None if self.has_formulas else names)
+
+    def measured(
+        self, names: Sequence[str], folder: Path, data_dir: Path | None, seed: int, progress: Progress
+    ) -> list[Any]:
+        """Measure the cases that a folder does not have yet, and store them there."""
+        path = folder / self.file
+        rows: list[Any] = read_rows(self.kind, path) if path.is_file() else []
+        cases = [(name, case) for name in names for case in self.cases(name)]
+        for done, (name, case) in enumerate(cases):
+            progress(done, len(cases))
+            if not any((row.dataset, row.case) == (name, case) for row in rows):
+                rows += self.measure(name, case, data_dir, seed)
+                write_csv(map(asdict, rows), path)
+        return [row for row in rows if row.dataset in names]
+
+
+def _removed(data: Split, count: int, settings: TrainingSettings, seed: int) -> EmpiricalSensitivity:
+    """Retrain without each of a few records of the training set."""
+    queries = data.test.features[:_QUERIES]
+    return empirical_sensitivity(data.train, removals=count, queries=queries, settings=settings, seed=seed)
+
+
+def _short(value: float) -> str:
+    """Format a number with three digits, and no exponent."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
 
 # --- upper bounds -------------------------------------------------------------------------------------------------
 
-TITLES = ("Chaudhuri binary", "Chaudhuri", "Wu decreasing", "Wu constant", "this paper")
+_TITLES = ("Chaudhuri binary", "Chaudhuri", "Wu decreasing", "Wu constant", "this paper")
 """Short names of the five bounds, in the paper's order."""
 _REMOVALS = {"location": 12, "adult": 12}
 _REMOVALS_OTHERWISE = 6
@@ -92,6 +157,8 @@ class Observed:
     gradient: float
     objective_gradient: float
 
+    case = ()  # There is one for each data set
+
 
 @dataclass(frozen=True)
 class BoundsRow:
@@ -108,12 +175,12 @@ class BoundsRow:
             return "not measured"
         return "exceeded" if self.observed.weights_l2 > self.bounds[-1].value else "not exceeded"
 
-    def flat(self) -> dict[str, object]:
+    def flat(self) -> dict[str, Any]:
         """Return one value per bound, and the observations, for a CSV file."""
         seen = self.observed
         return {
             "dataset": self.dataset,
-            **{title: bound.value for title, bound in zip(TITLES, self.bounds, strict=True)},
+            **{title: bound.value for title, bound in zip(_TITLES, self.bounds, strict=True)},
             "observed": None if seen is None else seen.weights_l2,
             "observed_ordinary": None if seen is None else seen.ordinary_l2,
             "removals": None if seen is None else seen.removals,
@@ -144,80 +211,100 @@ def bounds_table(names: Sequence[str] | None = None, observed: Sequence[Observed
     return rows
 
 
-@dataclass(frozen=True)
-class _ConditionSummary:
-    """On which data sets a condition holds, does not hold or was not checked."""
-
-    condition: str  # The condition
-    needed_by: tuple[str, ...]  # Short names of the bounds that need it
-    holds: bool | None  # The verdict; None for "not checked"
-    datasets: tuple[str, ...]  # The data sets with that verdict
-    because: str  # The reason on the first of them
-
-
-def condition_summaries(rows: Sequence[BoundsRow]) -> list[_ConditionSummary]:
-    """Summarise the conditions of all bounds over the data sets."""
-    needed: dict[str, dict[str, None]] = {}
-    found: dict[tuple[str, bool | None], dict[str, str]] = {}
-    for row in rows:
-        for title, bound in zip(TITLES, row.bounds, strict=True):
-            for condition in bound.conditions:
-                needed.setdefault(condition.name, {})[title] = None
-                found.setdefault((condition.name, condition.holds), {})[row.dataset] = condition.because
-    return [
-        _ConditionSummary(name, tuple(needed[name]), holds, tuple(whose), next(iter(whose.values())))
-        for name in CONDITIONS
-        for (condition, holds), whose in found.items()
-        if condition == name
-    ]
-
-
-def observe(
-    names: Sequence[str],
-    *,
-    removals: int | None = None,
-    data_dir: Path | None = None,
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> list[Observed]:
-    """Train the paper's network with all records and without each of a few, and compare."""
-    rows = []
-    for name in names:
-        data = split(source_records(DataSource.of(name), data_dir), size=dataset(name).records, seed=seed)
-        count = removals or _REMOVALS.get(name, _REMOVALS_OTHERWISE)
-        found = empirical_sensitivity(
-            data.train,
-            removals=count,
-            queries=data.test.features[:_QUERIES],
-            settings=_settings(name),
-            seed=seed,
-            progress=progress,
-        )
-        ordinary = [each.weights_l2 for each in found.removals if each.kind == "ordinary"]
-        rows.append(
-            Observed(
-                name,
-                len(data.train),
-                count,
-                found.weights_l2.value,
-                max(ordinary, default=0.0),
-                found.weight.value,
-                found.logit.value,
-                max(found.removals, key=lambda removal: removal.weights_l2).kind,
-                *astuple(measured_facts(train(data, settings=_settings(name)), data.train)),
-            )
-        )
-    return rows
-
-
 def _settings(name: str) -> TrainingSettings:
     """The paper's settings with the data set's alpha."""
     return TrainingSettings(loss=Convexified(dataset(name).alpha))
 
 
+def _observe(name: str, _case: object, data_dir: Path | None, seed: int) -> list[Observed]:
+    """Train the paper's network with all records and without each of a few, and compare."""
+    data = split(source_records(DataSource.of(name), data_dir), size=dataset(name).records, seed=seed)
+    count = _REMOVALS.get(name, _REMOVALS_OTHERWISE)
+    found = _removed(data, count, _settings(name), seed)
+    row = Observed(
+        name,
+        len(data.train),
+        count,
+        found.weights_l2.value,
+        max((each.weights_l2 for each in found.removals if each.kind == "ordinary"), default=0.0),
+        found.weight.value,
+        found.logit.value,
+        max(found.removals, key=lambda removal: removal.weights_l2).kind,
+        *astuple(measured_facts(train(data, settings=_settings(name)), data.train)),
+    )
+    return [row]
+
+
+def _show_bounds(observed: Sequence[Observed], names: Sequence[str] | None) -> Shown:
+    rows = bounds_table(names, observed)
+    return Shown(rows, list(_bounds_tables(rows)), {"bounds-table.csv": [row.flat() for row in rows]})
+
+
+def _bounds_tables(rows: Sequence[BoundsRow]) -> Iterator[Table]:
+    applying = sum(bound.applies is True for row in rows for bound in row.bounds)
+    bounds = {
+        title: lambda row, place=place: _short(row.bounds[place].value) for place, title in enumerate(_TITLES)
+    }
+    yield Table(
+        "Table 1: upper bounds on the change of all weights by one record (L2)",
+        rows,
+        {"data set": lambda row: row.dataset, **bounds},
+        f"All conditions are known to hold for {applying} of {len(rows) * len(_TITLES)} bounds",
+    )
+    yield Table(
+        "Conditions of the bounds",
+        _condition_lines(rows),
+        {
+            name: lambda line, place=place: line[place]  # type: ignore[misc]
+            for place, name in enumerate(("condition", "needed by", "verdict", "why (first data set)"))
+        },
+        "That the minimiser is reached is not in the paper's table; the proofs take it for granted",
+        prose=True,
+    )
+    observed = [row for row in rows if row.observed is not None]
+    if observed:
+        yield Table(
+            "Observed change of all weights (L2)",
+            observed,
+            {
+                "data set": lambda row: row.dataset,
+                "this paper's bound": lambda row: _short(row.bounds[-1].value),
+                "observed": lambda row: f"{_short(row.observed.weights_l2)} ({row.observed.kind})",
+                "ordinary record": lambda row: _short(row.observed.ordinary_l2),
+                "removals": lambda row: str(row.observed.removals),
+                "bound": lambda row: row.verdict,
+            },
+            "The largest change by retraining without one record: a lower bound on the true sensitivity, so 'not "
+            "exceeded' proves nothing. Mislabelled and extreme records were planted",
+        )
+
+
+def _condition_lines(rows: Sequence[BoundsRow]) -> list[tuple[str, str, str, str]]:
+    """For each condition and verdict: the bounds that need it, the data sets, and the reason on the first of them."""
+    needed: dict[str, dict[str, None]] = {}
+    found: dict[tuple[str, bool | None], dict[str, str]] = {}
+    for row in rows:
+        for title, bound in zip(_TITLES, row.bounds, strict=True):
+            for condition in bound.conditions:
+                needed.setdefault(condition.name, {})[title] = None
+                found.setdefault((condition.name, condition.holds), {})[row.dataset] = condition.because
+    verdicts = {True: "holds", False: "does not hold", None: "not decided"}
+    return [
+        (
+            name,
+            "all" if len(needed[name]) == len(_TITLES) else ", ".join(needed[name]),
+            f"{verdicts[holds]}: {'all' if len(reasons) == len(rows) else ', '.join(reasons)}",
+            next(iter(reasons.values())),
+        )
+        for name in CONDITIONS
+        for (condition, holds), reasons in found.items()
+        if condition == name
+    ]
+
+
 # --- other architectures ------------------------------------------------------------------------------------------
 
-_WIDTH = 128
+_WIDTH, _SPLITS, _REMOVED = 128, 3, 6
 _LOSSES: dict[str, Callable[[float], Loss]] = {
     "convexified cross-entropy": Convexified,
     "cross-entropy": lambda _: CrossEntropy(),
@@ -225,7 +312,7 @@ _LOSSES: dict[str, Callable[[float], Loss]] = {
     "convexified quadratic": lambda alpha: Convexified(alpha, base=Quadratic()),
     "convexified quadratic, over samples": lambda alpha: Convexified(alpha, "samples", Quadratic()),
 }
-ARCHITECTURE_CASES: tuple[tuple[int, str, str], ...] = (
+_ARCHITECTURES: tuple[tuple[int, str, str], ...] = (
     *((1, "tanh", loss) for loss in _LOSSES),
     *((1, name, "convexified cross-entropy") for name in ("sigmoid", "relu")),
     *(
@@ -261,6 +348,11 @@ class ArchitectureRow(Row):
     derived = ("exceeded",)
 
     @property
+    def case(self) -> tuple[int, str, str]:
+        """Which of the architectures it is."""
+        return self.layers, self.activation, self.loss
+
+    @property
     def exceeded(self) -> tuple[str, ...]:
         """The formulas that a measurement exceeded: "rho", "weights_l2", "logit"."""
         measured = {
@@ -273,53 +365,29 @@ class ArchitectureRow(Row):
         )
 
 
-def measure_architectures(
-    names: Sequence[str],
-    *,
-    repeats: int | None = None,
-    removals: int | None = None,
-    data_dir: Path | None = None,
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> list[ArchitectureRow]:
-    """Train every architecture on several splits, and on the first without each of a few records."""
-    rows = []
-    for name in names:
-        records = source_records(DataSource.of(name), data_dir)
-        parts = [split(records, size=dataset(name).records, seed=seed + each) for each in range(repeats or 3)]
-        for case in ARCHITECTURE_CASES:
-            rows.append(_measure_architecture(name, case, parts, removals or 6, seed))
-            if progress is not None:
-                progress(len(rows), len(names) * len(ARCHITECTURE_CASES))
-    return rows
-
-
 def _measure_architecture(
-    name: str, case: tuple[int, str, str], parts: Sequence[Split], removals: int, seed: int
-) -> ArchitectureRow:
+    name: str, case: tuple[int, str, str], data_dir: Path | None, seed: int
+) -> list[ArchitectureRow]:
+    """Train an architecture on several splits, and on the first without each of a few records."""
     layers, activation_name, loss = case
+    records = source_records(DataSource.of(name), data_dir)
+    parts = [split(records, size=dataset(name).records, seed=seed + each) for each in range(_SPLITS)]
     settings = TrainingSettings((_WIDTH,) * layers, activation_name, _LOSSES[loss](dataset(name).alpha))
     models = train_many(parts, settings=settings)
     trained = Mean.of([accuracy(model, part.train) for model, part in zip(models, parts, strict=True)])
     tested = Mean.of([accuracy(model, part.test) for model, part in zip(models, parts, strict=True)])
     first = parts[0]
-    found = empirical_sensitivity(
-        first.train,
-        removals=removals,
-        queries=first.test.features[:_QUERIES],
-        settings=settings,
-        seed=seed,
-    )
+    found = _removed(first, _REMOVED, settings, seed)
     formulas: tuple[float | None, float | None, float | None] = (None, None, None)
     if "quadratic" not in loss:
         unbounded = activation(activation_name).bound is None
         claimed = published_sensitivity(models[0], records=first.train.features if unbounded else None)
         formulas = (claimed.rho.value, claimed.weights_l2.value, claimed.logit.value)
-    return ArchitectureRow(
+    row = ArchitectureRow(
         name,
         *case,
         len(parts),
-        removals,
+        _REMOVED,
         trained.value,
         trained.spread,
         tested.value,
@@ -329,20 +397,56 @@ def _measure_architecture(
         found.weights_l2.value,
         found.logit.value,
     )
+    return [row]
+
+
+def _show_architectures(rows: Sequence[ArchitectureRow], _: object) -> Shown:
+    def against(formula: float | None, seen: float) -> str:
+        if formula is None:
+            return f"{_short(seen)} / -"
+        return f"{_short(seen)} {'>' if seen > formula else '<='} {_short(formula)}"
+
+    tables = [
+        Table(
+            f"{name}: hidden layers of 128 neurons",
+            mine,
+            {
+                "layers": lambda row: f"{row.layers} {row.activation}",
+                "loss": lambda row: row.loss.replace("cross-entropy", "CE"),
+                "train": lambda row: f"{row.train_accuracy:.3f}",
+                "test": lambda row: f"{row.test_accuracy:.3f}",
+                "gradient, rho": lambda row: against(row.rho, row.gradient),
+                "weights, D2W": lambda row: against(row.weights_l2, row.observed_weights_l2),
+                "logit, Dz": lambda row: against(row.logit, row.observed_logit),
+            },
+            f"Means of {mine[0].repeats} splits; CE: cross-entropy. Measured against the paper's formula: the "
+            f"largest gradient of one record, and the largest change by removing one of {mine[0].removals} records. "
+            "The paper has no rho for the quadratic loss. For relu the neuron values in the formulas are measured",
+        )
+        for name, mine in _by_dataset(rows).items()
+    ]
+    return Shown(rows, tables, {"architectures.csv": list(map(asdict, rows))})
+
+
+def _by_dataset(rows: Sequence[Any]) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    for row in rows:
+        found.setdefault(row.dataset, []).append(row)
+    return found
 
 
 # --- alpha --------------------------------------------------------------------------------------------------------
 
 _ATTACKS = ("shadow", "threshold")
-COARSE_GRID = (0.5, 1.0, 2.0, 5.0, 10.0)
+_COARSE_GRID = (0.5, 1.0, 2.0, 5.0, 10.0)
 """The values of alpha on CIFAR, where a network takes half a minute."""
 # By data set: repeats, what differs from the paper's effort, and the values of alpha.
 _SWEEPS: dict[str, tuple[int, dict[str, int], tuple[float, ...]]] = {
     "location": (3, {"shadows": 10, "attack_epochs": 50}, PAPER_GRID),
     "adult": (3, {"shadows": 5, "attack_epochs": 10}, PAPER_GRID),
     "mnist": (1, {"shadows": 4, "attack_epochs": 20}, PAPER_GRID),
-    "cifar-10": (1, {"shadows": 0, "attack_epochs": 0}, COARSE_GRID),
-    "cifar-100": (1, {"shadows": 0, "attack_epochs": 0}, COARSE_GRID),
+    "cifar-10": (1, {"shadows": 0, "attack_epochs": 0}, _COARSE_GRID),
+    "cifar-100": (1, {"shadows": 0, "attack_epochs": 0}, _COARSE_GRID),
 }
 
 
@@ -371,23 +475,37 @@ class AlphaRow(Row):
         return self.train_accuracy - self.test_accuracy
 
 
-def alpha_trials(names: Sequence[str], *, repeats: int | None = None, seed: int = 0) -> list[Trial]:
-    """Return one trial per data set, alpha and repeat, and one of the original loss per repeat."""
+@dataclass(frozen=True)
+class _AlphaSweep(Measurement):
+    """Alpha is measured by trials, which the runner stores one by one."""
+
+    def measured(
+        self, names: Sequence[str], folder: Path, data_dir: Path | None, seed: int, progress: Progress
+    ) -> list[AlphaRow]:
+        trials = [trial for name in names for trial in self.measure(name, (), data_dir, seed)]
+        done = run_trials(trials, folder, data_dir=data_dir, progress=progress)
+        if done.failures:
+            failed = counted(len(done.failures), "trial")
+            raise QuietmaxError(
+                f"{failed} failed, which the same command tries again: {'; '.join(done.failed)}."
+            )
+        return _alpha_rows(done.results)
+
+
+def _alpha_trials(name: str, _case: object, _data_dir: Path | None, seed: int) -> list[Trial]:
+    """One trial per alpha and repeat, and one of the original loss per repeat."""
+    repeats, less, alphas = _SWEEPS.get(name, _SWEEPS["mnist"])
+    attacks = _ATTACKS if less["shadows"] else ()
+    effort = replace(Effort(dataset(name).records, 0, attacks=attacks), **less)  # type: ignore[arg-type]
     trials = []
-    for name in names:
-        count, less, alphas = _SWEEPS.get(name, _SWEEPS["mnist"])
-        attacks = _ATTACKS if less["shadows"] else ()
-        effort = replace(Effort(dataset(name).records, 0, attacks=attacks), **less)  # type: ignore[arg-type]
-        for repeat in range(repeats or count):
-            groups = [
-                Group(DataSource.of(name), replace(effort, alpha=alpha), repeat, seed) for alpha in alphas
-            ]
-            trials += [Trial(groups[0], "original"), *(Trial(group, "plain") for group in groups)]
+    for repeat in range(repeats):
+        groups = [Group(DataSource.of(name), replace(effort, alpha=alpha), repeat, seed) for alpha in alphas]
+        trials += [Trial(groups[0], "original"), *(Trial(group, "plain") for group in groups)]
     return trials
 
 
-def alpha_rows(results: Mapping[Trial, Result]) -> list[AlphaRow]:
-    """Average the results of `alpha_trials` over the repeats."""
+def _alpha_rows(results: Mapping[Trial, Result]) -> list[AlphaRow]:
+    """Average the results of the trials over the repeats."""
     found: dict[tuple[str, float | None], dict[Trial, Result]] = {}
     for trial, result in results.items():
         alpha = None if trial.method == "original" else trial.group.effort.alpha
@@ -403,7 +521,7 @@ def _averaged(name: str, alpha: float | None, found: Mapping[Trial, Result]) -> 
     for attack in _ATTACKS:
         if all(attack in result["attacks"] for result in results):
             means.append(Mean.of([result["attacks"][attack]["leakage"]["value"] for result in results]))
-    numbers: list[Any] = [number for mean in means for number in (mean.value, mean.spread)]
+    numbers: list[Any] = [each for mean in means for each in (mean.value, mean.spread)]
     return AlphaRow(name, alpha, len(results), shadows, *numbers)
 
 
@@ -422,8 +540,7 @@ class AlphaChoice(Row):
 def alpha_choices(rows: Sequence[AlphaRow]) -> list[AlphaChoice]:
     """Apply the rule of the search to measured rows, and correlate alpha with the leakage."""
     choices = []
-    for name in dict.fromkeys(row.dataset for row in rows):
-        mine = [row for row in rows if row.dataset == name]
+    for name, mine in _by_dataset(rows).items():
         (original,) = (row for row in mine if row.alpha is None)
         tried = {row.alpha: row for row in mine if row.alpha is not None}
         trials = tuple(
@@ -449,6 +566,39 @@ def _correlation(alphas: Sequence[float], leakages: Sequence[float | None]) -> f
     return correlate(alphas, known)["spearman"]
 
 
+def _show_alpha(rows: Sequence[AlphaRow], _: object) -> Shown:
+    choices, mine = alpha_choices(rows), _by_dataset(rows)
+    return Shown(
+        {"rows": rows, "choices": choices},
+        [_alpha_table(choice, mine[choice.dataset]) for choice in choices],
+        {"alpha.csv": list(map(asdict, rows))},
+        [figure for choice in choices for figure in _alpha_figures(choice, mine[choice.dataset])],
+    )
+
+
+def _alpha_table(choice: AlphaChoice, rows: Sequence[AlphaRow]) -> Table:
+    shortfalls = {trial.alpha: trial.shortfall for trial in choice.trials}
+    correlations = {"shadow": choice.shadow_correlation, "threshold": choice.threshold_correlation}
+    attacked = [f"{name} {value:.2f}" for name, value in correlations.items() if value is not None]
+    marks = {"rule": choice.chosen, "paper": choice.paper}
+    return Table(
+        f"{choice.dataset}: alpha of the convexified loss",
+        rows,
+        {
+            "alpha": lambda row: "original loss" if row.alpha is None else f"{row.alpha:g}",
+            "train acc.": lambda row: f"{row.train_accuracy:.4f}",
+            "test acc.": lambda row: f"{row.test_accuracy:.4f}",
+            "below original by": lambda row: number(shortfalls.get(row.alpha), ".4f"),
+            "leakage, shadow": lambda row: number(row.shadow_leakage, ".4f"),
+            "leakage, threshold": lambda row: number(row.threshold_leakage, ".4f"),
+            "": lambda row: ", ".join(name for name, value in marks.items() if value == row.alpha),
+        },
+        f"Means of {rows[-1].repeats} splits, {rows[-1].shadows} shadow networks per alpha. Our rule: the "
+        f"smallest alpha at most {ALPHA_TOLERANCE:g} below the original loss in training and test accuracy"
+        + (f". Spearman correlation of alpha and leakage: {', '.join(attacked)}" if attacked else ""),
+    )
+
+
 # Figure, number, its spread, colour.
 _ALPHA_LINES = (
     ("accuracy", "train_accuracy", "train_spread", "#3d5a80"),
@@ -459,79 +609,62 @@ _ALPHA_LINES = (
 )
 
 
-def alpha_figures(rows: Sequence[AlphaRow]) -> list[Figure]:
-    """Return accuracy and leakage over alpha, two figures per data set; thin lines are the original loss."""
-    drawn = []
-    for choice in alpha_choices(rows):
-        mine = [row for row in rows if row.dataset == choice.dataset]
-        lines: dict[str, list[Line]] = {"accuracy": [], "leakage": []}
-        for kind, value, spread, colour in _ALPHA_LINES:
-            points = [
-                (row.alpha, getattr(row, value), getattr(row, spread) if spread else None)
-                for row in mine
-                if row.alpha is not None and getattr(row, value) is not None
-            ]
-            name = value.replace("_", " ")
-            if points:
-                lines[kind].append(Line(name, colour, False, False, tuple(points)))
-            level = next(getattr(row, value) for row in mine if row.alpha is None)
-            if level is not None:
-                ends = ((points[0][0], level, None), (points[-1][0], level, None))
-                lines[kind].append(Line(f"{name}, original loss", colour, True, True, ends))
-        for kind, found in lines.items():
-            title = f"{choice.dataset}: {kind} over alpha (the paper's: {choice.paper:g})"
-            drawn.append(Figure(choice.dataset, f"alpha-{kind}", title, kind, tuple(found), along="alpha"))
-    return drawn
+def _alpha_figures(choice: AlphaChoice, rows: Sequence[AlphaRow]) -> Iterator[Figure]:
+    """Accuracy and leakage over alpha; thin lines are the original loss."""
+    lines: dict[str, list[Line]] = {"accuracy": [], "leakage": []}
+    for kind, value, spread, colour in _ALPHA_LINES:
+        points = [
+            (row.alpha, getattr(row, value), getattr(row, spread) if spread else None)
+            for row in rows
+            if row.alpha is not None and getattr(row, value) is not None
+        ]
+        name = value.replace("_", " ")
+        if points:
+            lines[kind].append(Line(name, colour, False, False, tuple(points)))
+        level = next(getattr(row, value) for row in rows if row.alpha is None)
+        if level is not None:
+            ends = ((points[0][0], level, None), (points[-1][0], level, None))
+            lines[kind].append(Line(f"{name}, original loss", colour, True, True, ends))
+    for kind, found in lines.items():
+        title = f"{choice.dataset}: {kind} over alpha (the paper's: {choice.paper:g})"
+        yield Figure(choice.dataset, f"alpha-{kind}", title, kind, tuple(found), along="alpha")
 
 
 # --- CIFAR --------------------------------------------------------------------------------------------------------
 
-CIFAR_DATASETS = ("cifar-10", "cifar-100")
-SCALINGS: dict[str, Callable[[NDArray[np.float32]], NDArray[np.float32]]] = {
+_SCALINGS: dict[str, Callable[[NDArray[np.float32]], NDArray[np.float32]]] = {
     "pixel/255": lambda features: features,
     "pixel/255 - 0.5": lambda features: features - np.float32(0.5),
 }
 """How pixels become features. The records have pixel/255."""
 _BATCHES = 20
 """Number of batches from which the share of the worst record is estimated."""
+_PRIVATE_EPSILONS = (1.0, 10.0, 100.0)
 
 
 @dataclass(frozen=True)
-class _CifarSettings:
+class CifarSettings:
     """What is changed from one case to another."""
 
     dataset: str  # "cifar-10" or "cifar-100"
-    scaling: str  # One of `SCALINGS`
+    scaling: str  # One of `_SCALINGS`
     learning_rate: float  # Step size of Adam; the paper states 0.001
     epochs: int  # Passes over the training set; the paper states 100
     loss: str  # "cross-entropy" or "convexified"
     alpha: float | None  # Constant of the convexified loss, None with cross-entropy
 
     @property
-    def settings(self) -> _CifarSettings:
+    def settings(self) -> CifarSettings:
         """These settings alone."""
-        return _CifarSettings(*(getattr(self, each.name) for each in fields(_CifarSettings)))
-
-
-@dataclass(frozen=True)
-class Case(_CifarSettings):
-    """Settings that are trained on some splits."""
-
-    splits: int = 1  # Number of splits
-    epsilons: tuple[float, ...] = ()  # The epsilons of DP-SGD as published; without any, no privacy
-
-    @property
-    def method(self) -> str:
-        """The method of the case's networks."""
-        return "published-rdp" if self.epsilons else "plain"
+        return CifarSettings(*(getattr(self, each.name) for each in fields(CifarSettings)))
 
     def trial(self, part: Split, method: str, epsilon: float | None, *measured: float | None) -> CifarTrial:
-        """Return what was measured with these settings on a split."""
+        """What was measured with these settings on a split."""
         return CifarTrial(*[*astuple(self.settings), part.seed, method, epsilon, *measured])
 
 
 @dataclass(frozen=True)
-class CifarTrial(_CifarSettings):
+class CifarTrial(CifarSettings):
     """One measured accuracy."""
 
     split: int  # Seed of the split, the initial weights and the order of records
@@ -541,117 +674,99 @@ class CifarTrial(_CifarSettings):
     test_accuracy: float  # Accuracy on the test records
     worst_share: float | None = None  # Largest share of one record in the gradient of its batch, on average
 
+    @property
+    def case(self) -> tuple[CifarSettings, bool]:
+        """The settings, and whether it is DP-SGD as published."""
+        return self.settings, self.method == "published-rdp"
 
-# Scaling, learning rate, epochs, alpha (None: cross-entropy), number of splits.
-_PLAIN: dict[str, tuple[tuple[str, float, int, float | None, int], ...]] = {
-    "cifar-10": (
-        ("pixel/255", 1e-4, 100, None, 3),
-        ("pixel/255", 1e-4, 100, 2.0, 3),
-        ("pixel/255 - 0.5", 1e-4, 100, None, 1),
-        ("pixel/255 - 0.5", 1e-4, 100, 2.0, 1),
-        ("pixel/255", 1e-3, 100, None, 1),
-        ("pixel/255", 1e-3, 100, 2.0, 1),
-        ("pixel/255", 1e-3, 10, None, 1),
-        ("pixel/255", 1e-3, 10, 2.0, 1),
-        ("pixel/255 - 0.5", 1e-3, 100, None, 1),
-        ("pixel/255 - 0.5", 1e-3, 100, 2.0, 3),
-        ("pixel/255 - 0.5", 1e-3, 100, 1.0, 1),
+
+# Data set, whether DP-SGD as published is trained; then scaling, learning rate, epochs, alpha (None: cross-entropy) and
+# number of splits of its cases.
+_CIFAR_TABLE: tuple[tuple[str, bool, tuple[tuple[str, float, int, float | None, int], ...]], ...] = (
+    (
+        "cifar-10",
+        False,
+        (
+            ("pixel/255", 1e-4, 100, None, 3),
+            ("pixel/255", 1e-4, 100, 2.0, 3),
+            ("pixel/255 - 0.5", 1e-4, 100, None, 1),
+            ("pixel/255 - 0.5", 1e-4, 100, 2.0, 1),
+            ("pixel/255", 1e-3, 100, None, 1),
+            ("pixel/255", 1e-3, 100, 2.0, 1),
+            ("pixel/255", 1e-3, 10, None, 1),
+            ("pixel/255", 1e-3, 10, 2.0, 1),
+            ("pixel/255 - 0.5", 1e-3, 100, None, 1),
+            ("pixel/255 - 0.5", 1e-3, 100, 2.0, 3),
+            ("pixel/255 - 0.5", 1e-3, 100, 1.0, 1),
+        ),
     ),
-    "cifar-100": (("pixel/255", 1e-4, 100, None, 1), ("pixel/255", 1e-4, 100, 1.0, 1)),
+    ("cifar-100", False, (("pixel/255", 1e-4, 100, None, 1), ("pixel/255", 1e-4, 100, 1.0, 1))),
+    ("cifar-10", True, (("pixel/255", 1e-4, 100, 2.0, 1), ("pixel/255", 1e-3, 100, 2.0, 1))),
+    ("cifar-100", True, (("pixel/255", 1e-4, 100, 1.0, 1),)),
+)
+_CIFAR_CASES: dict[tuple[CifarSettings, bool], int] = {
+    (
+        CifarSettings(name, scaling, rate, epochs, "convexified" if alpha else "cross-entropy", alpha),
+        private,
+    ): splits
+    for name, private, cases in _CIFAR_TABLE
+    for scaling, rate, epochs, alpha, splits in cases
 }
-_PRIVATE = {
-    "cifar-10": (("pixel/255", 1e-4, 100, 2.0, 1), ("pixel/255", 1e-3, 100, 2.0, 1)),
-    "cifar-100": (("pixel/255", 1e-4, 100, 1.0, 1),),
-}
-_PRIVATE_EPSILONS = (1.0, 10.0, 100.0)
+"""Settings, and whether DP-SGD is trained -> number of splits."""
 
 
-def _cifar_cases(names: Sequence[str] = CIFAR_DATASETS) -> list[Case]:
-    """Return what is trained: the plain networks, then DP-SGD."""
-    for name in names:
-        if name not in CIFAR_DATASETS:
-            raise unknown_name("data set of this comparison", name, CIFAR_DATASETS)
-    return [
-        Case(
-            name, scaling, rate, epochs, "convexified" if alpha else "cross-entropy", alpha, splits, epsilons
-        )
-        for table, epsilons in ((_PLAIN, ()), (_PRIVATE, _PRIVATE_EPSILONS))
-        for name in names
-        for scaling, rate, epochs, alpha, splits in table[name]
-    ]
+def _cifar_cases(name: str) -> list[tuple[CifarSettings, bool]]:
+    cases = [case for case in _CIFAR_CASES if case[0].dataset == name]
+    if not cases:
+        raise unknown_name("data set of this comparison", name, ("cifar-10", "cifar-100"))
+    return cases
 
 
-def _is_measured(case: Case, trials: Sequence[CifarTrial]) -> bool:
-    """Return whether all networks of a case are among some trials."""
-    found = [trial for trial in trials if (trial.settings, trial.method) == (case.settings, case.method)]
-    return len(found) >= case.splits * max(1, len(case.epsilons))
-
-
-def measure_cifar(
-    names: Sequence[str], *, folder: Path, data_dir: Path | None, seed: int, progress: Progress
+def _measure_cifar(
+    name: str, case: tuple[CifarSettings, bool], data_dir: Path | None, seed: int
 ) -> list[CifarTrial]:
-    """Train the cases that a folder does not have yet, and store them there."""
-    cases, path = _cifar_cases(names), folder / CIFAR
-    trials: list[CifarTrial] = read_rows(CifarTrial, path) if path.is_file() else []
-    for done, case in enumerate(cases):
-        progress(done, len(cases))
-        if not _is_measured(case, trials):
-            trials += _measure_case(case, load_records(case.dataset, data_dir=data_dir), seed=seed)
-            write_csv(map(asdict, trials), path)
-    return trials
-
-
-def _measure_case(case: Case, records: Records, *, seed: int = 0) -> list[CifarTrial]:
     """Train the networks of one case; with the convexified loss, also answer with Algorithm 1."""
-    scaled = replace(records, features=np.ascontiguousarray(SCALINGS[case.scaling](records.features)))
-    size = dataset(case.dataset).records
-    data = [split(scaled, size=size, seed=seed + number) for number in range(case.splits)]
-    return _measure_private(case, data) if case.epsilons else _measure_plain(case, data)
+    (settings, private), records = case, load_records(name, data_dir=data_dir)
+    scaled = replace(records, features=np.ascontiguousarray(_SCALINGS[settings.scaling](records.features)))
+    size = dataset(name).records
+    parts = [split(scaled, size=size, seed=seed + each) for each in range(_CIFAR_CASES[case])]
+    return list((_private_trials if private else _network_trials)(settings, parts))
 
 
-def _measure_plain(case: Case, data: Sequence[Split]) -> list[CifarTrial]:
-    loss = CrossEntropy() if case.alpha is None else Convexified(case.alpha)
-    settings = TrainingSettings(loss=loss, learning_rate=case.learning_rate, epochs=case.epochs)
-    trials = []
-    for part, model in zip(data, train_many(data, settings=settings), strict=True):
+def _network_trials(settings: CifarSettings, parts: Sequence[Split]) -> Iterator[CifarTrial]:
+    loss = CrossEntropy() if settings.alpha is None else Convexified(settings.alpha)
+    training = TrainingSettings(loss=loss, learning_rate=settings.learning_rate, epochs=settings.epochs)
+    for part, model in zip(parts, train_many(parts, settings=training), strict=True):
+        share = None if settings.alpha is None else _worst_share(model, part.train, settings.alpha)
         right = accuracy(model, part.train), accuracy(model, part.test)
-        if case.alpha is None:
-            trials.append(case.trial(part, "plain", None, *right))
-        else:
-            trials.append(
-                case.trial(part, "plain", None, *right, _worst_share(model, part.train, case.alpha))
-            )
-            trials += _answer_with_algorithm1(case, part, model)
-    return trials
+        yield settings.trial(part, "plain", None, *right, share)
+        if settings.alpha is None:
+            continue
+        for noise in ("gaussian", "laplace"):
+            for place, epsilon in enumerate(paper.EPSILONS):
+                source = SeededNoise(part.seed * 1000 + place)
+                mechanism, budget = Algorithm1(noise), Budget(epsilon, queries=1)
+                answers = Answerer.prepare(model, mechanism, budget, noise=source).answer(part.test.features)
+                tested = float((answers.labels == part.test.labels).mean())
+                yield settings.trial(part, f"algorithm1-{noise}", epsilon, None, tested)
 
 
-def _answer_with_algorithm1(case: Case, part: Split, model: Model) -> Iterator[CifarTrial]:
-    for noise in ("gaussian", "laplace"):
-        for place, epsilon in enumerate(paper.EPSILONS):
-            source = SeededNoise(part.seed * 1000 + place)
-            answerer = Answerer.prepare(model, Algorithm1(noise), Budget(epsilon, queries=1), noise=source)
-            right = float((answerer.answer(part.test.features).labels == part.test.labels).mean())
-            yield case.trial(part, f"algorithm1-{noise}", epsilon, None, right)
-
-
-def _measure_private(case: Case, data: Sequence[Split]) -> list[CifarTrial]:
+def _private_trials(settings: CifarSettings, parts: Sequence[Split]) -> Iterator[CifarTrial]:
     sweep = train_sweep(
-        data,
-        epsilons=case.epsilons,
+        parts,
+        epsilons=_PRIVATE_EPSILONS,
         accountants=("rdp",),
-        alpha=case.alpha,
-        learning_rate=case.learning_rate,
+        alpha=settings.alpha,
+        learning_rate=settings.learning_rate,
     )
-    trials = []
-    for place, part in enumerate(data):
-        for epsilon in case.epsilons:
+    for place, part in enumerate(parts):
+        for epsilon in _PRIVATE_EPSILONS:
             network = sweep.network(place, "rdp", epsilon)
             right = [
                 float((network.logits(each.features).argmax(-1).numpy() == each.labels).mean())
                 for each in (part.train, part.test)
             ]
-            trials.append(case.trial(part, case.method, epsilon, *right))
-    return trials
+            yield settings.trial(part, "published-rdp", epsilon, *right)
 
 
 def _worst_share(model: Model, records: Records, alpha: float) -> float:
@@ -670,7 +785,7 @@ def _worst_share(model: Model, records: Records, alpha: float) -> float:
 
 
 @dataclass(frozen=True)
-class NetworkRow(_CifarSettings, Row):
+class NetworkRow(CifarSettings, Row):
     """The plain network of one case beside the paper's, and Algorithm 1's accuracy loss beside its curves."""
 
     splits: int  # Number of splits
@@ -744,7 +859,7 @@ def _curve_differences(trials: Sequence[CifarTrial]) -> list[float]:
 
 
 @dataclass(frozen=True)
-class PrivateRow(_CifarSettings, Row):
+class PrivateRow(CifarSettings, Row):
     """DP-SGD as published, with the accountant RDP, beside the paper's."""
 
     epsilon: float  # The paper's epsilon
@@ -780,3 +895,70 @@ def private_rows(trials: Sequence[CifarTrial]) -> list[PrivateRow]:
             )
         )
     return rows
+
+
+def _show_cifar(trials: Sequence[CifarTrial], _: object) -> Shown:
+    networks, private = network_rows(trials), private_rows(trials)
+    document = {"networks": networks, "dpsgd": private}
+    tables = list(_cifar_tables(networks, private))
+    return Shown(document, tables, {"cifar.csv": list(map(asdict, trials))})
+
+
+def _cifar_tables(networks: Sequence[NetworkRow], private: Sequence[PrivateRow]) -> Iterator[Table]:
+    alike = _by_dataset(private)
+    for name, mine in _by_dataset(networks).items():
+        printed = dict.fromkeys((row.loss, row.paper_train_accuracy, row.paper_test_accuracy) for row in mine)
+        yield Table(
+            f"{name}: networks without privacy, and Algorithm 1",
+            mine,
+            {
+                "pixels": lambda row: row.scaling,
+                "rate": lambda row: (
+                    f"{row.learning_rate:g}" + ("" if row.epochs == 100 else f", {row.epochs} epochs")
+                ),
+                "loss": lambda row: row.loss + ("" if row.alpha is None else f", {row.alpha:g}"),
+                "splits": lambda row: str(row.splits),
+                "train": lambda row: f"{row.train_accuracy.value:.3f}",
+                "test": lambda row: f"{row.test_accuracy.value:.3f}",
+                "Alg. 1": lambda row: f"{row.within}/{row.points}" if row.points else "",
+            },
+            "; ".join(f"the paper's {loss}: {train:.3f}, {test:.3f}" for loss, train, test in printed)
+            + ". Rate: learning rate; after the loss: alpha; last column: points of Algorithm 1's accuracy loss "
+            f"within {CURVE_TOLERANCE:g} of the paper's curves",
+        )
+        if name in alike:
+            yield Table(
+                f"{name}: DP-SGD as published, accountant RDP",
+                alike[name],
+                {
+                    "pixels": lambda row: row.scaling,
+                    "rate": lambda row: f"{row.learning_rate:g}",
+                    "loss": lambda row: row.loss,
+                    "eps": lambda row: f"{row.epsilon:g}",
+                    "test": lambda row: f"{row.test_accuracy:.3f}",
+                    "paper": lambda row: f"{row.paper_test_accuracy:.3f}",
+                    "lost": lambda row: number(row.accuracy_loss, ".3f"),
+                    "paper ": lambda row: f"{row.paper_accuracy_loss:.3f}",
+                },
+                "Test accuracy, and the accuracy lost against the network without privacy of the same settings",
+            )
+
+
+MEASUREMENTS = {
+    "bounds-table": Measurement(
+        "bounds.csv", Observed, _MEASURED, lambda _: [()], _observe, _show_bounds, has_formulas=True
+    ),
+    "architectures": Measurement(
+        "architectures.csv",
+        ArchitectureRow,
+        ("location", "adult"),
+        lambda _: _ARCHITECTURES,
+        _measure_architecture,
+        _show_architectures,
+    ),
+    "alpha": _AlphaSweep("alpha.csv", AlphaRow, _MEASURED, lambda _: [()], _alpha_trials, _show_alpha),
+    "cifar": Measurement(
+        "cifar.csv", CifarTrial, ("cifar-10", "cifar-100"), _cifar_cases, _measure_cifar, _show_cifar
+    ),
+}
+"""Our own measurements, by the names of their commands."""

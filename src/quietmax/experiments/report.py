@@ -19,6 +19,9 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
+
 from quietmax.data.registry import is_stand_in
 from quietmax.errors import QuietmaxError, counted
 from quietmax.experiments import paper
@@ -37,12 +40,10 @@ from quietmax.experiments.findings import (
     multi_query,
     own_correlations,
     stability_points,
-    write_tables,
 )
-from quietmax.experiments.grid import Trial
+from quietmax.experiments.grid import Trial, write_csv
 from quietmax.experiments.methods import methods
 from quietmax.experiments.paper import Comparison
-from quietmax.experiments.results import write_csv
 from quietmax.experiments.runner import usable_cores
 
 SEEDED_NOISE = (
@@ -91,7 +92,7 @@ def number(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
 
 
-COMPARISONS = {
+_COMPARISONS = {
     "accuracy": f"Plain networks (tolerance {ACCURACY_TOLERANCE:g}; leakage {CURVE_TOLERANCE:g})",
     "curves": f"Curves of the figures (tolerance {CURVE_TOLERANCE:g})",
     "sensitivities": "Sensitivities (to the printed digits)",
@@ -178,10 +179,10 @@ class Table:
 
 
 def comparison(name: str, rows: Sequence[Comparison]) -> Table:
-    """Return a table of comparisons with the paper; ``name`` is one of `COMPARISONS`."""
+    """Return a table of comparisons with the paper; ``name`` is one of `_COMPARISONS`."""
     spread = any(row.spread is not None for row in rows)
     columns = {name: show for name, show in _COMPARISON.items() if spread or name != "spread"}
-    return Table(COMPARISONS[name], rows, columns, _agreement(rows))
+    return Table(_COMPARISONS[name], rows, columns, _agreement(rows))
 
 
 def _agreement(rows: Sequence[Comparison | Leakage]) -> str:
@@ -219,13 +220,17 @@ def write_report(summaries: Sequence[Summary], folder: Path, info: ReportInfo) -
     """
     if not summaries:
         return []
-    page = folder / "report.html"
+    page, parquet = folder / "report.html", folder / "results.parquet"
+    rows = [each.flat() for each in summaries]
+    names = dict.fromkeys(name for row in rows for name in row)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         page.write_text(html(summaries, info), encoding="utf-8")
         if not info.paper:
             (folder / "NOT-FOR-PUBLICATION.txt").write_text(f"{OWNER_ONLY}\n", encoding="utf-8")
-        written = [page, *write_tables(summaries, folder)]
+        written = [page, write_csv(rows, folder / "results.csv", line_end="\r\n"), parquet]
+        columns = pyarrow.table({name: [row.get(name) for row in rows] for name in names})
+        pyarrow.parquet.write_table(columns, parquet)
         if info.paper:
             tables = paper_tables(summaries).items()
             written += [
@@ -264,6 +269,24 @@ def html(summaries: Sequence[Summary], info: ReportInfo) -> str:
     )
 
 
+def _section(name: str, title: str, content: str) -> str:
+    return f'<section id="{name}"><h2>{title}</h2>{content}</section>'
+
+
+def _folded(summary: str, table: Table) -> str:
+    """A table that is shown when its summary is clicked."""
+    shown = _html_table(table.columns, table.lines)
+    return f"<details><summary>{escape(summary)}</summary>{shown}</details>"
+
+
+def _html_table(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
+    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(str(value))}</td>" for value in row) + "</tr>" for row in rows
+    )
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
 def _lead(summaries: Sequence[Summary]) -> str:
     names = ", ".join(dict.fromkeys(escape(each.dataset) for each in summaries))
     generated = f" {STAND_INS}" if any(is_stand_in(each.dataset) for each in summaries) else ""
@@ -274,14 +297,16 @@ def _lead(summaries: Sequence[Summary]) -> str:
 
 
 def _plots(summaries: Sequence[Summary]) -> str:
-    names = list(dict.fromkeys(each.dataset for each in summaries))
     buttons = "".join(
-        f'<button type="button" data-set="{escape(name)}">{escape(name)}</button>' for name in names
+        f'<button type="button" data-set="{name}">{name}</button>'
+        for name in dict.fromkeys(escape(each.dataset) for each in summaries)
     )
-    return (
-        f'<section id="plots"><h2>Privacy and utility</h2><div class="tabs" role="tablist">{buttons}</div>'
-        '<div id="panels"></div><p class="hint">Point at a plot to read values; click a name in its legend to hide or '
-        "show a curve. Bands are one standard deviation over the repeats; a single repeat has none.</p></section>"
+    return _section(
+        "plots",
+        "Privacy and utility",
+        f'<div class="tabs" role="tablist">{buttons}</div><div id="panels"></div><p class="hint">Point at a plot to '
+        "read values; click a name in its legend to hide or show a curve. Bands are one standard deviation over the "
+        "repeats; a single repeat has none.</p>",
     )
 
 
@@ -291,63 +316,53 @@ def _findings(table: Table) -> str:
         f"<strong>{escape(each.claim)}</strong><br>{escape(each.evidence)}</li>"
         for each in table.rows
     )
-    return f'<section id="findings"><h2>The five findings, with our numbers</h2><ol>{items}</ol></section>'
+    return _section("findings", "The five findings, with our numbers", f"<ol>{items}</ol>")
 
 
 def _multi_query(table: Table) -> str:
     if not table.rows:
         return ""
-    return (
-        f'<section id="many"><h2>{table.title}</h2><p>The paper reads k answers off its curves for one '
-        "answer. Its composition theorem leaves eps/√k for each (published), its worked example eps/k "
-        "(published-example). Head and DP-SGD answer any number. Algorithm 1 has no guarantee under either analysis. "
-        "* below the smallest measured eps: the value there.</p>"
-        f"{_details(counted(len(table.rows), 'row'), table.columns, table.lines)}</section>"
+    return _section(
+        "many",
+        table.title,
+        "<p>The paper reads k answers off its curves for one answer. Its composition theorem leaves eps/√k for each "
+        "(published), its worked example eps/k (published-example). Head and DP-SGD answer any number. Algorithm 1 has "
+        "no guarantee under either analysis. * below the smallest measured eps: the value there.</p>"
+        + _folded(counted(len(table.rows), "row"), table),
     )
 
 
 def _paper(tables: Mapping[str, Table], measured: set[str]) -> str:
     blocks = "".join(
-        _details(f"{table.title}: {table.caption}", table.columns, table.lines)
-        for table in tables.values()
-        if table.rows
+        _folded(f"{table.title}: {table.caption}", table) for table in tables.values() if table.rows
     )
     absent = [name for name in paper.accuracy_table() if name not in measured]
     missing = f"<p>Not measured here: {escape(', '.join(absent))}.</p>" if absent else ""
-    return f'<section id="paper"><h2>The paper\'s numbers and ours</h2>{blocks}{missing}</section>'
+    return _section("paper", "The paper's numbers and ours", f"{blocks}{missing}")
 
 
 def _results(summaries: Sequence[Summary]) -> str:
-    attacks = dict.fromkeys(attack for each in summaries for attack in each.attacks)
     leaks: Columns = {
         f"leakage, {attack}": lambda each, attack=attack: (  # type: ignore[misc]
             _mean(each.leakage[attack]) if attack in each.leakage else ""
         )
-        for attack in attacks
+        for attack in dict.fromkeys(attack for each in summaries for attack in each.leakage)
     }
     table = Table("All results", summaries, {**_RESULT, **leaks, **_RESULT_COSTS})
-    return (
-        f'<section id="results"><h2>{table.title}</h2>'
-        f"{_details(counted(len(summaries), 'row'), table.columns, table.lines)}"
-        f"<p class='hint'>{SEEDED_NOISE} "
+    return _section(
+        "results",
+        table.title,
+        f"{_folded(counted(len(summaries), 'row'), table)}<p class='hint'>{SEEDED_NOISE} "
         "Audits at confidence 0.99: of a mechanism, one answer against its own claim (epsilon or mu); of a model, "
-        "from the attacks' guesses, taking the split as fair coins.</p></section>"
+        "from the attacks' guesses, taking the split as fair coins.</p>",
     )
 
 
-def _details(summary: str, columns: Iterable[str], lines: Iterable[Sequence[str]]) -> str:
-    return f"<details><summary>{escape(summary)}</summary>{_table(columns, lines)}</details>"
-
-
 def _settings(info: ReportInfo) -> str:
-    rows = [("settings", info.settings), ("seed", str(info.seed)), *_environment()]
-    rows.append(("written", datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")))
-    return f'<section id="settings"><h2>Settings and versions</h2>{_table(("", ""), rows)}</section>'
-
-
-def _environment() -> list[tuple[str, str]]:
-    """The machine and the versions of the packages that figures depend on."""
+    """What was run, on which machine, and the versions of the packages that figures depend on."""
     rows = [
+        ("settings", info.settings),
+        ("seed", str(info.seed)),
         ("python", sys.version.split()[0]),
         ("machine", f"{platform.system()} {platform.machine()}, {usable_cores()} cores"),
     ]
@@ -356,7 +371,8 @@ def _environment() -> list[tuple[str, str]]:
             rows.append((name, version(name)))
         except PackageNotFoundError:
             rows.append((name, "not installed as a package"))
-    return rows
+    rows.append(("written", datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")))
+    return _section("settings", "Settings and versions", _html_table(("", ""), rows))
 
 
 def _failures(info: ReportInfo) -> str:
@@ -366,17 +382,11 @@ def _failures(info: ReportInfo) -> str:
     return f'<section class="failures"><h2>Failed trials: {len(info.failures)}</h2><ul>{items}</ul></section>'
 
 
-def _table(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
-    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(str(value))}</td>" for value in row) + "</tr>" for row in rows
-    )
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
 def _mean(mean: Mean) -> str:
     return f"{mean.value:.3f}" if mean.spread is None else f"{mean.value:.3f} ± {mean.spread:.3f}"
 
+
+# --- figures ------------------------------------------------------------------------------------------------------
 
 _COLOURS = {
     "algorithm1-gaussian": "#b4431f",
@@ -438,10 +448,12 @@ def figures(summaries: Sequence[Summary]) -> list[Figure]:
     drawn = []
     for name in dict.fromkeys(each.dataset for each in summaries):
         mine = [each for each in summaries if each.dataset == name]
-        published = [each for each in mine if _axis(each) == "published" and each.epsilon is not None]
-        alike = [each for each in mine if _axis(each) == "like-for-like" and each.epsilon is not None]
+        published, alike = (
+            [each for each in mine if each.epsilon is not None and _axis(each) == axis]
+            for axis in ("published", "like-for-like")
+        )
         plain = next((each for each in mine if each.method == "plain"), None)
-        attacks = plain.attacks if plain is not None else ()
+        attacks = () if plain is None else plain.leakage
         if published:
             drawn.append(_loss_figure(name, published))
             drawn += [_leakage_figure(name, published, plain, attack, True) for attack in attacks]
@@ -472,22 +484,20 @@ def _loss_figure(name: str, published: Sequence[Summary]) -> Figure:
 def _leakage_figure(
     name: str, chosen: Sequence[Summary], plain: Summary | None, attack: str, published: bool
 ) -> Figure:
-    with_attack = [each for each in chosen if attack in each.leakage]
-    lines = _lines(with_attack, lambda each: each.leakage[attack])
-    drawn = _paper_lines(name, "priv_leak", with_attack) if published and attack == "shadow" else []
+    attacked = [each for each in chosen if attack in each.leakage]
+    drawn = _paper_lines(name, "priv_leak", attacked) if published and attack == "shadow" else []
     level = plain.leakage[attack].value if plain is not None and attack in plain.leakage else None
     if published and level is not None and name in paper.accuracy_table():
-        drawn.append(_bound_line([each.epsilon for each in with_attack if each.epsilon is not None], level))
-    which = "as published" if published else "like for like"
+        drawn.append(_bound_line([each.epsilon for each in attacked if each.epsilon is not None], level))
     return Figure(
         name,
         f"leakage-{attack}" if published else f"like-for-like-leakage-{attack}",
-        f"{name}: leakage under {attack}, {which}",
+        f"{name}: leakage under {attack}, {'as published' if published else 'like for like'}",
         "leakage (TPR - FPR)",
-        (*drawn, *lines),
+        (*drawn, *_lines(attacked, lambda each: each.leakage[attack])),
         level,
         "plain network",
-        coverage(name, with_attack) if published else "",
+        coverage(name, attacked) if published else "",
     )
 
 
