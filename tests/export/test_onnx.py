@@ -20,7 +20,7 @@ import quietmax as qm
 from quietmax.data.schema import Schema
 from quietmax.errors import InvalidInput
 from quietmax.estimators.serialization import open_private, save_private
-from quietmax.export.graph import IR_VERSION, OPSET, Graph
+from quietmax.export.graph import IR_VERSION, OPSET, Graph, Value
 from quietmax.export.onnx import _map_features, _onnx_model, export_onnx
 from quietmax.models.features.generic import Pipeline, RandomFourier
 from quietmax.models.features.images import Joined, Mirrored, Patches, Reduced, Scattering, Turned
@@ -243,7 +243,7 @@ def test_the_features_of_images_are_equal(name: str) -> None:
     records = np.random.default_rng(0).random((40, columns), np.float32)
     records[0], records[1] = 0.0, 1e-6 * records[1]
     graph = Graph(["records", "features"])
-    graph.output(_map_features(graph, feature_map, "records", columns), "features")
+    graph._output(_map_features(feature_map, Value(graph, "records"), columns), "features")
     kind = onnx.TensorProto.FLOAT
     inputs = [onnx.helper.make_tensor_value_info("records", kind, ["rows", columns])]
     outputs = [onnx.helper.make_tensor_value_info("features", kind, ["rows", None])]

@@ -10,13 +10,15 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
-from functools import cache
+from functools import cache, reduce
+from operator import or_
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from quietmax.data.cells import MISSING_MARKERS, NO, YES, exact_number
 from quietmax.data.encoding import (
@@ -47,7 +49,7 @@ def _require_onnx() -> Any:
 
 
 class Graph:
-    """An ONNX graph under construction. Values are known by their names."""
+    """An ONNX graph under construction."""
 
     def __init__(self, reserved: Collection[str]) -> None:
         self._onnx = _require_onnx()
@@ -57,49 +59,21 @@ class Graph:
         self.constants: list[Any] = []
 
     def __call__(
-        self, operator: str, *inputs: str | NDArray[Any] | np.generic, outputs: int = 1, **attributes: Any
-    ) -> str:
-        """Add an operation and return the name of its first output."""
+        self, operator: str, *inputs: Value | ArrayLike, outputs: int = 1, **attributes: Any
+    ) -> Value:
+        """Add an operation and return its first output."""
         results = [self._name() for _ in range(outputs)]
-        names = [each if isinstance(each, str) else self._constant(each) for each in inputs]
+        names = [each.name if isinstance(each, Value) else self._constant(each) for each in inputs]
         self.nodes.append(self._onnx.helper.make_node(operator, names, results, **attributes))
-        return results[0]
+        return Value(self, results[0])
 
-    def output(self, value: str, name: str) -> None:
+    def _output(self, value: Value, name: str) -> None:
         """Give a value the name of an output."""
-        self.nodes.append(self._onnx.helper.make_node("Identity", [value], [name]))
+        self.nodes.append(self._onnx.helper.make_node("Identity", [value.name], [name]))
 
-    def cast(self, value: str, kind: type) -> str:
-        """Return a value as another type."""
-        return self("Cast", value, to=self.type_of(kind))
-
-    def type_of(self, kind: type) -> int:
+    def _type(self, kind: type) -> int:
         """Return the number by which ONNX knows a type."""
         return int(getattr(self._onnx.TensorProto, _TYPES[kind]))
-
-    def trunc(self, value: str) -> str:
-        """Round towards zero; ONNX has no operator for it."""
-        return self("Mul", self("Sign", value), self("Floor", self("Abs", value)))
-
-    def columns(self, value: str) -> str:
-        """Return a vector as a matrix of one column."""
-        return self("Unsqueeze", value, np.array([1]))
-
-    def side_by_side(self, values: list[str]) -> str:
-        """Join matrices of the same number of rows."""
-        return values[0] if len(values) == 1 else self("Concat", *values, axis=1)
-
-    def any_of(self, values: list[str]) -> str:
-        """Return where at least one of several booleans holds."""
-        result = values[0]
-        for value in values[1:]:
-            result = self("Or", result, value)
-        return result
-
-    def unit(self, rows: str, floor: float) -> str:
-        """Return rows divided by their length, or by the floor where that is larger."""
-        squares = self("ReduceSumSquare", rows, np.array([1]), keepdims=1)
-        return self("Div", rows, self("Max", self("Sqrt", squares), np.array([floor], np.float32)))
 
     def _name(self) -> str:
         """Return a name that nothing has yet."""
@@ -113,17 +87,86 @@ class Graph:
         array, name = np.asarray(value), self._name()
         if array.dtype.kind == "U":
             strings = [each.encode() for each in array.ravel().tolist()]
-            kind = self.type_of(np.str_)
+            kind = self._type(np.str_)
             self.constants.append(self._onnx.helper.make_tensor(name, kind, array.shape, strings))
         else:
             self.constants.append(self._onnx.numpy_helper.from_array(array, name))
         return name
 
 
+def _operation(operator: str, *, reflected: bool = False) -> Callable[[Value, Any], Value]:
+    """Return the method of an arithmetic or logical operator."""
+
+    def _apply(value: Value, other: Any) -> Value:
+        return value.graph(operator, other, value) if reflected else value.graph(operator, value, other)
+
+    return _apply
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """A value of a graph, for each row of the input. Python's operators add those of ONNX to the graph."""
+
+    graph: Graph
+    name: str
+
+    __array_ufunc__ = None  # An array leaves the arithmetic with a value to the value
+    __add__ = _operation("Add")
+    __sub__ = _operation("Sub")
+    __mul__ = _operation("Mul")
+    __truediv__ = _operation("Div")
+    __rtruediv__ = _operation("Div", reflected=True)
+    __mod__ = _operation("Mod")
+    __matmul__ = _operation("MatMul")
+    __rmatmul__ = _operation("MatMul", reflected=True)
+    __and__ = _operation("And")
+    __or__ = _operation("Or")
+    __lt__ = _operation("Less")
+    __gt__ = _operation("Greater")
+    __le__ = _operation("LessOrEqual")
+    __ge__ = _operation("GreaterOrEqual")
+
+    def __invert__(self) -> Value:
+        return self("Not")
+
+    def __call__(self, operator: str, *others: Value | ArrayLike, **attributes: Any) -> Value:
+        """Add an operation whose first input is this value."""
+        return self.graph(operator, self, *others, **attributes)
+
+    def _cast(self, kind: type) -> Value:
+        """Return the value as another type."""
+        return self("Cast", to=self.graph._type(kind))
+
+    def _trunc(self) -> Value:
+        """Round towards zero; ONNX has no operator for it."""
+        return self("Sign") * self("Abs")("Floor")
+
+    def _column(self) -> Value:
+        """Return a vector as a matrix of one column."""
+        return self("Unsqueeze", np.array([1]))
+
+    def _squares(self) -> Value:
+        """Return the sum of the squares of each row, as a column."""
+        return self("ReduceSumSquare", np.array([1]), keepdims=1)
+
+    def _unit(self, floor: float) -> Value:
+        """Return rows divided by their length, or by the floor where that is larger."""
+        return self / self._squares()("Sqrt")("Max", np.float32(floor))
+
+
+def _side_by_side(values: Sequence[Value]) -> Value:
+    """Join matrices of the same number of rows."""
+    return values[0] if len(values) == 1 else values[0]("Concat", *values[1:], axis=1)
+
+
+def _any_of(values: Sequence[Value]) -> Value:
+    """Return where at least one of several booleans holds."""
+    return reduce(or_, values)
+
+
 # --- Columns ----------------------------------------------------------------------------------------------------------
 
-
-_Encoded = tuple[str, str | None]
+_Encoded = tuple[Value, Value | None]
 """The features of a column, float32 of shape (rows, features), and which cells are unreadable, if any can be."""
 
 _EXPONENT = r"-?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)[eE][+-]?[0-9]{1,3}"
@@ -133,6 +176,7 @@ _TIME = (
     r"([T ]([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9](\.[0-9]+)?)?(Z|[+-]([01][0-9]|2[0-3])(:?[0-5][0-9])?)?)?"
 )
 _DATE_PARTS = {"Y": "[0-9]{4}", "m": "(0[1-9]|1[0-2])", "d": "(0[1-9]|[12][0-9]|3[01])"}
+_FIRST_DAY = {"Y": "0001", "m": "01", "d": "01"}
 _ISO = "%Y-%m-%d"
 _DAYS = (0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 _OF_STOLL = "[\\t-\\r ]*"
@@ -144,51 +188,43 @@ def _input_type(column: Column) -> type:
     return np.float64 if isinstance(column, NumericColumn) else np.str_
 
 
-def _indicators(graph: Graph, hits: list[str]) -> str:
+def _indicators(hits: Sequence[Value]) -> Value:
     """Return booleans as columns of 0 and 1."""
-    return graph.side_by_side([graph.columns(graph.cast(hit, np.float32)) for hit in hits])
+    return _side_by_side([hit._cast(np.float32)._column() for hit in hits])
 
 
-def _with_missing(graph: Graph, column: Column, features: str, absent: str) -> str:
+def _with_missing(column: Column, features: Value, absent: Value) -> Value:
     """Append the feature of the missing value, if the column has one."""
-    if not column.missing:
-        return features
-    return graph.side_by_side([features, _indicators(graph, [absent])])
+    return _side_by_side([features, _indicators([absent])]) if column.missing else features
 
 
-def _numeric(graph: Graph, column: NumericColumn) -> _Encoded:
+def _numeric(cells: Value, column: NumericColumn) -> _Encoded:
     """Encode numbers; see `NumericColumn.write`."""
-    numbers = column.name
     parsed = [column.parse(value) for value in column.missing_values]
     codes = [code for code in parsed if code is not None and not math.isnan(code)]
-    equal = [graph("Equal", numbers, np.float64(code)) for code in codes]
-    absent = graph.any_of([graph("IsNaN", numbers), *equal])
+    absent = _any_of([cells("IsNaN"), *(cells("Equal", np.float64(code)) for code in codes)])
     low, high = np.float64(column.low), np.float64(column.high)
-    clipped = graph("Clip", graph("Where", absent, low, numbers), low, high)
+    clipped = absent("Where", low, cells)("Clip", low, high)
     if column.edges:
         starts, ends = np.array([-np.inf, *column.edges]), np.array([*column.edges, np.inf])
-        values = graph.columns(clipped)
-        inside = graph("And", graph("GreaterOrEqual", values, starts), graph("Less", values, ends))
-        present = graph.columns(graph("Not", absent))
-        indicators = graph.cast(graph("And", inside, present), np.float32)
-        return _with_missing(graph, column, indicators, absent), None
-    distance = graph("Sub", clipped, low)
+        values = clipped._column()
+        inside = (values >= starts) & (values < ends) & (~absent)._column()
+        return _with_missing(column, inside._cast(np.float32), absent), None
+    distance = clipped - low
     if column.scale == "log":
-        share = graph("Div", _log1p(graph, distance), np.float64(math.log1p(column.high - column.low)))
+        share = _log1p(distance) / np.float64(math.log1p(column.high - column.low))
     else:
-        share = graph("Div", distance, high - low)
-    return _with_missing(graph, column, graph.columns(graph.cast(share, np.float32)), absent), None
+        share = distance / (high - low)
+    return _with_missing(column, share._cast(np.float32)._column(), absent), None
 
 
-def _log1p(graph: Graph, value: str) -> str:
+def _log1p(value: Value) -> Value:
     """Return ln(1 + x), as exact as float64 allows: `x ln(u) / (u - 1)` for u = 1 + x, and x where u is 1."""
-    one = np.float64(1.0)
-    above = graph("Add", value, one)
-    ratio = graph("Div", graph("Mul", graph("Log", above), value), graph("Sub", above, one))
-    return graph("Where", graph("Equal", above, one), value, ratio)
+    above = value + 1.0
+    return above("Equal", 1.0)("Where", value, above("Log") * value / (above - 1.0))
 
 
-def _matches(graph: Graph, column: Column, alternatives: Iterable[str]) -> str:
+def _matches(cells: Value, column: Column, alternatives: Iterable[str]) -> Value:
     """Return which cells of a column match one of several regular expressions, without outer blanks."""
     pattern = f"{_BLANKS}*({'|'.join(alternatives)}){_BLANKS}*"
     if len(pattern) > _LONGEST_PATTERN:
@@ -196,58 +232,50 @@ def _matches(graph: Graph, column: Column, alternatives: Iterable[str]) -> str:
             f"Column '{column.name}' cannot be exported to ONNX, because its values match in any case and have too "
             "many spellings."
         )
-    return graph("RegexFullMatch", column.name, pattern=pattern)
+    return cells("RegexFullMatch", pattern=pattern)
 
 
-def _absent(graph: Graph, column: Column) -> str:
+def _absent(cells: Value, column: Column) -> Value:
     """Return which cells are missing values."""
-    return _matches(graph, column, map(_literal, sorted(MISSING_MARKERS.union(column.missing_values))))
+    return _matches(cells, column, map(_literal, sorted(MISSING_MARKERS.union(column.missing_values))))
 
 
-def _categorical(graph: Graph, column: CategoricalColumn) -> _Encoded:
+def _categorical(cells: Value, column: CategoricalColumn) -> _Encoded:
     """Encode categories; see `CategoricalColumn`."""
-    numbers = [number for category in column.categories if (number := exact_number(category)) is not None]
-    if len(set(numbers)) < len(numbers):
+    numbers = [exact_number(category) for category in column.categories]
+    present = [number for number in numbers if number is not None]
+    if len(set(present)) < len(present):
         raise InvalidInput(
             f"Column '{column.name}' cannot be exported to ONNX, because two of its categories are the same number."
         )
     hits = []
-    for category in column.categories:
-        number = exact_number(category)
+    for category, number in zip(column.categories, numbers, strict=True):
         spellings = [_any_case(category.casefold()) if column.ignore_case else _literal(category)]
-        hits.append(
-            _matches(graph, column, spellings if number is None else [*spellings, _plain_number(number)])
-        )
-    known = graph.any_of(hits)
-    absent = graph("And", _absent(graph, column), graph("Not", known))
-    features = _indicators(graph, hits)
+        spellings += [] if number is None else [_plain_number(number)]
+        hits.append(_matches(cells, column, spellings))
+    known = _any_of(hits)
+    absent = _absent(cells, column) & ~known
+    features = _indicators(hits)
     if column.style == "codes":
         codes = (np.arange(len(hits)) + 1) / len(hits)
-        features = graph("MatMul", features, codes[:, None].astype(np.float32))
-    encoded = _with_missing(graph, column, features, absent)
-    if not numbers:
-        return encoded, None
-    return encoded, graph(
-        "And", _matches(graph, column, [_EXPONENT]), graph("Not", graph("Or", known, absent))
-    )
+        features = features @ codes[:, None].astype(np.float32)
+    unreadable = _matches(cells, column, [_EXPONENT]) & ~(known | absent) if present else None
+    return _with_missing(column, features, absent), unreadable
 
 
-def _boolean(graph: Graph, column: BooleanColumn) -> _Encoded:
+def _boolean(cells: Value, column: BooleanColumn) -> _Encoded:
     """Encode yes and no; see `BooleanColumn`."""
-    absent = _absent(graph, column)
-    present = graph("Not", absent)
+    absent = _absent(cells, column)
     answers = []
     for words, number in ((NO, Decimal(0)), (YES, Decimal(1))):
         spellings = [*map(_any_case, sorted(words)), _plain_number(number)]
-        answers.append(graph("And", _matches(graph, column, spellings), present))
-    unreadable = graph("Not", graph.any_of([absent, *answers]))
-    return _with_missing(graph, column, _indicators(graph, answers), absent), unreadable
+        answers.append(_matches(cells, column, spellings) & ~absent)
+    return _with_missing(column, _indicators(answers), absent), ~_any_of([absent, *answers])
 
 
-def _date(graph: Graph, column: DateColumn) -> _Encoded:
+def _date(cells: Value, column: DateColumn) -> _Encoded:
     """Encode dates; see `DateColumn`."""
-    style = column.format or _ISO
-    form = re.fullmatch(r"%([Ymd])([-./])%([Ymd])\2%([Ymd])", style)
+    form = re.fullmatch(r"%([Ymd])([-./])%([Ymd])\2%([Ymd])", column.format or _ISO)
     if (
         column.bounds is None
         or len(column.low) != 10
@@ -258,51 +286,37 @@ def _date(graph: Graph, column: DateColumn) -> _Encoded:
             f"Column '{column.name}' cannot be exported to ONNX: only dates such as 2024-01-31 or 31.01.2024 can, "
             "without the time of day."
         )
-    order = (form[1], form[3], form[4])
-    absent = _absent(graph, column)
-    plain = re.escape(form[2]).join(_DATE_PARTS[part] for part in order)
+    order, mark = (form[1], form[3], form[4]), form[2]
+    absent = _absent(cells, column)
+    plain = re.escape(mark).join(_DATE_PARTS[part] for part in order)
     written = plain + _TIME if column.format is None else plain
-    is_date = graph("RegexFullMatch", column.name, pattern=f"{_OF_STOLL}{written}{_BLANKS}*")
-    readable = graph("And", is_date, graph("Not", absent))
+    readable = cells("RegexFullMatch", pattern=f"{_OF_STOLL}{written}{_BLANKS}*") & ~absent
     # Every cell must have three parts that are integers.
-    dates = graph("Where", readable, column.name, np.array(form[2].join(_FIRST_DAY[part] for part in order)))
-    parts = graph("StringSplit", dates, delimiter=form[2], maxsplit=2, outputs=2)
+    dates = readable("Where", cells, np.array(mark.join(_FIRST_DAY[part] for part in order)))
+    parts = dates("StringSplit", delimiter=mark, maxsplit=2, outputs=2)
     year, month, day = (
-        graph.cast(graph("Gather", parts, np.array(order.index(part)), axis=1), np.int64) for part in "Ymd"
+        parts("Gather", np.array(order.index(part)), axis=1)._cast(np.int64) for part in "Ymd"
     )
-    ordinal, valid = _ordinal(graph, year, month, day)
+    ordinal, valid = _ordinal(year, month, day)
     low, high = column.bounds
-    share = graph("Div", graph.cast(graph("Sub", ordinal, np.int64(low)), np.float64), np.float64(high - low))
-    clipped = graph("Clip", share, np.float64(0.0), np.float64(1.0))
-    features = graph.cast(graph("Where", absent, np.float64(0.0), clipped), np.float32)
-    unreadable = graph("Not", graph("Or", absent, graph("And", readable, valid)))
-    return _with_missing(graph, column, graph.columns(features), absent), unreadable
+    share = (ordinal - low)._cast(np.float64) / np.float64(high - low)
+    features = absent("Where", 0.0, share("Clip", 0.0, 1.0))._cast(np.float32)
+    return _with_missing(column, features._column(), absent), ~(absent | (readable & valid))
 
 
-_FIRST_DAY = {"Y": "0001", "m": "01", "d": "01"}
-
-
-def _ordinal(graph: Graph, year: str, month: str, day: str) -> tuple[str, str]:
+def _ordinal(year: Value, month: Value, day: Value) -> tuple[Value, Value]:
     """Return the number of days since the beginning of the year 1, and which dates exist."""
-
-    def divides(number: int) -> str:
-        return graph("Equal", graph("Mod", year, np.int64(number)), np.int64(0))
-
-    leap = graph("Or", graph("And", divides(4), graph("Not", divides(100))), divides(400))
-    past = graph("Sub", year, np.int64(1))
-    leap_days = graph("Sub", graph("Div", past, np.int64(4)), graph("Div", past, np.int64(100)))
-    leap_days = graph("Add", leap_days, graph("Div", past, np.int64(400)))
-    before_year = graph("Add", graph("Mul", past, np.int64(365)), leap_days)
-    leap_day = graph.cast(graph("And", leap, graph("Greater", month, np.int64(2))), np.int64)
-    before_month = graph("Gather", np.concatenate([[0], np.cumsum(_DAYS)])[: len(_DAYS)], month)
-    ordinal = graph("Add", graph("Add", before_year, before_month), graph("Add", leap_day, day))
-    february = graph.cast(graph("And", leap, graph("Equal", month, np.int64(2))), np.int64)
-    last = graph("Add", graph("Gather", np.array(_DAYS), month), february)
-    exists = graph("And", graph("LessOrEqual", day, last), graph("Greater", year, np.int64(0)))
-    return ordinal, exists
+    by_4, by_100, by_400 = ((year % number)("Equal", 0) for number in (4, 100, 400))
+    leap = (by_4 & ~by_100) | by_400
+    past = year - 1
+    before_year = past * 365 + (past / 4 - past / 100 + past / 400)
+    before_month = year.graph("Gather", np.concatenate([[0], np.cumsum(_DAYS)])[: len(_DAYS)], month)
+    leap_day, leap_february = ((leap & place)._cast(np.int64) for place in (month > 2, month("Equal", 2)))
+    last = year.graph("Gather", np.array(_DAYS), month) + leap_february
+    return before_year + before_month + leap_day + day, (day <= last) & (year > 0)
 
 
-_ENCODERS: dict[type, Callable[[Graph, Any], _Encoded]] = {
+_ENCODERS: dict[type, Callable[[Value, Any], _Encoded]] = {
     NumericColumn: _numeric,
     CategoricalColumn: _categorical,
     BooleanColumn: _boolean,
@@ -313,7 +327,7 @@ _ENCODERS: dict[type, Callable[[Graph, Any], _Encoded]] = {
 def _encode_column(graph: Graph, column: Column) -> _Encoded:
     """Add the operations that encode a column, whose input has the column's name."""
     if type(column) in _ENCODERS:
-        return _ENCODERS[type(column)](graph, column)
+        return _ENCODERS[type(column)](Value(graph, column.name), column)
     needed = "hashes (BLAKE2b)" if isinstance(column, HashedColumn) else "tokenizers"
     raise InvalidInput(
         f"Column '{column.name}' cannot be exported to ONNX, which has no operator for {needed}. The other "
@@ -329,12 +343,12 @@ def _literal(string: str) -> str:
     return "".join(f"\\x{{{ord(character):x}}}" for character in string)
 
 
-def _any_of(characters: Iterable[str]) -> str:
+def _one_of(characters: Iterable[str]) -> str:
     """Return what matches one of several characters."""
     return f"[{''.join(map(_literal, characters))}]"
 
 
-_BLANKS = _any_of(character for character in map(chr, range(0x3001)) if character.isspace())
+_BLANKS = _one_of(character for character in map(chr, range(0x3001)) if character.isspace())
 """What `str.strip` removes."""
 
 
@@ -365,7 +379,7 @@ def _any_case(folded: str) -> str:
             part = folded[place : place + width]
             characters = [*([part] if width == 1 else []), *table.get(part, [])]
             if characters and len(part) == width:
-                options.append(_any_of(characters) + rest[place + width])
+                options.append(_one_of(characters) + rest[place + width])
         rest[place] = options[0] if len(options) == 1 else f"({'|'.join(options)})"
         if len(rest[place]) > _LONGEST_PATTERN:
             return rest[place]  # refused by the caller

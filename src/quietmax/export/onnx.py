@@ -25,7 +25,17 @@ from quietmax.estimators.dpsgd.training import ROW_LENGTH
 from quietmax.estimators.head.exact_sums import BITS, on_grid
 from quietmax.estimators.head.weights import HeadWeights
 from quietmax.estimators.serialization import PrivateModel
-from quietmax.export.graph import IR_VERSION, OPSET, Graph, _encode_column, _input_type, _require_onnx
+from quietmax.export.graph import (
+    IR_VERSION,
+    OPSET,
+    Graph,
+    Value,
+    _any_of,
+    _encode_column,
+    _input_type,
+    _require_onnx,
+    _side_by_side,
+)
 from quietmax.export.released import _metadata, _open_released
 from quietmax.models.features import images as image_maps
 from quietmax.models.features.base import FeatureMap
@@ -51,6 +61,8 @@ _UNIT = 2.0**BITS
 _SHORTENED = 1.0 - 2.0**-36
 _IMAGE_UNIT = 2.0**26
 _NORM_EPSILON = 1e-5
+_ONE_MORE = np.array([0, 0, 0, 1])
+"""Pads rows by one column."""
 
 
 def export_onnx(folder: str | Path, file: str | Path) -> None:
@@ -83,21 +95,20 @@ def export_onnx(folder: str | Path, file: str | Path) -> None:
 def _onnx_model(folder: str | Path) -> Any:
     """Return a released model as an ONNX model; see `export_onnx`."""
     onnx, model = _require_onnx(), _open_released(folder)
-    names = [column.name for column in model.encoding.columns] if model.encoding else [_FEATURES]
+    columns = model.encoding.columns if model.encoding else ()
+    names = [column.name for column in columns] or [_FEATURES]
     label, probabilities = (_free(name, names) for name in (_LABEL, _PROBABILITIES))
     graph = Graph([*names, label, probabilities])
 
-    def value(name: str, kind: type, *shape: str | int) -> Any:
-        return onnx.helper.make_tensor_value_info(name, graph.type_of(kind), ["rows", *shape])
+    def _info(name: str, kind: type, *shape: str | int) -> Any:
+        return onnx.helper.make_tensor_value_info(name, graph._type(kind), ["rows", *shape])
 
-    if model.encoding is None:
-        inputs = [value(_FEATURES, np.float32, model.inputs)]
-    else:
-        inputs = [value(column.name, _input_type(column)) for column in model.encoding.columns]
+    inputs = [_info(column.name, _input_type(column)) for column in columns]
     _answers(graph, model, label, probabilities)
-    outputs = [value(label, np.str_), value(probabilities, np.float64, len(model.classes))]
+    outputs = [_info(label, np.str_), _info(probabilities, np.float64, len(model.classes))]
     if sum(each.ByteSize() for each in graph.constants) > _MOST_BYTES:
         raise InvalidInput("The model is too large for one ONNX file, which has at most 2 GB.")
+    inputs = inputs or [_info(_FEATURES, np.float32, model.inputs)]
     written = onnx.helper.make_model(
         onnx.helper.make_graph(graph.nodes, "quietmax", inputs, outputs, graph.constants),
         opset_imports=[onnx.helper.make_opsetid("", OPSET)],
@@ -107,37 +118,13 @@ def _onnx_model(folder: str | Path) -> Any:
         doc_string=str(model.guarantee),
     )
     about = _metadata(model, (Path(folder) / DESCRIPTION_FILE).read_bytes())
-    onnx.helper.set_model_props(written, {name: _as_string(each) for name, each in about.items()})
+    texts = {
+        name: each if isinstance(each, str) else json.dumps(each, ensure_ascii=False)
+        for name, each in about.items()
+    }
+    onnx.helper.set_model_props(written, texts)
     onnx.checker.check_model(written)
     return written
-
-
-def _answers(graph: Graph, model: PrivateModel, label: str, probabilities: str) -> None:
-    """Add the operations from the inputs to the outputs."""
-    records, unreadable = _encoded(graph, model)
-    features = (
-        records if model.features is None else _map_features(graph, model.features, records, model.inputs)
-    )
-    logits = _classify(graph, model.classifier, features)  # type: ignore[arg-type]
-    names = graph("Gather", np.array(model.classes), graph("ArgMax", logits, axis=1, keepdims=0))
-    shares = graph("Softmax", logits, axis=1)
-    if unreadable is not None:
-        names = graph("Where", unreadable, np.array(""), names)
-        shares = graph("Where", graph.columns(unreadable), np.float64(np.nan), shares)
-    graph.output(names, label)
-    graph.output(shares, probabilities)
-
-
-def _encoded(graph: Graph, model: PrivateModel) -> tuple[str, str | None]:
-    """Return the encoded records, and which rows cannot be read."""
-    if model.encoding is None:
-        infinite = graph("Or", graph("IsNaN", _FEATURES), graph("IsInf", _FEATURES))
-        some = graph("ReduceMax", graph.cast(infinite, np.float32), np.array([1]), keepdims=0)
-        return _FEATURES, graph.cast(some, np.bool_)
-    columns = [_encode_column(graph, column) for column in model.encoding.columns]
-    doubts = [unreadable for _, unreadable in columns if unreadable is not None]
-    records = graph.side_by_side([features for features, _ in columns])
-    return records, graph.any_of(doubts) if doubts else None
 
 
 def _free(name: str, taken: list[str]) -> str:
@@ -147,169 +134,194 @@ def _free(name: str, taken: list[str]) -> str:
     return name
 
 
-def _as_string(value: Any) -> str:
-    """Return a string as it is and other values as JSON."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+def _answers(graph: Graph, model: PrivateModel, label: str, probabilities: str) -> None:
+    """Add the operations from the inputs to the outputs."""
+    records, unreadable = _encoded(graph, model)
+    if model.features is not None:
+        records = _map_features(model.features, records, model.inputs)
+    logits = _classify(model.classifier, records)  # type: ignore[arg-type]
+    names = graph("Gather", np.array(model.classes), logits("ArgMax", axis=1, keepdims=0))
+    shares = logits("Softmax", axis=1)
+    if unreadable is not None:
+        names = unreadable("Where", np.array(""), names)
+        shares = unreadable._column()("Where", np.float64(np.nan), shares)
+    graph._output(names, label)
+    graph._output(shares, probabilities)
+
+
+def _encoded(graph: Graph, model: PrivateModel) -> tuple[Value, Value | None]:
+    """Return the encoded records, and which rows cannot be read."""
+    if model.encoding is None:
+        numbers = Value(graph, _FEATURES)
+        infinite = (numbers("IsNaN") | numbers("IsInf"))._cast(np.float32)
+        return numbers, infinite("ReduceMax", np.array([1]), keepdims=0)._cast(np.bool_)
+    columns = [_encode_column(graph, column) for column in model.encoding.columns]
+    doubts = [unreadable for _, unreadable in columns if unreadable is not None]
+    return _side_by_side([features for features, _ in columns]), _any_of(doubts) if doubts else None
 
 
 # --- Feature maps -----------------------------------------------------------------------------------------------------
 
 
-def _map_features(graph: Graph, feature_map: FeatureMap, records: str, columns: int) -> str:
+def _map_features(feature_map: FeatureMap, records: Value, columns: int) -> Value:
     """Add the operations of a feature map."""
     if isinstance(feature_map, Pipeline):
         for step in feature_map.maps:
-            records = _map_features(graph, step, records, columns)
+            records = _map_features(step, records, columns)
             columns = step.dimension(columns)
         return records
     if isinstance(feature_map, RandomFourier):
-        return _random_fourier(graph, feature_map, records, columns)
+        return _random_fourier(feature_map, records, columns)
     add = _MAPS.get(type(feature_map))
     if add is None:
         raise InvalidInput(
             f"The features '{feature_map.kind}' cannot be exported to ONNX. The other formats can hold them."
         )
-    return add(graph, feature_map, records)
+    return add(feature_map, records)
 
 
-def _scaling(graph: Graph, feature_map: Scaling, records: str) -> str:
+def _scaling(feature_map: Scaling, records: Value) -> Value:
     low, high = np.array(feature_map.low), np.array(feature_map.high)
-    clipped = graph("Min", graph("Max", graph.cast(records, np.float64), low), high)
-    return graph.cast(graph("Div", graph("Sub", clipped, low), high - low), np.float32)
+    clipped = records._cast(np.float64)("Max", low)("Min", high)
+    shares: Value = (clipped - low) / (high - low)
+    return shares._cast(np.float32)
 
 
-def _one_hot(graph: Graph, feature_map: OneHot, records: str) -> str:
+def _one_hot(feature_map: OneHot, records: Value) -> Value:
     parts = []
     for place, categories in enumerate(feature_map.categories):
-        part = graph("Gather", records, np.array([place]), axis=1)
+        part = records("Gather", np.array([place]), axis=1)
         if categories is not None:
-            part = graph.cast(graph("Equal", part, np.array(categories, np.float32)), np.float32)
+            part = part("Equal", np.array(categories, np.float32))._cast(np.float32)
         parts.append(part)
-    return graph.side_by_side(parts)
+    return _side_by_side(parts)
 
 
-def _unit_norm(graph: Graph, feature_map: UnitNorm, records: str) -> str:
-    wide = graph.cast(records, np.float64)
+def _unit_norm(feature_map: UnitNorm, records: Value) -> Value:
+    wide = records._cast(np.float64)
     if feature_map.constant > 0.0:
-        wide = graph("Pad", wide, np.array([0, 0, 0, 1]), np.float64(feature_map.constant))
-    return graph.cast(_divided(graph, wide), np.float32)
+        wide = wide("Pad", _ONE_MORE, np.float64(feature_map.constant))
+    return _divided(wide)._cast(np.float32)
 
 
-def _divided(graph: Graph, rows: str) -> str:
+def _divided(rows: Value) -> Value:
     """Return rows of float64 divided by their length; a row of zeros stays."""
-    lengths = graph("Sqrt", graph("ReduceSumSquare", rows, np.array([1]), keepdims=1))
-    positive = graph("Greater", lengths, np.array([0.0]))
-    return graph("Div", rows, graph("Where", positive, lengths, np.array([1.0])))
+    lengths = rows._squares()("Sqrt")
+    positive: Value = lengths > 0.0
+    return rows / positive("Where", lengths, 1.0)
 
 
-def _table(graph: Graph, feature_map: TableFeatures, records: str) -> str:
-    encoded = graph.cast(records, np.float64)
+def _table(feature_map: TableFeatures, records: Value) -> Value:
+    encoded = records._cast(np.float64)
     parts = [encoded]
     if feature_map.bins and feature_map.numbers:
-        numbers = graph("Gather", encoded, np.array(feature_map.numbers), axis=1)
-        values = graph("Clip", numbers, np.float64(0.0), np.float64(1.0))
+        values = encoded("Gather", np.array(feature_map.numbers), axis=1)("Clip", 0.0, 1.0)
         # A number that cannot be missing has its flag in a further column of zeros.
         flags = [feature_map.columns if flag is None else flag for flag in feature_map.missing]
-        padded = graph("Pad", encoded, np.array([0, 0, 0, 1]))
-        flagged = graph("Gather", padded, np.array(flags), axis=1)
-        present = graph("Unsqueeze", graph("Equal", flagged, np.float64(0.0)), np.array([2]))
-        parts += [_bins(graph, values, present, bins) for bins in feature_map.bins]
-    wide = graph.side_by_side(parts)
+        flagged = encoded("Pad", _ONE_MORE)("Gather", np.array(flags), axis=1)
+        present = flagged("Equal", 0.0)("Unsqueeze", np.array([2]))
+        parts += [_bins(values, present, bins) for bins in feature_map.bins]
+    wide = _side_by_side(parts)
     crosses = []
     for (a, b), (c, d) in feature_map.crosses:
-        first = graph("Unsqueeze", graph("Slice", wide, *map(np.array, ([a], [b], [1]))), np.array([2]))
-        second = graph("Unsqueeze", graph("Slice", wide, *map(np.array, ([c], [d], [1]))), np.array([1]))
-        crosses.append(graph("Flatten", graph("Mul", first, second), axis=1))
-    return graph.cast(_divided(graph, graph.side_by_side([wide, *crosses])), np.float32)
+        first = _sliced(wide, a, b)("Unsqueeze", np.array([2]))
+        second = _sliced(wide, c, d)("Unsqueeze", np.array([1]))
+        crosses.append((first * second)("Flatten", axis=1))
+    return _divided(_side_by_side([wide, *crosses]))._cast(np.float32)
 
 
-def _bins(graph: Graph, values: str, present: str, bins: int) -> str:
+def _sliced(rows: Value, start: int, end: int, axis: int = 1) -> Value:
+    return rows("Slice", np.array([start]), np.array([end]), np.array([axis]))
+
+
+def _bins(values: Value, present: Value, bins: int) -> Value:
     """Return the indicators of equal intervals, number by number."""
-    scaled = graph("Floor", graph("Mul", values, np.float64(bins)))
-    interval = graph("Unsqueeze", graph("Min", scaled, np.float64(bins - 1)), np.array([2]))
-    inside = graph("And", graph("Equal", interval, np.arange(bins, dtype=np.float64)), present)
-    return graph("Flatten", graph.cast(inside, np.float64), axis=1)
+    interval = (values * float(bins))("Floor")("Min", np.float64(bins - 1))("Unsqueeze", np.array([2]))
+    inside = interval("Equal", np.arange(bins, dtype=np.float64)) & present
+    return inside._cast(np.float64)("Flatten", axis=1)
 
 
-def _random_fourier(graph: Graph, feature_map: RandomFourier, records: str, columns: int) -> str:
+def _random_fourier(feature_map: RandomFourier, records: Value, columns: int) -> Value:
     pairs = feature_map.count // 2
     bandwidth = math.sqrt(columns) / 4 if feature_map.bandwidth is None else float(feature_map.bandwidth)
     frequencies = _frequencies(columns, pairs, bandwidth, feature_map.seed)[:, :pairs].numpy()
-    angles = graph("MatMul", graph.cast(records, np.float64), frequencies)
-    both = graph.side_by_side([graph("Cos", angles), graph("Sin", angles)])
-    return graph.cast(graph("Div", both, np.float64(math.sqrt(pairs))), np.float32)
+    angles = records._cast(np.float64) @ frequencies
+    return (_side_by_side([angles("Cos"), angles("Sin")]) / math.sqrt(pairs))._cast(np.float32)
 
 
-# --- Feature maps of images -----------------------------------------------------------------------------------------
+# --- Feature maps of images -------------------------------------------------------------------------------------------
+
+_Complex = tuple[Value, Value]
+"""The real and the imaginary part of a value."""
 
 
-def _shaped(graph: Graph, values: str, *shape: int) -> str:
+def _shaped(values: Value, *shape: int) -> Value:
     """Return the values of every record in a shape."""
-    return graph("Reshape", values, np.array([-1, *shape]))
+    return values("Reshape", np.array([-1, *shape]))
 
 
-def _bright(graph: Graph, records: str, pixels: int) -> str:
+def _bright(records: Value, pixels: int) -> Value:
     """Return images divided by the root of their mean square."""
-    squares = graph("ReduceSumSquare", records, np.array([1]), keepdims=1)
-    lengths = graph("Max", graph("Sqrt", squares), np.array([TINY], np.float32))
-    return graph("Div", records, graph("Div", lengths, np.array([math.sqrt(pixels)], np.float32)))
+    lengths = records._squares()("Sqrt")("Max", np.float32(TINY))
+    return records / (lengths / np.float32(math.sqrt(pixels)))
 
 
-def _scattering(graph: Graph, feature_map: Scattering, records: str) -> str:
+def _centred_groups(values: Value) -> tuple[Value, Value]:
+    """Return values without their mean over the last axis, and their variance."""
+    centred = values - values("ReduceMean", np.array([2]), keepdims=1)
+    return centred, (centred * centred)("ReduceMean", np.array([2]), keepdims=1)
+
+
+def _scattering(feature_map: Scattering, records: Value) -> Value:
     channels, height, width = feature_map.image_shape
-    bright = _shaped(graph, _bright(graph, records, channels * height * width), height, width)
-    planes = _scatter(graph, feature_map, bright)
+    bright = _shaped(_bright(records, channels * height * width), height, width)
     paths, positions = feature_map.paths, math.prod(feature_map.grid)
-    grouped = _shaped(graph, planes, feature_map.groups, paths // feature_map.groups * positions)
-    centred = graph("Sub", grouped, graph("ReduceMean", grouped, np.array([2]), keepdims=1))
-    variance = graph("ReduceMean", graph("Mul", centred, centred), np.array([2]), keepdims=1)
-    scaled = graph(
-        "Div", centred, graph("Sqrt", graph("Add", variance, np.array([_NORM_EPSILON], np.float32)))
+    grouped = _shaped(
+        _scatter(feature_map, bright), feature_map.groups, paths // feature_map.groups * positions
     )
-    normalised = _shaped(graph, scaled, paths, positions)
+    centred, variance = _centred_groups(grouped)
+    normalised = _shaped(centred / (variance + np.float32(_NORM_EPSILON))("Sqrt"), paths, positions)
     if feature_map.whitening > 0.0:
         whitening = image_maps._whitening(feature_map)[:, :paths].numpy()
-        normalised = graph("MatMul", np.ascontiguousarray(whitening.T), normalised)
-    return graph.unit(graph("Flatten", normalised, axis=1), TINY)
+        normalised = np.ascontiguousarray(whitening.T) @ normalised
+    return normalised("Flatten", axis=1)._unit(TINY)
 
 
-def _scatter(graph: Graph, feature_map: Scattering, images: str) -> str:
+def _scatter(feature_map: Scattering, images: Value) -> Value:
     """Return the scattering coefficients of grey images, of shape (planes, paths, positions)."""
     _, height, width = feature_map.image_shape
     scales, positions = feature_map.scales, math.prod(feature_map.grid)
     filters = image_maps._filters(height, width, scales, feature_map.angles)
     averages = [matrix[:, :positions].numpy() for matrix in filters.averages]
-    padded = _reflected(graph, images, height, width, scales)
+    padded = _reflected(images, height, width, scales)
     rows, columns = filters.wavelets[0][0].shape[1:3]
-    spectrum = _transformed(graph, padded, rows, columns)
-    flat = _shaped(graph, padded, 1, rows * columns)
-    first, second = [graph("MatMul", flat, averages[0])], []
+    spectrum = _transformed(padded, rows, columns)
+    first, second = [_shaped(padded, 1, rows * columns) @ averages[0]], []
     for fine in range(scales):
         wavelets = filters.wavelets[fine][0][..., 0].numpy()
-        moduli = _moduli(graph, spectrum, wavelets, 2**fine)
+        moduli = _moduli(spectrum, wavelets, 2**fine)
         side = (rows // 2**fine, columns // 2**fine)
         angles = len(wavelets)
-        first.append(graph("MatMul", _shaped(graph, moduli, angles, math.prod(side)), averages[fine]))
+        first.append(_shaped(moduli, angles, math.prod(side)) @ averages[fine])
         if fine + 1 < scales:
-            inner = _transformed(graph, _shaped(graph, moduli, 1, *side), *side)
+            inner = _transformed(_shaped(moduli, 1, *side), *side)
         coarser = []
         for coarse in range(fine + 1, scales):
             bank = filters.wavelets[coarse][fine][..., 0].numpy()
             step = 2 ** (coarse - fine)
-            flat = _shaped(graph, _moduli(graph, inner, bank, step), angles, math.prod(side) // step**2)
-            coarser.append(graph("MatMul", flat, averages[coarse]))
+            flat = _shaped(_moduli(inner, bank, step), angles, math.prod(side) // step**2)
+            coarser.append(flat @ averages[coarse])
         if coarser:
-            joined = graph.side_by_side(coarser)
-            second.append(_shaped(graph, joined, angles * angles * len(coarser), positions))
-    return graph("Concat", *first, *second, axis=1)
+            second.append(_shaped(_side_by_side(coarser), angles * angles * len(coarser), positions))
+    return _side_by_side([*first, *second])
 
 
-def _reflected(graph: Graph, images: str, height: int, width: int, scales: int) -> str:
+def _reflected(images: Value, height: int, width: int, scales: int) -> Value:
     """Pad images by reflection, as shape (planes, 1, rows, columns)."""
     above = image_maps._padded(height, scales) - height
     left = image_maps._padded(width, scales) - width
     pads = np.array([0, above // 2, left // 2, 0, (above + 1) // 2, (left + 1) // 2])
-    return graph("Unsqueeze", graph("Pad", images, pads, mode="reflect"), np.array([1]))
+    return images("Pad", pads, mode="reflect")("Unsqueeze", np.array([1]))
 
 
 def _fourier(size: int, sign: float) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -318,137 +330,119 @@ def _fourier(size: int, sign: float) -> tuple[NDArray[np.float32], NDArray[np.fl
     return np.cos(turns).astype(np.float32), (sign * np.sin(turns)).astype(np.float32)
 
 
-def _transformed(graph: Graph, images: str, rows: int, columns: int) -> tuple[str, str]:
+def _transformed(images: Value, rows: int, columns: int) -> _Complex:
     """Return the Fourier transform of real images: F U F'."""
     real, imaginary = _fourier(rows, -1.0)
-    left = graph("MatMul", real, images), graph("MatMul", imaginary, images)
-    return _times(graph, left, *_fourier(columns, -1.0))
+    return _product((real @ images, imaginary @ images), _fourier(columns, -1.0))
 
 
-def _times(
-    graph: Graph, values: tuple[str, str], real: NDArray[Any], imaginary: NDArray[Any]
-) -> tuple[str, str]:
-    """Return complex matrices times a complex constant matrix from the right."""
-    a, b = values
-    return (
-        graph("Sub", graph("MatMul", a, real), graph("MatMul", b, imaginary)),
-        graph("Add", graph("MatMul", a, imaginary), graph("MatMul", b, real)),
-    )
+def _product(left: tuple[Any, Any], right: tuple[Any, Any]) -> _Complex:
+    """Return the product of complex matrices, of which one may be constant."""
+    (a, b), (c, d) = left, right
+    return a @ c - b @ d, a @ d + b @ c
 
 
-def _moduli(graph: Graph, spectrum: tuple[str, str], wavelets: NDArray[np.float32], step: int) -> str:
+def _moduli(spectrum: _Complex, wavelets: NDArray[np.float32], step: int) -> Value:
     """Return |x * psi| subsampled by a step, for every wavelet; see `images._moduli`."""
     rows, columns = (side // step for side in wavelets.shape[1:])
     folded = []
     for part in spectrum:
-        product = graph("Mul", part, wavelets / np.float32(step**2))
+        product = part * (wavelets / np.float32(step**2))
         if step > 1:
-            blocks = graph("Reshape", product, np.array([0, 0, step, rows, step, columns]))
-            product = graph("ReduceSum", blocks, np.array([2, 4]), keepdims=0)
+            blocks = product("Reshape", np.array([0, 0, step, rows, step, columns]))
+            product = blocks("ReduceSum", np.array([2, 4]), keepdims=0)
         folded.append(product)
-    real, imaginary = _fourier(rows, 1.0)
-    left = (
-        graph("Sub", graph("MatMul", real, folded[0]), graph("MatMul", imaginary, folded[1])),
-        graph("Add", graph("MatMul", real, folded[1]), graph("MatMul", imaginary, folded[0])),
-    )
-    back = _times(graph, left, *(part / np.float32(rows * columns) for part in _fourier(columns, 1.0)))
-    return graph("Sqrt", graph("Add", *(graph("Mul", part, part) for part in back)))
+    left = _product(_fourier(rows, 1.0), (folded[0], folded[1]))
+    real, imaginary = (part / np.float32(rows * columns) for part in _fourier(columns, 1.0))
+    back, turned = _product(left, (real, imaginary))
+    return (back * back + turned * turned)("Sqrt")
 
 
-def _patches(graph: Graph, feature_map: Patches, records: str) -> str:
+def _patches(feature_map: Patches, records: Value) -> Value:
     channels, height, width = feature_map.image_shape
     shipped = image_maps._shipped()
-    images = _shaped(graph, _bright(graph, records, channels * height * width), channels, height, width)
-    sides = [
-        _responses(graph, each, feature_map, shipped) for each in (images, _flipped(graph, images, width))
-    ]
-    means = graph("Div", graph("Add", *sides), np.array([2.0], np.float32))
-    roots = graph("Transpose", graph("Sqrt", means), perm=[0, 2, 1])
-    centred = graph("Sub", roots, graph("ReduceMean", roots, np.array([2]), keepdims=1))
-    spread = graph("Sqrt", graph("ReduceMean", graph("Mul", centred, centred), np.array([2]), keepdims=1))
-    cells = graph("Div", centred, graph("Max", spread, np.array([TINY], np.float32)))
-    whitened = graph("Transpose", graph("MatMul", cells, shipped.whitening.numpy()), perm=[0, 2, 1])
-    return graph.unit(graph("Flatten", whitened, axis=1), TINY)
+    images = _shaped(_bright(records, channels * height * width), channels, height, width)
+    left, right = (_responses(each, feature_map, shipped) for each in (images, _flipped(images, width)))
+    roots = ((left + right) / np.float32(2.0))("Sqrt")("Transpose", perm=[0, 2, 1])
+    centred, variance = _centred_groups(roots)
+    cells = centred / variance("Sqrt")("Max", np.float32(TINY))
+    whitened = (cells @ shipped.whitening.numpy())("Transpose", perm=[0, 2, 1])
+    return whitened("Flatten", axis=1)._unit(TINY)
 
 
-def _responses(graph: Graph, images: str, feature_map: Patches, shipped: image_maps._PatchFilters) -> str:
-    """Return the mean responses of the cells of one side; see `images.responses`."""
+def _responses(images: Value, feature_map: Patches, shipped: image_maps._PatchFilters) -> Value:
+    """Return the mean responses of the cells of one side; see `images._responses`."""
     filters = shipped.filters.numpy()
     box = np.full((1, *filters.shape[1:]), 1 / filters[0].size, np.float32)
-    mean = graph("Conv", images, box)
-    squares = graph("Conv", graph("Mul", images, images), box)
-    variance = graph("Max", graph("Sub", squares, graph("Mul", mean, mean)), np.array([0.0], np.float32))
-    contrast = graph("Sqrt", graph("Add", variance, np.array([CONTRAST**2], np.float32)))
-    responses = graph("Div", graph("Conv", images, filters), contrast)
-    z = graph("Sub", responses, shipped.offsets.numpy()[:, None, None])
-    threshold = np.array([image_maps._THRESHOLD], np.float32)
-    above = graph("Relu", graph("Sub", z, threshold))
-    below = graph("Relu", graph("Sub", graph("Neg", z), threshold))
+    mean = images("Conv", box)
+    variance = ((images * images)("Conv", box) - mean * mean)("Max", np.float32(0.0))
+    contrast = (variance + np.float32(CONTRAST**2))("Sqrt")
+    z = images("Conv", filters) / contrast - shipped.offsets.numpy()[:, None, None]
+    threshold = np.float32(image_maps._THRESHOLD)
+    above, below = (z - threshold)("Relu"), (z("Neg") - threshold)("Relu")
     inside = [side - filters.shape[2] + 1 for side in feature_map.image_shape[1:]]
     cells = feature_map.cells
-    pooled = _pooled(graph, graph.side_by_side([above, below]), inside, [cells, cells])
-    return _shaped(graph, pooled, 2 * len(filters), cells * cells)
+    pooled = _pooled(_side_by_side([above, below]), inside, [cells, cells])
+    return _shaped(pooled, 2 * len(filters), cells * cells)
 
 
-def _pooled(graph: Graph, images: str, sides: list[int], cells: list[int], kind: type = np.float32) -> str:
+def _pooled(images: Value, sides: list[int], cells: list[int], kind: type = np.float32) -> Value:
     """Average the pixels of every cell, as `adaptive_avg_pool2d`."""
     down, across = (
         torch.nn.functional.adaptive_avg_pool1d(torch.eye(side, dtype=torch.float64)[None], number)[0].numpy()
         for side, number in zip(sides, cells, strict=True)
     )
-    rows = graph("MatMul", np.ascontiguousarray(down.T).astype(kind), images)
-    return graph("MatMul", rows, across.astype(kind))
+    rows: Value = np.ascontiguousarray(down.T).astype(kind) @ images
+    return rows @ across.astype(kind)
 
 
-def _flipped(graph: Graph, images: str, width: int) -> str:
+def _flipped(images: Value, width: int) -> Value:
     """Return mirror images."""
-    return graph("Gather", images, np.arange(width)[::-1].copy(), axis=3)
+    return images("Gather", np.arange(width)[::-1].copy(), axis=3)
 
 
-def _mirrored(graph: Graph, feature_map: Mirrored, records: str) -> str:
+def _mirrored(feature_map: Mirrored, records: Value) -> Value:
     channels, height, width = feature_map.image_shape
-    flipped = _flipped(graph, _shaped(graph, records, channels, height, width), width)
-    mirror = graph("Flatten", flipped, axis=1)
-    total = graph("Add", *(_scattering(graph, feature_map.feature_map, each) for each in (records, mirror)))
-    across = feature_map.feature_map.grid[1]
-    wide = _shaped(graph, total, feature_map.feature_map.paths * feature_map.feature_map.grid[0], across)
-    left = graph("Slice", wide, *map(np.array, ([0], [(across + 1) // 2], [2])))
-    return graph.unit(graph("Flatten", left, axis=1), TINY)
+    mirror = _flipped(_shaped(records, channels, height, width), width)("Flatten", axis=1)
+    inner = feature_map.feature_map
+    total = _scattering(inner, records) + _scattering(inner, mirror)
+    across = inner.grid[1]
+    wide = _shaped(total, inner.paths * inner.grid[0], across)
+    return _sliced(wide, 0, (across + 1) // 2, axis=2)("Flatten", axis=1)._unit(TINY)
 
 
-def _turned(graph: Graph, feature_map: Turned, records: str) -> str:
+def _turned(feature_map: Turned, records: Value) -> Value:
     channels, height, width = feature_map.image_shape
     pixels = height * width
-    planes = _shaped(graph, _bright(graph, records, channels * pixels), channels, pixels)
+    planes = _shaped(_bright(records, channels * pixels), channels, pixels)
     units = torch.eye(pixels).reshape(pixels, 1, height, width)
     parts = []
     for angle in feature_map.degrees:
         matrix = image_maps._turned(units, angle).reshape(pixels, pixels).numpy()
-        turned = graph("Flatten", graph("MatMul", planes, matrix), axis=1)
-        parts.append(_scattering(graph, feature_map.feature_map, turned))
-    total = parts[0] if len(parts) == 1 else graph("Sum", *parts)
+        parts.append(_scattering(feature_map.feature_map, (planes @ matrix)("Flatten", axis=1)))
+    total = parts[0] if len(parts) == 1 else parts[0]("Sum", *parts[1:])
     if feature_map.pairs:
         across, back = image_maps._differences(feature_map.feature_map, feature_map.pairs)
         kept = np.ascontiguousarray(back[:, : across.shape[0]].numpy())
-        total = graph("Sub", total, graph("MatMul", graph("MatMul", total, across.numpy()), kept))
-    return graph.unit(total, TINY)
+        total = total - total @ across.numpy() @ kept
+    return total._unit(TINY)
 
 
-def _joined(graph: Graph, feature_map: Joined, records: str) -> str:
-    parts = graph.side_by_side([_MAPS[type(each)](graph, each, records) for each in feature_map.maps])
-    return graph("Div", parts, np.array([math.sqrt(len(feature_map.maps))], np.float32))
+def _joined(feature_map: Joined, records: Value) -> Value:
+    parts = _side_by_side([_MAPS[type(each)](each, records) for each in feature_map.maps])
+    return parts / np.float32(math.sqrt(len(feature_map.maps)))
 
 
-def _reduced(graph: Graph, feature_map: Reduced, records: str) -> str:
-    images = _shaped(graph, graph.cast(records, np.float64), *feature_map.image_shape)
-    sides, cells = list(feature_map.image_shape[1:]), list(feature_map.feature_map.image_shape[1:])
-    small = graph.cast(_pooled(graph, images, sides, cells, np.float64), np.float32)
+def _reduced(feature_map: Reduced, records: Value) -> Value:
     inner = feature_map.feature_map
-    return _MAPS[type(inner)](graph, inner, graph("Flatten", small, axis=1))
+    images = _shaped(records._cast(np.float64), *feature_map.image_shape)
+    sides, cells = list(feature_map.image_shape[1:]), list(inner.image_shape[1:])
+    small = _pooled(images, sides, cells, np.float64)._cast(np.float32)
+    return _MAPS[type(inner)](inner, small("Flatten", axis=1))
 
 
-_MAPS: dict[type[FeatureMap], Callable[[Graph, Any, str], str]] = {
-    Identity: lambda _graph, _map, records: records,
+_MAPS: dict[type[FeatureMap], Callable[[Any, Value], Value]] = {
+    Identity: lambda _map, records: records,
     Scaling: _scaling,
     OneHot: _one_hot,
     UnitNorm: _unit_norm,
@@ -465,69 +459,56 @@ _MAPS: dict[type[FeatureMap], Callable[[Graph, Any, str], str]] = {
 # --- Classifiers ------------------------------------------------------------------------------------------------------
 
 
-def _classify(graph: Graph, classifier: HeadWeights | PrivateNetwork, features: str) -> str:
+def _classify(classifier: HeadWeights | PrivateNetwork, features: Value) -> Value:
     """Add the operations of a classifier."""
     if isinstance(classifier, HeadWeights):
-        rows = _centred(
-            graph, features, classifier.centre, classifier.radius, classifier.bias, classifier.whitening
-        )
-        return graph("MatMul", rows, np.ascontiguousarray(classifier.weights.T))
+        rows = _centred(features, classifier.centre, classifier.radius, classifier.bias, classifier.whitening)
+        return rows @ np.ascontiguousarray(classifier.weights.T)
     assert isinstance(classifier.network, MLP)
     if classifier.centring is not None:
-        features = _centring(graph, features, classifier.centring)
-    return graph.cast(_network(graph, classifier.network, features), np.float64)
+        features = _centring(features, classifier.centring)
+    return _network(classifier.network, features)._cast(np.float64)
 
 
 def _centred(
-    graph: Graph,
-    features: str,
+    features: Value,
     centre: NDArray[np.float64],
     radius: float,
     bias: float,
     whitening: NDArray[np.float64] | None,
-) -> str:
+) -> Value:
     """Return clipped, centred and whitened rows on the grid; see `exact_sums`."""
-    scaled = graph("Div", graph.cast(features, np.float64), np.float64(radius))
-    lengths = graph("Sqrt", graph("ReduceSumSquare", scaled, np.array([1]), keepdims=1))
-    factors = graph("Div", np.float64(_SHORTENED), graph("Max", lengths, np.array([[_SHORTENED]])))
-    clipped = _on_grid(graph, graph("Mul", scaled, factors))
-    shifted = graph("Sub", clipped, centre)
-    shifted = graph("Pad", shifted, np.array([0, 0, 0, 1]), np.float64(on_grid(np.array(bias))))
-    squares = graph("ReduceSumSquare", shifted, np.array([1]), keepdims=1)
-    unit = graph("Div", shifted, graph("Sqrt", graph("Max", squares, np.array([[2.0**-60]]))))
-    rows = _on_grid(graph, graph("Mul", unit, np.float64(_SHORTENED)))
-    return rows if whitening is None else _whitened(graph, rows, whitening)
+    scaled = features._cast(np.float64) / np.float64(radius)
+    factors = np.float64(_SHORTENED) / scaled._squares()("Sqrt")("Max", np.array([[_SHORTENED]]))
+    shifted = _on_grid(scaled * factors) - centre
+    shifted = shifted("Pad", _ONE_MORE, np.float64(on_grid(np.array(bias))))
+    unit = shifted / shifted._squares()("Max", np.array([[2.0**-60]]))("Sqrt")
+    rows = _on_grid(unit * _SHORTENED)
+    if whitening is None:
+        return rows
+    # A g / ||A g||
+    images = rows * whitening if whitening.ndim == 1 else rows @ whitening
+    images = (images * _IMAGE_UNIT)._trunc()
+    lengths = images._squares()("Max", np.array([[1.0]]))("Sqrt")
+    return (images * (_UNIT * _SHORTENED) / lengths)._trunc() / _UNIT
 
 
-def _on_grid(graph: Graph, values: str) -> str:
+def _on_grid(values: Value) -> Value:
     """Round towards zero to multiples of 2^-20."""
-    return graph("Div", graph.trunc(graph("Mul", values, np.float64(_UNIT))), np.float64(_UNIT))
+    return (values * _UNIT)._trunc() / _UNIT
 
 
-def _whitened(graph: Graph, rows: str, whitening: NDArray[np.float64]) -> str:
-    """Return `A g / ||A g||` on the grid."""
-    images = graph("Mul" if whitening.ndim == 1 else "MatMul", rows, whitening)
-    images = graph.trunc(graph("Mul", images, np.float64(_IMAGE_UNIT)))
-    squares = graph("ReduceSumSquare", images, np.array([1]), keepdims=1)
-    lengths = graph("Sqrt", graph("Max", squares, np.array([[1.0]])))
-    units = graph("Div", graph("Mul", images, np.float64(_UNIT * _SHORTENED)), lengths)
-    return graph("Div", graph.trunc(units), np.float64(_UNIT))
-
-
-def _centring(graph: Graph, features: str, centring: Centring) -> str:
+def _centring(features: Value, centring: Centring) -> Value:
     """Return what the network of DP-SGD sees; see `Centring.rows`."""
-    rows = _centred(graph, features, centring.centre, centring.radius, 1.0 / ROW_LENGTH, centring.scale)
-    kept = graph("Slice", rows, *map(np.array, ([0], [-1], [1])))
-    return graph.cast(graph("Mul", kept, np.float64(ROW_LENGTH)), np.float32)
+    rows = _centred(features, centring.centre, centring.radius, 1.0 / ROW_LENGTH, centring.scale)
+    return (_sliced(rows, 0, -1) * ROW_LENGTH)._cast(np.float32)
 
 
-def _network(graph: Graph, network: MLP, features: str) -> str:
+def _network(network: MLP, features: Value) -> Value:
     """Return the logits of a network."""
-    signal = graph.cast(
-        features, network.kernels[0].numpy().dtype.type
-    )  # networks with exact noise have float64 weights
+    signal = features._cast(network.kernels[0].numpy().dtype.type)  # with exact noise the weights are float64
     for kernel, bias in zip(network.kernels[:-1], network.biases[:-1], strict=True):
-        summed = graph("Add", graph("MatMul", signal, kernel[0].numpy()), bias[0].numpy())
-        signal = graph(network.activation.capitalize(), summed)
+        summed = signal @ kernel[0].numpy() + bias[0].numpy()
+        signal = summed(network.activation.capitalize())
     last = np.ascontiguousarray(network.kernels[-1][0].numpy().T)
-    return graph("Add", graph("MatMul", signal, last), network.biases[-1][0].numpy())
+    return signal @ last + network.biases[-1][0].numpy()
