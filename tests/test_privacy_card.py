@@ -14,7 +14,7 @@ import pytest
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.records import Holdout
 from quietmax.estimators import PrivateHead, save_private
-from quietmax.estimators.evaluation import BINS, Evaluation, EvaluationCharge, noisy_evaluation
+from quietmax.estimators.evaluation import BINS, Evaluation, EvaluationCharge, _noisy_evaluation
 from quietmax.estimators.training_set import SETTINGS_PUBLIC, _person_assumptions
 from quietmax.ledger import Ledger
 from quietmax.ledger.accounts import Terms
@@ -42,7 +42,7 @@ def evaluation_of(guarantee: Guarantee, classes: int = 2, wrong: int = 60, mu: f
     confidence[-1] = 2**24 * 800 * classes, 2**24 * wrong
     names = [f"class {each}" for each in range(classes)]
     units = np.concatenate([counts.reshape(-1), confidence.reshape(-1)])
-    return noisy_evaluation(units, names, guarantee, [EvaluationCharge(mu, "parallel")])
+    return _noisy_evaluation(units, names, guarantee, [EvaluationCharge(mu, "parallel")])
 
 
 def evaluated(card: PrivacyCard, classes: int = 2, wrong: int = 60) -> PrivacyCard:

@@ -26,7 +26,7 @@ from quietmax.accounting import PureCost
 from quietmax.cli import main
 from quietmax.errors import DataUnavailable, InvalidInput
 from quietmax.estimators import open_private
-from quietmax.estimators.evaluate import evaluate_folder, evaluation_records, read_evaluations
+from quietmax.estimators.evaluate import _evaluation_records, evaluate_folder, read_evaluations
 from quietmax.ledger import Charge, Ledger, LimitExceeded, Terms
 from quietmax.ledger.accounts import find_key
 from quietmax.ledger.database import MIGRATIONS
@@ -182,7 +182,7 @@ def test_a_model_that_was_evaluated_has_its_result_and_no_second_evaluation_for_
     before, told = STORED["table-head"]["evaluation"], stored.result.to_json()
     figures = ("accuracy", "recall", "size", "confusion", "calibration", "noise", "mu", "guarantee")
     assert {key: told[key] for key in figures} == {key: before[key] for key in figures}
-    records = evaluation_records(pd.read_csv(SAMPLES / "v0_2" / "people.csv", dtype=str), model.encoding)
+    records = _evaluation_records(pd.read_csv(SAMPLES / "v0_2" / "people.csv", dtype=str), model.encoding)
     with pytest.raises(BudgetExhausted, match="have spent as much as the training"):
         evaluate_folder(folder, model, records)
 

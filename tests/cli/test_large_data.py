@@ -228,7 +228,7 @@ def test_a_bad_file_is_named_and_nothing_is_written_or_spent(
     monkeypatch.setattr(
         Head, "_make_releases", lambda *given: releases.append(given)
     )  # draws all noise of a training
-    monkeypatch.setattr(evaluate_module, "noisy_evaluation", lambda *given: releases.append(given))
+    monkeypatch.setattr(evaluate_module, "_noisy_evaluation", lambda *given: releases.append(given))
     before, answers = _contents(model), tmp_path / "answers"
     memory = ("--max-memory", "0", "--cache-dir", cache)
     result = run(

@@ -42,14 +42,14 @@ from quietmax.estimators.evaluation import (
     CONFIDENCE,
     Evaluation,
     EvaluationCharge,
-    binned_answers,
+    _binned_answers,
+    _count_answers,
+    _evaluation_mu,
+    _exact_evaluation,
+    _free_probabilities,
+    _noisy_evaluation,
+    _ratio,
     composed_guarantee,
-    count_answers,
-    evaluation_mu,
-    exact_evaluation,
-    free_probabilities,
-    noisy_evaluation,
-    ratio,
 )
 from quietmax.estimators.head.estimator import PrivateHead
 from quietmax.estimators.head.weights import HeadWeights
@@ -66,7 +66,7 @@ SLACK = math.sqrt(math.log(1e6) / (2 * 4000))
 
 
 def flat(*tables: NDArray[np.int64]) -> NDArray[np.int64]:
-    """What `count_answers` returns for a table of classes and one of confidence."""
+    """What `_count_answers` returns for a table of classes and one of confidence."""
     return np.concatenate([table.reshape(-1) for table in tables])
 
 
@@ -77,7 +77,7 @@ def noisy(counts: NDArray[np.int64], seed: int = 0, mu: float = 0.268) -> Evalua
     calibration[-1] = right, counts.sum() - right
     charges = [EvaluationCharge(mu, "parallel", ("seeded",))]
     units = flat(counts, calibration) * UNITS
-    return noisy_evaluation(units, range(len(counts)), TRAINING, charges, SeededNoise(seed))
+    return _noisy_evaluation(units, range(len(counts)), TRAINING, charges, SeededNoise(seed))
 
 
 # --- intervals ----------------------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ def test_an_interval_covers_the_true_share_for_few_and_for_many_people(
     for people in (0, 1, 3, 10, 30, 100, 1000):
         right = rng.binomial(people, share, 4000)
         draws = np.stack([right, people - right]) + rng.standard_normal((2, 4000)) * np.array(noise)[:, None]
-        estimates = [ratio(first, second, *noise) for first, second in draws.T]
+        estimates = [_ratio(first, second, *noise) for first, second in draws.T]
         covered = np.mean([each.low <= share <= each.high for each in estimates])
         assert covered > CONFIDENCE - SLACK, (people, covered)
         for each in estimates:
@@ -112,33 +112,33 @@ def test_an_interval_covers_for_people_with_several_rows() -> None:
     rows = rng.integers(1, 31, size=(draws, people))
     right = (rng.binomial(rows, own) / rows).sum(axis=1)
     estimates = [
-        ratio(first + noise * z[0], people - first + noise * z[1], noise, noise)
+        _ratio(first + noise * z[0], people - first + noise * z[1], noise, noise)
         for first, z in zip(right, rng.standard_normal((draws, 2)), strict=True)
     ]
     assert np.mean([each.low <= chance <= each.high for each in estimates]) > CONFIDENCE - SLACK
 
 
 def test_an_interval_is_not_needlessly_wide_for_many_people() -> None:
-    exact = ratio(8600.0, 1400.0, 0.0, 0.0)
+    exact = _ratio(8600.0, 1400.0, 0.0, 0.0)
     assert exact.high - exact.low == pytest.approx(2 * 1.96 * math.sqrt(0.86 * 0.14 / 10_000), rel=0.03)
-    published = ratio(8600.0, 1400.0, 8.0, 8.0)
+    published = _ratio(8600.0, 1400.0, 8.0, 8.0)
     assert published.high - published.low < 1.05 * (exact.high - exact.low)
 
 
 def test_counts_below_the_noise_give_no_value() -> None:
     for right, wrong in ((0.0, 0.0), (-3.0, 2.0), (4.0, 1.0), (-80.0, -80.0), (20.0, -20.0), (-20.0, 20.0)):
-        estimate = ratio(right, wrong, 7.0, 7.0)
+        estimate = _ratio(right, wrong, 7.0, 7.0)
         assert (estimate.value, estimate.low, estimate.high) == (None, 0.0, 1.0), (right, wrong)
-    assert str(ratio(0.0, 0.0, 7.0, 7.0)) == "unknown"
+    assert str(_ratio(0.0, 0.0, 7.0, 7.0)) == "unknown"
 
 
 def test_a_share_that_cannot_be_told_from_0_is_shown_as_an_upper_limit() -> None:
-    estimate = ratio(-2.0, 60.0, 7.0, 7.0)
+    estimate = _ratio(-2.0, 60.0, 7.0, 7.0)
     assert (estimate.value, estimate.low) == (0.0, 0.0)
     shown = str(estimate)
     assert shown.startswith("below 0.")
     assert 0 <= float(shown.removeprefix("below ")) - estimate.high < 0.001  # rounded up
-    assert str(ratio(9.0, 60.0, 7.0, 7.0)).startswith("0.130 (0.000 to ")
+    assert str(_ratio(9.0, 60.0, 7.0, 7.0)).startswith("0.130 (0.000 to ")
 
 
 # --- counts -------------------------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ def test_one_person_adds_a_vector_of_sum_at_most_one_to_each_table(rows: list[tu
     labels, predicted, bins = (np.array(part, dtype=np.int64) for part in zip(*rows, strict=True)) if rows else (
         np.empty(0, dtype=np.int64),
     ) * 3  # fmt: skip
-    counts = count_answers(labels, predicted, bins, np.full(len(rows), max(len(rows), 1)), classes=3)
+    counts = _count_answers(labels, predicted, bins, np.full(len(rows), max(len(rows), 1)), classes=3)
     for table in (counts[:9], counts[9:]):
         assert (table >= 0).all()
         assert table.sum() <= UNITS
@@ -165,12 +165,12 @@ def test_removing_a_person_changes_the_counts_by_what_this_person_added() -> Non
 
     def tables(chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
         rows = np.bincount(persons[chosen], minlength=50)[persons[chosen]]
-        return count_answers(labels[chosen], predicted[chosen], bins[chosen], rows, classes=3)
+        return _count_answers(labels[chosen], predicted[chosen], bins[chosen], rows, classes=3)
 
     everybody = tables(np.full(400, True))
     order = rng.permutation(400)
     rows = np.bincount(persons)[persons]
-    shuffled = count_answers(labels[order], predicted[order], bins[order], rows[order], classes=3)
+    shuffled = _count_answers(labels[order], predicted[order], bins[order], rows[order], classes=3)
     assert np.array_equal(everybody, shuffled)
     for person in range(50):
         of_person = persons == person
@@ -182,9 +182,9 @@ def test_every_row_is_answered_on_its_own_bit_for_bit() -> None:
     rng = np.random.default_rng(1)
     head = HeadWeights(rng.normal(size=(3, 41)) * 5, np.zeros(40), 1.0, 1.0)
     features = rng.normal(size=(300, 40)).astype(np.float32)
-    predicted, bins = binned_answers(free_probabilities(head, features, 3))
+    predicted, bins = _binned_answers(_free_probabilities(head, features, 3))
     for chosen in (rng.permutation(300), np.arange(7, 300, 3), np.array([5])):
-        again = binned_answers(free_probabilities(head, features[chosen], 3))
+        again = _binned_answers(_free_probabilities(head, features[chosen], 3))
         assert np.array_equal(again[0], predicted[chosen])
         assert np.array_equal(again[1], bins[chosen])
     probabilities = np.concatenate([head.predict_proba(row[None]) for row in features])
@@ -201,7 +201,7 @@ def test_the_noise_has_the_size_that_the_guarantee_states() -> None:
     # The variance of 7,000 draws: five standard errors.
     assert np.var(drawn) == pytest.approx(one[0].noise ** 2, rel=5 * math.sqrt(2 / 7000))
     nobody = np.zeros(4 + 2 * BINS, dtype=np.int64)
-    both = noisy_evaluation(nobody, "ab", TRAINING, [EvaluationCharge(0.268, "parallel")])
+    both = _noisy_evaluation(nobody, "ab", TRAINING, [EvaluationCharge(0.268, "parallel")])
     assert both.noise == pytest.approx(math.sqrt(2) / 0.268, rel=1e-3)
     assert both.guarantee == composed_guarantee(TRAINING, [EvaluationCharge(0.268, "parallel")])
 
@@ -215,10 +215,10 @@ def test_published_figures_cover_the_true_ones_and_are_close_to_the_exact_ones()
         labels = (rng.random(2000) < 0.25).astype(np.int64)
         right = rng.random(2000) < np.array(truth["recall"])[labels]
         bins = rng.integers(0, BINS, 2000)  # confidence tells nothing here: every bin is right as often
-        counts = count_answers(labels, np.where(right, labels, 1 - labels), bins, None, classes=2)
+        counts = _count_answers(labels, np.where(right, labels, 1 - labels), bins, None, classes=2)
         charges = [EvaluationCharge(0.268, "parallel", ("seeded",))]
-        evaluation = noisy_evaluation(counts, ("no", "yes"), TRAINING, charges, SeededNoise(seed))
-        exact = exact_evaluation(counts, ("no", "yes"), "person")
+        evaluation = _noisy_evaluation(counts, ("no", "yes"), TRAINING, charges, SeededNoise(seed))
+        exact = _exact_evaluation(counts, ("no", "yes"), "person")
         assert evaluation.accuracy.value == pytest.approx(exact.accuracy.value, abs=0.025)
         assert exact.accuracy.value == pytest.approx(right.mean(), abs=1e-6)
         covered["accuracy"] += evaluation.accuracy.low <= 0.85 <= evaluation.accuracy.high
@@ -238,7 +238,7 @@ def test_both_tables_are_used_for_the_accuracy() -> None:
     values = []
     for seed in range(300):
         charges = [EvaluationCharge(0.268, "parallel", ("seeded",))]
-        evaluation = noisy_evaluation(
+        evaluation = _noisy_evaluation(
             flat(counts, calibration), range(10), TRAINING, charges, SeededNoise(seed)
         )
         right, wrong, right_noise, wrong_noise = evaluation._totals
@@ -277,7 +277,7 @@ def test_the_remarks_state_the_margin_of_the_counts_and_why_they_do_not_add_up()
     assert abs(right + wrong - np.sum(evaluation.confusion)) > 1e-6
     assert evaluation.to_json()["remarks"] == [remark]
     units = flat(np.eye(2, dtype=np.int64) * 90, np.array([[0, 0], [180, 0]])) * UNITS
-    exact = exact_evaluation(units, "ab", "person")
+    exact = _exact_evaluation(units, "ab", "person")
     assert exact.remarks() == []
 
 
@@ -294,7 +294,7 @@ def test_probabilities_are_called_too_confident_if_fewer_answers_are_right(
 
 
 def test_an_evaluation_of_the_holdout_costs_nothing_beyond_the_training() -> None:
-    mu = evaluation_mu(TRAINING, [], "parallel")
+    mu = _evaluation_mu(TRAINING, [], "parallel")
     assert mu == 0.268
     together = composed_guarantee(TRAINING, [EvaluationCharge(mu, "parallel")])
     assert (together.mu, together.status, together.unit) == (0.268, "proven", "person")
@@ -306,40 +306,40 @@ def test_an_evaluation_of_the_holdout_costs_nothing_beyond_the_training() -> Non
 def test_further_evaluations_of_the_holdout_add_up() -> None:
     charges = [EvaluationCharge(0.3, "parallel")]
     training = Guarantee("gaussian", mu=0.5, status="proven", because="Training.")
-    assert evaluation_mu(training, charges, "parallel") == 0.4
+    assert _evaluation_mu(training, charges, "parallel") == 0.4
     charges.append(EvaluationCharge(0.4, "parallel"))
     assert composed_guarantee(training, charges).mu == 0.5
     with pytest.raises(BudgetExhausted, match="holdout have spent as much as the training"):
-        evaluation_mu(training, charges, "parallel")
-    charges.append(EvaluationCharge(evaluation_mu(training, charges, "parallel", mu=1.2), "parallel"))
+        _evaluation_mu(training, charges, "parallel")
+    charges.append(EvaluationCharge(_evaluation_mu(training, charges, "parallel", mu=1.2), "parallel"))
     assert composed_guarantee(training, charges).mu == 1.3
 
 
 def test_an_evaluation_of_people_who_may_be_in_the_training_set_composes() -> None:
     with pytest.raises(InvalidInput, match="a budget is required"):
-        evaluation_mu(TRAINING, [], "sequential")
+        _evaluation_mu(TRAINING, [], "sequential")
     training = Guarantee("gaussian", mu=0.3, status="proven", because="Training.")
-    mu = evaluation_mu(training, [], "sequential", mu=0.4)
+    mu = _evaluation_mu(training, [], "sequential", mu=0.4)
     together = composed_guarantee(training, [EvaluationCharge(mu, "sequential")])
     assert together.mu == 0.5
     mixed = composed_guarantee(
         training, [EvaluationCharge(0.3, "parallel"), EvaluationCharge(0.4, "sequential")]
     )
     assert mixed.mu == 0.5
-    assert evaluation_mu(training, [], "sequential", epsilon=1.0) == mu_of(1.0, 1e-5)
+    assert _evaluation_mu(training, [], "sequential", epsilon=1.0) == mu_of(1.0, 1e-5)
     with pytest.raises(InvalidInput, match="Only one of mu and epsilon"):
-        evaluation_mu(training, [], "parallel", epsilon=1.0, mu=1.0)
+        _evaluation_mu(training, [], "parallel", epsilon=1.0, mu=1.0)
     with pytest.raises(InvalidInput, match="`delta` requires `epsilon`"):
-        evaluation_mu(training, [], "parallel", delta=1e-6)
+        _evaluation_mu(training, [], "parallel", delta=1e-6)
 
 
 def test_pure_and_approximate_guarantees_compose_too() -> None:
     pure = Guarantee("pure", epsilon=1.0, status="proven", because="Training.")
-    mu = evaluation_mu(pure, [], "parallel")
+    mu = _evaluation_mu(pure, [], "parallel")
     assert mu == pure.cost.as_gaussian().mu
     assert composed_guarantee(pure, [EvaluationCharge(mu, "parallel")]).mu == pytest.approx(mu)
     approximate = Guarantee("approximate", epsilon=1.0, delta=1e-5, status="conditional", because="Training.")
-    mu = evaluation_mu(approximate, [], "parallel")
+    mu = _evaluation_mu(approximate, [], "parallel")
     assert mu == mu_of(1.0, 1e-5)
     free = composed_guarantee(approximate, [EvaluationCharge(mu, "parallel")])
     assert (free.epsilon, free.delta, free.status) == (1.0, 1e-5, "conditional")
@@ -357,7 +357,7 @@ def test_seeded_noise_makes_the_guarantee_conditional() -> None:
     assert guarantee.status == "conditional"
     assert any("seed" in assumption for assumption in guarantee.assumptions)
     with pytest.raises(InvalidInput, match="must be charged as one that assumes 'seeded'"):
-        noisy_evaluation(
+        _noisy_evaluation(
             np.ones(4 + 2 * BINS, dtype=np.int64),
             *("ab", TRAINING, [EvaluationCharge(0.268, "parallel")], SeededNoise(0)),
         )
@@ -377,7 +377,7 @@ def test_an_evaluation_survives_json_and_its_figures_are_computed_again() -> Non
 
 def test_exact_figures_are_marked_and_never_read_back() -> None:
     counts = flat(np.array([[90, 10], [10, 90]]), np.array([[180, 20]])) * UNITS
-    exact = exact_evaluation(counts, ("no", "yes"), "person")
+    exact = _exact_evaluation(counts, ("no", "yes"), "person")
     record = exact.to_json()
     assert (record["publishable"], record["guarantee"]) == (False, None)
     assert "Not for publication" in record["caveat"]

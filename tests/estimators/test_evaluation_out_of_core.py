@@ -17,7 +17,7 @@ from quietmax.data.tables import table_rows
 from quietmax.errors import InvalidData, InvalidInput
 from quietmax.estimators import blocks, evaluate
 from quietmax.estimators.blocks import LocalEngine
-from quietmax.estimators.evaluate import evaluate_folder, evaluation_records
+from quietmax.estimators.evaluate import _evaluation_records, evaluate_folder
 from quietmax.estimators.evaluation import Evaluation
 from quietmax.estimators.serialization import open_private, save_private
 from tests.estimators.made import made
@@ -73,7 +73,7 @@ def test_exactly_the_people_whom_the_hash_holds_out_are_counted_whatever_file_th
         engine = LocalEngine(0, tmp_path)
         return evaluate_folder(model, open_private(model), rows, exact=True, engine=engine)
 
-    records = evaluation_records(frame, estimator.encoding_)
+    records = _evaluation_records(frame, estimator.encoding_)
     chosen = is_held_out(records, Holdout(SHARE, 4))
     units = frame["who"][chosen].nunique() if name == "persons" else int(chosen.sum())
     found = exact(folder, SCHEMAS[name])

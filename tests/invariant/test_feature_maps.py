@@ -265,7 +265,7 @@ class FirstWhitening(Scattering):
         flat = (paths.mT.contiguous() @ matrix).mT.flatten(1)
         return flat / flat.norm(dim=1, keepdim=True)
 
-    def checked_rows(self, columns: int) -> int:  # noqa: ARG002
+    def _rows_at_once(self, columns: int) -> int:  # noqa: ARG002
         return 64
 
 
@@ -296,7 +296,7 @@ class RoundsByPosition(BatchedMap):
 class Unchecked(RoundsByPosition):
     """The same without the check."""
 
-    def checked_rows(self, columns: int) -> int:  # noqa: ARG002
+    def _rows_at_once(self, columns: int) -> int:  # noqa: ARG002
         return 16
 
 
@@ -328,7 +328,7 @@ def test_maps_that_break_the_invariant_are_caught_on_every_machine(broken: Featu
 
 def test_a_map_that_rounds_by_position_is_computed_one_record_at_a_time() -> None:
     feature_map = RoundsByPosition()
-    assert feature_map.checked_rows(5) == 1
+    assert feature_map._rows_at_once(5) == 1
     assert changed_rows(feature_map, 5) == 0
     assert audit_invariant(feature_map, 5).verdict == "consistent"
 

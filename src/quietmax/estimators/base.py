@@ -31,7 +31,7 @@ from quietmax.estimators.blocks import (
     Table,
     person_digests,
 )
-from quietmax.estimators.evaluate import evaluate, open_evaluations
+from quietmax.estimators.evaluate import _open_evaluations, evaluate
 from quietmax.estimators.evaluation import Evaluation
 from quietmax.estimators.ray_blocks import RayBlocks
 from quietmax.estimators.training_set import (
@@ -135,7 +135,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise
         self.guarantee_: Guarantee = with_holdout(guarantee, rows.holdout)
         if not hasattr(self, "predictor_"):
-            open_evaluations(self)
+            _open_evaluations(self)
         return self
 
     def _check_settings(self) -> None:

@@ -43,14 +43,14 @@ from quietmax.estimators.evaluation import (
     Counts,
     Evaluation,
     EvaluationCharge,
-    binned_answers,
+    _binned_answers,
+    _count_answers,
+    _evaluation_mu,
+    _exact_evaluation,
+    _free_mu,
+    _free_probabilities,
+    _noisy_evaluation,
     composed_guarantee,
-    count_answers,
-    evaluation_mu,
-    exact_evaluation,
-    free_mu,
-    free_probabilities,
-    noisy_evaluation,
 )
 from quietmax.estimators.ray_blocks import RayBlocks, chosen_engine
 from quietmax.estimators.training_set import (
@@ -124,7 +124,7 @@ def _as_records(estimator: Any, X: Any, y: Any, groups: Any) -> tuple[Records | 
         frame = as_frame(X)
         if y is not None:
             frame = frame.assign(**{encoding.label: np.asarray(y, dtype=object)})
-        records = evaluation_records(frame, encoding)
+        records = _evaluation_records(frame, encoding)
         if records.persons is not None and groups is not None:
             raise InvalidInput("The table has a `person` column already: leave out `groups`.")
     else:
@@ -140,7 +140,7 @@ def _as_records(estimator: Any, X: Any, y: Any, groups: Any) -> tuple[Records | 
     return records, encoding is not None and groups is None
 
 
-def evaluation_records(frame: pd.DataFrame, encoding: Encoding, name: str = "evaluation") -> Records:
+def _evaluation_records(frame: pd.DataFrame, encoding: Encoding, name: str = "evaluation") -> Records:
     """Encode the table that a model is evaluated on, as in training."""
     persons = None
     if encoding.person is not None:
@@ -192,12 +192,12 @@ class _Subject:
         )
         with account._locked():
             earlier = account._read()
-            mu = evaluation_mu(self.training, earlier, composition, **budget)
+            mu = _evaluation_mu(self.training, earlier, composition, **budget)
             charges = [*earlier, EvaluationCharge(mu, composition, assumes)]
             # The result leaves this method only after it and its cost were stored together. Whatever fails before that
             # costs nothing, because nothing was released.
             counts = self._counts(records)
-            result = noisy_evaluation(counts, self.classes, self.training, charges, self.source)
+            result = _noisy_evaluation(counts, self.classes, self.training, charges, self.source)
             account._write([*earlier, replace(charges[-1], result=result)])
         return result
 
@@ -227,7 +227,7 @@ class _Subject:
         rows = None if counted.persons is None else Persons.of(counted.persons).rows
         classes = len(self.classes)
         answers = _probabilities(self.classifier, self.feature_map, counted.features, classes)
-        return count_answers(counted.labels, *binned_answers(answers), rows, classes)
+        return _count_answers(counted.labels, *_binned_answers(answers), rows, classes)
 
     def _streamed_counts(self, rows: TableRows) -> Counts:
         """Count the answers to rows that are read part by part.
@@ -251,7 +251,7 @@ class _Subject:
                 table.extend(map(_binned, map(answered, self._tables(rows, key))))
             if not len(table):
                 nobody = np.empty(0, np.int64)
-                return count_answers(nobody, nobody, nobody, None, classes)
+                return _count_answers(nobody, nobody, nobody, None, classes)
             if self.training.unit == "person":
                 table.count_persons()
             return table.sum(_block_counts)
@@ -290,7 +290,7 @@ def _probabilities(
     classifier: Any, feature_map: Any, records: NDArray[np.float32], classes: int
 ) -> NDArray[np.float64]:
     features = records if feature_map is None else feature_map.transform(records)
-    return free_probabilities(classifier, features, classes)
+    return _free_probabilities(classifier, features, classes)
 
 
 def _with_probabilities(classifier: Any, feature_map: Any, block: Table) -> Table:
@@ -305,12 +305,12 @@ def _with_probabilities(classifier: Any, feature_map: Any, block: Table) -> Tabl
 
 def _binned(block: Table) -> Table:
     """Return a block whose rows are answers: the predicted class, and the bin of its confidence."""
-    return replace(block, rows=np.stack(binned_answers(block.rows), 1).astype(np.int32))
+    return replace(block, rows=np.stack(_binned_answers(block.rows), 1).astype(np.int32))
 
 
 def _block_counts(block: Table) -> Counts:
     predicted, bins = block.rows.astype(np.int64).T
-    return count_answers(block.labels, predicted, bins, block.repeats, block.classes)
+    return _count_answers(block.labels, predicted, bins, block.repeats, block.classes)
 
 
 # --- what evaluations have cost -----------------------------------------------------------------------------------
@@ -318,7 +318,7 @@ def _block_counts(block: Table) -> Counts:
 
 def _with_reserve(evaluations: Sequence[EvaluationCharge], training: Guarantee) -> list[EvaluationCharge]:
     """Return the evaluations of a copy: what is left of the free budget belongs to the original."""
-    left = free_mu(training, evaluations)
+    left = _free_mu(training, evaluations)
     return [*evaluations, *([EvaluationCharge(left, "parallel", reserved=True)] if left else [])]
 
 
@@ -353,7 +353,7 @@ class _MemoryAccount:
         return _MemoryAccount, (self.id, self.training, _with_reserve(self.evaluations, self.training))
 
 
-def open_evaluations(estimator: Any) -> None:
+def _open_evaluations(estimator: Any) -> None:
     """Open the account of evaluations of an estimator that was fitted now."""
     estimator._evaluations = _MemoryAccount(new_identity(), estimator.guarantee_)
 
@@ -369,7 +369,7 @@ def _account(estimator: Any) -> _MemoryAccount | _FolderAccount:
     return account
 
 
-def save_evaluations(estimator: Any, folder: str | Path, write: Callable[[str, str], object]) -> None:
+def _save_evaluations(estimator: Any, folder: str | Path, write: Callable[[str, str], object]) -> None:
     """Save an estimator together with its evaluations: `write` gets their id and the content of their file.
 
     Of several folders, the first one keeps the evaluation that is free; later evaluations of the estimator are stored
@@ -440,7 +440,7 @@ def evaluate_folder(
     )
     if exact:
         subject._check(records)
-        return exact_evaluation(subject._counts(records), model.classes, model.guarantee.unit)
+        return _exact_evaluation(subject._counts(records), model.classes, model.guarantee.unit)
     account = _FolderAccount(Path(folder), str(model.evaluation_id), model.guarantee)
     return subject._evaluated(records, account, budget)
 
@@ -456,7 +456,7 @@ def evaluated_rows(
             raise InvalidInput("The model was not trained on a table: `data` must be a data set.")
         if in_parts:
             return encoded_rows(data, model.encoding)
-        return evaluation_records(
+        return _evaluation_records(
             read_table(data, label=model.encoding.label).frame, model.encoding, Path(data).stem
         )
     if model.holdout is None or model.holdout.share == 0:

@@ -117,7 +117,7 @@ class Estimate:
         return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
 
 
-def ratio(right: float, wrong: float, right_noise: float, wrong_noise: float) -> Estimate:
+def _ratio(right: float, wrong: float, right_noise: float, wrong_noise: float) -> Estimate:
     """Estimate the share of right answers from two noisy counts, with an interval that is honest for small counts.
 
     The interval contains each share p that a test does not reject: ``right - p (right + wrong)`` has mean 0 and at
@@ -248,14 +248,14 @@ class Evaluation:
     @property
     def accuracy(self) -> Estimate:
         """The share of right answers."""
-        return ratio(*self._totals)
+        return _ratio(*self._totals)
 
     @property
     def recall(self) -> dict[str, Estimate]:
         """The share of right answers among the people of each class."""
         others = self.noise * math.sqrt(len(self.classes) - 1)
         return {
-            name: ratio(row[number], sum(row) - row[number], self.noise, others)
+            name: _ratio(row[number], sum(row) - row[number], self.noise, others)
             for number, (name, row) in enumerate(zip(self.classes, self.confusion, strict=True))
         }
 
@@ -264,7 +264,7 @@ class Evaluation:
         """The calibration curve."""
         edges = np.linspace(1 / len(self.classes), 1, len(self.calibration) + 1)
         return tuple(
-            Bin(float(low), float(high), ratio(*counts, self.noise, self.noise))
+            Bin(float(low), float(high), _ratio(*counts, self.noise, self.noise))
             for low, high, counts in zip(edges, edges[1:], self.calibration, strict=False)
         )
 
@@ -363,7 +363,7 @@ class Evaluation:
 # --- counting -----------------------------------------------------------------------------------------------------
 
 
-def free_probabilities(classifier: Any, features: NDArray[np.float32], classes: int) -> NDArray[np.float64]:
+def _free_probabilities(classifier: Any, features: NDArray[np.float32], classes: int) -> NDArray[np.float64]:
     """Answer each row on its own, so that no other row changes its rounding."""
     row = np.empty((1, features.shape[1]), dtype=np.float32)  # one place in memory for all rows
     probabilities = np.empty((len(features), classes))
@@ -373,7 +373,7 @@ def free_probabilities(classifier: Any, features: NDArray[np.float32], classes: 
     return probabilities
 
 
-def binned_answers(probabilities: NDArray[np.float64]) -> tuple[Counts, Counts]:
+def _binned_answers(probabilities: NDArray[np.float64]) -> tuple[Counts, Counts]:
     """Return the predicted class of each row, and the bin of its confidence."""
     classes = probabilities.shape[1]
     predicted = probabilities.argmax(axis=1)
@@ -382,7 +382,7 @@ def binned_answers(probabilities: NDArray[np.float64]) -> tuple[Counts, Counts]:
     return predicted, np.clip(np.floor(scaled), 0, BINS - 1).astype(np.int64)
 
 
-def count_answers(
+def _count_answers(
     labels: Counts, predicted: Counts, bins: Counts, rows_of_person: Counts | None, classes: int
 ) -> Counts:
     """Count answers in units of 2^-24 people: the table of classes, then that of confidence. The sums are exact."""
@@ -410,7 +410,7 @@ class EvaluationCharge:
     result: Evaluation | None = None  # The published figures, unless it is reserved
 
 
-def evaluation_mu(
+def _evaluation_mu(
     training: Guarantee,
     charges: Sequence[EvaluationCharge],
     composition: Composition,
@@ -433,7 +433,7 @@ def evaluation_mu(
             "The evaluated people may be in the training set, so the evaluation costs them something in addition to "
             "the training: a budget is required (`epsilon`, `delta`). For people who were held out it is free."
         )
-    found = free_mu(training, charges)
+    found = _free_mu(training, charges)
     if found < 1e-3 * _as_gaussian(training).mu:
         spent = (
             "The model was copied or saved before, and only the first one may evaluate the holdout for free."
@@ -447,7 +447,7 @@ def evaluation_mu(
     return found
 
 
-def free_mu(training: Guarantee, charges: Sequence[EvaluationCharge]) -> float:
+def _free_mu(training: Guarantee, charges: Sequence[EvaluationCharge]) -> float:
     """Return the mu that evaluations of held-out people may still cost without weakening the guarantee of the model."""
     left = _as_gaussian(training).amount - _amount(charges, "parallel")
     return root_rounded_down(left) if left > 0 else 0.0
@@ -521,7 +521,7 @@ def composed_guarantee(training: Guarantee, charges: Sequence[EvaluationCharge])
 # --- evaluating ---------------------------------------------------------------------------------------------------
 
 
-def exact_evaluation(counts: Counts, classes: Sequence[object], unit: Unit) -> Evaluation:
+def _exact_evaluation(counts: Counts, classes: Sequence[object], unit: Unit) -> Evaluation:
     """Return the owner's exact figures. They are not for publication."""
     return _evaluation(counts / _SHARE, classes, noise=0.0, unit=unit, composition="sequential")
 
@@ -534,7 +534,7 @@ def _evaluation(
     guarantee: Guarantee | None = None,
     **fields: Any,
 ) -> Evaluation:
-    """Return the evaluation of what `count_answers` counted."""
+    """Return the evaluation of what `_count_answers` counted."""
     number = len(classes)
     confusion, calibration = counts[: number**2].reshape(number, number), counts[number**2 :].reshape(-1, 2)
     return Evaluation(
@@ -547,7 +547,7 @@ def _evaluation(
     )
 
 
-def noisy_evaluation(
+def _noisy_evaluation(
     counts: Counts,
     classes: Sequence[object],
     training: Guarantee,

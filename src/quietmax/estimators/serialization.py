@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from quietmax.data.encoding import Encoding
 from quietmax.data.records import Holdout
 from quietmax.data.sources import as_frame
 from quietmax.errors import DataUnavailable, InvalidInput, short_message
-from quietmax.estimators.evaluate import EVALUATION_FILE, save_evaluations
+from quietmax.estimators.evaluate import EVALUATION_FILE, _save_evaluations
 from quietmax.estimators.head.exact_sums import gradient_grid, is_whitening, on_grid
 from quietmax.estimators.head.weights import (
     BIAS,
@@ -217,7 +217,7 @@ def save_private(estimator: Estimator, folder: str | Path, *, dataset: str, over
     from sklearn.utils.validation import check_is_fitted
 
     check_is_fitted(estimator)
-    kind = _kind(estimator)
+    kind = str(estimator.guarantee_.parameters.get("estimator", "teachers"))
     if not can_be_stored(estimator.feature_map_):
         raise InvalidInput(
             "Only models with a feature map of quietmax.models.features or of an installed plug-in can be saved. Apply "
@@ -237,34 +237,25 @@ def save_private(estimator: Estimator, folder: str | Path, *, dataset: str, over
         **own,
         "guarantee": estimator.guarantee_.to_json(),
     }
-    encoder_files: dict[str, str | bytes] = {
-        each.stored_name: each.content for each in encoders(estimator.feature_map_)
-    }
+    files = {each.stored_name: each.content for each in encoders(estimator.feature_map_)}
     predictor: Predictor | None = getattr(estimator, "predictor_", None)
     if predictor is None:
         public = has_exact_noise(estimator.guarantee_) and (encoding is None or not encoding.inferred)
 
         def written(identity: str, evaluations: str) -> None:
             described = {**description, EVALUATION_ID: identity}
-            files = {**encoder_files, EVALUATION_FILE: evaluations}
-            write_folder(folder, described, tensors, overwrite=overwrite, released=public, files=files)
+            everything = {**files, EVALUATION_FILE: evaluations.encode()}
+            write_folder(folder, described, tensors, overwrite=overwrite, released=public, files=everything)
 
-        save_evaluations(estimator, folder, written)
+        _save_evaluations(estimator, folder, written)
         return Path(folder)
 
     identity = description[ACCOUNT_ID] = new_identity()
     account = FileAccount(Path(folder) / ACCOUNT_FILE, identity=identity)
 
     def moved(answered: int) -> FileAccount:
-        write_folder(
-            folder,
-            description,
-            tensors,
-            overwrite=overwrite,
-            released=False,
-            answered=answered,
-            files=encoder_files,
-        )
+        options: dict[str, Any] = {"overwrite": overwrite, "released": False, "files": files}
+        write_folder(folder, description, tensors, answered=answered, **options)
         return account
 
     predictor.move_account(moved, target=account)
@@ -317,12 +308,11 @@ def open_private(folder: str | Path) -> PrivateModel:
         )
         _check_unit(stored)
         classifier, guarantee = _KINDS[kind].read(stored)
-        guarantee = with_holdout(guarantee, holdout)
         model = PrivateModel(
             kind=kind,
             inputs=int(description["inputs"]),
             classes=tuple(str(label) for label in description["classes"]),
-            guarantee=guarantee,
+            guarantee=with_holdout(guarantee, holdout),
             encoding=stored.encoding,
             features=stored.features,
             classifier=classifier,
@@ -330,9 +320,8 @@ def open_private(folder: str | Path) -> PrivateModel:
             evaluation_id=description.get(EVALUATION_ID),
         )
         _check_shapes(model)
-        _check_account(stored.folder, classifier)
-        _check_evaluation_id(model)
-        _check_guarantee(stored.guarantee, guarantee)
+        _check_accounts(stored.folder, model)
+        _check_guarantee(stored.guarantee, model.guarantee)
         return model
     except _UNFIT as problem:
         raise DataUnavailable(
@@ -354,11 +343,11 @@ class _Stored:
     features: FeatureMap | None
     encoding: Encoding | None
 
-    def account(self) -> FileAccount:
+    def _account(self) -> FileAccount:
         """Return the account of the answers paid for."""
         return FileAccount(self.folder / ACCOUNT_FILE, identity=str(self.description[ACCOUNT_ID]))
 
-    def noise_source(self) -> NoiseSource:
+    def _noise_source(self) -> NoiseSource:
         """Return a source of the kind that the guarantee names, for computing the guarantee again."""
         described = self.guarantee.parameters["noise_source"]
         if described == EXACT.describe():
@@ -439,8 +428,8 @@ def _read_query_head(stored: _Stored, head: HeadWeights) -> _Read:
     _check_same("delta", description["delta"], None)
     _check_same("training_method", facts["training_method"], "output")
     budget = Budget(float(description["epsilon"]), 0.0, int(description["queries"]))
-    predictor = Predictor(private, NoisyMax("permute-and-flip"), budget, account=stored.account())
-    answers = predictor.guarantee_with(stored.noise_source())
+    predictor = Predictor(private, NoisyMax("permute-and-flip"), budget, account=stored._account())
+    answers = predictor.guarantee_with(stored._noise_source())
     _check_parameters(stored.guarantee, answers)
     return predictor, query_guarantee(
         answers, facts, own_map=runs_own_code(stored.features), encoding=stored.encoding
@@ -452,18 +441,17 @@ def _check_head(stored: _Stored, head: HeadWeights) -> None:
     description, facts = stored.description, stored.guarantee.parameters
     if stored.features is None:
         raise ValueError("it has no feature map")
-    expected = {
-        "estimator": "head",
-        "classes": head.classes,
-        "dimension": head.weights.shape[1],
-        "features": describe_map(stored.features),
-        "bias": head.bias,
-        "radius": head.radius,
-        "size_from": "declared" if facts.get("mu_size") is None else "noisy count",
-        "sensitivity": weight_sensitivity(facts).value,
-    }
-    for name, value in expected.items():
-        _check_same(name, facts[name], value)
+    _check_facts(
+        facts,
+        estimator="head",
+        classes=head.classes,
+        dimension=head.weights.shape[1],
+        features=describe_map(stored.features),
+        bias=head.bias,
+        radius=head.radius,
+        size_from="declared" if facts.get("mu_size") is None else "noisy count",
+        sensitivity=weight_sensitivity(facts).value,
+    )
     _check_same("released", description["released"], facts["release"] == "weights")
     _check_same("declared_size", description["declared_size"], int(facts["declared_size"]))
     if "grid" in facts:
@@ -490,10 +478,8 @@ _HEAD_METHODS = {("gradient", "cross-entropy"), ("output", "cross-entropy"), ("o
 
 def _bounds_to_json(bounds: ScoreBounds) -> dict[str, dict[str, float | str]]:
     """Return bounds on scores as JSON values."""
-    return {
-        name: {"value": entry.value, "because": entry.because}
-        for name, entry in (("one", bounds.one), ("vector", bounds.vector))
-    }
+    named = {"one": bounds.one, "vector": bounds.vector}
+    return {name: {"value": each.value, "because": each.because} for name, each in named.items()}
 
 
 def _write_teachers(estimator: Teachers) -> _Written:
@@ -537,9 +523,9 @@ def _read_teachers(stored: _Stored) -> _Read:
     else:
         mechanism = NoisyMax(description["method"])
     budget = Budget(float(description["epsilon"]), float(description["delta"]), int(description["queries"]))
-    predictor = Predictor(ensemble, mechanism, budget, account=stored.account())
+    predictor = Predictor(ensemble, mechanism, budget, account=stored._account())
     guarantee = vote_guarantee(
-        predictor.guarantee_with(stored.noise_source()),
+        predictor.guarantee_with(stored._noise_source()),
         network.networks,
         description["declared_size"],
         features=stored.features,
@@ -588,12 +574,14 @@ def _read_dpsgd(stored: _Stored) -> _Read:
         size=facts["declared_size"],
     )
     _check_same("one network", network.networks, 1)
-    _check_same("estimator", facts["estimator"], "dpsgd")
-    _check_same("hidden", facts["hidden"], network.widths[1:-1])
-    _check_same("activation", facts["activation"], network.activation)
-    _check_same("sampling", facts["sampling"], "poisson" if plan.analysis == "proven" else "shuffled")
-    for name, value in (("epsilon", plan.epsilon), ("delta", plan.delta), ("declared_size", plan.size)):
-        _check_same(name, description[name], value)
+    _check_facts(
+        facts,
+        estimator="dpsgd",
+        hidden=network.widths[1:-1],
+        activation=network.activation,
+        sampling="poisson" if plan.analysis == "proven" else "shuffled",
+    )
+    _check_facts(description, epsilon=plan.epsilon, delta=plan.delta, declared_size=plan.size)
     _check_noise(plan)
     centring = _read_centring(stored)
     if (centring is None) != (plan.settings.centring_steps == 0):
@@ -657,8 +645,7 @@ def _check_noise(plan: Plan) -> None:
         raise ValueError(f"its noise multiplier is {sigma:g}, but its epsilon needs {needed:g}")
 
 
-@dataclass(frozen=True)
-class _Kind:
+class _Kind(NamedTuple):
     """How one kind of estimator is written to a folder and read from it, and whose arrays it reads."""
 
     library: Literal["torch", "numpy"]
@@ -671,16 +658,6 @@ _KINDS = {
     "teachers": _Kind("torch", _write_teachers, _read_teachers),
     "dpsgd": _Kind("torch", _write_dpsgd, _read_dpsgd),
 }
-
-
-def _kind(estimator: Estimator) -> str:
-    """Return the kind of an estimator."""
-    from quietmax.estimators.head.estimator import PrivateHead
-    from quietmax.estimators.teachers import Teachers
-
-    if isinstance(estimator, PrivateHead):
-        return "head"
-    return "teachers" if isinstance(estimator, Teachers) else "dpsgd"
 
 
 # --- Checks of a folder: each raises ValueError -----------------------------------------------------------------------
@@ -705,19 +682,15 @@ def _check_shapes(model: PrivateModel) -> None:
         raise ValueError("its classes are not those of its encoding or its weights")
 
 
-def _check_account(folder: Path, classifier: PrivateClassifier) -> None:
-    """Raise unless a model that is paid per answer has its account, and only such a model has one."""
-    if not isinstance(classifier, Predictor):
+def _check_accounts(folder: Path, model: PrivateModel) -> None:
+    """Raise unless a model that is paid per answer has an account of answers, and another one that of evaluations."""
+    predictor = model.classifier if isinstance(model.classifier, Predictor) else None
+    if predictor is None:
         if (folder / ACCOUNT_FILE).exists():
             raise ValueError("it has an account of answers paid for, but its weights are marked as released")
-    elif (answered := classifier.answered) > (limit := classifier.budget.queries or 0):
+    elif (answered := predictor.answered) > (limit := predictor.budget.queries or 0):
         raise ValueError(f"its account counts {answered} answers, but its budget is for {limit}")
-
-
-def _check_evaluation_id(model: PrivateModel) -> None:
-    """Raise unless released weights name the account of their evaluations."""
-    released = not isinstance(model.classifier, Predictor)
-    if isinstance(model.evaluation_id, str) != released:
+    if isinstance(model.evaluation_id, str) != (predictor is None):
         raise ValueError("it must have an id of its evaluations if and only if its weights are released")
 
 
@@ -736,6 +709,12 @@ def _check_parameters(stated: Guarantee, computed: Guarantee) -> None:
     """Raise if a parameter that both guarantees name differs."""
     for name in stated.parameters.keys() & computed.parameters.keys() - {"because"}:
         _check_same(name, stated.parameters[name], computed.parameters[name])
+
+
+def _check_facts(stated: Mapping[str, Any], **implied: Any) -> None:
+    """Raise if a folder states other facts than those that follow from the rest of it."""
+    for name, value in implied.items():
+        _check_same(name, stated[name], value)
 
 
 def _check_same(what: str, stored: Any, computed: Any, *, within: float = 1e-9) -> None:

@@ -106,9 +106,9 @@ class MLP:
 
     def network(self, index: int) -> MLP:
         """Return one of the stacked networks."""
-        return self.chosen(slice(index, index + 1))
+        return self._chosen(slice(index, index + 1))
 
-    def chosen(self, networks: slice | Tensor) -> MLP:
+    def _chosen(self, networks: slice | Tensor) -> MLP:
         """Return some of the stacked networks, or all of them in another order."""
         kernels, biases = (tuple(each[networks] for each in layers) for layers in (self.kernels, self.biases))
         return MLP(self.widths, self.activation, kernels, biases)

@@ -14,7 +14,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,7 +24,7 @@ from quietmax._lazy import lazy_module
 from quietmax.data.encoding import Encoding
 from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError, short_message
 from quietmax.models.mlp import MLP
-from quietmax.models.stacked import Convexified, CrossEntropy, Loss, Quadratic, TrainingSettings
+from quietmax.models.stacked import Convexified, CrossEntropy, Quadratic, TrainingSettings
 from quietmax.models.training import Model
 from quietmax.spending import ACCOUNT_FILE, DESCRIPTION_FILE, FileAccount
 
@@ -37,7 +37,8 @@ else:
 
 FORMAT, FORMAT_VERSION = "quietmax model", 4
 _DESCRIPTION, _WEIGHTS, _DIGEST = DESCRIPTION_FILE, "weights.safetensors", "weights_sha256"
-_BASES: dict[str, CrossEntropy | Quadratic] = {"cross-entropy": CrossEntropy(), "quadratic": Quadratic()}
+_LOSSES: dict[type, str] = {CrossEntropy: "cross-entropy", Quadratic: "quadratic", Convexified: "convexified"}
+"""The losses by their names in files."""
 
 
 def save_model(model: Model, folder: str | Path, *, overwrite: bool = False) -> Path:
@@ -150,7 +151,7 @@ def write_folder(
     overwrite: bool,
     released: bool,
     answered: int | None = None,
-    files: Mapping[str, str | bytes] | None = None,
+    files: Mapping[str, bytes] | None = None,
 ) -> Path:
     """Write a description and its tensors as one model folder, atomically."""
     target = check_target(folder, overwrite=overwrite)
@@ -158,9 +159,9 @@ def write_folder(
         target.parent.mkdir(parents=True, exist_ok=True)
         staging = Path(tempfile.mkdtemp(prefix=f".{target.name[:40]}-", dir=target.parent))
         try:
-            for name, content in (files or {}).items():
-                _write(staging / name, content.encode() if isinstance(content, str) else content, released)
-            _fill(staging, description, tensors, answered, released)
+            _fill(staging, description, tensors, files or {}, released)
+            if answered is not None:
+                FileAccount.create(staging / ACCOUNT_FILE, answered)
             # Another process may have saved a model there since the check, or the account may have paid for answers.
             check_target(target, overwrite=overwrite)
             account = FileAccount(target / ACCOUNT_FILE)
@@ -175,24 +176,19 @@ def write_folder(
     return target
 
 
-def _write(file: Path, content: bytes, released: bool) -> None:
-    """Write a new file. What is not released is never readable by others, not even while it is written."""
-    mode = 0o666 if released else 0o600
-    with open(file, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as opened:
-        opened.write(content)
-
-
 def _fill(
     folder: Path,
     description: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
-    answered: int | None,
+    files: Mapping[str, bytes],
     released: bool,
 ) -> None:
-    """Write the files of a model into a new folder and flush all files there to disk."""
+    """Write the files of a model into a new folder, flushed to the disk.
+
+    What is not released is never readable by others, not even while it is written.
+    """
     # Serialized in memory, so that a full disk is an OSError and not an exception of the safetensors library.
     weights = safetensors.torch.save({name: tensor.contiguous() for name, tensor in tensors.items()})
-    _write(folder / _WEIGHTS, weights, released)
     header = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -200,11 +196,11 @@ def _fill(
         _DIGEST: hashlib.sha256(weights).hexdigest(),
     }
     text = json.dumps(header | dict(description), indent=2, allow_nan=False) + "\n"
-    _write(folder / _DESCRIPTION, text.encode(), released)
-    if answered is not None:
-        FileAccount.create(folder / ACCOUNT_FILE, answered)
-    for written in folder.iterdir():
-        with written.open("rb") as file:
+    mode = 0o666 if released else 0o600
+    for name, content in {**files, _WEIGHTS: weights, _DESCRIPTION: text.encode()}.items():
+        with open(folder / name, "xb", opener=lambda path, flags: os.open(path, flags, mode)) as file:
+            file.write(content)
+            file.flush()
             os.fsync(file.fileno())
     folder.chmod(0o755)
 
@@ -239,11 +235,10 @@ def check_target(folder: str | Path, *, overwrite: bool) -> Path:
 
 
 def _is_paid_per_answer(folder: Path) -> bool:
-    """Return whether a folder holds a model with a budget of answers."""
-    try:
-        return read_description(folder).get("queries") is not None
-    except DataUnavailable:
-        return False
+    """Return whether a folder holds a model with a budget of answers, also of another version."""
+    with suppress(OSError, ValueError, AttributeError):
+        return json.loads((folder / _DESCRIPTION).read_bytes()).get("queries") is not None
+    return False
 
 
 def read_folder(
@@ -296,30 +291,18 @@ def read_description(folder: str | Path) -> dict[str, Any]:
 
 def settings_to_json(settings: TrainingSettings) -> dict[str, Any]:
     """Return training settings as JSON values."""
-    return {**asdict(settings), "hidden": list(settings.hidden), "loss": _loss_to_json(settings.loss)}
+    loss = settings.loss
+    described = {"name": _LOSSES[type(loss)], **asdict(loss)}
+    if isinstance(loss, Convexified):
+        described["base"] = _LOSSES[type(loss.base)]
+    return {**asdict(settings), "hidden": list(settings.hidden), "loss": described}
 
 
 def _settings_from_json(values: Mapping[str, Any]) -> TrainingSettings:
     """Return the settings that `settings_to_json` described."""
-    return TrainingSettings(
-        **{**values, "hidden": tuple(values["hidden"]), "loss": _loss_from_json(values["loss"])}
-    )
-
-
-def _loss_to_json(loss: Loss) -> dict[str, Any]:
-    """Return a loss by its name and constants."""
-    if isinstance(loss, Convexified):
-        return {
-            "name": "convexified",
-            "alpha": loss.alpha,
-            "averaged_over": loss.averaged_over,
-            "base": _loss_to_json(loss.base)["name"],
-        }
-    return {"name": "cross-entropy" if isinstance(loss, CrossEntropy) else "quadratic"}
-
-
-def _loss_from_json(values: Mapping[str, Any]) -> Loss:
-    """Return the loss that `_loss_to_json` described."""
-    if values["name"] == "convexified":
-        return Convexified(float(values["alpha"]), values["averaged_over"], _BASES[values["base"]])
-    return _BASES[values["name"]]
+    kinds: dict[str, Any] = {name: kind for kind, name in _LOSSES.items()}
+    described = dict(values["loss"])
+    kind = kinds[described.pop("name")]
+    if "base" in described:
+        described["base"] = kinds[described["base"]]()
+    return TrainingSettings(**{**values, "hidden": tuple(values["hidden"]), "loss": kind(**described)})

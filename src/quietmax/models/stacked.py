@@ -272,7 +272,7 @@ def train_stack(
     )
     # Longest first, so that the networks still in training are always a prefix of the stack.
     order = sorted(range(len(rows)), key=lambda index: -len(rows[index]))
-    stack = start.chosen(torch.tensor(order))
+    stack = start._chosen(torch.tensor(order))
     width = min(settings.batch_size, max(len(each) for each in rows))
     totals = [settings.epochs * -(-len(rows[index]) // width) for index in order]
     excluded = None
@@ -291,7 +291,7 @@ def train_stack(
         if progress is not None:
             progress(done, totals[0])
     check_weights([tensor for _, tensor in stack.parameters()])
-    return stack.chosen(torch.argsort(torch.tensor(order)))
+    return stack._chosen(torch.argsort(torch.tensor(order)))
 
 
 def train_independent(

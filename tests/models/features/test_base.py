@@ -102,7 +102,7 @@ class Lookup(torch.nn.Module):
 @pytest.mark.parametrize(("reverses", "rows"), [(True, 1), (False, 64)])
 def test_another_order_of_a_float64_sum_is_seen_on_large_numbers(reverses: bool, rows: int) -> None:
     feature_map = FrozenModule(CosineOfSum(reverses=reverses), outputs=1)
-    assert feature_map.checked_rows(12) == rows
+    assert feature_map._rows_at_once(12) == rows
     table = 1e12 * np.random.default_rng(0).normal(size=(70, 12))
     features = feature_map.transform(table)
     np.testing.assert_array_equal(feature_map.transform(table[1:]), features[1:])
@@ -110,7 +110,7 @@ def test_another_order_of_a_float64_sum_is_seen_on_large_numbers(reverses: bool,
 
 def test_a_map_that_refuses_large_numbers_is_checked_on_small_ones() -> None:
     feature_map = FrozenModule(Lookup(), outputs=6)
-    assert feature_map.checked_rows(2) == 64
+    assert feature_map._rows_at_once(2) == 64
     assert feature_map.transform([[0.0, 1.0]]).shape == (1, 6)
 
 

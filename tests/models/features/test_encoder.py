@@ -177,7 +177,7 @@ def test_the_outputs_of_an_onnx_file_are_those_of_onnxruntime(tmp_path: Path) ->
     session = onnxruntime.InferenceSession(str(encoder.path), providers=["CPUExecutionProvider"])
     (expected,) = session.run(["y"], {"x": IMAGES.reshape(-1, *SHAPE)})
     np.testing.assert_allclose(encoder.transform(IMAGES), unit(expected), atol=1e-6)
-    assert encoder.checked_rows(IMAGES.shape[1]) == 1
+    assert encoder._rows_at_once(IMAGES.shape[1]) == 1
 
 
 def test_an_intermediate_output_may_be_named_and_pooled(tmp_path: Path) -> None:

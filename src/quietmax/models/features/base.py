@@ -174,13 +174,13 @@ class BatchedMap(FeatureMap):
     def _prepare(self) -> None:
         """Compute what all batches share. Called before several threads need it."""
 
-    def checked_rows(self, columns: int) -> int:
+    def _rows_at_once(self, columns: int) -> int:
         """Return how many records of so many numbers are computed together: a batch, or 1 where the check failed."""
         return _checked_rows(self, columns, torch.get_num_threads())
 
     def _features(self, records: Floats) -> Floats:
         self._prepare()
-        return _in_batches(self, records, self.checked_rows(records.shape[1]))
+        return _in_batches(self, records, self._rows_at_once(records.shape[1]))
 
 
 def _in_batches(feature_map: BatchedMap, records: Floats, rows_at_once: int) -> Floats:

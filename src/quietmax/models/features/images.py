@@ -160,7 +160,7 @@ class Scattering(BatchedMap):
         paths = self.normalised(batch.reshape(len(batch), *self.image_shape))
         if self.whitening > 0.0:
             paths = (paths.mT.contiguous() @ _whitening(self))[..., : self.paths].mT
-        return unit(paths.flatten(1))
+        return _unit(paths.flatten(1))
 
     def _prepare(self) -> None:
         if self.whitening > 0.0:
@@ -183,7 +183,7 @@ def _whitening(scattering: Scattering) -> torch.Tensor:
     return torch.nn.functional.pad(matrix.to(torch.float32), (0, -len(matrix) % WIDTH))
 
 
-def unit(features: torch.Tensor) -> torch.Tensor:
+def _unit(features: torch.Tensor) -> torch.Tensor:
     """Return rows divided by their length."""
     lengths: torch.Tensor = features.norm(dim=1, keepdim=True).clamp_min(TINY)
     return features / lengths
@@ -470,7 +470,7 @@ class Patches(BatchedMap):
         shipped = _shipped()
         images = unit_brightness(batch.reshape(len(batch), *self.image_shape))
         cells = normalised(responses(images, shipped.filters, shipped.offsets, self.cells))
-        return unit((cells @ shipped.whitening).mT.flatten(1))
+        return _unit((cells @ shipped.whitening).mT.flatten(1))
 
     def to_json(self) -> dict[str, Any]:
         """Return the image shape, the constants and the digest of the filters as JSON values."""
@@ -553,7 +553,7 @@ class Mirrored(_OnScattering):
         mirror = batch.reshape(-1, *self.image_shape).flip(3).reshape(batch.shape)
         total = self.feature_map._batch(batch) + self.feature_map._batch(mirror)
         across = self.feature_map.grid[1]
-        return unit(total.reshape(len(batch), -1, across)[..., : (across + 1) // 2].flatten(1))
+        return _unit(total.reshape(len(batch), -1, across)[..., : (across + 1) // 2].flatten(1))
 
 
 @dataclass(frozen=True)
@@ -614,7 +614,7 @@ class Turned(_OnScattering):
         if self.pairs:
             across, back = _differences(self.feature_map, self.pairs)
             total -= ((total @ across) @ back)[:, : total.shape[1]]
-        return unit(total)
+        return _unit(total)
 
 
 @dataclass(frozen=True)
