@@ -71,26 +71,18 @@ def test_a_batch_is_answered_completely_or_not_at_all() -> None:
     assert len(quiet.predict(_queries(2, seed=2))) == 2
 
 
-def test_the_same_query_again_is_answered_from_the_cache_at_no_cost() -> None:
+def test_an_identical_query_is_answered_from_the_cache_and_charged_once() -> None:
     quiet = _predictor(10)
     first = quiet.predict_proba(_queries(4))
     again = quiet.predict_proba(np.vstack([_queries(4)[::-1], _queries(4)]))
     np.testing.assert_array_equal(again, np.vstack([first[::-1], first]))
     assert quiet.answered == 4
-
-
-def test_a_query_repeated_within_a_batch_is_charged_once() -> None:
-    quiet = _predictor(10)
-    answers = quiet.predict_proba(np.repeat(_queries(2), 3, axis=0))
-    assert quiet.answered == 2
-    np.testing.assert_array_equal(answers[0], answers[1])
-
-
-def test_minus_zero_is_the_same_query_as_zero() -> None:
-    quiet = _predictor(10)
+    within = quiet.predict_proba(np.repeat(_queries(2, seed=1), 3, axis=0))
+    np.testing.assert_array_equal(within[0], within[1])
+    assert quiet.answered == 6
     zeros = np.zeros((1, 6), np.float32)
     np.testing.assert_array_equal(quiet.predict_proba(zeros), quiet.predict_proba(-zeros))
-    assert quiet.answered == 1
+    assert quiet.answered == 7, "minus zero is the same query as zero"
 
 
 def test_without_a_cache_every_query_costs_and_is_drawn_anew() -> None:
@@ -146,13 +138,6 @@ def test_it_spends_before_it_draws_and_gives_nothing_back() -> None:
     assert quiet.answered == 5
 
 
-def test_a_mechanism_that_releases_labels_only_has_no_probabilities() -> None:
-    mechanism = _Recorder()
-    mechanism.predictor = quiet = Predictor(_model(), mechanism, Budget(epsilon=1.0, queries=10))
-    with pytest.raises(InvalidInput, match="labels only"):
-        quiet.predict_proba(_queries(1))
-
-
 @pytest.mark.parametrize("cache_size", [0, 100])
 @pytest.mark.parametrize("durable", [False, True])
 def test_sixteen_threads_never_get_more_than_the_budget(cache_size, durable, tmp_path) -> None:
@@ -188,15 +173,10 @@ def test_sixteen_threads_never_get_more_than_the_budget(cache_size, durable, tmp
         (np.full((1, 6), np.inf), "NaN"),
     ],
 )
-def test_invalid_input_spends_nothing(queries, match) -> None:
+def test_invalid_input_and_an_empty_batch_cost_nothing(queries, match) -> None:
     quiet = _predictor(10)
     with pytest.raises(InvalidInput, match=match):
         quiet.predict(queries)
-    assert quiet.answered == 0
-
-
-def test_an_empty_batch_costs_nothing() -> None:
-    quiet = _predictor(10)
     assert quiet.predict_proba(np.empty((0, 6), np.float32)).shape == (0, 4)
     assert quiet.answered == 0
 
@@ -225,6 +205,7 @@ def test_seeded_noise_shows_in_the_guarantee_and_is_repeatable() -> None:
     np.testing.assert_array_equal(first, second)
     assert guarantee.parameters["noise_source"]["source"] == "seeded"
     assert "seeded" in guarantee.because
+    assert _predictor(1).guarantee.parameters["noise_source"]["source"] == "exact", "by default"
 
 
 @pytest.mark.parametrize("name", ["model", "mechanism", "budget", "noise", "cost"])
@@ -236,36 +217,24 @@ def test_what_the_guarantee_is_computed_from_cannot_be_replaced(name) -> None:
     assert quiet.guarantee == before
 
 
-def test_the_exact_source_is_the_default() -> None:
-    assert _predictor(1).guarantee.parameters["noise_source"]["source"] == "exact"
-
-
 def test_any_torch_module_can_be_answered_for() -> None:
     model = TorchModel(torch.nn.Linear(6, 3), 3)
     mechanism = Algorithm1(logit_sensitivity=0.1, probability_sensitivity=0.2)
     assert Predictor(model, mechanism, Budget(1.0, queries=2)).predict_proba(_queries(2)).shape == (2, 3)
 
 
-def test_an_answer_that_costs_more_than_the_whole_budget_is_refused_at_once() -> None:
+def test_an_answer_that_costs_more_than_the_whole_budget_and_a_negative_cache_are_refused_at_once() -> None:
     mechanism = Algorithm1("laplace", epsilon_sampling=1.0, epsilon_neuron=1.0)
     with pytest.raises(InvalidInput, match="must be at most the budget"):
         Predictor(_model(), mechanism, Budget(epsilon=1.0, queries=1))
+    with pytest.raises(InvalidInput, match="cache_size"):
+        _predictor(1, cache_size=-1)
 
 
 def test_a_predictor_cannot_be_copied_with_its_budget() -> None:
     for copy_ in (pickle.dumps, copy.copy, copy.deepcopy):
         with pytest.raises(InvalidInput, match="spent twice"):
             copy_(_predictor(1))
-
-
-def test_a_file_account_outlives_the_process_and_is_shared(tmp_path) -> None:
-    first = _predictor(10, account=FileAccount.create(tmp_path / "account"))
-    first.predict(_queries(4))
-    second = _predictor(10, account=FileAccount(tmp_path / "account"))
-    assert second.remaining.queries == 6
-    second.predict(_queries(6, seed=1))
-    with pytest.raises(BudgetExhausted):
-        first.predict(_queries(1, seed=2))
 
 
 def test_a_damaged_or_unreachable_account_answers_nothing(tmp_path) -> None:
@@ -275,11 +244,6 @@ def test_a_damaged_or_unreachable_account_answers_nothing(tmp_path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(QuietmaxError, match="cannot be opened"):
         _predictor(10, account=FileAccount(tmp_path / "file" / "account")).predict(_queries(1))
-
-
-def test_a_negative_cache_size_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="cache_size"):
-        _predictor(1, cache_size=-1)
 
 
 def test_probabilities_asked_of_a_labels_only_mechanism_cost_nothing() -> None:
@@ -305,31 +269,42 @@ def _claimed(mechanism, noise=EXACT):
     return Predictor(_votes(), mechanism, Budget(1.0, 1e-5, queries=5), noise=noise).guarantee
 
 
-def test_a_mechanism_of_the_users_own_is_not_proven() -> None:
-    class Quieter(NoisyMax):
-        def release(self, scores, source):  # noqa: ARG002
-            return Answers(scores.argmax(-1), None)
+class _Quieter(NoisyMax):
+    def release(self, scores, source):  # noqa: ARG002
+        return Answers(scores.argmax(-1), None)
 
-    class Stating(_Recorder):
-        def guarantee(self, classes):
-            return NoisyMax().prepared(_votes(), self.per_query).guarantee(classes)
 
+class _Stating(_Recorder):
+    def guarantee(self, classes):
+        return NoisyMax().prepared(_votes(), self.per_query).guarantee(classes)
+
+
+class _Silent(ExactNoise):
+    def permute_and_flip_choice(self, gaps, rate):  # noqa: ARG002
+        return gaps.argmin(0)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "noise", "because", "assumption"),
+    [
+        (_Quieter(), EXACT, "The mechanism is", "The user's own mechanism has the privacy it states."),
+        (_Stating(), EXACT, "The mechanism is", "The user's own mechanism has the privacy it states."),
+        (
+            NoisyMax(),
+            _Silent(),
+            "The noise source is",
+            "The user's own noise source is exact and unpredictable.",
+        ),
+    ],
+)
+def test_a_mechanism_or_a_noise_source_of_the_users_own_is_not_proven(
+    mechanism, noise, because, assumption
+) -> None:
     assert _claimed(NoisyMax()).status == "proven"
-    for own in (Quieter(), Stating()):
-        claimed = _claimed(own)
-        assert claimed.status == "conditional"
-        assert "The mechanism is the user's own." in claimed.because
-        assert claimed.assumptions == ("The user's own mechanism has the privacy it states.",)
-
-
-def test_a_noise_source_of_the_users_own_is_not_proven() -> None:
-    class Silent(ExactNoise):
-        def permute_and_flip_choice(self, gaps, rate):  # noqa: ARG002
-            return gaps.argmin(0)
-
-    claimed = _claimed(NoisyMax(), Silent())
+    claimed = _claimed(mechanism, noise)
     assert claimed.status == "conditional"
-    assert "The noise source is the user's own." in claimed.because
+    assert f"{because} the user's own." in claimed.because
+    assert claimed.assumptions == (assumption,)
 
 
 class _Free:

@@ -10,8 +10,6 @@ import os
 import pickle
 import resource
 import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -26,7 +24,6 @@ from quietmax.estimators import PrivateHead, Teachers, open_private, save_privat
 from quietmax.mechanisms import Algorithm1
 from quietmax.models import CrossEntropy, Model, TrainingSettings
 from quietmax.models.mlp import initial_mlp
-from quietmax.noise import EXACT
 from quietmax.predictor import Predictor
 from quietmax.spending import FileAccount, MemoryAccount
 
@@ -87,19 +84,18 @@ def test_a_budget_for_one_answer_gives_one_answer_in_five_forks_and_the_parent_t
     assert answers[5] in ([0], [1])
 
 
-def test_a_fork_is_refused_with_a_message_that_says_what_works() -> None:
-    quiet = predictor()
-    sentence = in_fork(lambda: quiet.predict(FEATURES[:1]).tolist())
-    assert sentence.startswith(f"This is a fork of process {os.getpid()}, which holds the privacy budget")
-    assert "opened from its folder" in sentence
-
-
-def test_cached_answers_and_the_balance_are_refused_in_a_fork_too() -> None:
+def test_new_and_cached_answers_and_the_balance_are_refused_in_a_fork_with_what_works() -> None:
     quiet = predictor()
     quiet.predict(FEATURES[:1])
-    assert REFUSED in in_fork(lambda: quiet.predict(FEATURES[:1]).tolist())
-    assert REFUSED in in_fork(lambda: quiet.answered)
-    assert REFUSED in in_fork(lambda: quiet.remaining.queries)
+    for ask in (
+        lambda: quiet.predict(FEATURES[:1]).tolist(),  # cached
+        lambda: quiet.predict(FEATURES[1:2]).tolist(),
+        lambda: quiet.answered,
+        lambda: quiet.remaining.queries,
+    ):
+        sentence = in_fork(ask)
+        assert sentence.startswith(f"This is a fork of process {os.getpid()}, which holds the privacy budget")
+        assert "opened from its folder" in sentence
 
 
 def test_a_fork_cannot_save_the_budget_into_a_folder(tmp_path) -> None:
@@ -200,31 +196,10 @@ def test_copies_share_the_budget_or_are_refused() -> None:
             copied(MemoryAccount())
 
 
-def test_exact_noise_differs_between_parent_and_fork() -> None:
-    """A buffer of random bytes that is filled before a fork would give both the same noise."""
-    EXACT.gaussian(2.0**30, 4)
-    drawn = [in_fork(lambda: EXACT.gaussian(2.0**30, 8).tolist()) for _ in range(2)]
-    drawn.append(EXACT.gaussian(2.0**30, 8).tolist())
-    assert len({tuple(each) for each in drawn}) == 3  # equal by chance: below 1e-60
-
-
 def test_the_mark_of_this_process_stays() -> None:
     mark = list(spending._fork_marks)
     in_fork(lambda: 0)
     assert spending._fork_marks == mark
-
-
-def test_four_processes_share_a_file_account_exactly(tmp_path) -> None:
-    script = (
-        "import sys\nfrom quietmax import BudgetExhausted, FileAccount\n"
-        "account, paid = FileAccount(sys.argv[1]), 0\n"
-        "for _ in range(100):\n    try:\n        account.charge(1, 300)\n        paid += 1\n"
-        "    except BudgetExhausted:\n        pass\nprint(paid)"
-    )
-    path = str(FileAccount.create(tmp_path / "account").path)
-    runs = [subprocess.Popen([sys.executable, "-c", script, path], stdout=subprocess.PIPE) for _ in range(4)]
-    paid = [int(run.communicate(timeout=120)[0]) for run in runs]
-    assert sum(paid) == FileAccount(path).answered == 300
 
 
 @pytest.mark.parametrize(

@@ -109,3 +109,8 @@ def edit(path: Path, statement: str) -> None:
         connection.execute("PRAGMA foreign_keys = OFF")
         assert connection.execute(statement).rowcount > 0
     connection.close()
+
+
+def charge_for(ledger: Ledger, units: int = 1) -> Charge:
+    """A charge of some units from the account `patients` for ann; both are made if they are new."""
+    return Charge(open_patients(ledger).id, ledger.client("ann"), "m/1", units, rows=1)

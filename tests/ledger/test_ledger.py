@@ -40,6 +40,7 @@ from quietmax.ledger.transactions import (
 )
 from tests.ledger.scenarios import (
     charge_error,
+    charge_for,
     edit,
     hold_writer,
     journal_kinds,
@@ -107,9 +108,7 @@ def test_the_export_has_every_row_and_its_hashes_can_be_recomputed(charged_ledge
 def test_a_moved_sqlite_ledger_is_not_charged(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
     with Ledger(path) as ledger:
-        account = open_patients(ledger)
-        ann = ledger.client("ann")
-        charge = Charge(account.id, ann, "m/1", 1, rows=1)
+        charge = charge_for(ledger)
         path.rename(tmp_path / "elsewhere.sqlite")
         assert "was moved, deleted or replaced" in str(charge_error(ledger, charge))
         assert ledger.writer.error is not None
@@ -244,25 +243,6 @@ def test_an_evaluation_does_not_fit_into_a_budget_that_was_lowered(ledger: Ledge
     assert ledger.account("people") == lowered
 
 
-def test_a_charge_that_was_interrupted_is_not_made_twice(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    account = open_gaussian(ledger, 1.0)
-
-    def crash(_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(ledger, "store_answers", crash)
-    with pytest.raises(KeyboardInterrupt):
-        ledger.charge_evaluation(account, "head/1", "evaluation", GaussianCost(0.6), split=SPLIT)
-    monkeypatch.undo()
-    state = ledger.account("people")
-    ledger.charge_evaluation(account, "head/1", "evaluation", GaussianCost(0.6), split=SPLIT)
-    assert ledger.account("people").spent_units == state.spent_units
-    assert [row.kind for row in ledger.export("people")] == ["open", "evaluation", "answered"]
-    assert ledger.verify().sound
-
-
 def test_both_sides_in_one_batch_are_charged_in_parallel(ledger: Ledger) -> None:
     account = open_gaussian(ledger, 1.0)
     client = ledger.client("training")
@@ -327,7 +307,6 @@ def test_an_interrupted_evaluation_takes_nothing_of_what_is_granted_later(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The budget does not compose with the evaluation, which takes all of it: as much as there was, and once."""
-    account = ledger.open_account("people", PureCost(1.0), Terms(1.0, 1e-5))
     cost = GaussianCost(mu_of(1.0, 1e-5))
     for split, training in ((None, False), (SPLIT, True)):
         account = ledger.open_account(f"people-{training}", PureCost(1.0), Terms(1.0, 1e-5))
@@ -347,6 +326,8 @@ def test_an_interrupted_evaluation_takes_nothing_of_what_is_granted_later(
             ledger.charge_evaluation(granted, "m/1", "evaluation", cost, split=split)
         assert ledger.account(account.name).spent_units == granted.spent_units == LIMIT
         assert ledger.parts(granted) == parts
+        kinds = [row.kind for row in ledger.export(account.name)]
+        assert (kinds.count("evaluation"), kinds[-1]) == (1, "answered")
         assert ledger.verify().sound
 
 

@@ -23,6 +23,7 @@ from quietmax.ledger.ledger import LedgerWriter, _Batch, _Conflict
 from quietmax.ledger.transactions import ChargeBatch, Charged, Failed, NewAnswers, StoredAnswer
 from tests.ledger.scenarios import (
     charge_error,
+    charge_for,
     hold_writer,
     open_patients,
     open_with_unit_cost,
@@ -93,8 +94,7 @@ def test_a_charge_takes_the_lock_of_sqlite_soon_after_another_process_releases_i
     released: bool, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Ledger(path) as ledger:
-        account = open_patients(ledger)
-        charge = Charge(account.id, ledger.client("ann"), "m/1", 1, rows=1)
+        charge = charge_for(ledger)
         assert isinstance(ledger.charge(charge), Charged)
         other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         other.execute("BEGIN IMMEDIATE")
@@ -136,19 +136,6 @@ def test_answers_without_a_request_id_are_written_with_the_next_charge_or_soon(l
     wait_until(lambda: ledger.writer.batches - before == 2, 2.0)
 
 
-def test_refused_charges_are_counted_for_each_client(address: str) -> None:
-    with Ledger(address) as ledger:
-        account, _ = open_with_unit_cost(ledger)
-        ann = ledger.client("ann")
-        for _ in range(3):
-            ledger.charge(Charge(account.id, ann, "m/1", LIMIT + 1, rows=1))
-    with Ledger(address) as ledger:
-        assert [(each.client, each.refused) for each in ledger.subaccounts(ledger.account("patients"))] == [
-            ("ann", 3)
-        ]
-        assert ledger.verify().sound
-
-
 def test_refused_charges_are_counted_soon_even_if_nothing_else_is_written(ledger: Ledger) -> None:
     account, _ = open_with_unit_cost(ledger)
     ann = ledger.client("ann")
@@ -188,8 +175,7 @@ def test_what_waits_is_written_when_the_ledger_is_closed(path: Path) -> None:
 
 def test_what_is_submitted_after_close_fails_at_once(path: Path) -> None:
     with Ledger(path) as ledger:
-        account = open_patients(ledger)
-        charge = Charge(account.id, ledger.client("ann"), "m/1", 1, rows=1)
+        charge = charge_for(ledger)
         gate = hold_writer(ledger)
         closing = threading.Thread(target=ledger.writer.close)
         closing.start()
@@ -206,8 +192,7 @@ def test_what_is_submitted_after_close_fails_at_once(path: Path) -> None:
 
 def test_an_error_in_a_callback_does_not_stop_the_writer(path: Path) -> None:
     with Ledger(path) as ledger:
-        account = open_patients(ledger)
-        charge = Charge(account.id, ledger.client("ann"), "m/1", 1, rows=1)
+        charge = charge_for(ledger)
         ledger.submit_charges([charge], lambda _: [][0])
         assert isinstance(ledger.charge(charge), Charged)
 
@@ -258,8 +243,7 @@ def test_a_repeated_conflict_is_reported_in_the_words_of_the_database(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Ledger(path) as ledger:
-        account = open_patients(ledger)
-        charge = Charge(account.id, ledger.client("ann"), "m/1", 1, rows=1)
+        charge = charge_for(ledger)
 
         def conflict(_: object) -> None:
             raise sqlite3.IntegrityError("UNIQUE constraint failed: requests.request")
@@ -484,8 +468,7 @@ def test_a_clock_that_goes_back_is_noticed_also_after_a_restart(
 ) -> None:
     real = time.time_ns
     with Ledger(path) as ledger:
-        account, ann = open_patients(ledger), ledger.client("ann")
-        charge = Charge(account.id, ann, "m/1", 1, rows=1)
+        charge = charge_for(ledger)
         assert isinstance(ledger.charge(charge), Charged)
         assert not caplog.records
         monkeypatch.setattr(time, "time_ns", lambda: real() - 60 * 10**9)
