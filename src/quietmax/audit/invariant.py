@@ -1,10 +1,8 @@
 """Check on this machine that no record changes what is computed from another record (the invariant of THEORY 3.8).
 
-Everything that happens to a record before the noise must depend on that record and on public constants alone. Where a
-guarantee lists this as an assumption about the numerical library, the audit checks it: it encodes, maps, trains on and
-sums synthetic records several times, with records removed, added, repeated and reordered, at several memory alignments
-and with 1 and 2 threads. All other records must keep their numbers, bit for bit. A difference is a counterexample. No
-difference is evidence for this machine and these library versions; it is no proof.
+Synthetic records are encoded, mapped, trained on and summed several times, with records removed, added, repeated and
+reordered, at several memory alignments and with 1 and 2 threads. All other records must keep their numbers, bit for
+bit. No difference is evidence for this machine and these library versions; it is no proof.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ _TEXTS = 6
 class InvariantCheck:
     """One part of what happens to a record before the noise."""
 
-    part: str  # What was checked
+    part: str
     comparisons: int  # Number of records, networks or sums that were compared
     broken: str | None = None  # The first difference in words; None if there was none
 
@@ -198,7 +196,7 @@ def _check_features(features: FeatureMap, table: NDArray[np.float32], seed: int)
 def _compare_rows(
     part: str, compute: Callable[[Rows, int], NDArray[np.float32]], records: int, available: int, seed: int
 ) -> InvariantCheck:
-    """Compute all rows once on one thread, then again with other rows beside them; rows must keep their bits."""
+    """Compute all rows once on one thread, then again with other rows beside them."""
     with _threads(1):
         expected = compute(np.arange(available), 0)
     compared = 0
@@ -288,7 +286,7 @@ def _check_networks(stack: MLP, seed: int) -> InvariantCheck:
 
 
 def _check_sums(records: int, width: int, classes: int, seed: int) -> InvariantCheck:
-    """Check that the sums that get noise do not depend on the order of the records, as exact sums do not."""
+    """Check that the sums that get noise do not depend on the order of the records."""
     rows = clipped_rows(_synthetic_records(records, width, seed), np.sqrt(width)).astype(np.float32)
     labels = np.arange(records) % classes
     repeats = np.arange(records) % 5 + 1  # what rows of persons with 1 to 5 rows weigh
@@ -321,7 +319,6 @@ def _check_sums(records: int, width: int, classes: int, seed: int) -> InvariantC
 
 @contextmanager
 def _threads(count: int) -> Iterator[None]:
-    """Compute with this many threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

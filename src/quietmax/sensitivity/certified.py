@@ -213,18 +213,15 @@ def score_bounds(weights: Sensitivity, *, classes: int, unit: Unit = "record") -
 
 
 def _certified(value: float, because: str) -> Sensitivity:
-    """Return a certified sensitivity, rounded up."""
     return Sensitivity(value * _UP, "certified", because)
 
 
 def _positive(**values: float) -> None:
-    """Raise `InvalidInput` unless every value is a positive number."""
     for name, value in values.items():
         if not 0.0 < value < math.inf:
             raise InvalidInput(f"{name} must be a finite number above 0, got {value}.")
 
 
 def _not_negative(tolerance: float) -> None:
-    """Raise `InvalidInput` unless the tolerance is a number from 0 up."""
     if not 0.0 <= tolerance < math.inf:
         raise InvalidInput(f"tolerance must be a finite number of at least 0, got {tolerance}.")

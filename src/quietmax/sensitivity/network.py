@@ -3,17 +3,13 @@
 The paper's formulas (THEORY section 1) reproduce its tables to the last printed digit. They are *not* upper bounds:
 THEORY 2.3 gives four reasons, and retraining without one record exceeds them at the paper's own setting.
 
-The five bounds of Table 1 on the L2 sensitivity of trained weights assume a loss that is convex and rho-Lipschitz in
-the weights and a lam-strongly convex regulariser. Each bound is computed whether or not its conditions hold. What is
-known of the network decides about each condition: its shape and training settings, and, given a trained model and its
-records, measurements (`measured_facts`).
+Each bound of Table 1 on the L2 sensitivity of trained weights is computed whether or not its conditions hold; shape,
+settings and measurements of a trained network decide about them.
 
-Retraining compares the weights and logits of networks that were trained with and without one unit: one person with all
-rows if the records have a person column, else one record (THEORY 3.7). The largest change is a lower bound on the true
-sensitivity: it can refute a claimed upper bound and never prove one. Ordinary records move a model little, so `plant`
-changes some units before training: mislabelled ones, and extreme ones whose every feature is at the far end of the
-range. The training set contains them and each neighbour lacks one of them. Everything else is the same, including the
-initial weights and the order of the records (THEORY 2.3).
+Retraining compares networks that were trained with and without one unit: one person with all rows if the records have a
+person column, else one record (THEORY 3.7). The largest change is a lower bound on the true sensitivity: it can refute
+a claimed upper bound and never prove one. Everything else is the same, including the initial weights and the order of
+the records (THEORY 2.3).
 """
 
 from __future__ import annotations
@@ -242,13 +238,9 @@ _ROWS_AT_ONCE = 2048
 class Condition:
     """One condition of a bound, decided for one network."""
 
-    name: str  # The condition
+    name: str
     holds: bool | None  # Whether it holds; None if that takes a trained model
-    because: str  # Why, in one phrase
-
-    def __str__(self) -> str:
-        verdict = {True: "holds", False: "does not hold", None: "not checked"}[self.holds]
-        return f"{verdict} ({self.because})"
+    because: str
 
 
 @dataclass(frozen=True)
@@ -313,81 +305,75 @@ def upper_bounds_for(
     tight = 2 * rho / (lam * records)
     general = classes * norm * rho / (lam * records)
     constant = 2 * eta * rho / -math.expm1(records * math.log1p(-eta * lam))
-    convex, smooth = _convex(chosen, facts), _smooth(chosen)
-    implied = (_lipschitz(rho, facts), _minimiser(tight, lam, facts))
-    data = (_normalised(norm, facts), _binary(classes))
-
-    return (
-        UpperBound("Chaudhuri et al.", "2 rho/(lam n)", tight, (convex, *data, *implied)),
-        UpperBound("Chaudhuri et al.", "C ||x|| rho/(lam n)", general, (convex, *implied)),
-        UpperBound("Wu et al.", "2 rho/(lam n)", tight, (convex, smooth, _step("decreasing"), implied[0])),
-        UpperBound(
-            "Wu et al.",
-            "2 eta rho/(1 - (1 - eta lam)^n)",
-            constant,
-            (convex, smooth, _step("constant"), implied[0]),
-        ),
-        UpperBound("this paper", "2 rho/(lam n)", tight, (convex, *implied)),
+    known = _conditions(chosen, classes, norm, rho, tight, facts)
+    rows = (
+        ("Chaudhuri et al.", "2 rho/(lam n)", tight, "convex normalised binary Lipschitz minimiser"),
+        ("Chaudhuri et al.", "C ||x|| rho/(lam n)", general, "convex Lipschitz minimiser"),
+        ("Wu et al.", "2 rho/(lam n)", tight, "convex smooth decreasing Lipschitz"),
+        ("Wu et al.", "2 eta rho/(1 - (1 - eta lam)^n)", constant, "convex smooth constant Lipschitz"),
+        ("this paper", "2 rho/(lam n)", tight, "convex Lipschitz minimiser"),
+    )
+    return tuple(
+        UpperBound(work, formula, bound, tuple(known[name] for name in needed.split()))
+        for work, formula, bound, needed in rows
     )
 
 
-def _convex(settings: TrainingSettings, facts: MeasuredFacts | None) -> Condition:
-    name = "convex loss"
+def _conditions(
+    settings: TrainingSettings,
+    classes: int,
+    norm: float,
+    rho: float,
+    bound: float,
+    facts: MeasuredFacts | None,
+) -> dict[str, Condition]:
+    """Decide every condition of `CONDITIONS`, by short names."""
+    adam = False, "trained with Adam, which scales every step by past gradients"
+    where = "data space" if facts is None else "training set"
+    largest = norm if facts is None else facts.norm
+    lipschitz: tuple[bool | None, str]
+    minimiser: tuple[bool | None, str]
+    lipschitz = minimiser = None, "needs a trained network"
+    if facts is not None:
+        # Gradients at one point can refute a Lipschitz constant and never prove it.
+        refuted = False if facts.gradient > rho else None
+        lipschitz = refuted, f"a record's gradient has norm {facts.gradient:.3g}, rho is {rho:.3g}"
+        added, size = 2 * facts.objective_gradient / (settings.l2 / 2), facts.objective_gradient
+        because = f"the objective's gradient has norm {size:.2g}, which adds up to {added:.3g}"
+        minimiser = added <= _NEGLIGIBLE * bound, because
+    verdicts = {
+        "convex": _convex(settings, facts),
+        "smooth": _smooth(settings),
+        "decreasing": adam,
+        "constant": adam,
+        "normalised": (largest <= 1 + 1e-6, f"||x|| up to {largest:.4g} in the {where}"),
+        "binary": (classes == 2, f"{classes} classes"),
+        "Lipschitz": lipschitz,
+        "minimiser": minimiser,
+    }
+    return {
+        short: Condition(name, *verdict)
+        for name, (short, verdict) in zip(CONDITIONS, verdicts.items(), strict=True)
+    }
+
+
+def _convex(settings: TrainingSettings, facts: MeasuredFacts | None) -> tuple[bool, str]:
     if not settings.hidden:
         if isinstance(_base(settings.loss), Quadratic):
-            return Condition(name, False, "the square of a softmax is not convex")
-        return Condition(name, True, "cross-entropy of a linear model, which tilting keeps convex")
-    layers = " and ".join(str(width) for width in settings.hidden)
-    because = f"{layers} hidden neurons"
+            return False, "the square of a softmax is not convex"
+        return True, "cross-entropy of a linear model, which tilting keeps convex"
+    because = f"{' and '.join(str(width) for width in settings.hidden)} hidden neurons"
     if facts is not None and facts.loss_at_mean > facts.loss:
         because += f"; loss {facts.loss:.3g}, at the mean of equivalent networks {facts.loss_at_mean:.3g}"
-    return Condition(name, False, because)
+    return False, because
 
 
-def _smooth(settings: TrainingSettings) -> Condition:
-    name = "smooth loss"
+def _smooth(settings: TrainingSettings) -> tuple[bool, str]:
     if not settings.hidden:
-        return Condition(name, True, "second derivatives of a linear model's loss are bounded")
+        return True, "second derivatives of a linear model's loss are bounded"
     if activation(settings.activation).bound is None:
-        return Condition(name, False, f"{settings.activation} has a kink")
-    return Condition(name, False, "second derivatives grow with the output weights")
-
-
-def _step(wanted: str) -> Condition:
-    return Condition(
-        f"{wanted} SGD step", False, "trained with Adam, which scales every step by past gradients"
-    )
-
-
-def _normalised(norm: float, facts: MeasuredFacts | None) -> Condition:
-    largest = norm if facts is None else facts.norm
-    where = "in the data space" if facts is None else "in the training set"
-    return Condition("normalised data", largest <= 1 + 1e-6, f"||x|| up to {largest:.4g} {where}")
-
-
-def _binary(classes: int) -> Condition:
-    return Condition("binary classes", classes == 2, f"{classes} classes")
-
-
-def _lipschitz(rho: float, facts: MeasuredFacts | None) -> Condition:
-    name = "rho-Lipschitz loss"
-    if facts is None:
-        return Condition(name, None, "needs a trained network")
-    exceeded = facts.gradient > rho
-    because = f"a record's gradient has norm {facts.gradient:.3g}, rho is {rho:.3g}"
-    # Gradients at one point can refute a Lipschitz constant and never prove it.
-    return Condition(name, False if exceeded else None, because)
-
-
-def _minimiser(bound: float, lam: float, facts: MeasuredFacts | None) -> Condition:
-    name = "minimiser reached"
-    if facts is None:
-        return Condition(name, None, "needs a trained network")
-    added = 2 * facts.objective_gradient / lam
-    because = (
-        f"the objective's gradient has norm {facts.objective_gradient:.2g}, which adds up to {added:.3g}"
-    )
-    return Condition(name, added <= _NEGLIGIBLE * bound, because)
+        return False, f"{settings.activation} has a kink"
+    return False, "second derivatives grow with the output weights"
 
 
 def _base(loss: Loss) -> CrossEntropy | Quadratic:
@@ -411,7 +397,7 @@ def measured_facts(model: Model, records: Records) -> MeasuredFacts:
 
 
 def _mean_of_equivalent(network: MLP) -> MLP:
-    """Return the mean of all networks that differ from a network only in the order of neurons in each hidden layer."""
+    """Return the mean of all networks that differ only in the order of neurons in each hidden layer."""
     last = len(network.kernels) - 1
     kernels, biases = [], []
     for depth, (kernel, bias) in enumerate(zip(network.kernels, network.biases, strict=True)):
@@ -432,8 +418,7 @@ def _record_gradient_norms(
 ) -> NDArray[np.float64]:
     """Return the norm of the gradient of each record's own loss in the kernels, without biases as in the paper.
 
-    A record's gradient in one kernel is an outer product of what comes in and what flows back, so that its norm is the
-    product of theirs.
+    It is, in one kernel, an outer product of what comes in and what flows back.
     """
     used = activation(network.activation)
     parts = []
@@ -474,7 +459,6 @@ def _objective(
 
 
 def _doubled(network: MLP) -> MLP:
-    """Return the network in double precision."""
     return replace(
         network,
         kernels=tuple(kernel.double() for kernel in network.kernels),
@@ -496,7 +480,7 @@ class Removal:
     """What removing one unit changed."""
 
     rows: tuple[int, ...]  # The removed rows: one record, or all rows of one person
-    kind: Kind  # What kind of unit it was
+    kind: Kind
     weight: float  # The largest change of one weight
     weights_l2: float  # The change of all weights together, in L2
     logit: float  # The largest change of one logit
@@ -506,10 +490,10 @@ class Removal:
 class BoundCheck:
     """A measured change compared with a bound."""
 
-    quantity: Quantity  # What changed
+    quantity: Quantity
     empirical: float  # The largest change seen in retraining
-    bound: float  # The bound
-    basis: Basis  # What the bound is based on
+    bound: float
+    basis: Basis
 
     @property
     def verdict(self) -> Literal["refuted", "consistent"]:
@@ -570,14 +554,11 @@ class EmpiricalSensitivity:
         self, bounds: PublishedSensitivity | Mapping[Quantity, Sensitivity]
     ) -> tuple[BoundCheck, ...]:
         """Compare the largest changes with the paper's formulas, or with each bound that a mapping holds."""
-        if isinstance(bounds, PublishedSensitivity):
-            bounds = {"weight": bounds.weight, "weights_l2": bounds.weights_l2, "logit": bounds.logit}
+        given = vars(bounds) if isinstance(bounds, PublishedSensitivity) else bounds
         return tuple(
-            BoundCheck(
-                quantity, self._largest(quantity).value, bounds[quantity].value, bounds[quantity].basis
-            )
+            BoundCheck(quantity, self._largest(quantity).value, given[quantity].value, given[quantity].basis)
             for quantity in _QUANTITIES
-            if quantity in bounds
+            if quantity in given
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -595,8 +576,8 @@ class EmpiricalSensitivity:
 class Retraining:
     """The result of one training."""
 
-    weights: Floats  # All weights as one vector
-    logits: Floats  # The logits of the queries
+    weights: Floats  # As one vector
+    logits: Floats  # Of the queries
 
 
 def empirical_sensitivity(
@@ -742,17 +723,10 @@ def _compared(
     kinds: Sequence[Kind],
     records: Records,
 ) -> EmpiricalSensitivity:
-    """Compare each retraining with the first training."""
     removals = []
     for other, gone, kind in zip(others, rows, kinds, strict=True):
         moved = other.weights - first.weights
-        removals.append(
-            Removal(
-                rows=tuple(gone.tolist()),
-                kind=kind,
-                weight=float(np.abs(moved).max()),
-                weights_l2=float(np.linalg.norm(moved)),
-                logit=float(np.abs(other.logits - first.logits).max()),
-            )
-        )
+        largest, logit = np.abs(moved).max(), np.abs(other.logits - first.logits).max()
+        removed = tuple(gone.tolist())
+        removals.append(Removal(removed, kind, float(largest), float(np.linalg.norm(moved)), float(logit)))
     return EmpiricalSensitivity(tuple(removals), len(records), len(first.logits), records.unit)
