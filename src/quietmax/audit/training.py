@@ -1,14 +1,9 @@
 """Audit a training run with canaries: records of the auditor's own that are in the training set or not.
 
-*One run*: each of many canaries is put in by a fair coin; the auditor trains once and guesses which ones are in.
-*Repeated*: the auditor trains many times with and many times without one canary and tells the models apart.
+A canary is one record; of records with a person column it is one person with all rows (THEORY 3.7).
 
-A canary is one record; of records with a person column it is one person with all rows (THEORY 3.7), in the training
-set with all of them or with none.
-
-*Worst case.* Differential privacy holds for every pair of neighbouring training sets, so an audit may choose them. On
-real records one canary moves a release less than its noise is made for, and an audit sees little. The sets of
-`audit_worst_case` let one record do nearly as much as the proofs permit:
+*Worst case.* Differential privacy holds for every pair of neighbouring training sets, so an audit may choose them. The
+sets of `audit_worst_case` let one record do nearly as much as the proofs permit:
 
 - Head, released weights: one noisy step on four records; the canary's clipped gradient has a direction of its own.
 - Head, answers per query: many records of class 0 in one direction, the canary of class 1 in another with cosine 0.3.
@@ -22,13 +17,6 @@ real records one canary moves a release less than its noise is made for, and an 
   accountant covers; a run of fewer steps from the same seed is the beginning of a longer one. The statistics are how
   far the weights moved in that direction in all, and the log-likelihood ratio of the moves of all steps, at the claimed
   noise and at half of it (Nasr et al. 2023).
-
-Answers are drawn as often as wanted from two trained models: their training has no noise.
-
-*Less noise.* To test an audit, `mechanism_with_share` and `estimator_with_share` return mechanisms and estimators with
-a share of the noise. Nothing here weakens a release: half of the noise that a claim requires is that of an honest
-release with a larger budget, at the same settings. Its own guarantee states the larger cost, and only the audit holds
-it against the smaller claim.
 """
 
 from __future__ import annotations
@@ -41,43 +29,39 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import clone
 
-from quietmax.accounting.costs import Cost, epsilon_of, mu_of
+from quietmax.accounting.costs import Cost
 from quietmax.accounting.guarantee import Guarantee, Unit
 from quietmax.attacks.shadow_models import concatenated
 from quietmax.audit.bounds import (
     AuditReport,
     Claim,
     CountedGuesses,
-    SampledSteps,
     _check_confidence,
     epsilon_from_guesses,
     mu_from_guesses,
 )
 from quietmax.audit.distinguishing import (
     Draw,
-    _check_share,
     _released_again,
     check_choice,
     distinguish,
-    mechanism_with_share,
 )
+from quietmax.audit.noise_share import _check_share, estimator_with_share, mechanism_with_share
 from quietmax.data.records import Records, Split
 from quietmax.errors import InvalidInput
 from quietmax.estimators.dpsgd.estimator import DPSGD, network_guarantee
 from quietmax.estimators.dpsgd.training import (
-    DPSGDSettings,
     Plan,
     default_length,
     make_plan,
     train_private_stack,
 )
 from quietmax.estimators.head.estimator import PrivateHead
-from quietmax.estimators.head.weights import GradientPlan, HeadSettings
+from quietmax.estimators.head.weights import HeadSettings
 from quietmax.estimators.teachers import Teachers, shard_of
 from quietmax.estimators.training_set import Persons
-from quietmax.mechanisms.base import Answerer, Answers, NoisyMax
+from quietmax.mechanisms.base import Answerer, Answers
 from quietmax.models.features.tabular import Identity, UnitNorm
 from quietmax.models.mlp import initial_mlp
 from quietmax.models.stacked import CrossEntropy, Progress, TrainingSettings, train_stack
@@ -87,7 +71,6 @@ from quietmax.noise.sources import SeededNoise
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
 Trained = TypeVar("Trained")
-Estimator = TypeVar("Estimator", PrivateHead, Teachers, DPSGD)
 Fit = Callable[[Records], Trained]
 Score = Callable[[Trained, Records], NDArray[Any]]
 WorstCase = Literal["head", "head-query", "teachers", "dpsgd"]
@@ -226,7 +209,7 @@ def _one_run(
     inside = generator.random(count) < 0.5
     kept = np.concatenate([np.ones(len(records), np.bool_), inside[canaries.units]])
     model = fit(everyone.take(kept))
-    tested = claimed if claimed is not None else _claim_of(model)
+    tested = _claim_of(model) if claimed is None else claimed
     claim = Claim.of(tested)
     values = np.asarray(score(model, canaries), dtype=np.float64)
     if values.shape != (len(canaries),) or np.isnan(values).any():
@@ -418,32 +401,26 @@ def audit_estimator(
     train, repeated = data.train, method == "repeated"
     outside = data.pool if data.holdout is None else data.test
     chosen = mislabelled(outside, count=1 if repeated else canaries, seed=seed)
-    common: dict[str, Any] = {
-        "confidence": confidence,
-        "delta": delta,
-        "subject": f"{estimator} on {data.name}",
-    }
+    subject = f"{estimator} on {data.name}"
+    common: dict[str, Any] = {"confidence": confidence, "delta": delta, "subject": subject}
     trainer = partial(_fit, estimator, train, epsilon, delta, epochs, seed)
+    many: Callable[..., AuditReport] = partial(distinguish, unit=chosen.unit, **common)
     if repeated and estimator == "dpsgd":
-        plan = make_plan(
-            _unit_count(train), epsilon=epsilon, delta=delta, length=default_length(train.features.shape[1])
-        )
+        length = default_length(train.features.shape[1])
+        plan = make_plan(_unit_count(train), epsilon=epsilon, delta=delta, length=length)
         draws = _dpsgd_draws(train, chosen, plan, noise_share, seed, progress)
         details = {"method": "repeated training", "records": len(train)}
-        return distinguish(*draws, samples=times or _TRAININGS, details=details, unit=chosen.unit, **common)
+        return many(*draws, samples=times or _TRAININGS, details=details)
     if repeated and estimator in _ANSWERING:
         # Both from the same seed: the shards of teachers must not differ.
         without, inside = trainer(queries)(train), trainer(queries)(_joined(train, chosen))
         asked = [chosen.features[place % len(chosen)] * (1 - 0.001 * place) for place in range(queries)]
         draws = _answer_draws(without, inside, np.stack(asked), noise_share, seed)
         details = {"method": "repeated answers", "records": len(train), "queries": queries}
-        return distinguish(
-            *draws, samples=times or _ANSWER_DRAWS, details=details, unit=chosen.unit, **common
-        )
+        return many(*draws, samples=times or _ANSWER_DRAWS, details=details)
     fit, claimed = trainer(len(chosen)), None
     if estimator == "network":
-        because = "Stated for an audit."
-        claimed = Guarantee("approximate", epsilon=epsilon, delta=delta, because=because)
+        claimed = Guarantee("approximate", epsilon=epsilon, delta=delta, because="Stated for an audit.")
     if noise_share != 1:
         reference = fit(train)
         fit, claimed = _fit_like(reference, seed, noise_share), reference.guarantee_
@@ -612,6 +589,17 @@ def _answer_draws(
         return draw
 
     return draws(without), draws(inside), without.guarantee_
+
+
+def _fit_like(fitted: Any, seed: int, share: float) -> Fit[Any]:
+    """Return a function that trains like a fitted estimator, with a share of its noise and another seed every time."""
+    seeds = itertools.count(seed)
+
+    def fit(records: Records) -> Any:
+        weaker = estimator_with_share(fitted, share).set_params(random_state=next(seeds) % 2**32)
+        return weaker.fit(records.features, records.labels, groups=records.persons)
+
+    return fit
 
 
 # Worst cases
@@ -820,94 +808,3 @@ def _dpsgd(
 
     draws = _neighbouring_draws(_DPSGD_SIZE, _DPSGD_SIZE + 1, statistics, seed, at_once=_NETWORKS_AT_ONCE)
     return *draws, _dpsgd_claim(planned)
-
-
-# Less noise
-
-
-def estimator_with_share(fitted: Estimator, share: float) -> Estimator:
-    """Return an estimator like a fitted one, not fitted, whose larger budget has a share of its noise.
-
-    All other settings are those that the fitted one has computed from its budget.
-
-    Parameters
-    ----------
-    fitted : PrivateHead, Teachers or DPSGD
-        A fitted estimator.
-    share : float
-        The share of its noise.
-
-    Returns
-    -------
-    PrivateHead, Teachers or DPSGD
-        The estimator. Its ``guarantee_`` will state the larger budget.
-    """
-    _check_share(share)
-    if isinstance(fitted, PrivateHead):
-        settings = _head_settings(fitted, share)
-    else:
-        own = _teacher_settings if isinstance(fitted, Teachers) else _dpsgd_settings
-        settings = own(fitted, share)
-    changed: Estimator = clone(fitted)
-    return changed.set_params(**settings)  # type: ignore[no-any-return]
-
-
-def _fit_like(fitted: Estimator, seed: int, share: float) -> Fit[Estimator]:
-    """Return a function that trains like a fitted estimator, with a share of its noise and another seed every time."""
-    seeds = itertools.count(seed)
-
-    def fit(records: Records) -> Estimator:
-        weaker = estimator_with_share(fitted, share).set_params(random_state=next(seeds) % 2**32)
-        return weaker.fit(records.features, records.labels, groups=records.persons)  # type: ignore[no-any-return]
-
-    return fit
-
-
-def _head_settings(fitted: PrivateHead, share: float) -> dict[str, object]:
-    plan, chosen = fitted.plan_, fitted.settings or HeadSettings()
-    settings: dict[str, object] = {"features": fitted.feature_map_}
-    if fitted.release == "query":
-        own = replace(chosen, regularisation=plan.regularisation)  # type: ignore[union-attr]
-        return {**settings, "settings": own, "epsilon": fitted.epsilon / share}
-    mu = mu_of(fitted.epsilon, fitted.delta) if fitted.mu is None else float(fitted.mu)
-    moments = fitted.guarantee_.parameters["mu_moments"]
-    kept = (
-        ("steps", "learning_rate", "max_grad_norm") if isinstance(plan, GradientPlan) else ("regularisation",)
-    )
-    own = replace(
-        chosen,
-        second_moments=0.0 if moments is None else (moments / mu) ** 2,
-        **{name: getattr(plan, name) for name in kept},
-    )
-    return settings | {"mu": mu / share, "settings": own}
-
-
-def _teacher_settings(fitted: Teachers, share: float) -> dict[str, object]:
-    mechanism = fitted.predictor_.mechanism
-    settings: dict[str, object] = {"teachers": len(fitted.ensemble_.silent)}
-    if isinstance(mechanism, NoisyMax):
-        settings["method"] = mechanism.method
-    if mechanism.measure == "pure":
-        return {**settings, "epsilon": fitted.epsilon / share}
-    return {**settings, "epsilon": epsilon_of(mu_of(fitted.epsilon, fitted.delta) / share, fitted.delta)}
-
-
-def _dpsgd_settings(fitted: DPSGD, share: float) -> dict[str, object]:
-    plan = fitted.plan_
-    if plan.analysis != "proven" or plan.accountant != "pld":
-        raise InvalidInput(
-            "A share of the noise of DP-SGD requires analysis='proven' and accountant='pld', got "
-            f"{plan.analysis!r} and {plan.accountant!r}."
-        )
-    multiplier = share * plan.noise_multiplier
-    if plan.settings.sampling_rate == 1.0:
-        epsilon = epsilon_of(float(np.sqrt(plan.settings.steps)) / multiplier, plan.delta)
-    else:
-        epsilon = SampledSteps(multiplier, plan.schedule).epsilon(plan.delta)
-    kept = (
-        *("hidden", "activation", "sampling_rate", "steps", "centring_steps"),
-        *("max_grad_norm", "learning_rate", "decay", "optimizer", "l2"),
-    )
-    chosen = fitted.settings or DPSGDSettings()
-    own = replace(chosen, **{name: getattr(plan.settings, name) for name in kept})
-    return {"settings": own, "epsilon": epsilon, "delta": plan.delta, "features": fitted.feature_map_}

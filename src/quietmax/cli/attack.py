@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from quietmax.attacks.metrics import AttackReport
     from quietmax.attacks.targets import Target
     from quietmax.data.records import Holdout, Split
+    from quietmax.estimators.serialization import PrivateModel
     from quietmax.models.stacked import TrainingSettings
     from quietmax.models.training import Model
 
@@ -43,10 +44,9 @@ class _TargetOptions:
         typer.Option(envvar="QUIETMAX_KEY", help="API key of the server. Prefer the environment variable."),
     ] = None
 
-    def check(self) -> None:
-        """Raise if the options contradict each other."""
+    def _check(self) -> None:
         if self.mechanism == "none":
-            if self.epsilon is not None or self.seeded is not None or self.noise is not None:
+            if any(value is not None for value in (self.epsilon, self.seeded, self.noise)):
                 raise InvalidInput(
                     "--epsilon, --noise and --seeded can only be combined with a mechanism, as in --mechanism "
                     "algorithm1."
@@ -60,7 +60,7 @@ class _TargetOptions:
         if self.epsilon is None:
             raise InvalidInput(f"--mechanism {self.mechanism} requires --epsilon.")
 
-    def target_for(self, model: Model | TrainingSettings, private: Any) -> Target:
+    def _target_for(self, model: Model | TrainingSettings, private: Any) -> Target:
         """Return what is queried; None means the model itself."""
         from quietmax.accounting.costs import Budget
         from quietmax.attacks.targets import Endpoint
@@ -136,68 +136,58 @@ def command(
     from quietmax._ray import RayEngine
     from quietmax.attacks.base import run_together
     from quietmax.attacks.builtin import make_attack
-    from quietmax.attacks.metrics import plot_reports
+    from quietmax.attacks.metrics import INTERVALS, plot_reports
     from quietmax.attacks.shadow_models import check_nonmembers
     from quietmax.data.registry import datasets
+    from quietmax.models.stacked import Convexified, TrainingSettings
+    from quietmax.privacy_card import OBSERVED
 
-    target.check()
+    target._check()
     engine = None if options.ray is None else RayEngine(options.ray)
     check_figure(options.plot)
-    found = _find(options.subject, options.data, source)
-    split = _with_others(found, found.source.load(found.data, quiet=as_json), options.shadow_data)
+    data, source, own, private = _find(options.subject, options.data, source)
+    split = _with_others(data, source, source.load(data, quiet=as_json), options.shadow_data)
     check_nonmembers(split)
-    known = datasets().get(found.data)
-    alpha = known.alpha if known else 1.0
-    model = _model(found, split, alpha, train_first=target.target is None, quiet=as_json)
+    known = datasets().get(data)
+    model: Model | TrainingSettings
+    if own is not None:
+        model = _checked(own, split)
+    else:  # settings are enough if something else is queried
+        model = TrainingSettings(loss=Convexified(known.alpha if known else 1.0))
+        if private is None and target.target is None:
+            model = _trained(split, model, quiet=as_json)
     models = options.shadows or (known.shadow_models if known else _DEFAULT_SHADOWS)
-    chosen = [
-        make_attack(name, models=models, seed=found.source.seed)
-        for name in dict.fromkeys(options.attack or ["shadow"])
-    ]
-    queried = target.target_for(model, found.private)
+    names = dict.fromkeys(options.attack or ["shadow"])
+    chosen = [make_attack(name, models=models, seed=source.seed) for name in names]
+    queried = target._target_for(model, private)
     with progress_bar("training shadow networks and attacking", quiet=as_json) as progress:
         reports = run_together(chosen, model, split, target=queried, engine=engine, progress=progress)
-    stored = options.subject if found.is_folder else None
+    stored = None if own is None and private is None else options.subject
     if as_json:
-        _print_json(reports, split, stored, target, options.plot)
+        print_json(
+            {
+                "dataset": split.name,
+                "records": len(split.train),
+                "unit": split.records.unit,
+                "model": stored,
+                "mechanism": target.mechanism,
+                "epsilon_per_answer": target.epsilon,
+                "reports": reports,
+                "plot": None if options.plot is None else str(options.plot),
+                "caveat": OBSERVED,
+            }
+        )
     else:
-        _print(reports)
+        for report in reports:
+            print_table(report.title, ("", "value", "95% interval"), report.table())
+            for note in report.notes:
+                console.print(f"  {note}")
+        console.print(INTERVALS, style="dim")
+        console.print(OBSERVED)
     if stored is not None and target.target is None:
         _store(reports, stored, target, quiet=as_json)
     if options.plot is not None:
         plot_reports(reports, options.plot)
-
-
-def _print_json(
-    reports: list[AttackReport], split: Split, model: str | None, target: _TargetOptions, plot: Path | None
-) -> None:
-    from quietmax.privacy_card import OBSERVED
-
-    print_json(
-        {
-            "dataset": split.name,
-            "records": len(split.train),
-            "unit": split.records.unit,
-            "model": model,
-            "mechanism": target.mechanism,
-            "epsilon_per_answer": target.epsilon,
-            "reports": reports,
-            "plot": None if plot is None else str(plot),
-            "caveat": OBSERVED,
-        }
-    )
-
-
-def _print(reports: list[AttackReport]) -> None:
-    from quietmax.attacks.metrics import INTERVALS
-    from quietmax.privacy_card import OBSERVED
-
-    for report in reports:
-        print_table(report.title, ("", "value", "95% interval"), report.table())
-        for note in report.notes:
-            console.print(f"  {note}")
-    console.print(INTERVALS, style="dim")
-    console.print(OBSERVED)
 
 
 def _store(reports: list[AttackReport], model: str, target: _TargetOptions, *, quiet: bool) -> None:
@@ -214,22 +204,10 @@ def _store(reports: list[AttackReport], model: str, target: _TargetOptions, *, q
         )
 
 
-@dataclass(frozen=True)
-class _Found:
-    """What the argument names: its data, and the model if it is a folder."""
-
-    data: str
-    source: DataOptions
-    model: Model | None = None
-    private: Any = None
-
-    @property
-    def is_folder(self) -> bool:
-        return self.model is not None or self.private is not None
-
-
-def _find(subject: str, data: str | None, source: DataOptions) -> _Found:
-    """Open the model folder, or check that the argument names data."""
+def _find(
+    subject: str, data: str | None, source: DataOptions
+) -> tuple[str, DataOptions, Model | None, PrivateModel | None]:
+    """Return the data that the argument names and how to load them, and the model if it is a folder."""
     from quietmax.data.registry import datasets
     from quietmax.data.sources import is_table_path
     from quietmax.estimators.serialization import open_private
@@ -243,7 +221,7 @@ def _find(subject: str, data: str | None, source: DataOptions) -> _Found:
                 f"The argument must be a model folder, a data set ({', '.join(datasets())}) or a .csv, .parquet or "
                 f".npz file, got {subject!r}."
             )
-        return _Found(subject, source)
+        return subject, source, None, None
     description = read_description(subject)
     trained_on = data or str(description.get("dataset"))
     if trained_on not in datasets() and not is_table_path(trained_on):
@@ -253,15 +231,15 @@ def _find(subject: str, data: str | None, source: DataOptions) -> _Found:
         )
     if description.get("kind") == "mlp":
         model = load_model(subject)
-        found = replace(source, seed=model.seed)
+        source = replace(source, seed=model.seed)
         by_size = not is_table_path(trained_on) and datasets()[trained_on].holdout is None
         if by_size and source.holdout is None:
-            found = replace(found, records=source.records or model.records)
-        return _Found(trained_on, found, model=model)
+            source = replace(source, records=source.records or model.records)
+        return trained_on, source, model, None
     private = open_private(subject)
     if is_table_path(trained_on) or private.holdout is not None:
         source = _with_holdout(source, private.holdout)
-    return _Found(trained_on, source, private=private)
+    return trained_on, source, None, private
 
 
 def _with_holdout(source: DataOptions, holdout: Holdout | None) -> DataOptions:
@@ -277,7 +255,7 @@ def _with_holdout(source: DataOptions, holdout: Holdout | None) -> DataOptions:
     return replace(source, holdout=holdout.share, seed=holdout.seed)
 
 
-def _with_others(found: _Found, split: Split, shadow_data: Path | None) -> Split:
+def _with_others(data: str, source: DataOptions, split: Split, shadow_data: Path | None) -> Split:
     """Add a table of other people, read with the declarations of the attacked table."""
     from quietmax.attacks.shadow_models import with_shadow_data
     from quietmax.data.registry import load_records
@@ -286,35 +264,30 @@ def _with_others(found: _Found, split: Split, shadow_data: Path | None) -> Split
         return split
     if split.holdout is None:
         raise InvalidInput("--shadow-data can only be combined with your own table.")
-    facts = found.source.given()
-    beside = Path(found.data).expanduser().with_suffix(".toml")
+    facts = source.given()
+    beside = Path(data).expanduser().with_suffix(".toml")
     if "schema" not in facts and beside.is_file():
         facts["schema"] = beside
-    return with_shadow_data(split, load_records(shadow_data, **facts), seed=found.source.seed)
+    return with_shadow_data(split, load_records(shadow_data, **facts), seed=source.seed)
 
 
-def _model(
-    found: _Found, split: Split, alpha: float, *, train_first: bool, quiet: bool
-) -> Model | TrainingSettings:
-    """Return the folder's network, else train one; training settings are enough if something else is queried."""
-    from quietmax.models.stacked import Convexified, TrainingSettings
+def _checked(model: Model, split: Split) -> Model:
+    """Return the folder's network if it was trained on the training part of the split."""
+    ours, theirs = model.encoding, split.records.encoding
+    if (ours and ours.to_json()) != (theirs and theirs.to_json()):
+        raise InvalidInput(
+            "The table is encoded differently than at training; --bounds, --categories and --schema must be the same."
+        )
+    if split.holdout is not None and len(split.train_rows) != model.records:
+        raise InvalidInput(
+            f"The model was trained on {model.records} records, but --holdout {split.holdout.share:g} leaves "
+            f"{len(split.train_rows)}; --holdout or --records must be as in training."
+        )
+    return model
+
+
+def _trained(split: Split, settings: TrainingSettings, *, quiet: bool) -> Model:
     from quietmax.models.training import train
 
-    if found.model is not None:
-        ours, theirs = found.model.encoding, split.records.encoding
-        if (ours and ours.to_json()) != (theirs and theirs.to_json()):
-            raise InvalidInput(
-                "The table is encoded differently than at training; --bounds, --categories and --schema must be the "
-                "same."
-            )
-        if split.holdout is not None and len(split.train_rows) != found.model.records:
-            raise InvalidInput(
-                f"The model was trained on {found.model.records} records, but --holdout {split.holdout.share:g} leaves "
-                f"{len(split.train_rows)}; --holdout or --records must be as in training."
-            )
-        return found.model
-    settings = TrainingSettings(loss=Convexified(alpha))
-    if found.private is not None or not train_first:
-        return settings
     with progress_bar("training the target", quiet=quiet) as progress:
         return train(split, settings=settings, progress=progress)
