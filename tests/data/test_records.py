@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from quietmax.data import Holdout, Records, Split, hold_out, split
-from quietmax.data.records import hash_rows, is_held_out
+from quietmax.data.records import _hash_rows, is_held_out
 from quietmax.errors import InvalidInput
 from tests.data.conftest import ErrorMessage
 
@@ -97,7 +97,7 @@ def test_equal_rows_have_equal_hashes_and_different_rows_different_ones(
     seed: int, levels: tuple[float, ...]
 ) -> None:
     features = np.random.default_rng(seed).choice(np.array(levels, dtype=np.float32), size=(200, 8))
-    hashes = hash_rows(features)
+    hashes = _hash_rows(features)
     rows = [tuple(row) for row in features.tolist()]
     assert len(set(hashes.tolist())) == len(set(rows))
     assert len(set(zip(hashes.tolist(), rows, strict=True))) == len(set(rows))
@@ -106,11 +106,11 @@ def test_equal_rows_have_equal_hashes_and_different_rows_different_ones(
 def test_hashes_of_many_similar_rows_do_not_collide() -> None:
     # 2^17 different 0/1 rows: at n^2 / 2^60 the chance of any collision is 1.5e-8.
     rows = (np.arange(2**17)[:, None] >> np.arange(17) & 1).astype(np.float32)
-    assert len(np.unique(hash_rows(rows))) == 2**17
+    assert len(np.unique(_hash_rows(rows))) == 2**17
 
 
 def test_hashes_stay_what_they_are() -> None:
-    assert hash_rows(np.array([[0, 1], [0.5, -2]], dtype=np.float32)).tolist() == [
+    assert _hash_rows(np.array([[0, 1], [0.5, -2]], dtype=np.float32)).tolist() == [
         13239411494886720341,
         13975802354573317555,
     ]

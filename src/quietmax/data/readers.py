@@ -14,13 +14,11 @@ import urllib.error
 import urllib.request
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from email.message import Message
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, TypeVar, cast
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +27,7 @@ from scipy.special import expit
 from quietmax import __version__
 from quietmax._lazy import lazy_module
 from quietmax.data.encoding import CategoricalColumn, Column, Encoding, NumericColumn, Style
-from quietmax.data.records import Records, hash_rows
+from quietmax.data.records import Records, _hash_rows
 from quietmax.data.schema import Schema
 from quietmax.data.tables import encode_table
 from quietmax.errors import DataUnavailable, InvalidInput
@@ -117,7 +115,7 @@ class DataDirectory:
     def of(
         cls, data_dir: str | os.PathLike[str] | None, folders: Sequence[str], *, verify: bool = True
     ) -> DataDirectory:
-        """Return the named folders inside a data folder (by default `_default_data_dir()`), then that folder itself."""
+        """Return the named folders inside a data folder (by default QUIETMAX_DATA), then that folder itself."""
         root = _default_data_dir() if data_dir is None else Path(data_dir).expanduser()
         return cls((*(root / folder for folder in folders), root), verify)
 
@@ -134,8 +132,7 @@ class DataDirectory:
 
     def _read_streams(self, files: Sequence[DataFile], read: _Reader[_Result]) -> dict[str, _Result]:
         """Return what `read` makes of each file and its decompressed stream; each archive is opened once."""
-        plain: dict[Path, DataFile] = {}
-        archives: dict[Path, dict[str, DataFile]] = {}
+        places: dict[Path, list[DataFile]] = {}
         for file in files:
             path = self.find(file)
             if path is None:
@@ -143,15 +140,19 @@ class DataDirectory:
                 raise DataUnavailable(
                     f"The file {file.name} is missing; it must be in one of the folders {folders}."
                 )
-            if path.name == file.archive:
-                archives.setdefault(path, {})[file.name] = file
-            else:
-                plain[path] = file
-        with ThreadPoolExecutor(os.cpu_count()) as threads:
-            found = list(threads.map(lambda path: _read_file(path, plain[path], read), plain))
-        results = {file.name: result for file, result in zip(plain.values(), found, strict=True)}
-        for path, members in archives.items():
-            results.update(_read_members(path, members, read))
+            places.setdefault(path, []).append(file)
+        results: dict[str, _Result] = {}
+        for path, held in places.items():
+            try:
+                results.update((file.name, read(file, stream)) for file, stream in _streams(path, held))
+            except _UNREADABLE as error:
+                known = isinstance(error, OSError) and error.strerror
+                raise DataUnavailable(
+                    f"The file {path} cannot be read: {known or 'it is damaged or truncated'}."
+                ) from error
+            absent = ", ".join(file.name for file in held if file.name not in results)
+            if absent:
+                raise DataUnavailable(f"The archive {path} has no member {absent}. {_REPLACE}")
         return results
 
     def read_bytes(self, files: Sequence[DataFile]) -> dict[str, bytes]:
@@ -189,41 +190,23 @@ class DataDirectory:
 _REPLACE = "Replace it with the official file."
 
 
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Raise DataUnavailable for every way in which a file cannot be read."""
-    try:
-        yield
-    except _UNREADABLE as error:
-        known = isinstance(error, OSError) and error.strerror
-        raise DataUnavailable(
-            f"The file {path} cannot be read: {known or 'it is damaged or truncated'}."
-        ) from error
-
-
-def _read_file(path: Path, file: DataFile, read: _Reader[_Result]) -> _Result:
-    """Read a file that may be compressed."""
-    with _reading(path):
-        if path.suffix == ".gz":
-            with gzip.open(path) as unzipped:
-                return read(file, cast(IO[bytes], unzipped))
-        with lzma.open(path) if path.suffix == ".xz" else path.open("rb") as stream:
-            return read(file, stream)
-
-
-def _read_members(path: Path, members: dict[str, DataFile], read: _Reader[_Result]) -> dict[str, _Result]:
-    """Read members of a tar archive in the archive's order; nothing is unpacked to disk."""
-    results: dict[str, _Result] = {}
-    with _reading(path), tarfile.open(path, "r|*") as archive:
+def _streams(path: Path, files: Sequence[DataFile]) -> Iterator[tuple[DataFile, IO[bytes]]]:
+    """Yield the decompressed streams of a file, or of members of a tar archive; nothing is unpacked to disk."""
+    if path.name != files[0].archive:
+        opened: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, Path.open)
+        with opened(path, "rb") as stream:
+            yield files[0], stream
+        return
+    left = list(files)
+    with tarfile.open(path, "r|*") as archive:
         for member in archive:
-            name = next((name for name in members if f"/{member.name}".endswith(f"/{name}")), None)
-            stream = None if name is None else archive.extractfile(member)
-            if name is not None and stream is not None:
-                results[name] = read(members[name], stream)
-            if len(results) == len(members):
-                return results
-    absent = ", ".join(sorted(members.keys() - results.keys()))
-    raise DataUnavailable(f"The archive {path} has no member {absent}. {_REPLACE}")
+            found = next((file for file in left if f"/{member.name}".endswith(f"/{file.name}")), None)
+            content = None if found is None else archive.extractfile(member)
+            if found is not None and content is not None:
+                yield found, content
+                left.remove(found)
+            if not left:
+                return
 
 
 # Downloads, by hand: `urllib.request.urlretrieve` cannot resume, and no dependency is an HTTP client.
@@ -734,7 +717,7 @@ def _read_adult(directory: DataDirectory, encoding: Style = "codes") -> Records:
         described.encode_labels(table),
         len(_ADULT_CLASSES),
         encoding=described,
-        raw_hashes=hash_rows(raw),
+        raw_hashes=_hash_rows(raw),
     )
 
 

@@ -205,7 +205,7 @@ class Records:
     @cached_property
     def content_hashes(self) -> NDArray[np.uint64]:
         """One number per row, equal for rows of equal features."""
-        return hash_rows(self.features)
+        return _hash_rows(self.features)
 
 
 def _all_finite(features: NDArray[np.float32]) -> bool:
@@ -214,7 +214,7 @@ def _all_finite(features: NDArray[np.float32]) -> bool:
         return bool(np.isfinite(features.sum())) or bool(np.isfinite(features).all())
 
 
-def hash_rows(features: NDArray[np.float32]) -> NDArray[np.uint64]:
+def _hash_rows(features: NDArray[np.float32]) -> NDArray[np.uint64]:
     """Return a 64-bit number per row that is equal for equal rows.
 
     The row's 32-bit words are scrambled one by one into `x`; with fixed odd multipliers `a` the number is
