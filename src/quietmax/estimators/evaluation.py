@@ -92,21 +92,12 @@ _ASSUMPTIONS: dict[Assumed, str] = {
 class Estimate:
     """A figure with its interval, which covers sampling and noise.
 
-    Parameters
-    ----------
-    value : float or None
-        The estimate. None: the counts are too small for the noise, so nothing is known.
-    low, high : float
-        The 95% interval of the true value.
-
-    Examples
-    --------
     >>> print(Estimate(0.8612, 0.8531, 0.8689))
     0.861 (0.853 to 0.869)
     """
 
-    value: float | None
-    low: float
+    value: float | None  # None: the counts are too small for the noise, so nothing is known
+    low: float  # The 95% interval of the true value
     high: float
 
     def __str__(self) -> str:

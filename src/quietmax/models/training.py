@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -149,13 +149,7 @@ def softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
     return torch.softmax(torch.from_numpy(np.ascontiguousarray(logits, dtype=np.float64)), -1).numpy()
 
 
-class _Predicts(Protocol):
-    """Anything with a `predict` method."""
-
-    def predict(self, features: NDArray[np.floating]) -> NDArray[np.int64]: ...
-
-
-def accuracy(model: _Predicts, records: Records) -> float:
+def accuracy(model: Any, records: Records) -> float:
     """Return the share of records whose label the model predicts.
 
     Parameters

@@ -326,7 +326,7 @@ class TableFeatures(FeatureMap):
         return np.divide(wide, lengths, out=wide, where=lengths > 0.0)
 
     def scale(self, centre: NDArray[np.float64], noise: float) -> NDArray[np.float64]:
-        """Return a factor for each feature, computed from the released mean of the features.
+        """Return a positive factor for each feature, computed from the released mean m of the features.
 
         An indicator of height h has the second moment `E f^2 = h E f`: the mean is proportional to the diagonal of the
         second moments, and the factor `(max(m, 0) + 4 noise)^(-1/2)` makes frequent and rare indicators vary alike. A
@@ -337,17 +337,7 @@ class TableFeatures(FeatureMap):
         second moments. Its d numbers have together the length h of an indicator, so each gets the factor
         `(h / d + 4 noise)^(-1/2)` of an indicator with the same second moment.
 
-        Parameters
-        ----------
-        centre : array of shape (d,)
-            The released mean m.
-        noise : float
-            Standard deviation of the noise of each coordinate of m.
-
-        Returns
-        -------
-        ndarray of float64, shape (d,)
-            Positive factors. A typical scaled row has length 1.
+        The noise of each coordinate of m has the standard deviation `noise`. A typical scaled row has length 1.
 
         Examples
         --------
