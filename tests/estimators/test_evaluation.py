@@ -32,7 +32,6 @@ from quietmax.estimators import evaluation as evaluation_module
 from quietmax.estimators.dpsgd.estimator import DPSGD
 from quietmax.estimators.evaluate import (
     EVALUATION_FILE,
-    evaluate,
     evaluate_folder,
     read_evaluations,
     split_name,
@@ -353,7 +352,6 @@ def test_pure_and_approximate_guarantees_compose_too() -> None:
 
 def test_seeded_noise_makes_the_guarantee_conditional() -> None:
     guarantee = noisy(np.eye(2, dtype=np.int64) * 50).guarantee
-    assert guarantee is not None
     assert guarantee.status == "conditional"
     assert any("seed" in assumption for assumption in guarantee.assumptions)
     with pytest.raises(InvalidInput, match="must be charged as one that assumes 'seeded'"):
@@ -416,7 +414,6 @@ def test_a_model_is_evaluated_on_its_holdout_for_free_and_on_nobody_else(persons
     fitted = head().fit(split.train)
     evaluation = fitted.evaluate(split.records)  # training set and holdout
     assert evaluation.composition == "parallel"
-    assert evaluation.guarantee is not None
     assert evaluation.guarantee.mu == fitted.guarantee_.mu
     assert evaluation.guarantee.status == "proven"
     assert evaluation.unit == fitted.guarantee_.unit == ("person" if persons else "record")
@@ -426,12 +423,11 @@ def test_a_model_is_evaluated_on_its_holdout_for_free_and_on_nobody_else(persons
     right = np.mean(fitted.predict(split.test.features) == split.test.labels)
     assert evaluation.accuracy.value == pytest.approx(right, abs=0.08)
     with pytest.raises(BudgetExhausted):
-        evaluate(fitted, split.test)
-    further = evaluate(fitted, split.test, mu=fitted.guarantee_.mu)
-    assert further.guarantee is not None
+        fitted.evaluate(split.test)
+    further = fitted.evaluate(split.test, mu=fitted.guarantee_.mu)
     assert further.guarantee.mu == pytest.approx(fitted.guarantee_.mu * math.sqrt(2))
     fitted.fit(split.train)
-    assert evaluate(fitted, split.test).guarantee == evaluation.guarantee
+    assert fitted.evaluate(split.test).guarantee == evaluation.guarantee
 
 
 def test_arrays_compose_unless_they_are_declared_disjoint() -> None:
@@ -439,13 +435,11 @@ def test_arrays_compose_unless_they_are_declared_disjoint() -> None:
     X, y = data.features, data.labels
     fitted = head(classes=(0, 1)).fit(X[:2000], y[:2000])
     with pytest.raises(InvalidInput, match="a budget is required"):
-        evaluate(fitted, X[2000:], y[2000:])
-    composed = evaluate(fitted, X, y, epsilon=1.0, delta=1e-5).guarantee
-    assert composed is not None
+        fitted.evaluate(X[2000:], y[2000:])
+    composed = fitted.evaluate(X, y, epsilon=1.0, delta=1e-5).guarantee
     assert composed.mu == pytest.approx(fitted.guarantee_.mu * math.sqrt(2))
     assert composed.status == "proven"
-    declared = evaluate(fitted, X[2000:], y[2000:], disjoint=True).guarantee
-    assert declared is not None
+    declared = fitted.evaluate(X[2000:], y[2000:], disjoint=True).guarantee
     assert (declared.mu, declared.status) == (composed.mu, "conditional")
     assert any("No evaluated person is in the training set" in each for each in declared.assumptions)
 
@@ -454,12 +448,12 @@ def test_the_evaluation_counts_the_unit_that_the_model_protects() -> None:
     data = people()
     by_person = head(classes=(0, 1)).fit(data.features, data.labels, groups=data.persons)
     with pytest.raises(InvalidInput, match="`groups` is required"):
-        evaluate(by_person, data.features, data.labels, mu=1.0)
-    evaluation = evaluate(by_person, data.features, data.labels, data.persons, mu=1.0)
+        by_person.evaluate(data.features, data.labels, mu=1.0)
+    evaluation = by_person.evaluate(data.features, data.labels, data.persons, mu=1.0)
     assert evaluation.size.value == pytest.approx(1500, abs=40)
     by_record = head(classes=(0, 1)).fit(data.features, data.labels)
     with pytest.raises(InvalidInput, match="leave out `groups`"):
-        evaluate(by_record, data.features, data.labels, data.persons, mu=1.0)
+        by_record.evaluate(data.features, data.labels, data.persons, mu=1.0)
 
 
 def test_a_frame_is_encoded_and_its_labels_and_persons_are_found() -> None:
@@ -469,15 +463,15 @@ def test_a_frame_is_encoded_and_its_labels_and_persons_are_found() -> None:
     )
     schema = Schema(label="ill", classes=("no", "yes"), bounds={"a": (0, 1)}, person="who")
     fitted = head(schema=schema).fit(frame)
-    evaluation = evaluate(fitted, frame, mu=1.0)
+    evaluation = fitted.evaluate(frame, mu=1.0)
     assert (evaluation.classes, evaluation.unit) == (("no", "yes"), "person")
     assert evaluation.size.value == pytest.approx(1500, abs=40)
     assert evaluation.recall["yes"].low > 0.6
     labels = frame.pop("ill")
-    again = evaluate(fitted, frame, labels, mu=1.0)
+    again = fitted.evaluate(frame, labels, mu=1.0)
     assert again.accuracy.value == pytest.approx(evaluation.accuracy.value, abs=0.1)
     with pytest.raises(InvalidInput, match="leave out `groups`"):
-        evaluate(fitted, frame, labels, data.persons, mu=1.0)
+        fitted.evaluate(frame, labels, data.persons, mu=1.0)
 
 
 @pytest.mark.parametrize("kind", ["teachers", "head"])
@@ -510,7 +504,6 @@ def test_networks_are_evaluated_too() -> None:
     with pytest.raises(BudgetExhausted, match="only the first one"):
         copy.deepcopy(network).evaluate(split.records)
     evaluation = network.evaluate(split.records)
-    assert evaluation.guarantee is not None
     assert evaluation.guarantee.definition == network.guarantee_.definition == "approximate"
     assert (evaluation.guarantee.epsilon, evaluation.guarantee.delta) == (4.0, 1e-5)
     assert len(evaluation.bins) == BINS
@@ -560,7 +553,6 @@ def test_people_who_may_have_other_names_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="the encoding that the model was trained with"):
         fitted.evaluate(encode_table(renamed, schema))
     evaluation = fitted.evaluate(frame.astype({"who": "category"}))
-    assert evaluation.guarantee is not None
     assert evaluation.guarantee.status == "proven"
     assert "The evaluated people have the same names as in training." in evaluation.guarantee.assumptions
     folder = save_private(fitted, tmp_path / "model", dataset="people")
@@ -580,7 +572,6 @@ def test_records_of_another_encoding_are_refused() -> None:
         with pytest.raises(InvalidInput, match="the encoding that the model was trained with"):
             fitted.evaluate(other)
     plain = head().fit(hold_out(people(persons=False), 0.3).train).evaluate(people(persons=False))
-    assert plain.guarantee is not None
     assert "The evaluated records are encoded as in training." in plain.guarantee.assumptions
 
 
@@ -593,7 +584,6 @@ def test_a_free_evaluation_of_records_assumes_that_they_are_encoded_as_in_traini
     evaluation = fitted.evaluate(trained.astype({"a": "float32"}))
     assert evaluation.composition == "parallel"
     assert evaluation.size.low > 0
-    assert evaluation.guarantee is not None
     assert evaluation.guarantee.assumptions == (
         *fitted.guarantee_.assumptions,
         "The evaluated records are encoded as in training.",
@@ -610,11 +600,9 @@ def test_the_rule_of_the_holdout_is_not_applied_to_plain_arrays(persons: bool) -
         fitted.evaluate(*arrays)
     composed = fitted.evaluate(*arrays, mu=1.0)
     assert composed.composition == "sequential"
-    assert composed.guarantee is not None
     assert composed.guarantee.mu == pytest.approx(math.hypot(fitted.guarantee_.mu, 1.0))
     assert composed.size.value == pytest.approx(len(train), abs=60)  # everybody is counted
     declared = fitted.evaluate(*arrays, disjoint=True).guarantee
-    assert declared is not None
     assert declared.status == "conditional"
 
 
@@ -640,14 +628,12 @@ def test_a_folder_keeps_its_evaluations_and_what_they_cost(tmp_path: Path) -> No
     assert read_evaluations(folder, open_private(folder)) == []
     first = evaluate_folder(folder, model, records, mu=0.1)
     second = evaluate_folder(folder, model, records)  # what is left
-    assert second.guarantee is not None
     assert second.guarantee.mu == model.guarantee.mu
     assert math.hypot(0.1, second.mu or 0.0) == pytest.approx(model.guarantee.mu or 0.0)
     assert [each.result for each in read_evaluations(folder, open_private(folder))] == [first, second]
     with pytest.raises(BudgetExhausted, match="as much as the training"):
         evaluate_folder(folder, model, records)
     third = evaluate_folder(folder, model, records, mu=1.0)
-    assert third.guarantee is not None
     assert third.guarantee.mu == pytest.approx(math.hypot(model.guarantee.mu or 0.0, 1.0))
     assert len(read_evaluations(folder, open_private(folder))) == 3
 
@@ -655,11 +641,11 @@ def test_a_folder_keeps_its_evaluations_and_what_they_cost(tmp_path: Path) -> No
 def test_an_estimator_that_is_saved_keeps_its_evaluations_in_the_folder(tmp_path: Path) -> None:
     split = hold_out(people(), 0.3)
     fitted = head().fit(split.train)
-    before = evaluate(fitted, split.test, mu=0.1)
+    before = fitted.evaluate(split.test, mu=0.1)
     folder = save_private(fitted, tmp_path / "model", dataset="people")
     assert [each.result for each in read_evaluations(folder, open_private(folder))] == [before]
     evaluate_folder(folder, open_private(folder), split.records, mu=0.1)
-    rest = evaluate(fitted, split.test)
+    rest = fitted.evaluate(split.test)
     assert rest.mu == pytest.approx(math.sqrt(fitted.guarantee_.mu**2 - 0.02))
     assert [each.result for each in read_evaluations(folder, open_private(folder))][2] == rest
     save_private(fitted, folder, dataset="people", overwrite=True)
@@ -667,7 +653,7 @@ def test_an_estimator_that_is_saved_keeps_its_evaluations_in_the_folder(tmp_path
     save_private(head().fit(split.train), folder, dataset="people", overwrite=True)
     assert read_evaluations(folder, open_private(folder)) == []
     with pytest.raises(DataUnavailable, match="those of another model"):
-        evaluate(fitted, split.test, mu=0.1)
+        fitted.evaluate(split.test, mu=0.1)
 
 
 def test_of_several_folders_only_the_first_evaluates_for_free(tmp_path: Path) -> None:
@@ -682,7 +668,6 @@ def test_of_several_folders_only_the_first_evaluates_for_free(tmp_path: Path) ->
     evaluation = fitted.evaluate(split.records)
     assert [each.result for each in read_evaluations(first, model)] == [evaluation]
     further = evaluate_folder(second, model, split.records, mu=0.1)
-    assert further.guarantee is not None
     assert further.guarantee.mu == pytest.approx(
         math.hypot(training, 0.1)
     )  # with what the first one may spend
@@ -759,20 +744,18 @@ def test_a_copy_of_an_estimator_cannot_evaluate_the_holdout_for_free(evaluated: 
     split = hold_out(people(), 0.3)
     fitted = head().fit(split.train)
     if evaluated:
-        evaluate(fitted, split.test, mu=0.1)
+        fitted.evaluate(split.test, mu=0.1)
     copies = [copy.deepcopy(fitted), pickle.loads(pickle.dumps(fitted))]
     copies.append(copy.deepcopy(copies[0]))
     for number, copied in enumerate(copies):
         with pytest.raises(BudgetExhausted, match="copied or saved before"):
-            evaluate(copied, split.test)
+            copied.evaluate(split.test)
         folder = save_private(copied, tmp_path / str(number), dataset="people")
         with pytest.raises(BudgetExhausted, match="copied or saved before"):
             evaluate_folder(folder, open_private(folder), split.test)
-        paid = evaluate(copied, split.test, mu=0.1).guarantee
-        assert paid is not None
+        paid = copied.evaluate(split.test, mu=0.1).guarantee
         assert paid.mu == pytest.approx(math.hypot(fitted.guarantee_.mu, 0.1))
-    free = evaluate(fitted, split.test).guarantee
-    assert free is not None
+    free = fitted.evaluate(split.test).guarantee
     assert free.mu == fitted.guarantee_.mu
 
 
@@ -782,7 +765,7 @@ def test_two_references_to_one_estimator_share_its_account(tmp_path: Path) -> No
     shared = copy.copy(fitted)
     folder = save_private(fitted, tmp_path / "model", dataset="people")
     with pytest.raises(BudgetExhausted):
-        evaluate(shared, split.test)
+        shared.evaluate(split.test)
     evaluate_folder(folder, open_private(folder), split.test)
 
 
@@ -792,7 +775,7 @@ def test_a_fork_cannot_evaluate_and_saves_without_the_free_evaluation(tmp_path: 
     child = os.fork()
     if child == 0:  # pragma: no cover
         try:
-            evaluate(fitted, split.test)
+            fitted.evaluate(split.test)
         except QuietmaxError:
             save_private(fitted, tmp_path / "forked", dataset="people")
         os._exit(0)
@@ -800,13 +783,13 @@ def test_a_fork_cannot_evaluate_and_saves_without_the_free_evaluation(tmp_path: 
     folder = tmp_path / "forked"
     with pytest.raises(BudgetExhausted, match="only the first one"):
         evaluate_folder(folder, open_private(folder), split.test)
-    evaluate(fitted, split.test)
+    fitted.evaluate(split.test)
 
 
 def test_what_an_evaluation_assumes_is_stored_with_its_charge(tmp_path: Path) -> None:
     data = people(persons=False)
     fitted = head(classes=(0, 1), random_state=0).fit(data.features[:2000], data.labels[:2000])
-    evaluation = evaluate(fitted, data.features[2000:], data.labels[2000:], disjoint=True)
+    evaluation = fitted.evaluate(data.features[2000:], data.labels[2000:], disjoint=True)
     folder = save_private(fitted, tmp_path / "model", dataset="people")
     (stored,) = read_evaluations(folder, open_private(folder))
     assert stored.assumes == ("disjoint", "seeded")

@@ -597,7 +597,20 @@ def test_parts_that_do_not_fit_together_are_refused_in_a_sentence(
     assert "\n" not in str(error.value)
 
 
-SILENT = [None, -1, "x", [], {}, 1e308, True, [None], [False] * 2, [0, 0, 0], ["", "", ""], [[False]] * 3]
+SILENT: list[Any] = [
+    None,
+    -1,
+    "x",
+    [],
+    {},
+    1e308,
+    True,
+    [None],
+    [False] * 2,
+    [0, 0, 0],
+    ["", "", ""],
+    [[False]] * 3,
+]
 OWN_PARTS: list[tuple[str, dict[str, Any]]] = [
     ("head", {"bias": None}),
     *(("teachers", {"silent": each}) for each in SILENT),

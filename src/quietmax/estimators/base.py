@@ -31,7 +31,7 @@ from quietmax.estimators.blocks import (
     Table,
     person_digests,
 )
-from quietmax.estimators.evaluate import _open_evaluations, evaluate
+from quietmax.estimators.evaluate import _evaluate, _open_evaluations
 from quietmax.estimators.evaluation import Evaluation
 from quietmax.estimators.ray_blocks import RayBlocks
 from quietmax.estimators.training_set import (
@@ -243,7 +243,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Evaluation
             Noisy counts, and the figures that follow from them.
         """
-        return evaluate(self, X, y, groups, epsilon=epsilon, delta=delta, mu=mu, disjoint=disjoint)
+        return _evaluate(self, X, y, groups, epsilon=epsilon, delta=delta, mu=mu, disjoint=disjoint)
 
     @property
     @abstractmethod

@@ -79,7 +79,7 @@ PAID_PER_ANSWER = (
 )
 
 
-def evaluate(
+def _evaluate(
     estimator: Any,
     X: Any,
     y: Any = None,
