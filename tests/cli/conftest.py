@@ -94,12 +94,13 @@ def queries(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A table of people, and a private head and an ordinary network that were trained on it; tests get copies."""
+    """A table of people, and a head, an ordinary network and teachers for 10 queries of it; tests get copies."""
     root = tmp_path_factory.mktemp("trained")
     people = write_people(root / "people.csv")
     for name, *options in (
         ("head", "--declared-size", 1000, "--epsilon", 4),
         ("network", "--epochs", 60, "--learning-rate", 0.01),
+        ("teachers", "--queries", 10, "--declared-size", 480),
     ):
         assert _exit_code("train", name, people, *DECLARED, *options, "-o", root / name) == 0
     return root
@@ -115,3 +116,9 @@ def head(trained: Path, tmp_path: Path) -> Path:
 def network(trained: Path, tmp_path: Path) -> Path:
     """The folder of an ordinary network trained on `people`."""
     return Path(shutil.copytree(trained / "network", tmp_path / "network"))
+
+
+@pytest.fixture
+def votes(trained: Path, tmp_path: Path) -> Path:
+    """The folder of teachers trained on `people`, which are paid for 10 answers."""
+    return Path(shutil.copytree(trained / "teachers", tmp_path / "votes"))

@@ -22,16 +22,14 @@ REPORT = {"attack": "shadow", "released_by": "the model", "leakage": SEEN, "auc"
 
 
 def test_the_card_shows_guarantee_status_assumptions_spending_and_leakage(
-    run: Run, people: Path, queries: Path, tmp_path: Path
+    run: Run, votes: Path, queries: Path, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "votes"
-    run("train", "teachers", people, *DECLARED, "--queries", 3, "--declared-size", 480, "-o", folder)
-    run("predict", "--model", folder, "--input", queries)
-    record_leakage(folder, [REPORT])
+    run("predict", "--model", votes, "--input", queries)
+    record_leakage(votes, [REPORT])
     newer = SEEN | {"value": 0.02}
-    record_leakage(folder, [REPORT | {"leakage": newer}, REPORT | {"attack": "lira"}])
+    record_leakage(votes, [REPORT | {"leakage": newer}, REPORT | {"attack": "lira"}])
     page = tmp_path / "card.html"
-    card = json_of(run("card", folder, "--html", page, "--json"))
+    card = json_of(run("card", votes, "--html", page, "--json"))
     assert card["status"] == "proven"
     assert card["answered"] == 2
     assert card["declared_size"] == 480
@@ -44,9 +42,9 @@ def test_the_card_shows_guarantee_status_assumptions_spending_and_leakage(
     assert "proven" in text
     assert "http" not in text  # nothing is fetched to show it
     assert html.escape(OBSERVED) in text
-    out = output_of(run("card", folder))
+    out = output_of(run("card", votes))
     assert "Privacy card: proven" in out
-    assert "2 of 3 answers charged so far" in " ".join(out.split())
+    assert "2 of 10 answers charged so far" in " ".join(out.split())
     assert "doubles" not in out
 
 
@@ -163,12 +161,11 @@ def test_the_card_as_a_registry_entry_and_as_a_checklist(run: Run, head: Path, n
 
 
 def test_the_forms_state_what_the_ledger_has_charged_and_leave_the_rest_to_people(
-    run: Run, people: Path, tmp_path: Path
+    run: Run, votes: Path, tmp_path: Path
 ) -> None:
-    folder, ledger = tmp_path / "votes", tmp_path / "state" / "ledger.sqlite"
-    run("train", "teachers", people, *DECLARED, "--queries", 10, "--declared-size", 480, "-o", folder)
+    ledger = tmp_path / "state" / "ledger.sqlite"
     with Ledger(ledger) as opened:
-        (served,) = deploy(opened, load_models([f"votes={folder}"]))
+        (served,) = deploy(opened, load_models([f"votes={votes}"]))
         opened.create_key("owner", "admin")
         _, key = opened.create_key("ann")
         opened.revoke_key(opened.create_key("bob")[1].id)
@@ -180,7 +177,7 @@ def test_the_forms_state_what_the_ledger_has_charged_and_leave_the_rest_to_peopl
     before = {each.name: each.read_bytes() for each in ledger.parent.iterdir()}
     answers = {
         item["question"]: item["answer"]
-        for item in json_of(run("card", folder, "--format", "nist-800-226", "--ledger", ledger, "--json"))
+        for item in json_of(run("card", votes, "--format", "nist-800-226", "--ledger", ledger, "--json"))
     }
     budget = answers["What is charged, and what is left?"]
     assert f"Account {state.name}, opened with epsilon" in budget
@@ -192,7 +189,7 @@ def test_the_forms_state_what_the_ledger_has_charged_and_leave_the_rest_to_peopl
     assert len(heads) == 2
     assert all(head in access for head in heads)
     assert BLANK in access
-    form = run("card", folder, "--format", "opendp-registry", "--ledger", ledger)
+    form = run("card", votes, "--format", "opendp-registry", "--ledger", ledger)
     entry = json_of(form)["deployment"]
     assert f"spent mu {state.spent.mu:.6g}" in entry["model"]["access_type_description"]
     assert "other/3, votes/1" in entry["accounting"]["composition"]
@@ -200,11 +197,10 @@ def test_the_forms_state_what_the_ledger_has_charged_and_leave_the_rest_to_peopl
 
 
 def test_a_form_says_if_the_ledger_does_not_know_the_model_and_refuses_what_it_cannot_read(
-    run: Run, people: Path, tmp_path: Path
+    run: Run, votes: Path, tmp_path: Path
 ) -> None:
-    folder, ledger = tmp_path / "votes", tmp_path / "ledger.sqlite"
-    run("train", "teachers", people, *DECLARED, "--queries", 10, "--declared-size", 480, "-o", folder)
-    form = ("card", folder, "--format", "nist-800-226", "--ledger", ledger)
+    ledger = tmp_path / "ledger.sqlite"
+    form = ("card", votes, "--format", "nist-800-226", "--ledger", ledger)
     assert_error(run(*form), 2, "must exist")
     assert not ledger.exists()
     with Ledger(ledger):
@@ -212,5 +208,5 @@ def test_a_form_says_if_the_ledger_does_not_know_the_model_and_refuses_what_it_c
     answers = json.loads(run(*form, "--json")[1])
     assert sum(_NOT_IN_LEDGER in item["answer"] for item in answers) == 2
     assert_error(run(*form, "--account", "nobody"), 2, "has no account 'nobody'")
-    assert_error(run("card", folder, "--ledger", ledger), 2, "--ledger requires --format")
-    assert_error(run("card", folder, "--account", "a"), 2, "--account requires --ledger")
+    assert_error(run("card", votes, "--ledger", ledger), 2, "--ledger requires --format")
+    assert_error(run("card", votes, "--account", "a"), 2, "--account requires --ledger")

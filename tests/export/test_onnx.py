@@ -175,53 +175,44 @@ def test_a_column_that_onnx_cannot_compute_is_an_error_that_names_it(
 
 VECTORS = np.random.default_rng(3).normal(size=(600, 4)).astype(np.float32)
 LABELS = np.where(VECTORS[:, 0] > 0, 7, 3)
+QUERIES = np.random.default_rng(4).normal(size=(3000, 4)).astype(np.float32)
+QUERIES[:3] = np.array([[0, 0, 0, 0], [1e30, -1e30, 1, 2], [1e-30, 0, 0, 0]])
+IN_UNIT = Scaling((-1.0,) * 4, (1.0,) * 4)
+NEAR_ZERO = Scaling((-1e-30,) * 4, (1e-30,) * 4)
 MAPS: dict[str, Any] = {
     "default": "auto",
     "identity": Identity(),
-    "pipeline": Pipeline((Scaling((-1.0,) * 4, (1.0,) * 4), UnitNorm())),
-    "one-hot": Pipeline((Scaling((-1e-30,) * 4, (1e-30,) * 4), OneHot((None, (0.0, 1.0), (1.0,), (0.5,))))),
+    "pipeline": Pipeline((IN_UNIT, UnitNorm())),
+    "one-hot": Pipeline((NEAR_ZERO, OneHot((None, (0.0, 1.0), (1.0,), (0.5,))))),
     "random-fourier": RandomFourier(count=50),
+}
+COMMON: dict[str, Any] = {"epsilon": 5.0, "classes": (3, 7), "declared_size": 600}
+MODELS = {
+    **{
+        f"head, {name}": qm.PrivateHead(features=each, settings=qm.HeadSettings(radius=2.0), **COMMON)
+        for name, each in MAPS.items()
+    },
+    **{
+        f"dpsgd, {name}": qm.DPSGD(settings=qm.DPSGDSettings(hidden=(6,), activation=name), **COMMON)
+        for name in ("tanh", "relu", "sigmoid")
+    },
 }
 
 
-@pytest.mark.parametrize("name", MAPS)
-def test_models_of_vectors_give_equal_answers(name: str, tmp_path: Path) -> None:
-    head = qm.PrivateHead(
-        epsilon=5.0,
-        features=MAPS[name],
-        classes=(3, 7),
-        declared_size=600,
-        settings=qm.HeadSettings(radius=2.0),
-    )
-    folder = save_private(head.fit(VECTORS, LABELS), tmp_path / "head", dataset="vectors")
-    queries = np.random.default_rng(4).normal(size=(3000, 4)).astype(np.float32)
-    queries[:3] = np.array([[0, 0, 0, 0], [1e30, -1e30, 1, 2], [1e-30, 0, 0, 0]])
-    label, probabilities = session(_onnx_model(folder)).run(None, {"features": queries})
-    assert (label == head.predict(queries).astype(str)).all()
-    assert np.abs(probabilities - head.predict_proba(queries)).max() <= TOLERANCE
-
-
-def test_a_vector_that_is_not_finite_gets_no_answer(tmp_path: Path) -> None:
-    head = qm.PrivateHead(epsilon=5.0, classes=(3, 7), declared_size=600).fit(VECTORS, LABELS)
-    folder = save_private(head, tmp_path / "head", dataset="vectors")
-    queries = np.float32([[1, 2, 3, np.nan], [1, 2, 3, np.inf], [1, 2, 3, 4]])
-    label, probabilities = session(_onnx_model(folder)).run(None, {"features": queries})
+@pytest.mark.parametrize("name", MODELS)
+def test_models_of_vectors_give_equal_answers_and_none_to_what_is_not_finite(
+    name: str, tmp_path: Path
+) -> None:
+    model = MODELS[name].fit(VECTORS, LABELS)
+    opened = session(_onnx_model(save_private(model, tmp_path / "model", dataset="vectors")))
+    queries = QUERIES if name.startswith("head") else VECTORS
+    label, probabilities = opened.run(None, {"features": queries})
+    assert (label == model.predict(queries).astype(str)).all()
+    assert np.abs(probabilities - model.predict_proba(queries)).max() <= TOLERANCE
+    wrong = np.float32([[1, 2, 3, np.nan], [1, 2, 3, np.inf], [1, 2, 3, 4]])
+    label, probabilities = opened.run(None, {"features": wrong})
     assert list(label != "") == [False, False, True]
     assert np.isnan(probabilities[:2]).all()
-
-
-@pytest.mark.parametrize("activation", ["tanh", "relu", "sigmoid"])
-def test_networks_of_dpsgd_give_equal_answers(activation: str, tmp_path: Path) -> None:
-    network = qm.DPSGD(
-        epsilon=5.0,
-        settings=qm.DPSGDSettings(hidden=(6,), activation=activation),
-        classes=(3, 7),
-        declared_size=600,
-    ).fit(VECTORS, LABELS)
-    folder = save_private(network, tmp_path / "network", dataset="vectors")
-    label, probabilities = session(_onnx_model(folder)).run(None, {"features": VECTORS})
-    assert (label == network.predict(VECTORS).astype(str)).all()
-    assert np.abs(probabilities - network.predict_proba(VECTORS)).max() <= TOLERANCE
 
 
 IMAGE_MAPS: dict[str, Any] = {
