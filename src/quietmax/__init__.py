@@ -14,8 +14,9 @@ Names are imported on first use, so that ``import quietmax`` does not import PyT
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from quietmax._lazy import lazy_names
 
 __version__ = "0.2.0"
 
@@ -91,34 +92,12 @@ _NAMES = {
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 """The module, below `quietmax`, that defines each public name."""
-_PACKAGES = (
-    "accounting",
-    "attacks",
-    "audit",
-    "data",
-    "estimators",
-    "mechanisms",
-    "models",
-    "noise",
-    "sensitivity",
-)
-"""The packages that can be used after ``import quietmax`` alone, as in ``quietmax.attacks.Shadow``."""
-
 __all__ = [*_MODULES, "__version__", "attacks", "audit", "sensitivity"]
 
 
 if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        """Import a public name, or a package, when it is first used."""
-        if name in _MODULES:
-            value = getattr(import_module(f"quietmax.{_MODULES[name]}"), name)
-            globals()[name] = value
-            return value
-        if name in _PACKAGES:
-            return import_module(f"quietmax.{name}")
-        raise AttributeError(f"module 'quietmax' has no attribute {name!r}")
+    __getattr__ = lazy_names(__name__, _MODULES)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_PACKAGES})
+    return sorted({*globals(), *__all__})

@@ -65,8 +65,7 @@ def save_model(
     from mlflow import pyfunc
     from mlflow.models import Model
 
-    classifier = model if isinstance(model, ReleasedClassifier) else ReleasedClassifier.open(model)
-    target = Path(path)
+    classifier, target = _classifier(model), Path(path)
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise InvalidInput(f"'{target}' already exists; an MLflow model needs a new folder.")
     described = Model() if mlflow_model is None else mlflow_model
@@ -114,13 +113,6 @@ def log_model(
     -------
     mlflow.models.model.ModelInfo
 
-    Raises
-    ------
-    InvalidInput
-        If the model must not be exported.
-    DataUnavailable
-        If the package mlflow is not installed, or the model folder is damaged.
-
     Examples
     --------
     >>> log_model("income", name="income").model_uri  # doctest: +SKIP
@@ -129,13 +121,12 @@ def log_model(
     _require_mlflow()
     from mlflow.models import Model
 
-    classifier = model if isinstance(model, ReleasedClassifier) else ReleasedClassifier.open(model)
     return Model.log(
         artifact_path=None,
         name=name,
         flavor=sys.modules[__name__],
         registered_model_name=registered_model_name,
-        model=classifier,
+        model=_classifier(model),
         **options,
     )
 
@@ -167,6 +158,10 @@ def load_model(model_uri: str | Path) -> ReleasedClassifier:
     return ReleasedClassifier.open(Path(folder) / _DATA)
 
 
+def _classifier(model: str | Path | ReleasedClassifier) -> ReleasedClassifier:
+    return model if isinstance(model, ReleasedClassifier) else ReleasedClassifier.open(model)
+
+
 class _PyfuncModel:
     """What `mlflow.pyfunc` calls: rows in, labels and probabilities out."""
 
@@ -192,12 +187,14 @@ def _fill(folder: Path, classifier: ReleasedClassifier) -> None:
     """Write everything but `MLmodel`."""
     (folder / _DATA).mkdir()
     write_files(classifier.files, folder / _DATA)
-    about = json.dumps(classifier.metadata_, indent=2, ensure_ascii=False) + "\n"
-    (folder / METADATA).write_text(about, encoding="utf-8")
-    (folder / _REQUIREMENTS).write_text(f"quietmax=={__version__}\n", encoding="utf-8")
-    environment = f"python: {platform.python_version()}\nbuild_dependencies:\n- pip\n"
-    environment += f"dependencies:\n- -r {_REQUIREMENTS}\n"
-    (folder / _PYTHON_ENV).write_text(environment, encoding="utf-8")
+    texts = {
+        METADATA: json.dumps(classifier.metadata_, indent=2, ensure_ascii=False) + "\n",
+        _REQUIREMENTS: f"quietmax=={__version__}\n",
+        _PYTHON_ENV: f"python: {platform.python_version()}\nbuild_dependencies:\n- pip\n"
+        f"dependencies:\n- -r {_REQUIREMENTS}\n",
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def _signature(classifier: ReleasedClassifier) -> Any:
