@@ -51,11 +51,11 @@ def assert_error(result: Result, code: int, *words: str) -> None:
         assert word in err
 
 
-def commands(command: Any, path: list[str]) -> Iterator[tuple[list[str], Any]]:
+def _commands(command: Any, path: list[str]) -> Iterator[tuple[list[str], Any]]:
     """A command, or all subcommands of a group, with the words that call it."""
     if hasattr(command, "commands"):
         for name, subcommand in command.commands.items():
-            yield from commands(subcommand, [*path, name])
+            yield from _commands(subcommand, [*path, name])
     else:
         yield path, command
 
@@ -63,7 +63,7 @@ def commands(command: Any, path: list[str]) -> Iterator[tuple[list[str], Any]]:
 def all_commands() -> Iterator[tuple[list[str], Any]]:
     """Every command of the command line."""
     for name in COMMANDS:
-        yield from commands(load_command(name), [name])
+        yield from _commands(load_command(name), [name])
 
 
 def output_of(result: Result) -> str:
