@@ -6,10 +6,10 @@ from typing import Any
 
 from quietmax._ray import Lost
 from quietmax.experiments.grid import Trial
-from quietmax.experiments.runner import Compute, ComputeFactory, compute_trial
+from quietmax.experiments.runner import Compute, ComputeFactory, LocalWorkers, compute_trial
 
 
-class SameProcess:
+class SameProcess(LocalWorkers):
     """Compute in the test's own process, the trial that was sent last first.
 
     ``compute`` returns a result, or `Lost` to simulate a death.
@@ -17,14 +17,14 @@ class SameProcess:
 
     def __init__(self, compute: Compute, count: int = 1) -> None:
         self.count = count
-        self.sent: list[tuple[int, Trial]] = []
+        self.sent: list[Any] = []
         self.closed = False
-        self._waiting: list[tuple[int, Trial]] = []
+        self._waiting: list[Any] = []
         self._compute = compute
 
-    def send(self, worker: int, _method: str, trial: Trial) -> None:
-        self._waiting.append((worker, trial))
-        self.sent.append((worker, trial))
+    def send(self, worker: int, _method: str, *arguments: Trial) -> None:
+        self._waiting.append((worker, *arguments))
+        self.sent.append((worker, *arguments))
 
     def next(self) -> tuple[int, Any]:
         worker, trial = self._waiting.pop()

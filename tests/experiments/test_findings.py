@@ -116,7 +116,7 @@ def test_results_of_stand_ins_count_neither_as_the_papers_nor_as_real_ones() -> 
         assert drawn
         for figure in drawn:
             assert "-stand-in" in figure.title
-            assert "-stand-in" in figure.file_name
+            assert "-stand-in" in figure.dataset
             assert not any(line.thin or line.name.startswith("paper") for line in figure.lines)
         assert [each for each in figures(both) if not is_stand_in(each.dataset)] == figures(alone)
     assert [each.verdict for each in findings(summarize(made))[:4]] == ["does not apply"] * 4

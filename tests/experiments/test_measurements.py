@@ -14,7 +14,7 @@ from quietmax.data.records import Records
 from quietmax.errors import InvalidInput, QuietmaxError
 from quietmax.experiments import grid, paper
 from quietmax.experiments import measurements as ours
-from quietmax.experiments.grid import stored_rows, write_csv
+from quietmax.experiments.grid import _stored_rows, write_csv
 from quietmax.experiments.measurements import (
     MEASUREMENTS,
     AlphaRow,
@@ -45,10 +45,10 @@ def test_rows_survive_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     rows = [_Row("a", 1, 0.25, None), _Row("b", 2, 1e-9, 3.0), _Row("a", 3, 1.0, 0.0)]
     write_csv(map(asdict, rows), tmp_path / "rows.csv")
     monkeypatch.setattr(grid, "FOLDER", tmp_path)
-    assert stored_rows(_Row, "rows.csv") == [rows[0], rows[2], rows[1]]
-    assert stored_rows(_Row, "rows.csv", ["b"]) == [rows[1]]
+    assert _stored_rows(_Row, "rows.csv") == [rows[0], rows[2], rows[1]]
+    assert _stored_rows(_Row, "rows.csv", ["b"]) == [rows[1]]
     with pytest.raises(InvalidInput, match="Nothing is stored for 'c'; stored are a, b"):
-        stored_rows(_Row, "rows.csv", ["b", "c"])
+        _stored_rows(_Row, "rows.csv", ["b", "c"])
 
 
 def measure_again(name: str, dataset: str, folder: Path) -> tuple[list[Any], list[tuple[int, int]]]:

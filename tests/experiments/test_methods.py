@@ -289,6 +289,6 @@ def test_published_dpsgd_loses_less_accuracy_with_less_noise(
     assert losses[0.01] > 0.7
     assert losses[1000.0] < 0.1
     assert not np.array_equal(
-        shared.published_dpsgd("zcdp", 0.01).weight_vectors(),
-        shared.published_dpsgd("nc", 0.01).weight_vectors(),
+        shared._published_dpsgd_network("zcdp", 0.01).weight_vectors(),
+        shared._published_dpsgd_network("nc", 0.01).weight_vectors(),
     )

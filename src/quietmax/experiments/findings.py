@@ -92,11 +92,6 @@ class Summary:
     paper_leakage: float | None = None
 
     @property
-    def attacks(self) -> tuple[str, ...]:
-        """Names of the attacks."""
-        return tuple(self.leakage)
-
-    @property
     def shadow(self) -> Mean | None:
         """Leakage under the paper's attack, if it was run."""
         return self.leakage.get("shadow")
@@ -146,14 +141,14 @@ def _summary(
 ) -> Summary:
     first = repeats[0]
 
-    def mean(name: str, accuracy: str, scale: float = 1.0) -> Mean:
+    def _mean(name: str, accuracy: str, scale: float = 1.0) -> Mean:
         # One repeat: the binomial error of as many test records as training records.
         error = (
             _NORMAL_QUANTILE * math.sqrt(first[accuracy] * (1 - first[accuracy]) / first["records"]) / scale
         )
         return Mean.of([result[name] for result in repeats], (first[name] - error, first[name] + error))
 
-    def attack_means(figure: str) -> dict[str, Mean]:
+    def _attack_means(figure: str) -> dict[str, Mean]:
         return {
             attack: Mean.of(
                 [result["attacks"][attack][figure]["value"] for result in repeats],
@@ -173,11 +168,11 @@ def _summary(
         classes=first["classes"],
         records=first["records"],
         status=first["status"],
-        train_accuracy=mean("train_accuracy", "train_accuracy"),
-        test_accuracy=mean("test_accuracy", "test_accuracy"),
-        accuracy_loss=mean("accuracy_loss", "test_accuracy", first["baseline_accuracy"]),
-        leakage=attack_means("leakage"),
-        auc=attack_means("auc"),
+        train_accuracy=_mean("train_accuracy", "train_accuracy"),
+        test_accuracy=_mean("test_accuracy", "test_accuracy"),
+        accuracy_loss=_mean("accuracy_loss", "test_accuracy", first["baseline_accuracy"]),
+        leakage=_attack_means("leakage"),
+        auc=_attack_means("auc"),
         delta=first["claimed_delta"],
         audited_epsilon=best.get("audited_epsilon"),
         audited=best.get("audited", ""),
@@ -237,7 +232,7 @@ def accuracy_comparisons(summaries: Iterable[Summary]) -> list[Comparison]:
     return rows
 
 
-def stability_points(summaries: Iterable[Summary]) -> dict[str, dict[str, float]]:
+def _stability_points(summaries: Iterable[Summary]) -> dict[str, dict[str, float]]:
     """Return what the paper's stability figure shows, from our networks: stability, gap and leakage."""
     return {
         each.dataset: {
@@ -252,16 +247,16 @@ def stability_points(summaries: Iterable[Summary]) -> dict[str, dict[str, float]
 
 def own_correlations(summaries: Iterable[Summary]) -> list[Comparison]:
     """Compare the paper's correlations with those of our own networks."""
-    points = stability_points(summaries)
+    points = _stability_points(summaries)
     if len(points) < 3:
         return []
     rows = []
-    for pair, computed in paper.correlations(list(points.values())).items():
-        printed = paper.correlation_table()[pair]
+    for pair, computed in paper._correlate_models(list(points.values())).items():
+        printed = paper._correlation_table()[pair]
         for name in ("pearson", "spearman", "kendall"):
             ours, p_value = computed[name], computed[f"{name}_p"]
             if name == "spearman":
-                p_value = paper.spearman_p(
+                p_value = paper._spearman_p(
                     *([point[column] for point in points.values()] for column in paper.CORRELATED[pair])
                 )
             agrees = ours * printed[name] > 0 and (p_value < 0.05 or printed[f"{name}_p"] >= 0.05)
@@ -383,7 +378,7 @@ def _leakage_follows_overfitting(by_dataset: ByDataset) -> Finding:
         return Finding(1, claim, "does not apply", evidence)
     values = [leak.value for leak in leaks.values()]
     found = paper.correlate(list(gaps.values()), values)
-    p_value = paper.spearman_p(list(gaps.values()), values)
+    p_value = paper._spearman_p(list(gaps.values()), values)
     grows: Decision = found["spearman"] > 0 if p_value < 0.05 else None
     fitted = _all(_at_most(leak, _CLOSE) for name, leak in leaks.items() if gaps[name] <= _CLOSE)
     evidence = (

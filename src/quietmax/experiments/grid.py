@@ -360,15 +360,15 @@ def write_csv(
     return path
 
 
-def read_rows(kind: type[Kind], path: Path) -> list[Kind]:
+def _read_rows(kind: type[Kind], path: Path) -> list[Kind]:
     """Return the rows of a file as instances of a dataclass whose fields are strings, numbers or None."""
     with path.open(encoding="utf-8") as lines:
         return [_instance(kind, row) for row in csv.DictReader(lines)]
 
 
-def stored_rows(kind: type[Kind], file: str, names: Sequence[str] | None = None) -> list[Kind]:
+def _stored_rows(kind: type[Kind], file: str, names: Sequence[str] | None = None) -> list[Kind]:
     """Return the rows of a table that the package carries, by data set."""
-    found = read_rows(kind, FOLDER / file)
+    found = _read_rows(kind, FOLDER / file)
     measured = list(dict.fromkeys(row.dataset for row in found))
     for name in names or ():
         if name not in measured:

@@ -34,13 +34,13 @@ from quietmax.experiments.grid import (
     Group,
     Result,
     Trial,
-    read_rows,
-    stored_rows,
+    _read_rows,
+    _stored_rows,
     write_csv,
 )
 from quietmax.experiments.methods import source_records
 from quietmax.experiments.paper import Row, correlate
-from quietmax.experiments.report import Figure, Line, Table, number
+from quietmax.experiments.report import Figure, Line, Table, _number
 from quietmax.experiments.runner import Progress, run_trials
 from quietmax.mechanisms.algorithm1 import Algorithm1
 from quietmax.mechanisms.base import Answerer
@@ -103,14 +103,14 @@ class Measurement:
 
     def stored(self, names: Sequence[str] | None = None) -> list[Any]:
         """Return the rows that the package carries."""
-        return stored_rows(self.kind, self.file, None if self.has_formulas else names)
+        return _stored_rows(self.kind, self.file, None if self.has_formulas else names)
 
     def measured(
         self, names: Sequence[str], folder: Path, data_dir: Path | None, seed: int, progress: Progress
     ) -> list[Any]:
         """Measure the cases that a folder does not have yet, and store them there."""
         path = folder / self.file
-        rows: list[Any] = read_rows(self.kind, path) if path.is_file() else []
+        rows: list[Any] = _read_rows(self.kind, path) if path.is_file() else []
         cases = [(name, case) for name in names for case in self.cases(name)]
         for done, (name, case) in enumerate(cases):
             progress(done, len(cases))
@@ -401,7 +401,7 @@ def _measure_architecture(
 
 
 def _show_architectures(rows: Sequence[ArchitectureRow], _: object) -> Shown:
-    def against(formula: float | None, seen: float) -> str:
+    def _against(formula: float | None, seen: float) -> str:
         if formula is None:
             return f"{_short(seen)} / -"
         return f"{_short(seen)} {'>' if seen > formula else '<='} {_short(formula)}"
@@ -415,9 +415,9 @@ def _show_architectures(rows: Sequence[ArchitectureRow], _: object) -> Shown:
                 "loss": lambda row: row.loss.replace("cross-entropy", "CE"),
                 "train": lambda row: f"{row.train_accuracy:.3f}",
                 "test": lambda row: f"{row.test_accuracy:.3f}",
-                "gradient, rho": lambda row: against(row.rho, row.gradient),
-                "weights, D2W": lambda row: against(row.weights_l2, row.observed_weights_l2),
-                "logit, Dz": lambda row: against(row.logit, row.observed_logit),
+                "gradient, rho": lambda row: _against(row.rho, row.gradient),
+                "weights, D2W": lambda row: _against(row.weights_l2, row.observed_weights_l2),
+                "logit, Dz": lambda row: _against(row.logit, row.observed_logit),
             },
             f"Means of {mine[0].repeats} splits; CE: cross-entropy. Measured against the paper's formula: the "
             f"largest gradient of one record, and the largest change by removing one of {mine[0].removals} records. "
@@ -588,9 +588,9 @@ def _alpha_table(choice: AlphaChoice, rows: Sequence[AlphaRow]) -> Table:
             "alpha": lambda row: "original loss" if row.alpha is None else f"{row.alpha:g}",
             "train acc.": lambda row: f"{row.train_accuracy:.4f}",
             "test acc.": lambda row: f"{row.test_accuracy:.4f}",
-            "below original by": lambda row: number(shortfalls.get(row.alpha), ".4f"),
-            "leakage, shadow": lambda row: number(row.shadow_leakage, ".4f"),
-            "leakage, threshold": lambda row: number(row.threshold_leakage, ".4f"),
+            "below original by": lambda row: _number(shortfalls.get(row.alpha), ".4f"),
+            "leakage, shadow": lambda row: _number(row.shadow_leakage, ".4f"),
+            "leakage, threshold": lambda row: _number(row.threshold_leakage, ".4f"),
             "": lambda row: ", ".join(name for name, value in marks.items() if value == row.alpha),
         },
         f"Means of {rows[-1].repeats} splits, {rows[-1].shadows} shadow networks per alpha. Our rule: the "
@@ -658,7 +658,7 @@ class CifarSettings:
         """These settings alone."""
         return CifarSettings(*(getattr(self, each.name) for each in fields(CifarSettings)))
 
-    def trial(self, part: Split, method: str, epsilon: float | None, *measured: float | None) -> CifarTrial:
+    def _trial(self, part: Split, method: str, epsilon: float | None, *measured: float | None) -> CifarTrial:
         """What was measured with these settings on a split."""
         return CifarTrial(*[*astuple(self.settings), part.seed, method, epsilon, *measured])
 
@@ -739,7 +739,7 @@ def _network_trials(settings: CifarSettings, parts: Sequence[Split]) -> Iterator
     for part, model in zip(parts, train_many(parts, settings=training), strict=True):
         share = None if settings.alpha is None else _worst_share(model, part.train, settings.alpha)
         right = accuracy(model, part.train), accuracy(model, part.test)
-        yield settings.trial(part, "plain", None, *right, share)
+        yield settings._trial(part, "plain", None, *right, share)
         if settings.alpha is None:
             continue
         for noise in ("gaussian", "laplace"):
@@ -748,7 +748,7 @@ def _network_trials(settings: CifarSettings, parts: Sequence[Split]) -> Iterator
                 mechanism, budget = Algorithm1(noise), Budget(epsilon, queries=1)
                 answers = Answerer.prepare(model, mechanism, budget, noise=source).answer(part.test.features)
                 tested = float((answers.labels == part.test.labels).mean())
-                yield settings.trial(part, f"algorithm1-{noise}", epsilon, None, tested)
+                yield settings._trial(part, f"algorithm1-{noise}", epsilon, None, tested)
 
 
 def _private_trials(settings: CifarSettings, parts: Sequence[Split]) -> Iterator[CifarTrial]:
@@ -766,7 +766,7 @@ def _private_trials(settings: CifarSettings, parts: Sequence[Split]) -> Iterator
                 float((network.logits(each.features).argmax(-1).numpy() == each.labels).mean())
                 for each in (part.train, part.test)
             ]
-            yield settings.trial(part, "published-rdp", epsilon, *right)
+            yield settings._trial(part, "published-rdp", epsilon, *right)
 
 
 def _worst_share(model: Model, records: Records, alpha: float) -> float:
@@ -937,7 +937,7 @@ def _cifar_tables(networks: Sequence[NetworkRow], private: Sequence[PrivateRow])
                     "eps": lambda row: f"{row.epsilon:g}",
                     "test": lambda row: f"{row.test_accuracy:.3f}",
                     "paper": lambda row: f"{row.paper_test_accuracy:.3f}",
-                    "lost": lambda row: number(row.accuracy_loss, ".3f"),
+                    "lost": lambda row: _number(row.accuracy_loss, ".3f"),
                     "paper ": lambda row: f"{row.paper_accuracy_loss:.3f}",
                 },
                 "Test accuracy, and the accuracy lost against the network without privacy of the same settings",

@@ -92,7 +92,7 @@ class SharedInputs:
     def __init__(self, group: Group, store: ResultStore, data_dir: str | Path | None = None) -> None:
         self.group, self._store, self._data_dir = group, store, data_dir
         self._pools: dict[Design, ShadowPool] = {}
-        self._fitted: dict[tuple[str, Released], FittedAttack] = {}
+        self._fits: dict[tuple[str, Released], FittedAttack] = {}
 
     @cached_property
     def data(self) -> Split:
@@ -115,7 +115,7 @@ class SharedInputs:
         return self._network("convexified", self._settings.loss)
 
     @cached_property
-    def original(self) -> Model:
+    def _original(self) -> Model:
         """The network with the ordinary loss."""
         return self._network("original", CrossEntropy())
 
@@ -134,7 +134,7 @@ class SharedInputs:
         return load_records(source.name, data_dir=self._data_dir) if centred else data.records
 
     @property
-    def encoding_inferred(self) -> bool:
+    def _encoding_inferred(self) -> bool:
         """Whether parts of the encoding were inferred from the records."""
         return self.public.encoding is not None and bool(self.public.encoding.inferred)
 
@@ -155,7 +155,7 @@ class SharedInputs:
         return chosen, place, chosen.transform(self.public.features[order])
 
     @cached_property
-    def attacks(self) -> dict[str, Attack]:
+    def _attacks(self) -> dict[str, Attack]:
         """The group's attacks with its number of shadow networks, by name."""
         effort, made = self.group.effort, {}
         for name in effort.attacks:
@@ -167,19 +167,19 @@ class SharedInputs:
 
     def pool_for(self, name: str) -> ShadowPool:
         """Return the shadow networks that an attack learns from; attacks share them where they can."""
-        designs = shared_designs(list(self.attacks.values()), self.data)
-        design = dict(zip(self.attacks, designs, strict=True))[name]
+        designs = shared_designs(list(self._attacks.values()), self.data)
+        design = dict(zip(self._attacks, designs, strict=True))[name]
         if design not in self._pools:
-            self._pools[design] = self._pool(design, self.attacks[name].seed)
+            self._pools[design] = self._pool(design, self._attacks[name].seed)
         return self._pools[design]
 
-    def fitted(self, name: str, released: Released) -> FittedAttack:
+    def _fitted(self, name: str, released: Released) -> FittedAttack:
         """Return an attack fitted to the shadow networks. The paper's attack is kept in the store."""
-        if (name, released) not in self._fitted:
-            self._fitted[name, released] = self._fit(name, released)
-        return self._fitted[name, released]
+        if (name, released) not in self._fits:
+            self._fits[name, released] = self._fit(name, released)
+        return self._fits[name, released]
 
-    def published_dpsgd(self, accountant: Accountant, epsilon: float) -> MLP:
+    def _published_dpsgd_network(self, accountant: Accountant, epsilon: float) -> MLP:
         """Return the network that DP-SGD trains as published."""
         place = PUBLISHED_ACCOUNTANTS.index(accountant) * len(EPSILONS) + EPSILONS.index(epsilon)
         return self._published_dpsgd.network(place)
@@ -190,7 +190,7 @@ class SharedInputs:
         convexified by itself, so that its gradient can be clipped.
         """
 
-        def train_networks() -> Arrays:
+        def _train_networks() -> Arrays:
             sweep = train_sweep(
                 [self.data],
                 epsilons=EPSILONS,
@@ -199,7 +199,7 @@ class SharedInputs:
             )
             return _stack_to_arrays(sweep.networks)
 
-        return _stack_from_arrays(self._store.arrays(self.group, "dpsgd-convexified", train_networks))
+        return _stack_from_arrays(self._store.arrays(self.group, "dpsgd-convexified", _train_networks))
 
     def _network(self, name: str, loss: Loss) -> Model:
         settings = replace(self._settings, loss=loss)
@@ -218,14 +218,14 @@ class SharedInputs:
         )
 
     def _pool(self, design: Design, seed: int) -> ShadowPool:
-        def trained() -> Arrays:
+        def _trained() -> Arrays:
             pool = ShadowPool.train(design, self.data, self._settings, self.group.effort.shadows, seed=seed)
             arrays = {"inside": pool.inside, "drawn": pool.drawn, "notes": _to_bytes(list(pool.notes))}
             for place, stack in enumerate(pool.stacks):
                 arrays |= {f"{place}/{name}": value for name, value in _stack_to_arrays(stack).items()}
             return arrays
 
-        arrays = self._store.arrays(self.group, f"shadows-{_STORED_DESIGNS[design]}", trained)
+        arrays = self._store.arrays(self.group, f"shadows-{_STORED_DESIGNS[design]}", _trained)
         places = sorted({int(name.split("/")[0]) for name in arrays if "/" in name})
         stacks = tuple(
             _stack_from_arrays({name.removeprefix(f"{place}/"): value for name, value in arrays.items()})
@@ -235,11 +235,11 @@ class SharedInputs:
         return ShadowPool(self.data, self._settings, design, stacks, arrays["inside"], arrays["drawn"], notes)
 
     def _fit(self, name: str, released: Released) -> FittedAttack:
-        attack = self.attacks[name]
+        attack = self._attacks[name]
         if not isinstance(attack, Shadow):
             return attack.fit(self.pool_for(name), released)
 
-        def trained() -> Arrays:
+        def _trained() -> Arrays:
             fitted = attack.fit(self.pool_for(name), released)
             return {
                 **_stack_to_arrays(fitted.networks),
@@ -248,7 +248,7 @@ class SharedInputs:
                 "notes": _to_bytes(list(fitted.notes)),
             }
 
-        arrays = self._store.arrays(self.group, f"attack-{name}-{released}", trained)
+        arrays = self._store.arrays(self.group, f"attack-{name}-{released}", _trained)
         return FittedShadow(
             _stack_from_arrays(arrays),
             arrays["network_of_class"],
@@ -344,7 +344,7 @@ class Method:
     per_answer: bool = False  # Whether every answer is charged
     attacked: bool = True  # Whether attacks are run on its answers
 
-    def status_for(self, classes: int) -> MethodStatus:
+    def _status_for(self, classes: int) -> MethodStatus:
         """Return the status for a number of classes.
 
         Algorithm 1 is refuted for three or more classes; for two it is private if the bound is true (THEORY 2).
@@ -358,7 +358,7 @@ def _declared_delta(records: int) -> float:
 
 
 def _plain(trial: Trial, shared: SharedInputs, *, original: bool = False) -> PreparedMethod:  # noqa: ARG001
-    model, seconds = _timed(lambda: shared.original if original else shared.model)
+    model, seconds = _timed(lambda: shared._original if original else shared.model)
 
     return PreparedMethod(
         lambda rows: _most_likely(model.logits(shared.data.records.features[rows])), seconds
@@ -376,12 +376,12 @@ def _algorithm1(
 
 def _published_dpsgd(trial: Trial, shared: SharedInputs, *, accountant: Accountant) -> PreparedMethod:
     _check_paper_epsilons(trial.method, [_epsilon(trial)])
-    network, seconds = _timed(lambda: shared.published_dpsgd(accountant, _epsilon(trial)))
+    network, seconds = _timed(lambda: shared._published_dpsgd_network(accountant, _epsilon(trial)))
 
-    def answer(rows: Rows) -> Answers:
+    def _answer(rows: Rows) -> Answers:
         return _most_likely(network.logits(shared.data.records.features[rows]).double().numpy())
 
-    return PreparedMethod(answer, seconds)
+    return PreparedMethod(_answer, seconds)
 
 
 def _most_likely(logits: NDArray[np.float64]) -> Answers:
@@ -432,12 +432,12 @@ def _released(trial: Trial, shared: SharedInputs, *, accountant: Accountant | No
     else:
         seconds = _fit(estimator, shared)
 
-    def answer(rows: Rows) -> Answers:
+    def _answer(rows: Rows) -> Answers:
         inputs = shared.data.records.features[rows] if own_table else shared.public_features(rows)
         probabilities = estimator.predict_proba(inputs)
         return Answers(probabilities.argmax(-1), probabilities)
 
-    return PreparedMethod(answer, seconds, estimator.guarantee_)
+    return PreparedMethod(_answer, seconds, estimator.guarantee_)
 
 
 def _timed(fit: Callable[[], Fitted]) -> tuple[Fitted, float]:
@@ -567,7 +567,7 @@ def measure(trial: Trial, shared: SharedInputs) -> Result:
     chosen = method(trial.method)
     prepared = chosen.prepare(trial, shared)
     data = shared.data
-    attacks = shared.attacks if chosen.attacked else {}
+    attacks = shared._attacks if chosen.attacked else {}
     queried = {name: attack.queried_rows(data) for name, attack in attacks.items()}
     rows = np.unique(np.concatenate([data.train_rows, data.test_rows, *queried.values()]))
     started = time.perf_counter()
@@ -602,9 +602,9 @@ def measure(trial: Trial, shared: SharedInputs) -> Result:
 
 
 def _attack(name: str, shared: SharedInputs, answers: Answers, queries: int) -> AttackReport:
-    fitted = shared.fitted(name, released_by(answers))
+    fitted = shared._fitted(name, released_by(answers))
     found = QueryResult(answers, queries, None, "trial")
-    return shared.attacks[name].report(fitted, found, shared.pool_for(name))
+    return shared._attacks[name].report(fitted, found, shared.pool_for(name))
 
 
 def _part(answers: Answers, places: NDArray[np.intp]) -> Answers:
@@ -614,10 +614,10 @@ def _part(answers: Answers, places: NDArray[np.intp]) -> Answers:
 
 def _claim(trial: Trial, chosen: Method, prepared: PreparedMethod, shared: SharedInputs) -> dict[str, Any]:
     """What is claimed: epsilon as published, or (epsilon, delta) for all the stated answers."""
-    status = chosen.status_for(shared.data.classes)
+    status = chosen._status_for(shared.data.classes)
     # The number of records of a user's own table is taken as public, so its guarantee rests on that assumption; and
     # nothing is proven if parts of the encoding were inferred from the records.
-    if status == "proven" and (trial.group.source.digest or shared.encoding_inferred):
+    if status == "proven" and (trial.group.source.digest or shared._encoding_inferred):
         status = "conditional"
     pure = prepared.claim is not None and prepared.claim.definition == "pure"
     delta = (

@@ -29,7 +29,7 @@ FOLDER = Path(__file__).parent / "paper"
 EPSILONS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 50.0, 100.0, 500.0, 1000.0)
 """The values of epsilon in the paper's figures."""
 
-PRINTED_DIGITS = 4
+_PRINTED_DIGITS = 4
 """Digits after the decimal point in the paper's tables."""
 
 _SENSITIVITIES = {
@@ -102,7 +102,7 @@ def accuracy_table() -> dict[str, dict[str, float]]:
     return _numbers("table_accuracy.csv")
 
 
-def correlation_table() -> dict[str, dict[str, float]]:
+def _correlation_table() -> dict[str, dict[str, float]]:
     """Return the paper's correlations."""
     return _numbers("correlations.csv")
 
@@ -142,11 +142,11 @@ def reproduce_sensitivity_table(names: Iterable[str] | None = None) -> list[Comp
             raise InvalidInput(f"The paper has no row for {name!r}. It has {', '.join(printed)}.")
         shape = dataset(name)
         ours = published_sensitivity_for(shape.features, [128], shape.classes, shape.records).to_json()
-        ours["probability_untruncated"] = math.expm1(2 * round(ours["logit"], PRINTED_DIGITS))
+        ours["probability_untruncated"] = math.expm1(2 * round(ours["logit"], _PRINTED_DIGITS))
         ours["probability"] = min(ours["probability_untruncated"], 1.0)
         paper = printed[name] | accuracy_table()[name]
         for quantity, column in _SENSITIVITIES.items():
-            agrees = round(ours[quantity], PRINTED_DIGITS) == paper[column]
+            agrees = round(ours[quantity], _PRINTED_DIGITS) == paper[column]
             note = "" if agrees else MISPRINTS.get((name, quantity), "")
             rows.append(Comparison(name, quantity, paper[column], ours[quantity], agrees, note))
     return rows
@@ -166,7 +166,7 @@ def correlate(first: Sequence[float], second: Sequence[float]) -> dict[str, floa
     return found
 
 
-def spearman_p(first: Sequence[float], second: Sequence[float]) -> float:
+def _spearman_p(first: Sequence[float], second: Sequence[float]) -> float:
     """Return the two-sided p-value of Spearman's coefficient, exact for up to eight pairs.
 
     The usual approximation gives 0 for a perfect order, however few pairs there are.
@@ -186,15 +186,15 @@ def reproduce_correlations() -> list[Comparison]:
         row for row in accuracy_table().values() if row["convexified_test_acc"] > _ACCEPTABLE_TEST_ACCURACY
     ]
     rows = []
-    for pair, computed in correlations(models).items():
-        printed = correlation_table()[pair]
+    for pair, computed in _correlate_models(models).items():
+        printed = _correlation_table()[pair]
         for quantity, ours in computed.items():
-            agrees = round(ours, PRINTED_DIGITS) == printed[quantity]
+            agrees = round(ours, _PRINTED_DIGITS) == printed[quantity]
             rows.append(Comparison(pair, quantity, printed[quantity], ours, agrees))
     return rows
 
 
-def correlations(models: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
+def _correlate_models(models: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
     """Correlate OARO stability, accuracy gap and leakage over some models."""
     return {
         pair: correlate([model[first] for model in models], [model[second] for model in models])

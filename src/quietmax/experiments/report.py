@@ -33,13 +33,13 @@ from quietmax.experiments.findings import (
     Leakage,
     Mean,
     Summary,
+    _stability_points,
     accuracy_comparisons,
     curve_comparisons,
     findings,
     leakages,
     multi_query,
     own_correlations,
-    stability_points,
 )
 from quietmax.experiments.grid import Trial, write_csv
 from quietmax.experiments.methods import methods
@@ -87,7 +87,7 @@ Columns = Mapping[str, Callable[[Any], str]]
 """The columns of a table: heading -> how the entry of a row is formatted."""
 
 
-def number(value: float | None, form: str) -> str:
+def _number(value: float | None, form: str) -> str:
     """Format a number, if there is one."""
     return "" if value is None else format(value, form)
 
@@ -106,18 +106,18 @@ _COMPARISON: Columns = {
     "quantity": lambda row: row.quantity,
     "paper": lambda row: f"{row.paper:.4f}",
     "ours": lambda row: f"{row.ours:.4f}",
-    "spread": lambda row: number(row.spread, ".4f"),
+    "spread": lambda row: _number(row.spread, ".4f"),
     "difference": lambda row: f"{row.difference:+.4f}",
     "agrees": lambda row: "yes" if row.agrees else "no" + (f" ({row.note})" if row.note else ""),
 }
 _LEAKAGE: Columns = {
     "data set": lambda row: row.dataset,
     "method": lambda row: row.method,
-    "eps": lambda row: number(row.epsilon, "g"),
+    "eps": lambda row: _number(row.epsilon, "g"),
     "paper": lambda row: f"{row.paper:.4f}",
     "ours": lambda row: f"{row.ours.value:.4f}",
-    "low": lambda row: number(row.ours.low, ".4f"),
-    "high": lambda row: number(row.ours.high, ".4f"),
+    "low": lambda row: _number(row.ours.low, ".4f"),
+    "high": lambda row: _number(row.ours.high, ".4f"),
     "train - test": lambda row: f"{row.gap:.4f}",
     "verdict": lambda row: row.verdict,
 }
@@ -127,9 +127,9 @@ _MULTI_QUERY: Columns = {
     "analysis": lambda row: row.analysis,
     "total eps": lambda row: f"{row.total:g}",
     "answers": lambda row: f"{row.queries:,}",
-    "each": lambda row: number(row.per_answer, ".3g"),
+    "each": lambda row: _number(row.per_answer, ".3g"),
     "accuracy loss": lambda row: f"{row.accuracy_loss:.3f}" + ("*" if row.extrapolated else ""),
-    "leakage": lambda row: number(row.leakage, ".3f"),
+    "leakage": lambda row: _number(row.leakage, ".3f"),
 }
 _FINDING: Columns = {
     "finding": lambda row: str(row.number),
@@ -141,8 +141,8 @@ _RESULT: Columns = {
     "data set": lambda row: row.dataset,
     "method": lambda row: row.method,
     "guarantee": lambda row: STATUS_WORDS[row.status],
-    "eps": lambda row: number(row.epsilon, "g"),
-    "delta": lambda row: number(row.delta or None, ".2g"),
+    "eps": lambda row: _number(row.epsilon, "g"),
+    "delta": lambda row: _number(row.delta or None, ".2g"),
     "answers": lambda row: "any" if row.queries is None else f"{row.queries:,}",
     "accuracy": lambda row: _mean(row.test_accuracy),
     "accuracy loss": lambda row: _mean(row.accuracy_loss),
@@ -237,7 +237,7 @@ def write_report(summaries: Sequence[Summary], folder: Path, info: ReportInfo) -
                 table.write(folder / "tables" / f"{name}.csv") for name, table in tables if table.rows
             ]
         written += write_figures(figures(summaries), folder / "figures")
-        if stability_points(summaries):
+        if _stability_points(summaries):
             places = [folder / "figures" / f"stability.{extension}" for extension in ("png", "pdf")]
             written += [write_stability_figure(summaries, place) for place in places]
         return written
@@ -434,11 +434,6 @@ class Figure:
     note: str = ""  # Text below the figure
     along: str = "epsilon"  # Label of the horizontal axis
 
-    @property
-    def file_name(self) -> str:
-        """Name of the figure's files, without the format."""
-        return f"{self.dataset}-{self.kind}"
-
 
 def figures(summaries: Sequence[Summary]) -> list[Figure]:
     """Return the figures of each data set.
@@ -607,7 +602,7 @@ def write_figures(
         _draw(axes, each)
         axes.legend(fontsize=6.5, frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1.0))
         for extension in formats:
-            path = folder / f"{each.file_name}.{extension}"
+            path = folder / f"{each.dataset}-{each.kind}.{extension}"
             # The legend stands beside the axes; "tight" leaves as much room as it needs.
             canvas.savefig(path, dpi=150, bbox_inches="tight")
             written.append(path)
@@ -622,7 +617,7 @@ def write_stability_figure(summaries: Sequence[Summary], path: Path) -> Path:
     from matplotlib.figure import Figure as MatplotlibFigure
 
     canvas = MatplotlibFigure(figsize=(10.5, 3.6), layout="constrained")
-    ours = stability_points(summaries)
+    ours = _stability_points(summaries)
     for axes, (first, second) in zip(canvas.subplots(1, 3), paper.CORRELATED.values(), strict=True):
         for label, points, colour, marker in (
             ("paper", paper.accuracy_table(), "#888888", "x"),

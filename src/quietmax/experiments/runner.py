@@ -22,7 +22,7 @@ from functools import cache, partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -141,7 +141,7 @@ def _outcomes(queue: _Queue, workers: Workers) -> Iterator[tuple[Trial, Outcome]
         finished = in_flight.pop(worker)
         lost = isinstance(outcome, Lost)
         if lost and tries[finished] < MOST_LOSSES:
-            queue.put_back(finished)
+            queue._put_back(finished)
         else:
             queue.ready.add(finished.group)
             yield finished, (None, f"the worker was lost ({outcome.reason})") if lost else outcome
@@ -178,7 +178,7 @@ class _Queue:
             return trial
         return None
 
-    def put_back(self, trial: Trial) -> None:
+    def _put_back(self, trial: Trial) -> None:
         """Return a trial whose worker died; any worker may take its group."""
         self._waiting.setdefault(trial.group, []).insert(0, trial)
         self._held_by.pop(trial.group, None)
@@ -189,23 +189,8 @@ def _records_seen(effort: Effort) -> int:
     return effort.records * effort.epochs * (1 + (effort.shadows if effort.attacks else 0))
 
 
-class Workers(Protocol):
-    """Workers numbered from 0 to ``count - 1``, as `Actors` has them. Each computes at most one trial at a time."""
-
-    count: int
-
-    def send(self, worker: int, method: str, *arguments: Any) -> None:
-        """Call the method ``compute`` of an idle worker with a trial."""
-
-    def next(self) -> tuple[int, Any]:
-        """Wait for the next outcome of a worker; `Lost` if it died, in which case it has been replaced."""
-
-    def close(self) -> None:
-        """End all workers at once. No finished result is lost, since the runner stores results, not the workers."""
-
-
 def start_workers(factory: ComputeFactory, count: int | None = None, ray: str | None = None) -> Workers:
-    """Start workers."""
+    """Start workers on this machine or on a Ray cluster."""
     if ray is not None:
         return Actors(RayEngine(ray, count), Worker, lambda _: (factory,))
     return LocalWorkers(factory, count or usable_cores())
@@ -236,7 +221,7 @@ def compute_trial(compute: Compute, trial: Trial) -> Outcome:
 
 
 class LocalWorkers:
-    """Processes on this machine, with the methods of `Actors`."""
+    """Processes on this machine, with the methods of `Actors`. Each computes at most one trial at a time."""
 
     def __init__(self, factory: ComputeFactory, count: int) -> None:
         self._factory = factory
@@ -251,8 +236,8 @@ class LocalWorkers:
         except OSError:
             return
 
-    def next(self) -> tuple[int, Outcome | Lost]:
-        """Wait until a process returns a result or dies; replace a dead one."""
+    def next(self) -> tuple[int, Any]:
+        """Wait until a process returns an outcome, or dies: then it is replaced, and the outcome is `Lost`."""
         connections = [connection for _, connection in self._processes]
         worker = connections.index(wait(connections)[0])  # type: ignore[arg-type]
         process, connection = self._processes[worker]
@@ -265,7 +250,7 @@ class LocalWorkers:
             return worker, Lost(f"its process ended with code {process.exitcode}")
 
     def close(self) -> None:
-        """Kill all processes."""
+        """Kill all processes. No finished result is lost, since the runner stores results, not the workers."""
         for process, connection in self._processes:
             process.kill()
             process.join()
@@ -283,6 +268,9 @@ class LocalWorkers:
             os.environ.update(before)
         theirs.close()
         return process, ours
+
+
+Workers = LocalWorkers | Actors
 
 
 def _work(connection: Connection, factory: ComputeFactory, parent: int) -> None:
@@ -329,18 +317,19 @@ def usable_cores() -> int:
 
 def estimated_seconds(trials: Sequence[Trial], *, data_dir: Path | None = None) -> float:
     """Estimate the time of trials on registered data sets, on one core. What a group shares counts once."""
-    groups: dict[Group, list[str]] = {}
-    for trial in trials:
-        groups.setdefault(trial.group, []).append(trial.method)
-    return sum(_group_seconds(group, methods, data_dir) for group, methods in groups.items())
+    return sum(_group_seconds(*each, data_dir) for each in _methods_by_group(trials).items())
 
 
 def estimated_bytes(trials: Sequence[Trial], *, data_dir: Path | None = None) -> int:
     """Estimate the largest memory of one worker."""
-    groups: dict[Group, set[str]] = {}
+    return max(_group_bytes(*each, data_dir) for each in _methods_by_group(trials).items())
+
+
+def _methods_by_group(trials: Sequence[Trial]) -> dict[Group, list[str]]:
+    groups: dict[Group, list[str]] = {}
     for trial in trials:
-        groups.setdefault(trial.group, set()).add(trial.method)
-    return max(_group_bytes(group, methods, data_dir) for group, methods in groups.items())
+        groups.setdefault(trial.group, []).append(trial.method)
+    return groups
 
 
 def _group_seconds(group: Group, methods: Sequence[str], data_dir: Path | None) -> float:
@@ -373,7 +362,7 @@ def _group_seconds(group: Group, methods: Sequence[str], data_dir: Path | None) 
     return seconds + sum(_SECONDS_PER_TRIAL + rate * values for rate in rates)
 
 
-def _group_bytes(group: Group, methods: set[str], data_dir: Path | None) -> int:
+def _group_bytes(group: Group, methods: Sequence[str], data_dir: Path | None) -> int:
     """Memory of the libraries, the records, and whichever of the group's steps needs the most."""
     effort, settings = group.effort, TrainingSettings()
     width, classes = _shape(group.source)
@@ -385,7 +374,7 @@ def _group_bytes(group: Group, methods: set[str], data_dir: Path | None) -> int:
         steps.append(min(effort.shadows, LARGEST_STACK) * network + kept)
     if any(name.startswith("published-") for name in methods):
         steps.append(int(_PUBLISHED_NETWORKS * _DPSGD_BYTES * network) + records)
-    if methods & {"head", "dpsgd", "teachers", "sampled-neuron"}:
+    if any(name.startswith(tuple(_SECONDS_PER_VALUE)) for name in methods):
         steps.append(int(2 * effort.records * _feature_count(width) * _BYTES_PER_FEATURE))
     return _LIBRARY_BYTES + records + max(steps)
 
@@ -414,13 +403,13 @@ def _seconds_per_record(widths: tuple[int, ...], networks: int, batch: int) -> f
     labels = generator.integers(widths[-1], size=_TIMED_RECORDS)
     rows, seeds = [np.arange(_TIMED_RECORDS)] * networks, list(range(networks))
 
-    def seconds(epochs: int) -> float:
+    def _seconds(epochs: int) -> float:
         settings = TrainingSettings(hidden=widths[1:-1], epochs=epochs, batch_size=batch)
         started = time.process_time()
         train_stack(features, labels, widths[-1], rows, settings=settings, seeds=seeds)
         return time.process_time() - started
 
     # The difference of two runs leaves out what is done once; the longer run is long enough for the clock.
-    epochs = int(np.clip(_MIN_SECONDS / max(seconds(1), 1e-3), 2, 60))
-    differences = sorted(seconds(1 + epochs) - seconds(1) for _ in range(_TIMINGS))
+    epochs = int(np.clip(_MIN_SECONDS / max(_seconds(1), 1e-3), 2, 60))
+    differences = sorted(_seconds(1 + epochs) - _seconds(1) for _ in range(_TIMINGS))
     return max(differences[_TIMINGS // 2], 1e-6) / (epochs * networks * _TIMED_RECORDS)
