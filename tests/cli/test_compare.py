@@ -10,55 +10,64 @@ from typing import Any
 
 import pyarrow.parquet
 import pytest
-from typer.testing import CliRunner, Result
 
-from quietmax.cli import app
 from quietmax.cli import compare as compare_module
 from quietmax.experiments import methods as methods_module
 from quietmax.experiments import report, runner
 from quietmax.experiments.report import OWNER_ONLY, SEEDED_NOISE
 from quietmax.models.features import UnitNorm
+from tests.cli.conftest import Result, Run, assert_error
 from tests.experiments.same_process import start_in_this_process
+
+TINY = "mnist-5k --records 300 --shadows 2 --epochs 3 --attack-epochs 3 --epsilons 1"
+DECLARED = "--label income --classes no,yes --bounds age=0:100"
 
 
 @pytest.fixture(autouse=True)
-def same_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def same_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Starting processes takes seconds."""
     monkeypatch.setattr(runner, "start_workers", start_in_this_process)
+    monkeypatch.chdir(tmp_path)
 
 
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+def compare(run: Run, words: str, **files: Path) -> Result:
+    """Run a comparison into the folder ``out``."""
+    return run("compare", *words.format(**files).split(), "--output", "out")
 
 
-TINY = ("--records", 300, "--shadows", 2, "--epochs", 3, "--attack-epochs", 3)
+def rows_of(run: Run, words: str, **files: Path) -> list[dict[str, Any]]:
+    code, out, err = compare(run, f"{words} --json", **files)
+    assert code == 0, err
+    found: list[dict[str, Any]] = json.loads(out)["results"]
+    return found
 
 
 @pytest.fixture(scope="module")
 def people(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """400 rows of 134 persons."""
     path = tmp_path_factory.mktemp("table") / "people.csv"
-    rows = ["age,income"] + [
-        f"{20 + number % 50}.{number},{'yes' if number % 3 else 'no'}" for number in range(400)
-    ]
-    path.write_text("\n".join(rows) + "\n")
+    rows = [f"p{row // 3},{20 + row % 50}.{row},{'yes' if row % 3 else 'no'}" for row in range(400)]
+    path.write_text("\n".join(["who,age,income", *rows]) + "\n")
     return path
 
 
 def test_a_comparison_of_a_table_is_complete_and_a_second_run_computes_nothing(
-    people: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, people: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(report, "write_figures", lambda *_: [])  # slow, and tested below
-    arguments = (
-        "compare", people, "--label", "income", "--classes", "no,yes", "--bounds", "age=0:100",
-        "--shadows", 2, "--epochs", 3, "--attack-epochs", 3, "--epsilons", "1", "--queries", "1,10",
-        "--attacks", "shadow", "--attacks", "threshold", "--output", tmp_path / "out", "--json",
-    )  # fmt: skip
-    first = run(*arguments)
-    assert first.exit_code == 0, first.output
-    found = json.loads(first.stdout)
+    words = (
+        f"{{people}} {DECLARED} --ignore who --shadows 2 --epochs 3 --attack-epochs 3 --epsilons 1 --queries 1,10 "
+        "--attacks shadow threshold --json"
+    )
+    code, out, err = compare(run, words, people=people)
+    assert code == 0, err
+    found = json.loads(out)
     by_method: dict[str, list[dict[str, Any]]] = {}
     for line in found["results"]:
         by_method.setdefault(line["method"], []).append(line)
+        assert 0 <= line["test_accuracy"] <= 1
+        assert -1 <= line["leakage_shadow"] <= 1
+        assert -1 <= line["leakage_threshold"] <= 1
     assert set(by_method) == set(compare_module.DEFAULT_METHODS)
     assert len(by_method["teachers"]) == 2  # two numbers of answers
     assert len(by_method["head"]) == 1
@@ -66,160 +75,96 @@ def test_a_comparison_of_a_table_is_complete_and_a_second_run_computes_nothing(
     # The size of an own table is taken as public; version 0.1 called this proven.
     assert {line["status"] for line in by_method["head"]} == {"conditional"}
     assert found["about"] == f"{SEEDED_NOISE} {OWNER_ONLY}"
-    assert OWNER_ONLY in (tmp_path / "out" / "NOT-FOR-PUBLICATION.txt").read_text()
-    for line in found["results"]:
-        assert 0 <= line["test_accuracy"] <= 1
-        assert -1 <= line["leakage_shadow"] <= 1
-        assert -1 <= line["leakage_threshold"] <= 1
-    again = json.loads(run(*arguments).stdout)
+    assert OWNER_ONLY in Path("out/NOT-FOR-PUBLICATION.txt").read_text()
+    again = json.loads(compare(run, words, people=people)[1])
     assert again["computed"] == 0
     assert again["results"] == found["results"]
 
 
-def test_inferred_bounds_make_every_guarantee_conditional(people: Path, tmp_path: Path) -> None:
-    done = run(
-        "compare", people, "--label", "income", "--classes", "no,yes", "--infer", "--shadows", 2, "--epochs", 2,
-        "--attack-epochs", 2, "--epsilons", "1", "--methods", "head,dpsgd", "--output", tmp_path / "out", "--json",
-    )  # fmt: skip
-    assert done.exit_code == 0, done.output
-    assert {line["status"] for line in json.loads(done.stdout)["results"]} == {"conditional"}
-    assert "For the owner" in (tmp_path / "out" / "report.html").read_text()
+def test_inferred_bounds_make_every_guarantee_conditional(run: Run, people: Path) -> None:
+    words = "{people} --label income --classes no,yes --ignore who --infer --shadows 2 --epochs 2 --attack-epochs 2"
+    rows = rows_of(run, f"{words} --epsilons 1 --methods head,dpsgd", people=people)
+    assert {line["status"] for line in rows} == {"conditional"}
+    assert "For the owner" in Path("out/report.html").read_text()
 
 
-def test_the_report_is_one_file_that_fetches_nothing_and_names_what_has_no_guarantee(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    methods = ("--epsilons", "1", "--methods", "plain,algorithm1-laplace")
-    done = run("compare", "mnist-5k", *TINY, *methods, "--output", out)
-    assert done.exit_code == 0, done.output
-    page = (out / "report.html").read_text()
+def test_the_report_is_one_file_that_fetches_nothing_and_names_what_has_no_guarantee(run: Run) -> None:
+    code, out, err = compare(run, f"{TINY} --methods plain,algorithm1-laplace")
+    assert code == 0, err
+    page = Path("out/report.html").read_text()
     without_namespace = page.replace("http://www.w3.org/2000/svg", "")
     assert not re.search(r"https?://|src=|@import|url\(", without_namespace)
     assert "no guarantee" in page
     assert SEEDED_NOISE in page
-    assert SEEDED_NOISE in " ".join(done.output.split())
+    assert SEEDED_NOISE in " ".join(out.split())
     data = re.search(r'id="data">(.*?)</script>', page, re.DOTALL)
     assert data is not None
     assert all(line["dashed"] for figure in json.loads(data[1]) for line in figure["lines"])
-    with (out / "results.csv").open() as file:
+    with Path("out/results.csv").open() as file:
         lines = list(csv.DictReader(file))
-    table = pyarrow.parquet.read_table(out / "results.parquet").to_pylist()
-    assert (
-        [line["method"] for line in lines]
-        == [line["method"] for line in table]
-        == ["plain", "algorithm1-laplace"]
-    )
+    table = pyarrow.parquet.read_table("out/results.parquet").to_pylist()
+    for rows in (lines, table):
+        assert [row["method"] for row in rows] == ["plain", "algorithm1-laplace"]
     assert float(lines[1]["test_accuracy"]) == pytest.approx(table[1]["test_accuracy"], rel=1e-5)
-    assert (out / "figures" / "mnist-5k-leakage-shadow.pdf").read_bytes().startswith(b"%PDF")
-    assert (out / "figures" / "mnist-5k-leakage-shadow.png").read_bytes().startswith(b"\x89PNG")
+    for form, start in (("pdf", b"%PDF"), ("png", b"\x89PNG")):
+        assert Path(f"out/figures/mnist-5k-leakage-shadow.{form}").read_bytes().startswith(start)
 
 
 def test_a_failed_trial_is_named_the_others_are_reported_and_the_exit_code_is_1(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> Any:
-        return 1 / 0
-
-    broken = methods_module.Method("broken", "broken", "proven", fail)
+    broken = methods_module.Method("broken", "broken", "proven", lambda *_: 1 / 0)  # type: ignore[arg-type,return-value]
     known = {**methods_module.methods(), "broken": broken}
     monkeypatch.setattr(methods_module, "methods", lambda: known)
-    methods = ("--epsilons", "1", "--methods", "plain,broken")
-    done = run("compare", "mnist-5k", *TINY, *methods, "--output", tmp_path / "out")
-    assert done.exit_code == 1
-    assert "failed: mnist-5k, broken, epsilon 1" in done.stderr
-    assert "ZeroDivisionError" in done.stderr
-    assert "Failed trials: 1" in (tmp_path / "out" / "report.html").read_text()
-    assert "plain" in done.stdout
+    code, out, err = compare(run, f"{TINY} --methods plain,broken")
+    assert code == 1
+    assert "failed: mnist-5k, broken, epsilon 1" in err
+    assert "ZeroDivisionError" in err
+    assert "Failed trials: 1" in Path("out/report.html").read_text()
+    assert "plain" in out
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("words", "message"),
     [
-        (["nowhere"], "data set 'nowhere'"),
-        (["mnist-5k", "--methods", "heed"], "did you mean 'head'"),
-        (["mnist-5k", "--epsilons", "many"], "--epsilons must be positive numbers"),
-        (["mnist-5k", "--epsilons", "-1"], "--epsilons must be positive numbers"),
-        (["mnist-5k", "--queries", "1.5"], "--queries must be integers"),
-        (["mnist-5k", "--attacks", "telepathy"], "attack 'telepathy'"),
-        (["mnist-5k", "--attacks", "lira", "--shadows", "1"], "--shadows must be at least 2"),
-        (["mnist-5k", "--label", "y"], "do not apply to the data set 'mnist-5k'"),
+        ("nowhere", "data set 'nowhere'"),
+        ("mnist-5k --methods heed", "did you mean 'head'"),
+        ("mnist-5k --epsilons many", "--epsilons must be positive numbers"),
+        ("mnist-5k --epsilons=-1", "--epsilons must be positive numbers"),
+        ("mnist-5k --queries 1.5", "--queries must be integers"),
+        ("mnist-5k --attacks telepathy", "attack 'telepathy'"),
+        ("mnist-5k --attacks lira --shadows 1", "--shadows must be at least 2"),
+        ("mnist-5k --label y", "do not apply to the data set 'mnist-5k'"),
         (
-            ("mnist-5k", "--methods", "head,published-rdp", "--epsilons", "1", "--epsilons", "3"),
+            "mnist-5k --methods head,published-rdp --epsilons 1 3",
             "(0.01, 0.05, 0.1, 0.5, 1, 5, 10, 50, 100, 500, 1000), got 3",
         ),
+        (f"{{people}} {DECLARED} --records 100", "--holdout is the share of a table"),
+        (f"{{people}} {DECLARED} --holdout 0", "--holdout must be above 0 and below 1"),
     ],
 )
 def test_invalid_options_are_errors_before_anything_is_trained(
-    arguments: list[object], words: str, tmp_path: Path
+    run: Run, people: Path, words: str, message: str
 ) -> None:
-    done = run("compare", *arguments, "--output", tmp_path / "out")
-    assert done.exit_code == 2
-    assert words in " ".join(done.stderr.split())
-    assert not (tmp_path / "out").exists()
+    assert_error(compare(run, words, people=people), 2, message)
+    assert not Path("out").exists()
 
 
-def test_rmia_queries_records_of_the_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        methods_module, "default_features", lambda *_: UnitNorm()
-    )  # those of images take long
-    arguments = (
-        "--attacks",
-        "rmia-offline",
-        "--methods",
-        "head",
-        "--epsilons",
-        "1",
-        "--output",
-        tmp_path / "out",
-    )
-    done = run("compare", "mnist-5k", *TINY, *arguments, "--json")
-    assert done.exit_code == 0, done.output
-    (row,) = json.loads(done.stdout)["results"]
+def test_rmia_queries_records_of_the_pool(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The default features of images take long.
+    monkeypatch.setattr(methods_module, "default_features", lambda *_: UnitNorm())
+    (row,) = rows_of(run, f"{TINY} --attacks rmia-offline --methods head")
     assert -1 <= row["leakage_rmia-offline"] <= 1
 
 
 def test_a_table_with_persons_is_compared_on_its_holdout_by_persons(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, people: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(report, "write_figures", lambda *_: [])
-    table = tmp_path / "visits.csv"
-    rows = [
-        f"p{number // 3},{20 + number % 50}.{number},{'yes' if number % 2 else 'no'}" for number in range(360)
-    ]
-    table.write_text("who,age,income\n" + "\n".join(rows) + "\n")
-    declared = ("--label", "income", "--classes", "no,yes", "--bounds", "age=0:100", "--person", "who")
-    quick = (
-        "--shadows",
-        8,
-        "--epochs",
-        2,
-        "--attack-epochs",
-        2,
-        "--epsilons",
-        "1",
-        "--methods",
-        "plain,head",
+    words = f"{{people}} {DECLARED} --person who --shadows 8 --epochs 2 --attack-epochs 2 --epsilons 1"
+    rows = rows_of(
+        run, f"{words} --methods plain,head --attacks shadow,lira,rmia --holdout 0.25", people=people
     )
-    done = run(
-        "compare", table, *declared, *quick, "--attacks", "shadow,lira,rmia", "--holdout", "0.25",
-        "--output", tmp_path / "out", "--json",
-    )  # fmt: skip
-    assert done.exit_code == 0, done.output
-    head = next(line for line in json.loads(done.stdout)["results"] if line["method"] == "head")
+    head = next(row for row in rows if row["method"] == "head")
     assert {"leakage_shadow", "leakage_lira", "leakage_rmia"} <= set(head)
-    assert "90 training persons" in (tmp_path / "out" / "report.html").read_text()
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (("--records", 100), "--holdout is the share of a table"),
-        (("--holdout", 0), "--holdout must be above 0 and below 1"),
-    ],
-)
-def test_a_table_is_split_by_its_holdout_only(
-    people: Path, tmp_path: Path, options: tuple[object, ...], words: str
-) -> None:
-    declared = ("--label", "income", "--classes", "no,yes", "--bounds", "age=0:100")
-    done = run("compare", people, *declared, *options, "--output", tmp_path / "out")
-    assert done.exit_code == 2
-    assert words in " ".join(done.stderr.split())
+    assert "100 training persons" in Path("out/report.html").read_text()

@@ -46,7 +46,7 @@ def test_long_entries_of_a_table_are_wrapped_and_not_cut(
     assert "…" not in out
 
 
-def compared(capsys: pytest.CaptureFixture[str], rows: int = 2, **options: Any) -> str:
+def compared(capsys: pytest.CaptureFixture[str], **options: Any) -> str:
     """A table like that of `compare`, which needs 100 columns."""
     columns = (
         "method",
@@ -61,7 +61,7 @@ def compared(capsys: pytest.CaptureFixture[str], rows: int = 2, **options: Any) 
         "fit, s",
     )
     entries = ("algorithm1-gaussian", "refuted", "0.1", "1,000", "0.849", "-0.009", "-0.002")
-    print_table("title", columns, [(*entries, "-0.031", "12.34", "100.1")] * rows, **options)
+    print_table("title", columns, [(*entries, "-0.031", "12.34", "100.1")] * 2, **options)
     return capsys.readouterr().out
 
 
@@ -79,16 +79,6 @@ def test_numbers_are_not_broken_at_80_columns(
     wide = compared(capsys, optional=("fit, s", "audited", "answers"))
     assert "100.1" in wide
     assert "Left out" not in wide
-
-
-def test_long_tables_say_how_many_rows_there_are_and_where(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(console, "_width", 160)
-    out = compared(capsys, rows=61, max_rows=60, more="All are in results.csv.")
-    assert out.count("algorithm1-gaussian") == 60
-    assert "60 of 61 rows. All are in results.csv." in out
-    assert "rows" not in compared(capsys, rows=60, max_rows=60, more="All are in results.csv.")
 
 
 def test_json_holds_what_objects_say_of_themselves_and_no_infinities(

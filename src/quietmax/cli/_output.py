@@ -55,15 +55,12 @@ def print_table(
     *,
     prose: bool = False,
     optional: Sequence[str] = (),
-    max_rows: int | None = None,
-    more: str = "",
 ) -> None:
     """Print a table. The first column is left-aligned, the others right-aligned; long entries are wrapped.
 
     Numbers and other short words are not broken unless even they need more than the terminal's width.
     """
-    entries = [list(row) for row in rows]
-    shown = entries[:max_rows]
+    shown = [list(row) for row in rows]
     cells = [[column, *(row[index] for row in shown)] for index, column in enumerate(columns)]
     widths = [_unbroken(each) for each in cells]
     kept, left_out = list(range(len(columns))), []
@@ -88,8 +85,6 @@ def print_table(
     console.print(table)
     if left_out:
         console.print(f"Left out, the terminal is too narrow: {'; '.join(left_out)}.", style="italic")
-    if len(shown) < len(entries):
-        console.print(f"{len(shown)} of {counted(len(entries), 'row')}. {more}".rstrip(), style="italic")
     if caption is not None:
         console.print(caption, style="italic")
 

@@ -27,7 +27,6 @@ DEFAULT_METHODS = (
     "dpsgd",
 )
 _DEFAULT_EPSILONS = (0.1, 1.0, 10.0)
-_MAX_ROWS = 60
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,6 @@ def command(
     ],
     options: _Comparison,
     table: TableOptions,
-    all_rows: Annotated[bool, typer.Option("--all", help="Print all rows of a long table.")] = False,
 ) -> None:
     """Compare accuracy, leakage, claimed and audited epsilon, and times of all methods on the same splits.
 
@@ -144,7 +142,7 @@ def command(
             }
         )
     else:
-        _print(summaries, effort.attacks, about, options.output, all_rows=all_rows)
+        _print(summaries, effort.attacks, about)
         print_written(written)
     finish_run(done, quiet=options.as_json)
 
@@ -191,9 +189,7 @@ def _check_source(source: DataSource, data_dir: Path | None, download: bool) -> 
     return dataset(source.name).alpha
 
 
-def _print(
-    summaries: Sequence[Summary], attacks: Sequence[str], about: str, output: Path, *, all_rows: bool
-) -> None:
+def _print(summaries: Sequence[Summary], attacks: Sequence[str], about: str) -> None:
     from quietmax.experiments.findings import STATUS_WORDS
 
     print_table(
@@ -216,6 +212,4 @@ def _print(
         caption="Attacks: leakage, TPR - FPR. Audited: lower bound on epsilon; where every answer is charged, on the "
         f"epsilon or mu of one answer. {about}",
         optional=("fit, s", "audited", "answers", "loss", "guarantee"),
-        max_rows=None if all_rows else _MAX_ROWS,
-        more=f"--all prints all; they are in {output}.",
     )

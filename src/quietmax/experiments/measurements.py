@@ -90,15 +90,11 @@ class Measurement:
     """A stored table: its rows, and how they are measured and shown."""
 
     file: str  # The CSV file that the package carries
-    kind: type[
-        Any
-    ]  # A dataclass with the columns of the file; two rows with the same ``case`` were measured together
+    kind: type[Any]  # Of its rows, a dataclass; rows with the same ``case`` were measured together
     datasets: Sequence[str]  # What is measured by default
     cases: Callable[[str], Sequence[Any]]  # What is measured on a data set
     measure: Callable[[str, Any, Path | None, int], list[Any]]  # Data set, case, data folder and seed -> rows
-    show: Callable[
-        [Sequence[Any], Sequence[str] | None], Shown
-    ]  # Takes rows, and the data sets if they were named
+    show: Callable[[Sequence[Any], Sequence[str] | None], Shown]  # Rows, and the data sets if named
     has_formulas: bool = False  # Whether there is something to show on data sets without rows
 
     def stored(self, names: Sequence[str] | None = None) -> list[Any]:
@@ -680,39 +676,31 @@ class CifarTrial(CifarSettings):
         return self.settings, self.method == "published-rdp"
 
 
-# Data set, whether DP-SGD as published is trained; then scaling, learning rate, epochs, alpha (None: cross-entropy) and
-# number of splits of its cases.
-_CIFAR_TABLE: tuple[tuple[str, bool, tuple[tuple[str, float, int, float | None, int], ...]], ...] = (
-    (
-        "cifar-10",
-        False,
-        (
-            ("pixel/255", 1e-4, 100, None, 3),
-            ("pixel/255", 1e-4, 100, 2.0, 3),
-            ("pixel/255 - 0.5", 1e-4, 100, None, 1),
-            ("pixel/255 - 0.5", 1e-4, 100, 2.0, 1),
-            ("pixel/255", 1e-3, 100, None, 1),
-            ("pixel/255", 1e-3, 100, 2.0, 1),
-            ("pixel/255", 1e-3, 10, None, 1),
-            ("pixel/255", 1e-3, 10, 2.0, 1),
-            ("pixel/255 - 0.5", 1e-3, 100, None, 1),
-            ("pixel/255 - 0.5", 1e-3, 100, 2.0, 3),
-            ("pixel/255 - 0.5", 1e-3, 100, 1.0, 1),
-        ),
-    ),
-    ("cifar-100", False, (("pixel/255", 1e-4, 100, None, 1), ("pixel/255", 1e-4, 100, 1.0, 1))),
-    ("cifar-10", True, (("pixel/255", 1e-4, 100, 2.0, 1), ("pixel/255", 1e-3, 100, 2.0, 1))),
-    ("cifar-100", True, (("pixel/255", 1e-4, 100, 1.0, 1),)),
-)
 _CIFAR_CASES: dict[tuple[CifarSettings, bool], int] = {
     (
         CifarSettings(name, scaling, rate, epochs, "convexified" if alpha else "cross-entropy", alpha),
         private,
     ): splits
-    for name, private, cases in _CIFAR_TABLE
-    for scaling, rate, epochs, alpha, splits in cases
+    for name, private, scaling, rate, epochs, alpha, splits in (
+        ("cifar-10", False, "pixel/255", 1e-4, 100, None, 3),
+        ("cifar-10", False, "pixel/255", 1e-4, 100, 2.0, 3),
+        ("cifar-10", False, "pixel/255 - 0.5", 1e-4, 100, None, 1),
+        ("cifar-10", False, "pixel/255 - 0.5", 1e-4, 100, 2.0, 1),
+        ("cifar-10", False, "pixel/255", 1e-3, 100, None, 1),
+        ("cifar-10", False, "pixel/255", 1e-3, 100, 2.0, 1),
+        ("cifar-10", False, "pixel/255", 1e-3, 10, None, 1),
+        ("cifar-10", False, "pixel/255", 1e-3, 10, 2.0, 1),
+        ("cifar-10", False, "pixel/255 - 0.5", 1e-3, 100, None, 1),
+        ("cifar-10", False, "pixel/255 - 0.5", 1e-3, 100, 2.0, 3),
+        ("cifar-10", False, "pixel/255 - 0.5", 1e-3, 100, 1.0, 1),
+        ("cifar-100", False, "pixel/255", 1e-4, 100, None, 1),
+        ("cifar-100", False, "pixel/255", 1e-4, 100, 1.0, 1),
+        ("cifar-10", True, "pixel/255", 1e-4, 100, 2.0, 1),
+        ("cifar-10", True, "pixel/255", 1e-3, 100, 2.0, 1),
+        ("cifar-100", True, "pixel/255", 1e-4, 100, 1.0, 1),
+    )
 }
-"""Settings, and whether DP-SGD is trained -> number of splits."""
+"""Settings, and whether DP-SGD as published is trained -> number of splits."""
 
 
 def _cifar_cases(name: str) -> list[tuple[CifarSettings, bool]]:
