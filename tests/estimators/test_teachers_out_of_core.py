@@ -7,14 +7,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pytest
-import torch
 
 from quietmax import Teachers
 from quietmax._ray import RayEngine
 from quietmax.data.schema import Schema
-from quietmax.errors import InvalidData, InvalidInput
 from quietmax.estimators import blocks, teachers
 from quietmax.estimators.blocks import LocalEngine
 from quietmax.estimators.teachers import _teacher_stacks, shard_of
@@ -68,48 +65,6 @@ def make_blocks_small(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     make_blocks_small(monkeypatch)
-
-
-@pytest.mark.parametrize("count", [5, 60], ids=["one stack", "three stacks"])
-@pytest.mark.parametrize("schema", [PLAIN, PERSONS], ids=["records", "persons"])
-def test_teachers_are_the_same_in_memory_and_out_of_core(
-    tmp_path: Path, schema: Schema, count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    frame = people()
-    expected = fit(frame, schema, count=count)
-    assert len(np.unique(weights(expected).round(3), axis=0)) == count
-    make_blocks_small(monkeypatch)
-    whole = files(tmp_path / "whole", frame, [])
-    parts = files(tmp_path / "parts", frame, [1, 50, 200])
-    frame.to_csv(tmp_path / "people.csv", index=False)
-    before = set(tmp_path.iterdir())
-    disk, some = LocalEngine(0, tmp_path), LocalEngine(2000, tmp_path)
-    for source, engine in (
-        (frame, disk),
-        (frame, some),
-        (whole, "local"),
-        (parts, disk),
-        (tmp_path / "people.csv", some),
-        (iter(pa.Table.from_pandas(frame).to_batches(max_chunksize=50)), disk),
-    ):
-        found = fit(source, schema, engine, count)
-        np.testing.assert_array_equal(weights(expected), weights(found))
-        np.testing.assert_array_equal(found.ensemble_.silent, expected.ensemble_.silent)
-        assert found.guarantee_ == expected.guarantee_
-        assert set(tmp_path.iterdir()) == before
-
-
-@pytest.mark.parametrize("count", [5, 60], ids=["one stack", "three stacks"])
-def test_the_number_of_threads_changes_no_bit(count: int) -> None:
-    before = torch.get_num_threads()
-    try:
-        found = []
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
-            found.append(weights(fit(people(), count=count)))
-    finally:
-        torch.set_num_threads(before)
-    np.testing.assert_array_equal(*found)
 
 
 @pytest.mark.slow
@@ -188,52 +143,3 @@ def test_the_size_that_is_not_declared_is_the_number_of_persons(tmp_path: Path) 
     fitted = fit(files(tmp_path / "people", frame, [100]), engine=LocalEngine(0, tmp_path))
     assert fitted.guarantee_.parameters["declared_size"] == frame["who"].nunique()
     assert fit(frame, PLAIN).guarantee_.parameters["declared_size"] == ROWS
-
-
-@pytest.mark.usefixtures("small_blocks")
-def test_modules_of_the_users_own_are_the_same_out_of_core(tmp_path: Path) -> None:
-    found = [
-        [
-            each.weight.detach().numpy()
-            for each in fit(people(), engine=engine, network=torch.nn.Linear).ensemble_.teachers
-        ]
-        for engine in ("local", LocalEngine(0, tmp_path))
-    ]
-    np.testing.assert_array_equal(*found)
-    assert np.any(found[0])
-
-
-@pytest.mark.parametrize("error", [InvalidInput, KeyboardInterrupt])
-def test_nothing_is_left_on_disk_after_an_error(
-    tmp_path: Path, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[int] = []
-
-    def interrupted(*_: Any) -> None:
-        seen.extend(1 for _ in tmp_path.rglob("*.labels"))
-        raise error
-
-    monkeypatch.setattr(teachers, "train_networks", interrupted)
-    with pytest.raises(error):
-        fit(people(), engine=LocalEngine(0, tmp_path))
-    assert seen
-    assert not list(tmp_path.iterdir())
-
-
-def test_wrong_rows_and_engines_are_errors(tmp_path: Path) -> None:
-    frame = people()
-    with pytest.raises(InvalidData, match="Nobody is left"):
-        fit(frame.iloc[:0])
-    frame.loc[ROWS - 1, "ill"] = "perhaps"
-    with pytest.raises(InvalidInput, match=r"1\.parquet"):
-        fit(files(tmp_path / "people", frame, [100]))
-    for engine in ("disk", 5):
-        with pytest.raises(InvalidInput, match="engine must be"):
-            fit(people(), engine=engine)
-
-
-def test_progress_ends_with_its_total() -> None:
-    done: list[tuple[int, int]] = []
-    fit(people(), engine=LocalEngine(progress=lambda *each: done.append(each)), count=60)
-    assert done[-1][0] == done[-1][1] > ROWS
-    assert [one for one, _ in done] == sorted(one for one, _ in done)

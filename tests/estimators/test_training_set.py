@@ -20,7 +20,6 @@ from sklearn.calibration import CalibratedClassifierCV
 from sklearn.compose import ColumnTransformer
 from sklearn.dummy import DummyClassifier
 from sklearn.ensemble import BaggingClassifier, StackingClassifier, VotingClassifier
-from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import Pipeline, make_pipeline
@@ -32,9 +31,7 @@ from quietmax.data.records import Records, hold_out
 from quietmax.data.schema import Schema
 from quietmax.data.tables import encode_table
 from quietmax.errors import InvalidInput
-from quietmax.estimators import DPSGD, HeadSettings, PrivateHead, Teachers, save_private
 from quietmax.estimators.training_set import Persons, _data_conditions, _training_rows, names_of, queries
-from tests.estimators.made import made
 from tests.estimators.whole_set import TrainingSet, training_set
 
 SCHEMA = Schema(
@@ -452,33 +449,6 @@ def test_every_other_estimator_that_is_being_fitted_is_seen(meta: Any, inner: An
     assert inner(meta.fit(X, Y)).seen_.own_code == (type(meta).__name__,)
 
 
-class Scaled(PrivateHead):
-    """A head of the user's own that scales the records before it is fitted."""
-
-    def fit(self, X: Any, y: Any = None, *, groups: Any = None) -> Scaled:
-        super().fit(X - X.mean(0), y, groups=groups)
-        return self
-
-
-def test_a_class_that_inherits_from_an_estimator_may_look_at_the_records_first() -> None:
-    options: dict[str, Any] = {"classes": (0, 1), "declared_size": 12, "settings": HeadSettings(steps=1)}
-    assert PrivateHead(**options).fit(X, Y).guarantee_.status == "proven"
-    found = make_pipeline(StandardScaler(), Scaled(**options)).fit(X, Y)[-1].guarantee_
-    assert found.status == "conditional"
-    assert found.parameters["own_code"] == ["StandardScaler", "Scaled"]
-    assert "is public: Scaled." in Scaled(**options).fit(X, Y).guarantee_.assumptions[-1]
-
-
-@pytest.mark.parametrize("estimator", [PrivateHead, DPSGD])
-def test_an_estimator_whose_last_fit_failed_is_not_fitted(estimator: Any, tmp_path: Path) -> None:
-    fitted = made(estimator, classes=(0, 1), declared_size=12, steps=1).fit(X, Y)
-    with pytest.raises(InvalidInput, match="not one of the 2 declared classes"):
-        fitted.fit(X, Y + 1)
-    for use in (lambda: fitted.predict(X), lambda: save_private(fitted, tmp_path / "model", dataset="x")):
-        with pytest.raises(NotFittedError):
-            use()
-
-
 @pytest.mark.parametrize(
     "rows",
     [
@@ -498,19 +468,6 @@ def test_queries_to_a_model_of_a_table_that_are_no_numbers_need_column_names(row
         queries(bare, rows)
     encoded = bare.encoding_.encode(PEOPLE[["age", "region"]])
     np.testing.assert_array_equal(queries(bare, encoded.astype(object)), encoded)
-
-
-def test_nobody_left_to_train_on_is_an_error_of_its_own() -> None:
-    everybody_out = hold_out(encode_table(PEOPLE, PERSONAL), 0.999_999)
-    with pytest.raises(InvalidInput, match="Nobody is left to train on"):
-        seen(everybody_out.train)
-    for estimator in (
-        PrivateHead(schema=PERSONAL, declared_size=4),
-        Teachers(schema=PERSONAL, declared_size=4, teachers=2, queries=1),
-        DPSGD(schema=PERSONAL, declared_size=4),
-    ):
-        with pytest.raises(InvalidInput, match="Nobody is left to train on"):
-            estimator.fit(PEOPLE[:0])
 
 
 def test_an_estimator_outside_a_pipeline_or_in_cross_validation_has_no_such_condition() -> None:

@@ -273,14 +273,6 @@ def test_a_feature_map_can_be_named(estimator: type, name: str, expected: Featur
     assert fitted.feature_map_ == (None if estimator is DPSGD and name == "identity" else expected)
 
 
-@pytest.mark.parametrize("estimator", [DPSGD, PrivateHead, Teachers])
-def test_an_unknown_feature_map_and_scattering_of_a_table_are_errors(estimator: type) -> None:
-    with pytest.raises(InvalidInput, match="features must be one of auto, identity, unit-norm, scattering"):
-        _fast(estimator, features="wavelets").fit(IMAGES, DIGITS)
-    with pytest.raises(InvalidInput, match="requires image_shape"):
-        _fast(estimator, features="scattering").fit(IMAGES, DIGITS)
-
-
 def test_the_method_of_a_head_follows_from_what_it_releases() -> None:
     released = _fast(PrivateHead).fit(IMAGES, DIGITS).guarantee_
     asked = PrivateHead(classes=(0, 1), declared_size=24, release="query").fit(IMAGES, DIGITS).guarantee_

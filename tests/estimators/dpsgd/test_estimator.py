@@ -8,20 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
-from sklearn.base import clone
 
 from quietmax.accounting import Guarantee
 from quietmax.accounting.dpsgd import Schedule, noise_multiplier
 from quietmax.data import load, load_records, split
-from quietmax.data.schema import Schema
 from quietmax.errors import DataUnavailable, InvalidInput
 from quietmax.estimators import DPSGDSettings, open_private, save_private
 from quietmax.estimators.dpsgd.estimator import DPSGD, NUMERICAL, PLACES, POISSON
-from quietmax.estimators.training_set import CLASSES, OWN_MAP
-from quietmax.models.features import FrozenModule, Identity, Pipeline, RandomFourier, Scattering, UnitNorm
+from quietmax.models.features import Scattering, UnitNorm
 from tests.estimators.made import made
 
 
@@ -67,33 +63,6 @@ def test_with_groups_the_guarantee_is_for_persons() -> None:
     assert (full.definition, full.unit) == ("gaussian", "person")
 
 
-def test_a_frame_with_a_person_column_trains_as_arrays_with_groups_do() -> None:
-    features, labels = _blobs(300)
-    columns = [f"x{number}" for number in range(6)]
-    names = np.array(["low", "middle", "high"])
-    frame = pd.DataFrame(features.astype(float), columns=columns)
-    frame = frame.assign(grade=names[labels], owner=[f"p{row // 3}" for row in range(300)])
-    schema = Schema(
-        label="grade",
-        classes=("low", "middle", "high"),
-        bounds=dict.fromkeys(columns, (0.0, 1.0)),
-        complete=tuple(columns),
-        person="owner",
-    )
-    made: dict[str, Any] = {
-        "random_state": 3,
-        "declared_size": 100,
-        "steps": 5,
-        "features": UnitNorm(0.5),
-    }
-    framed = _private(classes=None, schema=schema, **made).fit(frame)
-    arrays = _private(**made).fit(features, labels, groups=frame["owner"])
-    np.testing.assert_array_equal(framed.predict(frame), names[arrays.predict(features)])
-    np.testing.assert_array_equal(framed.predict_proba(frame), arrays.predict_proba(features))
-    assert framed.guarantee_.unit == "person"
-    assert framed.encoding_ is not None
-
-
 def test_full_batches_are_claimed_in_the_gaussian_measure() -> None:
     features, labels = _blobs()
     claimed = _private(delta=1e-5, sampling_rate=1.0).fit(features, labels).guarantee_
@@ -123,49 +92,6 @@ def test_the_published_analysis_is_conditional_shuffles_and_names_its_assumption
     assert fitted.plan_.schedule.epochs == 100
 
 
-def test_what_was_read_off_the_records_or_seeded_is_said() -> None:
-    features, labels = _blobs()
-    bare = DPSGD(epsilon=2.0).fit(features, labels).guarantee_
-    assert bare.status == "conditional"
-    assert any("number of records" in each for each in bare.assumptions)
-    assert any("set of classes" in each for each in bare.assumptions)
-    seeded = _private(random_state=0).fit(features, labels).guarantee_
-    assert seeded.status == "conditional"
-    assert "seeded" in seeded.because
-
-
-class _Halved:
-    """Not one of ours: nobody knows whether it looks at one record at a time."""
-
-    def transform(self, records):
-        return records / 2
-
-
-def test_a_feature_map_that_is_not_ours_makes_the_guarantee_conditional() -> None:
-    features, labels = _blobs(60)
-    options = {"declared_size": 60, "steps": 2}
-    ours = _private(features=UnitNorm(0.5), **options).fit(features, labels).guarantee_
-    assert ours.status == "proven"
-    assert ours.parameters["features"] == UnitNorm(0.5).to_json()
-    frozen = FrozenModule(torch.nn.ReLU(), outputs=6)
-    for outside in (frozen, Pipeline((Identity(), Pipeline((frozen,))))):
-        claimed = _private(features=outside, **options).fit(features, labels).guarantee_
-        assert set(OWN_MAP.assumptions) <= set(claimed.assumptions)
-        assert claimed.status == "conditional"
-    own = _private(features=_Halved(), **options).fit(features, labels)
-    assert own.guarantee_.status == "conditional"
-    assert set(OWN_MAP.assumptions) <= set(own.guarantee_.assumptions)
-    with pytest.raises(InvalidInput, match="can be saved"):
-        save_private(own, "nowhere", dataset="blobs")
-
-
-def test_classes_read_off_the_labels_make_the_guarantee_conditional() -> None:
-    features, labels = _blobs(60)
-    claimed = _private(declared_size=60, steps=2, classes=None).fit(features, labels).guarantee_
-    assert claimed.status == "conditional"
-    assert claimed.assumptions[-1:] == CLASSES.assumptions
-
-
 @pytest.mark.parametrize("seed", [None, 1])
 def test_steps_whose_batch_is_empty_are_taken_with_noise_alone(seed: int | None) -> None:
     """Thirty records at a rate of 0.001: nearly all of 20 batches are empty, and with probability 0.55 all."""
@@ -180,26 +106,6 @@ def test_steps_whose_batch_is_empty_are_taken_with_noise_alone(seed: int | None)
     )
     private.fit(features, np.arange(30) % 2)
     assert np.abs(private.decision_function(features)).min() > 0
-
-
-def test_a_seed_repeats_a_run_and_none_never_does() -> None:
-    features, labels = _blobs(200)
-    options = {"declared_size": 200, "steps": 5}
-    one, two = (
-        _private(random_state=4, **options).fit(features, labels).predict_proba(features) for _ in range(2)
-    )
-    np.testing.assert_array_equal(one, two)
-    one, two = (_private(**options).fit(features, labels).predict_proba(features) for _ in range(2))
-    assert np.abs(one - two).max() > 1e-6
-
-
-@pytest.mark.parametrize("features", [UnitNorm(0.5), RandomFourier(count=40, bandwidth=1.0)])
-def test_any_public_feature_map_can_come_first(features: Any) -> None:
-    records, labels = _blobs()
-    others, truth = _blobs(seed=1)
-    fitted = _private(features=features, epsilon=4.0).fit(records, labels)
-    assert fitted.score(others, truth) > 0.7
-    assert fitted.n_features_in_ == 6
 
 
 def test_a_saved_network_answers_as_before_and_keeps_its_guarantee(tmp_path: Path) -> None:
@@ -245,11 +151,6 @@ def test_bad_input_is_refused_with_a_sentence(changes: dict[str, Any], match: st
     features, labels = _blobs(60)
     with pytest.raises(InvalidInput, match=match):
         _private(**changes).fit(features, labels)
-
-
-def test_it_can_be_cloned_with_its_parameters() -> None:
-    original = _private(hidden=(3,), max_grad_norm=0.5, features=UnitNorm())
-    assert clone(original).get_params() == original.get_params()
 
 
 @pytest.mark.parametrize(("accountant", "listed"), [("pld", True), ("rdp", True), ("zcdp", False)])

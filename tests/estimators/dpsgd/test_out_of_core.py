@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.dataset
 import pytest
 import torch
 
 from quietmax import DPSGD
 from quietmax._ray import RayEngine
-from quietmax.errors import InvalidData, InvalidInput
+from quietmax.errors import InvalidInput
 from quietmax.estimators import DPSGDSettings, blocks
 from quietmax.estimators.blocks import Blocks, LocalEngine, Table
 from quietmax.estimators.dpsgd import training
@@ -28,25 +26,10 @@ from quietmax.estimators.training_set import Persons
 from quietmax.noise import release
 from quietmax.noise.sources import SeededNoise
 from tests.estimators.made import made
-from tests.estimators.table_of_people import PERSONS, PLAIN, files, table_of_people
+from tests.estimators.table_of_people import PERSONS, PLAIN, table_of_people
 
 ROWS = 1500
 people = partial(table_of_people, ROWS, 600)
-SETTINGS: dict[str, dict[str, Any]] = {
-    "records": {"schema": PLAIN},
-    "persons": {"schema": PERSONS},
-    "small batches": {"schema": PLAIN, "sampling_rate": 0.002, "hidden": (3,), "optimizer": "momentum"},
-    "all records in every step": {"schema": PERSONS, "sampling_rate": 1.0, "centring_steps": 0},
-    "shuffled": {"schema": PLAIN, "analysis": "published", "accountant": "rdp", "sampling_rate": 0.3},
-    "shuffled persons": {
-        "schema": PERSONS,
-        "analysis": "published",
-        "accountant": "rdp",
-        "sampling_rate": 0.3,
-    },
-    "other features": {"schema": PERSONS, "features": "unit-norm", "declared_size": 700},
-    "a module": {"schema": PERSONS, "network": torch.nn.Linear},
-}
 
 
 @pytest.fixture
@@ -73,31 +56,6 @@ def assert_same(one: DPSGD, other: DPSGD) -> None:
     for expected, found in zip(weights(one), weights(other), strict=True):
         np.testing.assert_array_equal(expected, found)
     assert one.guarantee_ == other.guarantee_
-
-
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-def test_the_network_is_the_same_in_memory_and_out_of_core(
-    tmp_path: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    frame = people()
-    expected = fit(frame, settings)
-    assert np.any(weights(expected)[0])
-    for name, value in (("ROWS_AT_ONCE", 64), ("BLOCK_BYTES", 1)):
-        monkeypatch.setattr(blocks, name, value)
-    folder = files(tmp_path / "people", frame, [7, 500, 501, 1200])
-    frame.to_csv(tmp_path / "people.csv", index=False)
-    disk = LocalEngine(max_memory=0, cache_dir=tmp_path)
-    before = set(tmp_path.iterdir())
-    for source, engine in (
-        (frame, disk),
-        (folder, "local"),
-        (folder, LocalEngine(max_memory=20_000, cache_dir=tmp_path)),
-        (tmp_path / "people.csv", disk),
-        (pyarrow.dataset.dataset(folder), disk),
-        (iter(pa.Table.from_pandas(frame).to_batches(max_chunksize=100)), disk),
-    ):
-        assert_same(expected, fit(source, settings, engine=engine))
-        assert set(tmp_path.iterdir()) == before
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -163,36 +121,6 @@ def test_persons_keep_all_their_rows_in_every_batch() -> None:
             assert 0 < len(batch) < ROWS
             taken, counts = np.unique(names[batch], return_counts=True)
             assert counts.tolist() == [int((names == name).sum()) for name in taken]
-
-
-@pytest.mark.parametrize("error", [InvalidInput, KeyboardInterrupt])
-def test_nothing_is_left_on_disk_after_an_error(
-    tmp_path: Path, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[int] = []
-
-    def interrupted(*_: Any, **__: Any) -> None:
-        seen.extend(1 for _ in tmp_path.rglob("*.labels"))
-        raise error
-
-    monkeypatch.setattr("quietmax.estimators.dpsgd.estimator.train_private_stack", interrupted)
-    with pytest.raises(error):
-        fit(people(), {"schema": PLAIN}, engine=LocalEngine(0, tmp_path))
-    assert seen
-    assert not list(tmp_path.iterdir())
-
-
-def test_an_error_in_the_last_file_is_found_before_anything_is_released(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    frame = people()
-    frame.loc[ROWS - 1, "ill"] = "perhaps"
-    folder = files(tmp_path / "people", frame, [700])
-    monkeypatch.setattr("quietmax.estimators.dpsgd.estimator._released_centre", None)
-    with pytest.raises(InvalidInput, match=r"perhaps|classes"):
-        fit(folder, {"schema": PLAIN})
-    with pytest.raises(InvalidData, match="Nobody is left"):
-        fit(frame.iloc[:0], {"schema": PLAIN})
 
 
 def test_another_engine_is_an_error() -> None:

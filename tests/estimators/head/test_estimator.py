@@ -19,19 +19,16 @@ import quietmax.data
 from quietmax.accounting import PureCost, mu_of
 from quietmax.data import Schema
 from quietmax.errors import InvalidInput, QuietmaxError
-from quietmax.estimators import DPSGD, DPSGDSettings, HeadSettings, Teachers, open_private, save_private
+from quietmax.estimators import HeadSettings, open_private, save_private
 from quietmax.estimators import training_set as conditions
 from quietmax.estimators.head.estimator import PrivateHead
 from quietmax.estimators.head.weights import weights_guarantee
-from quietmax.models import TrainingSettings
 from quietmax.models.features import (
     FrozenModule,
     Identity,
     Pipeline,
     RandomFourier,
-    Scattering,
     TableFeatures,
-    Turned,
     UnitNorm,
 )
 from quietmax.noise.sources import ExactNoise
@@ -94,28 +91,6 @@ def test_without_a_declared_size_a_noisy_count_is_released_and_paid_for() -> Non
     declared = PrivateHead(epsilon=1.0, **PUBLIC).fit(TABLE, LABELS)
     assert declared.guarantee_.parameters["mu_size"] is None
     assert declared.size_ == 400
-
-
-def test_undeclared_classes_are_named_as_an_assumption() -> None:
-    undeclared = PrivateHead(declared_size=400).fit(TABLE, LABELS).guarantee_
-    declared = PrivateHead(**PUBLIC).fit(TABLE, LABELS).guarantee_
-    assert any("set of classes is public" in line for line in undeclared.assumptions)
-    assert (undeclared.status, declared.status) == ("conditional", "proven")
-    assert not any("set of classes" in line for line in declared.assumptions)
-
-
-def test_seeded_noise_is_repeatable_and_only_conditional() -> None:
-    first, second = (PrivateHead(random_state=3, **PUBLIC).fit(TABLE, LABELS) for _ in range(2))
-    np.testing.assert_array_equal(first.coef_, second.coef_)
-    assert first.guarantee_.status == "conditional"
-    assert "seeded" in first.guarantee_.because
-    assert first.guarantee_.parameters["noise_source"]["exact"] is False
-
-
-def test_exact_noise_differs_from_fit_to_fit() -> None:
-    first, second = (PrivateHead(**PUBLIC).fit(TABLE, LABELS) for _ in range(2))
-    assert (first.coef_ != second.coef_).all()
-    assert first.guarantee_.parameters["noise_source"]["exact"] is True
 
 
 @pytest.mark.parametrize("method", ["gradient", "output"])
@@ -272,21 +247,6 @@ def test_a_head_learns_on_any_public_feature_map(features: Any) -> None:
     assert head.guarantee_.parameters["features"]["kind"] == features.kind
 
 
-class Halved(Identity):
-    def _features(self, records):
-        return records / 2
-
-
-@pytest.mark.parametrize("features", [Halved(), Pipeline((UnitNorm(), Pipeline((Halved(),))))])
-def test_a_map_with_the_users_own_code_is_an_assumption_of_the_guarantee(features: Any) -> None:
-    head = PrivateHead(epsilon=20.0, features=features, random_state=0, **PUBLIC).fit(TABLE, LABELS)
-    (stated,) = [each for each in head.guarantee_.assumptions if "from that record alone" in each]
-    assert "own feature map" in stated
-    assert head.guarantee_.parameters["features"] == {"kind": features.kind}
-    ours = PrivateHead(epsilon=20.0, features=UnitNorm(), random_state=0, **PUBLIC).fit(TABLE, LABELS)
-    assert not any("from that record alone" in each for each in ours.guarantee_.assumptions)
-
-
 @pytest.mark.parametrize(
     ("alpha", "regularisation"), [(1e5, 1e-4), (1e4, 0.01), (1e4, 1e-4), (100.0, 1e-4), (1.0, 1e-6)]
 )
@@ -307,13 +267,6 @@ def test_whether_a_head_is_refused_does_not_depend_on_the_labels(alpha: float, r
         except InvalidInput as error:
             outcomes.add(str(error))
     assert len(outcomes) == 1
-
-
-def test_images_are_scattered_by_default() -> None:
-    images = np.random.default_rng(0).random((30, 144)).astype(np.float32)
-    head = PrivateHead(image_shape=(1, 12, 12)).fit(images, np.arange(30) % 2)
-    assert head.feature_map_ == Turned(Scattering((1, 12, 12)))
-    assert head.guarantee_.parameters["features"]["kind"] == "turned"
 
 
 def test_features_that_are_not_finite_count_as_zero_instead_of_refusing() -> None:
@@ -541,24 +494,6 @@ def test_records_too_large_for_float32_are_refused_before_any_noise_is_drawn(
     with pytest.raises(InvalidInput, match="too large"):
         PrivateHead(classes=(0, 1, 2)).fit(np.where(TABLE > 0.99, 1e300, TABLE), LABELS)
     assert not drawn
-
-
-@pytest.mark.parametrize(
-    "estimator",
-    [
-        PrivateHead(settings=HeadSettings(steps=2), **PUBLIC),
-        PrivateHead(method="output", **PUBLIC),
-        DPSGD(settings=DPSGDSettings(steps=2), **PUBLIC),
-        Teachers(queries=1, teachers=2, network=TrainingSettings(hidden=(), epochs=1), **PUBLIC),
-    ],
-    ids=lambda estimator: type(estimator).__name__,
-)
-@pytest.mark.parametrize("value", [1e-45, -3.4e38])
-def test_no_record_is_an_error_because_the_caller_made_numpy_strict(estimator: Any, value: float) -> None:
-    records = TABLE.astype(np.float32)
-    records[7] = value
-    with np.errstate(all="raise"):
-        clone(estimator).fit(records, LABELS)
 
 
 def people(count: int = 3000) -> pd.DataFrame:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,13 +15,12 @@ import pyarrow.dataset
 import pytest
 import torch
 
-from quietmax import DPSGD, PrivateHead, Teachers
+from quietmax import PrivateHead
 from quietmax.data.sources import ParquetPart
 from quietmax.data.tables import table_rows
-from quietmax.errors import DataUnavailable, InvalidData, InvalidInput
-from quietmax.estimators import DPSGDSettings, blocks
+from quietmax.errors import DataUnavailable, InvalidInput
+from quietmax.estimators import blocks
 from quietmax.estimators.blocks import LocalEngine
-from quietmax.estimators.head import estimator
 from quietmax.estimators.serialization import open_private, save_private
 from tests.estimators.made import made
 from tests.estimators.table_of_people import PERSONS, PLAIN, files, table_of_people
@@ -55,34 +54,6 @@ def assert_same(one: PrivateHead, other: PrivateHead) -> None:
     if one.whitening_ is not None:
         np.testing.assert_array_equal(one.whitening_, other.whitening_)
     assert one.guarantee_ == other.guarantee_
-
-
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-def test_the_weights_are_the_same_in_memory_and_out_of_core(tmp_path: Path, settings: dict[str, Any]) -> None:
-    frame = people()
-    expected = fit(frame, settings)
-    folder = files(tmp_path / "people", frame, [7, 1000, 1001, 2500])
-    other = files(tmp_path / "other", frame.sample(frac=1, random_state=1), [1500])
-    frame.to_csv(tmp_path / "people.csv", index=False)
-    dataset = pyarrow.dataset.dataset(folder)
-    disk = LocalEngine(max_memory=0, cache_dir=tmp_path)
-    little = LocalEngine(max_memory=30_000, cache_dir=tmp_path)
-    before = set(tmp_path.iterdir())
-    for source, engine in (
-        (pa.Table.from_pandas(frame), "local"),
-        (frame, disk),
-        (frame.sample(frac=1, random_state=2), little),
-        (folder, "local"),
-        (folder, disk),
-        (str(folder / "*.parquet"), little),
-        (other, disk),
-        (tmp_path / "people.csv", disk),
-        (dataset, disk),
-        (dataset.scanner().to_reader(), disk),
-        (iter(dataset.to_batches()), little),
-    ):
-        assert_same(fit(source, settings, engine=engine), expected)
-    assert set(tmp_path.iterdir()) == before
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
@@ -140,42 +111,6 @@ def test_a_head_trained_on_files_is_saved_and_opened_as_ever(tmp_path: Path) -> 
     assert opened.guarantee == head.guarantee_
     with pytest.raises(InvalidInput, match="held out"):
         PrivateHead(1.0, 1e-5).fit(rows.test)
-
-
-@pytest.mark.parametrize("settings", [SETTINGS["records"], SETTINGS["persons"]], ids=["records", "persons"])
-def test_a_bad_file_is_found_before_any_noise_is_drawn(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, settings: dict[str, Any]
-) -> None:
-    def drawn(*_: object, **__: object) -> None:
-        raise AssertionError("noise was drawn")
-
-    monkeypatch.setattr(estimator, "release_gaussian", drawn)
-    frame = people()
-    frame.loc[2990, "ill"] = "secret"
-    folder = files(tmp_path / "people", frame, list(range(60, ROWS, 60)))
-    head = made(PrivateHead, 1.0, 1e-5, **settings, engine=LocalEngine(0, tmp_path))
-    with pytest.raises(InvalidData, match=r"49.parquet: Row 51 has a label outside the classes") as caught:
-        head.fit(folder)
-    assert "secret" not in str(caught.value)
-    assert [path.name for path in tmp_path.iterdir()] == ["people"]
-    assert not hasattr(head, "coef_")
-
-
-@pytest.mark.parametrize("when", ["reading", "training"])
-def test_an_interruption_leaves_nothing_behind(tmp_path: Path, when: str) -> None:
-    folder = files(tmp_path / "people", people(), [1000])
-    calls: list[tuple[int, int]] = []
-
-    def interrupt(done: int, whole: int) -> None:
-        calls.append((done, whole))
-        if when == "reading" or len(calls) > 10:
-            raise KeyboardInterrupt
-
-    head = PrivateHead(1.0, 1e-5, schema=PERSONS, engine=LocalEngine(0, tmp_path, interrupt))
-    with pytest.raises(KeyboardInterrupt):
-        head.fit(folder)
-    assert [path.name for path in tmp_path.iterdir()] == ["people"]
-    assert not hasattr(head, "coef_")
 
 
 def interrupted(folder: Path, engine: LocalEngine, calls: int, settings: dict[str, Any]) -> None:
@@ -315,49 +250,3 @@ def test_what_cannot_be_read_twice_cannot_be_resumed(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="`resume` requires"):
         PrivateHead(1.0, 1e-5, engine=engine).fit(np.eye(2), [0, 1])
     assert list(tmp_path.iterdir()) == []
-
-
-def test_progress_ends_at_its_total(tmp_path: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    folder = files(tmp_path / "people", people(), [1000])
-    fit(folder, SETTINGS["records"], engine=LocalEngine(progress=lambda *done: seen.append(done)))
-    assert seen[-1][0] == seen[-1][1] > 7 * ROWS
-    assert all(done <= whole for done, whole in seen)
-
-
-def test_teachers_and_dpsgd_read_the_same_files(tmp_path: Path) -> None:
-    frame = people().iloc[:400]
-    folder = files(tmp_path / "people", frame, [100])
-    makers: tuple[Callable[[], Any], ...] = (
-        lambda: DPSGD(
-            1.0, 1e-3, schema=PERSONS, declared_size=300, settings=DPSGDSettings(steps=2), random_state=1
-        ),
-        lambda: Teachers(1.0, 1e-5, queries=2, teachers=3, schema=PERSONS, declared_size=300, random_state=1),
-    )
-    for make in makers:
-        one, other = make().fit(frame), make().fit(folder)
-        assert one.guarantee_ == other.guarantee_
-        assert one.n_features_in_ == other.n_features_in_
-
-
-@pytest.mark.parametrize(
-    ("settings", "more", "message"),
-    [
-        ({}, {}, "need a `schema`"),
-        ({"schema": PERSONS}, {"groups": [1]}, "leave out `groups`"),
-        ({"schema": PERSONS}, {"y": [1]}, "leave out `y`"),
-        ({"schema": PERSONS, "engine": "cloud"}, {}, "engine must be"),
-    ],
-)
-def test_what_files_cannot_have_is_an_error(
-    tmp_path: Path, settings: dict[str, Any], more: dict[str, Any], message: str
-) -> None:
-    folder = files(tmp_path / "people", people(), [1000])
-    with pytest.raises(InvalidInput, match=message):
-        made(PrivateHead, 1.0, 1e-5, **settings).fit(folder, **more)
-
-
-def test_files_without_rows_are_an_error(tmp_path: Path) -> None:
-    folder = files(tmp_path / "people", people().iloc[:0], [])
-    with pytest.raises(InvalidData, match="Nobody is left"):
-        PrivateHead(1.0, 1e-5, schema=PERSONS).fit(folder)
