@@ -57,7 +57,6 @@ def claimed(guarantee: Guarantee, mechanism: Mechanism) -> Guarantee:
 
 
 def _assuming(guarantee: Guarantee, because: str, assumption: str) -> Guarantee:
-    """Return a guarantee that is conditional on one more assumption."""
     return guarantee.weakened("conditional", f"{guarantee.because} {because}", (assumption,))
 
 
@@ -327,7 +326,6 @@ def _is_open(account: FileAccount) -> bool:
 
 
 def _joined(answers: list[Answers], classes: int) -> Answers:
-    """Join the answers to single queries."""
     labels = np.array([answer.labels for answer in answers], dtype=np.int64)
     if any(answer.probabilities is None for answer in answers):
         return Answers(labels, None)

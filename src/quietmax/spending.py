@@ -214,7 +214,6 @@ class FileAccount:
 
     @contextmanager
     def _locked(self, access: int) -> Iterator[int]:
-        """Open and lock the file."""
         try:
             file = os.open(self.path, access)
         except FileNotFoundError as problem:

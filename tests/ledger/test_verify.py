@@ -111,47 +111,35 @@ def test_an_edited_row_with_a_new_hash_is_found_by_the_next_row(charged_ledger: 
     )
 
 
-@pytest.mark.parametrize("row", [1, 4, 11])
-def test_a_missing_row_is_found_at_the_start_the_middle_and_the_end(charged_ledger: Ledger, row: int) -> None:
-    faults = _faults_after(charged_ledger, f"DELETE FROM journal WHERE sequence = {row} AND account = 2")
-    assert any(f"row {row} is missing" in fault or "the last row is 10" in fault for fault in faults)
+NINE = """'{"measure": "pure", "epsilon": 9.0}'"""
+EDITS = {
+    "DELETE FROM journal WHERE sequence = 1 AND account = 2": "row 1 is missing",
+    "DELETE FROM journal WHERE sequence = 4 AND account = 2": "row 4 is missing",
+    "DELETE FROM journal WHERE sequence = 11 AND account = 2": "the last row is 10",
+    "DELETE FROM journal WHERE sequence BETWEEN 4 AND 6 AND account = 2": "rows 4 to 6 are missing.",
+    "UPDATE accounts SET spent_units = 1 WHERE id = 2": "the balance is not that of the last row",
+    "UPDATE accounts SET limit_units = limit_units + 1 WHERE id = 2": "the budget is not that of the last row",
+    "UPDATE accounts SET sequence = 10 WHERE id = 2": "the last row is 11, but should be 10",
+    f"UPDATE accounts SET head = '{START}' WHERE id = 2": "the last row is not the one that the account names",
+    f"UPDATE accounts SET total = {NINE} WHERE id = 2": "its total or terms are not those it was opened with",
+    "UPDATE subaccounts SET spent_units = 3": "the balance of client 'ann' is not the sum of its charges",
+    "UPDATE subaccounts SET limit_units = NULL": "the quota of client 'ann' is not in the journal",
+    "DELETE FROM subaccounts": "the subaccount of client 'ann' is missing",
+    "UPDATE keys SET role = 'admin' WHERE role = 'client'": "is not as it was created",
+    "UPDATE keys SET revoked = NULL WHERE revoked IS NOT NULL": "is not revoked as the journal states",
+    "DELETE FROM keys WHERE role = 'client'": "is missing",
+}
 
 
-def test_several_missing_rows_are_one_fault(charged_ledger: Ledger) -> None:
-    faults = _faults_after(
-        charged_ledger, "DELETE FROM journal WHERE sequence BETWEEN 4 AND 6 AND account = 2"
-    )
-    assert "Account 'patients': rows 4 to 6 are missing." in faults
-
-
-def test_two_rows_that_changed_places_are_found(charged_ledger: Ledger) -> None:
-    faults = _faults_after(
-        charged_ledger,
-        *(
-            f"UPDATE journal SET sequence = {new} WHERE sequence = {old} AND account = 2"
-            for old, new in ((4, 99), (5, 4), (99, 5))
-        ),
-    )
-    assert "Account 'patients': row 4 was edited or moved." in faults
-    assert "Account 'patients': row 5 was edited or moved." in faults
-
-
-def test_a_changed_balance_quota_or_key_is_found(charged_ledger: Ledger) -> None:
-    nine = """'{"measure": "pure", "epsilon": 9.0}'"""
-    for change, expected in {
-        "UPDATE accounts SET spent_units = 1 WHERE id = 2": "the balance is not that of the last row",
-        "UPDATE accounts SET limit_units = limit_units + 1 WHERE id = 2": "the budget is not that of the last row",
-        "UPDATE accounts SET sequence = 10 WHERE id = 2": "the last row is 11, but should be 10",
-        f"UPDATE accounts SET head = '{START}' WHERE id = 2": "the last row is not the one that the account names",
-        f"UPDATE accounts SET total = {nine} WHERE id = 2": "its total or terms are not those it was opened with",
-        "UPDATE subaccounts SET spent_units = 3": "the balance of client 'ann' is not the sum of its charges",
-        "UPDATE subaccounts SET limit_units = NULL": "the quota of client 'ann' is not in the journal",
-        "DELETE FROM subaccounts": "the subaccount of client 'ann' is missing",
-        "UPDATE keys SET role = 'admin' WHERE role = 'client'": "is not as it was created",
-        "UPDATE keys SET revoked = NULL WHERE revoked IS NOT NULL": "is not revoked as the journal states",
-        "DELETE FROM keys WHERE role = 'client'": "is missing",
-    }.items():
+def test_a_missing_row_and_a_changed_balance_quota_or_key_are_found(charged_ledger: Ledger) -> None:
+    for change, expected in EDITS.items():
         assert any(expected in fault for fault in _faults_after(charged_ledger, change)), change
+    moves = [
+        f"UPDATE journal SET sequence = {new} WHERE sequence = {old} AND account = 2"
+        for old, new in ((4, 99), (5, 4), (99, 5))
+    ]
+    faults = _faults_after(charged_ledger, *moves)
+    assert {f"Account 'patients': row {row} was edited or moved." for row in (4, 5)} <= set(faults)
 
 
 @pytest.mark.parametrize(

@@ -208,7 +208,6 @@ def mu_of(epsilon: float, delta: float) -> float:
 
 
 def _root(function: Callable[[float], float], low: float, high: float) -> float:
-    """Return the root of a function between two points where its signs differ."""
     from scipy.optimize import brentq
 
     return float(brentq(function, low, high, xtol=1e-300, maxiter=500))
@@ -589,7 +588,6 @@ def total_needed(per_query_cost: Cost, queries: int) -> Cost:
 
 
 def _checked_releases(releases: int) -> int:
-    """Return the number of releases if a meter can be divided among them."""
     count = _checked_count(releases, "The number of releases")
     if not 1 <= count <= LIMIT:
         raise InvalidInput(f"The number of releases must be between 1 and {LIMIT}, got {releases!r}.")

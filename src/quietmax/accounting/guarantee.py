@@ -359,7 +359,6 @@ class Guarantee:
         return sentences
 
     def _group_accuracy(self, units: int) -> str:
-        """Return the largest accuracy of a guess about a group, as a percentage."""
         try:
             return _percent(self.for_group(units).max_accuracy())
         except InvalidInput:

@@ -235,7 +235,6 @@ _ACCOUNTS = "SELECT id, name, total, terms, limit_units, spent_units, sequence, 
 
 
 def _account_state(row: Row[Any]) -> AccountState:
-    """Return the account that a row of the table describes."""
     try:
         total, terms = cost_from_json(json.loads(row.total)), Terms._from_json(json.loads(row.terms))
     except PARSE_ERRORS as error:
@@ -375,7 +374,6 @@ _SET_QUOTA = (
 
 
 def _check_name(name: str, what: str) -> None:
-    """Raise `InvalidInput` unless the name of an account or client is valid."""
     if not _NAME.fullmatch(name):
         raise InvalidInput(
             f"The {what} name must be 1 to 64 letters, digits, dots, dashes or underscores, the first a letter or "
@@ -393,7 +391,6 @@ def _check_reason(because: str) -> None:
 
 
 def _lock_account(connection: Connection, account: int) -> AccountTransaction:
-    """Lock an account until the transaction ends."""
     return _lock_accounts(Cursor(connection), [account])[account]
 
 
@@ -423,7 +420,6 @@ def _record(
 
 
 def _client_number(connection: Connection, name: str, *, create: bool = False) -> int:
-    """Return the id of a client."""
     number = "SELECT id FROM clients WHERE name = :name"
     found = _run(connection, number, name=name).scalar_one_or_none()
     if found is None and create:
@@ -508,7 +504,6 @@ def _limit_client(
 
 
 def _spent_by(connection: Connection, account: AccountTransaction, client: str) -> int:
-    """Return the units that a client has spent of an account."""
     shares = _list_subaccounts(connection, account.account)
     return sum(each.spent_units for each in shares if each.client == client)
 

@@ -229,7 +229,7 @@ def _write_transaction(engine: Engine) -> Iterator[Connection]:
 
 
 def _writer_connection(engine: Engine) -> Connection:
-    """Open a connection that one thread keeps for its transactions; see `charge_transaction`."""
+    """Open a connection that one thread keeps for its transactions; see `_charge_transaction`."""
     with _translate_errors(engine):
         connection = engine.connect()
         if engine.dialect.name == "sqlite":
@@ -437,7 +437,6 @@ _COLUMN_TYPES = {
 
 
 def _damaged(what: str) -> LedgerDamaged:
-    """Return the error for a ledger that somebody edited."""
     return LedgerDamaged(f"{what}. Stop serving from this ledger and restore a backup that has every charge.")
 
 
@@ -447,7 +446,7 @@ def _run(connection: Connection, statement: str, **values: object) -> Any:
 
 
 def _stream(connection: Connection, statement: str, **values: object) -> Any:
-    """Run a query as `run` does, but without holding all rows in memory."""
+    """Run a query as `_run` does, but without holding all rows in memory."""
     return connection.execute(text(statement).execution_options(yield_per=_STREAMED_ROWS), values)
 
 
@@ -533,7 +532,6 @@ class AccountTransaction:
 
 
 def _lock_accounts(cursor: Cursor, ids: Iterable[int]) -> dict[int, AccountTransaction]:
-    """Lock accounts until the transaction ends."""
     wanted = set(ids)
     found = {row[0]: AccountTransaction(*row) for row in cursor.fetch_listed(_LOCK_ACCOUNTS, wanted)}
     if len(found) < len(wanted):
@@ -558,7 +556,6 @@ def _create_tables(connection: Connection, only: str = "") -> None:
 
 
 def _create_ledger(connection: Connection) -> None:
-    """Create the tables, the account of the API keys and the secrets."""
     _create_tables(connection)
     _run(
         connection,
@@ -645,7 +642,6 @@ def _adopt(connection: Connection, account: int, details: Sequence[object]) -> N
 
 
 def _read_salt(connection: Connection) -> bytes:
-    """Return the salt of all keyed hashes."""
     found = _run(connection, "SELECT value FROM meta WHERE name = 'query_salt'").scalar_one_or_none()
     with suppress(TypeError, ValueError):
         salt = bytes.fromhex(found)
@@ -678,7 +674,6 @@ def _migrate(engine: Engine, migrations: Sequence[Callable[[Connection], None]] 
 
 
 def _is_migrated(engine: Engine) -> bool:
-    """Tell whether a ledger has the newest schema."""
     with _read_transaction(engine) as connection:
         return _known_version(connection, len(MIGRATIONS)) == len(MIGRATIONS)
 

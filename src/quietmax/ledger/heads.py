@@ -49,7 +49,6 @@ class Head:
 
 
 def _head_of(locked: AccountTransaction) -> Head:
-    """Return the head of a locked account."""
     return Head(locked.account, locked.sequence, locked.spent_units, locked.head)
 
 
@@ -60,7 +59,6 @@ def _read_heads(connection: Connection) -> list[Head]:
 
 
 def _head_path(engine: Engine) -> Path | None:
-    """Return the path of the head file."""
     beside = f"{engine.url.database}.head" if engine.dialect.name == "sqlite" else None
     path = os.environ.get("QUIETMAX_LEDGER_HEAD") or beside
     return None if path is None else Path(path)
@@ -268,7 +266,6 @@ class HeadFile:
 
     @contextmanager
     def _locked_file(self, path: Path, lock: int) -> Iterator[int]:
-        """Open the file, unless it is open, and lock it."""
         if self._file is None:
             self._file = os.open(path, os.O_RDONLY if self._read_only else os.O_RDWR | os.O_CREAT, 0o600)
         file = self._file
@@ -300,7 +297,6 @@ def _is_empty(slot: bytes) -> bool:
 
 
 def _journal_hash(connection: Connection, head: Head) -> Any:
-    """Return the hash that the journal has in the row of a head."""
     statement = "SELECT hash FROM journal WHERE account = :account AND sequence = :sequence"
     return _run(connection, statement, account=head.account, sequence=head.sequence).scalar_one_or_none()
 

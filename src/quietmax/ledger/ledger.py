@@ -409,7 +409,6 @@ class Ledger(Accounts):
             self._heads.check_all(connection)
 
     def _newest_time(self) -> int:
-        """Return the time of the newest journal row; now if there is none."""
         newest = (
             "SELECT journal.time FROM accounts JOIN journal"
             " ON journal.account = accounts.id AND journal.sequence = accounts.sequence"

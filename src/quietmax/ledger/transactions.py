@@ -73,7 +73,6 @@ _PART_ROWS = (
 
 
 def _spent_by_part(cursor: Cursor, accounts: Iterable[int]) -> dict[int, dict[Part, int]]:
-    """Return what each part of some accounts has spent, according to the journal."""
     wanted = set(accounts)
     spent: dict[int, dict[Part, int]] = {account: {} for account in wanted}
     for account, detail in cursor.fetch_listed(_PART_ROWS, wanted):
@@ -525,7 +524,6 @@ def _charge_detail(charge: Charge, units: int, paid: int | None) -> str:
 
 
 def _remaining(account: AccountTransaction, balance: _Balance) -> int:
-    """Return the units that a client can still spend."""
     remaining = account.limit_units - account.spent_units
     if balance.limit_units is None:
         return remaining
@@ -582,7 +580,6 @@ def _store_answers(
 
 
 def _count_refused(cursor: Cursor, counts: Mapping[tuple[int, int], int]) -> None:
-    """Add to the number of refused charges of subaccounts."""
     cursor.execute_many(
         _COUNT_REFUSED, [(*subaccount, count) for subaccount, count in sorted(counts.items())]
     )

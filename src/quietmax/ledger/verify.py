@@ -415,7 +415,6 @@ class _Requests:
 
 
 def _is_as_stated(row: Row[Any], stated: _Request, salt: bytes) -> bool:
-    """Tell whether a stored request is what the journal states."""
     try:
         digest = _answer_digest(salt, row.request, row.body, row.answer)
         keep = len(row.body) == 0

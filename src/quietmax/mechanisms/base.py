@@ -299,7 +299,6 @@ class ProvenMechanism:
         )
 
     def _ready(self) -> tuple[ScoreBounds, Cost]:
-        """Return bounds and cost."""
         if self.bounds is None or self.per_query is None:
             raise InvalidInput(
                 f"{type(self).__name__} cannot release: bounds and per_query must be set. A Predictor sets them."
@@ -330,7 +329,6 @@ def _bounds_for(given: ScoreBounds | None, model: Classifier) -> tuple[ScoreBoun
 
 
 def _check_name(mechanism: object, field: str, valid: tuple[str, ...]) -> None:
-    """Raise `InvalidInput` unless a field of a mechanism is one of the valid names."""
     if (given := getattr(mechanism, field)) not in valid:
         named = ", ".join(f"'{each}'" for each in valid[:-1])
         raise InvalidInput(f"{field} must be {named} or '{valid[-1]}', got {given!r}.")

@@ -402,7 +402,6 @@ def _exponential_survival(point: Fraction, bits: int) -> _Bounds:
 
 
 def _logarithm(value: Fraction, bits: int) -> _Bounds:
-    """Enclose ln(value)."""
     if value == 1:
         return Fraction(0), Fraction(0)
     return _enclosed(value, bits + 16, "ln")
