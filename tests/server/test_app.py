@@ -23,7 +23,7 @@ from quietmax.data import Encoding
 from quietmax.ledger import Terms
 from quietmax.server import Service, Settings, codec
 from quietmax.server.app import InferenceEndpoint
-from quietmax.server.codec import decode_request
+from quietmax.server.codec import _decode_request
 from quietmax.server.errors import HttpError
 from tests.server.running_service import (
     CLASSES,
@@ -353,13 +353,13 @@ def test_the_largest_requests_and_strings_full_of_commas_pass_the_check_of_the_s
 
 def test_large_bodies_are_parsed_in_a_thread(plain: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[str] = []
-    decode = decode_request
+    decode = _decode_request
 
     def noted(*arguments: Any) -> Any:
         threads.append(threading.current_thread().name)
         return decode(*arguments)
 
-    monkeypatch.setattr(codec, "decode_request", noted)
+    monkeypatch.setattr(codec, "_decode_request", noted)
     for spaces in (0, 2**20):
         assert plain.post_body(_body("[1,2,3,4,5,6]") + b" " * spaces).status_code == 200
     assert len(set(threads)) == 2

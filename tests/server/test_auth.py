@@ -17,7 +17,7 @@ from sqlalchemy import text
 from quietmax.accounting.costs import LIMIT
 from quietmax.ledger import Terms
 from quietmax.server import Settings, auth
-from quietmax.server.auth import RateLimiter, is_local
+from quietmax.server.auth import RateLimiter, _is_local
 from tests.server.running_service import (
     Running,
     Start,
@@ -248,8 +248,8 @@ def test_only_a_loopback_peer_is_local() -> None:
     headers = [(b"host", b"localhost")]
     for address, local in (("127.0.0.1", True), ("::1", True), ("172.17.0.1", False)):
         scope = {"client": (address, 5), "http_version": "1.1", "headers": headers}
-        assert is_local(scope) == local
-    assert not is_local({"client": None, "http_version": "1.1", "headers": headers})
+        assert _is_local(scope) == local
+    assert not _is_local({"client": None, "http_version": "1.1", "headers": headers})
 
 
 def test_no_redirect_leads_to_the_host_that_a_client_names(plain: Running) -> None:
@@ -269,18 +269,18 @@ class _Clock:
 def test_a_client_has_a_burst_and_then_the_rate() -> None:
     clock = _Clock()
     limiter = RateLimiter(4.0, burst=3, clock=clock)
-    assert [limiter.wait(1) for _ in range(5)] == [0, 0, 0, 0.25, 0.25]
-    assert limiter.wait(2) == 0, "another client is not affected"
+    assert [limiter._wait(1) for _ in range(5)] == [0, 0, 0, 0.25, 0.25]
+    assert limiter._wait(2) == 0, "another client is not affected"
     clock.now += 0.25
-    assert [limiter.wait(1) for _ in range(2)] == [0, 0.25]
+    assert [limiter._wait(1) for _ in range(2)] == [0, 0.25]
     clock.now += 100
-    assert [limiter.wait(1) for _ in range(4)] == [0, 0, 0, 0.25], "no more than the burst is saved up"
+    assert [limiter._wait(1) for _ in range(4)] == [0, 0, 0, 0.25], "no more than the burst is saved up"
 
 
 @pytest.mark.parametrize(("rate", "burst"), [(0.1, 1), (1.0, 1), (2.5, 2), (100.0, 100)])
 def test_the_burst_is_the_requests_of_one_second_by_default(rate: float, burst: int) -> None:
     limiter = RateLimiter(rate, clock=_Clock())
-    assert [limiter.wait(1) == 0 for _ in range(burst + 1)] == [True] * burst + [False]
+    assert [limiter._wait(1) == 0 for _ in range(burst + 1)] == [True] * burst + [False]
 
 
 @given(
@@ -296,12 +296,12 @@ def test_no_span_of_time_has_more_requests_than_the_burst_and_the_rate(
     accepted = []
     for pause in pauses:
         clock.now += pause
-        wait = limiter.wait(1)
+        wait = limiter._wait(1)
         if wait == 0:
             accepted.append(clock.now)
         else:
             clock.now += wait * 1.000001 + 1e-9
-            assert limiter.wait(1) == 0, "a request after the stated wait is accepted"
+            assert limiter._wait(1) == 0, "a request after the stated wait is accepted"
             accepted.append(clock.now)
     for first, start in enumerate(accepted):
         for last in range(first, len(accepted)):
@@ -314,9 +314,9 @@ def test_memory_is_bounded_however_many_clients_there_are(monkeypatch: pytest.Mo
     limiter = RateLimiter(1.0, burst=2, clock=clock)
     for client in range(1000):
         clock.now += 0.001
-        assert limiter.wait(client) == 0
+        assert limiter._wait(client) == 0
         assert len(limiter._busy_until) <= 100
-    assert [limiter.wait(999) for _ in range(2)] == [0, 1.0], "the latest client is not forgotten"
+    assert [limiter._wait(999) for _ in range(2)] == [0, 1.0], "the latest client is not forgotten"
     clock.now += 10
     limiter._forget(clock.now)
     assert limiter._busy_until == {}
@@ -410,9 +410,9 @@ def test_logins_that_succeed_are_not_limited_as_failed_ones(start: Start) -> Non
 
 def test_addresses_of_one_network_share_a_limit() -> None:
     limiter = RateLimiter(1.0, burst=1, clock=_Clock())
-    assert limiter.remaining_wait("a") == 0
-    assert limiter.wait("a") == 0
-    assert limiter.remaining_wait("a") == limiter.wait("a") == 1.0
+    assert limiter._remaining_wait("a") == 0
+    assert limiter._wait("a") == 0
+    assert limiter._remaining_wait("a") == limiter._wait("a") == 1.0
     assert (
         auth._network("2001:db8::1") == auth._network("2001:db8::ffff:1") != auth._network("2001:db8:0:1::1")
     )

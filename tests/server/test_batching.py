@@ -301,14 +301,14 @@ def test_an_answer_is_dropped_if_the_connection_ended_meanwhile(
 
     async def infer_and_leave() -> None:
         pipeline = Pipeline(idle.ledger, idle.settings)
-        asked = asyncio.create_task(pipeline.infer(deployment, decoded(), caller(idle)))
+        asked = asyncio.create_task(pipeline._infer(deployment, decoded(), caller(idle)))
         await asyncio.sleep(0)
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asked
         await asyncio.to_thread(delivered.wait, 60)
         assert not pipeline._in_flight
-        await pipeline.close()
+        await pipeline._close()
 
     run_async(infer_and_leave())
     assert idle.ledger.account(deployment.account.name).spent_units == deployment.unit_cost
@@ -346,7 +346,7 @@ def test_answers_that_nobody_stores_are_not_packed(start: Start, monkeypatch: py
     def forbidden(*_: Any) -> None:
         raise AssertionError("packed")
 
-    monkeypatch.setattr(batching, "pack_answers", forbidden)
+    monkeypatch.setattr(batching, "_pack_answers", forbidden)
     with start("head", settings=Settings(answer_cache=False)) as service:
         assert service.infer(some_rows(3), "head", id="free").status_code == 200
     with start("plain", budget=Terms(10.0), queries=20, settings=Settings(answer_cache=False)) as service:

@@ -33,13 +33,13 @@ from quietmax.models.mlp import initial_mlp
 from quietmax.server import codec
 from quietmax.server.codec import (
     COLUMN_DATATYPES,
+    _decode_request,
+    _join_strings,
+    _output_tensors,
+    _pack_answers,
     _parse_with_array,
-    decode_request,
-    join_strings,
-    output_tensors,
-    pack_answers,
-    split_strings,
-    unpack_answers,
+    _split_strings,
+    _unpack_answers,
 )
 from quietmax.server.deployment import Deployment
 from quietmax.server.errors import HttpError
@@ -224,7 +224,7 @@ def test_images_are_taken_in_their_own_shape(tmp_path: Path) -> None:
     request = {
         "inputs": [{"name": "features", "shape": [2, 1, 2, 3], "datatype": "FP32", "data": [0.5] * 12}]
     }
-    assert decode_request(json.dumps(request).encode(), None, deployment, 5).rows.shape == (2, FEATURES)
+    assert _decode_request(json.dumps(request).encode(), None, deployment, 5).rows.shape == (2, FEATURES)
     assert deployment.status == "conditional"
 
 
@@ -258,11 +258,11 @@ def test_packed_answers_are_unpacked_unchanged() -> None:
     labels = np.array([2, 0], np.int64)
     probabilities = np.array([[0.25, 0.125, 0.625], [1 / 3, 1 / 3, 1 / 3]])
     for answers in (Answers(labels, None), Answers(labels, probabilities)):
-        unpacked = unpack_answers(pack_answers(answers))
+        unpacked = _unpack_answers(_pack_answers(answers))
         np.testing.assert_array_equal(unpacked.labels, labels)
         assert (unpacked.probabilities is None) == (answers.probabilities is None)
-        for name, tensor in output_tensors(answers).items():
-            np.testing.assert_array_equal(output_tensors(unpacked)[name], tensor)
+        for name, tensor in _output_tensors(answers).items():
+            np.testing.assert_array_equal(_output_tensors(unpacked)[name], tensor)
 
 
 PEOPLE: dict[str, list[Any]] = {
@@ -279,11 +279,11 @@ def table_deployment(models: Path) -> Deployment:
 
 def _rows_of(deployment: Deployment, request: dict[str, Any], binary: bytes = b"") -> Any:
     text = json.dumps(request).encode()
-    return decode_request(text + binary, len(text) if binary else None, deployment, 5).rows
+    return _decode_request(text + binary, len(text) if binary else None, deployment, 5).rows
 
 
 def test_columns_are_encoded_as_the_table_of_the_training_was(table_deployment: Deployment) -> None:
-    request = decode_request(json.dumps(column_inference(PEOPLE)).encode(), None, table_deployment, 5)
+    request = _decode_request(json.dumps(column_inference(PEOPLE)).encode(), None, table_deployment, 5)
     np.testing.assert_array_equal(request.rows, TABLE.encode(pd.DataFrame(PEOPLE)))
     assert request.unknown == {"région": 1}, "a missing value is not unknown"
     shuffled = column_inference(dict(reversed(PEOPLE.items())))
@@ -317,7 +317,7 @@ def test_the_same_values_in_any_datatype_listed_or_binary_are_the_same_query(
     ]
     np.testing.assert_array_equal(_rows_of(table_deployment, {"inputs": listed}), expected)
     kind = COLUMN_DATATYPES[datatype]
-    packed = join_strings(ages) if datatype == "BYTES" else np.array(ages, kind).tobytes()
+    packed = _join_strings(ages) if datatype == "BYTES" else np.array(ages, kind).tobytes()
     written = "".join(names).encode()
     text = struct.pack("<I", 5) + written[:5] + struct.pack("<I", 2) + written[5:]
     binary = [
@@ -629,7 +629,7 @@ def test_any_number_in_any_column_is_encoded_or_refused(
 def _check_encoded_or_refused(encoding: Encoding, body: bytes, json_length: int | None = None) -> None:
     refused, rows = None, np.zeros((1, len(encoding.feature_names)), np.float32)
     try:
-        rows = decode_request(body, json_length, _deployment_of(encoding), 5).rows
+        rows = _decode_request(body, json_length, _deployment_of(encoding), 5).rows
     except HttpError as error:
         refused = error
     assert refused is None or (refused.status == 422 and len(refused.message) < 400)
@@ -657,10 +657,10 @@ def _deployment_of(encoding: Encoding) -> Deployment:
 @given(st.lists(st.text()))
 def test_strings_are_split_as_they_were_joined(strings: list[str]) -> None:
     try:
-        joined = join_strings(strings)
+        joined = _join_strings(strings)
     except UnicodeEncodeError:  # a lone surrogate
         return
-    assert split_strings(joined) == strings
+    assert _split_strings(joined) == strings
 
 
 DEPLOYMENT: Any = SimpleNamespace(
@@ -749,7 +749,7 @@ def _mutated(rng: random.Random) -> bytes:
 
 def _decoded(body: bytes) -> tuple[object, ...]:
     try:
-        request = decode_request(body, None, DEPLOYMENT, 2)
+        request = _decode_request(body, None, DEPLOYMENT, 2)
     except HttpError as error:
         return error.status, str(error.to_json())
     return request.rows.tobytes(), request.rows.shape, str(request.rows.dtype), request.id, request.outputs
@@ -812,10 +812,10 @@ def test_a_large_body_takes_little_more_memory_than_its_numbers() -> None:
     tensor = {"name": "features", "shape": [500, 784], "datatype": "FP32", "data": rows.ravel().tolist()}
     body = orjson.dumps({"inputs": [tensor]})
     deployment = SimpleNamespace(**{**vars(DEPLOYMENT), "inputs": 784})
-    decode_request(body, None, deployment, 500)  # type: ignore[arg-type]
+    _decode_request(body, None, deployment, 500)  # type: ignore[arg-type]
     tracemalloc.start()
     try:
-        decode_request(body, None, deployment, 500)  # type: ignore[arg-type]
+        _decode_request(body, None, deployment, 500)  # type: ignore[arg-type]
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

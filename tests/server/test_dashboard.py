@@ -126,7 +126,7 @@ def test_a_login_while_the_ledger_is_down_is_503_and_not_a_wrong_key(
     async def fail(*_: object) -> None:
         raise HttpError(503, str(LEDGER_DOWN))
 
-    monkeypatch.setattr(plain.service.auth, "login", fail)
+    monkeypatch.setattr(plain.service.auth, "_login", fail)
     assert httpx.post(f"{plain.url}/login", data={"key": plain.key}).status_code == 503
 
 

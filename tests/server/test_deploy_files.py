@@ -85,10 +85,10 @@ def test_every_service_with_postgresql_keeps_a_head_file_on_a_volume() -> None:
 
 def test_metrics_of_the_dashboard_and_the_alerts_exist() -> None:
     metrics = Metrics()
-    metrics.count_request("m", "1", 200, 0.1)
-    metrics.count_answers("m", "1", 1, 1)
-    exposed = set(re.findall(r"^(quietmax_\w+)", metrics.exposition([]).decode(), re.MULTILINE))
-    exposed |= set(re.findall(r"^# TYPE (quietmax_\w+)", metrics.exposition([]).decode(), re.MULTILINE))
+    metrics._count_request("m", "1", 200, 0.1)
+    metrics._count_answers("m", "1", 1, 1)
+    exposed = set(re.findall(r"^(quietmax_\w+)", metrics._exposition([]).decode(), re.MULTILINE))
+    exposed |= set(re.findall(r"^# TYPE (quietmax_\w+)", metrics._exposition([]).decode(), re.MULTILINE))
     named = {name for expression in expressions() for name in re.findall(r"quietmax_\w+", expression)}
     assert len(named) >= 5
     assert named <= exposed

@@ -42,9 +42,9 @@ from quietmax.server.deployment import Deployment, deploy
 from quietmax.server.errors import HttpError
 from quietmax.server.grpc_server import (
     SERVICE,
+    _decode_request,
+    _encode_response,
     _parse_request,
-    decode_request,
-    encode_response,
     message_class,
 )
 from quietmax.server.repository import load_models
@@ -597,14 +597,14 @@ def test_only_so_many_messages_are_received_at_the_same_time_as_fit_into_the_mem
 def test_a_message_that_does_not_fit_into_the_memory_for_bodies_is_unavailable(start: Start) -> None:
     settings = Settings(max_bytes=2**20, max_body_memory=2**20)
     with start("plain", budget=Terms(10.0), queries=20, settings=settings, grpc=True) as running:
-        running.service.bodies.hold(2**20 - 10)
+        running.service.bodies._hold(2**20 - 10)
         with _refused(
             "UNAVAILABLE",
             "The service holds too many request bodies. Send the request again later. Nothing was charged.",
         ) as trailers:
             _send(running, _message(some_rows(1)).SerializeToString())
         assert trailers["retry-after"] == "1"
-        running.service.bodies.release(2**20 - 10)
+        running.service.bodies._release(2**20 - 10)
         assert _send(running, _message(some_rows(1)).SerializeToString())
         assert running.service.bodies.held == 0
 
@@ -865,7 +865,7 @@ def _typed_message() -> Any:
 
 
 def _decode(message: Any, deployment: Deployment) -> Any:
-    return decode_request(_parse_request(message.SerializeToString(), 3), deployment, 3)
+    return _decode_request(_parse_request(message.SerializeToString(), 3), deployment, 3)
 
 
 @pytest.mark.parametrize(
@@ -920,7 +920,7 @@ def test_typed_columns_are_encoded_and_class_names_sent_as_bytes(survey: Deploym
     message = _columns()
     request = _decode(message, survey)
     assert request.unknown == {"région": 1}
-    encoded = encode_response(message, request, Answers(np.array([1, 0]), None), {"cost": 0.5}, survey)
+    encoded = _encode_response(message, request, Answers(np.array([1, 0]), None), {"cost": 0.5}, survey)
     response = service_pb2.ModelInferResponse.FromString(encoded)
     (label,) = response.outputs
     assert (label.name, label.datatype, list(label.shape)) == ("label", "BYTES", [2])
@@ -1043,14 +1043,14 @@ def test_a_large_valid_message_is_parsed(head: Deployment, survey: Deployment) -
     tensor.contents.fp32_contents.extend([0.5] * 5000 * FEATURES)
     content = message.SerializeToString()
     assert len(content) > 2**16
-    assert decode_request(_parse_request(content, 5000), head, 5000).rows.shape == (5000, FEATURES)
+    assert _decode_request(_parse_request(content, 5000), head, 5000).rows.shape == (5000, FEATURES)
     columns = service_pb2.ModelInferRequest()
     for name, value in (("age", b"30"), ("income", b"9000"), ("r\u00e9gion", b"north")):
         column = columns.inputs.add(name=name, datatype="BYTES", shape=[5000])
         column.contents.bytes_contents.extend([value] * 5000)
     content = columns.SerializeToString()
     assert len(content) > 2**16
-    assert len(decode_request(_parse_request(content, 5000), survey, 5000).rows) == 5000
+    assert len(_decode_request(_parse_request(content, 5000), survey, 5000).rows) == 5000
 
 
 def test_a_shape_of_thousands_of_dimensions_is_refused() -> None:

@@ -30,7 +30,7 @@ from quietmax.server import Settings
 from quietmax.server import auth as oidc
 from quietmax.server.auth import ALGORITHMS, Identity, IssuerKeys, TokenVerifier, _fetch_json
 from quietmax.server.errors import HttpError
-from quietmax.server.telemetry import Log, libraries_logged
+from quietmax.server.telemetry import Log, _libraries_logged
 from tests.server.running_service import Running, Start, check_message, inference, run_async, some_rows
 from tests.server.token_issuer import AUDIENCE, TokenIssuer, serving
 
@@ -71,11 +71,11 @@ class _Verification:
         self.verifier = TokenVerifier(_settings(issuer.url, **settings), keys)
 
     async def identity(self, token: str) -> Identity:
-        return await self.verifier.verify(token)
+        return await self.verifier._verify(token)
 
     async def error(self, token: str) -> HttpError:
         with pytest.raises(HttpError) as raised:
-            await self.verifier.verify(token)
+            await self.verifier._verify(token)
         message = raised.value.message
         assert message.endswith(".")
         assert "\n" not in message
@@ -399,8 +399,8 @@ def test_the_log_says_why_the_issuer_cannot_be_reached() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # nobody listens
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        with libraries_logged(log), suppress(HttpError):
-            run_async(IssuerKeys(url).refresh())
+        with _libraries_logged(log), suppress(HttpError):
+            run_async(IssuerKeys(url)._refresh())
     assert log.flush(10)
     (line,) = map(json.loads, stream.getvalue().splitlines())
     assert line["message"].startswith(f"The keys of the issuer {url} cannot be fetched: ")

@@ -207,17 +207,17 @@ def test_connections_in_their_handshake_count_too(models: Path, tmp_path: Path, 
 def test_connections_leave_descriptors_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     for soft, most in ((1024, 896), (200, 100), (resource.RLIM_INFINITY, 1000)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, soft=soft: (soft, soft))
-        assert limits.connection_limits(Settings(), grpc=False)[0] == most
+        assert limits._connection_limits(Settings(), grpc=False)[0] == most
 
 
 def test_connections_of_http_and_grpc_share_the_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
     for soft in (100, 1024, 4096):
         monkeypatch.setattr(resource, "getrlimit", lambda _, soft=soft: (soft, soft))
-        http, grpc = limits.connection_limits(Settings(max_connections=100_000), grpc=True)
+        http, grpc = limits._connection_limits(Settings(max_connections=100_000), grpc=True)
         assert http + grpc <= soft - min(128, soft // 2)
         assert http > grpc > 0
-        assert limits.connection_limits(Settings(), grpc=True)[0] == min(http, 1000)
-    assert limits.connection_limits(Settings(max_connections=10), grpc=True) == (10, 10)
+        assert limits._connection_limits(Settings(), grpc=True)[0] == min(http, 1000)
+    assert limits._connection_limits(Settings(max_connections=10), grpc=True) == (10, 10)
 
 
 def test_a_request_that_was_received_is_not_replaced(start: Start) -> None:
@@ -309,7 +309,7 @@ def test_a_client_that_does_not_read_its_response_is_cut_off(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with start("head", settings=Settings(timeout=0.5)) as service:
-        monkeypatch.setattr(service.service.metrics, "exposition", lambda _: b"x" * 2**26)
+        monkeypatch.setattr(service.service.metrics, "_exposition", lambda _: b"x" * 2**26)
         with _connected(service) as connection:
             connection.sendall(
                 b"GET /metrics HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n\r\n" % service.key.encode()
@@ -403,7 +403,7 @@ def test_responses_that_nobody_reads_do_not_delay_a_stop(
 ) -> None:
     with ExitStack() as opened:
         with start("head") as service:
-            monkeypatch.setattr(service.service.metrics, "exposition", lambda _: b"x" * 2**23)
+            monkeypatch.setattr(service.service.metrics, "_exposition", lambda _: b"x" * 2**23)
             metrics = b"GET /metrics HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n\r\n"
             unread = opened.enter_context(_connected(service))
             unread.sendall(metrics % service.key.encode() * 8)
@@ -428,7 +428,7 @@ def test_a_slow_reader_gets_its_whole_response_while_the_service_stops(
 
     with ExitStack() as opened:
         with start("head") as service:
-            monkeypatch.setattr(service.service.metrics, "exposition", lambda _: b"x" * 2**25)
+            monkeypatch.setattr(service.service.metrics, "_exposition", lambda _: b"x" * 2**25)
             connection = opened.enter_context(_connected(service))
             connection.sendall(
                 b"GET /metrics HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n\r\n" % service.key.encode()

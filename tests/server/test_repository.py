@@ -151,7 +151,7 @@ def test_a_further_kind_is_one_function(
             mechanism="released weights",
             answer=lambda rows: Answers(np.zeros(len(rows), np.int64), None),
             guarantee=guarantee,
-            digest=folder.digest(),
+            digest=folder._digest(),
             training_cost=guarantee.cost,
             terms=Terms(1.0, 1e-5),
         )
@@ -415,12 +415,12 @@ def test_nothing_outside_the_repository_can_be_loaded(
     add("head", "m/.2")
     (repository / "file").write_text("")
     found = ModelRepository(repository)
-    assert found.names() == ["m"]
-    assert found.versions("m") == ["1"]
-    assert found.versions("../" + tmp_path.name) == []
+    assert found._names() == ["m"]
+    assert found._versions("m") == ["1"]
+    assert found._versions("../" + tmp_path.name) == []
     add("head", "m/10")
     add("head", "m/9")
-    assert found.versions("m") == ["1", "9", "10"]
+    assert found._versions("m") == ["1", "9", "10"]
     with serving(tmp_path, repository) as running:
         for name in ("..", "%2e%2e", "..%2Frepository%2Fm", "link", "away", "m%2F1", "%2Fetc", "a" * 200):
             for action in ("load", "unload"):
@@ -510,21 +510,21 @@ def test_a_worker_that_cannot_follow_keeps_its_model_and_is_reported(
     add("head", "m/1")
     control = control_of(repository, tmp_path / "state")
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        control.serve(ledger, deploy(ledger, control.start()), lambda: None)
+        control._serve(ledger, deploy(ledger, control.start()), lambda: None)
         state = SharedState.__new__(SharedState)
         state.__dict__.update(vars(control._state))
-        desired = state.read()
+        desired = state._read()
         version = desired.models["m"]
         assert version is not None
         other = type(version)("1", "00", "another folder")
-        state.write(DesiredModels(desired.revision + 1, {"m": other}))
-        assert control.is_behind
-        (error,) = control.follow()
+        state._write(DesiredModels(desired.revision + 1, {"m": other}))
+        assert control._is_behind
+        (error,) = control._follow()
         assert "has changed since it was loaded" in error
         assert [each.label for each in control.deployments] == ["m/1"]
-        assert state.wait(desired.revision + 1, "m") == (0, 1, error)
-        assert state.wait(desired.revision + 1, "another") == (1, 1, None)
-        assert not control.is_behind
+        assert state._wait(desired.revision + 1, "m") == (0, 1, error)
+        assert state._wait(desired.revision + 1, "another") == (1, 1, None)
+        assert not control._is_behind
 
 
 def test_a_worker_that_cannot_follow_tries_again_until_it_can(
@@ -534,29 +534,29 @@ def test_a_worker_that_cannot_follow_tries_again_until_it_can(
     add("head", "m/1")
     control = control_of(repository, tmp_path / "state")
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        control.serve(ledger, deploy(ledger, control.start()), lambda: None)
-        assert control.follow() == []
-        desired = control._state.read()
+        control._serve(ledger, deploy(ledger, control.start()), lambda: None)
+        assert control._follow() == []
+        desired = control._state._read()
         version = desired.models["m"]
         assert version is not None
         newer = add("head", "m/2")
         (newer / "model.json").rename(newer / "away")  # a file system that is away for a moment
         (read,) = load_models([f"m/2={repository / 'm' / '1'}"])
         other = type(version)("2", read.digest.hex(), "")
-        control._state.write(DesiredModels(desired.revision + 1, {"m": other}))
+        control._state._write(DesiredModels(desired.revision + 1, {"m": other}))
         for _ in range(2):
-            until(lambda: control.is_behind)
-            (error,) = control.follow()
-            assert not control.is_behind
-            assert control._state.wait(desired.revision + 1, "m") == (0, 1, error)
+            until(lambda: control._is_behind)
+            (error,) = control._follow()
+            assert not control._is_behind
+            assert control._state._wait(desired.revision + 1, "m") == (0, 1, error)
         assert [each.label for each in control.deployments] == ["m/1"]
         (newer / "away").rename(newer / "model.json")
-        until(lambda: control.is_behind)
-        assert control.follow() == []
+        until(lambda: control._is_behind)
+        assert control._follow() == []
         assert [each.label for each in control.deployments] == ["m/2"]
-        assert control._state.wait(desired.revision + 1, "m") == (1, 1, None)
+        assert control._state._wait(desired.revision + 1, "m") == (1, 1, None)
         time.sleep(0.3)
-        assert not control.is_behind
+        assert not control._is_behind
 
 
 def test_a_worker_that_starts_without_a_model_says_so_and_loads_it_later(
@@ -569,17 +569,17 @@ def test_a_worker_that_starts_without_a_model_says_so_and_loads_it_later(
     (folder / "model.json").rename(folder / "away")
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         assert control.start() == []
-        control.serve(ledger, [], lambda: None)
-        control.confirm()
-        revision = control._state.read().revision
-        confirmed, workers, error = control._state.wait(revision, "m")
+        control._serve(ledger, [], lambda: None)
+        control._confirm()
+        revision = control._state._read().revision
+        confirmed, workers, error = control._state._wait(revision, "m")
         assert (confirmed, workers) == (0, 1)
         assert error is not None
         (folder / "away").rename(folder / "model.json")
-        assert control.is_behind
-        assert control.follow() == []
+        assert control._is_behind
+        assert control._follow() == []
         assert [each.label for each in control.deployments] == ["m/1"]
-        assert control._state.wait(revision, "m") == (1, 1, None)
+        assert control._state._wait(revision, "m") == (1, 1, None)
 
 
 def test_the_service_goes_on_following_after_an_unexpected_error(
@@ -587,7 +587,7 @@ def test_the_service_goes_on_following_after_an_unexpected_error(
 ) -> None:
     monkeypatch.setattr("quietmax.server.service._FOLLOW_RETRY_SECONDS", 0.0)
     add("head", "m/1")
-    follow, calls = ModelControl.follow, []
+    follow, calls = ModelControl._follow, []
 
     def once_broken(control: ModelControl) -> list[str]:
         calls.append(control)
@@ -595,7 +595,7 @@ def test_the_service_goes_on_following_after_an_unexpected_error(
             raise RuntimeError("can't start new thread")
         return follow(control)
 
-    monkeypatch.setattr(ModelControl, "follow", once_broken)
+    monkeypatch.setattr(ModelControl, "_follow", once_broken)
     with serving(tmp_path, repository) as running:
         until(lambda: len(calls) == 2)
         until(lambda: running.log.getvalue().count(b"RuntimeError") == 1)
@@ -630,11 +630,11 @@ def test_a_new_evaluation_is_charged_when_the_repository_is_loaded_again(
     folder = save_private(head, repository / "m" / "1", dataset="people")
     control = control_of(repository, tmp_path / "state")
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        control.serve(ledger, deploy(ledger, control.start()), lambda: None)
-        assert control.reload() == ([], {})
+        control._serve(ledger, deploy(ledger, control.start()), lambda: None)
+        assert control._reload() == ([], {})
         evaluate_folder(folder, open_private(folder), records)
-        assert control.reload() == (["m/1"], {})
-        assert control.reload() == ([], {})
+        assert control._reload() == (["m/1"], {})
+        assert control._reload() == ([], {})
         assert [row.kind for row in ledger.export("people")].count("evaluation") == 1
 
 
@@ -646,14 +646,14 @@ def test_a_change_waits_for_workers_that_live_and_for_no_others(
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     (tmp_path / f"worker-{ended.pid}").write_text('{"revision": 0, "errors": {}}')
-    state.confirm(3, {})
-    assert state.wait(3, "m") == (1, 1, None)
+    state._confirm(3, {})
+    assert state._wait(3, "m") == (1, 1, None)
     (tmp_path / f"worker-{os.getppid()}").write_text('{"revision": 2, "errors": {}}')
-    assert state.wait(3, "m") == (1, 2, None)
+    assert state._wait(3, "m") == (1, 2, None)
     with (
-        state.lock(),
+        state._lock(),
         pytest.raises(Exception, match="Another change of the models is in progress"),
-        state.lock(),
+        state._lock(),
     ):
         pass
 

@@ -96,7 +96,7 @@ def test_a_certificate_that_becomes_broken_stays_in_use_as_it_was(
     assert context is not None
     Path(files[0]).write_text("nothing of the kind")
     with pytest.raises(InvalidInput, match="must be a PEM certificate"):
-        listener.load_certificate()
+        listener._load_certificate()
     assert listener.ssl_context is context
 
 
@@ -402,9 +402,9 @@ def test_metrics_and_latency_cover_all_workers_and_outlive_a_killed_one(models: 
 
 def test_the_latency_on_the_dashboard_is_that_of_all_workers(tmp_path: Path) -> None:
     def count(number: int, seconds: float, times: int) -> None:
-        metrics = Metrics.of_worker(tmp_path, number)
+        metrics = Metrics._of_worker(tmp_path, number)
         for _ in range(times):
-            metrics.count_request("head", "1", 200, seconds)
+            metrics._count_request("head", "1", 200, seconds)
 
     for number, seconds, times in ((0, 1.0, 30), (1, 3.0, 10), (0, 2.0, 1)):
         process = CONTEXT.Process(target=count, args=(number, seconds, times))
@@ -413,11 +413,11 @@ def test_the_latency_on_the_dashboard_is_that_of_all_workers(tmp_path: Path) -> 
         assert process.exitcode == 0
     reader = Metrics()
     reader._folder = tmp_path
-    latency = reader.latency("head/1")
+    latency = reader._latency("head/1")
     assert latency == pytest.approx(
         {"median": 0.5 + 20.5 / 30 * 0.5, "p99": 2.5 + (0.99 * 41 - 31) / 10 * 2.5}
     )
-    assert reader.latency("head/2") is None
+    assert reader._latency("head/2") is None
 
 
 def test_all_workers_go_with_the_supervisor_and_so_does_the_folder_of_their_metrics_or_with_the_next_start(

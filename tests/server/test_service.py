@@ -222,7 +222,7 @@ def test_a_service_that_has_not_started_refuses_and_says_so(idle: Service) -> No
     with pytest.raises(HttpError) as error:
         run_async(idle.infer(deployment, decoded(), caller(idle)))
     assert error.value.status == 503
-    assert "starting or stopping" in str(run_async(idle.readiness_error()))
+    assert "starting or stopping" in str(run_async(idle._readiness_error()))
     assert idle.ledger.account(deployment.account.name).spent_units == 0
     run_async(idle.stop())
 

@@ -29,7 +29,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from quietmax.errors import InvalidInput, QuietmaxError
 from quietmax.ledger import Terms
 from quietmax.server import Settings, telemetry
-from quietmax.server.telemetry import Log, check_telemetry, current_trace, libraries_logged, phase
+from quietmax.server.telemetry import Log, _current_trace, _libraries_logged, _phase, check_telemetry
 from tests.server.running_service import LEDGER_DOWN, Running, Start, inference, log_schema, some_rows
 
 _TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -141,8 +141,8 @@ def test_without_telemetry_a_request_has_no_trace(plain: Running) -> None:
     assert plain.http.post(
         "/v2/models/plain/infer", json=inference(some_rows(1)), headers={"traceparent": _PARENT}
     ).is_success
-    with phase("parse"):
-        assert current_trace() is None
+    with _phase("parse"):
+        assert _current_trace() is None
 
 
 def test_missing_packages_and_unsupported_protocols_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,7 +262,7 @@ def test_warnings_messages_and_errors_of_libraries_are_lines_of_json_without_val
     stream = io.BytesIO()
     log = Log(stream)
     before = sys.excepthook, threading.excepthook, warnings.showwarning
-    with libraries_logged(log), warnings.catch_warnings():
+    with _libraries_logged(log), warnings.catch_warnings():
         warnings.simplefilter("always")
         warnings.warn("the value secret-1 is odd", UserWarning, stacklevel=1)
         logging.getLogger("somebody").warning("the value %s is odd\nsecond line", "secret-2")
@@ -391,7 +391,7 @@ def test_every_event_and_field_that_the_service_logs_is_in_the_schema() -> None:
             if ast.unparse(call.func).endswith("log.event") and isinstance(call.args[0], ast.Constant):
                 assert call.args[0].value in properties["event"]["enum"], (file, call.lineno)
                 assert {each.arg for each in call.keywords} <= set(properties), (file, call.lineno)
-            if call.func.attr == "count_refused" and isinstance(call.args[0], ast.Constant):
+            if call.func.attr == "_count_refused" and isinstance(call.args[0], ast.Constant):
                 assert call.args[0].value in properties["reason"]["enum"], (file, call.lineno)
 
 

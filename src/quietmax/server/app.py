@@ -27,10 +27,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from quietmax import __version__
 from quietmax.errors import QuietmaxError
 from quietmax.server import dashboard
-from quietmax.server.auth import SESSION_SECONDS, Caller, is_cross_site, is_local
-from quietmax.server.codec import COLUMN_DATATYPES, read_request
+from quietmax.server.auth import SESSION_SECONDS, Caller, _is_cross_site, _is_local
+from quietmax.server.codec import COLUMN_DATATYPES, _read_request
 from quietmax.server.deployment import Deployment
-from quietmax.server.errors import HttpError, internal_error
+from quietmax.server.errors import HttpError, _internal_error
 from quietmax.server.protocol import EXCHANGE, MAX_CONTROL_BYTES
 from quietmax.server.service import AUDITED, Service
 from quietmax.server.telemetry import CONTENT_TYPE, Headers, Record
@@ -72,7 +72,7 @@ class InferenceEndpoint:
             await self._app(scope, receive, send)
             return
         client = scope.get("client")
-        record = self._service.new_record(address=None if client is None else str(client[0]))
+        record = self._service._new_record(address=None if client is None else str(client[0]))
         path = _PATH.fullmatch(scope["path"]) if scope["method"] == "POST" else None
         if path is None:
             await self._pass_on(record, scope, receive, send)
@@ -83,7 +83,7 @@ class InferenceEndpoint:
     async def _pass_on(self, record: Record, scope: Scope, receive: Receive, send: Send) -> None:
         """Let Starlette answer, and log what an audit asks for: logins, and requests that were refused or failed."""
 
-        async def send_with_id(message: Message) -> None:
+        async def _send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
                 message["headers"] = [*message["headers"], (_REQUEST_ID, record.request.encode())]
@@ -92,11 +92,11 @@ class InferenceEndpoint:
         scope[_RECORD] = record
         started = time.perf_counter()
         try:
-            await self._app(scope, receive, send_with_id)
+            await self._app(scope, receive, _send_with_id)
         finally:
             audited = record.event != "request" or record.status in AUDITED or record.status >= 500
             if audited and not record.logged:
-                record.write(self._service.log, time.perf_counter() - started)
+                record._write(self._service.log, time.perf_counter() - started)
 
     async def _infer(
         self, record: Record, name: str, version: str | None, scope: Scope, receive: Receive, send: Send
@@ -105,19 +105,19 @@ class InferenceEndpoint:
         headers: Headers = scope["headers"]
         exchange = scope.get(EXCHANGE)
         try:
-            with service.recorded(record):
-                caller = await service.auth.authenticate(headers, local=is_local(scope))
+            with service._recorded(record):
+                caller = await service.auth.authenticate(headers, local=_is_local(scope))
                 record.client, record.headers = caller.client, headers
                 deployment = record.deployment = service.deployment(name, version)
                 json_length = self._check_headers(headers)
-                body = None if exchange is None else exchange.take_body()
+                body = None if exchange is None else exchange._take_body()
                 if body is None:
                     body = await _read_body(receive, service.settings.max_bytes)
                 elif len(body) > service.settings.max_bytes:
                     raise _too_large(service.settings.max_bytes)
-                request = await read_request(body, json_length, deployment, service.settings.max_rows)
+                request = await _read_request(body, json_length, deployment, service.settings.max_rows)
                 record.rows = len(request.rows)
-                content, json_length = await service.answer(deployment, request, caller)
+                content, json_length = await service._answer(deployment, request, caller)
                 record.status = 200
                 own = _content_headers(record, content, json_length)
                 if exchange is None or not exchange.respond(200, own, content):
@@ -181,27 +181,27 @@ def _create_api(service: Service, beside: AbstractAsyncContextManager[None] | No
     """Create the application with all other routes, and their OpenAPI document at /openapi.json."""
 
     @asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+    async def _lifespan(_: Starlette) -> AsyncIterator[None]:
         await service.start()
         async with beside or nullcontext():
             yield
         await service.stop()
 
-    async def unexpected_error(request: Request, error: Exception) -> Response:
+    async def _unexpected_error(request: Request, error: Exception) -> Response:
         service.log.failure(error, request=_record(request).request)
-        return JSONResponse(internal_error().to_json(), 500)
+        return JSONResponse(_internal_error().to_json(), 500)
 
-    async def openapi(_: Request) -> Response:
+    async def _openapi(_: Request) -> Response:
         return JSONResponse(_document())
 
     app = Starlette(
-        routes=[*(_route(service, each) for each in _OPERATIONS), Route("/openapi.json", openapi)],
+        routes=[*(_route(service, each) for each in _OPERATIONS), Route("/openapi.json", _openapi)],
         exception_handlers={
             HttpError: _http_error,
             HTTPException: _routing_error,
-            Exception: unexpected_error,
+            Exception: _unexpected_error,
         },
-        lifespan=lifespan,
+        lifespan=_lifespan,
     )
     app.router.redirect_slashes = False  # the target would be whatever the Host header says
     return app
@@ -210,11 +210,11 @@ def _create_api(service: Service, beside: AbstractAsyncContextManager[None] | No
 def _route(service: Service, operation: _Operation) -> Route:
     method, path = operation.route.split()
 
-    async def endpoint(request: Request) -> Response:
+    async def _endpoint(request: Request) -> Response:
         _record(request).route = path
         return await operation.handler(service, request)
 
-    route = Route(path, endpoint)
+    route = Route(path, _endpoint)
     route.methods = {method}  # and no HEAD
     return route
 
@@ -243,7 +243,9 @@ def _record(request: Request) -> Record:
 async def _caller(service: Service, request: Request, *, allow_stale: bool = False) -> Caller:
     """Return who sends a request, and note it for the log."""
     scope = request.scope
-    caller = await service.auth.authenticate(scope["headers"], local=is_local(scope), allow_stale=allow_stale)
+    caller = await service.auth.authenticate(
+        scope["headers"], local=_is_local(scope), allow_stale=allow_stale
+    )
     _record(request).client = caller.client
     return caller
 
@@ -265,7 +267,7 @@ async def _live(_service: Service, _request: Request) -> Response:
 
 async def _ready(service: Service, _request: Request) -> Response:
     """Whether requests are answered: the ledger can be read and written."""
-    error = await service.readiness_error()
+    error = await service._readiness_error()
     if error is not None:
         return JSONResponse({"error": error}, 503, {"retry-after": "1"})
     return JSONResponse({"ready": True})
@@ -275,10 +277,10 @@ async def _metrics(service: Service, request: Request) -> Response:
     """Prometheus metrics; with any API key, also while the ledger is unavailable."""
     await _caller(service, request, allow_stale=True)
     try:
-        accounts = await service.read(service.ledger.accounts)
+        accounts = await service._read(service.ledger.accounts)
     except QuietmaxError:
         accounts = None
-    return Response(service.metrics.exposition(accounts), media_type=CONTENT_TYPE)
+    return Response(service.metrics._exposition(accounts), media_type=CONTENT_TYPE)
 
 
 async def _models(service: Service, request: Request) -> Response:
@@ -313,7 +315,7 @@ async def _infer(service: Service, request: Request) -> Response:
     Errors charge nothing; an exhausted budget is 403 with `remaining`.
     """
     _asked(service, request)  # a name that the inference endpoint passes on is too long for a model
-    raise internal_error()
+    raise _internal_error()
 
 
 async def _read_object(request: Request) -> dict[str, Any]:
@@ -332,14 +334,14 @@ async def _index(service: Service, request: Request) -> Response:
     """The models of the repository and whether they are served; administrators only."""
     caller = await _caller(service, request)
     ready = (await _read_object(request)).get("ready", False)
-    return JSONResponse(await service.repository_index(caller, ready=ready is True))
+    return JSONResponse(await service._repository_index(caller, ready=ready is True))
 
 
 async def _load(service: Service, request: Request) -> Response:
     """Load the highest version of a model from the repository; the one before it goes. Administrators only."""
     caller = await _caller(service, request)
     parameters = (await _read_object(request)).get("parameters")
-    await service.load_model(request.path_params["name"], caller, parameters)
+    await service._load_model(request.path_params["name"], caller, parameters)
     return JSONResponse({})
 
 
@@ -347,15 +349,15 @@ async def _unload(service: Service, request: Request) -> Response:
     """Stop serving a model of the repository. Nothing is refunded; administrators only."""
     caller = await _caller(service, request)
     await _read_object(request)
-    await service.unload_model(request.path_params["name"], caller)
+    await service._unload_model(request.path_params["name"], caller)
     return JSONResponse({})
 
 
 async def _session(service: Service, request: Request) -> Caller | None:
     """Return whose session of the dashboard sends a request; None without a session that is open."""
     scope = request.scope
-    caller = await service.auth.authenticate_session(
-        request.cookies.get(_COOKIE), scope["headers"], local=is_local(scope)
+    caller = await service.auth._authenticate_session(
+        request.cookies.get(_COOKIE), scope["headers"], local=_is_local(scope)
     )
     _record(request).client = None if caller is None else caller.client
     return caller
@@ -369,7 +371,7 @@ async def _required_session(service: Service, request: Request) -> Caller:
 
 
 def _check_same_site(request: Request) -> None:
-    if is_cross_site(request.scope["headers"]):
+    if _is_cross_site(request.scope["headers"]):
         raise HttpError(403, "Requests from other sites are not allowed.")
 
 
@@ -377,33 +379,33 @@ async def _page(service: Service, request: Request) -> Response:
     """The dashboard, or the login page."""
     caller = await _session(service, request)
     if caller is None:
-        return dashboard.login_page(wrong=False)
-    service.auth.check_page_rate(caller)
-    return await dashboard.page(service, caller)
+        return dashboard._login_page(wrong=False)
+    service.auth._check_page_rate(caller)
+    return await dashboard._page(service, caller)
 
 
 async def _state(service: Service, request: Request) -> Response:
     """The contents of the dashboard as JSON."""
     caller = await _required_session(service, request)
-    service.auth.check_page_rate(caller)
-    return JSONResponse(await dashboard.state(service, caller))
+    service.auth._check_page_rate(caller)
+    return JSONResponse(await dashboard._state(service, caller))
 
 
 async def _try(service: Service, request: Request) -> Response:
     """Send an inference request from the dashboard; it is charged like any other."""
     _check_same_site(request)
     caller = await _required_session(service, request)
-    service.auth.check_rate(caller)
+    service.auth._check_rate(caller)
     model = request.query_params.get("model")
     if model is None:
         raise HttpError(400, "The request does not match /openapi.json.")
     record = _record(request)
-    with service.recorded(record):
+    with service._recorded(record):
         deployment = record.deployment = service.deployment(model, request.query_params.get("version"))
         body = await _read_body(request.receive, service.settings.max_bytes)
-        query = await read_request(body, None, deployment, service.settings.max_rows)
+        query = await _read_request(body, None, deployment, service.settings.max_rows)
         record.rows = len(query.rows)
-        content, _ = await service.answer(deployment, query, caller)
+        content, _ = await service._answer(deployment, query, caller)
         record.status = 200
     return Response(content, media_type="application/json")
 
@@ -413,16 +415,16 @@ async def _login(service: Service, request: Request) -> Response:
     _check_same_site(request)
     record = _record(request)
     try:
-        service.auth.check_login(record.address)
+        service.auth._check_login(record.address)
         body = await _read_body(request.receive, _MAX_LOGIN_BYTES)
         key = parse_qs(body.decode("utf-8", "replace")).get("key", [""])[0]
-        cookie, caller = await service.auth.login(key, record.address)
+        cookie, caller = await service.auth._login(key, record.address)
     except HttpError as error:
         if error.status in (401, 429):
             record.event = "login_failed"
         if error.status != 401:
             raise
-        return dashboard.login_page(wrong=True)
+        return dashboard._login_page(wrong=True)
     record.event, record.client = "login", caller.client
     response = RedirectResponse("/", 303)
     response.set_cookie(
@@ -439,7 +441,7 @@ async def _login(service: Service, request: Request) -> Response:
 async def _logout(service: Service, request: Request) -> Response:
     """Close the session: its cookie is no longer accepted."""
     _check_same_site(request)
-    await service.auth.logout(request.cookies.get(_COOKIE))
+    await service.auth._logout(request.cookies.get(_COOKIE))
     response = RedirectResponse("/", 303)
     response.delete_cookie(_COOKIE)
     return response

@@ -36,8 +36,8 @@ from quietmax._lazy import lazy_module
 from quietmax.errors import QuietmaxError
 from quietmax.ledger.accounts import ApiKey, find_key, token_client_name
 from quietmax.ledger.ledger import Ledger
-from quietmax.server.errors import HttpError, from_ledger, ledger_error
-from quietmax.server.settings import ANONYMOUS, Settings, is_loopback, is_private_url
+from quietmax.server.errors import HttpError, _from_ledger, _ledger_error
+from quietmax.server.settings import ANONYMOUS, Settings, _is_loopback, _is_private_url
 from quietmax.server.telemetry import Headers
 
 if TYPE_CHECKING:
@@ -102,16 +102,16 @@ class Authenticator:
     ) -> Caller:
         """Return the caller of an API request, and count it against the client's rate limit."""
         caller = await self._authenticate(headers, local, allow_stale)
-        self.check_rate(caller)
+        self._check_rate(caller)
         return caller
 
-    def check_rate(self, caller: Caller) -> None:
+    def _check_rate(self, caller: Caller) -> None:
         """Count a request against the rate limit of a client."""
-        self._rate_limiter.check(caller.client_id)
+        self._rate_limiter._check(caller.client_id)
 
-    def check_page_rate(self, caller: Caller) -> None:
+    def _check_page_rate(self, caller: Caller) -> None:
         """Count a request of the page against a limit of its own, so that an open page uses up no other requests."""
-        self._page_limiter.check(caller.client_id)
+        self._page_limiter._check(caller.client_id)
 
     async def _authenticate(self, headers: Headers, local: bool, allow_stale: bool) -> Caller:
         authorization = dict(headers).get(b"authorization")
@@ -130,7 +130,7 @@ class Authenticator:
 
     async def _caller_of_token(self, tokens: TokenVerifier, token: str) -> Caller:
         """Return the caller that a token states; a new client is created in the ledger."""
-        identity = await tokens.verify(token)
+        identity = await tokens._verify(token)
         name = token_client_name(tokens.issuer, identity.subject)
         if name is None:
             raise HttpError(
@@ -138,13 +138,13 @@ class Authenticator:
             )
         number = self._client_ids.get(name)
         if number is None:
-            number = await from_ledger(self._settings.timeout, self._ledger.client, name)
+            number = await _from_ledger(self._settings.timeout, self._ledger.client, name)
             _remember(self._client_ids, name, number, _MAX_CLIENT_IDS)
         return Caller(name, number, None, identity.admin, identity.expires)
 
-    def check_login(self, address: str | None) -> None:
+    def _check_login(self, address: str | None) -> None:
         """Raise if too many logins from an address have failed."""
-        wait = self._failed_logins.remaining_wait(_network(address))
+        wait = self._failed_logins._remaining_wait(_network(address))
         if wait:
             raise HttpError(
                 429,
@@ -152,32 +152,32 @@ class Authenticator:
                 headers={"retry-after": str(math.ceil(wait))},
             )
 
-    async def login(self, key: str, address: str | None = None) -> tuple[str, Caller]:
+    async def _login(self, key: str, address: str | None = None) -> tuple[str, Caller]:
         """Open a session."""
-        self.check_login(address)
+        self._check_login(address)
         await self._refresh(force=True)
         try:
             caller = self._caller_of_key(key)
         except HttpError:
-            self._failed_logins.wait(_network(address))
+            self._failed_logins._wait(_network(address))
             raise
-        self.check_page_rate(caller)
+        self._check_page_rate(caller)
         content = f"{caller.key}.{secrets.token_hex(16)}.{int(time.time()) + SESSION_SECONDS}"
         return f"{content}.{self._signature(content, self._keys[str(caller.key)])}", caller
 
-    async def logout(self, cookie: str | None) -> None:
+    async def _logout(self, cookie: str | None) -> None:
         """Close a session, for all processes that share the ledger."""
         await self._refresh()
         session = self._session(cookie)
         if session is None:
             return
-        self.check_page_rate(_caller(session.key))
+        self._check_page_rate(_caller(session.key))
         self._ended_here.add(session.id)
-        await from_ledger(
+        await _from_ledger(
             self._settings.timeout, self._ledger.end_session, session.id, session.end * _MICROSECONDS
         )
 
-    async def authenticate_session(
+    async def _authenticate_session(
         self, cookie: str | None, headers: Headers, *, local: bool = False
     ) -> Caller | None:
         """Return the caller of a dashboard request."""
@@ -209,14 +209,14 @@ class Authenticator:
     def _anonymous_caller(self, headers: Headers, local: bool) -> Caller:
         if self._anonymous is None:
             raise HttpError(401, "An API key is required: 'Authorization: Bearer qm_...'.")
-        if is_cross_site(headers):
+        if _is_cross_site(headers):
             raise HttpError(403, "Anonymous access is not allowed from pages of other sites.")
         if not local:
             raise HttpError(403, "Anonymous access requires HTTP/1.1 from this machine.")
         if any(name in _PROXY_HEADERS or name.startswith(b"x-forwarded-") for name, _ in headers):
             raise HttpError(403, "Anonymous access is not allowed through a proxy.")
         host = dict(headers).get(b"host")
-        if host is not None and not is_loopback(_host_name(host.decode("latin-1"))):
+        if host is not None and not _is_loopback(_host_name(host.decode("latin-1"))):
             raise HttpError(403, "Anonymous access requires a loopback address as the Host header.")
         return self._anonymous
 
@@ -230,7 +230,7 @@ class Authenticator:
         try:
             await asyncio.wait_for(asyncio.shield(self._reading), self._settings.timeout)
         except (QuietmaxError, TimeoutError) as error:
-            raise ledger_error(error) from error
+            raise _ledger_error(error) from error
 
     def _finish_reading(self, task: asyncio.Task[None]) -> None:
         self._reading = None
@@ -250,7 +250,7 @@ class Authenticator:
         return hmac.new(self._settings.session_secret, signed, hashlib.sha256).hexdigest()
 
 
-def is_local(scope: Scope) -> bool:
+def _is_local(scope: Scope) -> bool:
     """Tell whether a request comes from this machine, as far as that can be known.
 
     HTTP/1.0 and requests without a Host do not count: proxies send them, and local clients do not. A proxy on this
@@ -259,13 +259,13 @@ def is_local(scope: Scope) -> bool:
     client = scope.get("client")
     return (
         client is not None
-        and is_loopback(client[0])
+        and _is_loopback(client[0])
         and scope.get("http_version") == "1.1"
         and b"host" in dict(scope["headers"])
     )
 
 
-def is_cross_site(headers: Headers) -> bool:
+def _is_cross_site(headers: Headers) -> bool:
     """Tell whether a page of another site has sent a request, as browsers state it."""
     values = dict(headers)
     origin, site = values.get(b"origin"), values.get(b"sec-fetch-site")
@@ -357,7 +357,7 @@ class IssuerKeys:
         self._failing = False
         self.verified: dict[bytes, Identity] = {}  # tokens that these keys have verified, by their digest
 
-    async def refresh(self) -> None:
+    async def _refresh(self) -> None:
         """Fetch the keys if they are old."""
         if self._clock() - self._fetched_at < REFRESH_SECONDS:
             return
@@ -438,7 +438,7 @@ class IssuerKeys:
         document = self._fetch(f"{self._issuer.rstrip('/')}/.well-known/openid-configuration")
         if document["issuer"] != self._issuer:
             raise QuietmaxError(f"The discovery document is of another issuer than {self._issuer}.")
-        if not is_private_url(document["jwks_uri"]):
+        if not _is_private_url(document["jwks_uri"]):
             raise QuietmaxError("The discovery document must name an https address of the keys.")
         keys = self._fetch(document["jwks_uri"])["keys"]
         return [key for key in keys if isinstance(key, dict)]
@@ -454,11 +454,11 @@ class TokenVerifier:
         self._settings = settings
         self._keys = keys or IssuerKeys(self.issuer)
 
-    async def verify(self, token: str) -> Identity:
+    async def _verify(self, token: str) -> Identity:
         """Return what a token states, if it is valid."""
         if len(token) > _MAX_TOKEN_LENGTH:
             raise HttpError(401, f"The token must have at most {_MAX_TOKEN_LENGTH} characters.")
-        await self._keys.refresh()
+        await self._keys._refresh()
         verified = self._keys.verified
         digest = hashlib.sha256(token.encode()).digest()
         identity = verified.get(digest)
@@ -530,7 +530,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 def _fetch_json(url: str) -> Any:
     """Return the JSON document at a URL, without redirects, within a few seconds and of at most 1 MiB."""
     handlers: list[urllib.request.BaseHandler] = [_NoRedirects()]
-    if is_loopback(urlsplit(url).hostname or ""):
+    if _is_loopback(urlsplit(url).hostname or ""):
         handlers.append(urllib.request.ProxyHandler({}))
     opener = urllib.request.build_opener(*handlers)
     deadline = time.monotonic() + _FETCH_TIMEOUT
@@ -618,15 +618,15 @@ class RateLimiter:
         self._clock = clock
         self._busy_until: dict[Hashable, float] = {}
 
-    def remaining_wait(self, client: Hashable) -> float:
+    def _remaining_wait(self, client: Hashable) -> float:
         """Return 0 if a request is within the limit now, else the seconds until it would be. Nothing is counted."""
         now = self._clock()
         wait = self._busy_until.get(client, now) - now - self._tolerance
         return wait if wait > 1e-9 else 0.0
 
-    def wait(self, client: Hashable) -> float:
+    def _wait(self, client: Hashable) -> float:
         """Count a request; return 0 if it is within the limit, else the seconds until one would be."""
-        wait = self.remaining_wait(client)
+        wait = self._remaining_wait(client)
         if wait:
             return wait
         now = self._clock()
@@ -635,9 +635,9 @@ class RateLimiter:
         self._busy_until[client] = max(self._busy_until.get(client, now), now) + self._interval
         return 0.0
 
-    def check(self, client: Hashable) -> None:
+    def _check(self, client: Hashable) -> None:
         """Count a request."""
-        wait = 0.0 if self._rate == math.inf else self.wait(client)
+        wait = 0.0 if self._rate == math.inf else self._wait(client)
         if wait > 0:
             raise HttpError(
                 429,

@@ -41,11 +41,11 @@ from quietmax.ledger.transactions import (
 )
 from quietmax.mechanisms.base import Answers, Floats
 from quietmax.server.auth import Caller
-from quietmax.server.codec import InferenceRequest, pack_answers, packed_width, unpack_answers
+from quietmax.server.codec import InferenceRequest, _pack_answers, _packed_width, _unpack_answers
 from quietmax.server.deployment import Deployment, Rows
-from quietmax.server.errors import HttpError, ledger_error
+from quietmax.server.errors import HttpError, _ledger_error
 from quietmax.server.settings import Settings
-from quietmax.server.telemetry import Trace, current_trace
+from quietmax.server.telemetry import Trace, _current_trace
 
 _Number = TypeVar("_Number", bound=np.generic)
 _MAX_BATCH_ROWS = 2048
@@ -104,7 +104,7 @@ class _DrawTime:
     seconds: float = math.inf
     seconds_per_row: float = math.inf
 
-    def add(self, seconds: float, rows: int) -> None:
+    def _add(self, seconds: float, rows: int) -> None:
         self.seconds = min(seconds, 1.05 * self.seconds)
         self.seconds_per_row = min(seconds / rows, 1.05 * self.seconds_per_row)
 
@@ -130,7 +130,7 @@ class Pipeline:
         self._to_draw: deque[list[_Pending]] = deque()
         self._drawing = ThreadPoolExecutor(1, "drawing")
 
-    async def infer(self, deployment: Deployment, request: InferenceRequest, caller: Caller) -> Result:
+    async def _infer(self, deployment: Deployment, request: InferenceRequest, caller: Caller) -> Result:
         """Charge a request, then answer it; return the answers, or why there are none."""
         if len(self._in_flight) >= self._settings.max_in_flight:
             raise HttpError(503, "Too many requests are in flight. Nothing was charged.")
@@ -139,13 +139,13 @@ class Pipeline:
             request.rows,
             self._loop.create_future(),
             time.monotonic() + self._settings.timeout,
-            trace=current_trace(),
+            trace=_current_trace(),
         )
         self._in_flight.add(pending)
         try:
             if deployment.unit_cost == 0:
                 if self._ledger.writer.error is not None:
-                    raise ledger_error(self._ledger.writer.error)
+                    raise _ledger_error(self._ledger.writer.error)
                 self._draw_soon(pending)
             else:
                 charge = self._charge(pending, request, caller)
@@ -155,7 +155,7 @@ class Pipeline:
         finally:
             self._in_flight.discard(pending)
 
-    async def close(self) -> None:
+    async def _close(self) -> None:
         """Answer the requests in flight, then stop."""
         while self._in_flight:
             await asyncio.sleep(0.01)
@@ -197,9 +197,9 @@ class Pipeline:
         for pending in waiting:
             if pending.trace is not None:
                 started, ended = self._ledger.writer.last_flush
-                pending.trace.add("charge", pending.submitted, time.time_ns())
+                pending.trace._add("charge", pending.submitted, time.time_ns())
                 if started >= pending.submitted:  # else the transaction failed
-                    pending.trace.add("flush", started, ended, "charge")
+                    pending.trace._add("flush", started, ended, "charge")
         self._decided.extend(zip(waiting, results, strict=True))
         if not self._announced:
             self._announced = True
@@ -276,7 +276,7 @@ class Pipeline:
         rows = sum(len(pending.new_rows) for pending in group)
         if rows:
             scoring = sum(pending.scoring_seconds for pending in group)
-            self._draw_time(group).add(time.perf_counter() - started + scoring, rows)
+            self._draw_time(group)._add(time.perf_counter() - started + scoring, rows)
         return [(pending, *_assemble(pending, *each)) for pending, each in zip(group, drawn, strict=True)]
 
     def _draw_time(self, group: list[_Pending]) -> _DrawTime:
@@ -405,7 +405,7 @@ def _trace_draw(group: list[_Pending], started: int) -> None:
     ended = time.time_ns()
     for pending in group:
         if pending.trace is not None:
-            pending.trace.add("draw", started, ended)
+            pending.trace._add("draw", started, ended)
 
 
 def _draw(group: list[_Pending]) -> list[tuple[Answers, NDArray[np.uint8]]]:
@@ -426,7 +426,7 @@ def _draw(group: list[_Pending]) -> list[tuple[Answers, NDArray[np.uint8]]]:
     else:
         drawn = deployment.answer(_concatenated(parts))
     stored = any(pending.keys or pending.request_key is not None for pending in group)
-    packed = pack_answers(drawn) if stored else np.empty((0, 0), np.uint8)
+    packed = _pack_answers(drawn) if stored else np.empty((0, 0), np.uint8)
     answers = []
     start = 0
     for part in parts:
@@ -468,7 +468,7 @@ def _assemble(
         by_key = {key: np.frombuffer(answer, np.uint8) for key, answer in charged.cached.items()}
         by_key.update((pending.keys[row], packed[index]) for index, row in enumerate(pending.new_rows))
         packed = np.stack([by_key[key] for key in pending.keys])
-        reply = replace(reply, answers=unpack_answers(packed))
+        reply = replace(reply, answers=_unpack_answers(packed))
     return reply, packed
 
 
@@ -484,7 +484,7 @@ def _new_answers(pending: _Pending, packed: NDArray[np.uint8] | None) -> tuple[t
 
 def _unpack_bytes(answer: bytes, deployment: Deployment) -> Answers:
     """Decode the stored answer of a request."""
-    return unpack_answers(np.frombuffer(answer, np.uint8).reshape(-1, packed_width(deployment)))
+    return _unpack_answers(np.frombuffer(answer, np.uint8).reshape(-1, _packed_width(deployment)))
 
 
 def _body_digest(deployment: Deployment, request: InferenceRequest) -> bytes:

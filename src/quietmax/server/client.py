@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from quietmax.data.encoding import quoted
 from quietmax.errors import BudgetExhausted, InvalidInput, QuietmaxError
-from quietmax.server.codec import split_strings
+from quietmax.server.codec import _split_strings
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -377,7 +377,7 @@ def _binary_tensor(name: str, datatype: str, values: NDArray[Any]) -> dict[str, 
 def _values(datatype: str, content: bytes) -> NDArray[Any]:
     """Return the elements of a binary output tensor."""
     return (
-        np.array(split_strings(content))
+        np.array(_split_strings(content))
         if datatype == "BYTES"
         else np.frombuffer(content, dtype=_DATATYPES[datatype])
     )

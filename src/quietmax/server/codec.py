@@ -37,7 +37,7 @@ from quietmax.errors import InvalidInput
 from quietmax.mechanisms.base import Answers
 from quietmax.server.deployment import Deployment, Rows
 from quietmax.server.errors import HttpError
-from quietmax.server.telemetry import phase
+from quietmax.server.telemetry import _phase
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -89,17 +89,17 @@ class InferenceRequest:
     unknown: Mapping[str, int] = field(default_factory=dict)
 
 
-async def read_request(
+async def _read_request(
     body: bytes, json_length: int | None, deployment: Deployment, max_rows: int
 ) -> InferenceRequest:
     """Decode the body of an inference request: in a thread if it is large, so that other requests do not wait."""
-    with phase("parse"):
+    with _phase("parse"):
         if len(body) <= (_MAX_BYTES_IN_LOOP if deployment.encoding is None else MAX_BYTES_UNCHECKED):
-            return decode_request(body, json_length, deployment, max_rows)
-        return await asyncio.to_thread(decode_request, body, json_length, deployment, max_rows)
+            return _decode_request(body, json_length, deployment, max_rows)
+        return await asyncio.to_thread(_decode_request, body, json_length, deployment, max_rows)
 
 
-def decode_request(
+def _decode_request(
     body: bytes, json_length: int | None, deployment: Deployment, max_rows: int
 ) -> InferenceRequest:
     """Decode the body of an inference request."""
@@ -112,10 +112,10 @@ def decode_request(
     if len(body) > MAX_BYTES_UNCHECKED:
         _check_structure(text, deployment, max_rows)
     request = _parse(text, deployment.encoding)
-    return decode_tensors(request, memoryview(body)[len(text) :], deployment, max_rows)
+    return _decode_tensors(request, memoryview(body)[len(text) :], deployment, max_rows)
 
 
-def decode_tensors(
+def _decode_tensors(
     request: Mapping[str, Any], binary: bytes | memoryview, deployment: Deployment, max_rows: int
 ) -> InferenceRequest:
     """Check a request, and decode its tensors with their binary data."""
@@ -161,7 +161,7 @@ def _count(text: bytes, sign: bytes) -> int:
 def _parse(text: bytes, encoding: Encoding | None) -> dict[str, Any]:
     """Return the JSON object of a body, in which no key may be repeated."""
     request: Any = None
-    if len(text) >= _MIN_ARRAY_BYTES and (encoding is None or takes_encoded_rows(encoding)):
+    if len(text) >= _MIN_ARRAY_BYTES and (encoding is None or _takes_encoded_rows(encoding)):
         request = _parse_with_array(text)
     if request is None:
         try:
@@ -214,14 +214,14 @@ def _dumped(request: Any) -> bytes:
 
 
 def _check_unique_keys(text: bytes) -> None:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) < len(pairs):
             raise HttpError(400, "Keys of a JSON object must be unique.")
         return found
 
     try:
-        json.loads(text, object_pairs_hook=unique)
+        json.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError):
         raise HttpError(400, "The body is not valid JSON.") from None
 
@@ -268,7 +268,7 @@ def _parameters(owner: Mapping[str, Any]) -> dict[str, Any]:
 
 def _outputs(request: Mapping[str, Any], deployment: Deployment) -> tuple[tuple[str, bool], ...]:
     """Return the requested outputs; all that the model has if none are named."""
-    known = tuple(output_datatypes(deployment))
+    known = tuple(_output_datatypes(deployment))
     default_binary = _parameters(request).get("binary_data_output") is True
     wanted = request.get("outputs")
     if wanted is None or wanted == []:
@@ -377,21 +377,21 @@ def _listed_values(
     return values
 
 
-def column_datatype(column: Column) -> str:
+def _column_datatype(column: Column) -> str:
     """Return the datatype of a column that the metadata state; others are accepted too."""
     if isinstance(column, NumericColumn):
         return "FP64"
     return "BOOL" if isinstance(column, BooleanColumn) else "BYTES"
 
 
-def takes_encoded_rows(encoding: Encoding) -> bool:
+def _takes_encoded_rows(encoding: Encoding) -> bool:
     """Tell whether a model of a table also takes `features`; not if that is the name of one of its columns."""
     return all(column.name != INPUT for column in encoding.columns)
 
 
 def _is_encoded(inputs: list[dict[str, Any]], encoding: Encoding) -> bool:
     """Tell whether a request to a model of a table holds encoded rows instead of columns."""
-    return len(inputs) == 1 and inputs[0]["name"] == INPUT and takes_encoded_rows(encoding)
+    return len(inputs) == 1 and inputs[0]["name"] == INPUT and _takes_encoded_rows(encoding)
 
 
 def _frame(inputs: list[dict[str, Any]], binary: bytes, encoding: Encoding, max_rows: int) -> pd.DataFrame:
@@ -511,7 +511,7 @@ def _binary_column(name: str, content: bytes, datatype: str, count: int) -> Any:
     """Return the cells of a column from binary data."""
     if datatype == "BYTES":
         try:
-            strings = split_strings(content)
+            strings = _split_strings(content)
         except ValueError:
             raise HttpError(
                 422, f"Each string of `{name}` must be 4 bytes for its length, then its bytes in UTF-8."
@@ -530,8 +530,8 @@ def _binary_column(name: str, content: bytes, datatype: str, count: int) -> Any:
     return values.astype(bool) if datatype == "BOOL" else values
 
 
-def split_strings(content: bytes) -> list[str]:
-    """Decode a binary BYTES tensor; see `join_strings`."""
+def _split_strings(content: bytes) -> list[str]:
+    """Decode a binary BYTES tensor; see `_join_strings`."""
     strings: list[str] = []
     start = 0
     while start < len(content):
@@ -545,7 +545,7 @@ def split_strings(content: bytes) -> list[str]:
     return strings
 
 
-def join_strings(strings: Iterable[str]) -> bytes:
+def _join_strings(strings: Iterable[str]) -> bytes:
     """Encode strings as a binary BYTES tensor: 4 bytes for the length of each, then its bytes in UTF-8."""
     elements = [string.encode() for string in strings]
     return b"".join(_LENGTH.pack(len(element)) + element for element in elements)
@@ -590,18 +590,18 @@ def _all_numbers(data: list[Any]) -> bool:
     return False
 
 
-def output_datatypes(deployment: Deployment) -> dict[str, str]:
+def _output_datatypes(deployment: Deployment) -> dict[str, str]:
     """Return the outputs of a model with their datatypes."""
     datatypes = {LABEL: "INT64" if deployment.encoding is None else "BYTES"}
     return {**datatypes, PROBABILITIES: "FP32"} if deployment.releases_probabilities else datatypes
 
 
-def encode_response(
+def _encode_response(
     head: dict[str, Any], answers: Answers, outputs: tuple[tuple[str, bool], ...], deployment: Deployment
 ) -> tuple[bytes, int | None]:
     """Encode an inference response."""
-    tensors = output_tensors(answers)
-    datatypes = output_datatypes(deployment)
+    tensors = _output_tensors(answers)
+    datatypes = _output_datatypes(deployment)
     described: list[dict[str, Any]] = []
     binary: list[bytes] = []
     for name, as_binary in outputs:
@@ -611,7 +611,7 @@ def encode_response(
         if datatypes[name] == "BYTES":
             names = [deployment.classes[label] for label in values.tolist()]
         if as_binary:
-            content = values.tobytes() if names is None else join_strings(names)
+            content = values.tobytes() if names is None else _join_strings(names)
             tensor["parameters"] = {"binary_data_size": len(content)}
             binary.append(content)
         else:
@@ -621,7 +621,7 @@ def encode_response(
     return (text, None) if not binary else (b"".join([text, *binary]), len(text))
 
 
-def output_tensors(answers: Answers) -> dict[str, NDArray[Any]]:
+def _output_tensors(answers: Answers) -> dict[str, NDArray[Any]]:
     """Return answers as output tensors by name."""
     tensors: dict[str, NDArray[Any]] = {LABEL: np.ascontiguousarray(answers.labels, dtype="<i8")}
     if answers.probabilities is not None:
@@ -629,21 +629,21 @@ def output_tensors(answers: Answers) -> dict[str, NDArray[Any]]:
     return tensors
 
 
-def pack_answers(answers: Answers) -> NDArray[np.uint8]:
+def _pack_answers(answers: Answers) -> NDArray[np.uint8]:
     """Encode answers as the ledger stores them: per row 8 bytes for the label, then 4 for each probability."""
     return np.hstack(
-        [tensor.reshape(len(tensor), -1).view(np.uint8) for tensor in output_tensors(answers).values()]
+        [tensor.reshape(len(tensor), -1).view(np.uint8) for tensor in _output_tensors(answers).values()]
     )
 
 
-def unpack_answers(packed: NDArray[np.uint8]) -> Answers:
-    """Decode answers that `pack_answers` encoded."""
+def _unpack_answers(packed: NDArray[np.uint8]) -> Answers:
+    """Decode answers that `_pack_answers` encoded."""
     labels = np.ascontiguousarray(packed[:, :8]).view("<i8").reshape(-1)
     if packed.shape[1] == 8:
         return Answers(labels, None)
     return Answers(labels, np.ascontiguousarray(packed[:, 8:]).view("<f4").astype(np.float64))
 
 
-def packed_width(deployment: Deployment) -> int:
+def _packed_width(deployment: Deployment) -> int:
     """Return the number of bytes of one packed answer."""
     return 8 + (4 * len(deployment.classes) if deployment.releases_probabilities else 0)

@@ -129,7 +129,7 @@ class Deployment:
         return self.bound_account
 
     @property
-    def measure(self) -> Measure:
+    def _measure(self) -> Measure:
         """The privacy measure of its costs: ``pure`` or ``gaussian``."""
         cost = self.cost or self.training_cost
         return "pure" if cost is None else cost.measure
@@ -173,7 +173,7 @@ def deploy(
     Accounts are opened where they do not exist. Models with Gaussian costs come first: an account with a Gaussian
     total can pay pure costs too, but not the other way round.
     """
-    ordered = sorted(models, key=lambda model: model.measure != "gaussian")
+    ordered = sorted(models, key=lambda model: model._measure != "gaussian")
     return [_bind(ledger, model, budget, account, because) for model in ordered]
 
 
@@ -212,7 +212,7 @@ def _account_name(dataset: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", dataset).strip("-._")[:64] or "records"
 
 
-def version_order(version: str) -> list[tuple[int, int | str]]:
+def _version_order(version: str) -> list[tuple[int, int | str]]:
     """Order numbers within versions as numbers: 10 comes after 9."""
     parts: list[str] = re.findall(r"\d+|\D+", version)
     return [(0, int(part)) if part.isdigit() else (1, part) for part in parts]
@@ -285,11 +285,11 @@ def _total(
     if budget is not None:
         analysis = "proven" if model.terms is None else model.terms.analysis
         terms = Terms(budget.epsilon, budget.delta, analysis)
-        return terms.total(model.measure if found is None else found.total.measure), terms
+        return terms.total(model._measure if found is None else found.total.measure), terms
     if found is not None:
         return found.total, found.terms
     if model.terms is not None:
-        return model.training_cost or model.terms.total(model.measure), model.terms
+        return model.training_cost or model.terms.total(model._measure), model.terms
     raise InvalidInput(
         f"The account {name!r} does not exist and the model {model.label} states no budget; `budget` is required."
     )

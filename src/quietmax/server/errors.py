@@ -36,12 +36,12 @@ class HttpError(QuietmaxError):
         return {"error": self.message, **self.extra}
 
 
-def internal_error() -> HttpError:
+def _internal_error() -> HttpError:
     """Return what a client is told about a fault of the service; the log names its kind."""
     return HttpError(500, "Internal error. What was charged is not refunded.")
 
 
-def ledger_error(error: Exception) -> HttpError:
+def _ledger_error(error: Exception) -> HttpError:
     """Return what a client is told if the ledger failed: not why, which the log tells, nor where it is."""
     message = str(error) or "The ledger does not respond."
     if isinstance(error, LedgerUnavailable | LedgerDamaged) and not isinstance(error, LedgerTooLate):
@@ -51,9 +51,9 @@ def ledger_error(error: Exception) -> HttpError:
     return HttpError(503, message)
 
 
-async def from_ledger(timeout: float, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+async def _from_ledger(timeout: float, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
     """Call a function of the ledger in a thread; raise 503 if it fails or does not respond in time."""
     try:
         return await asyncio.wait_for(asyncio.to_thread(function, *arguments, **named), timeout)
     except (QuietmaxError, TimeoutError) as error:
-        raise ledger_error(error) from error
+        raise _ledger_error(error) from error

@@ -41,17 +41,17 @@ from quietmax.server.auth import Caller
 from quietmax.server.codec import (
     COLUMN_DATATYPES,
     InferenceRequest,
-    decode_tensors,
-    join_strings,
-    output_datatypes,
-    output_tensors,
+    _decode_tensors,
+    _join_strings,
+    _output_datatypes,
+    _output_tensors,
 )
 from quietmax.server.deployment import Deployment
-from quietmax.server.errors import HttpError, internal_error
-from quietmax.server.protocol import BODIES_FULL, MAX_CONTROL_BYTES, connection_limits
+from quietmax.server.errors import HttpError, _internal_error
+from quietmax.server.protocol import BODIES_FULL, MAX_CONTROL_BYTES, _connection_limits
 from quietmax.server.service import AUDITED, Service
 from quietmax.server.settings import Settings
-from quietmax.server.telemetry import Headers, Record, phase
+from quietmax.server.telemetry import Headers, Record, _phase
 
 EXTENSIONS = ["model_repository", "privacy_budget"]
 STATUS_CODES = {
@@ -103,7 +103,7 @@ async def serving(
     try:
         yield
     finally:
-        methods.stop()
+        methods._stop()
         stopping = asyncio.ensure_future(server.stop(service.settings.timeout + _GRACE_SECONDS))
         while methods.in_flight and not stopping.done():
             await asyncio.wait([stopping], timeout=_CHECK_INTERVAL)
@@ -116,7 +116,7 @@ def _credentials(tls: Callable[[], tuple[bytes, bytes]]) -> grpc.ServerCredentia
     """Return credentials that follow the certificate; they change nothing while it stays the same."""
     used = tls()
 
-    def fetch() -> grpc.ServerCertificateConfiguration | None:
+    def _fetch() -> grpc.ServerCertificateConfiguration | None:
         nonlocal used
         latest = tls()
         if latest == used:
@@ -124,7 +124,7 @@ def _credentials(tls: Callable[[], tuple[bytes, bytes]]) -> grpc.ServerCredentia
         used = latest
         return _configuration(latest)
 
-    return grpc.dynamic_ssl_server_credentials(_configuration(used), fetch)
+    return grpc.dynamic_ssl_server_credentials(_configuration(used), _fetch)
 
 
 def _configuration(tls: tuple[bytes, bytes]) -> grpc.ServerCertificateConfiguration:
@@ -142,7 +142,7 @@ def _options(service: Service) -> list[tuple[str, int]]:
         ("grpc.max_metadata_size", settings.max_header_bytes),
         ("grpc.server_handshake_timeout_ms", math.ceil(settings.header_timeout * 1000)),
         ("grpc.max_connection_idle_ms", math.ceil(settings.idle_timeout * 1000)),
-        ("grpc.max_allowed_incoming_connections", connection_limits(settings, grpc=True)[1]),
+        ("grpc.max_allowed_incoming_connections", _connection_limits(settings, grpc=True)[1]),
     ]
 
 
@@ -187,7 +187,7 @@ class _Methods:
         self._stopping = False
         self.in_flight = 0
 
-    def stop(self) -> None:
+    def _stop(self) -> None:
         """Refuse the requests whose message has not arrived yet."""
         self._stopping = True
         for timeout in self._timeouts:
@@ -217,17 +217,17 @@ class _Methods:
     def _with_status(self, name: str, method: Method) -> Callable[[Any, Any], Awaitable[bytes]]:
         """Return the method with its errors as a gRPC status."""
 
-        async def handle(_messages: Any, context: Any) -> bytes:
+        async def _handle(_messages: Any, context: Any) -> bytes:
             self.in_flight += 1
             try:
                 return await method(context)
             except HttpError as error:
                 status = self._status(error)
                 if error.status in AUDITED and name != _INFER:  # which is recorded anyway
-                    self._record(context, name, error.status).write(self._service.log, 0.0)
+                    self._record(context, name, error.status)._write(self._service.log, 0.0)
             except Exception as error:
                 self._service.log.failure(error)
-                status = self._status(internal_error())
+                status = self._status(_internal_error())
             finally:
                 self.in_flight -= 1
             # grpc keeps this frame until the next garbage collection. So it must not hold the error, whose frames have
@@ -235,7 +235,7 @@ class _Methods:
             await context.abort(*status)
             raise AssertionError("abort raises")
 
-        return handle
+        return _handle
 
     @staticmethod
     def _status(error: HttpError) -> tuple[StatusCode, str, tuple[tuple[str, str], ...]]:
@@ -249,7 +249,7 @@ class _Methods:
         return _message("ServerLiveResponse", live=True)
 
     async def _server_ready(self, _context: Any) -> bytes:
-        error = await self._service.readiness_error()
+        error = await self._service._readiness_error()
         return _message("ServerReadyResponse", ready=error is None)
 
     async def _server_metadata(self, _context: Any) -> bytes:
@@ -266,7 +266,7 @@ class _Methods:
 
     async def _model_ready(self, request: Any, _caller: Caller) -> dict[str, Any]:
         self._service.deployment(request.name, request.version or None)
-        return {"ready": await self._service.readiness_error() is None}
+        return {"ready": await self._service._readiness_error() is None}
 
     async def _model_metadata(self, request: Any, _caller: Caller) -> dict[str, Any]:
         metadata = await self._service.metadata(
@@ -276,20 +276,20 @@ class _Methods:
         return metadata
 
     async def _repository_index(self, request: Any, caller: Caller) -> dict[str, Any]:
-        return {"models": await self._service.repository_index(caller, ready=request.ready)}
+        return {"models": await self._service._repository_index(caller, ready=request.ready)}
 
     async def _load_model(self, request: Any, caller: Caller) -> dict[str, Any]:
-        load = self._service.load_model(request.model_name, caller, request.parameters)
+        load = self._service._load_model(request.model_name, caller, request.parameters)
         await asyncio.shield(load)
         return {}
 
     async def _unload_model(self, request: Any, caller: Caller) -> dict[str, Any]:
-        await asyncio.shield(self._service.unload_model(request.model_name, caller))
+        await asyncio.shield(self._service._unload_model(request.model_name, caller))
         return {}
 
     async def _model_infer(self, context: Any) -> bytes:
         service = self._service
-        with service.recorded(self._record(context, _INFER)) as record:
+        with service._recorded(self._record(context, _INFER)) as record:
             caller = await self._authenticate(context)
             record.client, record.headers = caller.client, _headers(context)
             async with self._received(context, caller) as content:
@@ -300,7 +300,7 @@ class _Methods:
     async def _answer(self, content: bytes, caller: Caller, record: Record) -> bytes:
         service, max_rows = self._service, self._service.settings.max_rows
         in_loop = len(content) <= _MAX_BYTES_IN_LOOP
-        with phase("parse"):
+        with _phase("parse"):
             message = (
                 _parse_request(content, max_rows)
                 if in_loop
@@ -309,19 +309,19 @@ class _Methods:
             deployment = service.deployment(message.model_name, message.model_version or None)
             record.deployment = deployment
             request = (
-                decode_request(message, deployment, max_rows)
+                _decode_request(message, deployment, max_rows)
                 if in_loop
-                else await asyncio.to_thread(decode_request, message, deployment, max_rows)
+                else await asyncio.to_thread(_decode_request, message, deployment, max_rows)
             )
         record.rows = len(request.rows)
         # A client that goes away cancels this method, but not what it is charged for.
         answers, parameters = await asyncio.shield(service.infer(deployment, request, caller))
-        return encode_response(message, request, answers, parameters, deployment)
+        return _encode_response(message, request, answers, parameters, deployment)
 
     def _record(self, context: Any, route: str, status: int = 500) -> Record:
         """Return what the log tells about a request."""
         address = _peer_host(context.peer())
-        return self._service.new_record(address=address, route=route, status=status)
+        return self._service._new_record(address=address, route=route, status=status)
 
     async def _authenticate(self, context: Any) -> Caller:
         """Return the caller, from the key in the metadata.
@@ -349,13 +349,13 @@ class _Methods:
             raise HttpError(408, "The message did not arrive in time. Nothing was charged.") from None
         finally:
             self._timeouts.discard(timeout)
-        if not bodies.fits(len(content)):
+        if not bodies._fits(len(content)):
             raise HttpError(503, BODIES_FULL)
-        bodies.hold(len(content))
+        bodies._hold(len(content))
         try:
             yield content
         finally:
-            bodies.release(len(content))
+            bodies._release(len(content))
 
 
 async def _read(context: Any) -> bytes:
@@ -489,7 +489,7 @@ def _varint(content: bytes, start: int, end: int) -> tuple[int, int]:
     raise HttpError(400, "The message is not a valid ModelInferRequest.")
 
 
-def decode_request(message: Any, deployment: Deployment, max_rows: int) -> InferenceRequest:
+def _decode_request(message: Any, deployment: Deployment, max_rows: int) -> InferenceRequest:
     """Decode an inference request."""
     contents = _contents(message, max_rows, deployment.inputs)
     inputs = [
@@ -509,7 +509,7 @@ def decode_request(message: Any, deployment: Deployment, max_rows: int) -> Infer
             {"name": output.name, "parameters": _parameters(output.parameters)} for output in message.outputs
         ],
     }
-    return decode_tensors(request, b"".join(contents), deployment, max_rows)
+    return _decode_tensors(request, b"".join(contents), deployment, max_rows)
 
 
 def _contents(message: Any, max_rows: int, inputs: int) -> list[bytes]:
@@ -581,7 +581,7 @@ def _parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def encode_response(
+def _encode_response(
     message: Any,
     request: InferenceRequest,
     answers: Answers,
@@ -594,13 +594,13 @@ def encode_response(
     )
     for name, value in parameters.items():
         setattr(response.parameters[name], _parameter_field(value), value)
-    tensors, datatypes = output_tensors(answers), output_datatypes(deployment)
+    tensors, datatypes = _output_tensors(answers), _output_datatypes(deployment)
     for name, _ in request.outputs:
         values, datatype = tensors[name], datatypes[name]
         output = response.outputs.add(name=name, datatype=datatype, shape=values.shape)
         names = [deployment.classes[label] for label in values.tolist()] if datatype == "BYTES" else None
         if message.raw_input_contents:
-            response.raw_output_contents.append(values.tobytes() if names is None else join_strings(names))
+            response.raw_output_contents.append(values.tobytes() if names is None else _join_strings(names))
         else:
             typed = values.reshape(-1).tolist() if names is None else [each.encode() for each in names]
             getattr(output.contents, _CONTENTS[datatype]).extend(typed)

@@ -61,15 +61,15 @@ class BodyMemory:
         self.limit = limit
         self.held = 0
 
-    def fits(self, size: int) -> bool:
+    def _fits(self, size: int) -> bool:
         """Return whether so many more bytes are within the limit."""
         return self.held + size <= self.limit
 
-    def hold(self, size: int) -> None:
+    def _hold(self, size: int) -> None:
         """Count bytes that are held from now on."""
         self.held += size
 
-    def release(self, size: int) -> None:
+    def _release(self, size: int) -> None:
         """Count bytes that are no longer held."""
         self.held -= size
 
@@ -94,25 +94,25 @@ class ConnectionShare:
     number: int  # This worker, counted from 0
 
     @classmethod
-    def of_workers(cls, workers: int) -> list[ConnectionShare]:
+    def _of_workers(cls, workers: int) -> list[ConnectionShare]:
         """Return the shares of so many workers, none of which listens yet."""
         counts = memoryview(mmap.mmap(-1, 8 * workers)).cast("q")
         shares = [cls(counts, number) for number in range(workers)]
         for share in shares:
-            share.close()
+            share._close()
         return shares
 
-    def update(self, count: int) -> bool:
+    def _update(self, count: int) -> bool:
         """Tell the other workers how many connections this one has; return whether none of them has fewer."""
         self.counts[self.number] = count
         return count == min(self.counts)
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """Say that this worker does not listen."""
         self.counts[self.number] = _NOT_LISTENING
 
     @property
-    def listens(self) -> bool:
+    def _listens(self) -> bool:
         """Whether this worker listens."""
         return self.counts[self.number] != _NOT_LISTENING
 
@@ -126,7 +126,7 @@ class Connections:
 
     def __init__(self, service: Service, share: ConnectionShare, *, grpc: bool = False) -> None:
         self.service = service
-        self.limit, _ = connection_limits(service.settings, grpc=grpc)
+        self.limit, _ = _connection_limits(service.settings, grpc=grpc)
         self.open: set[LimitedProtocol] = set()
         self._share = share
         self._handshakes: dict[asyncio.Task[None], None] = {}
@@ -136,7 +136,7 @@ class Connections:
     def __len__(self) -> int:
         return len(self.open) + len(self._handshakes)
 
-    async def accept(
+    async def _accept(
         self,
         listening: socket.socket,
         create: Callable[[], LimitedProtocol],
@@ -165,7 +165,7 @@ class Connections:
     async def _next_connection(self, listening: socket.socket) -> socket.socket:
         """Accept a connection; leave it to the workers that have fewer connections if they take it at once."""
         while True:
-            fair = self._share.update(len(self))
+            fair = self._share._update(len(self))
             await _readable(listening)
             if not fair:
                 await asyncio.sleep(_OTHERS_FIRST_SECONDS)
@@ -174,7 +174,7 @@ class Connections:
                 accepted.setblocking(False)
                 return accepted
 
-    async def check(self) -> None:
+    async def _check(self) -> None:
         """End connections whose time is over, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
@@ -184,8 +184,8 @@ class Connections:
                 connection._end_if_late(now)
             self.service.metrics.connections.set(len(self))
             self.service.metrics.dropped_lines.set(self.service.log.dropped)
-            if self._share.listens:
-                self._share.update(len(self))
+            if self._share._listens:
+                self._share._update(len(self))
             self._log_full(now)
 
     async def _connect(
@@ -198,14 +198,14 @@ class Connections:
                 create, accepted, ssl=context, ssl_handshake_timeout=timeout
             )
         except OSError:  # ssl.SSLError and a handshake that takes too long are OSErrors, too
-            self.service.metrics.count_refused("handshake")
+            self.service.metrics._count_refused("handshake")
 
     def _make_room(self) -> bool:
         """Return whether there is room for one more connection, after replacing one if necessary."""
         if len(self) < self.limit:
             return True
         self._full += 1
-        self.service.metrics.count_refused("connections")
+        self.service.metrics._count_refused("connections")
         if self._handshakes:  # they have sent nothing yet, so they go first
             task = next(iter(self._handshakes))
             del self._handshakes[task]
@@ -323,7 +323,7 @@ class LimitedProtocol(HttpToolsProtocol):
                 self._fail(400, f"The {name.decode().title()} header must be sent once.")
         if len(self.pipeline) >= _MAX_PIPELINED:
             self._fail(400, f"At most {_MAX_PIPELINED} requests may be sent before the first is answered.")
-        if not self._bodies.fits(self._limits.max_bytes) and not self._bodies.fits(
+        if not self._bodies._fits(self._limits.max_bytes) and not self._bodies._fits(
             _announced_bytes(self.headers)
         ):
             self._fail(503, BODIES_FULL, "body")
@@ -333,7 +333,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._enter(Phase.BODY, self._limits.timeout)
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        async def _answer(scope: Scope, receive: Receive, send: Send) -> None:
             try:
                 await app(scope, receive, send)
             except asyncio.CancelledError:  # the service stops, and the answer took too long
@@ -346,20 +346,20 @@ class LimitedProtocol(HttpToolsProtocol):
                 self._release(cycle)
 
         self._answering = cycle
-        super()._start_asgi_task(cycle, answer)  # type: ignore[arg-type]
+        super()._start_asgi_task(cycle, _answer)  # type: ignore[arg-type]
 
     def on_body(self, body: bytes) -> None:
         """Keep a part of the body, unless the request is answered already."""
         if not self.cycle.response_complete:
-            if not self._bodies.fits(len(body)):
+            if not self._bodies._fits(len(body)):
                 self._fail(503, BODIES_FULL, "body")
-            self._bodies.hold(len(body))
+            self._bodies._hold(len(body))
             self._held[self.cycle] = self._held.get(self.cycle, 0) + len(body)
         super().on_body(body)
 
     def _release(self, cycle: Any) -> None:
         """Count the body of a request no longer."""
-        self._bodies.release(self._held.pop(cycle, 0))
+        self._bodies._release(self._held.pop(cycle, 0))
 
     def on_message_complete(self) -> None:
         """Wait for the response."""
@@ -413,7 +413,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._stopping:
             self._extend_while_reading(now)
         if now >= self._write_deadline:
-            self._all.service.metrics.count_refused("timeout")
+            self._all.service.metrics._count_refused("timeout")
             self.transport.abort()
         elif self.transport.is_closing():
             self._write_deadline = min(self._write_deadline, now + self._write_timeout)
@@ -469,7 +469,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def _refuse(self, status: int, message: str, reason: str) -> None:
         """Answer with an error, unless another response is on its way, and end the connection."""
         self._refused = True
-        self._all.service.metrics.count_refused(reason)
+        self._all.service.metrics._count_refused(reason)
         address = self.client[0] if self.client else None
         self._all.service.log.event("refused", status=status, reason=reason, address=address)
         cycle = self.cycle
@@ -528,7 +528,7 @@ class _ResponseWriter:
             self._transport.write(self._headers + data if self._headers else data)
             self._headers = self._headers and b""
 
-    def take_body(self) -> bytes | None:
+    def _take_body(self) -> bytes | None:
         """Return the body if all of it has arrived; None if it must be received."""
         cycle = self._cycle
         if cycle.more_body or cycle.disconnected or cycle.waiting_for_100_continue:
@@ -537,7 +537,7 @@ class _ResponseWriter:
         cycle.flow.resume_reading()  # else nobody would notice that the client has gone
         return body
 
-    def respond(self, status: int, headers: list[tuple[bytes, bytes]], content: bytes) -> bool:
+    def _respond(self, status: int, headers: list[tuple[bytes, bytes]], content: bytes) -> bool:
         """Write a whole response; return False if it must be sent."""
         cycle = self._cycle
         writable = not (cycle.disconnected or cycle.flow.write_paused or self._transport.is_closing())
@@ -581,7 +581,7 @@ def _announced_bytes(headers: list[tuple[bytes, bytes]]) -> int:
     return int(length) if length.isdigit() else 0
 
 
-def connection_limits(settings: Settings, *, grpc: bool) -> tuple[int, int]:
+def _connection_limits(settings: Settings, *, grpc: bool) -> tuple[int, int]:
     """Return how many connections HTTP and gRPC may have; together they leave enough file descriptors for the rest."""
     available = _descriptor_limit()
     for_grpc = min(settings.max_connections, available // 4) if grpc else 0

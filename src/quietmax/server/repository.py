@@ -49,7 +49,7 @@ from quietmax.mechanisms.base import (
 )
 from quietmax.models.serialization import load_model, read_description
 from quietmax.predictor import Predictor, claimed
-from quietmax.server.deployment import Deployment, MigratedBudget, Rows, version_order
+from quietmax.server.deployment import Deployment, MigratedBudget, Rows, _version_order
 from quietmax.server.errors import HttpError
 from quietmax.spending import ACCOUNT_FILE, ACCOUNT_ID, FileAccount
 
@@ -75,7 +75,7 @@ class ModelFolder:
         """Name of the training set."""
         return str(self.description.get("dataset", ""))
 
-    def digest(self, mechanism: str = "") -> bytes:
+    def _digest(self, mechanism: str = "") -> bytes:
         """Return the SHA-256 of the description, the weights and the mechanism.
 
         Cached answers are stored under this digest: it must not change for an unchanged model.
@@ -95,26 +95,26 @@ class ModelRepository:
             raise InvalidInput(f"The model repository {directory} must be a directory.")
         self._directory = directory.resolve()
 
-    def names(self) -> list[str]:
+    def _names(self) -> list[str]:
         """List the models that have at least one version."""
-        return [name for name in self._folders(self._directory) if self.versions(name)]
+        return [name for name in self._folders(self._directory) if self._versions(name)]
 
-    def versions(self, name: str) -> list[str]:
+    def _versions(self, name: str) -> list[str]:
         """List the versions of a model, the highest last; none if there is no such model."""
         if not _NAME.fullmatch(name):
             return []
-        return sorted(self._folders(self._directory / name), key=version_order)
+        return sorted(self._folders(self._directory / name), key=_version_order)
 
-    def folder(self, name: str, version: str) -> Path:
+    def _folder(self, name: str, version: str) -> Path:
         """Return the folder of a version."""
         return self._directory / name / version
 
-    def signature(self, name: str, version: str) -> str:
+    def _signature(self, name: str, version: str) -> str:
         """Return a text that changes when the files of a version are replaced, or the model was evaluated again."""
         found = []
         for file in (*MODEL_FILES, EVALUATION_FILE):
             with suppress(OSError):
-                state = (self.folder(name, version) / file).stat()
+                state = (self._folder(name, version) / file).stat()
                 found.append(f"{file} {state.st_ino} {state.st_size} {state.st_mtime_ns}")
         return ", ".join(found)
 
@@ -244,7 +244,7 @@ def _load_private(folder: ModelFolder) -> Deployment:
             migrated_budget=MigratedBudget(
                 FileAccount(folder.path / ACCOUNT_FILE, identity=folder.description.get(ACCOUNT_ID)),
                 predictor.remaining.queries + predictor.answered,
-                folder.digest().hex(),
+                folder._digest().hex(),
             ),
         )
     if folder.mechanism is not None:
@@ -262,7 +262,7 @@ def _load_private(folder: ModelFolder) -> Deployment:
         mechanism="released weights",
         answer=partial(_released_answer, model),
         guarantee=guarantee,
-        digest=folder.digest(),
+        digest=folder._digest(),
         training_cost=None if guarantee.definition == "approximate" else guarantee.cost,
         terms=terms,
         encoding=model.encoding,
@@ -289,7 +289,7 @@ def _charged_per_answer(folder: ModelFolder, answerer: Answerer, **fields: Any) 
         mechanism=mechanism.name,
         answer=served.answer,
         answerer=served,
-        digest=folder.digest(digest_text(mechanism)),
+        digest=folder._digest(digest_text(mechanism)),
         cost=answerer.cost,
         releases_probabilities=releases_probabilities(mechanism, classes),
         **fields,
@@ -380,9 +380,9 @@ class SharedState:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._file = folder / "models.json"
-        self.write(DesiredModels(0, {}))
+        self._write(DesiredModels(0, {}))
 
-    def read(self) -> DesiredModels:
+    def _read(self) -> DesiredModels:
         """Read the desired models."""
         document = json.loads(self._file.read_text(encoding="utf-8"))
         models = {
@@ -391,12 +391,12 @@ class SharedState:
         }
         return DesiredModels(document["revision"], models)
 
-    def marker(self) -> tuple[int, int]:
+    def _marker(self) -> tuple[int, int]:
         """Return numbers that change when the file is written; much cheaper than to read it."""
         state = self._file.stat()
         return state.st_ino, state.st_mtime_ns
 
-    def write(self, desired: DesiredModels) -> None:
+    def _write(self, desired: DesiredModels) -> None:
         """Replace the desired models."""
         models = {
             name: None if version is None else vars(version) for name, version in desired.models.items()
@@ -404,14 +404,14 @@ class SharedState:
         text = json.dumps({"revision": desired.revision, "models": models})
         atomic_write(self._file, lambda staging: staging.write_text(text, encoding="utf-8"))
 
-    def confirm(self, revision: int, errors: Mapping[str, str]) -> None:
+    def _confirm(self, revision: int, errors: Mapping[str, str]) -> None:
         """Say that this process serves a revision."""
         text = json.dumps({"revision": revision, "errors": dict(errors)})
         file = self._folder / f"worker-{os.getpid()}"
         atomic_write(file, lambda staging: staging.write_text(text, encoding="utf-8"))
 
     @contextmanager
-    def lock(self) -> Iterator[None]:
+    def _lock(self) -> Iterator[None]:
         """Let only one process at a time change the models; the lock of a killed process is free at once."""
         with (self._folder / "lock").open("w") as file:
             until = time.monotonic() + _CONFIRM_TIMEOUT
@@ -426,7 +426,7 @@ class SharedState:
                     break
             yield
 
-    def wait(self, revision: int, name: str) -> tuple[int, int, str | None]:
+    def _wait(self, revision: int, name: str) -> tuple[int, int, str | None]:
         """Wait until all workers have confirmed a revision."""
         until = time.monotonic() + _CONFIRM_TIMEOUT
         while True:
@@ -472,44 +472,44 @@ class ModelControl:
         self._retry_at = math.inf
         self._seen = (0, 0)
         self._ledger: Ledger | None = None
-        read = {name: self._read_highest(name) for name in repository.names()}
+        read = {name: self._read_highest(name) for name in repository._names()}
         self._models = {name: deployment for name, (deployment, _) in read.items()}
         self._desired = DesiredModels(1, {name: version for name, (_, version) in read.items()})
-        state.write(self._desired)
+        state._write(self._desired)
 
     def start(self) -> list[Deployment]:
         """Return the models that this process serves first, without accounts, but not those that cannot be read."""
         self._ledger = None
-        self._catch_up(self._state.read())
+        self._catch_up(self._state._read())
         return self.deployments
 
-    def serve(self, ledger: Ledger, deployments: Iterable[Deployment], use: Callable[[], None]) -> None:
+    def _serve(self, ledger: Ledger, deployments: Iterable[Deployment], use: Callable[[], None]) -> None:
         """Begin to follow what other workers load."""
         self._ledger = ledger
         self._use = use
         self._models = {each.name: each for each in deployments if each.name in self._models}
 
-    def confirm(self) -> None:
+    def _confirm(self) -> None:
         """Say that this process now answers requests, and that others must wait for it when they change the models."""
         with suppress(OSError):  # a full disk: the request waits in vain, but the model is served
-            self._state.confirm(self._desired.revision, self._failed)
+            self._state._confirm(self._desired.revision, self._failed)
 
     @property
-    def is_behind(self) -> bool:
+    def _is_behind(self) -> bool:
         """Whether `follow` should be called: another worker has changed the models, or it is time to try again."""
-        return self._state.marker() != self._seen or time.monotonic() >= self._retry_at
+        return self._state._marker() != self._seen or time.monotonic() >= self._retry_at
 
     @property
     def deployments(self) -> list[Deployment]:
         """The models of the repository that this process serves."""
         return list(self._models.values())
 
-    def index(self) -> list[dict[str, str]]:
+    def _index(self) -> list[dict[str, str]]:
         """Describe every version in the repository: its name, version, state, and why it is not served."""
         served = {each.label for each in self.deployments}
         rows = []
-        for name in self._repository.names():
-            for version in self._repository.versions(name):
+        for name in self._repository._names():
+            for version in self._repository._versions(name):
                 ready = f"{name}/{version}" in served
                 reason = "" if ready else self._errors.get(name, "not loaded")
                 state = "READY" if ready else "UNAVAILABLE"
@@ -533,10 +533,10 @@ class ModelControl:
             self._publish(desired, name, None, None)
         self._wait(name, f"The model {name} was unloaded")
 
-    def reload(self) -> tuple[list[str], dict[str, str]]:
+    def _reload(self) -> tuple[list[str], dict[str, str]]:
         """Load what is new in the repository: models, versions and changed folders. Unloaded models stay unloaded."""
         loaded, failed = [], {}
-        for name in self._repository.names():
+        for name in self._repository._names():
             try:
                 with self._change() as desired:
                     if not self._is_new(name, desired):
@@ -548,14 +548,14 @@ class ModelControl:
                 failed[name] = str(error)
         return loaded, failed
 
-    def follow(self) -> list[str]:
+    def _follow(self) -> list[str]:
         """Serve what another worker has loaded or unloaded; return what failed.
 
         A model that cannot be loaded here stays as it was, and is tried again after 2, 4, 8, ... seconds.
         """
         with self._changing:
-            seen = self._state.marker()
-            desired = self._state.read()
+            seen = self._state._marker()
+            desired = self._state._read()
             again = bool(self._failed) or desired.revision != self._desired.revision
             if again:
                 self._catch_up(desired)
@@ -565,11 +565,11 @@ class ModelControl:
     def _is_new(self, name: str, desired: DesiredModels) -> bool:
         if name in self._reserved or (name in desired.models and desired.models[name] is None):
             return False
-        version = self._repository.versions(name)[-1]
+        version = self._repository._versions(name)[-1]
         current = desired.models.get(name)
         return current is None or (current.version, current.signature) != (
             version,
-            self._repository.signature(name, version),
+            self._repository._signature(name, version),
         )
 
     def _check_name(self, name: str) -> None:
@@ -577,7 +577,7 @@ class ModelControl:
             raise InvalidInput(
                 f"The model {name} was named at the start, so it is not loaded from the repository."
             )
-        if not self._repository.versions(name):
+        if not self._repository._versions(name):
             raise HttpError(
                 404, "The model repository has no such model. POST /v2/repository/index lists all."
             )
@@ -585,8 +585,8 @@ class ModelControl:
     @contextmanager
     def _change(self) -> Iterator[DesiredModels]:
         """Let nobody else change the models, here or in another worker, and begin with what they have changed."""
-        with self._state.lock(), self._changing:
-            desired = self._state.read()
+        with self._state._lock(), self._changing:
+            desired = self._state._read()
             if desired.revision != self._desired.revision:
                 self._catch_up(desired)
             yield desired
@@ -601,11 +601,11 @@ class ModelControl:
         self._models = models if bound is None else {**models, name: bound}
         self._desired = DesiredModels(desired.revision + 1, {**desired.models, name: version})
         self._use()
-        self._state.write(self._desired)
-        self.confirm()
+        self._state._write(self._desired)
+        self._confirm()
 
     def _wait(self, name: str, done: str) -> None:
-        confirmed, workers, error = self._state.wait(self._desired.revision, name)
+        confirmed, workers, error = self._state._wait(self._desired.revision, name)
         if error is not None:
             raise HttpError(503, f"{done} by {confirmed} of {workers} workers; the others try again: {error}")
         if confirmed < workers:
@@ -636,7 +636,7 @@ class ModelControl:
         self._desired = desired
         if self._ledger is not None:
             self._use()
-            self.confirm()
+            self._confirm()
 
     def _read_same(self, name: str, version: LoadedVersion) -> Deployment:
         """Read and bind the version that another process has loaded."""
@@ -668,14 +668,14 @@ class ModelControl:
     def _read_highest(self, name: str) -> tuple[Deployment, LoadedVersion]:
         if name in self._reserved:
             raise InvalidInput(f"Model names must be unique, but {name} is also in the model repository.")
-        version = self._repository.versions(name)[-1]
-        signature = self._repository.signature(name, version)
+        version = self._repository._versions(name)[-1]
+        signature = self._repository._signature(name, version)
         model = self._read(name, version)
         return model, LoadedVersion(version, model.digest.hex(), signature)
 
     def _read(self, name: str, version: str) -> Deployment:
         try:
-            return self._load(f"{name}/{version}={self._repository.folder(name, version)}")
+            return self._load(f"{name}/{version}={self._repository._folder(name, version)}")
         except QuietmaxError:
             raise
         except Exception as error:

@@ -39,7 +39,7 @@ from quietmax.server.app import create_app
 from quietmax.server.protocol import Connections, ConnectionShare, LimitedProtocol
 from quietmax.server.service import Service
 from quietmax.server.settings import Listener
-from quietmax.server.telemetry import Log, Metrics, libraries_logged
+from quietmax.server.telemetry import Log, Metrics, _libraries_logged
 
 _START_TIMEOUT = 120.0
 _SHUTDOWN_TIMEOUT = 15
@@ -93,7 +93,7 @@ class _Server(uvicorn.Server):
     def __init__(self, service: Service, listener: Listener, share: ConnectionShare | None = None) -> None:
         super().__init__(_uvicorn_config(service, listener))
         self._log = service.log
-        self._share = share or ConnectionShare.of_workers(1)[0]
+        self._share = share or ConnectionShare._of_workers(1)[0]
         self._connections = Connections(service, self._share, grpc=listener.grpc_port is not None)
         self._received: set[int] = set()
         self._context = listener.ssl_context
@@ -133,14 +133,14 @@ class _Server(uvicorn.Server):
 
     async def _reload(self) -> None:
         try:
-            self._listener.load_certificate()
+            self._listener._load_certificate()
             certificate, key = self._listener.tls_certificate, self._listener.tls_key
             if self._context is not None and certificate is not None:
                 # Connections are accepted with this context, so it gets what was just found to be valid.
                 self._context.load_cert_chain(certificate, key)
         except (InvalidInput, OSError) as error:
             self._service.log.event("certificate_invalid", error=str(error))
-        await self._service.reload()
+        await self._service._reload()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the service, then accept connections."""
@@ -157,9 +157,9 @@ class _Server(uvicorn.Server):
             app_state=self.lifespan.state,
         )
         self.servers = []
-        self._checking = asyncio.create_task(self._connections.check())
+        self._checking = asyncio.create_task(self._connections._check())
         for listening in sockets or []:
-            accepting = self._connections.accept(listening, create, self._context)
+            accepting = self._connections._accept(listening, create, self._context)
             self._accepting.append(asyncio.create_task(accepting))
         self.started = True
 
@@ -176,7 +176,7 @@ class _Server(uvicorn.Server):
         for task in self._accepting:
             task.cancel()
         await asyncio.gather(*self._accepting, return_exceptions=True)
-        self._share.close()
+        self._share._close()
         await super().shutdown(sockets)
 
 
@@ -189,7 +189,7 @@ def run(
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     try:
-        listener.load_certificate()
+        listener._load_certificate()
     except (
         InvalidInput
     ) as error:  # replaced by a broken one: the one that was valid at the start stays in use
@@ -197,7 +197,7 @@ def run(
     # What is loaded now stays. The garbage of requests is then found soon: a full collection waits until there is a
     # quarter as much of it as of all other objects.
     gc.freeze()
-    with libraries_logged(service.log):
+    with _libraries_logged(service.log):
         _Server(service, listener, share).run(sockets=[opened])
     service.log.flush()
 
@@ -234,17 +234,17 @@ def supervise(
     SIGTERM and SIGINT to the supervisor stop all workers gracefully; a second one kills them. SIGHUP is passed on to
     the workers. A worker that ends for another reason is restarted, also if somebody else has asked it to stop.
     """
-    shares = ConnectionShare.of_workers(workers)
+    shares = ConnectionShare._of_workers(workers)
     with shared_folder("quietmax-metrics-") if workers > 1 else nullcontext() as folder:
 
-        def serve(number: int) -> None:
-            metrics = Metrics() if folder is None else Metrics.of_worker(folder, number)
+        def _serve(number: int) -> None:
+            metrics = Metrics() if folder is None else Metrics._of_worker(folder, number)
             try:
                 run(create_service(metrics), listener, opened, shares[number])
             finally:
-                shares[number].close()
+                shares[number]._close()
 
-        _Supervisor(serve, shares, opened, log).run()
+        _Supervisor(_serve, shares, opened, log).run()
 
 
 @contextmanager
@@ -299,7 +299,7 @@ class _Worker:
     started: float = 0.0
     start_at: float = 0.0
 
-    def send(self, number: int) -> None:
+    def _send(self, number: int) -> None:
         """Send a signal to the process, if there is one."""
         if self.process is not None and self.process.pid is not None:
             with suppress(ProcessLookupError):
@@ -350,7 +350,7 @@ class _Supervisor:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if self._stopping:
-            worker.send(signal.SIGTERM)
+            worker._send(signal.SIGTERM)
 
     def _be_worker(self, number: int, parent: int) -> None:
         """In a new worker: restore the signal handlers, ignore SIGHUP, accept signals again, and serve."""
@@ -370,7 +370,7 @@ class _Supervisor:
         assert worker.process is not None
         worker.process.join()
         code, worker.process = worker.process.exitcode, None
-        self._shares[worker.number].close()
+        self._shares[worker.number]._close()
         if self._stopping:
             return
         now = time.monotonic()
@@ -390,13 +390,13 @@ class _Supervisor:
     def _stop(self, _number: int, _frame: FrameType | None) -> None:
         """Ask all workers to stop; when asked a second time, kill them."""
         for worker in self._workers:
-            worker.send(signal.SIGKILL if self._stopping else signal.SIGTERM)
+            worker._send(signal.SIGKILL if self._stopping else signal.SIGTERM)
         self._stopping = True
         self._opened.close()  # nobody waits for a worker that will not come
 
     def _forward(self, number: int, _frame: FrameType | None) -> None:
         for worker in self._workers:
-            worker.send(number)
+            worker._send(number)
 
     def _restore_signals(self) -> None:
         for number, handler in self._handlers.items():

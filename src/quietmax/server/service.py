@@ -25,16 +25,16 @@ from quietmax.server.codec import (
     INPUT,
     LABEL,
     InferenceRequest,
-    column_datatype,
-    encode_response,
-    output_datatypes,
-    takes_encoded_rows,
+    _column_datatype,
+    _encode_response,
+    _output_datatypes,
+    _takes_encoded_rows,
 )
-from quietmax.server.deployment import Deployment, version_order
-from quietmax.server.errors import HttpError, from_ledger, internal_error, ledger_error
+from quietmax.server.deployment import Deployment, _version_order
+from quietmax.server.errors import HttpError, _from_ledger, _internal_error, _ledger_error
 from quietmax.server.protocol import BodyMemory
 from quietmax.server.settings import Settings
-from quietmax.server.telemetry import Log, Metrics, Record, Telemetry, spent_fraction
+from quietmax.server.telemetry import Log, Metrics, Record, Telemetry, _spent_fraction
 
 if TYPE_CHECKING:
     from quietmax.server.repository import ModelControl
@@ -55,7 +55,7 @@ class _ModelSet:
 
     def __init__(self, deployments: list[Deployment]) -> None:
         self.deployments = deployments
-        ordered = sorted(deployments, key=lambda deployment: version_order(deployment.version))
+        ordered = sorted(deployments, key=lambda deployment: _version_order(deployment.version))
         self.by_version = {(each.name, each.version): each for each in ordered}
         self.highest = {each.name: each for each in ordered}
 
@@ -139,7 +139,7 @@ class Service:
         self._control = control
         self._models = _ModelSet(bound)
         if control is not None:
-            control.serve(ledger, bound, self._use_models)
+            control._serve(ledger, bound, self._use_models)
             loaded = {each.name for each in control.deployments}
             self._fixed = [each for each in bound if each.name not in loaded]
         self._pipeline: Pipeline | None = None
@@ -166,7 +166,7 @@ class Service:
             self.telemetry = Telemetry()
         self._pipeline = Pipeline(self.ledger, self.settings)
         if self._control is not None:
-            self._control.confirm()
+            self._control._confirm()
             self._following = asyncio.create_task(self._follow(self._control))
         self.log.event("started", models=len(self.deployments), ledger=self.ledger.address)
 
@@ -177,21 +177,21 @@ class Service:
         self._changes.shutdown(wait=False, cancel_futures=True)
         pipeline, self._pipeline = self._pipeline, None
         if pipeline is not None:
-            await pipeline.close()
+            await pipeline._close()
         if self.telemetry is not None:
-            await asyncio.to_thread(self.telemetry.close)
+            await asyncio.to_thread(self.telemetry._close)
         await asyncio.to_thread(self.ledger.close)
         self.log.event("stopped")
 
-    def new_record(self, **known: Any) -> Record:
+    def _new_record(self, **known: Any) -> Record:
         """Return the record of a new request, with an id for the log and the header ``x-request-id``."""
         return Record(request=f"{self._request_prefix}-{next(self._request_count):x}", **known)
 
     @contextmanager
-    def recorded(self, record: Record) -> Iterator[Record]:
+    def _recorded(self, record: Record) -> Iterator[Record]:
         """Count and log an inference request, whatever its protocol; another error than HttpError becomes a 500."""
         started = time.perf_counter()
-        trace = None if self.telemetry is None else self.telemetry.begin()
+        trace = None if self.telemetry is None else self.telemetry._begin()
         try:
             yield record
         except HttpError as error:
@@ -200,14 +200,14 @@ class Service:
             raise
         except Exception as error:
             self.log.failure(error, request=record.request)
-            raise internal_error() from error
+            raise _internal_error() from error
         finally:
             seconds = time.perf_counter() - started
-            self.metrics.count_request(*record.model, record.status, seconds)
+            self.metrics._count_request(*record.model, record.status, seconds)
             if self.telemetry is not None and trace is not None:
-                self.telemetry.end(trace, record)
+                self.telemetry._end(trace, record)
             if self.settings.request_log or record.status in AUDITED:
-                record.write(self.log, seconds)
+                record._write(self.log, seconds)
 
     def deployment(self, name: str, version: str | None = None) -> Deployment:
         """Find a model by its name and version, by default the highest."""
@@ -217,10 +217,10 @@ class Service:
             raise HttpError(404, "There is no such model or version. GET /v2/models lists all.")
         return found
 
-    async def repository_index(self, caller: Caller, *, ready: bool = False) -> list[dict[str, str]]:
+    async def _repository_index(self, caller: Caller, *, ready: bool = False) -> list[dict[str, str]]:
         """Describe the models that are served or could be loaded; with `ready`, the served ones alone."""
         _check_administrator(caller)
-        rows = [] if self._control is None else await asyncio.to_thread(self._control.index)
+        rows = [] if self._control is None else await asyncio.to_thread(self._control._index)
         listed = {(row["name"], row["version"]) for row in rows}
         rows += [
             {"name": each.name, "version": each.version, "state": "READY", "reason": ""}
@@ -229,7 +229,7 @@ class Service:
         ]
         return [row for row in rows if row["state"] == "READY" or not ready]
 
-    async def load_model(self, name: str, caller: Caller, parameters: Any = None) -> None:
+    async def _load_model(self, name: str, caller: Caller, parameters: Any = None) -> None:
         """Load the highest version of a model; the version before it goes once this one is ready."""
         control = self._checked_control(caller)
         if parameters:
@@ -239,17 +239,19 @@ class Service:
         bound = await self._controlled(control.load, name)
         self.log.event("model_loaded", model=bound.label, client=caller.client)
 
-    async def unload_model(self, name: str, caller: Caller) -> None:
+    async def _unload_model(self, name: str, caller: Caller) -> None:
         """Stop serving a model of the repository. Requests in flight are answered; nothing is refunded."""
         control = self._checked_control(caller)
         await self._controlled(control.unload, name)
         self.log.event("model_unloaded", model=name, client=caller.client)
 
-    async def reload(self) -> None:
+    async def _reload(self) -> None:
         """Load what is new in the model repository. What cannot be loaded is logged, and its old version stays."""
         if self._control is None:
             return
-        loaded, failed = await asyncio.get_running_loop().run_in_executor(self._changes, self._control.reload)
+        loaded, failed = await asyncio.get_running_loop().run_in_executor(
+            self._changes, self._control._reload
+        )
         for label in loaded:
             self.log.event("model_loaded", model=label)
         for name, error in failed.items():
@@ -267,7 +269,7 @@ class Service:
             return await asyncio.get_running_loop().run_in_executor(self._changes, function, name)
         except (HttpError, LedgerUnavailable) as error:
             self.log.event("model_failed", model=name, error=str(error))
-            raise (error if isinstance(error, HttpError) else ledger_error(error)) from error
+            raise (error if isinstance(error, HttpError) else _ledger_error(error)) from error
         except QuietmaxError as error:
             self.log.event("model_failed", model=name, error=str(error))
             raise HttpError(400, str(error)) from error
@@ -277,8 +279,8 @@ class Service:
         while True:
             await asyncio.sleep(_FOLLOW_SECONDS)
             try:
-                if control.is_behind:
-                    for error in await asyncio.to_thread(control.follow):
+                if control._is_behind:
+                    for error in await asyncio.to_thread(control._follow):
                         self.log.event("model_failed", error=error)
             except Exception as error:  # whatever it is, the next attempt may succeed
                 self.log.failure(error)
@@ -290,21 +292,21 @@ class Service:
         """Answer an inference request: return the answers and the `parameters` of the response."""
         if self._pipeline is None:
             raise HttpError(503, "The service is starting or stopping.")
-        result = await self._pipeline.infer(deployment, request, caller)
+        result = await self._pipeline._infer(deployment, request, caller)
         if not isinstance(result, Reply):
             raise _charge_error(deployment, result)
         cached = len(request.rows) - result.new_answers
-        self.metrics.count_answers(deployment.name, deployment.version, result.new_answers, cached)
+        self.metrics._count_answers(deployment.name, deployment.version, result.new_answers, cached)
         parameters = _response_parameters(deployment, result)
         if request.unknown:
             parameters["unknown_values"] = sum(request.unknown.values())
             parameters["unknown_columns"] = ", ".join(request.unknown)
         return result.answers, parameters
 
-    async def answer(
+    async def _answer(
         self, deployment: Deployment, request: InferenceRequest, caller: Caller
     ) -> tuple[bytes, int | None]:
-        """Answer an inference request; return the encoded response, see `encode_response`."""
+        """Answer an inference request; return the encoded response, see `_encode_response`."""
         answers, parameters = await self.infer(deployment, request, caller)
         head: dict[str, Any] = {
             "model_name": deployment.name,
@@ -313,9 +315,9 @@ class Service:
         }
         if request.id is not None:
             head["id"] = request.id
-        return encode_response(head, answers, request.outputs, deployment)
+        return _encode_response(head, answers, request.outputs, deployment)
 
-    async def readiness_error(self) -> str | None:
+    async def _readiness_error(self) -> str | None:
         """Return why the service is not ready; None if it is. Asks the ledger at most five times a second."""
         checked_at, error = self._checked
         if time.monotonic() - checked_at > _READY_FRESH_SECONDS:
@@ -327,25 +329,25 @@ class Service:
         if self._pipeline is None:
             return "The service is starting or stopping."
         try:
-            await from_ledger(_READY_TIMEOUT, self.ledger.ping)
+            await _from_ledger(_READY_TIMEOUT, self.ledger.ping)
         except HttpError as error:
             self.log.event("not_ready", error=error.detail or error.message)
             return error.message
         return ""
 
-    async def read(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+    async def _read(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         """Call a function that reads from the ledger, in a thread."""
-        return await from_ledger(self.settings.timeout, function, *arguments, **named)
+        return await _from_ledger(self.settings.timeout, function, *arguments, **named)
 
     async def metadata(self, deployment: Deployment) -> dict[str, Any]:
         """Describe a model for the metadata endpoint."""
-        account = await self.read(self.ledger.account, deployment.account.name)
+        account = await self._read(self.ledger.account, deployment.account.name)
         encoding = deployment.encoding
         encoded = {"name": INPUT, "datatype": "FP32", "shape": [-1, deployment.inputs]}
         inputs: list[dict[str, Any]] = [encoded]
         if encoding is not None:
             inputs = [
-                {"name": column.name, "datatype": column_datatype(column), "shape": [-1]}
+                {"name": column.name, "datatype": _column_datatype(column), "shape": [-1]}
                 for column in encoding.columns
             ]
         outputs = [
@@ -354,7 +356,7 @@ class Service:
                 "datatype": datatype,
                 "shape": [-1] if name == LABEL else [-1, len(deployment.classes)],
             }
-            for name, datatype in output_datatypes(deployment).items()
+            for name, datatype in _output_datatypes(deployment).items()
         ]
         parameters: dict[str, Any] = {
             "classes": list(deployment.classes),
@@ -363,13 +365,13 @@ class Service:
             "guarantee_status": deployment.status,
             "guarantee": _without_seeds(deployment.total_guarantee(account).to_json()),
             "measure": account.total.measure,
-            "cost_per_answer": cost_amount(account.total, deployment.unit_cost),
+            "cost_per_answer": _cost_amount(account.total, deployment.unit_cost),
             "paid_at_training": deployment.unit_cost == 0,
             "max_rows": self.settings.max_rows,
         }
         if deployment.warning is not None:
             parameters["warning"] = deployment.warning
-        if encoding is not None and takes_encoded_rows(encoding):
+        if encoding is not None and _takes_encoded_rows(encoding):
             parameters["encoded_input"] = encoded
         # An encoding that was inferred from the records is not public.
         if encoding is not None and not encoding.inferred:
@@ -385,15 +387,15 @@ class Service:
 
     async def budget(self, deployment: Deployment, caller: Caller) -> dict[str, Any]:
         """Describe the budget behind a model, with the caller's own spending; an administrator sees all clients'."""
-        account = await self.read(self.ledger.account, deployment.account.name)
-        subaccounts = await self.read(self.ledger.subaccounts, account)
-        document = await self.account_document(account, subaccounts, caller)
+        account = await self._read(self.ledger.account, deployment.account.name)
+        subaccounts = await self._read(self.ledger.subaccounts, account)
+        document = await self._account_document(account, subaccounts, caller)
         remaining = account.remaining_units
         own = next((each for each in subaccounts if each.client == caller.client), None)
         if own is not None and own.limit_units is not None:
             remaining = min(remaining, own.limit_units - own.spent_units)
         if deployment.unit_cost:
-            document["cost_per_answer"] = cost_amount(account.total, deployment.unit_cost)
+            document["cost_per_answer"] = _cost_amount(account.total, deployment.unit_cost)
             document["remaining_answers"] = _remaining_answers(remaining, deployment.unit_cost)
             document["note"] = "Each new answer is charged. Cached answers to identical queries are free."
         else:
@@ -402,21 +404,21 @@ class Service:
             document["note"] = "Training was charged. Any number of answers is free."
         return document
 
-    async def account_document(
+    async def _account_document(
         self, account: AccountState, subaccounts: list[Subaccount], caller: Caller
     ) -> dict[str, Any]:
         """Describe an account and who spent what of it, as far as the caller may see it."""
         limit = account.limit_units
         total = _amount(account.total, limit)
-        unproven = await self.read(self.ledger.unproven_models, account)
+        unproven = await self._read(self.ledger.unproven_models, account)
         return {
             "account": account.name,
             "measure": account.total.measure,
             "terms": account.terms.to_json(),
             "total": total,
-            "spent": min(cost_amount(account.total, account.spent_units), total),
+            "spent": min(_cost_amount(account.total, account.spent_units), total),
             "remaining": _remaining_amount(account.total, account.remaining_units),
-            "spent_fraction": spent_fraction(account),
+            "spent_fraction": _spent_fraction(account),
             "spent_in_epsilon": await asyncio.to_thread(_spent_in_epsilon, account),
             "unproven_models": [f"{model} ({status})" for model, status in unproven],
             "clients": [
@@ -444,7 +446,7 @@ def _check_administrator(caller: Caller) -> None:
         raise HttpError(403, "Only administrators can see and change the model repository.")
 
 
-def cost_amount(total: Cost, units: int) -> float:
+def _cost_amount(total: Cost, units: int) -> float:
     """Return what units cost, rounded up: an epsilon for a pure total, a mu for a Gaussian one."""
     return _amount(total, units) * (1 + _ROUNDING)
 
@@ -485,7 +487,7 @@ def _response_parameters(deployment: Deployment, reply: Reply) -> dict[str, Any]
     parameters: dict[str, Any] = {
         "guarantee_status": deployment.status,
         "measure": total.measure,
-        "cost": cost_amount(total, reply.units),
+        "cost": _cost_amount(total, reply.units),
         "new_answers": reply.new_answers,
     }
     if reply.remaining_units is None:
@@ -515,4 +517,4 @@ def _charge_error(deployment: Deployment, result: ChargeResult) -> HttpError:
     if isinstance(result, InvalidKey):
         return HttpError(401, "The API key was revoked or has expired, or the token has expired.")
     assert isinstance(result, Failed)
-    return ledger_error(result.error)
+    return _ledger_error(result.error)

@@ -112,7 +112,7 @@ class ServiceOptions(_AnswerOptions):
             return
         if audience is None:
             raise InvalidInput("`oidc_issuer` requires `oidc_audience`.")
-        if not _ISSUER.fullmatch(issuer) or set("@?#") & set(issuer) or not is_private_url(issuer):
+        if not _ISSUER.fullmatch(issuer) or set("@?#") & set(issuer) or not _is_private_url(issuer):
             raise InvalidInput(
                 "`oidc_issuer` must be a URL with https, or with http and a loopback address, without @, ? and #, "
                 f"got {issuer[:80]!r}."
@@ -186,14 +186,14 @@ class Listener:
         for file in (self.tls_certificate, self.tls_key):
             if file is not None and not file.is_file():
                 raise InvalidInput(f"There is no file {file}.")
-        self.load_certificate()
-        if not is_loopback(self.host) and self.tls_certificate is None and not self.behind_proxy:
+        self._load_certificate()
+        if not _is_loopback(self.host) and self.tls_certificate is None and not self.behind_proxy:
             raise InvalidInput(
                 f"API keys would be sent to {self.host} without encryption. Listening beyond loopback requires "
                 "`tls_certificate` and `tls_key`, or `behind_proxy`."
             )
 
-    def load_certificate(self) -> None:
+    def _load_certificate(self) -> None:
         """Read the certificate and its key from their files, again if they were read before."""
         if self.tls_certificate is None or self.tls_key is None:
             return
@@ -216,7 +216,7 @@ class Listener:
 
     def check_anonymous(self) -> None:
         """Raise `InvalidInput` unless only this machine can reach the service, as anonymous access requires."""
-        if not is_loopback(self.host) or self.behind_proxy:
+        if not _is_loopback(self.host) or self.behind_proxy:
             raise InvalidInput("Anonymous access requires a loopback address and no proxy.")
 
     def open_socket(self) -> socket.socket:
@@ -279,17 +279,17 @@ def read_session_secret(path: Path) -> bytes:
     return secret
 
 
-def is_private_url(url: str) -> bool:
+def _is_private_url(url: str) -> bool:
     """Tell whether nobody on the way can read or change what is fetched from a URL: https, or http on this machine."""
     try:
         parts = urlsplit(url)
         host = parts.hostname or ""
     except ValueError:
         return False
-    return (parts.scheme == "https" and host != "") or (parts.scheme == "http" and is_loopback(host))
+    return (parts.scheme == "https" and host != "") or (parts.scheme == "http" and _is_loopback(host))
 
 
-def is_loopback(host: str) -> bool:
+def _is_loopback(host: str) -> bool:
     """Tell whether a host name can only mean this machine."""
     return host in ("localhost", "::1", "[::1]") or (
         host.startswith("127.") and host.replace(".", "").isdigit()

@@ -174,14 +174,14 @@ def _short_path(path: str) -> str:
 
 
 @contextmanager
-def libraries_logged(log: Log) -> Iterator[None]:
+def _libraries_logged(log: Log) -> Iterator[None]:
     """Write to the log what Python and the libraries would write to standard error."""
 
-    def unhandled(failed: Any) -> None:
+    def _unhandled(failed: Any) -> None:
         if failed.exc_value is not None:
             log.failure(failed.exc_value)
 
-    def warn(_message: Any, category: type[Warning], filename: str, lineno: int, *_: Any, **__: Any) -> None:
+    def _warn(_message: Any, category: type[Warning], filename: str, lineno: int, *_: Any, **__: Any) -> None:
         place = f"{_short_path(filename)}:{lineno}"
         log.event("library", source=category.__name__, message=f"A warning at {place}.")
 
@@ -189,11 +189,11 @@ def libraries_logged(log: Log) -> Iterator[None]:
     root = logging.getLogger()
     before = sys.excepthook, threading.excepthook, sys.unraisablehook
     sys.excepthook = lambda _, error, __: log.failure(error)
-    threading.excepthook = sys.unraisablehook = unhandled
+    threading.excepthook = sys.unraisablehook = _unhandled
     root.addHandler(handler)
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = warn  # type: ignore[assignment]
+            warnings.showwarning = _warn  # type: ignore[assignment]
             yield
     finally:
         root.removeHandler(handler)
@@ -249,7 +249,7 @@ class Record:
         """Name and version of the model; empty if none was found."""
         return ("", "") if self.deployment is None else (self.deployment.name, self.deployment.version)
 
-    def write(self, log: Log, seconds: float) -> None:
+    def _write(self, log: Log, seconds: float) -> None:
         """Write one line to the log."""
         self.logged = True
         model, version = self.model
@@ -318,7 +318,7 @@ class Metrics:
         self._children: dict[tuple[Any, ...], Any] = {}
 
     @classmethod
-    def of_worker(cls, folder: Path, number: int) -> Metrics:
+    def _of_worker(cls, folder: Path, number: int) -> Metrics:
         """Return the metrics of one worker, which are shown together with those of all others.
 
         A worker that is started again goes on with the counters of the one that died. Call this at most once in a
@@ -331,7 +331,7 @@ class Metrics:
         metrics._folder = folder
         return metrics
 
-    def count_request(self, model: str, version: str, status: int, seconds: float) -> None:
+    def _count_request(self, model: str, version: str, status: int, seconds: float) -> None:
         """Count a request."""
         self._child(self._requests, model, version, status).inc()
         if status == 200:
@@ -347,18 +347,18 @@ class Metrics:
                 return _NOT_COUNTED
         return self._children[key]
 
-    def count_answers(self, model: str, version: str, new: int, cached: int) -> None:
+    def _count_answers(self, model: str, version: str, new: int, cached: int) -> None:
         """Count answered rows."""
         if new:
             self._child(self._answers, model, version, "new").inc(new)
         if cached:
             self._child(self._answers, model, version, "cached").inc(cached)
 
-    def count_refused(self, reason: str) -> None:
+    def _count_refused(self, reason: str) -> None:
         """Count a connection that was ended because of a limit or an invalid request."""
         self._child(self._refused, reason).inc()
 
-    def latency(self, label: str) -> dict[str, float] | None:
+    def _latency(self, label: str) -> dict[str, float] | None:
         """Return median and 99th percentile of the durations of requests in seconds, of all workers; None: no requests.
 
         They are interpolated within the buckets of the histogram, as Prometheus does.
@@ -384,15 +384,15 @@ class Metrics:
         MultiProcessCollector(registry, str(self._folder))  # type: ignore[no-untyped-call]
         return registry
 
-    def exposition(self, accounts: list[AccountState] | None) -> bytes:
+    def _exposition(self, accounts: list[AccountState] | None) -> bytes:
         """Return all metrics in the text format of Prometheus."""
         self._ledger_up.set(0 if accounts is None else 1)
         for account in accounts or []:
-            self._spent.labels(account.name).set(spent_fraction(account))
+            self._spent.labels(account.name).set(_spent_fraction(account))
         return generate_latest(self._of_all_workers())
 
 
-def spent_fraction(account: AccountState) -> float:
+def _spent_fraction(account: AccountState) -> float:
     """Return the fraction of a budget that is spent."""
     return account.spent_units / account.limit_units if account.limit_units else 1.0
 
@@ -411,7 +411,7 @@ class Trace:
         self.phases: list[tuple[str, int, int, str | None]] = []
         self.token: Token[Trace | None] | None = None
 
-    def add(self, name: str, started: int, ended: int, parent: str | None = None) -> None:
+    def _add(self, name: str, started: int, ended: int, parent: str | None = None) -> None:
         """Add a phase."""
         self.phases.append((name, started, ended, parent))
 
@@ -419,13 +419,13 @@ class Trace:
 _current: ContextVar[Trace | None] = ContextVar("quietmax_trace", default=None)
 
 
-def current_trace() -> Trace | None:
+def _current_trace() -> Trace | None:
     """Return the trace of the request that is handled; None if there is no telemetry."""
     return _current.get()
 
 
 @contextmanager
-def phase(name: str) -> Iterator[None]:
+def _phase(name: str) -> Iterator[None]:
     """Add a phase to the trace of the request that is handled, if there is one."""
     trace = _current.get()
     if trace is None:
@@ -435,7 +435,7 @@ def phase(name: str) -> Iterator[None]:
     try:
         yield
     finally:
-        trace.add(name, started, time.time_ns())
+        trace._add(name, started, time.time_ns())
 
 
 def check_telemetry() -> None:
@@ -471,13 +471,13 @@ class Telemetry:
         self._tracers.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         self._tracer = self._tracers.get_tracer("quietmax", __version__)
 
-    def begin(self) -> Trace:
+    def _begin(self) -> Trace:
         """Begin the trace of a request, in the task that handles it."""
         trace = Trace()
         trace.token = _current.set(trace)
         return trace
 
-    def end(self, trace: Trace, record: Record) -> None:
+    def _end(self, trace: Trace, record: Record) -> None:
         """End the trace of a request: make its spans."""
         from opentelemetry.context import Context
         from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
@@ -505,7 +505,7 @@ class Telemetry:
             contexts[name] = set_span_in_context(child)
         span.end(ended)
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """Export what waits, for a few seconds at most, and stop."""
         thread = threading.Thread(target=self._tracers.shutdown, daemon=True)
         thread.start()

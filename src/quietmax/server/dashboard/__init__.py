@@ -24,7 +24,7 @@ from quietmax.data.encoding import (
 from quietmax.ledger.accounts import AccountState, SpendingPoint
 from quietmax.server.auth import Caller
 from quietmax.server.deployment import Deployment
-from quietmax.server.service import Service, cost_amount
+from quietmax.server.service import Service, _cost_amount
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -34,11 +34,11 @@ _MAX_BATCH_ROWS = 500
 """Rows of a CSV file that the page sends in one request."""
 
 
-async def page(service: Service, caller: Caller) -> Response:
+async def _page(service: Service, caller: Caller) -> Response:
     """Return the page."""
     return _html(
         "page.html",
-        state=await state(service, caller),
+        state=await _state(service, caller),
         columns={
             deployment.label: _fields(deployment.encoding)
             for deployment in service.deployments
@@ -48,7 +48,7 @@ async def page(service: Service, caller: Caller) -> Response:
     )
 
 
-def login_page(*, wrong: bool) -> Response:
+def _login_page(*, wrong: bool) -> Response:
     """Return the login page, after a key that was wrong as the answer to it."""
     return _html("login.html", 401 if wrong else 200, wrong=wrong)
 
@@ -85,14 +85,14 @@ def _html(template: str, status: int = 200, **values: Any) -> Response:
     )
 
 
-async def state(service: Service, caller: Caller) -> dict[str, Any]:
+async def _state(service: Service, caller: Caller) -> dict[str, Any]:
     """Return what the dashboard shows: models with their guarantees, accounts with who spent what and when."""
     names = sorted({deployment.account.name for deployment in service.deployments})
-    accounts = {name: await service.read(service.ledger.account, name) for name in names}
+    accounts = {name: await service._read(service.ledger.account, name) for name in names}
     return {
         "client": caller.client,
         "admin": caller.admin,
-        "ready": await service.readiness_error() is None,
+        "ready": await service._readiness_error() is None,
         "models": [
             _model_state(service, deployment, accounts[deployment.account.name])
             for deployment in service.deployments
@@ -103,7 +103,7 @@ async def state(service: Service, caller: Caller) -> dict[str, Any]:
 
 def _model_state(service: Service, deployment: Deployment, account: AccountState) -> dict[str, Any]:
     guarantee = deployment.total_guarantee(account)
-    latency = service.metrics.latency(deployment.label) or {}
+    latency = service.metrics._latency(deployment.label) or {}
     return {
         "name": deployment.name,
         "version": deployment.version,
@@ -124,7 +124,7 @@ def _model_state(service: Service, deployment: Deployment, account: AccountState
         "assumptions": list(guarantee.assumptions),
         "warning": deployment.warning,
         "measure": account.total.measure,
-        "cost_per_answer": cost_amount(account.total, deployment.unit_cost),
+        "cost_per_answer": _cost_amount(account.total, deployment.unit_cost),
         "latency": {name: round(1000 * value, 1) for name, value in latency.items()} or None,
     }
 
@@ -209,13 +209,13 @@ def _local_time(bound: str) -> str:
 
 
 async def _account_state(service: Service, account: AccountState, caller: Caller) -> dict[str, Any]:
-    subaccounts = await service.read(service.ledger.subaccounts, account)
-    history = await service.read(service.ledger.spending_history, account)
-    unproven = await service.read(service.ledger.unproven_models, account)
+    subaccounts = await service._read(service.ledger.subaccounts, account)
+    history = await service._read(service.ledger.spending_history, account)
+    unproven = await service._read(service.ledger.unproven_models, account)
     now = time.time_ns() // 1000
     models = [each for each in service.deployments if each.account.name == account.name]
     return {
-        **await service.account_document(account, subaccounts, caller),
+        **await service._account_document(account, subaccounts, caller),
         "in_words": _account_words(account, models, {status for _, status in unproven}),
         "paid_at_training": all(model.unit_cost == 0 for model in models),
         "refused": sum(each.refused for each in subaccounts),
