@@ -40,8 +40,8 @@ from quietmax.mechanisms import Algorithm1, Answers
 from quietmax.models import Model
 from quietmax.models.features import Identity
 from quietmax.noise import ExactNoise
-from quietmax.server import Deployment, Service, Settings
-from quietmax.server.deployment import deploy
+from quietmax.server import Service, Settings
+from quietmax.server.deployment import Deployment, deploy
 from quietmax.server.repository import (
     LOADERS,
     DesiredModels,

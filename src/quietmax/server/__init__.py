@@ -10,16 +10,14 @@ from quietmax._lazy import lazy_names
 if TYPE_CHECKING:
     from quietmax.server.app import create_app
     from quietmax.server.client import Client, Response
-    from quietmax.server.deployment import Deployment
     from quietmax.server.service import Service
     from quietmax.server.settings import Settings
 
-__all__ = ["Client", "Deployment", "Response", "Service", "Settings", "create_app"]
+__all__ = ["Client", "Response", "Service", "Settings", "create_app"]
 __getattr__ = lazy_names(
     __name__,
     {
         "Client": "client",
-        "Deployment": "deployment",
         "Response": "client",
         "Service": "service",
         "Settings": "settings",

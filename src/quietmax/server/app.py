@@ -120,7 +120,7 @@ class InferenceEndpoint:
                 content, json_length = await service._answer(deployment, request, caller)
                 record.status = 200
                 own = _content_headers(record, content, json_length)
-                if exchange is None or not exchange.respond(200, own, content):
+                if exchange is None or not exchange._respond(200, own, content):
                     await _send(send, 200, own, content)
         except HttpError as error:
             content = orjson.dumps(error.to_json())
@@ -162,7 +162,6 @@ def _too_large(limit: int) -> HttpError:
 
 
 def _content_headers(record: Record, content: bytes, json_length: int | None) -> Headers:
-    """Return the headers of an answer."""
     media_type = b"application/json" if json_length is None else b"application/octet-stream"
     headers = [
         (b"content-type", media_type),
@@ -251,7 +250,6 @@ async def _caller(service: Service, request: Request, *, allow_stale: bool = Fal
 
 
 def _asked(service: Service, request: Request) -> Deployment:
-    """Return the model that the path names."""
     return service.deployment(request.path_params["name"], request.path_params.get("version"))
 
 
@@ -614,7 +612,6 @@ _DESCRIPTIONS = {
 
 @lru_cache(maxsize=1)
 def _document() -> dict[str, Any]:
-    """Return the OpenAPI document."""
     paths: dict[str, dict[str, Any]] = {}
     for operation in _OPERATIONS:
         method, path = operation.route.split()
@@ -636,7 +633,6 @@ def _document() -> dict[str, Any]:
 
 
 def _described(operation: _Operation) -> dict[str, Any]:
-    """Describe an operation: its parameters, its body and its answers."""
     method, path = operation.route.split()
     schemas = dict.fromkeys(operation.errors, "Error")
     answers = {}

@@ -106,7 +106,6 @@ class Authenticator:
         return caller
 
     def _check_rate(self, caller: Caller) -> None:
-        """Count a request against the rate limit of a client."""
         self._rate_limiter._check(caller.client_id)
 
     def _check_page_rate(self, caller: Caller) -> None:
@@ -153,7 +152,6 @@ class Authenticator:
             )
 
     async def _login(self, key: str, address: str | None = None) -> tuple[str, Caller]:
-        """Open a session."""
         self._check_login(address)
         await self._refresh(force=True)
         try:
@@ -180,7 +178,6 @@ class Authenticator:
     async def _authenticate_session(
         self, cookie: str | None, headers: Headers, *, local: bool = False
     ) -> Caller | None:
-        """Return the caller of a dashboard request."""
         await self._refresh()
         session = self._session(cookie)
         if session is not None:
@@ -358,7 +355,6 @@ class IssuerKeys:
         self.verified: dict[bytes, Identity] = {}  # tokens that these keys have verified, by their digest
 
     async def _refresh(self) -> None:
-        """Fetch the keys if they are old."""
         if self._clock() - self._fetched_at < REFRESH_SECONDS:
             return
         await self._fetch_keys(wait=not (self._failing and self._usable))
@@ -455,7 +451,6 @@ class TokenVerifier:
         self._keys = keys or IssuerKeys(self.issuer)
 
     async def _verify(self, token: str) -> Identity:
-        """Return what a token states, if it is valid."""
         if len(token) > _MAX_TOKEN_LENGTH:
             raise HttpError(401, f"The token must have at most {_MAX_TOKEN_LENGTH} characters.")
         await self._keys._refresh()
@@ -636,7 +631,6 @@ class RateLimiter:
         return 0.0
 
     def _check(self, client: Hashable) -> None:
-        """Count a request."""
         wait = 0.0 if self._rate == math.inf else self._wait(client)
         if wait > 0:
             raise HttpError(

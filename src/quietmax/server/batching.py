@@ -483,7 +483,6 @@ def _new_answers(pending: _Pending, packed: NDArray[np.uint8] | None) -> tuple[t
 
 
 def _unpack_bytes(answer: bytes, deployment: Deployment) -> Answers:
-    """Decode the stored answer of a request."""
     return _unpack_answers(np.frombuffer(answer, np.uint8).reshape(-1, _packed_width(deployment)))
 
 

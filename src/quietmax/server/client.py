@@ -305,7 +305,6 @@ def _numbers(features: Any) -> NDArray[Any] | None:
 
 
 def _frame(table: Any, names: list[str]) -> pd.DataFrame:
-    """Return the named columns of a table."""
     import pandas as pd
 
     from quietmax.data.encoding import require_columns
@@ -375,7 +374,6 @@ def _binary_tensor(name: str, datatype: str, values: NDArray[Any]) -> dict[str, 
 
 
 def _values(datatype: str, content: bytes) -> NDArray[Any]:
-    """Return the elements of a binary output tensor."""
     return (
         np.array(_split_strings(content))
         if datatype == "BYTES"
@@ -400,7 +398,6 @@ def _model_path(model: str, version: str | None) -> str:
 
 
 def _response_error(status: int, content: bytes) -> QuietmaxError:
-    """Return the exception for an error response."""
     try:
         body = json.loads(content)
         message = str(body["error"])

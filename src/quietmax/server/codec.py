@@ -102,7 +102,6 @@ async def _read_request(
 def _decode_request(
     body: bytes, json_length: int | None, deployment: Deployment, max_rows: int
 ) -> InferenceRequest:
-    """Decode the body of an inference request."""
     if json_length is not None and not 0 <= json_length <= len(body):
         raise HttpError(
             400,
@@ -118,7 +117,6 @@ def _decode_request(
 def _decode_tensors(
     request: Mapping[str, Any], binary: bytes | memoryview, deployment: Deployment, max_rows: int
 ) -> InferenceRequest:
-    """Check a request, and decode its tensors with their binary data."""
     inputs = _inputs(request)
     encoding = deployment.encoding
     unknown: dict[str, int] = {}
@@ -227,7 +225,6 @@ def _check_unique_keys(text: bytes) -> None:
 
 
 def _inputs(request: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the input tensors, each with a name."""
     inputs = request.get("inputs")
     if not isinstance(inputs, list) or not inputs or not all(isinstance(tensor, dict) for tensor in inputs):
         raise HttpError(400, "`inputs` must be a list of tensors.")
@@ -238,7 +235,6 @@ def _inputs(request: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _features_tensor(inputs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the only input tensor of a model without columns."""
     if len(inputs) > 1:
         raise HttpError(422, f"`inputs` must have one tensor named `{INPUT}`, got {len(inputs)} tensors.")
     if inputs[0]["name"] != INPUT:
@@ -289,7 +285,6 @@ def _outputs(request: Mapping[str, Any], deployment: Deployment) -> tuple[tuple[
 def _rows(
     tensor: Mapping[str, Any], binary: bytes | memoryview, deployment: Deployment, max_rows: int
 ) -> Rows:
-    """Return the input tensor as rows of features."""
     count = _row_count(tensor, deployment, max_rows)
     datatype = tensor.get("datatype")
     kind = INPUT_DATATYPES.get(datatype) if isinstance(datatype, str) else None
@@ -452,7 +447,6 @@ def _check_columns(given: list[str], names: list[str]) -> None:
 
 
 def _common_length(inputs: list[dict[str, Any]], max_rows: int) -> int:
-    """Return the number of rows of all columns."""
     count = _column_length(inputs[0])
     if any(_column_length(tensor) != count for tensor in inputs):
         raise HttpError(422, "All columns must have the same number of rows.")
@@ -508,7 +502,6 @@ def _check_kinds(name: str, kinds: set[type], allowed: set[type], words: str) ->
 
 
 def _binary_column(name: str, content: bytes, datatype: str, count: int) -> Any:
-    """Return the cells of a column from binary data."""
     if datatype == "BYTES":
         try:
             strings = _split_strings(content)
@@ -552,7 +545,6 @@ def _join_strings(strings: Iterable[str]) -> bytes:
 
 
 def _encode(frame: pd.DataFrame, encoding: Encoding) -> Rows:
-    """Return the features of a table's rows."""
     try:
         rows = encoding.encode(frame)
     except InvalidInput as error:
@@ -591,7 +583,6 @@ def _all_numbers(data: list[Any]) -> bool:
 
 
 def _output_datatypes(deployment: Deployment) -> dict[str, str]:
-    """Return the outputs of a model with their datatypes."""
     datatypes = {LABEL: "INT64" if deployment.encoding is None else "BYTES"}
     return {**datatypes, PROBABILITIES: "FP32"} if deployment.releases_probabilities else datatypes
 
@@ -599,7 +590,6 @@ def _output_datatypes(deployment: Deployment) -> dict[str, str]:
 def _encode_response(
     head: dict[str, Any], answers: Answers, outputs: tuple[tuple[str, bool], ...], deployment: Deployment
 ) -> tuple[bytes, int | None]:
-    """Encode an inference response."""
     tensors = _output_tensors(answers)
     datatypes = _output_datatypes(deployment)
     described: list[dict[str, Any]] = []
@@ -622,7 +612,6 @@ def _encode_response(
 
 
 def _output_tensors(answers: Answers) -> dict[str, NDArray[Any]]:
-    """Return answers as output tensors by name."""
     tensors: dict[str, NDArray[Any]] = {LABEL: np.ascontiguousarray(answers.labels, dtype="<i8")}
     if answers.probabilities is not None:
         tensors[PROBABILITIES] = np.ascontiguousarray(answers.probabilities, dtype="<f4")
@@ -637,7 +626,6 @@ def _pack_answers(answers: Answers) -> NDArray[np.uint8]:
 
 
 def _unpack_answers(packed: NDArray[np.uint8]) -> Answers:
-    """Decode answers that `_pack_answers` encoded."""
     labels = np.ascontiguousarray(packed[:, :8]).view("<i8").reshape(-1)
     if packed.shape[1] == 8:
         return Answers(labels, None)
@@ -645,5 +633,4 @@ def _unpack_answers(packed: NDArray[np.uint8]) -> Answers:
 
 
 def _packed_width(deployment: Deployment) -> int:
-    """Return the number of bytes of one packed answer."""
     return 8 + (4 * len(deployment.classes) if deployment.releases_probabilities else 0)

@@ -43,78 +43,34 @@ class MigratedBudget:
 
 @dataclass(frozen=True, eq=False)
 class Deployment:
-    """A model that is served under a name and version.
+    """A model that is served under a name and version: `load_models` reads it, `deploy` binds it to its account."""
 
-    `quietmax.server.load_models` reads deployments from model folders; `deploy` binds them to their accounts.
-
-    Parameters
-    ----------
-    name, version : str
-        What requests call the model.
-    kind : str
-        The kind of model: ``mlp``, ``head``, ``teachers`` or ``dpsgd``.
-    inputs : int
-        Number of features in a row.
-    classes : tuple of str
-        Names of the classes.
-    dataset : str
-        Name of the training set, as the model folder states it.
-    mechanism : str
-        Name of the mechanism that draws the answers.
-    answer : callable
-        Maps rows of features to `Answers`. It draws exact noise.
-    guarantee : Guarantee
-        What is claimed: of one answer if each answer is charged, else of the released weights.
-    digest : bytes
-        Changes with the weights and the mechanism; a cached answer belongs to one digest.
-    cost : Cost or None
-        Cost of one answer. None: answers are free, because training was charged.
-    training_cost : Cost or None
-        What training spent, if answers are free. None: the guarantee has no cost that adds up with others.
-    releases_probabilities : bool
-        Whether answers carry probabilities beside labels.
-    terms : Terms or None
-        The budget that the model states itself.
-    image_shape : tuple of int or None
-        A further shape that a row may have.
-    encoding : Encoding or None
-        How columns of a table become features. With it, requests may name columns, and answers are class names.
-    migrated_budget : MigratedBudget or None
-        The budget to move out of the model folder.
-    split : str or None
-        Name of the split that held people out of the training set.
-    answerer : Answerer or None
-        The two steps of `answer`, if each answer is charged: the scores, computed during the charge, and the draw.
-    evaluations : tuple of EvaluationCharge
-        What the evaluations in the model folder cost the people who were evaluated.
-    bound_account : AccountState or None
-        The account as it was when the model was deployed.
-    unit_cost : int
-        Units of the account that one answer takes; 0 if answers are free.
-    """
-
-    name: str
+    name: str  # What requests call the model
     version: str
-    kind: str
-    inputs: int
+    kind: str  # `mlp`, `head`, `teachers` or `dpsgd`
+    inputs: int  # Number of features in a row
     classes: tuple[str, ...]
-    dataset: str
+    dataset: str  # Name of the training set, as the model folder states it
     mechanism: str
-    answer: Callable[[Rows], Answers]
-    guarantee: Guarantee
-    digest: bytes
-    cost: Cost | None = None
-    training_cost: Cost | None = None
+    answer: Callable[[Rows], Answers]  # Draws exact noise
+    guarantee: Guarantee  # Of one answer if each answer is charged, else of the released weights
+    digest: bytes  # Changes with the weights and the mechanism; a cached answer belongs to one digest
+    cost: Cost | None = None  # Cost of one answer. None: answers are free, because training was charged
+    training_cost: Cost | None = (
+        None  # What training spent, if answers are free. None: it adds up with no other
+    )
     releases_probabilities: bool = True
-    terms: Terms | None = None
-    image_shape: tuple[int, ...] | None = None
-    encoding: Encoding | None = None
-    migrated_budget: MigratedBudget | None = None
-    split: str | None = None
-    answerer: Answerer | None = None
-    evaluations: tuple[EvaluationCharge, ...] = ()
-    bound_account: AccountState | None = None
-    unit_cost: int = 0
+    terms: Terms | None = None  # The budget that the model states itself
+    image_shape: tuple[int, ...] | None = None  # A further shape that a row may have
+    encoding: Encoding | None = None  # How columns become features. With it, answers are class names
+    migrated_budget: MigratedBudget | None = None  # The budget to move out of the model folder
+    split: str | None = None  # Name of the split that held people out of the training set
+    answerer: Answerer | None = (
+        None  # Computes scores during the charge and draws; only if each answer is charged
+    )
+    evaluations: tuple[EvaluationCharge, ...] = ()  # What those in the folder cost the people evaluated
+    bound_account: AccountState | None = None  # The account as it was when the model was deployed
+    unit_cost: int = 0  # Units of the account that one answer takes; 0 if answers are free
 
     @property
     def label(self) -> str:
@@ -130,7 +86,6 @@ class Deployment:
 
     @property
     def _measure(self) -> Measure:
-        """The privacy measure of its costs: ``pure`` or ``gaussian``."""
         cost = self.cost or self.training_cost
         return "pure" if cost is None else cost.measure
 
@@ -208,7 +163,6 @@ def check_deployments(
 
 
 def _account_name(dataset: str) -> str:
-    """Turn the name of a data set into that of an account."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", dataset).strip("-._")[:64] or "records"
 
 

@@ -194,7 +194,6 @@ class _Methods:
             timeout.reschedule(asyncio.get_running_loop().time())
 
     def _handlers(self) -> dict[str, Any]:
-        """Return the handler of each method by its name in the protocol."""
         controls: dict[str, Control] = {
             "ModelReady": self._model_ready,
             "ModelMetadata": self._model_metadata,
@@ -319,7 +318,6 @@ class _Methods:
         return _encode_response(message, request, answers, parameters, deployment)
 
     def _record(self, context: Any, route: str, status: int = 500) -> Record:
-        """Return what the log tells about a request."""
         address = _peer_host(context.peer())
         return self._service._new_record(address=address, route=route, status=status)
 
@@ -382,7 +380,6 @@ def _peer_host(peer: str) -> str:
 
 
 def _headers(context: Any) -> Headers:
-    """Return the metadata of a request as headers."""
     return [
         (name.encode(), value if isinstance(value, bytes) else value.encode())
         for name, value in context.invocation_metadata()
@@ -424,7 +421,6 @@ def message_class(name: str) -> Any:
 
 
 def _parse_message(name: str, content: bytes) -> Any:
-    """Parse a message."""
     try:
         return message_class(name).FromString(content)
     except DecodeError:
@@ -490,7 +486,6 @@ def _varint(content: bytes, start: int, end: int) -> tuple[int, int]:
 
 
 def _decode_request(message: Any, deployment: Deployment, max_rows: int) -> InferenceRequest:
-    """Decode an inference request."""
     contents = _contents(message, max_rows, deployment.inputs)
     inputs = [
         {
@@ -513,7 +508,6 @@ def _decode_request(message: Any, deployment: Deployment, max_rows: int) -> Infe
 
 
 def _contents(message: Any, max_rows: int, inputs: int) -> list[bytes]:
-    """Return the binary data of each input."""
     raw = list(message.raw_input_contents)
     if not raw:
         return [_content_bytes(tensor, max_rows, inputs) for tensor in message.inputs]

@@ -62,15 +62,12 @@ class BodyMemory:
         self.held = 0
 
     def _fits(self, size: int) -> bool:
-        """Return whether so many more bytes are within the limit."""
         return self.held + size <= self.limit
 
     def _hold(self, size: int) -> None:
-        """Count bytes that are held from now on."""
         self.held += size
 
     def _release(self, size: int) -> None:
-        """Count bytes that are no longer held."""
         self.held -= size
 
 
@@ -113,7 +110,6 @@ class ConnectionShare:
 
     @property
     def _listens(self) -> bool:
-        """Whether this worker listens."""
         return self.counts[self.number] != _NOT_LISTENING
 
 
@@ -358,7 +354,6 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def _release(self, cycle: Any) -> None:
-        """Count the body of a request no longer."""
         self._bodies._release(self._held.pop(cycle, 0))
 
     def on_message_complete(self) -> None:
@@ -496,7 +491,6 @@ class LimitedProtocol(HttpToolsProtocol):
 
 
 async def _readable(listening: socket.socket) -> None:
-    """Wait until a connection can be accepted."""
     loop = asyncio.get_running_loop()
     readable = asyncio.Event()
     loop.add_reader(listening, readable.set)

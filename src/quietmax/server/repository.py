@@ -106,7 +106,6 @@ class ModelRepository:
         return sorted(self._folders(self._directory / name), key=_version_order)
 
     def _folder(self, name: str, version: str) -> Path:
-        """Return the folder of a version."""
         return self._directory / name / version
 
     def _signature(self, name: str, version: str) -> str:
@@ -383,7 +382,6 @@ class SharedState:
         self._write(DesiredModels(0, {}))
 
     def _read(self) -> DesiredModels:
-        """Read the desired models."""
         document = json.loads(self._file.read_text(encoding="utf-8"))
         models = {
             name: None if version is None else LoadedVersion(**version)
@@ -397,7 +395,6 @@ class SharedState:
         return state.st_ino, state.st_mtime_ns
 
     def _write(self, desired: DesiredModels) -> None:
-        """Replace the desired models."""
         models = {
             name: None if version is None else vars(version) for name, version in desired.models.items()
         }
@@ -427,7 +424,6 @@ class SharedState:
             yield
 
     def _wait(self, revision: int, name: str) -> tuple[int, int, str | None]:
-        """Wait until all workers have confirmed a revision."""
         until = time.monotonic() + _CONFIRM_TIMEOUT
         while True:
             found = self._confirmations()

@@ -300,7 +300,6 @@ class _Worker:
     start_at: float = 0.0
 
     def _send(self, number: int) -> None:
-        """Send a signal to the process, if there is one."""
         if self.process is not None and self.process.pid is not None:
             with suppress(ProcessLookupError):
                 os.kill(self.process.pid, number)

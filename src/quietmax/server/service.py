@@ -482,7 +482,6 @@ def _spent_in_epsilon(account: AccountState) -> float | None:
 
 
 def _response_parameters(deployment: Deployment, reply: Reply) -> dict[str, Any]:
-    """Return the `parameters` of an inference response."""
     total = deployment.account.total
     parameters: dict[str, Any] = {
         "guarantee_status": deployment.status,
@@ -501,7 +500,6 @@ def _response_parameters(deployment: Deployment, reply: Reply) -> dict[str, Any]
 
 
 def _charge_error(deployment: Deployment, result: ChargeResult) -> HttpError:
-    """Return the HTTP error for a charge that did not lead to an answer."""
     if isinstance(result, LimitExceeded):
         left = _remaining_answers(result.remaining_units, deployment.unit_cost)
         requested = result.units // deployment.unit_cost

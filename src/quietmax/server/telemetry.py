@@ -154,7 +154,6 @@ def _write_to_stderr(piece: bytes) -> None:
 
 
 def _line(moment: float, event: str, fields: Mapping[str, Field]) -> bytes:
-    """Return an event as one line."""
     short = {name: value[:_MAX_STRING] if isinstance(value, str) else value for name, value in fields.items()}
     entry = {"time": round(moment, 3), "event": event, **short}
     try:
@@ -250,7 +249,6 @@ class Record:
         return ("", "") if self.deployment is None else (self.deployment.name, self.deployment.version)
 
     def _write(self, log: Log, seconds: float) -> None:
-        """Write one line to the log."""
         self.logged = True
         model, version = self.model
         error = {} if self.error is None else {"error": self.error}
@@ -332,7 +330,6 @@ class Metrics:
         return metrics
 
     def _count_request(self, model: str, version: str, status: int, seconds: float) -> None:
-        """Count a request."""
         self._child(self._requests, model, version, status).inc()
         if status == 200:
             self._child(self._seconds, model, version).observe(seconds)
@@ -348,14 +345,12 @@ class Metrics:
         return self._children[key]
 
     def _count_answers(self, model: str, version: str, new: int, cached: int) -> None:
-        """Count answered rows."""
         if new:
             self._child(self._answers, model, version, "new").inc(new)
         if cached:
             self._child(self._answers, model, version, "cached").inc(cached)
 
     def _count_refused(self, reason: str) -> None:
-        """Count a connection that was ended because of a limit or an invalid request."""
         self._child(self._refused, reason).inc()
 
     def _latency(self, label: str) -> dict[str, float] | None:
@@ -385,7 +380,6 @@ class Metrics:
         return registry
 
     def _exposition(self, accounts: list[AccountState] | None) -> bytes:
-        """Return all metrics in the text format of Prometheus."""
         self._ledger_up.set(0 if accounts is None else 1)
         for account in accounts or []:
             self._spent.labels(account.name).set(_spent_fraction(account))
@@ -393,7 +387,6 @@ class Metrics:
 
 
 def _spent_fraction(account: AccountState) -> float:
-    """Return the fraction of a budget that is spent."""
     return account.spent_units / account.limit_units if account.limit_units else 1.0
 
 
@@ -412,7 +405,6 @@ class Trace:
         self.token: Token[Trace | None] | None = None
 
     def _add(self, name: str, started: int, ended: int, parent: str | None = None) -> None:
-        """Add a phase."""
         self.phases.append((name, started, ended, parent))
 
 

@@ -35,7 +35,6 @@ _MAX_BATCH_ROWS = 500
 
 
 async def _page(service: Service, caller: Caller) -> Response:
-    """Return the page."""
     return _html(
         "page.html",
         state=await _state(service, caller),
@@ -137,7 +136,6 @@ def _released(deployment: Deployment) -> str:
 
 
 def _protects(deployment: Deployment) -> str:
-    """Return whom the guarantee of a model protects."""
     if deployment.guarantee.unit == "record":
         return "one record"
     encoding = deployment.encoding
