@@ -80,10 +80,15 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 @pytest.fixture
 def start(tmp_path: Path, models: Path) -> Start:
-    """Start the service with the named models of `models`, on a fresh SQLite ledger."""
+    """Start the service with the named models of `models`, on a fresh SQLite ledger.
+
+    Ordinary models have a budget for 20 answers unless the options say otherwise.
+    """
 
     @contextmanager
     def _start(*names: str, **options: Any) -> Iterator[Running]:
+        if {"plain", "table"} & set(names):
+            options = {"budget": Terms(10.0), "queries": 20, **options}
         for name in names:
             if not (tmp_path / name).exists():
                 shutil.copytree(models / name, tmp_path / name)
@@ -97,14 +102,14 @@ def start(tmp_path: Path, models: Path) -> Start:
 @pytest.fixture
 def plain(start: Start) -> Iterator[Running]:
     """An ordinary model behind Algorithm 1, with a budget for 20 answers."""
-    with start("plain", budget=Terms(10.0), queries=20) as service:
+    with start("plain") as service:
         yield service
 
 
 @pytest.fixture
 def table(start: Start) -> Iterator[Running]:
     """An ordinary model of a table behind Algorithm 1, with a budget for 20 answers."""
-    with start("table", budget=Terms(10.0), queries=20) as service:
+    with start("table") as service:
         yield service
 
 

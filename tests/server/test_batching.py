@@ -16,7 +16,6 @@ import pytest
 from numpy.typing import NDArray
 
 from quietmax.accounting.costs import LIMIT
-from quietmax.ledger import Terms
 from quietmax.ledger.transactions import Failed
 from quietmax.mechanisms import Answerer, Answers
 from quietmax.server import Service, Settings, batching
@@ -37,7 +36,7 @@ from tests.server.running_service import (
 
 
 def test_too_many_requests_in_flight_are_refused_without_a_charge(start: Start) -> None:
-    with start("plain", budget=Terms(10.0), queries=20, settings=Settings(max_in_flight=1)) as service:
+    with start("plain", settings=Settings(max_in_flight=1)) as service:
         pipeline: Any = service.service._pipeline
         deployment = next(iter(service.service.deployments))
         held = asyncio.run_coroutine_threadsafe(_hold(pipeline, deployment), pipeline._loop)
@@ -77,9 +76,9 @@ def test_answers_drawn_together_are_stored_each_under_its_owndecoded(plain: Runn
 
 
 def test_cached_answers_outlive_the_process(start: Start) -> None:
-    with start("plain", budget=Terms(10.0), queries=20) as service:
+    with start("plain") as service:
         first = service.infer(some_rows(1)).json()["outputs"]
-    with start("plain", budget=Terms(10.0), queries=20) as service:
+    with start("plain") as service:
         again = service.infer(some_rows(1)).json()
         assert again["outputs"] == first
         assert again["parameters"]["cost"] == 0
@@ -87,14 +86,14 @@ def test_cached_answers_outlive_the_process(start: Start) -> None:
 
 
 def test_the_answer_cache_can_be_turned_off(start: Start) -> None:
-    with start("plain", budget=Terms(10.0), queries=20, settings=Settings(answer_cache=False)) as service:
+    with start("plain", settings=Settings(answer_cache=False)) as service:
         tables = [service.infer(some_rows(1)).json()["outputs"][1]["data"] for _ in range(4)]
         assert len({tuple(table) for table in tables}) == 4
         assert service.ledger.account("people").spent_units == 4 * LIMIT // 20
 
 
 def test_a_retry_with_the_same_id_is_free_and_another_body_is_refused_with_409(start: Start) -> None:
-    with start("plain", budget=Terms(10.0), queries=20, settings=Settings(answer_cache=False)) as service:
+    with start("plain", settings=Settings(answer_cache=False)) as service:
         first = service.infer(some_rows(2), id="mine")
         again = service.infer(some_rows(2), id="mine")
         assert first.json()["id"] == again.json()["id"] == "mine"
@@ -112,10 +111,7 @@ def test_a_retry_with_the_same_id_is_free_and_another_body_is_refused_with_409(s
 
 
 def test_many_retries_at_once_are_paid_once_and_all_get_one_answer(start: Start) -> None:
-    with (
-        start("plain", budget=Terms(10.0), queries=20, settings=Settings(answer_cache=False)) as service,
-        ThreadPoolExecutor(12) as pool,
-    ):
+    with start("plain", settings=Settings(answer_cache=False)) as service, ThreadPoolExecutor(12) as pool:
         responses = list(pool.map(lambda _: service.infer(some_rows(1), id="same"), range(12)))
         assert {response.status_code for response in responses} == {200}
         assert len({response.json()["outputs"][1]["data"][0] for response in responses}) == 1
@@ -126,7 +122,7 @@ def test_tries_of_one_id_that_draw_at_the_same_time_report_one_new_answer(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both tries are drawn before either is stored, as in two replicas."""
-    with start("plain", budget=Terms(10.0), queries=20, settings=Settings(answer_cache=False)) as service:
+    with start("plain", settings=Settings(answer_cache=False)) as service:
         both, submit = threading.Barrier(2), service.ledger.submit_answers
         waiting: list[Any] = []
 
@@ -349,7 +345,7 @@ def test_answers_that_nobody_stores_are_not_packed(start: Start, monkeypatch: py
     monkeypatch.setattr(batching, "_pack_answers", forbidden)
     with start("head", settings=Settings(answer_cache=False)) as service:
         assert service.infer(some_rows(3), "head", id="free").status_code == 200
-    with start("plain", budget=Terms(10.0), queries=20, settings=Settings(answer_cache=False)) as service:
+    with start("plain", settings=Settings(answer_cache=False)) as service:
         assert service.infer(some_rows(3)).status_code == 200
         assert service.infer(some_rows(3), id="stored").status_code == 503
 
@@ -369,7 +365,7 @@ def test_a_model_that_takes_long_is_drawn_in_a_thread_of_its_own(
 
     monkeypatch.setattr(Answerer, "release", watched)
     monkeypatch.setattr(batching, "_MAX_SECONDS_IN_LOOP", limit)
-    with start("plain", budget=Terms(10.0), queries=200) as service:
+    with start("plain", 0) as service:
         for number in range(20):
             assert service.infer(some_rows(rows, number), "plain").status_code == 200
     assert threads[0].startswith("drawing"), "how long it takes is not known yet"
@@ -397,7 +393,7 @@ def test_scores_computed_during_the_charge_are_those_of_the_rows_that_are_drawn(
     monkeypatch.setattr(batching, "_MIN_SECONDS_TO_SCORE", 0.0)
     monkeypatch.setattr(batching, "_MAX_SECONDS_IN_LOOP", 5.0)
     rows = some_rows(4)
-    with start("plain", budget=Terms(10.0), queries=200) as service:
+    with start("plain", 0) as service:
         answerer = service.service.deployments[0].answerer
         assert answerer is not None
         service.infer(rows[:2], "plain")  # how long a draw takes is not known before

@@ -208,10 +208,7 @@ def test_rows_that_cannot_be_of_the_table_are_answered_with_its_columns(table: R
 
 def test_more_rows_than_a_request_may_have_are_sent_in_several_and_not_charged_twice(start: Start) -> None:
     settings = Settings(max_rows=4, answer_cache=False)
-    with (
-        start("plain", budget=Terms(10.0), queries=20, settings=settings) as service,
-        Client(service.url, service.key) as client,
-    ):
+    with start("plain", settings=settings) as service, Client(service.url, service.key) as client:
         rows = some_rows(10)
         with pytest.raises(InvalidInput, match="must have at most 4 rows, got 10"):
             client.infer("plain", rows)
@@ -247,10 +244,7 @@ def test_a_retry_after_an_interruption_charges_only_the_rows_that_were_not_sent(
 
     monkeypatch.setattr(Client, "_infer", break_at_the_third)
     frame = pd.DataFrame([*PEOPLE, {"région": "north", "age": 50, "income": 7.0}], index=[0.5, 2.5, 1.5])
-    with (
-        start("table", budget=Terms(10.0), queries=20, settings=settings) as service,
-        Client(service.url, service.key) as client,
-    ):
+    with start("table", settings=settings) as service, Client(service.url, service.key) as client:
         before = client.budget("table")["remaining_answers"]
         with pytest.raises(QuietmaxError, match="network is down"):
             client.predict("table", frame, request_id="r")

@@ -105,7 +105,7 @@ def test_the_body_of_a_refused_request_is_freed_without_a_garbage_collection(
     start: Start, protocol: str
 ) -> None:
     size, count = 2**20, 20
-    with start("plain", budget=Terms(10.0), queries=20, grpc=True) as service:
+    with start("plain", grpc=True) as service:
         metadata = (("authorization", f"Bearer {service.key}"),)
         message = malformed.message("ModelInferRequest", model_name="plain", raw_input_contents=[b"x" * size])
         content = message.SerializeToString()  # once: what the client keeps does not count

@@ -24,7 +24,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from quietmax.accounting.costs import LIMIT
-from quietmax.ledger import Charge, ChargeResult, Terms
+from quietmax.ledger import Charge, ChargeResult
 from quietmax.ledger.transactions import ChargeBatch
 from quietmax.server import Settings
 from quietmax.server import auth as oidc
@@ -493,7 +493,7 @@ def serving_issuer(issuer: TokenIssuer) -> Iterator[TokenIssuer]:
 def with_tokens(serving_issuer: TokenIssuer, start: Start) -> Iterator[Running]:
     """An ordinary model with a budget for 20 answers that accepts tokens."""
     settings = _settings(serving_issuer.url, admin_claim="role", admin_value="admin")
-    with start("plain", budget=Terms(10.0), queries=20, settings=settings) as service:
+    with start("plain", settings=settings) as service:
         yield service
 
 
@@ -596,7 +596,7 @@ def test_without_an_issuer_a_token_is_a_wrong_key(plain: Running, issuer: TokenI
 def test_tokens_get_503_and_api_keys_go_on_while_the_issuer_was_never_reached(start: Start) -> None:
     made = TokenIssuer("http://127.0.0.1:9")
     made.add_key("ec")
-    with start("plain", budget=Terms(10.0), queries=20, settings=_settings(made.url)) as service:
+    with start("plain", settings=_settings(made.url)) as service:
         refused = _infer(service, made.token("ec"))
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
         assert _infer(service, service.key).status_code == 200
@@ -655,7 +655,7 @@ def test_the_tokens_of_a_real_issuer_work_across_its_restart_and_the_rotation_of
         port = free.getsockname()[1]
     url = f"http://localhost:{port}"
     settings = _settings(url, admin_claim="role", admin_value="admin")
-    with start("plain", budget=Terms(10.0), queries=20, settings=settings) as service:
+    with start("plain", settings=settings) as service:
         with _provider(port):
             httpx.put(f"{url}/users/root", json={"role": "admin"}).raise_for_status()
             first = _id_token(url, "ann")

@@ -18,7 +18,6 @@ import httpx
 import pytest
 
 from quietmax.errors import InvalidInput
-from quietmax.ledger import Terms
 from quietmax.server import Settings
 from quietmax.server import protocol as limits
 from quietmax.server import run as run_module
@@ -36,9 +35,10 @@ from tests.server.running_service import (
 GET = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n"
 
 
-@pytest.fixture
-def head(start: Start) -> Iterator[Running]:
-    with start("head") as service:
+@pytest.fixture(scope="module")
+def head(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    place = tmp_path_factory.mktemp("head") / "ledger.sqlite"
+    with running(f"sqlite:///{place}", [f"head={models / 'head'}"]) as service:
         yield service
 
 
@@ -95,10 +95,10 @@ def _refused(service: Running, reason: str) -> float:
 
 def test_a_huge_header_is_refused_before_it_is_read(head: Running) -> None:
     flood = (b"x" * 2**20 for _ in range(128))
-    before = time.process_time()
+    refused, before = _refused(head, "header"), time.process_time()
     assert _refusal(head, GET + b"X: ", *flood) == (431, "The headers must have at most 32768 bytes.")
     assert time.process_time() - before < 2
-    assert _refused(head, "header") == 1
+    assert _refused(head, "header") == refused + 1
 
 
 def test_many_small_headers_are_refused(head: Running) -> None:
@@ -142,35 +142,35 @@ def test_headers_that_do_not_end_and_silent_connections_are_ended(start: Start) 
 
 
 def test_a_connection_without_requests_is_closed_after_the_idle_timeout(start: Start) -> None:
-    with (
-        start("head", settings=Settings(idle_timeout=1)) as service,
-        _connected(service) as connection,
-    ):
+    with start("head", settings=Settings(idle_timeout=1)) as service, _connected(service) as connection:
         connection.sendall(GET + b"\r\n")
         started = time.monotonic()
         assert _everything(connection).startswith(b"HTTP/1.1 200")
         assert 0.9 < time.monotonic() - started < 10
 
 
-@pytest.mark.parametrize(
-    "path", ["/login", "/v2/models/head/infer", "/logout", "/v2/health/live", "/nowhere"]
-)
-def test_a_body_that_does_not_arrive_ends_the_connection_on_every_route(start: Start, path: str) -> None:
-    with (
-        start("head", settings=Settings(timeout=0.5)) as service,
-        _connected(service) as connection,
-    ):
-        connection.sendall(
-            f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {service.key}\r\n"
-            "Content-Length: 1000\r\n\r\n{".encode()
-        )
+def _infer_head(service: Running, length: int | str, path: str = "/v2/models/head/infer") -> bytes:
+    """The headers of a request with a body."""
+    return (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {service.key}\r\n"
+        f"Content-Length: {length}\r\n\r\n"
+    ).encode()
+
+
+def test_a_body_that_does_not_arrive_ends_the_connection_on_every_route(start: Start) -> None:
+    with start("head", settings=Settings(timeout=0.5)) as service, ExitStack() as opened:
+        waiting = {}
+        for path in ("/login", "/v2/models/head/infer", "/logout", "/v2/health/live", "/nowhere"):
+            waiting[path] = opened.enter_context(_connected(service))
+            waiting[path].sendall(_infer_head(service, 1000, path) + b"{")
         started = time.monotonic()
-        answer = _everything(connection)
+        for path, connection in waiting.items():
+            answer = _everything(connection)
+            assert answer.count(b"HTTP/1.1") == 1
+            if path in ("/login", "/v2/models/head/infer"):
+                assert answer.startswith(b"HTTP/1.1 408")
+                assert b"The body did not arrive in time. Nothing was charged." in answer
         assert time.monotonic() - started < 5
-        assert answer.count(b"HTTP/1.1") == 1
-        if path in ("/login", "/v2/models/head/infer"):
-            assert answer.startswith(b"HTTP/1.1 408")
-            assert b"The body did not arrive in time. Nothing was charged." in answer
 
 
 def test_more_connections_than_allowed_replace_idle_ones_and_are_logged_and_counted(start: Start) -> None:
@@ -188,14 +188,9 @@ def test_more_connections_than_allowed_replace_idle_ones_and_are_logged_and_coun
         assert line["limit"] == 20
 
 
-def test_connections_in_their_handshake_count_too(models: Path, tmp_path: Path, certificate: Any) -> None:
+def test_connections_in_their_handshake_count_too(start: Start, certificate: Any) -> None:
     with (
-        running(
-            f"sqlite:///{tmp_path / 'l.sqlite'}",
-            [f"head={models / 'head'}"],
-            tls=certificate,
-            settings=Settings(max_connections=20),
-        ) as service,
+        start("head", tls=certificate, settings=Settings(max_connections=20)) as service,
         ExitStack() as opened,
     ):
         for _ in range(60):
@@ -222,7 +217,7 @@ def test_connections_of_http_and_grpc_share_the_descriptors(monkeypatch: pytest.
 
 def test_a_request_that_was_received_is_not_replaced(start: Start) -> None:
     slow = threading.Event()
-    with start("plain", budget=Terms(10.0), queries=20, settings=Settings(max_connections=2)) as service:
+    with start("plain", settings=Settings(max_connections=2)) as service:
         infer = service.service.infer
 
         async def wait(*arguments: Any) -> Any:
@@ -290,10 +285,8 @@ def test_pipelined_requests_are_answered_in_order_and_limited_in_number(head: Ru
 def test_an_error_after_a_request_does_not_take_its_place(plain: Running) -> None:
     body = json.dumps(inference(some_rows(1))).encode()
     with _connected(plain) as connection:
-        connection.sendall(
-            b"POST /v2/models/plain/infer HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n"
-            b"Content-Length: %d\r\n\r\n%snonsense\r\n\r\n" % (plain.key.encode(), len(body), body)
-        )
+        sent = _infer_head(plain, len(body), "/v2/models/plain/infer") + body
+        connection.sendall(sent + b"nonsense\r\n\r\n")
         answer = _everything(connection)
     assert answer.startswith(b"HTTP/1.1 200")
     assert answer.count(b"HTTP/1.1") == 1
@@ -318,8 +311,8 @@ def test_a_client_that_does_not_read_its_response_is_cut_off(
             assert len(_everything(connection)) < 2**26
 
 
-def test_a_head_request_is_answered_on_a_connection_that_stays_open(start: Start) -> None:
-    with start("head") as service, httpx.Client(base_url=service.url, timeout=20) as http:
+def test_a_head_request_is_answered_on_a_connection_that_stays_open(head: Running) -> None:
+    with httpx.Client(base_url=head.url, timeout=20) as http:
         for _ in range(2):
             response = http.head("/v2/health/live")
             assert response.headers["content-type"] == "application/json"
@@ -337,11 +330,10 @@ def test_a_body_that_does_not_arrive_is_replaced_before_a_connection_that_was_us
     start: Start,
 ) -> None:
     """A client that announces a body and sends none is not protected from new connections."""
-    announced = b"POST /v2/models/head/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n"
     with start("head", settings=Settings(max_connections=8)) as service, ExitStack() as opened:
         stalled = [opened.enter_context(_connected(service)) for _ in range(6)]
         for each in stalled:
-            each.sendall(announced + f"Authorization: Bearer {service.key}\r\n\r\n".encode())
+            each.sendall(_infer_head(service, 1000))
         until(lambda: _open_connections(service) >= 7)
         used = [opened.enter_context(_connected(service)) for _ in range(5)]
         for each in used:
@@ -353,10 +345,7 @@ def test_a_body_that_does_not_arrive_is_replaced_before_a_connection_that_was_us
 
 def test_a_body_that_arrives_byte_by_byte_has_an_end(start: Start) -> None:
     with start("head", settings=Settings(timeout=0.5)) as service, _connected(service) as connection:
-        connection.sendall(
-            f"POST /v2/models/head/infer HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {service.key}\r\n"
-            "Content-Length: 1000\r\n\r\n".encode()
-        )
+        connection.sendall(_infer_head(service, 1000))
         stopped = threading.Event()
 
         def trickle() -> None:
@@ -375,16 +364,11 @@ def test_a_body_that_arrives_byte_by_byte_has_an_end(start: Start) -> None:
 
 
 def test_connections_in_their_handshake_are_replaced_before_those_that_were_used(
-    models: Path, tmp_path: Path, certificate: Any
+    start: Start, certificate: Any
 ) -> None:
     trusted = ssl.create_default_context(cafile=certificate[0])
     with (
-        running(
-            f"sqlite:///{tmp_path / 'l.sqlite'}",
-            [f"head={models / 'head'}"],
-            tls=certificate,
-            settings=Settings(max_connections=4),
-        ) as service,
+        start("head", tls=certificate, settings=Settings(max_connections=4)) as service,
         ExitStack() as opened,
     ):
         raw = opened.enter_context(_connected(service))
@@ -453,14 +437,11 @@ def test_an_answer_that_takes_longer_than_the_stop_is_refused_and_not_called_an_
         await asyncio.sleep(600)
 
     with ExitStack() as opened:
-        with start("plain", budget=Terms(10.0), queries=20) as service:
+        with start("plain") as service:
             monkeypatch.setattr(service.service, "infer", never)
             connection = opened.enter_context(_connected(service))
             body = json.dumps(inference(some_rows(1))).encode()
-            connection.sendall(
-                b"POST /v2/models/plain/infer HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n"
-                b"Content-Length: %d\r\n\r\n" % (service.key.encode(), len(body)) + body
-            )
+            connection.sendall(_infer_head(service, len(body), "/v2/models/plain/infer") + body)
             assert asked.wait(30)
         received = _everything(connection)
     assert received.startswith(b"HTTP/1.1 503")
@@ -496,10 +477,7 @@ def _error(connection: socket.socket) -> tuple[int, str]:
 
 
 def test_a_body_that_does_not_fit_is_503_before_it_is_read(start: Start) -> None:
-    with (
-        start("plain", budget=Terms(10.0), queries=20, settings=SMALL) as service,
-        ExitStack() as opened,
-    ):
+    with start("plain", settings=SMALL) as service, ExitStack() as opened:
         for _ in range(4):
             opened.enter_context(_sent(service, b" " * (SIZE - 1), SIZE))
         until(lambda: service.service.bodies.held == 4 * (SIZE - 1))
@@ -515,10 +493,7 @@ def test_a_body_that_does_not_fit_is_503_before_it_is_read(start: Start) -> None
 
 def test_bodies_that_grow_beyond_the_limit_together_are_refused(start: Start) -> None:
     """Nobody knows before how long a body in chunks is, nor when the others arrive."""
-    with (
-        start("plain", budget=Terms(10.0), queries=20, settings=SMALL) as service,
-        ExitStack() as opened,
-    ):
+    with start("plain", settings=SMALL) as service, ExitStack() as opened:
         for _ in range(4):
             opened.enter_context(_sent(service, b" " * (SIZE - 1)))
         until(lambda: service.service.bodies.held == 4 * (SIZE - 1))
@@ -530,7 +505,7 @@ def test_bodies_that_grow_beyond_the_limit_together_are_refused(start: Start) ->
 
 
 def test_a_body_counts_until_its_request_has_ended_also_if_its_client_has_gone(start: Start) -> None:
-    with start("plain", budget=Terms(10.0), queries=20, settings=SMALL) as service:
+    with start("plain", settings=SMALL) as service:
         infer, going, asked = service.service.infer, threading.Event(), threading.Event()
 
         async def wait(*arguments: Any) -> Any:
@@ -550,7 +525,7 @@ def test_a_body_counts_until_its_request_has_ended_also_if_its_client_has_gone(s
 
 
 def test_requests_that_wait_behind_another_on_a_connection_that_ends_are_forgotten(start: Start) -> None:
-    with start("plain", budget=Terms(10.0), queries=20, settings=SMALL) as service:
+    with start("plain", settings=SMALL) as service:
         going, asked = threading.Event(), threading.Event()
 
         async def wait(*_: Any) -> Any:
@@ -561,11 +536,8 @@ def test_requests_that_wait_behind_another_on_a_connection_that_ends_are_forgott
 
         service.service.infer = wait  # type: ignore[method-assign,assignment]
         body = json.dumps(inference(some_rows(1))).encode()
-        request = (
-            f"POST /v2/models/plain/infer HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {service.key}\r\n"
-        )
-        request += f"Content-Length: {len(body)}\r\n\r\n{body.decode()}"
-        with _sent(service, body + request.encode() * 3, len(body)):
+        request = _infer_head(service, len(body), "/v2/models/plain/infer") + body
+        with _sent(service, body + request * 3, len(body)):
             assert asked.wait(30)
             until(lambda: service.service.bodies.held == 4 * len(body))
         until(lambda: service.service.bodies.held == len(body))

@@ -27,7 +27,6 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from quietmax.errors import InvalidInput, QuietmaxError
-from quietmax.ledger import Terms
 from quietmax.server import Settings, telemetry
 from quietmax.server.telemetry import Log, _current_trace, _libraries_logged, _phase, check_telemetry
 from tests.server.running_service import LEDGER_DOWN, Running, Start, inference, log_schema, some_rows
@@ -89,7 +88,7 @@ def _start(
     start: Start, monkeypatch: pytest.MonkeyPatch, url: str
 ) -> contextlib.AbstractContextManager[Running]:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
-    return start("plain", budget=Terms(10.0), queries=20, settings=Settings(otel=True))
+    return start("plain", settings=Settings(otel=True))
 
 
 def test_a_request_is_exported_with_its_phases_and_nothing_private(

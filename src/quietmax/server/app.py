@@ -31,7 +31,7 @@ from quietmax.server.auth import SESSION_SECONDS, Caller, _is_cross_site, _is_lo
 from quietmax.server.codec import COLUMN_DATATYPES, _read_request
 from quietmax.server.deployment import Deployment
 from quietmax.server.errors import HttpError, _internal_error
-from quietmax.server.protocol import EXCHANGE, MAX_CONTROL_BYTES
+from quietmax.server.protocol import MAX_CONTROL_BYTES
 from quietmax.server.service import AUDITED, Service
 from quietmax.server.telemetry import CONTENT_TYPE, Headers, Record
 
@@ -103,25 +103,18 @@ class InferenceEndpoint:
     ) -> None:
         service = self._service
         headers: Headers = scope["headers"]
-        exchange = scope.get(EXCHANGE)
         try:
             with service._recorded(record):
                 caller = await service.auth.authenticate(headers, local=_is_local(scope))
                 record.client, record.headers = caller.client, headers
                 deployment = record.deployment = service.deployment(name, version)
                 json_length = self._check_headers(headers)
-                body = None if exchange is None else exchange._take_body()
-                if body is None:
-                    body = await _read_body(receive, service.settings.max_bytes)
-                elif len(body) > service.settings.max_bytes:
-                    raise _too_large(service.settings.max_bytes)
+                body = await _read_body(receive, service.settings.max_bytes)
                 request = await _read_request(body, json_length, deployment, service.settings.max_rows)
                 record.rows = len(request.rows)
                 content, json_length = await service._answer(deployment, request, caller)
                 record.status = 200
-                own = _content_headers(record, content, json_length)
-                if exchange is None or not exchange._respond(200, own, content):
-                    await _send(send, 200, own, content)
+                await _send(send, 200, _content_headers(record, content, json_length), content)
         except HttpError as error:
             content = orjson.dumps(error.to_json())
             own = [(key.encode(), value.encode()) for key, value in error.headers.items()]

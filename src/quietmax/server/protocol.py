@@ -44,8 +44,6 @@ _LINGER_SECONDS = 1.0
 _MAX_PIPELINED = 32
 _BODY_OVERHEAD = 2
 """A body in chunks may take this many times its limit on the wire."""
-EXCHANGE = "quietmax.exchange"
-"""What the scope of a request has under this name reads and writes it without the messages of ASGI."""
 _STOPPED = "The service stops and did not wait for the answer. A retry with the same id is not charged twice."
 _NOT_HTTP = (400, "The request is not valid HTTP/1.1.", "malformed")
 
@@ -324,8 +322,7 @@ class LimitedProtocol(HttpToolsProtocol):
         ):
             self._fail(503, BODIES_FULL, "body")
         super().on_headers_complete()
-        self.cycle.transport = writer = _ResponseWriter(self.cycle)  # type: ignore[assignment]
-        self.scope[EXCHANGE] = writer  # type: ignore[literal-required]
+        self.cycle.transport = _ResponseWriter(self.cycle)  # type: ignore[assignment]
         self._enter(Phase.BODY, self._limits.timeout)
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
@@ -501,11 +498,7 @@ async def _readable(listening: socket.socket) -> None:
 
 
 class _ResponseWriter:
-    """Writes the headers of a response together with the start of its body, in one system call instead of two.
-
-    It also is the short way for requests that arrived whole: without the messages of ASGI, which take longer than to
-    read the request and to write the response.
-    """
+    """Writes the headers of a response together with the start of its body, in one system call instead of two."""
 
     def __init__(self, cycle: Any) -> None:
         self._cycle = cycle
@@ -521,30 +514,6 @@ class _ResponseWriter:
         else:
             self._transport.write(self._headers + data if self._headers else data)
             self._headers = self._headers and b""
-
-    def _take_body(self) -> bytes | None:
-        """Return the body if all of it has arrived; None if it must be received."""
-        cycle = self._cycle
-        if cycle.more_body or cycle.disconnected or cycle.waiting_for_100_continue:
-            return None
-        body, cycle.body = bytes(cycle.body), bytearray()
-        cycle.flow.resume_reading()  # else nobody would notice that the client has gone
-        return body
-
-    def _respond(self, status: int, headers: list[tuple[bytes, bytes]], content: bytes) -> bool:
-        """Write a whole response; return False if it must be sent."""
-        cycle = self._cycle
-        writable = not (cycle.disconnected or cycle.flow.write_paused or self._transport.is_closing())
-        if not writable or cycle.response_started or not cycle.keep_alive:
-            return False
-        cycle.response_started = cycle.response_complete = True
-        parts = [STATUS_LINE[status]]
-        for name, value in headers:
-            parts += (name, b": ", value, b"\r\n")
-        self._transport.write(b"".join((*parts, b"\r\n", content)))
-        cycle.message_event.set()
-        cycle.on_response()
-        return True
 
     def close(self) -> None:
         if self._headers and not self._transport.is_closing():
