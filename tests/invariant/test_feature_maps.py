@@ -149,7 +149,8 @@ USUAL: list[Configuration] = [
     *((Scattering(shape), math.prod(shape)) for shape in ((1, 28, 28), (3, 32, 32), (1, 17, 23), (1, 9, 13))),
     *((feature_map, COLUMNS) for feature_map in MAPS),
 ]
-SAMPLE = [*REFUTED, *COLOUR, *USUAL, *IMAGE_MAPS[17::41], *TABLE_MAPS[::9]]
+SMALL = [each for each in IMAGE_MAPS if each[1] <= 800]
+SAMPLE = [*REFUTED, *COLOUR, *USUAL, *SMALL[7::17], *TABLE_MAPS[::9]]
 
 
 def named(configuration: object) -> str | None:
@@ -186,8 +187,12 @@ def row_selections(rows: int) -> Iterator[np.ndarray]:
     yield generator.integers(rows, size=1)
 
 
-def changed_rows(feature_map: FeatureMap, columns: int, rows: int = 70) -> int:
-    """In how many cases a record's features were not what they were in the whole table, on one thread."""
+def changed_rows(feature_map: FeatureMap, columns: int) -> int:
+    """In how many cases a record's features were not what they were in the whole table, on one thread.
+
+    The table fills all places of a batch and some of the next one.
+    """
+    rows = min(70, feature_map._batch_rows() + 6) if isinstance(feature_map, Scattering | Patches) else 70
     table = np.random.default_rng(columns).random((rows, columns), np.float32)
     table[1::7] = 0.0
     table[2::7] *= 2.0**40
