@@ -236,7 +236,7 @@ def test_the_true_number_of_rows_and_persons_appears_nowhere_if_one_is_declared(
 def test_a_head_without_declared_size_shows_the_noisy_count_that_it_paid_for(
     run: Run, people: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(head_module, "released_size", lambda *_: 4321.7)
+    monkeypatch.setattr(head_module, "_released_size", lambda *_: 4321.7)
     folder = tmp_path / "model"
     result = json_of(run("train", "head", people, *DECLARED, "-o", folder, "--json"))
     assert (result["unit"], result["size"], result["size_from"]) == ("record", 4322, "noisy count")
@@ -258,7 +258,7 @@ def test_too_few_people_for_the_budget_are_told_from_the_released_or_declared_si
     assert "More than 187 records, a larger --epsilon would help" in few
     assert warnings("--declared-size", 188) == []
     assert warnings("--declared-size", 30, "--epsilon", 20) == []
-    monkeypatch.setattr(head_module, "released_size", lambda *_: 1.0)
+    monkeypatch.setattr(head_module, "_released_size", lambda *_: 1.0)
     assert warnings() == [few]
     out = output_of(run("train", "head", people, *DECLARED))
     assert few in " ".join(out.split())
