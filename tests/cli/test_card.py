@@ -151,15 +151,6 @@ def test_a_folder_with_brackets_in_its_name_is_printed_unchanged(
     assert "we[/ird]" in out
 
 
-def test_the_card_as_a_registry_entry_and_as_a_checklist(run: Run, head: Path, network: Path) -> None:
-    out = output_of(run("card", head, "--format", "opendp-registry"))
-    assert json.loads(out)["deployment"]["privacy_loss"]["privacy_unit"] == "record"
-    out = output_of(run("card", head, "--format", "nist-800-226", "--json"))
-    assert {"topic", "question", "answer"} == set(json.loads(out)[0])
-    assert "[to be filled in]" in run("card", head, "--format", "nist-800-226")[1]
-    assert_error(run("card", network, "--format", "nist-800-226"), 2, "ordinary network")
-
-
 def test_the_forms_state_what_the_ledger_has_charged_and_leave_the_rest_to_people(
     run: Run, votes: Path, tmp_path: Path
 ) -> None:

@@ -1,22 +1,18 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, json_of, output_of
 
 
 def test_all_thirteen_data_sets_and_six_stand_ins_are_listed(run: Run) -> None:
-    code, out, _ = run("datasets", "--json")
-    assert code == 0
-    names = [entry["name"] for entry in json.loads(out)]
+    names = [entry["name"] for entry in json_of(run("datasets", "--json"))]
     assert len(names) == 19
     assert {"fair", "mnist-5k"} <= set(names)
-    code, out, _ = run("datasets")
-    assert code == 0
-    assert all(name in " ".join(out.split()) for name in names)
+    shown = " ".join(output_of(run("datasets")).split())
+    assert all(name in shown for name in names)
 
 
 def test_what_is_present_comes_first_and_equal_needs_are_named_once(

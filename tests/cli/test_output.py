@@ -26,16 +26,6 @@ def test_titles_captions_and_progress_are_printed_without_reading_markup(
     assert "training [/x]" in capsys.readouterr().err
 
 
-def test_styles_colour_what_is_printed(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(console, "_force_terminal", True)
-    monkeypatch.setattr(console, "_color_system", ColorSystem.STANDARD)
-    monkeypatch.setattr(console, "no_color", False)
-    console.print("Guarantee", style="green")
-    assert capsys.readouterr().out == "\x1b[32mGuarantee\x1b[0m\n"
-
-
 def test_long_entries_of_a_table_are_wrapped_and_not_cut(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

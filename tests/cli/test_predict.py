@@ -14,23 +14,13 @@ from tests.cli.conftest import Run, assert_error, json_of, output_of
 from tests.cli.own_table import DECLARED
 
 
-def test_an_ordinary_network_answers_with_the_names_of_its_classes(
-    run: Run, network: Path, queries: Path
-) -> None:
-    answer = json_of(run("predict", "--model", network, "--input", queries, "--epsilon", 1000, "--json"))
-    assert answer["labels"] == ["lo", "hi"]
-    assert answer["guarantee"]["status"] == "conditional"
-
-
 def test_the_guarantee_and_its_status_are_always_printed(run: Run, tmp_path: Path) -> None:
     model, queries = tmp_path / "model", tmp_path / "queries.npz"
     train = ("train", "network", "mnist-5k", "--records", 600, "--epochs", 3, "-o", model, "--json")
     assert json.loads(run(*train)[1])["test_accuracy"] > 0.4
     np.savez(queries, features=np.random.default_rng(0).random((5, 784), dtype=np.float32))
     predict = ("predict", "--model", model, "--input", queries, "--epsilon", 1)
-    code, out, _ = run(*predict, "--json")
-    assert code == 0
-    answer = json.loads(out)
+    answer = json_of(run(*predict, "--json"))
     assert answer["guarantee"]["status"] == "refuted"
     assert np.array(answer["probabilities"]).sum(1) == pytest.approx(np.ones(5))
     assert answer["spent"] == 5
@@ -40,14 +30,17 @@ def test_the_guarantee_and_its_status_are_always_printed(run: Run, tmp_path: Pat
         assert "Guarantee: refuted" in out
 
 
-def test_only_the_first_answers_are_printed_as_a_table_and_all_as_json(
-    run: Run, network: Path, tmp_path: Path
+def test_an_ordinary_network_answers_with_the_names_of_its_classes_and_prints_the_first_answers(
+    run: Run, network: Path, queries: Path, tmp_path: Path
 ) -> None:
-    queries = tmp_path / "many.csv"
-    queries.write_text("age,sex\n" + "".join(f"{age},F\n" for age in range(18, 88)))
-    predict = ("predict", "--model", network, "--input", queries, "--epsilon", 1000)
-    assert "The first 20 of 70 answers; --json prints all." in run(*predict)[1]
-    assert len(json.loads(run(*predict, "--json")[1])["labels"]) == 70
+    predict = ("predict", "--model", network, "--epsilon", 1000, "--input")
+    answer = json_of(run(*predict, queries, "--json"))
+    assert answer["labels"] == ["lo", "hi"]
+    assert answer["guarantee"]["status"] == "conditional"
+    many = tmp_path / "many.csv"
+    many.write_text("age,sex\n" + "".join(f"{age},F\n" for age in range(18, 88)))
+    assert "The first 20 of 70 answers; --json prints all." in run(*predict, many)[1]
+    assert len(json_of(run(*predict, many, "--json"))["labels"]) == 70
 
 
 def test_seeded_noise_is_repeatable_and_named_in_the_guarantee(
@@ -55,8 +48,7 @@ def test_seeded_noise_is_repeatable_and_named_in_the_guarantee(
 ) -> None:
     def predict() -> Any:
         options = ("--model", network, "--input", queries, "--epsilon", 1, "--seeded", 7, "--json")
-        out = output_of(run("predict", *options))
-        return json.loads(out)
+        return json_of(run("predict", *options))
 
     first, second = predict(), predict()
     assert first["probabilities"] == second["probabilities"]
@@ -88,8 +80,8 @@ def test_teachers_answer_until_the_budget_is_spent_or_moves_to_a_ledger(
     options = ("--queries", 3, "--epsilon", 30, "--declared-size", 480)
     out = output_of(run("train", "teachers", people, *DECLARED, *options, "-o", folder))
     assert "Guarantee: proven" in out
-    out = output_of(run("predict", "--model", folder, "--input", queries, "--json"))
-    assert json.loads(out)["remaining"]["queries"] == 1
+    answers = json_of(run("predict", "--model", folder, "--input", queries, "--json"))
+    assert answers["remaining"]["queries"] == 1
     assert_error(
         run("predict", "--model", folder, "--input", queries),
         1,
@@ -110,9 +102,7 @@ def test_answers_are_printed_whatever_the_names_of_the_classes(run: Run, tmp_pat
     declared = ("--label", "income", "--bounds", "age=0:100", "--classes", ",".join(names))
     options = ("--teachers", 3, "--queries", 4, "--epsilon", 4000, "--declared-size", 60)
     assert run("train", "teachers", table, *declared, *options, "-o", folder)[0] == 0
-    code, out, err = run("predict", "--model", folder, "--input", queries, "--json")
-    assert (code, err) == (0, "")
-    labels = json.loads(out)["labels"]
-    code, out, err = run("predict", "--model", folder, "--input", queries)
-    assert (code, err) == (0, "")
+    predict = ("predict", "--model", folder, "--input", queries)
+    labels = json_of(run(*predict, "--json"))["labels"]
+    out = output_of(run(*predict))
     assert [line.split("│")[2].strip() for line in out.splitlines() if line.startswith("│")] == labels

@@ -164,9 +164,7 @@ def test_a_head_answers_any_number_of_queries(run: Run, people: Path, queries: P
     folder = tmp_path / "head"
     add_persons(people)
     options = ("--person", "id", "--declared-size", 320, "--holdout", 0.2, "--epsilon", 4, "-o", folder)
-    code, out, err = run("train", "head", people, *DECLARED, *options, "--json")
-    assert code == 0, err
-    result = json.loads(out)
+    result = json_of(run("train", "head", people, *DECLARED, *options, "--json"))
     assert result["guarantee"]["status"] == "proven"
     assert result["test_accuracy"] > 0.8
     for _ in range(3):
@@ -371,45 +369,29 @@ def test_dpsgd_trains_a_network_that_is_queried_served_and_attacked(
     assert result["delta"] == pytest.approx(1 / 6000)
     assert (result["accountant"], result["analysis"], result["steps"]) == ("pld", "proven", 60)
     assert (result["guarantee"]["status"], result["guarantee"]["epsilon"]) == ("proven", 200.0)
-    out = output_of(run("predict", "--model", folder, "--input", queries, "--json"))
-    assert json.loads(out)["labels"] == ["lo", "hi"]
-    assert json.loads(out)["remaining"]["queries"] is None
-    out = output_of(run("card", folder, "--json"))
-    assert json.loads(out)["guarantee"]["status"] == "proven"
+    answers = json_of(run("predict", "--model", folder, "--input", queries, "--json"))
+    assert (answers["labels"], answers["remaining"]["queries"]) == (["lo", "hi"], None)
+    assert json_of(run("card", folder, "--json"))["guarantee"]["status"] == "proven"
     attack = ("attack", folder, "--data", people, *DECLARED, "--attack", "threshold", "--shadows", 2)
-    out = output_of(run(*attack, "--json"))
-    assert json.loads(out)["reports"][0]["attack"] == "threshold"
+    assert json_of(run(*attack, "--json"))["reports"][0]["attack"] == "threshold"
+    assert_error(run(*attack, "--mechanism", "algorithm1", "--epsilon", 1), 2, "--mechanism")
 
 
 def test_full_batches_and_the_published_analysis_are_saved_with_their_own_guarantees(
     run: Run, people: Path, tmp_path: Path
 ) -> None:
     train = ("train", "dpsgd", people, *DECLARED, "--epsilon", 8, "--declared-size", 600, "--json")
-    out = output_of(run(*train, "--sampling-rate", 1, "-o", tmp_path / "full"))
-    assert json.loads(out)["guarantee"]["definition"] == "gaussian"
+    full = json_of(run(*train, "--sampling-rate", 1, "-o", tmp_path / "full"))
+    assert full["guarantee"]["definition"] == "gaussian"
     assert run("card", tmp_path / "full")[0] == 0
     paper = ("--preset", "paper", "--analysis", "published", "--accountant", "zcdp", "--hidden", 4)
     result = json_of(run(*train, *paper, "-o", tmp_path / "paper"))
     assert result["guarantee"]["status"] == "conditional"
     assert (result["learning_rate"], result["max_grad_norm"], result["steps"]) == (0.001, 1.0, 600)
-    out = output_of(run("card", tmp_path / "paper"))
-    assert "conditional" in out
-
-
-def test_the_report_of_dpsgd_names_the_accountant_and_the_noise(run: Run, people: Path) -> None:
-    options = ("--sampling-rate", 0.5, "--accountant", "nc", "--steps", 5)
-    out = output_of(run("train", "dpsgd", people, *DECLARED, *options))
-    for word in ("accountant", "nc", "noise multiplier", "conditional"):  # no size was declared
-        assert word in out
-
-
-def test_a_private_model_is_not_attacked_through_another_mechanism(
-    run: Run, people: Path, tmp_path: Path
-) -> None:
-    folder = tmp_path / "model"
-    output_of(run("train", "head", people, *DECLARED, *DECLARED_SIZE, "--holdout", 0.2, "-o", folder))
-    attack = ("attack", folder, "--data", people, *DECLARED, "--mechanism", "algorithm1", "--epsilon", 1)
-    assert_error(run(*attack), 2, "--mechanism")
+    assert "conditional" in output_of(run("card", tmp_path / "paper"))
+    shown = output_of(run(*train[:-1], "--sampling-rate", 0.5, "--accountant", "nc", "--steps", 5))
+    for word in ("accountant", "nc", "noise multiplier"):
+        assert word in shown
 
 
 # Encoders from files
