@@ -39,20 +39,20 @@ def memorising(table: Split) -> Model:
 def test_values_of_persons_are_means_over_their_rows() -> None:
     persons = np.array(["b", "a", "b", "c", "a", "b"], dtype=object)
     records = Records("visits", np.zeros((6, 1)), np.zeros(6, int), classes=2, persons=persons)
-    units = Units.of(records, np.array([5, 1, 0, 4]))  # b a b a
+    units = Units._of(records, np.array([5, 1, 0, 4]))  # b a b a
     assert len(units) == 2
     values = np.array([[1.0, 10.0, 2.0, 20.0], [0.0, 1.0, np.nan, 1.0]])
     np.testing.assert_array_equal(units.means(values), [[1.5, 15.0], [np.nan, 1.0]])
     np.testing.assert_array_equal(units.all(np.array([True, True, False, True])), [False, True])
-    assert units.rows_of(np.array([1])).tolist() == [1, 3]
-    assert units.rows_of(np.array([1, 0])).tolist() == [1, 3, 0, 2]
-    assert units.rows_of(np.array([], dtype=int)).tolist() == []
-    assert len(Units.of(records, np.array([], dtype=int))) == 0
+    assert units._rows_of(np.array([1])).tolist() == [1, 3]
+    assert units._rows_of(np.array([1, 0])).tolist() == [1, 3, 0, 2]
+    assert units._rows_of(np.array([], dtype=int)).tolist() == []
+    assert len(Units._of(records, np.array([], dtype=int))) == 0
 
 
 def test_without_persons_every_record_is_its_own_unit() -> None:
     records, values = Records("plain", np.zeros((4, 1)), np.zeros(4, int), 2), np.arange(12.0).reshape(3, 4)
-    np.testing.assert_array_equal(Units.of(records, np.arange(4)).means(values), values)
+    np.testing.assert_array_equal(Units._of(records, np.arange(4)).means(values), values)
 
 
 def test_overlapping_sets_leave_out_whole_persons_fold_by_fold(table: Split) -> None:

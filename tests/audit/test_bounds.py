@@ -25,8 +25,8 @@ from quietmax.audit.bounds import (
     SampledSteps,
     _guess_tail,
     _mass_needed,
+    _mu_from_guesses,
     epsilon_from_guesses,
-    mu_from_guesses,
     plot_findings,
 )
 from quietmax.audit.distinguishing import _bound_rating
@@ -54,10 +54,10 @@ def test_the_limits_are_the_published_ones() -> None:
 def test_bounds_approach_the_truth_as_trials_grow() -> None:
     trials = 10**8
     counts = EventCounts(round(trials * ndtr(0.5)), round(trials * ndtr(-0.5)), trials)
-    assert counts.lower_bound("mu", 0.0, 0.999) == pytest.approx(1.0, abs=2e-3)
+    assert counts._lower_bound("mu", 0.0, 0.999) == pytest.approx(1.0, abs=2e-3)
     counts = EventCounts(trials // 2, round(trials / 2 * math.exp(-1)), trials)
-    assert counts.lower_bound("epsilon", 0.0, 0.999) == pytest.approx(1.0, abs=2e-3)
-    assert counts.lower_bound("epsilon", 0.1, 0.999) == pytest.approx(math.log(0.8) + 1, abs=2e-3)
+    assert counts._lower_bound("epsilon", 0.0, 0.999) == pytest.approx(1.0, abs=2e-3)
+    assert counts._lower_bound("epsilon", 0.1, 0.999) == pytest.approx(math.log(0.8) + 1, abs=2e-3)
 
 
 @given(likely=st.integers(0, 1000), unlikely=st.integers(0, 1000), delta=st.sampled_from([0.0, 1e-5, 0.3]))
@@ -65,9 +65,9 @@ def test_bounds_are_never_negative_and_fall_with_delta(likely: int, unlikely: in
     counts = EventCounts(likely, unlikely, 1000)
     parameters: tuple[Parameter, ...] = ("epsilon", "mu")
     for parameter in parameters:
-        bound = counts.lower_bound(parameter, delta, 0.999)
-        assert 0 <= bound <= counts.lower_bound(parameter, 0.0, 0.999)
-        assert counts.lower_bound(parameter, delta, 0.999999) <= bound
+        bound = counts._lower_bound(parameter, delta, 0.999)
+        assert 0 <= bound <= counts._lower_bound(parameter, 0.0, 0.999)
+        assert counts._lower_bound(parameter, delta, 0.999999) <= bound
 
 
 def test_the_approximation_of_the_search_is_close_if_counts_are_not_small() -> None:
@@ -76,7 +76,7 @@ def test_the_approximation_of_the_search_is_close_if_counts_are_not_small() -> N
     for parameter in parameters:
         near = _bound_rating(parameter, 0.0, 0.999)(likely, unlikely, 10_000)
         exact = [
-            EventCounts(int(one), int(other), 10_000).lower_bound(parameter, 0.0, 0.999)
+            EventCounts(int(one), int(other), 10_000)._lower_bound(parameter, 0.0, 0.999)
             for one, other in zip(likely, unlikely, strict=True)
         ]
         assert near == pytest.approx(exact, rel=0.02)
@@ -126,7 +126,7 @@ def test_the_bound_on_mu_is_wrong_with_at_most_the_stated_probability(
     """One number with Gaussian noise per canary: each guess is right with probability Phi(mu/2)."""
     right = np.arange(canaries + 1)
     distribution = binom.pmf(right, canaries, norm.cdf(mu / 2))
-    wrong = [mu_from_guesses(canaries, canaries, int(v), confidence=confidence) > mu for v in right]
+    wrong = [_mu_from_guesses(canaries, canaries, int(v), confidence=confidence) > mu for v in right]
     assert distribution[wrong].sum() <= (1 - confidence) * (1 + 1e-9)
 
 
@@ -165,11 +165,11 @@ def test_the_least_mass_is_the_solution_of_the_linear_programme(
 
 
 def test_bounds_grow_with_right_guesses_and_fall_with_confidence_and_delta() -> None:
-    bounds = [mu_from_guesses(1000, 100, right, confidence=0.95) for right in (50, 70, 90, 100)]
+    bounds = [_mu_from_guesses(1000, 100, right, confidence=0.95) for right in (50, 70, 90, 100)]
     assert bounds == sorted(bounds)
     assert bounds[0] == 0
-    assert mu_from_guesses(1000, 100, 90, confidence=0.999) < bounds[2]
-    assert mu_from_guesses(1000, 100, 90, extra_delta=1e-3, confidence=0.95) < bounds[2]
+    assert _mu_from_guesses(1000, 100, 90, confidence=0.999) < bounds[2]
+    assert _mu_from_guesses(1000, 100, 90, extra_delta=1e-3, confidence=0.95) < bounds[2]
     assert epsilon_from_guesses(1000, 100, 90, delta=1e-3, confidence=0.95) < epsilon_from_guesses(
         1000, 100, 90, confidence=0.95
     )
@@ -177,13 +177,15 @@ def test_bounds_grow_with_right_guesses_and_fall_with_confidence_and_delta() -> 
 
 @pytest.mark.parametrize("numbers", [(10, 11, 5), (10, 5, 6), (10, 0, 0), (10, 5, -1)])
 def test_impossible_numbers_of_guesses_are_errors(numbers: tuple[int, int, int]) -> None:
-    for bound in (mu_from_guesses, epsilon_from_guesses):
+    for bound in (_mu_from_guesses, epsilon_from_guesses):
         with pytest.raises(InvalidInput, match="must satisfy"):
             bound(*numbers, confidence=0.95)
 
 
 def test_an_invalid_confidence_is_an_error() -> None:
-    for bound, confidence in itertools.product((epsilon_from_guesses, mu_from_guesses), (0, 1, -1, math.nan)):
+    for bound, confidence in itertools.product(
+        (epsilon_from_guesses, _mu_from_guesses), (0, 1, -1, math.nan)
+    ):
         with pytest.raises(InvalidInput, match="strictly between 0 and 1"):
             bound(10, 10, 5, confidence=confidence)
 
@@ -193,34 +195,34 @@ def test_the_estimated_power_is_how_often_repetitions_refute() -> None:
 
     The estimate has 400 repetitions and the comparison 300: they differ by 0.2 with probability below 1e-6.
     """
-    claim = Claim.of(PureCost(1.0))
+    claim = Claim._of(PureCost(1.0))
     generator = np.random.default_rng(0)
     for trials, least, most in ((150, 0.0, 0.3), (1000, 0.5, 0.9), (4000, 0.99, 1.0)):
         event = CountedEvent(EventCounts(7 * trials // 10, 2 * trials // 10, trials), claim, 0.99)
-        assert least <= event.power() <= most
+        assert least <= event._power() <= most
         drawn = generator.binomial(trials, [0.7, 0.2], (300, 2))
         refuted = [
-            EventCounts(int(p), int(q), trials).lower_bound("epsilon", 0.0, 0.99) > 1 for p, q in drawn
+            EventCounts(int(p), int(q), trials)._lower_bound("epsilon", 0.0, 0.99) > 1 for p, q in drawn
         ]
-        assert abs(np.mean(refuted) - event.power()) < 0.2
-    needed = CountedEvent(EventCounts(105, 30, 150), claim, 0.99).samples_needed()
+        assert abs(np.mean(refuted) - event._power()) < 0.2
+    needed = CountedEvent(EventCounts(105, 30, 150), claim, 0.99)._samples_needed()
     assert needed is not None
     assert 2000 < needed < 6000  # half of the samples bound the event
-    assert CountedEvent(EventCounts(50, 50, 100), claim, 0.99).samples_needed() is None
+    assert CountedEvent(EventCounts(50, 50, 100), claim, 0.99)._samples_needed() is None
 
 
 def test_the_estimated_power_of_guesses_is_a_binomial_tail() -> None:
-    claim = Claim.of(PureCost(0.5))
+    claim = Claim._of(PureCost(0.5))
     least = next(right for right in range(101) if _guess_tail(100, 100, right, 0.5) <= 0.05)
     guesses = CountedGuesses(100, 100, 80, claim, 0.95)
-    assert guesses.power() == pytest.approx(stats.binom.sf(least - 1, 100, 80.5 / 101))
-    assert CountedGuesses(100, 100, 80, Claim.of(PureCost(10.0)), 0.95).power() == 0.0
+    assert guesses._power() == pytest.approx(stats.binom.sf(least - 1, 100, 80.5 / 101))
+    assert CountedGuesses(100, 100, 80, Claim._of(PureCost(10.0)), 0.95)._power() == 0.0
 
 
 def test_the_curve_of_sampled_steps_permits_every_test_of_them_and_half_the_noise_exceeds_it() -> None:
     """The likelihood ratio test of the claimed steps stays within the curve: at 1 - 1e-7 it never leaves the limits."""
     claimed = SampledSteps(0.885, Schedule(0.5, 4))
-    assert claimed.epsilon(1e-5) == pytest.approx(8.0, abs=0.01)
+    assert claimed._epsilon(1e-5) == pytest.approx(8.0, abs=0.01)
     generator = np.random.default_rng(0)
     refuted = {}
     for share in (1.0, 0.5):
@@ -231,9 +233,9 @@ def test_the_curve_of_sampled_steps_permits_every_test_of_them_and_half_the_nois
             np.log1p(0.5 * np.expm1((2 * moved - 1) / (2 * sigma**2))).sum(1) for moved in (without, inside)
         )
         counts = EventCounts(int((second > 0).sum()), int((first > 0).sum()), 4000)
-        limits = counts.limits(1 - 1e-7)
-        refuted[share] = bool(limits[0] > claimed.permitted(limits[1]))
-        assert (claimed.lower_bound(*limits, 1e-5) > 8.01) == refuted[share]
+        limits = counts._limits(1 - 1e-7)
+        refuted[share] = bool(limits[0] > claimed._permitted(limits[1]))
+        assert (claimed._lower_bound(*limits, 1e-5) > 8.01) == refuted[share]
     assert refuted == {1.0: False, 0.5: True}
 
 
@@ -244,29 +246,29 @@ def test_the_bound_of_sampled_steps_states_no_more_than_the_limits_prove(p: floa
     low, high = 0.1, 10.0
     while high / low > 1 + 1e-9:
         middle = math.sqrt(low * high)
-        rejected = p > SampledSteps(middle, claimed.schedule).permitted(q)
+        rejected = p > SampledSteps(middle, claimed.schedule)._permitted(q)
         low, high = (low, middle) if rejected else (middle, high)
-    bound = claimed.lower_bound(p, q, delta)
+    bound = claimed._lower_bound(p, q, delta)
     assert loss_delta(low, bound, claimed.schedule) >= delta
     assert loss_delta(low, 1.001 * bound, claimed.schedule) < delta
 
 
 def test_a_large_epsilon_of_sampled_steps_can_be_refuted() -> None:
     steps = SampledSteps(1 / 13, Schedule(1.0, 1))
-    claim = Claim("approximate", steps.epsilon(1e-5), 1e-5, steps)
+    claim = Claim("approximate", steps._epsilon(1e-5), 1e-5, steps)
     assert claim.amount > 128
     assert loss_delta(1 / 13, 1.001 * claim.amount, steps.schedule) < 1e-5
     counts = EventCounts(10**13, 0, 10**13)
-    assert claim.rejected(*map(np.array, counts.limits(0.99)))
-    assert claim.lower_bound(counts, 0.99) > claim.amount
+    assert claim._rejected(*map(np.array, counts._limits(0.99)))
+    assert claim._lower_bound(counts, 0.99) > claim.amount
 
 
 def test_a_bound_far_beyond_the_claim_is_that_of_noise_that_is_rejected() -> None:
     steps, counts = SampledSteps(2.0, Schedule(1.0, 1)), EventCounts(10**6, 0, 10**6)
     quarter = SampledSteps(0.5, steps.schedule)
-    p, q = counts.limits(0.99)
-    assert p > quarter.permitted(q)
-    assert steps.lower_bound(*counts.limits(0.99), 1e-5) == pytest.approx(quarter.epsilon(1e-5))
+    p, q = counts._limits(0.99)
+    assert p > quarter._permitted(q)
+    assert steps._lower_bound(*counts._limits(0.99), 1e-5) == pytest.approx(quarter._epsilon(1e-5))
 
 
 # Claims, and the plot
@@ -294,11 +296,11 @@ def test_findings_that_cannot_be_plotted_are_errors(tmp_path: Path) -> None:
 
 
 def test_a_claim_is_read_from_costs_and_guarantees() -> None:
-    assert Claim.of(GaussianCost(0.5)).parameter == "mu"
+    assert Claim._of(GaussianCost(0.5)).parameter == "mu"
     approximate = Guarantee("approximate", epsilon=2.0, delta=1e-6, because="Under test.")
-    assert Claim.of(approximate) == Claim("approximate", 2.0, 1e-6)
-    assert Claim.of(approximate).parameter == "epsilon"
+    assert Claim._of(approximate) == Claim("approximate", 2.0, 1e-6)
+    assert Claim._of(approximate).parameter == "epsilon"
     with_delta = Guarantee("gaussian", mu=1.0, extra_delta=1e-7, because="Under test.")
-    assert Claim.of(with_delta) == Claim("gaussian", 1.0, 1e-7)
-    assert Claim.of(GaussianCost(1.0)).stated(1e-5)["epsilon_claimed"] == pytest.approx(4.377, abs=1e-3)
-    assert Claim.of(PureCost(3.0)).stated(1e-5)["epsilon_claimed"] == 3.0
+    assert Claim._of(with_delta) == Claim("gaussian", 1.0, 1e-7)
+    assert Claim._of(GaussianCost(1.0))._stated(1e-5)["epsilon_claimed"] == pytest.approx(4.377, abs=1e-3)
+    assert Claim._of(PureCost(3.0))._stated(1e-5)["epsilon_claimed"] == 3.0

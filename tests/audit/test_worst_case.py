@@ -123,11 +123,11 @@ def test_every_stored_bound_is_what_the_present_code_computes_from_the_stored_co
             guarantee = _dpsgd(row.options["epsilon"], 1e-5, row.options["sampling_rate"], 1.0, each["seed"])[
                 2
             ]
-            claim = Claim.of(guarantee)
+            claim = Claim._of(guarantee)
             assert (claim.steps is not None) == (row.options["sampling_rate"] < 1)
         assert claim.amount == pytest.approx(each["claimed"], rel=1e-6)
         for found in (each, each["half_noise"]):
-            bound = claim.lower_bound(EventCounts(*found["counts"]), STORED["confidence"])
+            bound = claim._lower_bound(EventCounts(*found["counts"]), STORED["confidence"])
             # The bounds are found by bisection; on another processor the last step may go the other way.
             assert found["lower_bound"] == pytest.approx(bound, rel=5e-4, abs=1e-4)
         assert each["verdict"] == "consistent"

@@ -64,16 +64,13 @@ def test_every_mechanism_can_be_audited(options: Any, verdict: str) -> None:
     assert report["verdict"] == verdict
 
 
-def test_the_table_shows_the_event_with_its_brackets() -> None:
-    shown = audit("mechanism", "--mechanism", "sampled-neuron", "--classes", 2, "--samples", 4000)
+def test_the_table_shows_the_event_with_its_brackets_and_a_plot_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "audit.svg"
+    options = ("--mechanism", "sampled-neuron", "--classes", 2, "--samples", 4000)
+    shown = audit("mechanism", *options, "--plot", path)
     assert "Audit of sampled-neuron with 2 classes" in shown
     assert "p[0]" in shown or "p[1]" in shown
     assert "not a proof" in shown
-
-
-def test_a_plot_is_written(tmp_path: Path) -> None:
-    path = tmp_path / "audit.svg"
-    audit("mechanism", "--mechanism", "sampled-neuron", "--classes", 2, "--samples", 4000, "--plot", path)
     assert "consistent -->" in path.read_text(encoding="utf-8")
 
 
@@ -135,17 +132,6 @@ def test_the_example_of_the_page_exceeds_the_published_bounds() -> None:
     assert checks["logit"]["bound"] == pytest.approx(1.79, abs=0.005)
 
 
-@pytest.mark.parametrize("estimator", ["head", "teachers", "dpsgd"])
-def test_one_run_does_not_refute_private_training(estimator: str) -> None:
-    report = audited(
-        *("training", "mnist-5k", "--estimator", estimator, "--records", 300, "--canaries", 60),
-        "--no-self-test",
-    )
-    assert report["verdict"] == "consistent"
-    assert report["epsilon_claimed"] == pytest.approx(1.0, rel=1e-6)
-    assert report["samples"] == 60
-
-
 def test_repeated_training_refutes_dpsgd_only_without_its_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "make_plan", partial(make_plan, steps=10))
     options: tuple[object, ...] = ("training", "mnist-5k", "--estimator", "dpsgd", "--method", "repeated")
@@ -174,18 +160,6 @@ def _few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(training._TRAINED, "head", head)
 
 
-@pytest.mark.usefixtures("_few_steps")
-def test_repeated_training_works_for_networks_and_estimators() -> None:
-    options = ["--method", "repeated", "--records", "40", "--times", "64", "--epochs", "5", "--no-self-test"]
-    for estimator in ("network", "head"):
-        report = audited("training", "mnist-5k", "--estimator", estimator, *options)
-        assert report["method"] == "repeated training"
-        assert report["samples"] == 64
-    assert report["verdict"] == "consistent"
-    answers = audited("training", "mnist-5k", "--estimator", "teachers", *options)
-    assert (answers["method"], answers["verdict"]) == ("repeated answers", "consistent")
-
-
 def test_stability_is_measured_with_and_without_noise() -> None:
     options = ("mnist-5k", "--records", 60, "--removed", 3, "--epochs", 3, "--draws", 2)
     report = audited("stability", *options, "--noise", 0.01, "--noise", 0.1)
@@ -203,16 +177,7 @@ def test_stability_is_measured_with_and_without_noise() -> None:
         (("mechanism", "--noise-share", 0), "noise_share"),
         (("training", "mnist-5k", "--estimator", "oracle"), "estimator must"),
         (("training", "mnist-5k", "--method", "never"), "method must"),
-        *(
-            (
-                (
-                    *("training", "mnist-5k", "--estimator", "network", "--method", method),
-                    *("--noise-share", 0.5),
-                ),
-                "noise_share",
-            )
-            for method in ("repeated", "one-run")
-        ),
+        (("training", "mnist-5k", "--estimator", "network", "--noise-share", 0.5), "noise_share"),
         (("training", "worst-case", "--estimator", "network"), "estimator must be one of head, head-query"),
     ],
 )
@@ -230,15 +195,6 @@ def test_the_worst_case_prints_whether_half_the_noise_would_be_noticed() -> None
     assert report["self_test"]["notices"] == (report["self_test"]["power"] >= 0.9)
     assert audited(*options, "--noise-share", 0.5)["verdict"] == "refuted"
     assert audited(*options, "--no-self-test")["self_test"] is None
-
-
-@pytest.mark.usefixtures("_few_steps")
-@pytest.mark.parametrize("estimator", ["head", "head-query", "teachers", "dpsgd"])
-def test_every_estimator_is_audited_with_less_noise_and_the_same_claim(estimator: str) -> None:
-    options = ("--estimator", estimator, "--records", 100, "--canaries", 10, "--noise-share", 0.5)
-    report = audited("training", "mnist-5k", *options)
-    assert report["epsilon_claimed"] == pytest.approx(1.0, rel=1e-6)
-    assert report["self_test"] is None
 
 
 def test_a_mechanism_is_audited_with_a_self_test_unless_it_is_refuted() -> None:
@@ -299,21 +255,28 @@ def visits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("estimator", ["head", "teachers", "dpsgd"])
-def test_canaries_of_an_own_table_are_whole_persons_of_the_holdout(visits: Path, estimator: str) -> None:
+@pytest.mark.usefixtures("_few_steps")
+@pytest.mark.parametrize("estimator", ["head", "head-query", "teachers", "dpsgd"])
+def test_every_estimator_keeps_its_claim_with_persons_as_canaries_and_is_audited_with_less_noise(
+    visits: Path, estimator: str
+) -> None:
     options = ("--estimator", estimator, "--holdout", 0.4, "--canaries", 30, "--no-self-test")
     report = audited("training", visits, *options)
     assert (report["unit"], report["verdict"], report["samples"]) == ("person", "consistent", 30)
+    assert report["epsilon_claimed"] == pytest.approx(1.0, rel=1e-6)
     assert "claimed_for" not in report
+    less = audited("training", visits, *options, "--noise-share", 0.5)
+    assert (less["epsilon_claimed"], less["self_test"]) == (report["epsilon_claimed"], None)
 
 
 @pytest.mark.usefixtures("_few_steps")
-@pytest.mark.parametrize("estimator", ["head", "dpsgd", "network"])
+@pytest.mark.parametrize("estimator", ["head", "dpsgd", "network", "teachers"])
 def test_repeated_training_of_an_own_table_leaves_a_whole_person_out(visits: Path, estimator: str) -> None:
     options = ("--estimator", estimator, "--method", "repeated", "--times", 64, "--epochs", 3)
     report = audited("training", visits, *options, "--no-self-test")
-    assert report["unit"] == "person"
+    assert (report["unit"], report["samples"]) == ("person", 64)
     assert 150 < report["records"] < 300
+    assert report["method"] == f"repeated {'answers' if estimator == 'teachers' else 'training'}"
     if estimator != "network":
         assert report["verdict"] == "consistent"
 

@@ -87,17 +87,16 @@ def test_maxima_measured_on_records_are_the_largest_neurons_layer_by_layer() -> 
     )
 
 
-def test_an_unbounded_activation_needs_maxima() -> None:
+def test_without_a_bounded_activation_maxima_are_needed() -> None:
     with pytest.raises(InvalidInput, match="maxima is required for the activation relu"):
         published_sensitivity(_model(activation="relu"))
     records = np.ones((3, 4), np.float32)
     assert published_sensitivity(_model(activation="relu"), records=records).logit.value > 0
-
-
-def test_a_network_without_hidden_layer_needs_maxima() -> None:
     with pytest.raises(InvalidInput, match="maxima is required for a network without hidden layers"):
         published_sensitivity_for(4, [], 3, 10)
     assert published_sensitivity_for(4, [], 3, 10, maxima=[2.0]).logit.value > 0
+    with pytest.raises(InvalidInput, match="Only one of records and maxima"):
+        published_sensitivity(_model(), records=records, maxima=[1.0, 1.0])
 
 
 @pytest.mark.parametrize(
@@ -116,11 +115,6 @@ def test_a_network_without_hidden_layer_needs_maxima() -> None:
 def test_impossible_shapes_are_refused(wrong) -> None:
     with pytest.raises(InvalidInput):
         published_sensitivity_for(**({"features": 4, "hidden": [5], "classes": 3, "records": 10} | wrong))
-
-
-def test_records_and_maxima_together_are_refused() -> None:
-    with pytest.raises(InvalidInput, match="Only one of records and maxima"):
-        published_sensitivity(_model(), records=np.ones((1, 4), np.float32), maxima=[1.0, 1.0])
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +152,7 @@ def test_the_five_bounds_by_hand_for_us_adult() -> None:
     )
 
 
-def test_with_a_large_step_the_bound_for_constant_steps_is_much_looser() -> None:
+def test_bounds_follow_the_step_and_the_norm_of_the_data_space() -> None:
     """2 eta rho/(1 - (1 - eta lam)^n) tends to 2 rho/(lam n) for small steps, and to 2 eta rho for large ones."""
     small, large = (
         upper_bounds_for(14, 2, 10_000, settings=TrainingSettings(learning_rate=rate))
@@ -167,9 +161,6 @@ def test_with_a_large_step_the_bound_for_constant_steps_is_much_looser() -> None
     assert small[3].value == pytest.approx(small[4].value, rel=1e-5)
     rho = small[4].value * 0.0005 * 10_000 / 2
     assert large[3].value == pytest.approx(2 * 100.0 * rho)
-
-
-def test_the_norm_of_the_general_bound_is_that_of_the_given_data_space() -> None:
     wide, narrow = (upper_bounds_for(9, 3, 100, maxima=maxima) for maxima in ([2.0, 1.0], [1.0, 1.0]))
     assert narrow[1].value / narrow[4].value == pytest.approx(3 * math.sqrt(9) / 2)
     assert wide[1].value / wide[4].value == pytest.approx(3 * 2 * math.sqrt(9) / 2)
@@ -202,22 +193,23 @@ def test_the_papers_network_meets_only_the_condition_on_classes() -> None:
     assert verdicts(upper_bounds_for(14, 2, 10_000, maxima=[0.25, 1.0])[0])["normalised data"]
 
 
-def test_a_linear_model_is_convex_and_smooth_with_cross_entropy_and_not_convex_with_the_quadratic_loss() -> (
-    None
-):
-    for loss, convex in ((CrossEntropy(), True), (Convexified(2.0), True), (Quadratic(), False)):
-        settings = TrainingSettings(hidden=(), loss=loss)
-        found = verdicts(upper_bounds_for(4, 2, 100, settings=settings, maxima=[1.0])[2])
-        assert found["convex loss"] is convex
-        assert found["smooth loss"] is True
-        assert found["decreasing SGD step"] is False
-
-
-def test_relu_has_a_kink() -> None:
-    settings = TrainingSettings(activation="relu")
-    smooth = upper_bounds_for(4, 2, 100, settings=settings, maxima=[1.0, 1.0])[2].conditions[1]
-    assert (smooth.name, smooth.holds) == ("smooth loss", False)
-    assert "kink" in smooth.because
+@pytest.mark.parametrize(
+    ("settings", "convex", "smooth"),
+    [
+        (TrainingSettings(hidden=(), loss=CrossEntropy()), True, True),
+        (TrainingSettings(hidden=(), loss=Convexified(2.0)), True, True),
+        (TrainingSettings(hidden=(), loss=Quadratic()), False, True),
+        (TrainingSettings(activation="relu"), False, False),
+    ],
+)
+def test_linear_models_are_convex_but_for_the_quadratic_loss_and_relu_has_a_kink(
+    settings: TrainingSettings, convex: bool, smooth: bool
+) -> None:
+    maxima = [1.0] * (1 + len(settings.hidden))
+    bound = upper_bounds_for(4, 2, 100, settings=settings, maxima=maxima)[2]
+    wanted = {"convex loss": convex, "smooth loss": smooth, "decreasing SGD step": False}
+    assert verdicts(bound) == wanted | {"rho-Lipschitz loss": None}
+    assert ("kink" in bound.conditions[1].because) is not smooth
 
 
 @pytest.mark.parametrize("activation", ["tanh", "sigmoid", "relu"])

@@ -261,7 +261,7 @@ def _as_many(pool: ShadowPool, rows: Rows, count: int, seed: int) -> Rows:
     if len(units) <= count:
         return rows
     chosen = np.random.default_rng((0xE4A1, seed)).permutation(len(units))[:count]
-    return np.sort(rows[units.rows_of(chosen)])
+    return np.sort(rows[units._rows_of(chosen)])
 
 
 def _attack_features(answers: Answers, released: Released, classes: int) -> NDArray[np.float32]:
@@ -519,11 +519,11 @@ class RMIA(_ReferenceAttack):
         self.check_pool(pool)
         queried, candidates = self.queried_rows(pool.data), len(candidate_rows(pool.data))
         statistic = _log_correct if released == "labels" else _log_probability
-        seen = _Seen.of(pool, queried, statistic, released)
-        reference = seen.part(slice(candidates))
+        seen = _Seen._of(pool, queried, statistic, released)
+        reference = seen._part(slice(candidates))
         if pool.design == "disjoint":
-            reference = _Seen.of(pool, pool.reference_rows, statistic, released)
-        population = seen.part(slice(candidates, None)) if len(queried) > candidates else None
+            reference = _Seen._of(pool, pool.reference_rows, statistic, released)
+        population = seen._part(slice(candidates, None)) if len(queried) > candidates else None
         # Ratios of correct labels seldom differ by as much as 2.
         gamma = 1.0 if released == "labels" else self.gamma
         against = partial(_against_each, reference, pool.units(pool.reference_rows), population, gamma)
@@ -532,7 +532,7 @@ class RMIA(_ReferenceAttack):
         if self.mode == "offline" and offset is None:
             offset = OFFSETS[int(np.argmax([_auc(*against(each)).value for each in OFFSETS]))]
             notes.append(f"The offset a = {offset:g} has the best AUC on the shadow networks.")
-        log_normalisers = seen.log_normalisers(offset, leave_one_out=False)
+        log_normalisers = seen._log_normalisers(offset, leave_one_out=False)
         if np.isnan(log_normalisers[:candidates]).any():
             raise _too_few(pool.networks)
         if gamma != self.gamma:
@@ -557,18 +557,18 @@ class _Seen(NamedTuple):
     smoothing: float
 
     @classmethod
-    def of(cls, pool: ShadowPool, rows: Rows, statistic: Statistic, released: Released) -> _Seen:
+    def _of(cls, pool: ShadowPool, rows: Rows, statistic: Statistic, released: Released) -> _Seen:
         smoothing = 0.5 if released == "labels" else 0.0
         return cls(pool.values(rows, statistic, released), pool.inside[:, rows], smoothing)
 
-    def part(self, records: slice) -> _Seen:
+    def _part(self, records: slice) -> _Seen:
         return _Seen(self.values[:, records], self.inside[:, records], self.smoothing)
 
-    def ratios(self, offset: float | None) -> Floats:
+    def _ratios(self, offset: float | None) -> Floats:
         """Return ``ln p(x|network) - ln p(x)`` for every network, ``p(x)`` from the others; NaN where it is unknown."""
-        return self.values - self.log_normalisers(offset, leave_one_out=True)
+        return self.values - self._log_normalisers(offset, leave_one_out=True)
 
-    def log_normalisers(self, offset: float | None, *, leave_one_out: bool) -> Floats:
+    def _log_normalisers(self, offset: float | None, *, leave_one_out: bool) -> Floats:
         """Return ``ln p(x)``: offline with an offset, online without; NaN where no network gives a value."""
         outside = self._mean(~self.inside, leave_one_out)
         if offset is not None:
@@ -598,10 +598,10 @@ def _against_each(
     As with the target, the population are records that the network did not train on, or without any population the
     records of ``reference`` themselves.
     """
-    ratios = reference.ratios(offset)
+    ratios = reference._ratios(offset)
     among = ratios
     if population is not None:
-        among = np.where(population.inside, np.nan, population.ratios(offset))
+        among = np.where(population.inside, np.nan, population._ratios(offset))
     scores = np.stack([_dominated(own, others, gamma) for own, others in zip(ratios, among, strict=True)])
     told = _told_apart(units, scores, ~np.isnan(ratios), reference.inside)
     if told is None:

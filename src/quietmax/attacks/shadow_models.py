@@ -50,7 +50,7 @@ class Units:
     starts: Rows  # Where each unit begins in `order`
 
     @classmethod
-    def of(cls, records: Records, rows: Rows) -> Units:
+    def _of(cls, records: Records, rows: Rows) -> Units:
         """Find the units of some rows."""
         if records.persons is None:
             return cls(np.arange(len(rows)), np.arange(len(rows)))
@@ -71,7 +71,7 @@ class Units:
         """Return whether all of each unit's rows are marked; shape (..., rows) to (..., units)."""
         return np.asarray(np.logical_and.reduceat(marks[..., self.order], self.starts, axis=-1))
 
-    def rows_of(self, units: Rows) -> Rows:
+    def _rows_of(self, units: Rows) -> Rows:
         """Return the places of all rows of some units, unit by unit."""
         lengths = np.diff(self.starts, append=len(self.order))[units]
         within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
@@ -182,7 +182,7 @@ class ShadowPool:
 
     def units(self, rows: Rows) -> Units:
         """Return the persons, or single records, of some ``rows``."""
-        return Units.of(self.data.records, rows)
+        return Units._of(self.data.records, rows)
 
     def each(self) -> Iterator[MLP]:
         """Iterate over the networks in order."""
@@ -202,11 +202,11 @@ _Sets = tuple[list[Rows], list[Rows], tuple[str, ...]]
 
 def _disjoint_sets(data: Split, networks: int, generator: np.random.Generator) -> _Sets:
     """Draw a training set, and as many others that the network does not see, from the pool."""
-    size, units = _disjoint_set_size(data), Units.of(data.records, data.pool_rows)
+    size, units = _disjoint_set_size(data), Units._of(data.records, data.pool_rows)
     orders = [generator.permutation(len(units))[: 2 * size] for _ in range(networks)]
-    drawn = [data.pool_rows[units.rows_of(order)] for order in orders]
-    inside = [data.pool_rows[units.rows_of(order[:size])] for order in orders]
-    members = len(Units.of(data.records, data.train_rows))
+    drawn = [data.pool_rows[units._rows_of(order)] for order in orders]
+    inside = [data.pool_rows[units._rows_of(order[:size])] for order in orders]
+    members = len(Units._of(data.records, data.train_rows))
     if size == members:
         return inside, drawn, ()
     what = f"{data.records.unit}s"
@@ -220,13 +220,13 @@ def _disjoint_sets(data: Split, networks: int, generator: np.random.Generator) -
 def _overlapping_sets(data: Split, networks: int, generator: np.random.Generator) -> _Sets:
     """Divide the candidates into folds, leave each out once, and divide them anew."""
     candidates = candidate_rows(data)
-    units, count = Units.of(data.records, candidates), _folds(data)
+    units, count = Units._of(data.records, candidates), _folds(data)
     inside: list[Rows] = []
     while len(inside) < networks:
         parts = np.array_split(generator.permutation(len(units)), count)
         for left_out in reversed(range(count)):
             kept = np.concatenate(parts[:left_out] + parts[left_out + 1 :])
-            inside.append(candidates[units.rows_of(kept)])
+            inside.append(candidates[units._rows_of(kept)])
     notes: tuple[str, ...] = ()
     if not len(data.pool_rows):
         notes = (
@@ -254,13 +254,13 @@ def check_nonmembers(data: Split) -> None:
 
 def _disjoint_set_size(data: Split) -> int:
     """Return how many units a disjoint shadow set has: as many as the target trained on, or half of the pool."""
-    available = len(Units.of(data.records, data.pool_rows))
+    available = len(Units._of(data.records, data.pool_rows))
     if available < 2:
         raise InvalidInput(
             f"Disjoint shadow sets require at least 2 {data.records.unit}s outside the training and test parts; the "
             f"split of '{data.name}' leaves {available}. `shadow_data`, a table of other people, provides them."
         )
-    return min(len(Units.of(data.records, data.train_rows)), available // 2)
+    return min(len(Units._of(data.records, data.train_rows)), available // 2)
 
 
 def candidate_rows(data: Split) -> Rows:
@@ -275,7 +275,7 @@ def _folds(data: Split) -> int:
     a holdout of 0.2.
     """
     candidates, nonmembers = (
-        len(Units.of(data.records, rows)) for rows in (candidate_rows(data), data.test_rows)
+        len(Units._of(data.records, rows)) for rows in (candidate_rows(data), data.test_rows)
     )
     return min(max(2, round(candidates / nonmembers)), _MOST_FOLDS)
 
@@ -284,8 +284,8 @@ def _leftover_rows(data: Split, count: int, seed: int) -> Rows:
     """Return about ``count`` rows of the pool: whole persons, so the last one may exceed it."""
     if len(data.pool_rows) <= count:
         return data.pool_rows
-    units = Units.of(data.records, data.pool_rows)
-    order = units.rows_of(np.random.default_rng((0x1EF7, seed)).permutation(len(units)))
+    units = Units._of(data.records, data.pool_rows)
+    order = units._rows_of(np.random.default_rng((0x1EF7, seed)).permutation(len(units)))
     numbers = data.records.units[data.pool_rows[order]]
     chosen = order[np.isin(numbers, numbers[:count])]
     return np.sort(data.pool_rows[chosen])

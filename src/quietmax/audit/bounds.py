@@ -97,15 +97,15 @@ class EventCounts:
     unlikely: int
     trials: int  # On each input
 
-    def lower_bound(self, parameter: Parameter, delta: float, confidence: float) -> float:
+    def _lower_bound(self, parameter: Parameter, delta: float, confidence: float) -> float:
         """Compute a lower bound on epsilon or mu."""
-        p, q = self.limits(confidence)
+        p, q = self._limits(confidence)
         if p <= delta:
             return 0.0
         bound = math.log((p - delta) / q) if parameter == "epsilon" else float(ndtri(p - delta) - ndtri(q))
         return max(0.0, bound)
 
-    def limits(self, confidence: float) -> tuple[float, float]:
+    def _limits(self, confidence: float) -> tuple[float, float]:
         """Return a lower limit of P and an upper limit of Q, which hold together with this ``confidence``."""
         low, high = clopper_pearson([self.likely, self.unlikely], self.trials, (1 - confidence) / 2)
         return float(low[0]), float(high[1])
@@ -118,7 +118,7 @@ class SampledSteps:
     noise_multiplier: float  # Standard deviation of the noise as a multiple of the clipping norm
     schedule: Schedule  # Sampling rate and number of steps
 
-    def permitted(self, q: ArrayLike) -> Floats:
+    def _permitted(self, q: ArrayLike) -> Floats:
         """Return the largest probability that an event of probability ``q`` can have on the neighbouring input."""
         return np.asarray((np.exp(_EPSILONS) * np.asarray(q, np.float64)[..., None] + self._deltas).min(-1))
 
@@ -126,7 +126,7 @@ class SampledSteps:
     def _deltas(self) -> Floats:
         return np.array([loss_delta(self.noise_multiplier, each, self.schedule) for each in _EPSILONS])
 
-    def epsilon(self, delta: float) -> float:
+    def _epsilon(self, delta: float) -> float:
         """Return the epsilon of the steps at ``delta``."""
 
         def exceeded(epsilon: float) -> bool:
@@ -141,7 +141,7 @@ class SampledSteps:
             high *= 2
         return _bisected(exceeded, high / 2 if high > 1 else 0.0, high, rounds=12)
 
-    def lower_bound(self, p: float, q: float, delta: float) -> float:
+    def _lower_bound(self, p: float, q: float, delta: float) -> float:
         """Return the epsilon at ``delta`` of the least noise multiplier that ``p`` and ``q`` reject."""
 
         # Beyond these epsilons exp(epsilon)*q alone exceeds p.
@@ -161,11 +161,11 @@ class SampledSteps:
             if far - own > _MOST_NOISE:
                 return 0.0
             if far - own < _LEAST_NOISE:
-                return SampledSteps(math.exp(near), self.schedule).epsilon(delta)
+                return SampledSteps(math.exp(near), self.schedule)._epsilon(delta)
         low, high = min(near, far), max(near, far)
         # The least noise that is known to be rejected: less noise might not be, and would give a larger epsilon.
         border = -_bisected(lambda log: rejected(-log), -high, -low, rounds=12)
-        return SampledSteps(math.exp(border), self.schedule).epsilon(delta)
+        return SampledSteps(math.exp(border), self.schedule)._epsilon(delta)
 
 
 def _guess_tail(canaries: int, guesses: int, right: int, epsilon: float, delta: float = 0.0) -> float:
@@ -195,7 +195,7 @@ def epsilon_from_guesses(
     return 0.0 if first == 0 else _bisected(rejected, float(scanned[first - 1]), float(scanned[first]))
 
 
-def mu_from_guesses(
+def _mu_from_guesses(
     canaries: int, guesses: int, right: int, *, extra_delta: float = 0.0, confidence: float
 ) -> float:
     """Return the largest mu that the number of right guesses rejects."""
@@ -257,7 +257,7 @@ class Claim:
     steps: SampledSteps | None = None
 
     @classmethod
-    def of(cls, claimed: Guarantee | Cost) -> Claim:
+    def _of(cls, claimed: Guarantee | Cost) -> Claim:
         """Return the claim that a guarantee or a cost makes."""
         if not isinstance(claimed, Guarantee):
             return cls(claimed.measure, claimed.epsilon if isinstance(claimed, PureCost) else claimed.mu)
@@ -271,16 +271,16 @@ class Claim:
         """What is bounded: mu of a Gaussian claim, else epsilon."""
         return "mu" if self.definition == "gaussian" else "epsilon"
 
-    def lower_bound(self, counts: EventCounts, confidence: float) -> float:
+    def _lower_bound(self, counts: EventCounts, confidence: float) -> float:
         """Return the lower bound on the claimed epsilon or mu that the counts of an event give."""
         if self.steps is not None:
-            return self.steps.lower_bound(*counts.limits(confidence), self.extra_delta)
-        return counts.lower_bound(self.parameter, self.extra_delta, confidence)
+            return self.steps._lower_bound(*counts._limits(confidence), self.extra_delta)
+        return counts._lower_bound(self.parameter, self.extra_delta, confidence)
 
-    def rejected(self, p: Floats, q: Floats) -> NDArray[np.bool_]:
+    def _rejected(self, p: Floats, q: Floats) -> NDArray[np.bool_]:
         """Return whether events of probability ``p`` on one input and ``q`` on the other contradict the claim."""
         if self.steps is not None:
-            return np.asarray(p > self.steps.permitted(q))
+            return np.asarray(p > self.steps._permitted(q))
         left = np.maximum(p - self.extra_delta, 0.0)
         if self.parameter == "mu":
             return np.asarray(ndtri(left) > ndtri(q) + self.amount)
@@ -295,11 +295,11 @@ class Claim:
         )
         return bool(needed[0] > guesses / canaries)
 
-    def delta(self, delta: float) -> float:
+    def _delta(self, delta: float) -> float:
         """Return the claim's own delta; of a Gaussian claim, ``delta``."""
         return delta if self.definition == "gaussian" else self.extra_delta
 
-    def stated(self, delta: float) -> dict[str, Any]:
+    def _stated(self, delta: float) -> dict[str, Any]:
         """Return what a report says of the claim; of a Gaussian claim, also its epsilon at ``delta``."""
         epsilon = self.amount
         if self.definition == "gaussian":
@@ -308,7 +308,7 @@ class Claim:
         return {
             "definition": self.definition,
             "claimed": self.amount,
-            "delta": self.delta(delta),
+            "delta": self._delta(delta),
             "epsilon_claimed": epsilon,
         }
 
@@ -332,7 +332,7 @@ class CountedEvent:
     claim: Claim
     confidence: float  # Of both limits together
 
-    def power(self, trials: int | None = None) -> float:
+    def _power(self, trials: int | None = None) -> float:
         """Estimate the probability that ``trials`` new draws refute, if P and Q are as they were counted."""
         trials = self.counts.trials if trials is None else trials
         # A count of 0 or of all may have been luck: half an event more or less, as in Jeffreys' estimate.
@@ -341,12 +341,12 @@ class CountedEvent:
         ]
         likely, unlikely = np.random.default_rng(0).binomial(trials, shares, (_REPETITIONS, 2)).T
         limits = [clopper_pearson(counts, trials, (1 - self.confidence) / 2) for counts in (likely, unlikely)]
-        return float(self.claim.rejected(limits[0][0], limits[1][1]).mean())
+        return float(self.claim._rejected(limits[0][0], limits[1][1]).mean())
 
-    def samples_needed(self) -> int | None:
+    def _samples_needed(self) -> int | None:
         """Estimate the number of samples with power `ENOUGH_POWER`; None if 1,000 times as many would not do."""
         each = (int(self.counts.trials * factor) for factor in _FACTORS)
-        enough = next((trials for trials in each if self.power(trials) >= ENOUGH_POWER), None)
+        enough = next((trials for trials in each if self._power(trials) >= ENOUGH_POWER), None)
         return None if enough is None else 2 * enough  # half of the samples choose the event
 
 
@@ -360,7 +360,7 @@ class CountedGuesses:
     claim: Claim
     confidence: float  # With which a repetition may reject the claim
 
-    def power(self) -> float:
+    def _power(self) -> float:
         """Estimate the probability that a repetition refutes the claim."""
         rejected = partial(
             self.claim._rejected_by_guesses, self.canaries, self.guesses, confidence=self.confidence
@@ -380,13 +380,13 @@ class SelfTest:
     samples_needed: int | None = None
 
     @classmethod
-    def of(cls, report: AuditReport, noise_share: float) -> SelfTest:
+    def _of(cls, report: AuditReport, noise_share: float) -> SelfTest:
         """Return what the report of an audit with a share of the noise says about a repetition."""
         assert report.repetition is not None, "every audit says what it counted"
-        power, needed = report.repetition.power(), None
+        power, needed = report.repetition._power(), None
         # Of guesses it does not follow: more canaries disturb each other.
         if power < ENOUGH_POWER and isinstance(report.repetition, CountedEvent):
-            needed = report.repetition.samples_needed()
+            needed = report.repetition._samples_needed()
         return cls(noise_share, report.lower_bound, power, needed)
 
     @property
@@ -413,7 +413,7 @@ def self_tested(audit: Callable[[float], AuditReport], noise_share: float = 0.5)
     report = audit(1.0)
     if report.verdict == "refuted":
         return report
-    return replace(report, self_test=SelfTest.of(audit(noise_share), noise_share))
+    return replace(report, self_test=SelfTest._of(audit(noise_share), noise_share))
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,7 @@ def distinguish(
     >>> report.verdict, report.lower_bound > 0.8
     ('consistent', True)
     """
-    claim = Claim.of(claimed)
+    claim = Claim._of(claimed)
     _check_confidence(confidence)
     if samples < MIN_DRAWS:
         raise InvalidInput(f"The number of draws on each input must be at least {MIN_DRAWS}, got {samples}.")
@@ -138,15 +138,15 @@ def distinguish(
     event, _ = _find_event(drawn, _claim_rating(claim, confidence))
     epsilon_event = None
     if claim.parameter == "mu" or claim.steps is not None:
-        epsilon_event, _ = _find_event(drawn, _bound_rating("epsilon", claim.delta(delta), confidence))
+        epsilon_event, _ = _find_event(drawn, _bound_rating("epsilon", claim._delta(delta), confidence))
     fresh = _draw_pair(first, second, samples - searching)
-    counts = event.counts(fresh)
-    epsilon = bound = claim.lower_bound(counts, confidence)
+    counts = event._counts(fresh)
+    epsilon = bound = claim._lower_bound(counts, confidence)
     if epsilon_event is not None:
-        epsilon = epsilon_event.counts(fresh).lower_bound("epsilon", claim.delta(delta), confidence)
+        epsilon = epsilon_event._counts(fresh)._lower_bound("epsilon", claim._delta(delta), confidence)
     return AuditReport(
         subject=subject,
-        **claim.stated(delta),
+        **claim._stated(delta),
         lower_bound=bound,
         confidence=confidence,
         evidence=event.description,
@@ -172,7 +172,7 @@ class _Observations:
     probabilities: bool  # Whether each row of numbers is a probability vector
 
     @classmethod
-    def of(cls, released: Answers | NDArray[np.floating]) -> _Observations:
+    def _of(cls, released: Answers | NDArray[np.floating]) -> _Observations:
         """Read answers, or an array with one row of numbers per draw."""
         labels = probabilities = None
         if isinstance(released, Answers):
@@ -192,17 +192,17 @@ class _Observations:
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def part(self, chosen: slice) -> _Observations:
+    def _part(self, chosen: slice) -> _Observations:
         labels = None if self.labels is None else self.labels[chosen]
         return _Observations(labels, self.numbers[chosen], self.probabilities)
 
     @property
-    def columns(self) -> int:
+    def _columns(self) -> int:
         """How many numbers a draw contains."""
         return int(self.numbers.shape[1])
 
     @cached_property
-    def logs(self) -> Floats:
+    def _logs(self) -> Floats:
         """Logarithms of the probabilities, 0 taken as 1e-300."""
         return np.asarray(np.log(np.maximum(self.numbers, _TINY)))
 
@@ -212,11 +212,11 @@ _Pair = tuple[_Observations, _Observations]
 
 
 def _draw_pair(first: Draw, second: Draw, draws: int) -> _Pair:
-    pair = _Observations.of(first(draws)), _Observations.of(second(draws))
-    if [len(drawn) for drawn in pair] != [draws, draws] or pair[0].columns != pair[1].columns:
+    pair = _Observations._of(first(draws)), _Observations._of(second(draws))
+    if [len(drawn) for drawn in pair] != [draws, draws] or pair[0]._columns != pair[1]._columns:
         raise InvalidInput(
             f"Both inputs must return {draws} draws of the same release; got {len(pair[0])} and "
-            f"{len(pair[1])} draws of {pair[0].columns} and {pair[1].columns} numbers."
+            f"{len(pair[1])} draws of {pair[0]._columns} and {pair[1]._columns} numbers."
         )
     return pair
 
@@ -240,7 +240,7 @@ def _claim_rating(claim: Claim, confidence: float) -> Rating:
 
     def rate(likely: Integers, unlikely: Integers, trials: int) -> Floats:
         p, q = _wilson_limits(likely, unlikely, trials, confidence)
-        return np.asarray((p - q) / np.maximum(steps.permitted(q) - q, _TINY))
+        return np.asarray((p - q) / np.maximum(steps._permitted(q) - q, _TINY))
 
     return rate
 
@@ -277,7 +277,7 @@ class _Event:
     likely_in: Literal[0, 1]  # The input on which the event happens more often
     description: str
 
-    def counts(self, pair: _Pair) -> EventCounts:
+    def _counts(self, pair: _Pair) -> EventCounts:
         happened = [int(self.inside[_bins(self.statistic.of(drawn), self.edges)].sum()) for drawn in pair]
         return EventCounts(happened[self.likely_in], happened[1 - self.likely_in], len(pair[0]))
 
@@ -285,8 +285,8 @@ class _Event:
 def _find_event(pair: _Pair, rating: Rating) -> tuple[_Event, float]:
     """Find the event with the highest rating."""
     half = len(pair[0]) // 2
-    learn = pair[0].part(slice(half)), pair[1].part(slice(half))
-    choose = pair[0].part(slice(half, None)), pair[1].part(slice(half, None))
+    learn = pair[0]._part(slice(half)), pair[1]._part(slice(half))
+    choose = pair[0]._part(slice(half, None)), pair[1]._part(slice(half, None))
     found = (_best_event(statistic, learn, choose, rating) for statistic in _statistics(*learn))
     return max(found, key=itemgetter(1))
 
@@ -349,7 +349,7 @@ def _statistics(first: _Observations, second: _Observations) -> Iterator[_Statis
         return
     if first.labels is not None:
         yield _Statistic("the label", lambda drawn: np.asarray(drawn.labels, dtype=np.float64), ordered=False)
-    if not first.columns:
+    if not first._columns:
         return
     kept = _differing_columns(first, second)
     yield from _column_statistics(first, kept)
@@ -387,11 +387,11 @@ def _likelihood_of_labels(first: _Observations, second: _Observations) -> _Stati
 
 def _differing_columns(first: _Observations, second: _Observations) -> list[int]:
     """Return the columns whose values, relative to the row's median, differ most between the inputs."""
-    if first.columns <= _KEPT_COLUMNS:
-        return list(range(first.columns))
+    if first._columns <= _KEPT_COLUMNS:
+        return list(range(first._columns))
 
     def centred(drawn: _Observations) -> Floats:
-        values = drawn.logs if drawn.probabilities else drawn.numbers
+        values = drawn._logs if drawn.probabilities else drawn.numbers
         return np.asarray(values - np.median(values, axis=1, keepdims=True))
 
     one, other = centred(first), centred(second)
@@ -399,14 +399,14 @@ def _differing_columns(first: _Observations, second: _Observations) -> list[int]
     middles = np.abs(np.median(one, 0) - np.median(other, 0)) / (one.std(0) + other.std(0) + 1e-12)
     score = distance + middles
     if first.labels is not None and second.labels is not None:
-        counts = [np.bincount(labels, minlength=first.columns) for labels in (first.labels, second.labels)]
+        counts = [np.bincount(labels, minlength=first._columns) for labels in (first.labels, second.labels)]
         score = score + np.abs(counts[0] - counts[1]) / np.sqrt(counts[0] + counts[1] + 1.0)
     return sorted(np.argsort(-score, kind="stable")[:_KEPT_COLUMNS].tolist())
 
 
 def _relation(drawn: _Observations, one: int, other: int | None = None, *, logs: bool = False) -> Floats:
     """Return one column, or the difference of two, of the released numbers or of their logarithms."""
-    numbers = drawn.logs if logs else drawn.numbers
+    numbers = drawn._logs if logs else drawn.numbers
     return numbers[:, one] if other is None else np.asarray(numbers[:, one] - numbers[:, other])
 
 
@@ -422,7 +422,7 @@ def _column_statistics(first: _Observations, kept: list[int]) -> Iterator[_Stati
             yield _Statistic(f"ln p[{one}] - ln p[{other}]", partial(pair, logs=True))
     if not first.probabilities:
         return
-    for column in kept if first.columns > 2 else ():
+    for column in kept if first._columns > 2 else ():
         yield _Statistic(f"log-odds of class {column}", partial(_log_odds, column=column))
     for column in kept if first.labels is not None else ():
         when_label = partial(_log_odds, column=column, if_label=True)
@@ -435,7 +435,7 @@ def _log_odds(drawn: _Observations, column: int, *, if_label: bool = False) -> F
     The other probabilities are summed, which keeps their digits.
     """
     others = np.delete(drawn.numbers, column, axis=1).sum(1)
-    odds = np.asarray(drawn.logs[:, column] - np.log(np.maximum(others, _TINY)))
+    odds = np.asarray(drawn._logs[:, column] - np.log(np.maximum(others, _TINY)))
     return np.where(drawn.labels == column, odds, -np.inf) if if_label else odds
 
 
@@ -444,7 +444,7 @@ def _log_odds_of_label(drawn: _Observations) -> Floats:
     rows, labels = np.arange(len(drawn)), np.asarray(drawn.labels)
     others = drawn.numbers.copy()
     others[rows, labels] = 0.0
-    return np.asarray(drawn.logs[rows, labels] - np.log(np.maximum(others.sum(1), _TINY)))
+    return np.asarray(drawn._logs[rows, labels] - np.log(np.maximum(others.sum(1), _TINY)))
 
 
 def _label_and_log_odds(first: _Observations, second: _Observations) -> _Statistic:
@@ -452,7 +452,7 @@ def _label_and_log_odds(first: _Observations, second: _Observations) -> _Statist
     edges = []
     values = np.concatenate([_log_odds_of_label(first), _log_odds_of_label(second)])
     labels = np.concatenate([np.asarray(first.labels), np.asarray(second.labels)])
-    for label in range(first.columns):
+    for label in range(first._columns):
         own = np.sort(values[labels == label])
         places = np.linspace(0, len(own), _BINS_PER_LABEL + 1)[1:-1].astype(np.int64)
         edges.append(own[places] if len(own) else np.zeros(_BINS_PER_LABEL - 1))
@@ -471,7 +471,7 @@ def _linear_combination(first: _Observations, second: _Observations, *, logs: bo
     def values(drawn: _Observations) -> Floats:
         if not logs:
             return drawn.numbers
-        floored = np.maximum(drawn.logs, np.log(_SMALLEST_IN_LINEAR))
+        floored = np.maximum(drawn._logs, np.log(_SMALLEST_IN_LINEAR))
         return np.asarray(floored - floored.mean(1, keepdims=True))
 
     one, other = values(first), values(second)
@@ -619,7 +619,7 @@ def audit_mechanism(
     if neighbours is None:
         if classes is None:
             raise InvalidInput("classes is required if `neighbours` is not given.")
-        claim = Claim.of(claimed or mechanism.guarantee(classes))
+        claim = Claim._of(claimed or mechanism.guarantee(classes))
         pairs = _worst_case_neighbours(classes, _largest_change(mechanism, change), claim.amount, seed=seed)
     else:
         pairs = [neighbours] if isinstance(neighbours, Neighbours) else [*neighbours]
@@ -632,7 +632,7 @@ def audit_mechanism(
         )
     stated = claimed or mechanism.guarantee(width)
     source = noise or SeededNoise(np.random.default_rng((0xD1CE, seed)))
-    pair = _worst_pair(pairs, mechanism, source, Claim.of(stated), samples, progress)
+    pair = _worst_pair(pairs, mechanism, source, Claim._of(stated), samples, progress)
     return distinguish(
         _draws(mechanism, pair.first, source),
         _draws(mechanism, pair.second, source),

@@ -141,7 +141,7 @@ def _dpsgd_settings(fitted: DPSGD, share: float) -> dict[str, object]:
     if plan.settings.sampling_rate == 1.0:
         epsilon = epsilon_of(float(np.sqrt(plan.settings.steps)) / multiplier, plan.delta)
     else:
-        epsilon = SampledSteps(multiplier, plan.schedule).epsilon(plan.delta)
+        epsilon = SampledSteps(multiplier, plan.schedule)._epsilon(plan.delta)
     kept = (
         *("hidden", "activation", "sampling_rate", "steps", "centring_steps"),
         *("max_grad_norm", "learning_rate", "decay", "optimizer", "l2"),

@@ -38,8 +38,8 @@ from quietmax.audit.bounds import (
     Claim,
     CountedGuesses,
     _check_confidence,
+    _mu_from_guesses,
     epsilon_from_guesses,
-    mu_from_guesses,
 )
 from quietmax.audit.distinguishing import (
     Draw,
@@ -210,7 +210,7 @@ def _one_run(
     kept = np.concatenate([np.ones(len(records), np.bool_), inside[canaries.units]])
     model = fit(everyone.take(kept))
     tested = _claim_of(model) if claimed is None else claimed
-    claim = Claim.of(tested)
+    claim = Claim._of(tested)
     values = np.asarray(score(model, canaries), dtype=np.float64)
     if values.shape != (len(canaries),) or np.isnan(values).any():
         raise InvalidInput(
@@ -226,7 +226,7 @@ def _one_run(
     best = max(games, key=lambda game: game["lower_bound"])
     return AuditReport(
         subject=subject,
-        **claim.stated(delta),
+        **claim._stated(delta),
         lower_bound=best["lower_bound"],
         confidence=confidence,
         evidence=f"{best['right']:,} of {best['guesses']:,} guesses about canaries were right",
@@ -250,10 +250,10 @@ def _guess(
     """Guess about the ``side`` lowest and as many highest scores, and bound."""
     canaries, guesses = len(inside), 2 * side
     right = int((~inside[:side]).sum() + inside[canaries - side :].sum())
-    epsilon = epsilon_from_guesses(canaries, guesses, right, delta=claim.delta(delta), confidence=confidence)
+    epsilon = epsilon_from_guesses(canaries, guesses, right, delta=claim._delta(delta), confidence=confidence)
     bound = epsilon
     if claim.parameter == "mu":
-        bound = mu_from_guesses(
+        bound = _mu_from_guesses(
             canaries, guesses, right, extra_delta=claim.extra_delta, confidence=confidence
         )
     return {"guesses": guesses, "right": right, "lower_bound": bound, "epsilon_lower_bound": epsilon}
