@@ -67,11 +67,8 @@ def test_both_designs_are_trained_when_both_are_needed(world: World) -> None:
     reports = run_together([Shadow(models=2, network=QUICK), LiRA(models=6)], world.model, world.data)
     assert [report.settings["pool"] for report in reports] == ["disjoint", "overlapping"]
     assert np.isfinite([report.auc.value for report in reports]).all()
-
-
-def test_the_report_of_one_attack_has_no_note_about_others(world: World) -> None:
-    (report,) = run_together([Threshold(models=2)], world.model, world.data)
-    assert report.notes == ()
+    (alone,) = run_together([Threshold(models=2)], world.model, world.data)
+    assert alone.notes == ()
 
 
 def test_what_does_not_fit_together_is_an_error(world: World) -> None:

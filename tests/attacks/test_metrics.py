@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import binom, binomtest, norm
+from scipy.stats import binom, norm
 from sklearn import metrics as sklearn_metrics
 
 from quietmax.accounting import PureCost
@@ -24,7 +24,6 @@ from quietmax.attacks.metrics import (
     _roc_curve,
     _tpr_at_fpr,
     best_threshold,
-    clopper_pearson,
     plot_reports,
 )
 from quietmax.errors import InvalidInput, QuietmaxError
@@ -86,22 +85,6 @@ def test_the_thinned_curve_is_part_of_the_curve_and_short() -> None:
     assert points >= set(zip(fpr, tpr, strict=True))
 
 
-@pytest.mark.parametrize(("successes", "trials"), [(0, 10), (3, 10), (10, 10), (517, 1200)])
-def test_clopper_pearson_agrees_with_scipy(successes: int, trials: int) -> None:
-    expected = binomtest(successes, trials).proportion_ci(0.95, method="exact")
-    assert clopper_pearson(successes, trials, 0.025) == pytest.approx((expected.low, expected.high))
-
-
-def test_the_interval_of_a_difference_has_the_stated_coverage() -> None:
-    generator = np.random.default_rng(2)
-    repeats, covered = 2000, 0
-    for hits, alarms in generator.binomial(80, [0.6, 0.35], size=(repeats, 2)):
-        found = _difference(_proportion(hits, 80), _proportion(alarms, 80))
-        covered += found.low <= 0.25 <= found.high
-    # At a coverage of 95%, fewer than 1851 of 2000 has probability below 1e-6.
-    assert covered >= 1851
-
-
 def test_the_interval_of_a_difference_stays_within_possible_values() -> None:
     assert _difference(Estimate(1.0, 0.6, 1.0), Estimate(0.0, 0.0, 0.4)).high == 1.0
     assert _difference(Estimate(0.0, 0.0, 0.4), Estimate(1.0, 0.6, 1.0)).low == -1.0
@@ -122,22 +105,15 @@ def test_complete_separation_has_an_interval_of_positive_length() -> None:
     assert found.low == pytest.approx(1 - (np.log(40) / 100) ** 0.5)
 
 
-def test_tpr_at_an_fpr_is_the_best_below_it() -> None:
-    members, nonmembers = np.array([5.0, 4.0, 1.0]), np.concatenate([[4.5], np.zeros(99)])
-    curve = _roc_curve(members, nonmembers)
+def test_tpr_at_an_fpr_is_the_best_below_it_and_its_limits_account_for_few_nonmembers_and_ties() -> None:
+    curve = _roc_curve(np.array([5.0, 4.0, 1.0]), np.concatenate([[4.5], np.zeros(99)]))
     assert _tpr_at_fpr(curve, 0.001).value == pytest.approx(1 / 3)
     assert _tpr_at_fpr(curve, 0.01).value == pytest.approx(1.0)
-
-
-def test_tpr_at_an_fpr_with_few_nonmembers_has_no_lower_limit() -> None:
-    curve = _roc_curve(np.ones(1000), np.zeros(1000))
-    assert _tpr_at_fpr(curve, 0.001).low == 0.0
-    assert _tpr_at_fpr(curve, 0.01).low > 0.99
-
-
-def test_tpr_at_an_fpr_between_two_ties_has_a_low_upper_limit() -> None:
-    scores = np.repeat([1.0, 0.0], 500)
-    assert _tpr_at_fpr(_roc_curve(scores, scores), 0.01).high < 0.01
+    separated = _roc_curve(np.ones(1000), np.zeros(1000))
+    assert _tpr_at_fpr(separated, 0.001).low == 0.0
+    assert _tpr_at_fpr(separated, 0.01).low > 0.99
+    ties = np.repeat([1.0, 0.0], 500)
+    assert _tpr_at_fpr(_roc_curve(ties, ties), 0.01).high < 0.01
 
 
 @given(few_values, few_values, st.sampled_from([0.001, 0.01, 0.2, 0.5, 1.0]))
@@ -222,18 +198,13 @@ def test_the_decision_and_the_threshold_give_leakage_and_advantage(report: Attac
     assert report.advantage.value == pytest.approx((members > 0.5).mean() - (nonmembers > 0.5).mean())
 
 
-def test_every_estimate_lies_in_its_interval(report: AttackReport) -> None:
-    assert len(_ESTIMATES) == 7
+def test_the_report_is_valid_json_and_every_estimate_lies_in_its_interval(report: AttackReport) -> None:
+    values = json.loads(json.dumps(report.to_json(), allow_nan=False))
     for name in _ESTIMATES.values():
         estimate = getattr(report, name)
         assert estimate.low <= estimate.value <= estimate.high
         assert estimate.low < estimate.high
-
-
-def test_the_report_is_valid_json(report: AttackReport) -> None:
-    values = json.loads(json.dumps(report.to_json(), allow_nan=False))
-    assert values["leakage"]["value"] == report.leakage.value
-    assert values["auc"] == report.auc.to_json()
+        assert values[name] == estimate.to_json()
     assert (values["members"], values["nonmembers"], values["queries"]) == (400, 300, 700)
     assert values["spent"] == {"measure": "pure", "epsilon": 70.0}
     assert values["roc"]["fpr"][-1] == values["roc"]["tpr"][-1] == 1.0
@@ -243,38 +214,16 @@ def test_the_report_is_valid_json(report: AttackReport) -> None:
 def test_the_report_prints_as_a_table(report: AttackReport) -> None:
     text = str(report)
     assert text.splitlines()[0] == "test against a toy: 400 members, 300 non-members"
-    for word in (
-        "TPR",
-        "FPR",
-        "leakage",
-        "advantage",
-        "AUC",
-        "TPR at 0.1% FPR",
-        "spent epsilon = 70",
-        "one thing",
-    ):
+    for word in (*_ESTIMATES, "spent epsilon = 70", "one thing", f"{report.auc.value:.4f}"):
         assert word in text
-    assert f"{report.auc.value:.4f}" in text
-
-
-def test_the_report_cannot_be_changed(report: AttackReport) -> None:
-    with pytest.raises(AttributeError):
-        report.queries = 0  # type: ignore[misc]
-
-
-@pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
-def test_the_plot_is_written_in_every_format(report: AttackReport, tmp_path: Path, ending: str) -> None:
-    written = report.plot(tmp_path / f"roc.{ending}")
-    beginning = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[ending]
-    assert written.read_bytes().startswith(beginning)
 
 
 def test_a_plot_names_every_attack(report: AttackReport, tmp_path: Path) -> None:
     other = replace(report, attack="second")
     text = plot_reports([report, other], tmp_path / "both.svg").read_text()
-    assert "<!-- test against a toy" in text
-    assert "<!-- second against a toy" in text
-    assert "false positive rate" in text
+    for word in ("<!-- test against a toy", "<!-- second against a toy", "false positive rate"):
+        assert word in text
+    assert report.plot(tmp_path / "roc.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_plot_that_cannot_be_written_is_an_error(report: AttackReport, tmp_path: Path) -> None:

@@ -50,11 +50,6 @@ def test_values_of_persons_are_means_over_their_rows() -> None:
     assert len(Units._of(records, np.array([], dtype=int))) == 0
 
 
-def test_without_persons_every_record_is_its_own_unit() -> None:
-    records, values = Records("plain", np.zeros((4, 1)), np.zeros(4, int), 2), np.arange(12.0).reshape(3, 4)
-    np.testing.assert_array_equal(Units._of(records, np.arange(4)).means(values), values)
-
-
 def test_overlapping_sets_leave_out_whole_persons_fold_by_fold(table: Split) -> None:
     assert _folds(table) == 5
     pool = ShadowPool.train("overlapping", table, QUICK, 10, seed=2)

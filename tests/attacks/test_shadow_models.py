@@ -34,17 +34,16 @@ def test_disjoint_sets_have_the_target_s_size_overlap_each_other_and_contain_no_
     assert pool.notes == ()
 
 
-def test_overlapping_sets_come_in_complementary_halves(world: World) -> None:
+def test_overlapping_sets_come_in_complementary_halves_without_regard_to_the_target_s_members(
+    world: World,
+) -> None:
+    """The share of members in a random half has standard deviation 0.035: 0.25 is seven of them away from 0.5."""
     candidates, inside = candidate_rows(world.data), world.overlapping.inside
     assert (inside[:, candidates].sum(0) == 6).all()
     assert (inside[::2, candidates] ^ inside[1::2, candidates]).all()
     assert (inside.sum(1) == 100).all()
     assert not np.delete(inside, candidates, axis=1).any()
-
-
-def test_the_halves_are_drawn_without_regard_to_the_target_s_members(world: World) -> None:
-    # The share of members in a random half has standard deviation 0.035: 0.25 is seven of them away from 0.5.
-    shares = world.overlapping.inside[:, world.data.train_rows].mean(1)
+    shares = inside[:, world.data.train_rows].mean(1)
     assert (np.abs(shares - 0.5) < 0.25).all()
     assert (shares != 0.5).any()
 

@@ -44,7 +44,7 @@ def test_a_plain_model_answers_with_its_probabilities_at_no_cost(world: World, q
     assert (result.queries, result.spent, result.target) == (20, None, "plain model")
 
 
-def test_a_predictor_is_charged_once_per_query(world: World, queries: Queries) -> None:
+def test_a_target_with_a_budget_is_charged_once_per_query(world: World, queries: Queries) -> None:
     quiet = qm.Predictor(world.model, Algorithm1("laplace"), qm.Budget(1.0, queries=50), noise=SeededNoise(0))
     result = query_target(quiet, queries, 3)
     assert result.queries == quiet.answered == 20
@@ -60,6 +60,10 @@ def test_a_predictor_is_charged_once_per_query(world: World, queries: Queries) -
     assert result.queries == quiet.answered == 20
     with pytest.raises(qm.BudgetExhausted):
         query_target(quiet, world.data.train.features, 3)
+    train = world.data.train
+    crowd = Teachers(10.0, 0.0, queries=30, teachers=4, random_state=0).fit(train.features, train.labels)
+    result = query_target(crowd, queries, 3)
+    assert (result.queries, result.spent) == (20, crowd.predictor_.cost.times(20))
 
 
 def test_an_answerer_reports_the_cost_of_all_answers(world: World, queries: Queries) -> None:
@@ -87,23 +91,11 @@ def test_an_estimator_answers_with_probabilities_at_their_classes_or_with_labels
         query_target(LogisticRegression().fit(features, np.array(["a", "b", "c"])[labels]), queries, 3)
 
 
-def test_teachers_are_charged_through_their_own_predictor(world: World, queries: Queries) -> None:
-    crowd = Teachers(10.0, 0.0, queries=30, teachers=4, random_state=0).fit(
-        world.data.train.features, world.data.train.labels
-    )
-    result = query_target(crowd, queries, 3)
-    assert result.queries == 20
-    assert result.spent == crowd.predictor_.cost.times(20)
-
-
-def test_a_wrapped_module_answers_with_the_softmax_of_its_logits(queries: Queries) -> None:
+def test_a_module_or_a_function_may_return_logits_probabilities_or_labels(queries: Queries) -> None:
     module = torch.nn.Linear(40, 3)
     result = query_target(TorchModel(module, 3), queries, 3)
     expected = torch.softmax(module(torch.from_numpy(queries)), -1).detach().numpy()
     np.testing.assert_allclose(_released_probabilities(result.answers), expected, atol=1e-6)
-
-
-def test_a_function_may_return_probabilities_or_labels(queries: Queries) -> None:
     rows = np.tile([0.2, 0.3, 0.5], (20, 1))
     assert query_target(lambda _: rows, queries, 3).answers.labels.tolist() == [2] * 20
     assert query_target(lambda _: [1] * 20, queries, 3).answers.probabilities is None

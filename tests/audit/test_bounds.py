@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-import itertools
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,11 +44,6 @@ def test_each_limit_is_wrong_with_at_most_the_stated_probability(
     low, high = np.transpose([clopper_pearson(int(count), trials, error) for count in happened])
     assert distribution[low > probability * (1 + 1e-12)].sum() <= error * (1 + 1e-9)
     assert distribution[high < probability * (1 - 1e-12)].sum() <= error * (1 + 1e-9)
-
-
-def test_the_limits_are_the_published_ones() -> None:
-    """Clopper and Pearson's own example: 95% for 10 of 20 is 0.272 to 0.728."""
-    assert clopper_pearson(10, 20, 0.025) == pytest.approx((0.272, 0.728), abs=5e-4)
 
 
 def test_bounds_approach_the_truth_as_trials_grow() -> None:
@@ -175,17 +170,12 @@ def test_bounds_grow_with_right_guesses_and_fall_with_confidence_and_delta() -> 
     )
 
 
-@pytest.mark.parametrize("numbers", [(10, 11, 5), (10, 5, 6), (10, 0, 0), (10, 5, -1)])
-def test_impossible_numbers_of_guesses_are_errors(numbers: tuple[int, int, int]) -> None:
-    for bound in (_mu_from_guesses, epsilon_from_guesses):
+@pytest.mark.parametrize("bound", [epsilon_from_guesses, _mu_from_guesses])
+def test_impossible_numbers_of_guesses_and_confidences_are_errors(bound: Any) -> None:
+    for numbers in ((10, 11, 5), (10, 5, 6), (10, 0, 0), (10, 5, -1)):
         with pytest.raises(InvalidInput, match="must satisfy"):
             bound(*numbers, confidence=0.95)
-
-
-def test_an_invalid_confidence_is_an_error() -> None:
-    for bound, confidence in itertools.product(
-        (epsilon_from_guesses, _mu_from_guesses), (0, 1, -1, math.nan)
-    ):
+    for confidence in (0, 1, -1, math.nan):
         with pytest.raises(InvalidInput, match="strictly between 0 and 1"):
             bound(10, 10, 5, confidence=confidence)
 
