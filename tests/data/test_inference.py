@@ -106,24 +106,6 @@ def test_the_type_of_a_column_counts_too(values: Any, expected: dict[str, Any]) 
     assert declared(values) == expected
 
 
-def test_small_values_among_large_ones_are_put_on_a_log_scale() -> None:
-    assert declared([0] * 50 + [20_000, 99_999])["scales"] == "log"
-    assert "scales" not in declared([*range(0, 100_000, 1_000)])
-
-
-def test_strings_with_many_values_are_hashed_and_free_text_is_ignored() -> None:
-    cities = [f"city {number % 80}" for number in range(400)]
-    assert declared(cities) == {"hashed": 64}
-    notes = [f"called on day {number} and asked about the loan" for number in range(100)]
-    assert "free text" in _propose("notes", pd.Series(notes)).because
-    names = [f"name{number}x" for number in range(100)]
-    assert "nearly every row" in _propose("surname", pd.Series(names)).because
-    for name in ("", "Index", "Unnamed: 0"):
-        assert "number the rows" in _propose(name, pd.Series(range(100))).because
-    assert declared([f"{number:05}" for number in range(100)], "zip_code") == {"hashed": 64}
-    assert declared([*range(10_000, 10_100)], "PLZ") == {"hashed": 64}
-
-
 @pytest.mark.parametrize(
     ("name", "values", "identifies"),
     [
@@ -154,22 +136,62 @@ def test_names_and_values_say_who_is_a_person(name: str, values: list[Any], iden
     assert _propose(name, pd.Series(values)).identifies == identifies
 
 
-@pytest.mark.parametrize("kind", ["int64", "str"])
-def test_long_integers_that_are_nearly_unique_are_ids(kind: Any) -> None:
-    accounts = pd.Series([123_456_789_012 + 7_919 * number for number in range(100)])
-    assert declared(accounts.astype(kind), "Compte") == {"ignore": True}
-    assert "bounds" in declared((accounts // 10).astype(kind), "Compte")
-    assert "bounds" in declared(pd.Series([123_456_789_012, 234_567_890_123] * 50).astype(kind), "amount")
+HUNDRED = range(100)
+ACCOUNTS = [123_456_789_012 + 7_919 * number for number in HUNDRED]
 
 
-def test_dates_that_fit_two_formats_are_said_to() -> None:
-    assert "also fit %m/%d/%Y" in _propose("day", pd.Series(["01/02/2020", "03/04/2021"])).because
-
-
-def test_numbers_whose_separator_is_unclear_are_said_to_be() -> None:
-    for cells in (["1,234", "5,678"], ["1.234", "5.678"]):
-        assert "check whether" in _propose("x", pd.Series(cells)).because
-    assert "check whether" not in _propose("x", pd.Series(["1.25", "5.678"])).because
+@pytest.mark.parametrize(
+    ("name", "cells", "expected", "said"),
+    [
+        (
+            "x",
+            [0] * 50 + [20_000, 99_999],
+            {"bounds": (0, 100_000), "scales": "log"},
+            "most values are small",
+        ),
+        ("x", [*range(0, 100_000, 1_000)], {"bounds": (0, 100_000)}, "bounds 0 to 100000"),
+        ("x", [f"city {number % 80}" for number in range(400)], {"hashed": 64}, "many different values"),
+        (
+            "notes",
+            [f"called on day {number} about a loan" for number in HUNDRED],
+            {"text": True},
+            "free text",
+        ),
+        ("surname", [f"name{number}x" for number in HUNDRED], {"ignore": True}, "nearly every row"),
+        *((name, [*HUNDRED], {"ignore": True}, "number the rows") for name in ("", "Index", "Unnamed: 0")),
+        ("zip_code", [f"{number:05}" for number in HUNDRED], {"hashed": 64}, ""),
+        ("PLZ", [*range(10_000, 10_100)], {"hashed": 64}, "from the name"),
+        ("Compte", ACCOUNTS, {"ignore": True}, "seem to be ids"),
+        ("Compte", [*map(str, ACCOUNTS)], {"ignore": True}, "seem to be ids"),
+        (
+            "Compte",
+            [account // 10 for account in ACCOUNTS],
+            {"bounds": (12_345_670_000, 12_345_760_000)},
+            "bounds",
+        ),
+        (
+            "amount",
+            [123_456_789_012, 234_567_890_123] * 50,
+            {"bounds": (100_000_000_000, 300_000_000_000)},
+            "bounds",
+        ),
+        (
+            "day",
+            ["01/02/2020", "03/04/2021"],
+            {"dates": ("2020-01-01", "2021-12-31"), "date_formats": "%d/%m/%Y"},
+            "also fit %m/%d/%Y",
+        ),
+        ("x", ["1,234", "5,678"], {"bounds": (0, 6000), "thousands": ","}, "check whether"),
+        ("x", ["1.234", "5.678"], {"bounds": (0, 6)}, "check whether"),
+        ("x", ["1.25", "5.678"], {"bounds": (0, 6)}, "from the values, rounded outwards"),
+    ],
+)
+def test_a_proposal_follows_from_the_values_and_the_name_and_says_how(
+    name: str, cells: list[Any], expected: dict[str, Any], said: str
+) -> None:
+    proposal = _propose(name, pd.Series(cells))
+    assert dict(proposal.declared) == expected
+    assert said in proposal.because
 
 
 def test_classes_are_in_the_order_of_numbers_or_letters_and_of_the_usual_spelling() -> None:
