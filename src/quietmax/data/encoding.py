@@ -100,12 +100,9 @@ class Column(ABC):
         return (*self._names, f"{self.name} missing") if self.missing else self._names
 
     @property
-    @abstractmethod
-    def _names(self) -> tuple[str, ...]: ...
-
-    @property
-    def _is_indicator(self) -> bool:
-        return True
+    def _names(self) -> tuple[str, ...]:
+        """The features of values: one that is called like the column is a share, others are indicators."""
+        return (self.name,)
 
     @property
     def _limits(self) -> tuple[float, float]:
@@ -133,7 +130,7 @@ class Column(ABC):
     def _write(self, numbers: NDArray[np.float64], features: NDArray[np.float32]) -> None:
         """Write the features of numbers that have been read."""
         absent = np.isnan(numbers)
-        if self._is_indicator:
+        if self._names != (self.name,):
             index = np.where(absent, -1, self._code(numbers)).astype(np.int64)
             known = np.flatnonzero(index >= 0)
             features[known, index[known]] = 1
@@ -205,10 +202,6 @@ class NumericColumn(Column):
                 f"The unit of column '{self.name}' must be a sign or word without digits, signs and separators, got "
                 f"{self.unit!r}."
             )
-
-    @property
-    def _is_indicator(self) -> bool:
-        return bool(self.edges)
 
     def parse(self, string: str) -> float | None:
         """Return the number that a string without outer blanks stands for: NaN if missing, None if it is no number.
@@ -306,13 +299,10 @@ class CategoricalColumn(Column):
             raise InvalidInput(f"'{both[0]}' is both a category and a missing value of column '{self.name}'.")
 
     @property
-    def _is_indicator(self) -> bool:
-        return self.style == "one-hot"
-
-    @property
     def _names(self) -> tuple[str, ...]:
-        names = tuple(f"{self.name}={category}" for category in self.categories)
-        return names if self._is_indicator else (self.name,)
+        if self.style == "codes":
+            return (self.name,)
+        return tuple(f"{self.name}={category}" for category in self.categories)
 
     @property
     def _limits(self) -> tuple[float, float]:
@@ -322,7 +312,7 @@ class CategoricalColumn(Column):
         return _numbers_of(as_strings(values), self._category)
 
     def _code(self, numbers: NDArray[np.float64]) -> NDArray[Any]:
-        return numbers if self._is_indicator else (numbers + 1) / len(self.categories)
+        return (numbers + 1) / len(self.categories) if self.style == "codes" else numbers
 
     def _category(self, string: str) -> float:
         """Return the index of the category of a string, NaN if it is missing, -1 if it is no category."""
@@ -401,14 +391,6 @@ class DateColumn(Column):
         if low is None or high is None or (len(self.low) == 10) != (len(self.high) == 10):
             return None
         return self._count(low), self._count(high)
-
-    @property
-    def _names(self) -> tuple[str, ...]:
-        return (self.name,)
-
-    @property
-    def _is_indicator(self) -> bool:
-        return False
 
     @property
     def _limits(self) -> tuple[float, float]:

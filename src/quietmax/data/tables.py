@@ -66,7 +66,8 @@ def _read_records(
             f"'quietmax schema draft {file}' proposes a schema."
         )
     table = read_table(path, features=features, label=label)
-    return _encode(Path(path).stem, table, schema, label, infer=infer)
+    encoding = _declared_encoding(table, schema, label, infer=infer)
+    return replace(_encode_rows(table.frame, encoding, Path(path).stem), image_shape=table.image_shape)
 
 
 def encode_table(table: Any, schema: Schema, *, infer: bool = False, y: Any = None) -> Records:
@@ -104,7 +105,7 @@ def encode_table(table: Any, schema: Schema, *, infer: bool = False, y: Any = No
     ([0.25, 0.75], [1, 0], 'record')
     """
     frame, label = _labelled_frame(table, schema, y)
-    return _encode("table", RawTable(frame), schema, label, infer=infer)
+    return _encode_rows(frame, _declared_encoding(RawTable(frame), schema, label, infer=infer))
 
 
 def _labelled_frame(table: Any, schema: Schema, y: Any = None) -> tuple[pd.DataFrame, str]:
@@ -121,19 +122,7 @@ def _labelled_frame(table: Any, schema: Schema, y: Any = None) -> tuple[pd.DataF
     return frame, label
 
 
-def _encode(name: str, table: RawTable, schema: Schema, label: str, *, infer: bool) -> Records:
-    """Encode a table: the one way from rows to records."""
-    encoding = _declared_encoding(table, schema, label, infer=infer)
-    return _encode_rows(table.frame, encoding, name, image_shape=table.image_shape)
-
-
-def _encode_rows(
-    frame: pd.DataFrame,
-    encoding: Encoding,
-    name: str = "table",
-    *,
-    image_shape: tuple[int, int, int] | None = None,
-) -> Records:
+def _encode_rows(frame: pd.DataFrame, encoding: Encoding, name: str = "table") -> Records:
     """Encode labelled rows of a table: all of them, or any part."""
     try:
         features = encoding.encode(frame)
@@ -145,22 +134,22 @@ def _encode_rows(
     persons = None
     if encoding.person is not None:
         persons = person_names(frame, encoding.person, ignore_case=encoding.person_ignores_case)
-    return Records(name, features, labels, len(encoding.classes), image_shape, encoding, persons)
+    return Records(name, features, labels, len(encoding.classes), encoding=encoding, persons=persons)
 
 
 def _declared_encoding(table: RawTable, schema: Schema, label: str, *, infer: bool) -> Encoding:
     """Return the encoding that the schema declares for a table."""
     _check_declarations(table.frame, schema, label)
-    if schema.confirm and not infer:
-        raise InvalidInput(_unconfirmed_message(schema))
+    if not infer:
+        _require_confirmed(schema)
     unused = {label, schema.person, *schema.ignore}
     used = [str(name) for name in table.frame.columns if name not in unused]
     undeclared = [name for name in used if _declared_column(name, schema, table) is None]
-    if (undeclared or schema.classes is None) and not infer:
-        text = [name for name in undeclared if _is_free_text(table.frame[name])]
-        raise InvalidInput(_undeclared_message(undeclared, text, label if schema.classes is None else None))
-    if infer and schema.person is None:
-        _warn_of_persons([*undeclared, *(name for name in schema.ignore if _is_unconfirmed(name, schema))])
+    if not infer:
+        _require_declared(table.frame, undeclared, label if schema.classes is None else None)
+    elif schema.person is None:
+        unconfirmed = schema.confirm.get("ignore", ())
+        _warn_of_persons([*undeclared, *(name for name in schema.ignore if name in unconfirmed)])
     inferred = [f"what column '{name}' holds, and its bounds or categories" for name in undeclared]
     if schema.classes is None:
         inferred.append(f"the classes of label '{label}'")
@@ -183,12 +172,6 @@ def _declared_encoding(table: RawTable, schema: Schema, label: str, *, infer: bo
     )
 
 
-def _is_unconfirmed(name: str, schema: Schema) -> bool:
-    """Return whether nobody has confirmed that a column is ignored."""
-    named = schema.confirm.get("ignore", ())
-    return not isinstance(named, str) and name in named
-
-
 def _warn_of_persons(columns: Sequence[str]) -> None:
     """Warn if the names of columns about which the owner said nothing say that they may tell people apart."""
     found = [name for name in columns if _may_tell_people_apart(name)]
@@ -202,20 +185,20 @@ def _warn_of_persons(columns: Sequence[str]) -> None:
         )
 
 
-def _unconfirmed_message(schema: Schema) -> str:
-    """Return what the owner must still confirm, and how."""
+def _require_confirmed(schema: Schema) -> None:
     facts = schema.unconfirmed
-    more = f" and {len(facts) - 20} more" if len(facts) > 20 else ""
-    return (
-        f"The schema is a draft; nobody has confirmed {', '.join(facts[:20])}{more}. Check each of them and delete its "
-        "line under [confirm], or load the table with `infer` to train with the draft, which reveals something about "
-        "the records: guarantees are then conditional."
-    )
+    if facts:
+        more = f" and {len(facts) - 20} more" if len(facts) > 20 else ""
+        raise InvalidInput(
+            f"The schema is a draft; nobody has confirmed {', '.join(facts[:20])}{more}. Check each of them and delete "
+            "its line under [confirm], or load the table with `infer` to train with the draft, which reveals something "
+            "about the records: guarantees are then conditional."
+        )
 
 
-def _undeclared_message(columns: list[str], text: list[str], label: str | None) -> str:
-    """Return what must be declared, and where."""
-    needed = []
+def _require_declared(frame: pd.DataFrame, columns: list[str], label: str | None) -> None:
+    """Refuse a table with columns, or a label, about which nothing is declared."""
+    needed, hint = [], ""
     if columns:
         needed.append(
             "`bounds` or `categories` (or `dates`, `booleans`, `hashed`, `text`, `ignore`) for "
@@ -223,18 +206,18 @@ def _undeclared_message(columns: list[str], text: list[str], label: str | None) 
         )
     if label is not None:
         needed.append(f"`classes` for the label '{label}'")
-    hint = ""
-    if text:
+    if text := [name for name in columns if _is_free_text(frame[name])]:
         hint = (
             f" {quoted(text, limit=20)}: this seems to be free text; name it in `text` or `ignore` (`hashed` is for "
             "short strings)."
         )
-    return (
-        f"The table needs {', and '.join(needed)}, given here or in a schema file (by default the .toml file of "
-        "the same name beside the table). The command 'quietmax schema draft' proposes such a file. `infer` reads "
-        "them from the records instead, which reveals something about the records: guarantees are then conditional."
-        f"{hint}"
-    )
+    if needed:
+        raise InvalidInput(
+            f"The table needs {', and '.join(needed)}, given here or in a schema file (by default the .toml file of "
+            "the same name beside the table). The command 'quietmax schema draft' proposes such a file. `infer` reads "
+            "them from the records instead, which reveals something about the records: guarantees are then "
+            f"conditional.{hint}"
+        )
 
 
 def _infer(frame: pd.DataFrame, schema: Schema, columns: list[str], label: str) -> Schema:
