@@ -204,19 +204,6 @@ def test_parts_do_not_depend_on_the_order_of_the_source(order: list[int], seed: 
     assert values(parts.test) == values(shuffled.test)
 
 
-@given(count=st.integers(9, 60), removed=st.integers(0, 59), seed=st.integers(0, 1_000))
-def test_removing_one_record_replaces_at_most_one_record_of_each_part(
-    count: int, removed: int, seed: int
-) -> None:
-    assume(removed < count)
-    records = distinct(count)
-    rest = records.take([row for row in range(count) if row != removed])
-    before, after = (split(source, size=4, seed=seed) for source in (records, rest))
-    for old, new in ((before.train, after.train), (before.test, after.test)):
-        assert len(values(old) - values(new)) <= 1
-        assert len(values(new) - values(old)) <= 1
-
-
 @settings(max_examples=200)
 @given(
     st.lists(st.integers(0, 12), min_size=10, max_size=60),
