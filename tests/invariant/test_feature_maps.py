@@ -342,7 +342,7 @@ def test_the_check_of_a_map_never_sees_the_records_of_the_table() -> None:
             seen.append(rows.clone())
             return rows
 
-    feature_map = FrozenModule(Watching(), outputs=3, batch_size=4)
+    feature_map = FrozenModule(Watching(), outputs=3)
     feature_map.transform(np.full((2, 3), 77.0))
     *checks, table = seen
     assert len(checks) > 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     import torch
 else:
     torch = lazy_module("torch")
+
+
+_ROWS_AT_ONCE = 1024
+"""Records per call of a module."""
 
 
 @runtime_checkable
@@ -110,8 +114,6 @@ class TorchModel(LogitClassifier):
         Takes a float32 batch of shape (records, features) and returns logits.
     classes : int
         Number of classes.
-    batch_size : int
-        Records per call of the module.
 
     Examples
     --------
@@ -121,7 +123,6 @@ class TorchModel(LogitClassifier):
 
     module: torch.nn.Module
     classes: int
-    batch_size: int = field(default=1024, kw_only=True)
 
     def logits(self, features: NDArray[np.floating]) -> NDArray[np.float64]:
         """Return the logits of records; the module runs in evaluation mode and is left as it was."""
@@ -129,7 +130,7 @@ class TorchModel(LogitClassifier):
         self.module.eval()
         try:
             with torch.no_grad():
-                parts = torch.split(torch.as_tensor(features, dtype=torch.float32), self.batch_size)
+                parts = torch.split(torch.as_tensor(features, dtype=torch.float32), _ROWS_AT_ONCE)
                 answers = [self.module(checked_finite(part)) for part in parts]
         finally:
             self.module.train(training)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
@@ -26,7 +26,7 @@ else:
     torch = lazy_module("torch")
 
 ENTRY_POINT_GROUP = "quietmax.features"
-_ROWS_AT_ONCE = 256
+_ROWS_AT_ONCE, _MODULE_ROWS_AT_ONCE = 256, 64
 
 
 @lru_cache(maxsize=4)
@@ -112,8 +112,6 @@ class FrozenModule(BatchedMap):
         Number of outputs per record.
     input_shape : tuple of int, optional
         Shape of a record as the module takes it; by default (m,).
-    batch_size : int
-        Records per call of the module.
 
     Examples
     --------
@@ -124,7 +122,6 @@ class FrozenModule(BatchedMap):
     module: torch.nn.Module
     outputs: int
     input_shape: tuple[int, ...] | None = None
-    batch_size: int = field(default=64, kw_only=True)
     kind: ClassVar[str] = "frozen-module"
 
     def dimension(self, columns: int) -> int:
@@ -136,7 +133,7 @@ class FrozenModule(BatchedMap):
         return self.outputs
 
     def _batch_rows(self) -> int:
-        return self.batch_size
+        return _MODULE_ROWS_AT_ONCE
 
     def _batch(self, batch: torch.Tensor) -> torch.Tensor:
         shape = (-1,) if self.input_shape is None else self.input_shape
