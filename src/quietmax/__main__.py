@@ -14,13 +14,13 @@ def main() -> None:
     """
     received = [signal.SIGINT.value]
 
-    def stop(number: int, _: object) -> None:
+    def _stop(number: int, _: object) -> None:
         received[0] = number
         raise KeyboardInterrupt
 
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:  # `nohup` ignores SIGHUP
-            signal.signal(number, stop)
+            signal.signal(number, _stop)
     try:
         from quietmax.cli import main as run_command_line
 

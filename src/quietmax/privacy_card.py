@@ -150,24 +150,24 @@ class PrivacyCard:
     def to_json(self) -> dict[str, Any]:
         """Return the card as JSON values."""
 
-        def of(part: Guarantee | Holdout | Evaluation | None) -> dict[str, Any] | None:
+        def _json(part: Guarantee | Holdout | Evaluation | None) -> dict[str, Any] | None:
             return None if part is None else part.to_json()
 
         plain = ("model", "kind", "dataset", "declared_size", "status")
         return {
             **{name: getattr(self, name) for name in plain},
             "in_words": self.in_words(),
-            "guarantee": of(self.guarantee),
+            "guarantee": _json(self.guarantee),
             **{
                 name: getattr(self, name)
                 for name in ("delta", "epsilon_at_delta", "queries", "answered", "moved")
             },
-            "holdout": of(self.holdout),
-            "evaluation": of(self.evaluation),
+            "holdout": _json(self.holdout),
+            "evaluation": _json(self.evaluation),
             "further_evaluations": [each.to_json() for each in self.evaluations[1:]],
             "protects": None if self.guarantee is None else self._protects,
             "publishable": self.publishable,
-            "released": of(self.released),
+            "released": _json(self.released),
             "leakage": list(self.leakage),
             "leakage_caveat": OBSERVED if self.leakage else None,
         }

@@ -105,7 +105,7 @@ def _reporting_errors(command: Any) -> Callable[..., Any]:
     flags = {each.name: each.opts[0] for each in command.params if each.param_type_name == "option"}
 
     @wraps(function)
-    def run(*arguments: Any, **options: Any) -> Any:
+    def _run(*arguments: Any, **options: Any) -> Any:
         try:
             with _printed_warnings(flags):
                 return function(*arguments, **options)
@@ -113,7 +113,7 @@ def _reporting_errors(command: Any) -> Callable[..., Any]:
             usage = isinstance(problem, InvalidInput) and not isinstance(problem, InvalidData)
             _fail(_name_flags(str(problem), flags), 2 if usage else 1)
 
-    return run
+    return _run
 
 
 @contextmanager
@@ -122,7 +122,7 @@ def _printed_warnings(flags: Mapping[str, str]) -> Iterator[None]:
     with warnings.catch_warnings():
         before = warnings.showwarning
 
-        def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        def _show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
             if not issubclass(category, QuietmaxWarning):
                 before(message, category, *place, **more)
                 return
@@ -130,21 +130,21 @@ def _printed_warnings(flags: Mapping[str, str]) -> Iterator[None]:
 
             print_note(_name_flags(str(message), flags))
 
-        warnings.showwarning = show
+        warnings.showwarning = _show
         yield
 
 
 def _name_flags(message: str, flags: Mapping[str, str]) -> str:
     """Replace argument names in an error message by the flags of the command line."""
 
-    def with_value(found: re.Match[str]) -> str:
+    def _with_value(found: re.Match[str]) -> str:
         return f"{flags[found[1]]} {shlex.quote(found[2])}" if found[1] in flags else found[0]
 
-    def alone(found: re.Match[str]) -> str:
+    def _alone(found: re.Match[str]) -> str:
         return flags.get(found[1] or found[2] or found[3], found[0])
 
-    message = re.sub(r"\b(\w+)='([^']*)'", with_value, message)
-    return re.sub(r"`(\w+)`|^([a-z]\w*)\b|\b([a-z]+_\w+)\b", alone, message)
+    message = re.sub(r"\b(\w+)='([^']*)'", _with_value, message)
+    return re.sub(r"`(\w+)`|^([a-z]\w*)\b|\b([a-z]+_\w+)\b", _alone, message)
 
 
 app = typer.Typer(

@@ -76,7 +76,7 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
             parameters.append(parameter.replace(annotation=annotation, kind=Parameter.KEYWORD_ONLY))
 
     @wraps(command)
-    def flat(**given: Any) -> None:
+    def _flat(**given: Any) -> None:
         built = {
             name: group(
                 **{field.name: given.pop(field.name) for field in fields(group) if field.name in given}
@@ -85,9 +85,9 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
         }
         command(**given, **built)
 
-    flat.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
-    flat.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return flat
+    _flat.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    _flat.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return _flat
 
 
 def _taken_apart(hint: Any) -> tuple[Any, ...]:

@@ -153,7 +153,7 @@ def progress_bar(description: str, *, quiet: bool = False) -> Iterator[Callable[
     with Progress(*columns, console=errors, transient=True, disable=quiet or not errors.is_terminal) as bar:
         task = bar.add_task(description, total=None)
 
-        def advance(done: int, total: int) -> None:
+        def _advance(done: int, total: int) -> None:
             bar.update(task, completed=done, total=total)
 
-        yield advance
+        yield _advance

@@ -228,12 +228,12 @@ def _export(
             _write_entries(sys.stdout, entries, as_json)
             return
 
-        def write(path: Path) -> None:
+        def _write(path: Path) -> None:
             with path.open("w", encoding="utf-8") as stream:
                 _write_entries(stream, entries, as_json)
 
         try:
-            atomic_write(output, write)
+            atomic_write(output, _write)
         except OSError as error:
             raise QuietmaxError(f"Cannot write the audit log to {output}: {error.strerror}.") from error
 
