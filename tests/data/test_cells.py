@@ -22,8 +22,8 @@ from quietmax.data.cells import (
     parse_date,
 )
 from quietmax.errors import InvalidInput
-from quietmax.estimators.blocks import person_digests
-from quietmax.estimators.training_set import Persons, names_of
+from quietmax.estimators.blocks import _person_digests
+from quietmax.estimators.training_set import Persons, _names_of
 
 
 @pytest.mark.parametrize(
@@ -107,10 +107,10 @@ def test_strings_that_differ_after_a_nul_character_differ_with_every_version_of_
 
     monkeypatch.setattr(pd, "factorize", of_version_2)
     assert as_strings(column).tolist() == ["a\0b", "a\0c", "a", "b", ""]
-    names = names_of(column[:-1])
+    names = _names_of(column[:-1])
     persons = Persons.of(names)
     assert (persons.count, persons.rows.tolist()) == (4, [1, 1, 1, 1])
-    assert len(set(person_digests(names, b"key").tolist())) == 4
+    assert len(set(_person_digests(names, b"key").tolist())) == 4
 
 
 def test_a_category_that_no_row_has_is_not_read() -> None:

@@ -22,8 +22,8 @@ from quietmax.estimators.blocks import (
     Table,
     _block_rows,
     _chunk_rows,
+    _person_digests,
     added,
-    person_digests,
 )
 
 
@@ -153,8 +153,8 @@ def test_persons_are_counted_over_all_blocks(
     small_blocks(monkeypatch, 37)
     monkeypatch.setattr(blocks, "_PERSONS_AT_ONCE", at_once)
     with Blocks(3, engine) as stored:
-        stored.extend([replace(table_of(1000), persons=person_digests(names, b"key"))])
-        stored.count_persons()
+        stored.extend([replace(table_of(1000), persons=_person_digests(names, b"key"))])
+        stored._count_persons()
         assert stored.repeated
         assert stored.units == len(set(owner.tolist()))
         repeats = np.concatenate([block._load().repeats for block in stored._blocks])
@@ -167,11 +167,11 @@ def test_persons_are_counted_over_all_blocks(
 def test_the_key_of_the_digests_changes_no_count() -> None:
     names = np.array(["a", "b", "a", "", "\ud800", "a\0"], dtype=object)
     for key in (b"one", b"other"):
-        digests = person_digests(names, key)
+        digests = _person_digests(names, key)
         assert len(set(digests.tolist())) == 5
         assert digests[0] == digests[2]
         assert all(len(digest) <= 16 for digest in digests.tolist())
-    assert person_digests(names, b"one")[0] != person_digests(names, b"other")[0]
+    assert _person_digests(names, b"one")[0] != _person_digests(names, b"other")[0]
 
 
 def test_digests_that_end_in_zeros_stay_different(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +181,7 @@ def test_digests_that_end_in_zeros_stay_different(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(blocks, "_PERSONS_AT_ONCE", 2)
     with Blocks(3) as stored:
         stored.extend([replace(table_of(4), persons=digests)])
-        stored.count_persons()
+        stored._count_persons()
         assert stored.units == 3
         assert stored._blocks[0]._load().repeats.tolist() == [2, 1, 1, 2]
 

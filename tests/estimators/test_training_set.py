@@ -31,7 +31,7 @@ from quietmax.data.records import Records, hold_out
 from quietmax.data.schema import Schema
 from quietmax.data.tables import encode_table
 from quietmax.errors import InvalidInput
-from quietmax.estimators.training_set import Persons, _data_conditions, _training_rows, names_of, queries
+from quietmax.estimators.training_set import Persons, _data_conditions, _names_of, _training_rows, queries
 from tests.estimators.whole_set import TrainingSet, training_set
 
 SCHEMA = Schema(
@@ -125,7 +125,7 @@ def test_groups_make_the_person_the_unit() -> None:
     ],
 )
 def test_a_person_has_the_same_name_whatever_holds_the_groups(groups: Any) -> None:
-    assert names_of(groups).tolist() == ["1", "2", "1"][: len(groups)]
+    assert _names_of(groups).tolist() == ["1", "2", "1"][: len(groups)]
 
 
 @given(
@@ -147,12 +147,12 @@ def test_a_person_has_the_same_name_whatever_holds_the_groups(groups: Any) -> No
     st.data(),
 )
 def test_a_persons_name_and_number_of_rows_depend_on_no_other_person(groups: list[Any], data: Any) -> None:
-    everyone = names_of(groups)
+    everyone = _names_of(groups)
     persons, names = Persons.of(everyone), everyone.tolist()
     removed = data.draw(st.sampled_from(names))
     kept = [row for row, name in enumerate(names) if name != removed]
     order = data.draw(st.permutations(kept))
-    found = names_of([groups[row] for row in order])
+    found = _names_of([groups[row] for row in order])
     others = Persons.of(found)
     assert found.tolist() == [names[row] for row in order]
     assert others.rows.tolist() == persons.rows[order].tolist()
@@ -170,9 +170,9 @@ BIRTHS = [dt.datetime(1980, 1, day, 0, 0, 0, 500_000) for day in range(1, 13)]
 )
 @pytest.mark.parametrize("births", [BIRTHS, [birth - BIRTHS[0] for birth in BIRTHS]], ids=["dates", "spans"])
 def test_a_stranger_with_an_id_of_another_type_renames_nobody(births: list[Any], stranger: Any) -> None:
-    names = names_of(births).tolist()
+    names = _names_of(births).tolist()
     if stranger is not None:
-        assert names_of([*births, stranger])[:-1].tolist() == names
+        assert _names_of([*births, stranger])[:-1].tolist() == names
     # Labels that come beside a frame are read by the same rule.
     schema = replace(SCHEMA, classes=(*names, "x"))
     frame = pd.DataFrame({"age": [50] * 13, "region": ["north"] * 13})
@@ -182,9 +182,9 @@ def test_a_stranger_with_an_id_of_another_type_renames_nobody(births: list[Any],
 
 @pytest.mark.parametrize("made", [pd.Series, pd.Index, polars.Series, pyarrow.array, np.array])
 def test_a_type_that_the_container_declares_is_kept(made: Any) -> None:
-    names = names_of(made(BIRTHS)).tolist()
-    assert names == names_of(made(BIRTHS[:1])).tolist() + names_of(made(BIRTHS[1:])).tolist()
-    assert names == names_of(BIRTHS).tolist()
+    names = _names_of(made(BIRTHS)).tolist()
+    assert names == _names_of(made(BIRTHS[:1])).tolist() + _names_of(made(BIRTHS[1:])).tolist()
+    assert names == _names_of(BIRTHS).tolist()
     assert len(set(names)) == 12
 
 

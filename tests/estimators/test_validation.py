@@ -12,7 +12,7 @@ import pytest
 
 from quietmax.errors import InvalidInput
 from quietmax.estimators import DPSGD, HeadSettings, PrivateHead, Teachers
-from quietmax.estimators.training_set import LARGEST_SIZE, checked_records, checked_size, class_numbers
+from quietmax.estimators.training_set import LARGEST_SIZE, _checked_records, _checked_size, _class_numbers
 from quietmax.models.features import FeatureMap, Identity, Scattering, Turned, UnitNorm
 from tests.estimators.made import made
 
@@ -93,19 +93,19 @@ def test_a_single_class_read_off_the_labels_is_refused_without_showing_it(estima
 @pytest.mark.parametrize("declared", [(), ("ill",), ("ill", "ill"), ("ill", "healthy", "ill")])
 def test_fewer_than_two_different_declared_classes_are_refused(declared: tuple[str, ...]) -> None:
     with pytest.raises(InvalidInput, match="two different classes"):
-        class_numbers(np.array(["ill"]), declared)
+        _class_numbers(np.array(["ill"]), declared)
 
 
 def test_a_label_s_number_is_its_place_in_the_declaration() -> None:
-    classes, numbers = class_numbers(np.array([7, 3, 7]), (7, 5, 3))
+    classes, numbers = _class_numbers(np.array([7, 3, 7]), (7, 5, 3))
     assert classes.tolist() == [7, 5, 3]
     assert numbers.tolist() == [0, 2, 0]
 
 
 def _numbers(labels: Any, declared: Any) -> list[int]:
     """Class numbers of labels, as an estimator finds them."""
-    _, given = checked_records(PrivateHead(), np.zeros((len(labels), 2)), labels)
-    return class_numbers(given, declared)[1].tolist()
+    _, given = _checked_records(PrivateHead(), np.zeros((len(labels), 2)), labels)
+    return _class_numbers(given, declared)[1].tolist()
 
 
 BIG = 2**53
@@ -157,7 +157,7 @@ def test_a_label_that_equals_no_declared_class_is_refused_beside_all_other_label
     ],
 )
 def test_declared_classes_keep_their_type_and_mixed_ones_are_objects(declared: Any, kind: str) -> None:
-    classes, numbers = class_numbers(np.array(list(declared), dtype=object), declared)
+    classes, numbers = _class_numbers(np.array(list(declared), dtype=object), declared)
     assert classes.dtype.kind == kind
     assert classes.tolist() == list(declared)
     assert numbers.tolist() == [0, 1]
@@ -167,8 +167,8 @@ def test_declared_classes_keep_their_type_and_mixed_ones_are_objects(declared: A
     ("labels", "kind"), [([1, 0], "i"), (["b", "a"], "U"), ([True, False], "b"), ([1.0, 0], "f")]
 )
 def test_classes_that_are_read_off_a_list_have_the_type_of_its_labels(labels: list[Any], kind: str) -> None:
-    _, given = checked_records(PrivateHead(), np.zeros((2, 2)), labels)
-    classes, numbers = class_numbers(given, None)
+    _, given = _checked_records(PrivateHead(), np.zeros((2, 2)), labels)
+    classes, numbers = _class_numbers(given, None)
     assert classes.dtype.kind == kind
     assert classes.tolist() == sorted(labels)
     assert numbers.tolist() == [1, 0]
@@ -182,7 +182,7 @@ def test_strings_beside_numbers_need_declared_classes() -> None:
 @pytest.mark.parametrize("declared", [((0, 1), (2, 3)), ((0, 1), 2)])
 def test_declared_classes_that_are_sequences_are_refused(declared: Any) -> None:
     with pytest.raises(InvalidInput, match="classes must be a flat sequence"):
-        class_numbers(np.array([0]), declared)
+        _class_numbers(np.array([0]), declared)
 
 
 @pytest.mark.parametrize("make", [PrivateHead, Teachers, DPSGD])
@@ -218,8 +218,8 @@ LABELS = np.arange(60) % 2
 
 @pytest.mark.parametrize("size", [1, 480, np.int64(7), 12.0, LARGEST_SIZE])
 def test_a_number_of_records_is_taken_as_it_is(size: Any) -> None:
-    assert checked_size(size) == size
-    assert isinstance(checked_size(size), int)
+    assert _checked_size(size) == size
+    assert isinstance(_checked_size(size), int)
 
 
 @pytest.mark.parametrize(

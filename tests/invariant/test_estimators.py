@@ -29,8 +29,8 @@ from quietmax.estimators.training_set import (
     LIBRARY_STACK,
     SETTINGS_PUBLIC,
     Persons,
-    checked_records,
-    class_numbers,
+    _checked_records,
+    _class_numbers,
 )
 from quietmax.models import MLP, TrainingSettings
 from quietmax.models.features import FeatureMap, Identity, RandomFourier, Scattering, UnitNorm
@@ -126,8 +126,8 @@ def test_one_label_of_another_type_moves_the_gradient_sum_within_its_bound(
     labels = [2**53, 2**53 + 1] * 200 + [1.0]
 
     def total(size: int) -> np.ndarray:
-        table, given = checked_records(estimator, records[:size], labels[:size])
-        numbers = class_numbers(given, classes)[1]
+        table, given = _checked_records(estimator, records[:size], labels[:size])
+        numbers = _class_numbers(given, classes)[1]
         rows = centred(_clipped_features(UnitNorm(0.4), table, 1.0), np.zeros(3))
         return gradient_sum(Table(rows, numbers, 3), np.zeros((3, 4)), clip)
 

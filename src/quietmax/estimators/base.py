@@ -29,7 +29,7 @@ from quietmax.estimators.blocks import (
     Floats,
     LocalEngine,
     Table,
-    person_digests,
+    _person_digests,
 )
 from quietmax.estimators.evaluate import _evaluate, _open_evaluations
 from quietmax.estimators.evaluation import Evaluation
@@ -38,8 +38,8 @@ from quietmax.estimators.training_set import (
     NOBODY,
     Piece,
     TrainingRows,
+    _checked_size,
     _training_rows,
-    checked_size,
     named_features,
     queries,
     with_holdout,
@@ -277,7 +277,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
         def tables() -> Iterator[Table]:
             for piece in data.pieces:
-                persons = None if piece.persons is None else person_digests(piece.persons, key)
+                persons = None if piece.persons is None else _person_digests(piece.persons, key)
                 yield Table(
                     piece.records, piece.labels, classes, persons=digests(piece) if digests else persons
                 )
@@ -331,7 +331,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _size(self, units: int) -> int:
         """Return the declared size, or else the number of records or persons."""
-        return units if self.declared_size is None else checked_size(self.declared_size)
+        return units if self.declared_size is None else _checked_size(self.declared_size)
 
     def _seed(self) -> int | None:
         """Draw the seed of the noise; None for exact noise."""

@@ -224,7 +224,7 @@ class Blocks:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None and self._encoded is not None:
-            self._encoded.remove()
+            self._encoded._remove()
         self.close()
 
     def close(self) -> None:
@@ -234,7 +234,7 @@ class Blocks:
             self._remove_folder()
         self._folder = self._remove_folder = None
         if self._encoded is not None:
-            self._encoded.close()
+            self._encoded._close()
             self._encoded = None
 
     def __len__(self) -> int:
@@ -304,10 +304,10 @@ class Blocks:
             "well."
         )
         for part in source.parts:
-            blocks = encoded.blocks(part, self.classes)
+            blocks = encoded._blocks(part, self.classes)
             if blocks is None:
                 own = _tables_of(replace(source, parts=(part,)), encoded.key, self.classes)
-                blocks = encoded.write(part, _in_blocks(own))
+                blocks = encoded._write(part, _in_blocks(own))
             for block in blocks:
                 self._blocks.append(block)
                 self.advance(len(block))
@@ -365,16 +365,16 @@ class Blocks:
 
     # --- Persons
 
-    def count_persons(self) -> None:
+    def _count_persons(self) -> None:
         """Count the rows of each person, over all blocks; sets `repeats`, and drops the digests.
 
         Digests are counted range by range, so that memory does not grow with the number of persons.
         """
         persons = 0
         for first, last in self._person_ranges():
-            counts = self._sum_labels(partial(_PersonCounts.of, first=first, last=last))
+            counts = self._sum_labels(partial(_PersonCounts._of, first=first, last=last))
             persons += len(counts.digests)
-            self._update_labels(partial(counts.assigned, first=first, last=last))
+            self._update_labels(partial(counts._assigned, first=first, last=last))
         self._drop_persons()
         self._persons = persons
 
@@ -384,7 +384,7 @@ class Blocks:
     def _distinct_persons(self) -> int:
         """Return the number of persons, whose digests stay."""
         return sum(
-            len(self._sum_labels(partial(_PersonCounts.of, first=first, last=last)).digests)
+            len(self._sum_labels(partial(_PersonCounts._of, first=first, last=last)).digests)
             for first, last in self._person_ranges()
         )
 
@@ -415,7 +415,7 @@ class Blocks:
         if self._limit is None or self._in_memory + table.nbytes <= self._limit:
             self._in_memory += table.nbytes
             return table
-        return _StoredTable.write(table, self._new_file())
+        return _StoredTable._write(table, self._new_file())
 
     def _remove(self, files: Iterable[Path]) -> None:
         """Remove temporary files; encoded rows of `resume` stay."""
@@ -479,7 +479,7 @@ def _cut(tables: list[Table]) -> Iterator[Table]:
 
 def _tables_of(source: TableRows, key: bytes, classes: int) -> Iterator[Table]:
     for records in source.records():
-        persons = None if records.persons is None else person_digests(records.persons, key)
+        persons = None if records.persons is None else _person_digests(records.persons, key)
         yield Table(records.features, records.labels, classes, persons=persons)
 
 
@@ -506,7 +506,7 @@ class _StoredTable:
         return self.length * (4 * self.features + _BESIDE_BYTES)
 
     @classmethod
-    def write(cls, table: Table, path: Path, names: Sequence[str] = _ARRAYS) -> _StoredTable:
+    def _write(cls, table: Table, path: Path, names: Sequence[str] = _ARRAYS) -> _StoredTable:
         """Write arrays of a block to files that their owner alone can read; their names begin with `path`."""
         arrays = {name: array for name, array in table._arrays().items() if name in names}
         files = {name: path.with_name(f"{path.name}.{name}") for name in arrays}
@@ -534,7 +534,7 @@ class _StoredTable:
         return (self.length, self.features) if name == "rows" else (self.length,)
 
     def _with_labels(self, table: Table, path: Path) -> _StoredTable:
-        made = _StoredTable.write(table, path, _ARRAYS[1:])
+        made = _StoredTable._write(table, path, _ARRAYS[1:])
         files = {**made.files, "rows": self.files["rows"]}
         return replace(self, files=files, types={**made.types, "rows": self.types["rows"]})
 
@@ -566,12 +566,12 @@ class _EncodedRows:
                 _write_once(key, secrets.token_bytes(16))
             self.key = key.read_bytes()
         except BaseException as error:
-            self.close()
+            self._close()
             if isinstance(error, BlockingIOError):
                 raise DataUnavailable(f"Another training uses the folder {self.folder}.") from None
             raise
 
-    def blocks(self, part: Part, classes: int) -> list[_StoredTable] | None:
+    def _blocks(self, part: Part, classes: int) -> list[_StoredTable] | None:
         """Return the stored blocks of a part; None if it was not read to its end."""
         name = _part_digest(part)
         listed = self.folder / f"{name}.json"
@@ -588,11 +588,12 @@ class _EncodedRows:
             for number, (length, features, types) in enumerate(json.loads(listed.read_text("utf-8")))
         ]
 
-    def write(self, part: Part, tables: Iterable[Table]) -> list[_StoredTable]:
+    def _write(self, part: Part, tables: Iterable[Table]) -> list[_StoredTable]:
         """Store the blocks of a part, and at the end their list."""
         name = _part_digest(part)
         stored = [
-            _StoredTable.write(table, self.folder / f"{name}-{number}") for number, table in enumerate(tables)
+            _StoredTable._write(table, self.folder / f"{name}-{number}")
+            for number, table in enumerate(tables)
         ]
         for block in stored:
             for path in block.files.values():
@@ -602,10 +603,10 @@ class _EncodedRows:
         _write_once(self.folder / f"{name}.json", content.encode())
         return stored
 
-    def remove(self) -> None:
+    def _remove(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """Let another training use the folder."""
         os.close(self._lock)
 
@@ -684,7 +685,7 @@ def added(values: Iterable[Sum]) -> Sum:
 # --- Persons ----------------------------------------------------------------------------------------------------------
 
 
-def person_digests(names: NDArray[np.object_], key: bytes) -> NDArray[np.bytes_]:
+def _person_digests(names: NDArray[np.object_], key: bytes) -> NDArray[np.bytes_]:
     """Return a keyed digest of each row's person.
 
     Two persons share one of the 2^128 digests with probability below `n^2 / 2^129`.
@@ -705,7 +706,7 @@ class _PersonCounts:
     rows: Labels
 
     @classmethod
-    def of(cls, block: Table, first: int, last: int) -> _PersonCounts:
+    def _of(cls, block: Table, first: int, last: int) -> _PersonCounts:
         """Count the persons of a block whose digest begins with 16 bits from `first` to `last - 1`."""
         assert block.persons is not None
         digests, rows = np.unique(block.persons[_in_range(block.persons, first, last)], return_counts=True)
@@ -717,7 +718,7 @@ class _PersonCounts:
         np.add.at(rows, places, np.concatenate([self.rows, other.rows]))
         return _PersonCounts(digests, rows)
 
-    def assigned(self, block: Table, first: int, last: int) -> Table:
+    def _assigned(self, block: Table, first: int, last: int) -> Table:
         """Return a block in which the rows of these persons have their `repeats`."""
         assert block.persons is not None
         repeats = np.ones(len(block), np.int64) if block.repeats is None else block.repeats

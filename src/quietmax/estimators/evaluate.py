@@ -36,7 +36,7 @@ from quietmax.data.records import Holdout, Records, is_held_out
 from quietmax.data.sources import as_frame, is_source, is_table_path, read_table, rows_at_once
 from quietmax.data.tables import TableRows, encoded_rows, person_names, require_person_type
 from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError
-from quietmax.estimators.blocks import FILES_IN_MEMORY, Blocks, LocalEngine, Table, person_digests
+from quietmax.estimators.blocks import FILES_IN_MEMORY, Blocks, LocalEngine, Table, _person_digests
 from quietmax.estimators.evaluation import (
     Assumed,
     Composition,
@@ -52,13 +52,13 @@ from quietmax.estimators.evaluation import (
     _noisy_evaluation,
     composed_guarantee,
 )
-from quietmax.estimators.ray_blocks import RayBlocks, chosen_engine
+from quietmax.estimators.ray_blocks import RayBlocks, _chosen_engine
 from quietmax.estimators.training_set import (
     Persons,
+    _checked_records,
+    _class_numbers,
+    _names_of,
     alike,
-    checked_records,
-    class_numbers,
-    names_of,
     queries,
 )
 from quietmax.noise.sources import EXACT, NoiseSource, SeededNoise
@@ -103,7 +103,7 @@ def _evaluate(
         encoding=estimator.encoding_,
         training=estimator.guarantee_,
         source=EXACT if seed is None else SeededNoise(seed),
-        engine=chosen_engine(estimator.engine),
+        engine=_chosen_engine(estimator.engine),
         recognised=recognised,
     )
     return subject._evaluated(records, account, budget, disjoint)
@@ -131,12 +131,12 @@ def _as_records(estimator: Any, X: Any, y: Any, groups: Any) -> tuple[Records | 
         features = queries(estimator, X)
         from sklearn.base import BaseEstimator
 
-        _, given = checked_records(BaseEstimator(), features, y)
-        _, labels = class_numbers(given, estimator.classes_)
+        _, given = _checked_records(BaseEstimator(), features, y)
+        _, labels = _class_numbers(given, estimator.classes_)
         records = Records("evaluation", features, labels, len(estimator.classes_))
         encoding = None
     if groups is not None:
-        records = replace(records, persons=names_of(groups))
+        records = replace(records, persons=_names_of(groups))
     return records, encoding is not None and groups is None
 
 
@@ -253,7 +253,7 @@ class _Subject:
                 nobody = np.empty(0, np.int64)
                 return _count_answers(nobody, nobody, nobody, None, classes)
             if self.training.unit == "person":
-                table.count_persons()
+                table._count_persons()
             return table.sum(_block_counts)
 
     def _tables(self, rows: TableRows, key: bytes) -> Iterator[Table]:
@@ -263,7 +263,7 @@ class _Subject:
         for number, part in enumerate(rows.parts, start=1):
             for records in rows.part_records(part):
                 counted = self._held_out(records)
-                persons = None if counted.persons is None else person_digests(counted.persons, key)
+                persons = None if counted.persons is None else _person_digests(counted.persons, key)
                 if len(counted):
                     yield Table(counted.features, counted.labels, len(self.classes), persons=persons)
                 done += len(records)

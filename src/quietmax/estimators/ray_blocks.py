@@ -138,7 +138,7 @@ class RayBlocks(Blocks):
         self._states[number] = state
 
 
-def chosen_engine(engine: LocalEngine | RayEngine | Literal["local", "ray"]) -> LocalEngine | RayEngine:
+def _chosen_engine(engine: LocalEngine | RayEngine | Literal["local", "ray"]) -> LocalEngine | RayEngine:
     """Return the engine that an estimator's argument stands for."""
     if isinstance(engine, LocalEngine | RayEngine):
         return engine
@@ -168,7 +168,7 @@ class _Share:
     parts: list[Part] = field(default_factory=list)
     tables: list[Any] = field(default_factory=list)
 
-    def read(self) -> Iterator[Table]:
+    def _read(self) -> Iterator[Table]:
         """Yield all rows."""
         if self.source is not None:
             yield from _tables_of(replace(self.source, parts=tuple(self.parts)), self.key, self.classes)
@@ -227,7 +227,7 @@ class _Worker:
         blocks, digest = Blocks(self._share.classes), hashlib.blake2b(digest_size=16)
 
         def tables() -> Iterator[Table]:
-            for table in self._share.read():
+            for table in self._share._read():
                 for array in (table.rows, table.labels, table.persons):
                     if array is not None:
                         digest.update(np.ascontiguousarray(array).view(np.uint8).data)

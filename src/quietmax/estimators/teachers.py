@@ -34,7 +34,7 @@ from quietmax.data.schema import Schema
 from quietmax.errors import InvalidInput, QuietmaxError
 from quietmax.estimators.base import PrivateClassifier, _documented
 from quietmax.estimators.blocks import Blocks, Floats, LocalEngine, Progress, Table
-from quietmax.estimators.ray_blocks import chosen_engine
+from quietmax.estimators.ray_blocks import _chosen_engine
 from quietmax.estimators.training_set import (
     LIBRARY_STACK,
     OWN_MODULES,
@@ -186,7 +186,7 @@ class Teachers(PrivateClassifier):
         budget = Budget(self.epsilon, self.delta, self.queries)
         key = self._key()
         self.feature_map_ = self._feature_map(data)
-        engine = chosen_engine(self.engine)
+        engine = _chosen_engine(self.engine)
         # Rows are kept here, also if the teachers are trained on Ray workers.
         place = engine if isinstance(engine, LocalEngine) else LocalEngine()
         epochs = self._settings().epochs
@@ -269,14 +269,14 @@ class Teachers(PrivateClassifier):
         if self.network is None or isinstance(self.network, TrainingSettings):
             stack = _trained_stacks(shards, seeds, classes, self._settings(), size, engine)
             broken = ~torch.isfinite(stack.weight_vectors()).all(1).numpy()
-            return TeacherEnsemble._of_fit(stack, shards.empty | broken, classes, soft, unit)
-        built = [_built(self.network, shards.columns, classes, seed) for seed in seeds]
+            return TeacherEnsemble._of_fit(stack, shards._empty | broken, classes, soft, unit)
+        built = [_built(self.network, shards._columns, classes, seed) for seed in seeds]
         _check_apart(built)
         modules: list[torch.nn.Module | None] = []
         for shard, (module, seed) in enumerate(zip(built, seeds, strict=True)):
             taught = None
-            if not shards.empty[shard]:
-                table, _ = shards.read(shard, shard + 1)
+            if not shards._empty[shard]:
+                table, _ = shards._read(shard, shard + 1)
                 taught = _taught(module, table.rows, table.labels, classes, seed)
                 shards.blocks.advance(NETWORK.epochs * len(table))
             modules.append(taught)
@@ -373,21 +373,21 @@ class _Shards:
     starts: NDArray[np.int64]
 
     @property
-    def columns(self) -> int:
+    def _columns(self) -> int:
         return self.blocks.features
 
     @property
-    def empty(self) -> NDArray[np.bool_]:
+    def _empty(self) -> NDArray[np.bool_]:
         return np.asarray(np.diff(self.starts).sum(0) == 0)
 
-    def read(self, first: int, last: int) -> tuple[Table, list[NDArray[np.int64]]]:
+    def _read(self, first: int, last: int) -> tuple[Table, list[NDArray[np.int64]]]:
         """Return the rows of the shards from `first` to `last - 1`, and which of them each shard has."""
         table = self.blocks.slices([slice(start[first], start[last]) for start in self.starts])
         counts = np.diff(self.starts[:, first : last + 1])
         shards = np.repeat(np.tile(np.arange(last - first), len(counts)), counts.ravel())
         return table, [np.flatnonzero(shards == shard) for shard in range(last - first)]
 
-    def progress(self, rows: int) -> Progress:
+    def _progress(self, rows: int) -> Progress:
         """Return what reports the steps of a training that works on so many rows in all."""
         before = 0
 
@@ -413,21 +413,21 @@ def _trained_stacks(
             f"Each of {len(seeds)} teachers would take {steps:,} training steps for declared_size {size:,}, but at "
             f"most {MOST_STEPS:,} are allowed."
         )
-    edges = _teacher_stacks(len(seeds), size, shards.columns, classes, network)
+    edges = _teacher_stacks(len(seeds), size, shards._columns, classes, network)
 
     def job(number: int) -> tuple[Any, Any, int, Any, TrainingSettings, Sequence[int], int]:
         first, last = edges[number], edges[number + 1]
-        table, own = shards.read(first, last)
+        table, own = shards._read(first, last)
         return table.rows, table.labels, classes, own, network, seeds[first:last], steps
 
     def trained(number: int) -> MLP:
         given = job(number)
-        return train_networks(*given, shards.progress(network.epochs * len(given[0])))
+        return train_networks(*given, shards._progress(network.epochs * len(given[0])))
 
     numbers = range(len(edges) - 1)
     if isinstance(engine, RayEngine):
         height = int(np.diff(edges).max())
-        probe = partial(_trained_on_public_rows, shards.columns, classes, network, height)
+        probe = partial(_trained_on_public_rows, shards._columns, classes, network, height)
         stacks = [*ray_map(engine, train_networks, map(job, numbers), total=len(numbers), probe=probe)]
     else:
         stacks = parallel_map(trained, len(numbers))

@@ -54,14 +54,14 @@ def check_choice(name: str, value: object, valid: Collection[str]) -> None:
         raise InvalidInput(f"{name} must be one of {', '.join(valid)}, got {value!r}.")
 
 
-def check_positive(**values: float | None) -> None:
+def _check_positive(**values: float | None) -> None:
     """Raise `InvalidInput` unless every argument is None or a positive finite number."""
     for name, value in values.items():
         if value is not None and not 0.0 < value < math.inf:
             raise InvalidInput(f"{name} must be a positive number, got {value!r}.")
 
 
-def checked_size(size: int) -> int:
+def _checked_size(size: int) -> int:
     """Return a declared number of records or persons as an integer."""
     if (
         isinstance(size, bool)
@@ -113,7 +113,7 @@ def _check_embedding(encoding: Encoding) -> None:
             )
 
 
-def checked_records(
+def _checked_records(
     estimator: Any, X: ArrayLike, y: ArrayLike, *, dtypes: Sequence[Any] = (np.float32,)
 ) -> tuple[NDArray[np.float32], NDArray[Any]]:
     """Check a training set as scikit-learn does, with messages that show no value and no number of records."""
@@ -209,7 +209,7 @@ def _declared_array(declared: Any) -> NDArray[Any]:
         ) from None
 
 
-def class_numbers(
+def _class_numbers(
     labels: NDArray[Any], declared: Sequence[Any] | None
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Return the classes, and the index of every label among them.
@@ -354,7 +354,7 @@ def alike(stored: Any, computed: Any, within: float = 1e-9) -> bool:
     return bool(stored == computed)
 
 
-def names_of(groups: Any) -> NDArray[np.object_]:
+def _names_of(groups: Any) -> NDArray[np.object_]:
     """Return the name of each row's person. Each entry becomes a string by itself: 1, 1.0 and "1" are the same one."""
     try:
         names = as_strings(as_series(groups, "groups"))
@@ -522,13 +522,13 @@ def _training_rows(
     else:
         names = None
         if source is None:
-            records, given = checked_records(estimator, X, y, dtypes=dtypes)
-            classes, labels = class_numbers(given, estimator.classes)
+            records, given = _checked_records(estimator, X, y, dtypes=dtypes)
+            classes, labels = _class_numbers(given, estimator.classes)
         else:
             _check_holdout(source, groups)
             if not len(source):
                 raise InvalidData(NOBODY)
-            records, labels = checked_records(estimator, source.features, source.labels)
+            records, labels = _checked_records(estimator, source.features, source.labels)
             classes, names = _classes(estimator, source.encoding, source.classes), source.persons
         names = _person_names(names, groups, len(records))
         by_person, columns = names is not None, records.shape[1]
@@ -599,7 +599,7 @@ def _encoded_pieces(source: TableRows, groups: Any) -> Iterator[Piece]:
         raise InvalidInput(_SPLIT_WITHOUT_GROUPS)
     if groups is not None and source.encoding.person is not None:
         raise InvalidInput("The records have a `person` column already: leave out `groups`.")
-    given = None if groups is None else names_of(groups)
+    given = None if groups is None else _names_of(groups)
 
     def pieces() -> Iterator[Piece]:
         start = 0
@@ -641,7 +641,7 @@ def _classes(estimator: Any, encoding: Encoding | None, count: int) -> NDArray[A
         return np.asarray(names)
     if encoding is not None and list(estimator.classes) != list(names):
         raise InvalidInput("The schema declares the classes: leave out `classes`.")
-    classes = class_numbers(np.empty(0, dtype=object), estimator.classes)[0]
+    classes = _class_numbers(np.empty(0, dtype=object), estimator.classes)[0]
     if len(classes) != count:
         raise InvalidInput(f"classes must name the {count} classes of the records, got {len(classes)}.")
     return classes
@@ -653,7 +653,7 @@ def _person_names(names: NDArray[np.object_] | None, groups: Any, rows: int) -> 
         return names
     if names is not None:
         raise InvalidInput("The records have a `person` column already: leave out `groups`.")
-    given = names_of(groups)
+    given = _names_of(groups)
     if len(given) != rows:
         raise InvalidInput("groups must have one entry for each row of X.")
     return given

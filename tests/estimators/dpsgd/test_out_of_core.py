@@ -111,7 +111,7 @@ def test_rows_are_read_by_number_in_any_order(tmp_path: Path) -> None:
 
 def test_persons_keep_all_their_rows_in_every_batch() -> None:
     names = people()["who"].to_numpy(object)
-    plain, digested = Persons.of(names), _numbered_persons(blocks.person_digests(names, b"any key"))
+    plain, digested = Persons.of(names), _numbered_persons(blocks._person_digests(names, b"any key"))
     np.testing.assert_array_equal(plain.codes, digested.codes)
     np.testing.assert_array_equal(plain.rows, digested.rows)
     settings = PrivateSettings(sampling_rate=0.3, steps=5)

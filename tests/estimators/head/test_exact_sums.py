@@ -27,6 +27,7 @@ from quietmax.estimators.head.exact_sums import (
     _clipped_residuals,
     _moment_sum,
     _repeatable_exp,
+    _residuals,
     _row_sum,
     _unit_rows,
     _weights_on_grid,
@@ -39,7 +40,6 @@ from quietmax.estimators.head.exact_sums import (
     moments_grid,
     on_grid,
     probabilities,
-    residuals,
 )
 from quietmax.models.training import softmax
 from quietmax.sensitivity import certified
@@ -64,7 +64,7 @@ def contributions(table: Table, weights: np.ndarray, max_grad_norm: float) -> np
     for row, label, share in zip(table.rows, table.labels, shares, strict=True):
         one = torch.from_numpy(row[None].astype(np.float64))
         errors = _clipped_residuals(
-            residuals(grid, one, np.array([label])),
+            _residuals(grid, one, np.array([label])),
             max_grad_norm,
             np.array([share]),
         )

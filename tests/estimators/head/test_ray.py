@@ -187,7 +187,7 @@ def test_a_person_whose_rows_are_in_several_files_is_counted_once(
     blocks = RayBlocks(2, RayEngine(workers=4))
     with blocks:
         blocks.read(rows, b"key")
-        blocks.count_persons()
+        blocks._count_persons()
         assert blocks.units == len(per_person)
         assert len(blocks) == ROWS
         repeats: Counter[int] = blocks.sum(lambda block: Counter(block.repeats.tolist()))

@@ -180,8 +180,8 @@ def _exact_sum_of_parts(
     """Return `exact_clipped_sum` of rows that come at most `ROWS_AT_ONCE` at a time, in any order."""
     sums = _ExactSums(network, max_grad_norm)
     for inputs, labels, weights in parts:
-        sums.add(inputs.double(), labels, weights)
-    return sums.gradients(size)
+        sums._add(inputs.double(), labels, weights)
+    return sums._gradients(size)
 
 
 def rounding_share(weights: int, size: int) -> float:
@@ -226,7 +226,7 @@ class _ExactSums:
         self._rows = 0
         self._earlier = [ExactSum.of(total.numpy()) for total in (*self._kernel_sums, *self._bias_sums)]
 
-    def add(self, rows: Tensor, labels: Tensor, weights: Tensor | None = None) -> None:
+    def _add(self, rows: Tensor, labels: Tensor, weights: Tensor | None = None) -> None:
         """Add at most `ROWS_AT_ONCE` records, each times its weight."""
         if self._rows + len(rows) > _INTEGER_ROWS:
             self._carry()
@@ -259,7 +259,7 @@ class _ExactSums:
         self._rows = 0
         return self._earlier
 
-    def gradients(self, size: int) -> Gradients:
+    def _gradients(self, size: int) -> Gradients:
         """Return the sums in the layout of `MLP`, clamped and rounded to float64; see `rounding_share`."""
         limit = 42 + _more_bits(size)
         sums, depth = self._carry(), len(self._kernel_sums)

@@ -56,7 +56,7 @@ from quietmax.estimators.dpsgd.gradients import (
     _exact_sum_of_parts,
     rounding_share,
 )
-from quietmax.estimators.training_set import Persons, check_choice, check_positive, checked_size
+from quietmax.estimators.training_set import Persons, _check_positive, _checked_size, check_choice
 from quietmax.models.mlp import MLP, activation, initial_mlp
 from quietmax.models.stacked import (
     Convexified,
@@ -189,7 +189,7 @@ class PrivateSettings:
             )
         if self.centring_steps and self.sampling != "poisson":
             raise InvalidInput("centring_steps requires Poisson sampling (analysis='proven').")
-        check_positive(max_grad_norm=self.max_grad_norm, learning_rate=self.learning_rate)
+        _check_positive(max_grad_norm=self.max_grad_norm, learning_rate=self.learning_rate)
         if not 0 <= self.decay <= 1:
             raise InvalidInput(f"decay must be from 0 to 1, got {self.decay}.")
         if not 0 <= self.l2 < math.inf:
@@ -257,8 +257,8 @@ def make_plan(
 ) -> Plan:
     """Return the settings and the noise of a run; settings that are not given come from a preset."""
     check_choice("preset", preset, ("default", "paper"))
-    size = checked_size(size)
-    check_positive(length=length)
+    size = _checked_size(size)
+    _check_positive(length=length)
     wanted = {name: value for name, value in given.items() if value is not None}
     wanted["sampling"] = "poisson" if analysis == "proven" else "shuffled"
     if delta is None:
@@ -406,12 +406,12 @@ class _Units:
     def rows(self) -> Rows:
         return np.arange(self._length) if self._rows is None else self._rows
 
-    def batches(self, order: Rows, width: int) -> Iterator[Rows]:
+    def _batches(self, order: Rows, width: int) -> Iterator[Rows]:
         """Return the rows of all units in batches of so many units, in this order of the units."""
         for chosen in np.split(order, range(width, max(len(order), 1), width)):
             yield self._at(chosen if self._codes is None else np.flatnonzero(np.isin(self._codes, chosen)))
 
-    def sample(self, drawn: Callable[[int], NDArray[np.bool_]]) -> Rows:
+    def _sample(self, drawn: Callable[[int], NDArray[np.bool_]]) -> Rows:
         """Return the rows of the units for which a function draws True; it is told how many to decide about."""
         mask = np.empty(self.count, np.bool_)
         for start in range(0, self.count, _UNITS_AT_ONCE):
@@ -464,9 +464,9 @@ def _batches(units: _Units, size: int, settings: PrivateSettings, seed: int | No
 
     while True:
         if settings.sampling == "shuffled":
-            yield from units.batches(order(), width)
+            yield from units._batches(order(), width)
         else:
-            yield units.rows if rate == 1 else units.sample(taken)
+            yield units.rows if rate == 1 else units._sample(taken)
 
 
 # --- Steps ------------------------------------------------------------------------------------------------------------
@@ -489,7 +489,7 @@ class _Update:
         ]
         self._taken = [torch.zeros(()) for _ in network.kernels]
 
-    def take(self, gradients: Gradients) -> None:
+    def _take(self, gradients: Gradients) -> None:
         """Move the network's weights; may overwrite the gradients."""
         rate = next(self._rates)
         for count in self._taken:
@@ -575,9 +575,9 @@ def train_private_stack(
     gradients, update = Gradients.zeros(network), _Update(network, settings)
     for step in range(1, settings._gradient_steps + 1):
         # Noise first, the clipped gradients on top of it: one pass over memory less.
-        noise.write(gradients)
+        noise._write(gradients)
         sums.add_to(gradients, _padded([next(draws) for draws in batches], streams, records))
-        update.take(gradients)
+        update._take(gradients)
         if progress is not None and (step % 64 == 0 or step == settings._gradient_steps):
             progress(step, settings._gradient_steps)
     check_weights([tensor for _, tensor in network.parameters()])
@@ -600,7 +600,7 @@ class _Noise:
         self._generators = [torch.Generator().manual_seed(_noise_seed(seed)) for seed in seeds]
         self._spreads = torch.tensor(spreads, dtype=torch.float32).view(-1, 1, 1)
 
-    def write(self, gradients: Gradients) -> None:
+    def _write(self, gradients: Gradients) -> None:
         counts = [tensor[0].numel() for tensor in gradients.tensors()]
         standard = torch.empty(len(self._generators), sum(counts))
         for generator, line in zip(self._generators, standard, strict=True):
@@ -638,7 +638,7 @@ def train_private(
     if not isinstance(features, StoredRows):
         features = np.ascontiguousarray(features, dtype=np.float32)
         check_records(torch.from_numpy(features), targets.to(torch.int64), classes)
-    check_positive(noise_multiplier=noise_multiplier, size=size)
+    _check_positive(noise_multiplier=noise_multiplier, size=size)
     batches = _draw_batches(len(features), size, settings, persons)
     _check_length(len(features))
     network = _initial_network(features.shape[1], classes, settings, (seed,), torch.float64)
@@ -650,7 +650,7 @@ def train_private(
         rounding = rounding_share(sum(tensor.numel() for tensor in sums.tensors()), size)
         noisy = _released([*sums.tensors()], settings.max_grad_norm, rounding, noise_multiplier)
         means, layers = [tensor / expected for tensor in noisy], len(sums.kernels)
-        update.take(Gradients(tuple(means[:layers]), tuple(means[layers:])))
+        update._take(Gradients(tuple(means[:layers]), tuple(means[layers:])))
         check_weights([tensor for _, tensor in network.parameters()])
     return network
 

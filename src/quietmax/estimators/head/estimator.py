@@ -68,13 +68,13 @@ from quietmax.estimators.head.weights import (
     weights_guarantee,
     whitening_kind,
 )
-from quietmax.estimators.ray_blocks import chosen_engine
+from quietmax.estimators.ray_blocks import _chosen_engine
 from quietmax.estimators.training_set import (
     ImageShape,
     TrainingRows,
+    _check_positive,
+    _checked_size,
     check_choice,
-    check_positive,
-    checked_size,
     runs_own_code,
 )
 from quietmax.mechanisms.base import NoisyMax
@@ -208,9 +208,9 @@ class PrivateHead(PrivateClassifier):
         seed = self._seed()
         source = EXACT if seed is None else SeededNoise(seed)
         passes = 1 + _MOST_PREPARING + (self._settings.steps or _USUAL_STEPS)
-        with self._read(data, chosen_engine(self.engine), passes) as table:
+        with self._read(data, _chosen_engine(self.engine), passes) as table:
             if data.unit == "person":
-                table.count_persons()
+                table._count_persons()
             allowance = self._make_releases(data, table, source)
             facts = self._facts(data, table, allowance, source)
         own_map = runs_own_code(self.feature_map_)
@@ -414,7 +414,7 @@ class PrivateHead(PrivateClassifier):
         if self.method is not None:
             check_choice("method", self.method, ("gradient", "output"))
         check_choice("release", self.release, ("weights", "query"))
-        chosen_engine(self.engine)
+        _chosen_engine(self.engine)
         if not isinstance(self.features, FeatureMap | str):
             raise InvalidInput(
                 "features must be a map of quietmax.models.features, 'auto', 'identity', 'unit-norm', 'scattering', "
@@ -425,8 +425,8 @@ class PrivateHead(PrivateClassifier):
         if self.release == "query":
             self._check_query_settings()
         if self.declared_size is not None:
-            checked_size(self.declared_size)
-        check_positive(mu=self.mu, queries=self.queries)
+            _checked_size(self.declared_size)
+        _check_positive(mu=self.mu, queries=self.queries)
 
     def _check_query_settings(self) -> None:
         if self._training_method != "output":

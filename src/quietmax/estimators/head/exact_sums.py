@@ -7,7 +7,7 @@ products and sums of a few thousand rows are exact in float64. These sums are ad
 order and on any number of threads or machines. What a record contributes is then a function of that record and of
 public numbers alone: removing it changes the sum by exactly its contribution, whose length is bounded.
 
-Units: features are multiples of 2^-20 of length at most 1; clipped residuals are multiples of 2^-20.
+Units: features are multiples of 2^-20 of length at most 1; clipped _residuals are multiples of 2^-20.
 
 Where a person has k rows, each of them counts 1/k: the rows of one person together contribute at most what a single
 record does (THEORY 3.7). The number k depends on that person's rows alone.
@@ -33,7 +33,7 @@ else:
     torch = lazy_module("torch")
 
 BITS = 20
-"""Features and residuals are multiples of 2^-BITS."""
+"""Features and _residuals are multiples of 2^-BITS."""
 GRID = 2.0**-30
 """Released gradient sums are multiples of this, or of more from a size of 2^22 on."""
 MOST_BLOCKS = 2**31
@@ -237,7 +237,7 @@ def _weights_on_grid(weights: Floats) -> Floats:
     return grid / unit
 
 
-def residuals(weights: torch.Tensor, rows: torch.Tensor, labels: Labels) -> Floats:
+def _residuals(weights: torch.Tensor, rows: torch.Tensor, labels: Labels) -> Floats:
     """Compute `p - e_y` of every row."""
     errors = probabilities((weights @ rows.T).numpy())
     errors[labels, np.arange(len(labels))] -= 1.0
@@ -273,7 +273,7 @@ def gradient_sum(table: Rows, weights: Floats, max_grad_norm: float, *, grid: fl
         summed, shares = 0, block.shares
         for rows, part in block.chunks():
             errors = _clipped_residuals(
-                residuals(grid_weights, rows, block.labels[part]),
+                _residuals(grid_weights, rows, block.labels[part]),
                 max_grad_norm,
                 None if shares is None else shares[part],
             )

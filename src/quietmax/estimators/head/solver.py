@@ -186,7 +186,7 @@ class MeanCrossEntropy:
         return _MORE_THAN_DECLARED / 2 + self.regularisation
 
     def rounding(self, units: float, rows: float, shape: Shape, weights: Floats) -> float:
-        """Add the errors of the residuals, of their sum and of the regulariser; see `Objective`."""
+        """Add the errors of the _residuals, of their sum and of the regulariser; see `Objective`."""
         regulariser = _regulariser_rounding(self.regularisation, weights)
         residual = _residual_rounding(shape, weights)
         return units / self.size * (residual + math.sqrt(2) * _sum_rounding(rows, shape)) + regulariser

@@ -45,9 +45,9 @@ from quietmax.estimators.head.solver import (
 from quietmax.estimators.training_set import (
     SEEDED_WEIGHTS,
     Condition,
+    _check_positive,
     _of_training,
     check_choice,
-    check_positive,
     code_before,
 )
 from quietmax.mechanisms.base import proves_bounds
@@ -166,7 +166,7 @@ class HeadSettings:
             raise InvalidInput(
                 f"second_moments must be at least 0 and, with this centring, below {most:g}, got {self.second_moments}."
             )
-        check_positive(
+        _check_positive(
             radius=self.radius,
             alpha=self.alpha,
             mass=self.mass,
