@@ -303,13 +303,8 @@ MIN_INTERVAL_SECONDS = 10.0
 """Least time between two fetches."""
 LEEWAY_SECONDS = 30
 """Difference of clocks that is accepted for `exp`, `nbf` and `iat`."""
-ALGORITHMS = {
-    "RS256": ("RSA", None),
-    "RS384": ("RSA", None),
-    "RS512": ("RSA", None),
-    "PS256": ("RSA", None),
-    "PS384": ("RSA", None),
-    "PS512": ("RSA", None),
+ALGORITHMS: dict[str, tuple[str, str | None]] = {
+    **{f"{family}{bits}": ("RSA", None) for family in ("RS", "PS") for bits in (256, 384, 512)},
     "ES256": ("EC", "P-256"),
     "ES384": ("EC", "P-384"),
     "ES512": ("EC", "P-521"),

@@ -538,9 +538,9 @@ def _split_strings(content: bytes) -> list[str]:
     return strings
 
 
-def _join_strings(strings: Iterable[str]) -> bytes:
+def _join_strings(strings: Iterable[str | bytes]) -> bytes:
     """Encode strings as a binary BYTES tensor: 4 bytes for the length of each, then its bytes in UTF-8."""
-    elements = [string.encode() for string in strings]
+    elements = [each.encode() if isinstance(each, str) else each for each in strings]
     return b"".join(_LENGTH.pack(len(element)) + element for element in elements)
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import struct
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
@@ -39,6 +38,7 @@ from quietmax.errors import InvalidInput
 from quietmax.mechanisms.base import Answers
 from quietmax.server.auth import Caller
 from quietmax.server.codec import (
+    _MAX_DIMENSIONS,
     COLUMN_DATATYPES,
     InferenceRequest,
     _decode_tensors,
@@ -388,7 +388,6 @@ def _headers(context: Any) -> Headers:
 
 SERVICE = "inference.GRPCInferenceService"
 """The name of the service in the protocol."""
-_MAX_DIMENSIONS = 8
 _POOL = DescriptorPool()
 for _file in FileDescriptorSet.FromString(
     files("quietmax.server").joinpath("inference.binpb").read_bytes()
@@ -405,7 +404,6 @@ _CONTENTS = {
     "BYTES": "bytes_contents",
 }
 """The field of InferTensorContents for each datatype; FP16 has none."""
-_LENGTH = struct.Struct("<I")
 _MAX_UNCOUNTED_BYTES = 2**15
 _MAX_PARTS = 2**14
 """Most parts of a large message; a request with 1,000 columns has about 6,000."""
@@ -555,7 +553,7 @@ def _content_bytes(tensor: Any, max_rows: int, inputs: int) -> bytes:
         raise HttpError(413, f"`{name}` must have at most {max_rows} rows, got {len(values)} values.")
     _check_size(tensor, len(values), 1, "values")
     if datatype == "BYTES":
-        return b"".join(_LENGTH.pack(len(value)) + value for value in values)
+        return _join_strings(values)
     kind = COLUMN_DATATYPES[datatype]
     if kind.kind == "f" or kind.itemsize == 8:
         return np.fromiter(values, kind, len(values)).tobytes()
