@@ -23,6 +23,7 @@ from tests.server.running_service import (
     check_message,
     inference,
     some_rows,
+    until,
 )
 
 
@@ -178,8 +179,7 @@ def test_a_copy_of_the_ledger_signs_no_session(start: Start) -> None:
                     assert hmac.new(secret, signed.encode(), "sha256").hexdigest() != signature
         with service.ledger._engine.begin() as connection:
             connection.execute(text("UPDATE keys SET secret_hash = 'other'"))
-        time.sleep(1.1)
-        assert state_with(service.url, cookie) == 401
+        until(lambda: state_with(service.url, cookie) == 401, 2)
 
 
 def test_sessions_of_a_service_that_was_started_again_end_unless_the_secret_is_kept(start: Start) -> None:

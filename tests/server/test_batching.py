@@ -365,7 +365,7 @@ def test_a_model_that_takes_long_is_drawn_in_a_thread_of_its_own(
 
     monkeypatch.setattr(Answerer, "release", watched)
     monkeypatch.setattr(batching, "_MAX_SECONDS_IN_LOOP", limit)
-    with start("plain", 0) as service:
+    with start("plain", queries=200) as service:
         for number in range(20):
             assert service.infer(some_rows(rows, number), "plain").status_code == 200
     assert threads[0].startswith("drawing"), "how long it takes is not known yet"
@@ -393,7 +393,7 @@ def test_scores_computed_during_the_charge_are_those_of_the_rows_that_are_drawn(
     monkeypatch.setattr(batching, "_MIN_SECONDS_TO_SCORE", 0.0)
     monkeypatch.setattr(batching, "_MAX_SECONDS_IN_LOOP", 5.0)
     rows = some_rows(4)
-    with start("plain", 0) as service:
+    with start("plain", queries=200) as service:
         answerer = service.service.deployments[0].answerer
         assert answerer is not None
         service.infer(rows[:2], "plain")  # how long a draw takes is not known before
