@@ -91,11 +91,6 @@ class Predictor:
         Counts the answers that were charged. In memory by default; a `FileAccount` outlives the process. With an
         account of any other class, the guarantee is conditional.
 
-    Raises
-    ------
-    InvalidInput
-        If an argument has the wrong type, or the budget does not pay for one answer.
-
     Examples
     --------
     >>> import quietmax as qm

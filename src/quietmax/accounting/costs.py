@@ -412,11 +412,6 @@ class Budget:
     queries : int or None
         The number of queries that share the budget. None: queries are answered until the budget is spent.
 
-    Raises
-    ------
-    InvalidInput
-        If a number is out of range.
-
     Examples
     --------
     >>> Budget(epsilon=1.0, queries=100).total("pure")
@@ -450,11 +445,6 @@ class Budget:
         analysis : {"proven", "published", "published-example"}
             ``"proven"``: in the Gaussian measure the largest mu within (epsilon, delta). Otherwise mu = epsilon, as the
             paper has it.
-
-        Raises
-        ------
-        InvalidInput
-            If the measure or analysis is unknown, or a proven Gaussian total is asked for with delta 0.
         """
         if measure not in get_args(Measure):
             raise InvalidInput(f"measure must be 'pure' or 'gaussian', got {measure!r}.")

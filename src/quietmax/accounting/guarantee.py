@@ -72,11 +72,6 @@ class Guarantee:
     unit : {"record", "person"}
         What is added or removed: one record, or all records of one person.
 
-    Raises
-    ------
-    InvalidInput
-        If the numbers do not fit the definition, or a field has another value than listed above.
-
     Examples
     --------
     >>> print(Guarantee("gaussian", mu=1.0, status="proven", because="Section 3."))

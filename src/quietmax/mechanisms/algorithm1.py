@@ -60,11 +60,6 @@ class Algorithm1:
     analysis : {"published", "published-example", "proven"}
         How a budget becomes a total; see `quietmax.accounting.Budget.total`.
 
-    Raises
-    ------
-    InvalidInput
-        If `noise` is unknown or a number is not positive.
-
     Examples
     --------
     >>> from quietmax.noise import SeededNoise

@@ -155,13 +155,7 @@ class Answerer:
         return self.mechanism.cost(self.model.classes)
 
     def scores(self, features: NDArray[np.float32]) -> Floats:
-        """Return the scores that the mechanism sees, shape (queries, classes); all are finite.
-
-        Raises
-        ------
-        InvalidInput
-            If the model cannot take the features, or a score is not finite and `non_finite` is ``"error"``.
-        """
+        """Return the scores that the mechanism sees, shape (queries, classes); all are finite."""
         mapped = features if self.features is None else self.features.transform(features)
         scores = self.model.scores(mapped)
         if self.non_finite == "undecided":
@@ -388,11 +382,6 @@ class NoisyMax(ProvenMechanism):
         How far one record moves the scores, and the cost of one answer. By default the model's own certified bounds,
         and the share of the budget.
 
-    Raises
-    ------
-    InvalidInput
-        If `method` is unknown, or Gaussian noise is to be counted in the pure measure.
-
     Examples
     --------
     >>> from quietmax.accounting import PureCost
@@ -515,11 +504,6 @@ class SampledNeuron(ProvenMechanism):
         The share of the budget (of epsilon, or of mu^2) that pays for the choice; between 0 and 1, exclusive.
     bounds, per_query
         As for `NoisyMax`.
-
-    Raises
-    ------
-    InvalidInput
-        If a name is unknown or `sampling_share` is out of range.
 
     Examples
     --------

@@ -329,17 +329,21 @@ def _exact_magnitude(
 ) -> int:
     """Return the integer m nearest to scale * S^-1(uniform): the smallest m with uniform >= S((m + 1/2)/scale)."""
 
-    def exceeds(integer: int) -> bool:
+    def _exceeds(integer: int) -> bool:
         return uniform.is_below(partial(survival, Fraction(2 * integer + 1, 2) / scale))
 
-    low, high, step = guess, guess, 1  # invariant sought: exceeds(low - 1) or low = 0, and not exceeds(high)
-    while exceeds(high):
+    low, high, step = (
+        guess,
+        guess,
+        1,
+    )  # invariant sought: _exceeds(low - 1) or low = 0, and not _exceeds(high)
+    while _exceeds(high):
         low, high, step = high + 1, high + step, 2 * step
-    while low > 0 and low <= guess and not exceeds(low - 1):
+    while low > 0 and low <= guess and not _exceeds(low - 1):
         low, high, step = max(low - step, 0), low - 1, 2 * step
     while low < high:
         middle = (low + high) // 2
-        if exceeds(middle):
+        if _exceeds(middle):
             low = middle + 1
         else:
             high = middle
