@@ -29,12 +29,11 @@ from quietmax.experiments.measurements import (
     MEASUREMENTS,
     NetworkRow,
     alpha_choices,
-    bounds_table,
     network_rows,
     private_rows,
 )
 from quietmax.experiments.methods import methods
-from quietmax.experiments.paper import Comparison, reproduce_sensitivity_table
+from quietmax.experiments.paper import Comparison, bounds_table, reproduce_sensitivity_table
 from quietmax.experiments.report import figures, write_figures, write_stability_figure
 
 PAGE = Path(__file__).parents[1] / "paper.md"

@@ -21,12 +21,11 @@ from quietmax.experiments.measurements import (
     CifarSettings,
     CifarTrial,
     NetworkRow,
-    Observed,
     alpha_choices,
-    bounds_table,
     network_rows,
     private_rows,
 )
+from quietmax.experiments.paper import Observed, _condition_lines, bounds_table
 from quietmax.experiments.runner import Run
 from quietmax.models import TrainingSettings
 from quietmax.models.training import PAPER_GRID
@@ -87,8 +86,7 @@ def test_a_change_above_the_papers_bound_is_called_exceeded() -> None:
 
 def test_conditions_are_summarised_by_verdict_and_every_data_set_is_counted_once() -> None:
     found = {
-        (name, verdict): needed
-        for name, needed, verdict, _ in ours._condition_lines(bounds_table(None, [SEEN]))
+        (name, verdict): needed for name, needed, verdict, _ in _condition_lines(bounds_table(None, [SEEN]))
     }
     assert found["convex loss", "does not hold: all"] == "all"
     assert ("binary classes", "holds: adult, purchase-2") in found
@@ -247,13 +245,6 @@ def measured(settings: CifarSettings, *, private: bool = False, splits: int = 1)
         return ours._measure_cifar("cifar-10", (settings, private), None, 0)
 
 
-def test_scalings_are_what_their_names_say(images: Records) -> None:
-    scaled = {name: scale(images.features) for name, scale in ours._SCALINGS.items()}
-    assert scaled["pixel/255"] is images.features
-    assert np.allclose(scaled["pixel/255 - 0.5"] + 0.5, images.features)
-    assert all(each.dtype == np.float32 for each in scaled.values())
-
-
 @pytest.mark.usefixtures("images")
 def test_a_case_trains_one_network_per_split_and_answers_with_algorithm1_at_every_epsilon() -> None:
     trials = measured(SETTINGS, splits=2)
@@ -267,13 +258,16 @@ def test_a_case_trains_one_network_per_split_and_answers_with_algorithm1_at_ever
 
 
 @pytest.mark.usefixtures("images")
-def test_the_losses_and_alphas_train_differently() -> None:
-    plain = [
-        measured(replace(SETTINGS, loss=loss, alpha=alpha, epochs=30))[0]
-        for loss, alpha in (("convexified", 2.0), ("convexified", 1.0), ("cross-entropy", None))
-    ]
-    assert len({(trial.train_accuracy, trial.test_accuracy) for trial in plain}) == 3
-    assert plain[2].worst_share is None
+def test_losses_alphas_and_scalings_train_differently() -> None:
+    cases = (
+        SETTINGS,
+        replace(SETTINGS, alpha=1.0),
+        replace(SETTINGS, scaling="pixel/255 - 0.5"),
+        replace(SETTINGS, loss="cross-entropy", alpha=None),
+    )
+    plain = [measured(replace(case, epochs=30))[0] for case in cases]
+    assert len({(trial.train_accuracy, trial.test_accuracy) for trial in plain}) == len(cases)
+    assert plain[-1].worst_share is None
 
 
 @pytest.mark.usefixtures("images")

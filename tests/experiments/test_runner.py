@@ -33,7 +33,6 @@ from quietmax.experiments.grid import (
 from quietmax.experiments.runner import (
     Compute,
     compute_trial,
-    estimated_bytes,
     estimated_seconds,
     measuring,
     run,
@@ -319,18 +318,6 @@ def test_an_estimate_knows_when_too_few_records_are_left_for_shadow_networks() -
     networks = 100 * (10_000 + 100 * half)
     attack = 100 * 2 * 100 * half
     assert estimated_seconds([plain]) == pytest.approx(networks + attack, rel=1e-3)
-
-
-def test_the_memory_of_a_worker_is_that_of_its_largest_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    counts = {"location": 5_010, "mnist": 70_000, "cifar-10": 60_000}
-    monkeypatch.setattr(runner, "_record_count", lambda source, _: counts[source.name])
-    location, mnist, cifar = (
-        estimated_bytes(reproduction_trials([name], "paper", repeats=1))
-        for name in ("location", "mnist", "cifar-10")
-    )
-    together = estimated_bytes(reproduction_trials(["location", "mnist", "cifar-10"], "paper", repeats=1))
-    assert location < mnist < cifar == together
-    assert cifar > 4 * 60_000 * 3_072  # the records alone
 
 
 @pytest.mark.usefixtures("one_second_per_record")

@@ -112,7 +112,6 @@ def _table(output: Path) -> dict[str, Any]:
 
 
 def _print_table_step(found: dict[str, Any]) -> None:
-    """Print what the draft proposes for each column, and what its owner confirmed."""
     _heading(f"1. A table of people: {found['rows']:,} married women, and whether they had an affair")
     print_table(
         "",
@@ -129,7 +128,6 @@ def _print_table_step(found: dict[str, Any]) -> None:
 
 
 def _declared(schema: dict[str, Any], column: str) -> str:
-    """What a schema declares about a column."""
     if column == schema.get("person"):
         return "says who it is"
     if column == schema.get("label"):
@@ -163,7 +161,6 @@ def _survey(people: Split, output: Path) -> dict[str, Any]:
 
 
 def _print_survey(survey: dict[str, Any]) -> None:
-    """Print the guarantee, what it means, and the accuracy that may be published."""
     _heading("2. A private model of the survey, and an accuracy that may be published")
     print_guarantee(survey["guarantee"])
     for sentence in survey["in_words"]:
@@ -211,7 +208,6 @@ def _served(folder: Path, database: Path) -> Iterator[tuple[Client, Ledger]]:
 
 
 def _print_answers(found: dict[str, Any]) -> None:
-    """Print columns in, class names out."""
     _heading("3. Columns in, class names out, over HTTP")
     questions = found["questions"]
     rows = [(column, *(str(question[column]) for question in questions)) for column in questions[0]]
@@ -250,7 +246,6 @@ def _query_until_exhausted(people: Split) -> dict[str, Any]:
 
 
 def _print_charged(charged: dict[str, Any]) -> None:
-    """Print the answers over HTTP and the error that ended them."""
     _heading(f"4. Another model, which charges epsilon 1 for each answer, with a budget for {ANSWERS}")
     answers = enumerate(zip(charged["labels"], charged["answers_left"], strict=True), start=1)
     rows = ((str(number), label, str(left)) for number, (label, left) in answers)
@@ -298,7 +293,6 @@ def _digits(*, quiet: bool) -> dict[str, Any]:
 
 
 def _row(test_accuracy: float, guarantee: str, leakage: Estimate) -> dict[str, Any]:
-    """What is shown of one way to answer."""
     return {
         "test_acc": test_accuracy,
         "guarantee": guarantee,
@@ -307,7 +301,6 @@ def _row(test_accuracy: float, guarantee: str, leakage: Estimate) -> dict[str, A
 
 
 def _print_digits(digits: dict[str, Any]) -> None:
-    """Print accuracy and leakage of the three."""
     _heading(f"5. Images, and a paper (Lu and others, 2022) that claims the same: {DIGITS:,} MNIST digits")
     names = {
         "network": "the paper's network",
@@ -360,7 +353,6 @@ def _paper(output: Path) -> dict[str, Any]:
 
 
 def _print_paper(found: dict[str, Any]) -> None:
-    """Print what agrees with the paper."""
     _heading("6. The paper again")
     console.print(
         f"{found['equal_to_the_paper']} of {found['sensitivities']} numbers of its sensitivity table come out the "
@@ -369,7 +361,6 @@ def _print_paper(found: dict[str, Any]) -> None:
 
 
 def _to_open(output: Path) -> dict[str, Any]:
-    """Three things to open."""
     program = "quietmax" if shutil.which("quietmax") else sys.argv[0]
     return {
         "card": str(output / "card.html"),
@@ -380,7 +371,6 @@ def _to_open(output: Path) -> dict[str, Any]:
 
 
 def _print_to_open(found: dict[str, Any]) -> None:
-    """Print the three things to open, one per line."""
     _heading("Three things to open")
     for line in (
         f"  {found['card']}: the privacy card, one page for a data protection officer",
@@ -392,7 +382,6 @@ def _print_to_open(found: dict[str, Any]) -> None:
 
 
 def _heading(text: str) -> None:
-    """Print the title of a step."""
     console.print(f"\n{text}", style="bold")
 
 

@@ -315,22 +315,20 @@ def _everything(
 
 
 def _estimate(grid: _GridOptions) -> dict[str, float]:
-    """Measure this machine's speed; return and print the core hours of both profiles, and the memory of a worker."""
-    from quietmax.experiments.runner import estimated_bytes, estimated_seconds, usable_cores
+    """Measure this machine's speed; return and print the core hours of both profiles."""
+    from quietmax.experiments.runner import estimated_seconds, usable_cores
 
     cores = grid.workers or usable_cores()
     hours = {}
     if not grid.as_json:
         console.print("Measuring the speed of this machine ...")
     for profile in ("quick", "paper"):
-        trials = grid.trials(_EVERYTHING, profile)
-        seconds = estimated_seconds(trials, data_dir=grid.data_dir)
-        memory = estimated_bytes(trials, data_dir=grid.data_dir) / 2**30
-        hours[profile], hours[f"{profile}_gib_per_worker"] = seconds / 3600, memory
+        seconds = estimated_seconds(grid.trials(_EVERYTHING, profile), data_dir=grid.data_dir)
+        hours[profile] = seconds / 3600
         if not grid.as_json:
             console.print(
                 f"Estimate for profile {profile}: {hours[profile]:.1f} core hours, about {_duration(seconds / cores)} "
-                f"with {cores} workers of {memory:.1f} GiB each."
+                f"with {cores} workers."
             )
     return hours
 

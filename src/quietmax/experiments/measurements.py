@@ -39,7 +39,16 @@ from quietmax.experiments.grid import (
     write_csv,
 )
 from quietmax.experiments.methods import source_records
-from quietmax.experiments.paper import Row, correlate
+from quietmax.experiments.paper import (
+    BOUND_TITLES,
+    BoundsRow,
+    Observed,
+    Row,
+    _condition_lines,
+    _settings,
+    bounds_table,
+    correlate,
+)
 from quietmax.experiments.report import Figure, Line, Table, _number
 from quietmax.experiments.runner import Progress, run_trials
 from quietmax.mechanisms.algorithm1 import Algorithm1
@@ -60,14 +69,10 @@ from quietmax.models.training import (
 )
 from quietmax.noise.sources import SeededNoise
 from quietmax.sensitivity.network import (
-    CONDITIONS,
     EmpiricalSensitivity,
-    MeasuredFacts,
-    UpperBound,
     empirical_sensitivity,
     measured_facts,
     published_sensitivity,
-    upper_bounds_for,
 )
 
 _MEASURED = ("location", "adult", "mnist", "cifar-10", "cifar-100")
@@ -129,87 +134,8 @@ def _short(value: float) -> str:
 
 # --- upper bounds -------------------------------------------------------------------------------------------------
 
-_TITLES = ("Chaudhuri binary", "Chaudhuri", "Wu decreasing", "Wu constant", "this paper")
-"""Short names of the five bounds, in the paper's order."""
 _REMOVALS = {"location": 12, "adult": 12}
 _REMOVALS_OTHERWISE = 6
-
-
-@dataclass(frozen=True)
-class Observed:
-    """What was measured on one data set with the paper's network."""
-
-    dataset: str  # Name of the data set
-    records: int  # Training records, and how many of them were removed, one at a time
-    removals: int
-    weights_l2: float  # How far all weights moved at most; by removing a record as it is in the data
-    ordinary_l2: float
-    weight: float  # The largest move of one weight and of one logit
-    logit: float
-    kind: str  # Which kind of record moved the weights furthest: ordinary, mislabelled or extreme
-    norm: float  # The fields of `MeasuredFacts`
-    loss: float
-    loss_at_mean: float
-    gradient: float
-    objective_gradient: float
-
-    case = ()  # There is one for each data set
-
-
-@dataclass(frozen=True)
-class BoundsRow:
-    """The five bounds of one data set beside what was observed."""
-
-    dataset: str  # Name of the data set
-    bounds: tuple[UpperBound, ...]  # The rows of Table 1 in the paper's order
-    observed: Observed | None  # None if nothing was measured on this data set
-
-    @property
-    def verdict(self) -> str:
-        """Whether retraining exceeded the paper's bound."""
-        if self.observed is None:
-            return "not measured"
-        return "exceeded" if self.observed.weights_l2 > self.bounds[-1].value else "not exceeded"
-
-    def flat(self) -> dict[str, Any]:
-        """Return one value per bound, and the observations, for a CSV file."""
-        seen = self.observed
-        return {
-            "dataset": self.dataset,
-            **{title: bound.value for title, bound in zip(_TITLES, self.bounds, strict=True)},
-            "observed": None if seen is None else seen.weights_l2,
-            "observed_ordinary": None if seen is None else seen.ordinary_l2,
-            "removals": None if seen is None else seen.removals,
-            "verdict": self.verdict,
-        }
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the bounds with their conditions, the observations and the verdict."""
-        return {
-            "dataset": self.dataset,
-            "bounds": [bound.to_json() for bound in self.bounds],
-            "observed": None if self.observed is None else asdict(self.observed),
-            "verdict": self.verdict,
-        }
-
-
-def bounds_table(names: Sequence[str] | None = None, observed: Sequence[Observed] = ()) -> list[BoundsRow]:
-    """Compute Table 1 for data sets, from the shape of the paper's network and what was measured."""
-    measured = {each.dataset: each for each in observed}
-    rows = []
-    for name in names or paper.sensitivity_table():
-        shape, seen = dataset(name), measured.get(name)
-        facts = None if seen is None else MeasuredFacts(*astuple(seen)[-len(fields(MeasuredFacts)) :])
-        bounds = upper_bounds_for(
-            shape.features, shape.classes, shape.records, settings=_settings(name), facts=facts
-        )
-        rows.append(BoundsRow(name, bounds, seen))
-    return rows
-
-
-def _settings(name: str) -> TrainingSettings:
-    """The paper's settings with the data set's alpha."""
-    return TrainingSettings(loss=Convexified(dataset(name).alpha))
 
 
 def _observe(name: str, _case: object, data_dir: Path | None, seed: int) -> list[Observed]:
@@ -239,13 +165,14 @@ def _show_bounds(observed: Sequence[Observed], names: Sequence[str] | None) -> S
 def _bounds_tables(rows: Sequence[BoundsRow]) -> Iterator[Table]:
     applying = sum(bound.applies is True for row in rows for bound in row.bounds)
     bounds = {
-        title: lambda row, place=place: _short(row.bounds[place].value) for place, title in enumerate(_TITLES)
+        title: lambda row, place=place: _short(row.bounds[place].value)
+        for place, title in enumerate(BOUND_TITLES)
     }
     yield Table(
         "Table 1: upper bounds on the change of all weights by one record (L2)",
         rows,
         {"data set": lambda row: row.dataset, **bounds},
-        f"All conditions are known to hold for {applying} of {len(rows) * len(_TITLES)} bounds",
+        f"All conditions are known to hold for {applying} of {len(rows) * len(BOUND_TITLES)} bounds",
     )
     yield Table(
         "Conditions of the bounds",
@@ -273,29 +200,6 @@ def _bounds_tables(rows: Sequence[BoundsRow]) -> Iterator[Table]:
             "The largest change by retraining without one record: a lower bound on the true sensitivity, so 'not "
             "exceeded' proves nothing. Mislabelled and extreme records were planted",
         )
-
-
-def _condition_lines(rows: Sequence[BoundsRow]) -> list[tuple[str, str, str, str]]:
-    """For each condition and verdict: the bounds that need it, the data sets, and the reason on the first of them."""
-    needed: dict[str, dict[str, None]] = {}
-    found: dict[tuple[str, bool | None], dict[str, str]] = {}
-    for row in rows:
-        for title, bound in zip(_TITLES, row.bounds, strict=True):
-            for condition in bound.conditions:
-                needed.setdefault(condition.name, {})[title] = None
-                found.setdefault((condition.name, condition.holds), {})[row.dataset] = condition.because
-    verdicts = {True: "holds", False: "does not hold", None: "not decided"}
-    return [
-        (
-            name,
-            "all" if len(needed[name]) == len(_TITLES) else ", ".join(needed[name]),
-            f"{verdicts[holds]}: {'all' if len(reasons) == len(rows) else ', '.join(reasons)}",
-            next(iter(reasons.values())),
-        )
-        for name in CONDITIONS
-        for (condition, holds), reasons in found.items()
-        if condition == name
-    ]
 
 
 # --- other architectures ------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The paper's own numbers, and what follows from them without training: sensitivities and correlations.
+"""The paper's own numbers, and what follows from them without training: sensitivities, correlations and bounds.
 
 The paper: Lu, Asghar, Kaafar, Webb, Dickinson, "A Differentially Private Framework for Deep Learning with Convexified
 Loss Functions". Its tables and the curves of its figures are shipped as CSV files; the curves were read off the vector
@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass, fields
 from functools import cache
 from itertools import permutations
 from pathlib import Path
@@ -21,7 +21,14 @@ from scipy import stats
 
 from quietmax.data.registry import dataset
 from quietmax.errors import InvalidInput
-from quietmax.sensitivity.network import published_sensitivity_for
+from quietmax.models.stacked import Convexified, TrainingSettings
+from quietmax.sensitivity.network import (
+    CONDITIONS,
+    MeasuredFacts,
+    UpperBound,
+    published_sensitivity_for,
+    upper_bounds_for,
+)
 
 FOLDER = Path(__file__).parent / "paper"
 """The CSV files of the paper's numbers and of our own stored measurements."""
@@ -68,8 +75,8 @@ class Row:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields and the derived values."""
-        fields: dict[str, Any] = asdict(self)  # type: ignore[call-overload]
-        return fields | {name: getattr(self, name) for name in self.derived}
+        stated: dict[str, Any] = asdict(self)  # type: ignore[call-overload]
+        return stated | {name: getattr(self, name) for name in self.derived}
 
 
 @dataclass(frozen=True)
@@ -200,3 +207,109 @@ def _correlate_models(models: Sequence[Mapping[str, float]]) -> dict[str, dict[s
         pair: correlate([model[first] for model in models], [model[second] for model in models])
         for pair, (first, second) in CORRELATED.items()
     }
+
+
+# --- the upper bounds of Table 1 ----------------------------------------------------------------------------------
+
+BOUND_TITLES = ("Chaudhuri binary", "Chaudhuri", "Wu decreasing", "Wu constant", "this paper")
+"""Short names of the five bounds, in the paper's order."""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What was measured on one data set with the paper's network."""
+
+    dataset: str  # Name of the data set
+    records: int  # Training records, and how many of them were removed, one at a time
+    removals: int
+    weights_l2: float  # How far all weights moved at most; by removing a record as it is in the data
+    ordinary_l2: float
+    weight: float  # The largest move of one weight and of one logit
+    logit: float
+    kind: str  # Which kind of record moved the weights furthest: ordinary, mislabelled or extreme
+    norm: float  # The fields of `MeasuredFacts`
+    loss: float
+    loss_at_mean: float
+    gradient: float
+    objective_gradient: float
+
+    case = ()  # There is one for each data set
+
+
+@dataclass(frozen=True)
+class BoundsRow:
+    """The five bounds of one data set beside what was observed."""
+
+    dataset: str  # Name of the data set
+    bounds: tuple[UpperBound, ...]  # The rows of Table 1 in the paper's order
+    observed: Observed | None  # None if nothing was measured on this data set
+
+    @property
+    def verdict(self) -> str:
+        """Whether retraining exceeded the paper's bound."""
+        if self.observed is None:
+            return "not measured"
+        return "exceeded" if self.observed.weights_l2 > self.bounds[-1].value else "not exceeded"
+
+    def flat(self) -> dict[str, Any]:
+        """Return one value per bound, and the observations, for a CSV file."""
+        seen = self.observed
+        return {
+            "dataset": self.dataset,
+            **{title: bound.value for title, bound in zip(BOUND_TITLES, self.bounds, strict=True)},
+            "observed": None if seen is None else seen.weights_l2,
+            "observed_ordinary": None if seen is None else seen.ordinary_l2,
+            "removals": None if seen is None else seen.removals,
+            "verdict": self.verdict,
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the bounds with their conditions, the observations and the verdict."""
+        return {
+            "dataset": self.dataset,
+            "bounds": [bound.to_json() for bound in self.bounds],
+            "observed": None if self.observed is None else asdict(self.observed),
+            "verdict": self.verdict,
+        }
+
+
+def bounds_table(names: Sequence[str] | None = None, observed: Sequence[Observed] = ()) -> list[BoundsRow]:
+    """Compute Table 1 for data sets, from the shape of the paper's network and what was measured."""
+    measured = {each.dataset: each for each in observed}
+    rows = []
+    for name in names or sensitivity_table():
+        shape, seen = dataset(name), measured.get(name)
+        facts = None if seen is None else MeasuredFacts(*astuple(seen)[-len(fields(MeasuredFacts)) :])
+        bounds = upper_bounds_for(
+            shape.features, shape.classes, shape.records, settings=_settings(name), facts=facts
+        )
+        rows.append(BoundsRow(name, bounds, seen))
+    return rows
+
+
+def _settings(name: str) -> TrainingSettings:
+    """The paper's settings with the data set's alpha."""
+    return TrainingSettings(loss=Convexified(dataset(name).alpha))
+
+
+def _condition_lines(rows: Sequence[BoundsRow]) -> list[tuple[str, str, str, str]]:
+    """For each condition and verdict: the bounds that need it, the data sets, and the reason on the first of them."""
+    needed: dict[str, dict[str, None]] = {}
+    found: dict[tuple[str, bool | None], dict[str, str]] = {}
+    for row in rows:
+        for title, bound in zip(BOUND_TITLES, row.bounds, strict=True):
+            for condition in bound.conditions:
+                needed.setdefault(condition.name, {})[title] = None
+                found.setdefault((condition.name, condition.holds), {})[row.dataset] = condition.because
+    verdicts = {True: "holds", False: "does not hold", None: "not decided"}
+    return [
+        (
+            name,
+            "all" if len(needed[name]) == len(BOUND_TITLES) else ", ".join(needed[name]),
+            f"{verdicts[holds]}: {'all' if len(reasons) == len(rows) else ', '.join(reasons)}",
+            next(iter(reasons.values())),
+        )
+        for name in CONDITIONS
+        for (condition, holds), reasons in found.items()
+        if condition == name
+    ]

@@ -35,7 +35,7 @@ from quietmax.errors import InvalidInput, QuietmaxError
 from quietmax.experiments.grid import DataSource, Effort, Group, Result, ResultStore, Trial
 from quietmax.experiments.methods import SharedInputs, measure, source_records
 from quietmax.experiments.paper import EPSILONS
-from quietmax.models.stacked import LARGEST_STACK, TrainingSettings, train_stack, training_bytes
+from quietmax.models.stacked import TrainingSettings, train_stack
 
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
@@ -286,8 +286,8 @@ def _work(connection: Connection, factory: ComputeFactory, parent: int) -> None:
 
 # --- estimates ----------------------------------------------------------------------------------------------------
 
-# How long an evaluation will take on this machine, and how much memory. Networks of each shape are trained for a moment
-# to find the time per record. Everything else follows from the numbers of networks, records and epochs, and from fixed
+# How long an evaluation will take on this machine. Networks of each shape are trained for a moment to find the time per
+# record. Everything else follows from the numbers of networks, records and epochs, and from fixed
 # ratios for the compared methods.
 
 _TIMED_RECORDS = 1_000
@@ -297,7 +297,7 @@ _MAX_TIMED_NETWORKS = 10
 
 # Ratios measured on MNIST, Adult, Location and CIFAR. A network of DP-SGD as published is measured in ordinary ones.
 _PUBLISHED_NETWORKS = len(PUBLISHED_ACCOUNTANTS) * len(EPSILONS)
-_DPSGD_SECONDS, _DPSGD_BYTES = 1.1, 1.9
+_DPSGD_SECONDS = 1.1
 _SECONDS_PER_VALUE = {"head": 2.5e-8, "sampled-neuron": 2.5e-8, "teachers": 3e-8, "dpsgd": 0.8e-8}
 _SECONDS_PER_TRIAL = 0.15
 """Answers, attack and audit of one trial."""
@@ -305,9 +305,6 @@ _FEATURES_PER_PIXEL = 5.0
 """Scattering features of an image."""
 _SMALLEST_IMAGE = 784
 """Data sets with at least so many features are images."""
-_LIBRARY_BYTES = 450 * 2**20
-_BYTES_PER_FEATURE = 18
-"""Memory of a public feature of a record while a head or DP-SGD is trained."""
 
 
 def usable_cores() -> int:
@@ -317,24 +314,16 @@ def usable_cores() -> int:
 
 def estimated_seconds(trials: Sequence[Trial], *, data_dir: Path | None = None) -> float:
     """Estimate the time of trials on registered data sets, on one core. What a group shares counts once."""
-    return sum(_group_seconds(*each, data_dir) for each in _methods_by_group(trials).items())
-
-
-def estimated_bytes(trials: Sequence[Trial], *, data_dir: Path | None = None) -> int:
-    """Estimate the largest memory of one worker."""
-    return max(_group_bytes(*each, data_dir) for each in _methods_by_group(trials).items())
-
-
-def _methods_by_group(trials: Sequence[Trial]) -> dict[Group, list[str]]:
     groups: dict[Group, list[str]] = {}
     for trial in trials:
         groups.setdefault(trial.group, []).append(trial.method)
-    return groups
+    return sum(_group_seconds(group, methods, data_dir) for group, methods in groups.items())
 
 
 def _group_seconds(group: Group, methods: Sequence[str], data_dir: Path | None) -> float:
     """Time of the networks of a group, of its attacks, and of what each of its trials trains and answers."""
-    effort, (width, classes) = group.effort, _shape(group.source)
+    effort, registered = group.effort, dataset(group.source.name)
+    width, classes = registered.width or registered.features, registered.classes
     layers, attack = (width, *TrainingSettings().hidden, classes), Shadow().network
     seen = effort.epochs * effort.records
     one, stacked = (
@@ -354,40 +343,13 @@ def _group_seconds(group: Group, methods: Sequence[str], data_dir: Path | None) 
         seconds += set_size / effort.records * effort.shadows * stacked + released * answers * per_answer
     if any(name.startswith("published-") for name in methods):
         seconds += _PUBLISHED_NETWORKS * _DPSGD_SECONDS * stacked
-    values = effort.records * _feature_count(width) * classes
+    public = int(width * _FEATURES_PER_PIXEL) if width >= _SMALLEST_IMAGE else width
+    values = effort.records * public * classes
     rates = (
         next((rate for start, rate in _SECONDS_PER_VALUE.items() if name.startswith(start)), 0.0)
         for name in methods
     )
     return seconds + sum(_SECONDS_PER_TRIAL + rate * values for rate in rates)
-
-
-def _group_bytes(group: Group, methods: Sequence[str], data_dir: Path | None) -> int:
-    """Memory of the libraries, the records, and whichever of the group's steps needs the most."""
-    effort, settings = group.effort, TrainingSettings()
-    width, classes = _shape(group.source)
-    network = training_bytes((width, *settings.hidden, classes), settings)
-    records = 4 * width * _record_count(group.source, data_dir)
-    steps = [network, 2 * records]  # copies while they are read, checked and divided
-    if effort.attacks:
-        kept = 4 * effort.shadows * (width * settings.hidden[0] + settings.hidden[-1] * classes)
-        steps.append(min(effort.shadows, LARGEST_STACK) * network + kept)
-    if any(name.startswith("published-") for name in methods):
-        steps.append(int(_PUBLISHED_NETWORKS * _DPSGD_BYTES * network) + records)
-    if any(name.startswith(tuple(_SECONDS_PER_VALUE)) for name in methods):
-        steps.append(int(2 * effort.records * _feature_count(width) * _BYTES_PER_FEATURE))
-    return _LIBRARY_BYTES + records + max(steps)
-
-
-def _shape(source: DataSource) -> tuple[int, int]:
-    """Features and classes."""
-    registered = dataset(source.name)
-    return registered.width or registered.features, registered.classes
-
-
-def _feature_count(width: int) -> int:
-    """Public features of a record."""
-    return int(width * _FEATURES_PER_PIXEL) if width >= _SMALLEST_IMAGE else width
 
 
 @cache
