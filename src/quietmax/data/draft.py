@@ -134,9 +134,7 @@ _HEADER = """\
 class Proposal:
     """What a column seems to hold."""
 
-    declared: Mapping[
-        str, Any
-    ]  # What is proposed for the column, by the keys of a schema; True: it is listed there
+    declared: Mapping[str, Any]  # By the keys of a schema; True: the column is listed there
     because: str  # How that was found
     identifies: int = 0  # 2: its name and values say that it tells people apart; 1: its values alone
 
