@@ -382,8 +382,8 @@ def test_the_real_mnist_has_the_published_histogram(real_data: Path) -> None:
 
 
 def test_the_embedded_digits_occur_in_the_real_mnist_training_file(real_data: Path) -> None:
-    whole = set(load_records("mnist", data_dir=real_data).take(range(60_000)).content_hashes.tolist())
-    assert set(load_records("mnist-5k").content_hashes.tolist()) <= whole
+    whole = set(load_records("mnist", data_dir=real_data).take(range(60_000))._content_hashes.tolist())
+    assert set(load_records("mnist-5k")._content_hashes.tolist()) <= whole
 
 
 @pytest.mark.slow
@@ -393,14 +393,14 @@ def test_the_real_cifar_10_batches_have_the_published_histogram(real_data: Path)
     assert first == [1005, 974, 1032, 1016, 999, 937, 1030, 1001, 1025, 981]
     assert np.bincount(records.labels[-10_000:]).tolist() == [1_000] * 10
     parts = split(records, size=10_000, seed=0)
-    assert not set(parts.train.content_hashes.tolist()) & set(parts.test.content_hashes.tolist())
+    assert not set(parts.train._content_hashes.tolist()) & set(parts.test._content_hashes.tolist())
 
 
 @pytest.mark.slow
 def test_the_real_cifar_100_has_a_hundred_test_images_per_class(real_data: Path) -> None:
     records = load_records("cifar-100", data_dir=real_data)
     assert np.bincount(records.labels[-10_000:]).tolist() == [100] * 100
-    assert len(records) - len(np.unique(records.content_hashes)) == 3
+    assert len(records) - len(np.unique(records._content_hashes)) == 3
 
 
 @pytest.mark.parametrize("piece", [1, 7, 601, 1202, 5_000])
@@ -501,7 +501,7 @@ def test_the_real_location_records_are_those_published(real_data: Path) -> None:
     assert np.bincount(records.labels).tolist() == histogram
     assert records.features.sum(axis=1).mean() == pytest.approx(53.7, abs=0.05)
     assert (records.features.sum(axis=1).min(), records.features.sum(axis=1).max()) == (21, 205)
-    assert len(np.unique(records.content_hashes)) == 5_010
+    assert len(np.unique(records._content_hashes)) == 5_010
 
 
 TRAIN = """\
@@ -596,7 +596,7 @@ def test_both_encodings_of_adult_give_the_same_split_without_copies_on_both_side
     np.testing.assert_array_equal(codes.train_rows, one_hot.train_rows)
     np.testing.assert_array_equal(codes.test_rows, one_hot.test_rows)
     assert (len(codes.train), len(codes.test), len(codes.pool)) == (10_000, 10_000, 25_222)
-    sides = [set(part.content_hashes.tolist()) for part in (codes.train, codes.test, codes.pool)]
+    sides = [set(part._content_hashes.tolist()) for part in (codes.train, codes.test, codes.pool)]
     assert not sides[0] & sides[1]
     assert not (sides[0] | sides[1]) & sides[2]
 

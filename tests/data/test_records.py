@@ -337,7 +337,7 @@ def test_minus_zero_counts_as_zero_in_hashes_digest_and_holdout() -> None:
     zeros[:, 1] = np.arange(64)
     first, second = (Records("zeros", sign * zeros, np.zeros(64), 2) for sign in (1, [-1, 1]))
     assert np.signbit(second.features[:, 0]).all()
-    assert np.array_equal(first.content_hashes, second.content_hashes)
+    assert np.array_equal(first._content_hashes, second._content_hashes)
     assert first.digest() == second.digest()
     held_out = is_held_out(first, Holdout(0.5))
     assert 0 < held_out.sum() < 64

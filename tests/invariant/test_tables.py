@@ -542,7 +542,7 @@ def _bits(records: Records) -> list[bytes]:
     """Everything that training takes from each row: features, label, person, side of two splits."""
     sides = [is_held_out(records, Holdout(share, seed=3)) for share in (0.3, 0.7)]
     persons = np.full(len(records), "", dtype=object) if records.persons is None else records.persons
-    columns = zip(records.features, records.labels, persons, records.content_hashes, *sides, strict=True)
+    columns = zip(records.features, records.labels, persons, records._content_hashes, *sides, strict=True)
     return [
         row.tobytes() + label.tobytes() + person.encode() + b"".join(number.tobytes() for number in numbers)
         for row, label, person, *numbers in columns

@@ -194,7 +194,7 @@ class Records:
         >>> points.digest() == points.take([2, 0, 1]).digest()
         True
         """
-        order = np.lexsort((self.labels, self.content_hashes))
+        order = np.lexsort((self.labels, self._content_hashes))
         sha256 = hashlib.sha256(f"{self.features.shape[1]} {self.classes} ".encode())
         for start in range(0, len(order), _ROWS_AT_ONCE):
             rows = order[start : start + _ROWS_AT_ONCE]
@@ -203,7 +203,7 @@ class Records:
         return sha256.hexdigest()
 
     @cached_property
-    def content_hashes(self) -> NDArray[np.uint64]:
+    def _content_hashes(self) -> NDArray[np.uint64]:
         """One number per row, equal for rows of equal features."""
         return _hash_rows(self.features)
 
@@ -428,7 +428,7 @@ def _groups_in_order(records: Records, seed: int) -> tuple[NDArray[np.int64], ND
     if records.persons is not None:
         hashes = _keyed_hashes((person.encode(*_UTF_8) for person in records.persons), b"")
     else:
-        hashes = records.content_hashes if records.raw_hashes is None else records.raw_hashes
+        hashes = records._content_hashes if records.raw_hashes is None else records.raw_hashes
     keys = _scramble(_scramble(hashes) + np.uint64((seed * int(_GOLDEN)) % 2**64))
     rows = np.argsort(keys, kind="stable")
     starts = np.flatnonzero(np.diff(keys[rows], prepend=~keys[rows[:1]]))

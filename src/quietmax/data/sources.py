@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,7 +75,7 @@ def is_table_path(name: str | Path) -> bool:
 
 def read_table(path: str | Path, *, features: str = "features", label: str | None = None) -> RawTable:
     """Read a CSV, TSV, Parquet or NPZ file; `features` and `label` name the arrays of an NPZ file."""
-    file = existing(path)
+    file = _existing(path)
     suffix = file.suffix.lower()
     if suffix not in _SUFFIXES:
         raise InvalidInput(f"The file {file} must end in one of {quoted(_SUFFIXES)}, got '{file.suffix}'.")
@@ -329,7 +329,7 @@ def _arrow_column(values: Any, problem: str) -> pyarrow.ChunkedArray:
         raise InvalidInput(problem) from None
 
 
-def existing(path: str | Path) -> Path:
+def _existing(path: str | Path) -> Path:
     """Return the path of a file; raise if there is none."""
     file = Path(path).expanduser()
     if file.is_file():
@@ -345,10 +345,16 @@ def existing(path: str | Path) -> Path:
 class Part(ABC):
     """Rows that are read in one go, by one worker."""
 
+    _what: ClassVar[str] = ""
+
     @property
-    @abstractmethod
+    def _path(self) -> str:
+        return ""
+
+    @property
     def place(self) -> str:
         """Where the rows are, as the beginning of a sentence; empty for a frame."""
+        return f"The file {self._path}" if self._path else self._what
 
     def count(self) -> int | None:
         """Return the number of rows; None if it is not known before they are read."""
@@ -550,9 +556,8 @@ class _FilePart(Part):
     file: Path
 
     @property
-    def place(self) -> str:
-        """The file."""
-        return f"The file {self.file}"
+    def _path(self) -> str:
+        return str(self.file)
 
 
 class ParquetPart(_FilePart):
@@ -604,14 +609,13 @@ class TextPart(_FilePart):
 class FragmentPart(Part):
     """A fragment of a pyarrow dataset."""
 
+    _what: ClassVar[str] = "The dataset"
     fragment: Any
     schema: pyarrow.Schema  # The schema of the dataset
 
     @property
-    def place(self) -> str:
-        """The file, or the dataset."""
-        path = getattr(self.fragment, "path", "")
-        return f"The file {path}" if path else "The dataset"
+    def _path(self) -> str:
+        return str(getattr(self.fragment, "path", ""))
 
     def count(self) -> int:
         """Return the number of rows."""
@@ -662,13 +666,9 @@ def _fragments(dataset: pyarrow.dataset.Dataset) -> list[FragmentPart]:
 class StreamPart(Part):
     """Record batches that can be read once."""
 
+    _what: ClassVar[str] = "The stream"
     batches: Iterator[Any]  # Record batches or tables of Arrow
     types: _Types  # The columns, from the first batch
-
-    @property
-    def place(self) -> str:
-        """The stream."""
-        return "The stream"
 
     def _types(self) -> _Types:
         return self.types
@@ -703,11 +703,6 @@ class FramePart(Part):
     """A table in memory."""
 
     frame: pd.DataFrame
-
-    @property
-    def place(self) -> str:
-        """Nothing."""
-        return ""
 
     def count(self) -> int:
         """Return the number of rows."""

@@ -33,11 +33,11 @@ from quietmax.data.sources import (
     Part,
     RawTable,
     _errors_of,
+    _existing,
     _open_source,
     as_frame,
     as_series,
     converted_frames,
-    existing,
     is_source,
     read_table,
     rows_at_once,
@@ -60,7 +60,7 @@ def _read_records(
     if label is None and Path(path).suffix.lower() == ".npz":
         label = "labels"
     if label is None:
-        file = existing(path)
+        file = _existing(path)
         raise InvalidInput(
             f"label must name the label column of {file}, here or in the schema file; "
             f"'quietmax schema draft {file}' proposes a schema."
