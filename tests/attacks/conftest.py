@@ -1,19 +1,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import quietmax as qm
 from quietmax.attacks import Attack, AttackReport, ShadowPool
 from quietmax.attacks.shadow_models import Design
 from quietmax.data import Records, Split, split
 from quietmax.models import CrossEntropy, Model, TrainingSettings, train
 from quietmax.models.stacked import Progress
-from tests.attacks.reference_attacks import Experiment, location_experiment
 
 
 @dataclass(frozen=True)
@@ -59,8 +56,3 @@ def world() -> World:
         ShadowPool.train("disjoint", data, settings, 8, seed=3),
         ShadowPool.train("overlapping", data, settings, 12, seed=3),
     )
-
-
-@pytest.fixture(scope="session")
-def location(real_data: Path) -> Experiment:
-    return location_experiment(qm.load("location", data_dir=real_data))

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
 
 import numpy as np
-import torch
 from scipy.stats import norm
 
-import quietmax as qm
 from quietmax.attacks import ShadowPool
-from quietmax.attacks.shadow_models import Rows, _leftover_rows, candidate_rows
+from quietmax.attacks.shadow_models import Rows
 from quietmax.data import Split
-from quietmax.models import Model, TrainingSettings
+from quietmax.models import Model
 from quietmax.models.mlp import MLP
 
 Pair = Sequence[float]
@@ -98,66 +94,3 @@ def rmia_scores(view: View, candidates: int, *, gamma: float, offset: float | No
     ratios = [target[i][0] / normaliser(i) for i in range(len(target))]
     population = ratios[candidates:]
     return [sum(x / z >= gamma for z in population) / len(population) for x in ratios[:candidates]]
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """A model of Location, and references trained with independent code: own halves, own training loop."""
-
-    data: Split
-    model: Model
-    view: View
-
-    @property
-    def candidates_only(self) -> View:
-        """The view without the population records."""
-        target, networks, inside = self.view
-        return target[:2400], [pairs[:2400] for pairs in networks], [seen[:2400] for seen in inside]
-
-
-def location_experiment(data: Split) -> Experiment:
-    """Train the target and 16 reference networks on random halves of the candidates."""
-    model = qm.train(data)
-    rows = np.concatenate([candidate_rows(data), _leftover_rows(data, 2500, 0)])
-    features = torch.from_numpy(data.records.features[rows])
-    labels = torch.from_numpy(data.records.labels[rows])
-    generator = np.random.default_rng(99)
-    networks, inside = [], []
-    for pair in range(8):
-        chosen = generator.permutation(2400)
-        for half, own in enumerate((chosen[:1200], chosen[1200:])):
-            network = _trained(features[own], labels[own], 30, model.settings, 100 + 2 * pair + half)
-            with torch.no_grad():
-                networks.append(_pairs_of(network(features), labels))
-            inside.append(np.isin(np.arange(len(rows)), own).tolist())
-    target = _pairs_of(torch.from_numpy(model.logits(data.records.features[rows])), labels)
-    return Experiment(data, model, (target, networks, inside))
-
-
-def _pairs_of(logits: torch.Tensor, labels: torch.Tensor) -> list[Pair]:
-    probabilities = torch.softmax(logits.double(), -1)
-    truth = probabilities[torch.arange(len(labels)), labels]
-    pairs = torch.stack([truth, probabilities.sum(-1) - truth], 1).clamp(1e-300).tolist()
-    return cast("list[Pair]", pairs)
-
-
-def _trained(
-    features: torch.Tensor, labels: torch.Tensor, classes: int, settings: TrainingSettings, seed: int
-) -> torch.nn.Module:
-    """An ordinary network trained in an ordinary loop with automatic differentiation."""
-    generator = torch.Generator().manual_seed(seed)
-    torch.manual_seed(seed)
-    first = torch.nn.Linear(features.shape[1], settings.hidden[0])
-    last = torch.nn.Linear(settings.hidden[0], classes)
-    network = torch.nn.Sequential(first, torch.nn.Tanh(), last)
-    groups: list[dict[str, Any]] = [
-        {"params": [first.weight, last.weight], "weight_decay": 2 * settings.l2},
-        {"params": [first.bias, last.bias]},
-    ]
-    optimizer = torch.optim.Adam(groups, lr=settings.learning_rate)
-    for _ in range(settings.epochs):
-        for batch in torch.randperm(len(features), generator=generator).split(settings.batch_size):
-            optimizer.zero_grad()
-            qm.models.stacked.loss_value(settings.loss, network(features[batch]), labels[batch]).backward()
-            optimizer.step()
-    return network

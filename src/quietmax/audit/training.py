@@ -372,6 +372,7 @@ def check_training_audit(estimator: str, method: str, noise_share: float) -> Non
     """Raise `InvalidInput` unless `audit_estimator` takes these arguments."""
     check_choice("estimator", estimator, ESTIMATORS)
     check_choice("method", method, ("one-run", "repeated"))
+    _check_share(noise_share)
     if noise_share != 1 and estimator == "network":
         raise InvalidInput("`noise_share` cannot be combined with estimator='network', which draws no noise.")
 
