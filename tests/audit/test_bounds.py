@@ -207,6 +207,10 @@ def test_the_estimated_power_of_guesses_is_a_binomial_tail() -> None:
     guesses = CountedGuesses(100, 100, 80, claim, 0.95)
     assert guesses._power() == pytest.approx(stats.binom.sf(least - 1, 100, 80.5 / 101))
     assert CountedGuesses(100, 100, 80, Claim._of(PureCost(10.0)), 0.95)._power() == 0.0
+    noisy = [
+        CountedGuesses(100, 100, 80, Claim._of(GaussianCost(mu)), 0.95)._power() for mu in (0.1, 1.0, 5.0)
+    ]
+    assert noisy[0] > 0.99 > noisy[1] > noisy[2]
 
 
 def test_the_curve_of_sampled_steps_permits_every_test_of_them_and_half_the_noise_exceeds_it() -> None:

@@ -117,12 +117,7 @@ class Threshold(Attack):
         if self.statistic not in _STATISTICS:
             raise InvalidInput(f"statistic must be one of {', '.join(_STATISTICS)}, got {self.statistic!r}.")
 
-    def fit(
-        self,
-        pool: ShadowPool,
-        released: Released,
-        progress: Progress | None = None,  # noqa: ARG002
-    ) -> FittedAttack:
+    def fit(self, pool: ShadowPool, released: Released, progress: Progress | None = None) -> FittedAttack:  # noqa: ARG002
         """Choose the threshold on the answers of the pool to its members and non-members; 1/2 for labels only."""
         self.check_pool(pool)
         labels = pool.data.records.labels[candidate_rows(pool.data)]
@@ -367,12 +362,7 @@ class LiRA(_ReferenceAttack):
         if self.variance not in ("fixed", "per-example"):
             raise InvalidInput(f"variance must be 'fixed' or 'per-example', got {self.variance!r}.")
 
-    def fit(
-        self,
-        pool: ShadowPool,
-        released: Released,
-        progress: Progress | None = None,  # noqa: ARG002
-    ) -> FittedAttack:
+    def fit(self, pool: ShadowPool, released: Released, progress: Progress | None = None) -> FittedAttack:  # noqa: ARG002
         """Fit the distributions of all candidates; choose the threshold by attacking each network with the others."""
         self.check_pool(pool)
         statistic = correct if released == "labels" else _log_odds
@@ -509,12 +499,7 @@ class RMIA(_ReferenceAttack):
         """Return the candidates of ``data``, then the population records."""
         return np.concatenate([candidate_rows(data), _leftover_rows(data, self.population, self.seed)])
 
-    def fit(
-        self,
-        pool: ShadowPool,
-        released: Released,
-        progress: Progress | None = None,  # noqa: ARG002
-    ) -> FittedAttack:
+    def fit(self, pool: ShadowPool, released: Released, progress: Progress | None = None) -> FittedAttack:  # noqa: ARG002
         """Average the reference networks; tune offset and threshold by attacking each network with the others."""
         self.check_pool(pool)
         queried, candidates = self.queried_rows(pool.data), len(candidate_rows(pool.data))

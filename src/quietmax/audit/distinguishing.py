@@ -697,7 +697,7 @@ def _named_mechanism(
     name: str, classes: int, noise: Any, bounds: ScoreBounds, budget: Budget, share: float
 ) -> Mechanism:
     """Return a mechanism with its budget for one answer, and with a share of the noise that this requires."""
-    check_choice("mechanism", name, (*_NOISES, *(plug_ins := plugin_mechanisms())))
+    _check_choice("mechanism", name, (*_NOISES, *(plug_ins := plugin_mechanisms())))
     if name in plug_ins:
         own = plug_ins[name]
         cost = _cost_with_share(per_query(budget, own.measure, own.analysis), share)
@@ -706,7 +706,7 @@ def _named_mechanism(
         noise = "exponential"
     if name == "gaussian":
         noise = "gaussian"
-    check_choice("noise", noise, _NOISES[name])
+    _check_choice("noise", noise, _NOISES[name])
     cost = per_query(budget, "gaussian" if noise == "gaussian" else "pure")
     made: Mechanism
     if name == "algorithm1":
@@ -720,7 +720,7 @@ def _named_mechanism(
     return mechanism_with_share(made, share)
 
 
-def check_choice(argument: str, given: str, allowed: Sequence[str]) -> None:
+def _check_choice(argument: str, given: str, allowed: Sequence[str]) -> None:
     """Raise `InvalidInput` unless an argument is one of the allowed values."""
     if given not in allowed:
         raise InvalidInput(f"{argument} must be one of {', '.join(allowed)}; got {given!r}.")

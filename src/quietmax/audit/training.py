@@ -25,7 +25,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,8 +43,8 @@ from quietmax.audit.bounds import (
 )
 from quietmax.audit.distinguishing import (
     Draw,
+    _check_choice,
     _released_again,
-    check_choice,
     distinguish,
 )
 from quietmax.audit.noise_share import _check_share, estimator_with_share, mechanism_with_share
@@ -93,10 +93,6 @@ _DPSGD_SIZE, _DPSGD_STEPS = 30, 4
 _ANSWERS_AT_ONCE = 4096
 _WORST_NORM, _NETWORKS_AT_ONCE = 4.0, 1024
 _HEAD_RECORDS, _HEAD_COSINE, _HEAD_PULL = 4000, 0.3, 20.0
-
-
-class _Predicts(Protocol):
-    def predict(self, features: NDArray[np.float32]) -> NDArray[Any]: ...
 
 
 def audit_training(
@@ -259,7 +255,7 @@ def _guess(
     return {"guesses": guesses, "right": right, "lower_bound": bound, "epsilon_lower_bound": epsilon}
 
 
-def label_score(model: _Predicts, canaries: Records) -> Floats:
+def label_score(model: Any, canaries: Records) -> Floats:
     """Score canaries by how much a model agrees with their labels.
 
     Parameters
@@ -277,7 +273,7 @@ def label_score(model: _Predicts, canaries: Records) -> Floats:
     features, labels = canaries.features, canaries.labels
     try:
         # An estimator that releases labels only has no such method, or raises when it is called.
-        probabilities = np.asarray(model.predict_proba(features))  # type: ignore[attr-defined]
+        probabilities = np.asarray(model.predict_proba(features))
     except (AttributeError, InvalidInput):
         return np.asarray(np.asarray(model.predict(features)) == labels, dtype=np.float64)
     return np.asarray(np.log(np.maximum(probabilities[np.arange(len(labels)), labels], 1e-300)))
@@ -370,8 +366,8 @@ _ANSWERING = ("teachers", "head-query")
 
 def check_training_audit(estimator: str, method: str, noise_share: float) -> None:
     """Raise `InvalidInput` unless `audit_estimator` takes these arguments."""
-    check_choice("estimator", estimator, ESTIMATORS)
-    check_choice("method", method, ("one-run", "repeated"))
+    _check_choice("estimator", estimator, ESTIMATORS)
+    _check_choice("method", method, ("one-run", "repeated"))
     _check_share(noise_share)
     if noise_share != 1 and estimator == "network":
         raise InvalidInput("`noise_share` cannot be combined with estimator='network', which draws no noise.")
@@ -653,7 +649,7 @@ def audit_worst_case(
     >>> audit_worst_case("teachers", epsilon=1.0, queries=4, noise_share=0.5, samples=20_000).verdict
     'refuted'
     """
-    check_choice("estimator", estimator, WORST_CASES)
+    _check_choice("estimator", estimator, WORST_CASES)
     _check_share(noise_share)
     draws = DEFAULT_SAMPLES[estimator] if samples is None else samples
     if estimator == "head":
