@@ -306,7 +306,8 @@ class PrivateHead(PrivateClassifier):
         objective: MeanCrossEntropy | Tilted = MeanCrossEntropy(self.size_, plan.regularisation)
         wanted = plan.tolerance
         if self._settings.loss == "convexified":
-            objective, wanted = Tilted(*self._tilt, plan.regularisation), TILTED_TOLERANCE
+            objective = Tilted(float(self._settings.alpha), self.size_, plan.regularisation)
+            wanted = TILTED_TOLERANCE
         tolerance = _certifiable_tolerance(
             objective, table.features, table.classes, wanted, repeated=table.repeated
         )
@@ -370,10 +371,6 @@ class PrivateHead(PrivateClassifier):
             moments = moments_share(self.size_, features, left) * (left / self._mu) ** 2 if by_rule else 0.0
         return _Allowance.of(self._mu, size_share, self._settings.centring, moments)
 
-    @property
-    def _tilt(self) -> tuple[float, float]:
-        return float(self._settings.alpha), float(self._settings.mass or self.size_)
-
     def _facts(
         self, data: TrainingRows, table: Blocks, allowance: _Allowance, source: NoiseSource
     ) -> dict[str, Any]:
@@ -407,7 +404,7 @@ class PrivateHead(PrivateClassifier):
         if self._training_method == "gradient":
             facts["grid"] = gradient_grid(self.size_)
         if self._settings.loss == "convexified":
-            facts["alpha"], facts["mass"] = self._tilt
+            facts |= {"alpha": float(self._settings.alpha), "mass": self.size_}
         return facts
 
     def _check_settings(self) -> None:

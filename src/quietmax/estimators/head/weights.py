@@ -122,8 +122,6 @@ class HeadSettings:
         The loss; "convexified" needs ``method="output"``.
     alpha : float, default=1.0
         Constant of the convexified loss.
-    mass : float, optional
-        Public mass of the convexified loss; the size by default.
     steps : int, optional
         Number of gradient steps. By default computed from public numbers, like the next three.
     learning_rate : float, optional
@@ -149,7 +147,6 @@ class HeadSettings:
     radius: float = 1.0
     loss: Literal["cross-entropy", "convexified"] = "cross-entropy"
     alpha: float = 1.0
-    mass: float | None = None
     steps: int | None = None
     learning_rate: float | None = None
     max_grad_norm: float | None = None
@@ -169,7 +166,6 @@ class HeadSettings:
         _check_positive(
             radius=self.radius,
             alpha=self.alpha,
-            mass=self.mass,
             steps=self.steps,
             learning_rate=self.learning_rate,
             max_grad_norm=self.max_grad_norm,
