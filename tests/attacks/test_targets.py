@@ -111,25 +111,21 @@ class _Odd:
 
 
 @pytest.mark.parametrize(
-    ("answer", "complaint"),
+    ("target", "complaint"),
     [
-        (np.zeros((20, 3)), "sum to 1"),
-        (np.full((20, 3), np.nan), "sum to 1"),
-        (np.tile([2.0, -0.5, -0.5], (20, 1)), "at least 0"),
-        (np.full((20, 2), 0.5), "shape"),
-        (np.full((19, 3), 1 / 3), "one answer per query"),
-        (np.full(20, 0.5), "must be integers"),
-        (np.full(20, 3), "from 0 to 2"),
-        (["a"] * 20, "not numbers"),
+        (lambda _: np.zeros((20, 3)), "sum to 1"),
+        (lambda _: np.full((20, 3), np.nan), "sum to 1"),
+        (lambda _: np.tile([2.0, -0.5, -0.5], (20, 1)), "at least 0"),
+        (lambda _: np.full((20, 2), 0.5), "shape"),
+        (lambda _: np.full((19, 3), 1 / 3), "one answer per query"),
+        (lambda _: np.full(20, 0.5), "must be integers"),
+        (lambda _: np.full(20, 3), "from 0 to 2"),
+        (lambda _: ["a"] * 20, "not numbers"),
+        (3.5, "got float"),
+        (_Odd(), "not among its classes_"),
     ],
 )
-def test_invalid_answers_are_errors(queries: Queries, answer: Any, complaint: str) -> None:
-    with pytest.raises(InvalidInput, match=complaint):
-        query_target(lambda _: answer, queries, 3)
-
-
-@pytest.mark.parametrize(("target", "complaint"), [(3.5, "got float"), (_Odd(), "not among its classes_")])
-def test_a_target_that_cannot_be_queried_is_an_error(queries: Queries, target: Any, complaint: str) -> None:
+def test_invalid_answers_and_targets_are_errors(queries: Queries, target: Any, complaint: str) -> None:
     with pytest.raises(InvalidInput, match=complaint):
         query_target(target, queries, 3)
 

@@ -97,25 +97,19 @@ def test_no_estimator_and_no_mechanism_has_a_setting_for_less_noise() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mechanism", "amount"),
+    "mechanism",
     [
-        (NoisyMax("permute-and-flip", bounds=ScoreBounds(ONE, ONE), per_query=PureCost(1.0)), 2.0),
-        (NoisyMax("gaussian", bounds=ScoreBounds(ONE, ONE), per_query=GaussianCost(1.0)), 2.0),
-        (GaussianScores(bounds=ScoreBounds(ONE, ONE), per_query=GaussianCost(1.0)), 2.0),
-        (SampledNeuron("laplace", bounds=ScoreBounds(ONE, ONE), per_query=PureCost(1.0)), 2.0),
+        NoisyMax("permute-and-flip", bounds=ScoreBounds(ONE, ONE), per_query=PureCost(1.0)),
+        NoisyMax("exponential", "gaussian", bounds=ScoreBounds(ONE, ONE), per_query=GaussianCost(0.5)),
+        NoisyMax("gaussian", bounds=ScoreBounds(ONE, ONE), per_query=GaussianCost(1.0)),
+        GaussianScores(bounds=ScoreBounds(ONE, ONE), per_query=GaussianCost(1.0)),
+        SampledNeuron("laplace", bounds=ScoreBounds(ONE, ONE), per_query=PureCost(1.0)),
     ],
 )
-def test_a_mechanism_with_half_the_noise_costs_twice_as_much(mechanism: Any, amount: float) -> None:
-    stated = mechanism_with_share(mechanism, 0.5).guarantee(3)
-    assert (stated.epsilon or stated.mu) == pytest.approx(amount)
-
-
-def test_a_choice_counted_in_mu_gets_half_of_its_own_noise() -> None:
-    counted = NoisyMax("exponential", "gaussian", bounds=ScoreBounds(ONE, ONE), per_query=GaussianCost(0.5))
-    same = mechanism_with_share(counted, 1.0).guarantee(3).epsilon
-    half = mechanism_with_share(counted, 0.5).guarantee(3).epsilon
-    assert same is not None
-    assert half == pytest.approx(2 * same)
+def test_a_mechanism_with_half_the_noise_costs_twice_as_much(mechanism: Any) -> None:
+    """A choice that is counted in mu gets half of the noise that its own epsilon requires."""
+    same, half = (mechanism_with_share(mechanism, share).guarantee(3) for share in (1.0, 0.5))
+    assert (half.epsilon or half.mu) == pytest.approx(2 * (same.epsilon or same.mu))
 
 
 def test_invalid_shares_and_unknown_noise_are_errors() -> None:
