@@ -637,8 +637,8 @@ def test_a_column_scaled_by_its_own_maximum_is_caught(
 ) -> None:
     honest = NumericColumn._write
 
-    def fitted(self: NumericColumn, numbers: Any, features: Any) -> None:
-        honest(self, numbers, features)
+    def fitted(self: NumericColumn, codes: Any, features: Any) -> None:
+        honest(self, codes, features)
         features[:, 0] /= max(features[:, 0].max(), 1e-3)
 
     monkeypatch.setattr(NumericColumn, "_write", fitted)

@@ -80,7 +80,7 @@ class Losses:
 
 
 class Column(ABC):
-    """A declared column: `_read` says what each cell means, `_code` what that becomes, `_write` writes its features.
+    """A declared column: `_read` says what each cell means, `_codes` what it becomes, `_write` writes its features.
 
     The code of a kind of indicators is the index of the feature that is 1 (-1: none); that of any other kind is a
     share from 0 to 1, the only feature.  NaN is a missing value: all zeros, and 1 in the last feature if `missing`
@@ -117,25 +117,29 @@ class Column(ABC):
         strings = as_strings(values)
         return _numbers_of(strings, lambda string: math.nan if self._is_missing(string) else parse(string))
 
-    def _code(self, numbers: NDArray[np.float64]) -> NDArray[Any]:
-        """Return what numbers become: indices, or shares."""
+    def _code(self, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the codes of numbers: indices or shares, NaN for a missing value."""
         return numbers
+
+    def _codes(self, values: pd.Series[Any]) -> NDArray[np.float64]:
+        """Return the code of each cell; a cell that cannot be read is an error."""
+        numbers, unreadable = self._read(values)
+        _refuse_unreadable(unreadable, self.name, self._problem)
+        return self._code(numbers)
 
     def _encode(self, values: pd.Series[Any], features: NDArray[np.float32]) -> None:
         """Write the features of a column's cells into an array of zeros with one column per feature name."""
-        numbers, unreadable = self._read(values)
-        _refuse_unreadable(unreadable, self.name, self._problem)
-        self._write(numbers, features)
+        self._write(self._codes(values), features)
 
-    def _write(self, numbers: NDArray[np.float64], features: NDArray[np.float32]) -> None:
-        """Write the features of numbers that have been read."""
-        absent = np.isnan(numbers)
+    def _write(self, codes: NDArray[np.float64], features: NDArray[np.float32]) -> None:
+        """Write the features of codes."""
+        absent = np.isnan(codes)
         if self._names != (self.name,):
-            index = np.where(absent, -1, self._code(numbers)).astype(np.int64)
+            index = np.where(absent, -1, codes).astype(np.int64)
             known = np.flatnonzero(index >= 0)
             features[known, index[known]] = 1
         else:
-            features[:, 0] = np.where(absent, 0.0, self._code(numbers))
+            features[:, 0] = np.where(absent, 0.0, codes)
         if self.missing:
             features[absent, -1] = 1
 
@@ -242,11 +246,11 @@ class NumericColumn(Column):
             ]
         return numbers, unreadable
 
-    def _code(self, numbers: NDArray[np.float64]) -> NDArray[Any]:
+    def _code(self, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
         # Adding 0.0 turns -0.0 into 0.0: which of the two a comparison returns is left open by IEEE 754.
         clipped = np.clip(numbers, self.low, self.high) + 0.0
         if self.edges:
-            return np.searchsorted(self.edges, clipped, side="right")
+            return np.where(np.isnan(numbers), math.nan, np.searchsorted(self.edges, clipped, side="right"))
         distance = clipped - self.low
         if self.scale == "linear":
             return distance / (self.high - self.low)
@@ -311,7 +315,7 @@ class CategoricalColumn(Column):
     def _read(self, values: pd.Series[Any]) -> _Numbers:
         return _numbers_of(as_strings(values), self._category)
 
-    def _code(self, numbers: NDArray[np.float64]) -> NDArray[Any]:
+    def _code(self, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
         return (numbers + 1) / len(self.categories) if self.style == "codes" else numbers
 
     def _category(self, string: str) -> float:
@@ -413,7 +417,7 @@ class DateColumn(Column):
 
         return self._read_strings(values, share)
 
-    def _code(self, numbers: NDArray[np.float64]) -> NDArray[Any]:
+    def _code(self, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.clip(numbers, 0.0, 1.0)
 
     def _count(self, moment: datetime) -> int:
@@ -625,7 +629,7 @@ class Encoding:
         for top in range(0, len(table), _ROWS_AT_ONCE):
             rows = slice(top, top + _ROWS_AT_ONCE)
             for column, numbers, place in numeric:
-                column._write(numbers[rows].astype(np.float64), place[rows])
+                column._write(column._code(numbers[rows].astype(np.float64)), place[rows])
         return features
 
     def encode_labels(self, table: pd.DataFrame) -> NDArray[np.int64]:
