@@ -143,7 +143,7 @@ WRONG = [
     (f"head {TABLE} --max-memory 1G --records 100", 2, "--records applies only to registered data sets"),
     ("head mnist-5k --max-memory 1G", 2, "--max-memory applies only to CSV, TSV and Parquet files"),
     ("head mnist-5k --cache-dir .", 2, "--cache-dir applies only to CSV, TSV and Parquet files"),
-    (f"head {TABLE} --resume", 2, "--resume applies only to tables that are read part by part"),
+    (f"head {TABLE} --resume", 2, "--resume requires a --cache-dir"),
     (f"head {TABLE} --resume --max-memory 1G", 2, "--resume requires a --cache-dir"),
     (f"head {TABLE} --ray local --max-memory 1G", 2, "--max-memory cannot be combined with --ray"),
     (f"head {TABLE} --ray local --resume", 2, "--resume cannot be combined with --ray"),

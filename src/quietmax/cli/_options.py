@@ -288,10 +288,6 @@ class EngineOptions:
         if given and not several and Path(data).suffix.lower() not in FILE_SUFFIXES:
             name = "--cache-dir" if self.max_memory is None else "--max-memory"
             raise InvalidInput(f"{name} applies only to CSV, TSV and Parquet files and folders of them.")
-        if self.resume and not (several or given):
-            raise InvalidInput(
-                "resume applies only to tables that are read part by part: give `cache_dir` too."
-            )
         return several or given
 
     def engine(self, *, quiet: bool) -> LocalEngine | RayEngine:
