@@ -27,6 +27,7 @@ from quietmax.noise import release
 from quietmax.noise.sources import SeededNoise
 from tests.estimators.made import made
 from tests.estimators.table_of_people import PERSONS, PLAIN, table_of_people
+from tests.estimators.test_out_of_core import assert_same, released
 
 ROWS = 1500
 people = partial(table_of_people, ROWS, 600)
@@ -42,20 +43,6 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 def fit(source: Any, settings: dict[str, Any], **more: Any) -> DPSGD:
     torch.manual_seed(0)
     return made(DPSGD, 2.0, 1e-5, steps=8, random_state=3, **settings, **more).fit(source)
-
-
-def weights(fitted: DPSGD) -> list[np.ndarray[Any, Any]]:
-    network = fitted.model_.network
-    if fitted.network is not None:
-        return [each.detach().numpy() for each in network.module.parameters()]
-    found = [tensor.numpy() for _, tensor in network.parameters()]
-    return found if fitted.model_.centring is None else [*found, fitted.model_.centring.centre]
-
-
-def assert_same(one: DPSGD, other: DPSGD) -> None:
-    for expected, found in zip(weights(one), weights(other), strict=True):
-        np.testing.assert_array_equal(expected, found)
-    assert one.guarantee_ == other.guarantee_
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -89,7 +76,7 @@ def test_exact_training_is_the_same_in_memory_and_out_of_core(
     # With all records in every step, not even their order matters.
     whole = exact(frame, 1.0)
     assert_same(whole, exact(shuffled, 1.0, disk))
-    assert any((one != other).any() for one, other in zip(weights(sampled), weights(whole), strict=True))
+    assert any((one != other).any() for one, other in zip(released(sampled), released(whole), strict=True))
 
 
 @pytest.mark.usefixtures("small_blocks")

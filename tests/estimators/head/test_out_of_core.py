@@ -24,6 +24,7 @@ from quietmax.estimators.blocks import LocalEngine
 from quietmax.estimators.serialization import open_private, save_private
 from tests.estimators.made import made
 from tests.estimators.table_of_people import PERSONS, PLAIN, files, table_of_people
+from tests.estimators.test_out_of_core import assert_same
 
 ROWS = 3000
 people = partial(table_of_people, ROWS, 1200)
@@ -45,15 +46,6 @@ def _threads_as_before() -> Iterator[None]:
 
 def fit(source: Any, settings: dict[str, Any], **more: Any) -> PrivateHead:
     return made(PrivateHead, 1.0, 1e-5, random_state=3, **settings, **more).fit(source)
-
-
-def assert_same(one: PrivateHead, other: PrivateHead) -> None:
-    assert one.size_ == other.size_
-    np.testing.assert_array_equal(one.centre_, other.centre_)
-    np.testing.assert_array_equal(one.coef_, other.coef_)
-    if one.whitening_ is not None:
-        np.testing.assert_array_equal(one.whitening_, other.whitening_)
-    assert one.guarantee_ == other.guarantee_
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)

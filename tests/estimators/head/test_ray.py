@@ -28,6 +28,7 @@ from quietmax.estimators.head import estimator
 from quietmax.estimators.ray_blocks import RayBlocks
 from tests.estimators.made import made
 from tests.estimators.table_of_people import PERSONS, files, table_of_people
+from tests.estimators.test_out_of_core import assert_same
 from tests.ray_cluster import reused_actors, running_cluster
 
 ray = pytest.importorskip("ray")
@@ -58,14 +59,6 @@ def fit(source: Any, engine: Any, **more: Any) -> PrivateHead:
     """Train with every kind of pass: persons, a noisy size, a centre, second moments and gradients."""
     settings = {"schema": PERSONS, "features": "unit-norm", "second_moments": 0.1, "steps": FEW_STEPS} | more
     return made(PrivateHead, 1.0, 1e-5, random_state=3, engine=engine, **settings).fit(source)
-
-
-def assert_same(one: PrivateHead, other: PrivateHead) -> None:
-    assert one.size_ == other.size_
-    np.testing.assert_array_equal(one.centre_, other.centre_)
-    np.testing.assert_array_equal(one.whitening_, other.whitening_)
-    np.testing.assert_array_equal(one.coef_, other.coef_)
-    assert one.guarantee_ == other.guarantee_
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
