@@ -300,14 +300,7 @@ class Leakage(Row):
 def leakages(summaries: Iterable[Summary]) -> list[Leakage]:
     """Compare the leakage of every method of the paper's figures with the paper's."""
     return [
-        Leakage(
-            each.dataset,
-            each.method,
-            each.epsilon,
-            each.paper_leakage,
-            each.shadow,
-            each.gap,
-        )
+        Leakage(each.dataset, each.method, each.epsilon, each.paper_leakage, each.shadow, each.gap)
         for each in summaries
         if each.paper_leakage is not None and each.shadow is not None
     ]
@@ -510,7 +503,7 @@ def _gaussian_beats_laplace(by_dataset: ByDataset) -> Finding:
         if not gaps:
             continue
         classes = found[_GAUSSIAN][0].classes
-        largest, smallest = max(gaps, key=_value), min(gaps, key=_value)
+        largest, smallest = (pick(gaps, key=lambda gap: gap.value) for pick in (max, min))
         if classes == 2:
             parts += [_at_most(largest, _ALIKE), _at_least(smallest, -_ALIKE)]
         else:
@@ -561,10 +554,6 @@ def _by_epsilon(summaries: Sequence[Summary]) -> dict[float, Summary]:
         for each in sorted(summaries, key=lambda one: one.epsilon or 0.0)
         if each.epsilon is not None and (each.queries or 0) == fewest
     }
-
-
-def _value(mean: Mean) -> float:
-    return mean.value
 
 
 def _difference(first: Mean, second: Mean) -> Mean:
