@@ -33,7 +33,7 @@ from quietmax.data.tables import encoded_rows, table_rows
 from quietmax.errors import InvalidData, InvalidInput, QuietmaxError
 from quietmax.estimators import HeadSettings, batch_answers, teachers
 from quietmax.estimators.batch_answers import answer_files
-from quietmax.estimators.evaluate import evaluate_folder
+from quietmax.estimators.evaluation import evaluate_folder
 from quietmax.estimators.serialization import open_private, save_private
 from quietmax.models.stacked import LARGEST_STACK, train_networks
 from quietmax.models.training import train

@@ -26,7 +26,7 @@ from quietmax.accounting import PureCost
 from quietmax.cli import main
 from quietmax.errors import DataUnavailable, InvalidInput
 from quietmax.estimators import open_private
-from quietmax.estimators.evaluate import _evaluation_records, evaluate_folder, read_evaluations
+from quietmax.estimators.evaluation import _evaluation_records, evaluate_folder, read_evaluations
 from quietmax.ledger import Charge, Ledger, LimitExceeded, Terms
 from quietmax.ledger.accounts import find_key
 from quietmax.ledger.database import MIGRATIONS

@@ -28,8 +28,7 @@ from quietmax._io import atomic_write
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.records import Holdout
 from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError, counted, short_message
-from quietmax.estimators.evaluate import read_evaluations
-from quietmax.estimators.evaluation import Evaluation, composed_guarantee
+from quietmax.estimators.evaluation import Evaluation, composed_guarantee, read_evaluations
 from quietmax.estimators.serialization import open_private
 from quietmax.estimators.training_set import size_condition
 from quietmax.models.serialization import read_description

@@ -9,8 +9,7 @@ import pandas as pd
 import pytest
 
 from quietmax.data.records import Holdout, Records, is_held_out
-from quietmax.estimators.evaluate import EVALUATION_FILE
-from quietmax.estimators.evaluation import NOT_FOR_PUBLICATION
+from quietmax.estimators.evaluation import EVALUATION_FILE, NOT_FOR_PUBLICATION
 from quietmax.estimators.serialization import open_private
 from tests.cli.conftest import Run, assert_error, json_of, output_of
 from tests.cli.own_table import DECLARED, add_persons

@@ -27,7 +27,7 @@ from quietmax.cli._options import _memory_size
 from quietmax.cli._output import progress_bar
 from quietmax.data import load
 from quietmax.errors import QuietmaxError
-from quietmax.estimators import evaluate as evaluate_module
+from quietmax.estimators import evaluation as evaluation_module
 from quietmax.estimators.batch_answers import ANSWERS_FILE, answer_files
 from quietmax.estimators.blocks import FILES_IN_MEMORY, Blocks
 from quietmax.estimators.dpsgd.training import StoredRows
@@ -228,7 +228,7 @@ def test_a_bad_file_is_named_and_nothing_is_written_or_spent(
     monkeypatch.setattr(
         Head, "_make_releases", lambda *given: releases.append(given)
     )  # draws all noise of a training
-    monkeypatch.setattr(evaluate_module, "_noisy_evaluation", lambda *given: releases.append(given))
+    monkeypatch.setattr(evaluation_module, "_noisy_evaluation", lambda *given: releases.append(given))
     before, answers = _contents(model), tmp_path / "answers"
     memory = ("--max-memory", "0", "--cache-dir", cache)
     result = run(

@@ -27,28 +27,25 @@ from quietmax.data.schema import Schema
 from quietmax.data.tables import encode_table
 from quietmax.errors import BudgetExhausted, DataUnavailable, InvalidInput, QuietmaxError
 from quietmax.estimators import DPSGDSettings
-from quietmax.estimators import evaluate as evaluate_module
 from quietmax.estimators import evaluation as evaluation_module
 from quietmax.estimators.dpsgd.estimator import DPSGD
-from quietmax.estimators.evaluate import (
-    EVALUATION_FILE,
-    evaluate_folder,
-    read_evaluations,
-    split_name,
-)
 from quietmax.estimators.evaluation import (
     BINS,
     CONFIDENCE,
+    EVALUATION_FILE,
     Evaluation,
     EvaluationCharge,
     _binned_answers,
     _count_answers,
     _evaluation_mu,
     _exact_evaluation,
-    _free_probabilities,
     _noisy_evaluation,
+    _probabilities,
     _ratio,
     composed_guarantee,
+    evaluate_folder,
+    read_evaluations,
+    split_name,
 )
 from quietmax.estimators.head.estimator import PrivateHead
 from quietmax.estimators.head.weights import HeadWeights
@@ -181,9 +178,9 @@ def test_every_row_is_answered_on_its_own_bit_for_bit() -> None:
     rng = np.random.default_rng(1)
     head = HeadWeights(rng.normal(size=(3, 41)) * 5, np.zeros(40), 1.0, 1.0)
     features = rng.normal(size=(300, 40)).astype(np.float32)
-    predicted, bins = _binned_answers(_free_probabilities(head, features, 3))
+    predicted, bins = _binned_answers(_probabilities(head, None, features, 3))
     for chosen in (rng.permutation(300), np.arange(7, 300, 3), np.array([5])):
-        again = _binned_answers(_free_probabilities(head, features[chosen], 3))
+        again = _binned_answers(_probabilities(head, None, features[chosen], 3))
         assert np.array_equal(again[0], predicted[chosen])
         assert np.array_equal(again[1], bins[chosen])
     probabilities = np.concatenate([head.predict_proba(row[None]) for row in features])
@@ -764,9 +761,9 @@ def test_two_references_to_one_estimator_share_its_account(tmp_path: Path) -> No
     fitted = head().fit(split.train)
     shared = copy.copy(fitted)
     folder = save_private(fitted, tmp_path / "model", dataset="people")
+    shared.evaluate(split.test)
     with pytest.raises(BudgetExhausted):
-        shared.evaluate(split.test)
-    evaluate_folder(folder, open_private(folder), split.test)
+        evaluate_folder(folder, open_private(folder), split.test)
 
 
 def test_a_fork_cannot_evaluate_and_saves_without_the_free_evaluation(tmp_path: Path) -> None:
@@ -813,8 +810,8 @@ def test_exact_figures_are_neither_charged_nor_stored(tmp_path: Path) -> None:
     ("where", "failing", "problem"),
     [
         (evaluation_module, "release_gaussian", KeyboardInterrupt()),
-        (evaluate_module, "atomic_write", KeyboardInterrupt()),
-        (evaluate_module, "atomic_write", OSError(errno.ENOSPC, "No space left on device")),
+        (evaluation_module, "atomic_write", KeyboardInterrupt()),
+        (evaluation_module, "atomic_write", OSError(errno.ENOSPC, "No space left on device")),
     ],
 )
 def test_an_evaluation_that_does_not_end_costs_nothing(
@@ -850,7 +847,7 @@ def test_the_result_is_stored_with_its_cost_before_it_is_returned(
         atomic_write(path, write)
         written.append(path.read_bytes())
 
-    monkeypatch.setattr(evaluate_module, "atomic_write", noted)
+    monkeypatch.setattr(evaluation_module, "atomic_write", noted)
     result = evaluate_folder(folder, model, records)
     (content,) = written
     (entry,) = json.loads(content)["evaluations"]

@@ -15,10 +15,9 @@ from quietmax.data.records import Holdout, Records, is_held_out
 from quietmax.data.schema import Schema
 from quietmax.data.tables import table_rows
 from quietmax.errors import InvalidData, InvalidInput
-from quietmax.estimators import blocks, evaluate
+from quietmax.estimators import blocks, evaluation
 from quietmax.estimators.blocks import LocalEngine
-from quietmax.estimators.evaluate import _evaluation_records, evaluate_folder
-from quietmax.estimators.evaluation import Evaluation
+from quietmax.estimators.evaluation import Evaluation, _evaluation_records, evaluate_folder
 from quietmax.estimators.serialization import open_private, save_private
 from tests.estimators.made import made
 from tests.estimators.table_of_people import PERSONS, PLAIN, table_of_people
@@ -46,7 +45,7 @@ def test_an_evaluation_is_the_same_in_memory_and_out_of_core(
     monkeypatch.setattr(blocks, "ROWS_AT_ONCE", 16)
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 1)
     monkeypatch.setattr(blocks, "_PERSONS_AT_ONCE", 50)
-    monkeypatch.setattr(evaluate, "FILES_IN_MEMORY", 1000)
+    monkeypatch.setattr(evaluation, "FILES_IN_MEMORY", 1000)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     folder = files(tmp_path / "people", frame, [1, 400, 401, 700])
     shuffled = files(tmp_path / "shuffled", frame.sample(frac=1, random_state=1), [300])

@@ -20,7 +20,7 @@ from quietmax.accounting.costs import LIMIT
 from quietmax.data.records import Records, hold_out
 from quietmax.errors import BudgetExhausted, DataUnavailable, InvalidInput, LedgerUnavailable, QuietmaxError
 from quietmax.estimators import DPSGD, DPSGDSettings, PrivateHead, Teachers, open_private, save_private
-from quietmax.estimators.evaluate import evaluate_folder
+from quietmax.estimators.evaluation import evaluate_folder
 from quietmax.ledger import Charge, Ledger, Terms
 from quietmax.ledger.transactions import Charged, Failed
 from quietmax.models import TrainingSettings

@@ -34,7 +34,7 @@ from quietmax.cli.serve import command
 from quietmax.data import Records, hold_out
 from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError
 from quietmax.estimators import PrivateHead, open_private, save_private
-from quietmax.estimators.evaluate import evaluate_folder
+from quietmax.estimators.evaluation import evaluate_folder
 from quietmax.ledger import Ledger, Terms
 from quietmax.mechanisms import Algorithm1, Answers
 from quietmax.models import Model

@@ -141,7 +141,7 @@ def _declared(schema: dict[str, Any], column: str) -> str:
 
 def _survey(people: Split, output: Path) -> dict[str, Any]:
     """Train, save and evaluate a private head, and write its privacy card."""
-    from quietmax.estimators.evaluate import evaluate_folder
+    from quietmax.estimators.evaluation import evaluate_folder
     from quietmax.estimators.head.estimator import PrivateHead
     from quietmax.estimators.serialization import open_private, save_private
     from quietmax.privacy_card import read_card

@@ -49,7 +49,7 @@ def command(
 
     quietmax evaluate income --data people.csv --exact
     """
-    from quietmax.estimators.evaluate import PAID_PER_ANSWER, evaluate_folder, evaluated_rows
+    from quietmax.estimators.evaluation import PAID_PER_ANSWER, evaluate_folder, evaluated_rows
     from quietmax.estimators.serialization import open_private
 
     if exact and (epsilon is not None or delta is not None):

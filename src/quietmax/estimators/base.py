@@ -31,8 +31,7 @@ from quietmax.estimators.blocks import (
     Table,
     _person_digests,
 )
-from quietmax.estimators.evaluate import _evaluate, _open_evaluations
-from quietmax.estimators.evaluation import Evaluation
+from quietmax.estimators.evaluation import Evaluation, _Account, _evaluate
 from quietmax.estimators.ray_blocks import RayBlocks
 from quietmax.estimators.training_set import (
     NOBODY,
@@ -45,6 +44,7 @@ from quietmax.estimators.training_set import (
     with_holdout,
 )
 from quietmax.models.features.base import FeatureMap
+from quietmax.spending import new_identity
 
 _SHARED = {
     "shared_parameters": """\
@@ -135,7 +135,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise
         self.guarantee_: Guarantee = with_holdout(guarantee, rows.holdout)
         if not hasattr(self, "predictor_"):
-            _open_evaluations(self)
+            self._evaluations = _Account(new_identity(), self.guarantee_)
         return self
 
     def _check_settings(self) -> None:

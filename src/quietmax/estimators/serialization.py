@@ -24,7 +24,7 @@ from quietmax.data.encoding import Encoding
 from quietmax.data.records import Holdout
 from quietmax.data.sources import as_frame
 from quietmax.errors import DataUnavailable, InvalidInput, short_message
-from quietmax.estimators.evaluate import EVALUATION_FILE, _save_evaluations
+from quietmax.estimators.evaluation import EVALUATION_FILE, _save_evaluations
 from quietmax.estimators.head.exact_sums import gradient_grid, is_whitening, on_grid
 from quietmax.estimators.head.weights import (
     BIAS,

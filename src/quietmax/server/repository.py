@@ -33,7 +33,7 @@ from quietmax._io import atomic_write
 from quietmax.accounting.costs import Budget
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.errors import InvalidInput, QuietmaxError
-from quietmax.estimators.evaluate import EVALUATION_FILE, read_evaluations, split_name
+from quietmax.estimators.evaluation import EVALUATION_FILE, read_evaluations, split_name
 from quietmax.estimators.serialization import PrivateModel, open_private
 from quietmax.ledger.accounts import Terms
 from quietmax.ledger.ledger import Ledger
