@@ -527,9 +527,7 @@ def _dpsgd_draws(
 
 
 def _dpsgd_claim(plan: Plan, unit: Unit = "record") -> Guarantee:
-    return network_guarantee(
-        plan, exact=False, own_module=False, size_declared=True, classes_declared=True, unit=unit
-    )
+    return network_guarantee(plan, exact=False, unit=unit)
 
 
 def _neighbouring_draws(

@@ -35,6 +35,7 @@ from quietmax.estimators.evaluation import Evaluation, _Account, _evaluate
 from quietmax.estimators.ray_blocks import RayBlocks
 from quietmax.estimators.training_set import (
     NOBODY,
+    Basis,
     Piece,
     TrainingRows,
     _checked_size,
@@ -44,6 +45,7 @@ from quietmax.estimators.training_set import (
     with_holdout,
 )
 from quietmax.models.features.base import FeatureMap
+from quietmax.models.features.tabular import Identity
 from quietmax.spending import new_identity
 
 _SHARED = {
@@ -258,9 +260,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self._mapped(queries(self, X))
 
     def _mapped(self, records: NDArray[np.float32]) -> NDArray[np.float32]:
-        if self.feature_map_ is None:
-            return records
-        return np.ascontiguousarray(self.feature_map_.transform(records), dtype=np.float32)
+        return records if self.feature_map_ is None else self.feature_map_.transform(records)
 
     def _read(
         self,
@@ -305,28 +305,31 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self, blocks: Blocks, *, finite: bool, then: Callable[[Table], Table] = lambda block: block
     ) -> None:
         """Replace all rows by their features, in blocks of suitable size; `then` changes each of these."""
-        feature_map = self.feature_map_
-        known = isinstance(feature_map, FeatureMap)
+        feature_map = self.feature_map_ or Identity()
 
         def mapped(block: Table) -> Iterable[Table]:
-            for piece in block._in_blocks(feature_map.dimension(block.features) if known else block.features):
+            for piece in block._in_blocks(feature_map.dimension(block.features)):
                 table = replace(piece, rows=self._mapped(piece.rows))
                 if finite and not np.isfinite(table.rows).all():
                     raise InvalidInput("Features must be finite, but a record holds NaN or infinity.")
                 yield from map(then, table._in_blocks(table.features))
 
-        if known:
-            blocks._reserve(len(blocks), feature_map.dimension(blocks.features))
+        blocks._reserve(len(blocks), feature_map.dimension(blocks.features))
         blocks.update(mapped)
 
-    def _feature_map(self, data: TrainingRows, size: float | None = None) -> Any:
+    def _feature_map(self, data: TrainingRows, size: float | None = None) -> FeatureMap | None:
         """Return the feature map that ``features`` names, None for no map."""
         if isinstance(self.features, str) and self.features == "auto":
             return self._automatic_features(data, size)
         return named_features(self.features, self.image_shape, encoding=data.encoding)
 
+    def _basis(self, data: TrainingRows) -> Basis:
+        """Return what the guarantee rests on beside the mechanism."""
+        declared = self.declared_size is not None
+        return Basis(self.feature_map_, data.encoding, declared, data.classes_declared, data.code_before)
+
     @abstractmethod
-    def _automatic_features(self, data: TrainingRows, size: float | None) -> Any:
+    def _automatic_features(self, data: TrainingRows, size: float | None) -> FeatureMap | None:
         """Return the feature map with ``features="auto"``."""
 
     def _size(self, units: int) -> int:

@@ -38,8 +38,8 @@ from quietmax.estimators.head.weights import (
     whitening_kind,
 )
 from quietmax.estimators.training_set import (
+    Basis,
     alike,
-    code_before,
     runs_own_code,
     with_holdout,
 )
@@ -524,18 +524,9 @@ def _read_teachers(stored: _Stored) -> _Read:
         mechanism = NoisyMax(description["method"])
     budget = Budget(float(description["epsilon"]), float(description["delta"]), int(description["queries"]))
     predictor = Predictor(ensemble, mechanism, budget, account=stored._account())
-    guarantee = vote_guarantee(
-        predictor.guarantee_with(stored._noise_source()),
-        network.networks,
-        description["declared_size"],
-        features=stored.features,
-        own_modules=False,
-        size_declared=facts["size_declared"] is True,
-        classes_declared=facts["classes_declared"] is True,
-        encoding=stored.encoding,
-        code_before=code_before(facts),
-    )
-    return predictor, guarantee
+    basis = Basis.of_facts(facts, stored.features, stored.encoding)
+    answers = predictor.guarantee_with(stored._noise_source())
+    return predictor, vote_guarantee(answers, network.networks, description["declared_size"], basis)
 
 
 def _write_dpsgd(estimator: DPSGD) -> _Written:
@@ -588,15 +579,10 @@ def _read_dpsgd(stored: _Stored) -> _Read:
         raise ValueError("it must have a centre if and only if steps were spent on releasing one")
     guarantee = network_guarantee(
         plan,
+        Basis.of_facts(facts, stored.features, stored.encoding),
         exact=facts["noise_source"] == {"source": "exact", "exact": True},
-        own_module=False,
-        size_declared=facts["size_declared"] is True,
-        classes_declared=facts["classes_declared"] is True,
-        features=stored.features,
         centring=centring,
         unit=stored.guarantee.unit,
-        encoding=stored.encoding,
-        code_before=code_before(facts),
         parameters={"dimension": network.widths[0], "classes": network.classes},
     )
     return PrivateNetwork(network, centring), guarantee

@@ -28,7 +28,6 @@ from quietmax._ray import RayEngine, ray_map
 from quietmax._threads import parallel_map
 from quietmax.accounting.costs import Budget
 from quietmax.accounting.guarantee import Guarantee, Unit
-from quietmax.data.encoding import Encoding
 from quietmax.data.records import Records
 from quietmax.data.schema import Schema
 from quietmax.errors import InvalidInput, QuietmaxError
@@ -38,18 +37,14 @@ from quietmax.estimators.ray_blocks import _chosen_engine
 from quietmax.estimators.training_set import (
     LIBRARY_STACK,
     OWN_MODULES,
-    CodeBefore,
+    Basis,
     ImageShape,
     Piece,
     TrainingRows,
-    _of_training,
     check_choice,
-    runs_own_code,
-    size_condition,
 )
 from quietmax.mechanisms.base import GaussianScores, Mechanism, NoisyMax, proves_bounds
 from quietmax.models.features.base import FeatureMap
-from quietmax.models.features.generic import describe_map
 from quietmax.models.features.images import image_features
 from quietmax.models.mlp import MLP, checked_finite
 from quietmax.models.stacked import (
@@ -117,8 +112,8 @@ class Teachers(PrivateClassifier):
     method : {"auto", "gaussian", "exponential", "permute-and-flip"}, default="auto"
         How the winner is chosen. "auto" takes what adds less noise for the budget.
     features : FeatureMap or {"auto", "identity", "unit-norm", "scattering"} or None, default="auto"
-        The public feature map, any object with a ``transform`` method; None for no map. "auto": `image_features` if
-        ``image_shape`` is given, otherwise none. A map with the user's own code makes the guarantee conditional.
+        The public feature map; None for no map. "auto": `image_features` if ``image_shape`` is given, otherwise none.
+        A map with the user's own code makes the guarantee conditional.
     network : TrainingSettings or callable, optional
         Training settings of the built-in network, or a function (features, classes) -> new torch module, which makes
         the guarantee conditional. By default a small network, or a linear one on a feature map.
@@ -157,7 +152,7 @@ class Teachers(PrivateClassifier):
         *,
         release: Literal["label", "probabilities"] = "label",
         method: Literal["auto", "gaussian", "exponential", "permute-and-flip"] = "auto",
-        features: Any = "auto",
+        features: FeatureMap | str | None = "auto",
         image_shape: ImageShape | None = None,
         network: TrainingSettings | Build | None = None,
         declared_size: int | None = None,
@@ -202,16 +197,9 @@ class Teachers(PrivateClassifier):
             EXACT if self.random_state is None else SeededNoise(np.random.default_rng(list(key)))
         )
         self.predictor_ = Predictor(self.ensemble_, self._mechanism(budget, count), budget, noise=source)
+        own_modules = type(self.ensemble_.teachers) is not MLP
         return vote_guarantee(
-            self.predictor_.guarantee,
-            count,
-            size,
-            features=self.feature_map_,
-            own_modules=type(self.ensemble_.teachers) is not MLP,
-            size_declared=self.declared_size is not None,
-            classes_declared=data.classes_declared,
-            encoding=data.encoding,
-            code_before=data.code_before,
+            self.predictor_.guarantee, count, size, self._basis(data), own_modules=own_modules
         )
 
     @property
@@ -221,7 +209,7 @@ class Teachers(PrivateClassifier):
     def _offers(self, method: str) -> bool:
         return method == "predict_proba" and self.release == "probabilities"
 
-    def _automatic_features(self, data: TrainingRows, size: float | None) -> Any:  # noqa: ARG002
+    def _automatic_features(self, data: TrainingRows, size: float | None) -> FeatureMap | None:  # noqa: ARG002
         return None if self.image_shape is None else image_features(self.image_shape)
 
     def _key(self) -> bytes:
@@ -472,39 +460,13 @@ def _default_teachers(budget: Budget, records: int) -> int:
 
 
 def vote_guarantee(
-    answers: Guarantee,
-    teachers: int,
-    size: int,
-    *,
-    features: object,
-    own_modules: bool,
-    size_declared: bool,
-    classes_declared: bool,
-    encoding: Encoding | None,
-    code_before: CodeBefore,
+    answers: Guarantee, teachers: int, size: int, basis: Basis, *, own_modules: bool = False
 ) -> Guarantee:
     """Return the guarantee of all answers of teachers."""
-    facts = {
-        "teachers": teachers,
-        "declared_size": size,
-        "classes_declared": classes_declared,
-        "size_declared": size_declared,
-        **code_before,
-    }
+    facts = {"teachers": teachers, "declared_size": size, **basis.facts}
     guarantee = replace(answers, parameters={**answers.parameters, **facts})
-    return _of_training(
-        guarantee,
-        describe_map(features) if isinstance(features, FeatureMap) else None,
-        own_map=runs_own_code(features),
-        classes_declared=classes_declared,
-        encoding=encoding,
-        code_before=code_before,
-        assumptions=() if own_modules else (LIBRARY_STACK,),
-        conditions=(
-            *((OWN_MODULES,) if own_modules else ()),
-            *(() if size_declared else (size_condition(answers.unit),)),
-        ),
-    )
+    assumptions = () if own_modules else (LIBRARY_STACK,)
+    return basis.under(guarantee, assumptions, own=(OWN_MODULES,) if own_modules else ())
 
 
 def _names(piece: Piece) -> Iterator[bytes]:

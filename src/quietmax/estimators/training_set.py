@@ -12,7 +12,7 @@ import math
 import re
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from numbers import Real
 from typing import TYPE_CHECKING, Any
@@ -31,7 +31,13 @@ from quietmax.data.tables import TableRows, table_rows
 from quietmax.errors import InvalidData, InvalidInput
 from quietmax.models.features.base import FeatureMap
 from quietmax.models.features.encoder import Embedding, Encoder
-from quietmax.models.features.generic import is_batched, make_plugin_map, plugin_maps, runs_user_code
+from quietmax.models.features.generic import (
+    describe_map,
+    is_batched,
+    make_plugin_map,
+    plugin_maps,
+    runs_user_code,
+)
 from quietmax.models.features.images import Scattering
 from quietmax.models.features.tabular import Identity, UnitNorm
 from quietmax.models.stacked import TrainingSettings
@@ -77,9 +83,11 @@ BUILT_IN_FEATURES = ("auto", "identity", "unit-norm", "scattering", "embedding")
 """The names of feature maps that come with quietmax."""
 
 
-def named_features(features: Any, image_shape: ImageShape | None, *, encoding: Encoding | None = None) -> Any:
-    """Return the feature map that a name stands for; anything but a string is returned as it is."""
-    if not isinstance(features, str):
+def named_features(
+    features: FeatureMap | str | None, image_shape: ImageShape | None, *, encoding: Encoding | None = None
+) -> FeatureMap | None:
+    """Return the feature map that a name stands for; a map, or None for no map, is returned as it is."""
+    if features is None or isinstance(features, FeatureMap):
         return features
     if features not in BUILT_IN_FEATURES:
         check_choice("features", features, (*BUILT_IN_FEATURES, *plugin_maps()))
@@ -330,11 +338,9 @@ def _encoder_assumptions(description: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(each for step in description.get("maps", ()) for each in _encoder_assumptions(step))
 
 
-def runs_own_code(features: object) -> bool:
+def runs_own_code(features: FeatureMap | None) -> bool:
     """Return whether a feature map is the user's own, or runs code of theirs."""
-    if isinstance(features, FeatureMap):
-        return runs_user_code(features)
-    return features is not None
+    return features is not None and runs_user_code(features)
 
 
 def alike(stored: Any, computed: Any, within: float = 1e-9) -> bool:
@@ -480,6 +486,45 @@ def _of_training(
     of_data = _data_conditions(classes_declared=classes_declared, encoding=encoding, code_before=code_before)
     own = (OWN_MAP,) if own_map else ()
     return weakened(replace(guarantee, assumptions=assumed), *own, *of_data, *conditions)
+
+
+@dataclass(frozen=True)
+class Basis:
+    """What a guarantee rests on beside its mechanism and its settings."""
+
+    features: FeatureMap | None = None
+    encoding: Encoding | None = None
+    size_declared: bool = True
+    classes_declared: bool = True
+    code_before: CodeBefore = field(default_factory=dict)
+
+    @classmethod
+    def of_facts(cls, facts: Mapping[str, Any], features: FeatureMap | None, encoding: Encoding | None) -> Basis:
+        """Return the basis that the facts of a guarantee state."""
+        declared = {name: facts[name] is True for name in ("size_declared", "classes_declared")}
+        return cls(features, encoding, **declared, code_before=code_before(facts))
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a guarantee states of it."""
+        declared = {"classes_declared": self.classes_declared, "size_declared": self.size_declared}
+        return {**declared, **self.code_before}
+
+    def under(
+        self, guarantee: Guarantee, assumptions: Sequence[str] = (), *, own: Sequence[Condition], seeded: bool = False
+    ) -> Guarantee:
+        """Return a guarantee with all that it assumes; `own` is what the user's own modules make it rest on."""
+        conditions = [*own, *(() if self.size_declared else (size_condition(guarantee.unit),))]
+        return _of_training(
+            guarantee,
+            None if self.features is None else describe_map(self.features),
+            own_map=runs_own_code(self.features),
+            classes_declared=self.classes_declared,
+            encoding=self.encoding,
+            code_before=self.code_before,
+            assumptions=assumptions,
+            conditions=[*conditions, *((SEEDED_WEIGHTS,) if seeded else ())],
+        )
 
 
 CodeBefore = Mapping[str, Sequence[str]]

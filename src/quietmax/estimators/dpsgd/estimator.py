@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 from quietmax.accounting.costs import mu_of
 from quietmax.accounting.dpsgd import Accountant, NoiseAnalysis
 from quietmax.accounting.guarantee import Guarantee, Status, Unit
-from quietmax.data.encoding import Encoding
 from quietmax.data.schema import Schema
 from quietmax.errors import InvalidInput
 from quietmax.estimators.base import PrivateClassifier, _documented
@@ -59,15 +58,11 @@ from quietmax.estimators.head.exact_sums import (
 )
 from quietmax.estimators.head.weights import default_features
 from quietmax.estimators.training_set import (
-    SEEDED_WEIGHTS,
-    CodeBefore,
+    Basis,
     Condition,
     ImageShape,
     Persons,
     TrainingRows,
-    _of_training,
-    runs_own_code,
-    size_condition,
 )
 from quietmax.models.features.base import FeatureMap
 from quietmax.models.features.generic import describe_map
@@ -200,9 +195,8 @@ class DPSGD(PrivateClassifier):
     preset : {"default", "paper"}, default="default"
         Where settings that are None come from. "paper": 128 tanh units, batches of 100, 100 epochs, Adam.
     features : FeatureMap or {"auto", "identity", "unit-norm", "scattering"} or None, default="auto"
-        The public feature map, any object with a ``transform`` method. "auto": the map of a `PrivateHead` with
-        ``features="auto"``, but no map with ``preset="paper"``, or with a ``network`` unless the records are images.
-        None and "identity" mean no map.
+        The public feature map. "auto": the map of a `PrivateHead` with ``features="auto"``, but no map with
+        ``preset="paper"``, or with a ``network`` unless the records are images. None and "identity" mean no map.
     network : callable, optional
         A function (features, classes) -> torch module that returns logits, instead of the built-in network.
     settings : DPSGDSettings, optional
@@ -237,7 +231,7 @@ class DPSGD(PrivateClassifier):
         accountant: Accountant = "pld",
         analysis: NoiseAnalysis = "proven",
         preset: Preset = "default",
-        features: Any = "auto",
+        features: FeatureMap | str | None = "auto",
         image_shape: ImageShape | None = None,
         network: Build | None = None,
         settings: DPSGDSettings | None = None,
@@ -284,15 +278,11 @@ class DPSGD(PrivateClassifier):
             self.model_ = PrivateNetwork(self._trained(rows, seed), centring)
         return network_guarantee(
             self.plan_,
+            self._basis(data),
             exact=seed is None,
             own_module=self.network is not None,
-            size_declared=self.declared_size is not None,
-            classes_declared=data.classes_declared,
-            features=self.feature_map_,
-            unit=data.unit,
-            encoding=data.encoding,
-            code_before=data.code_before,
             centring=centring,
+            unit=data.unit,
             parameters={"dimension": dimension, "classes": len(self.classes_)},
         )
 
@@ -308,12 +298,10 @@ class DPSGD(PrivateClassifier):
     def _settings(self) -> DPSGDSettings:
         return self.settings or DPSGDSettings()
 
-    def _feature_map(self, data: TrainingRows, size: float | None = None) -> Any:
-        if isinstance(self.features, str) and self.features == "identity":
-            return None
-        return super()._feature_map(data, size)
+    def _feature_map(self, data: TrainingRows, size: float | None = None) -> FeatureMap | None:
+        return None if self.features == "identity" else super()._feature_map(data, size)
 
-    def _automatic_features(self, data: TrainingRows, size: float | None) -> Any:
+    def _automatic_features(self, data: TrainingRows, size: float | None) -> FeatureMap | None:
         if self.preset == "paper" or (self.network is not None and self.image_shape is None):
             return None
         if data.encoding is None or self.image_shape is not None or size is None:
@@ -400,27 +388,19 @@ class PrivateNetwork(LogitClassifier):
 
 def network_guarantee(
     plan: Plan,
+    basis: Basis = Basis(),
     *,
     exact: bool,
-    own_module: bool,
-    size_declared: bool,
-    classes_declared: bool,
-    features: object = None,
+    own_module: bool = False,
     centring: Centring | None = None,
     unit: Unit = "record",
-    encoding: Encoding | None = None,
-    code_before: CodeBefore = MappingProxyType({}),
-    parameters: Mapping[str, Any] | None = None,
+    parameters: Mapping[str, Any] = MappingProxyType({}),
 ) -> Guarantee:
     """Return the guarantee of a network trained by a plan.
 
     Full batches with the proven analysis are exactly sqrt(steps)/multiplier-Gaussian private. Everything else is the
     one point (epsilon, delta) that the noise was calibrated for.
     """
-    described = None
-    if features is not None:
-        own = {"kind": type(features).__name__}
-        described = describe_map(features) if isinstance(features, FeatureMap) else own
     centred = {}
     if centring is not None:
         centred = {"radius": centring.radius, "inputs": "centred" if centring.scale is None else "scaled"}
@@ -437,31 +417,16 @@ def network_guarantee(
         parameters={
             "estimator": "dpsgd",
             **plan.to_json(),
-            "features": described,
+            "features": None if basis.features is None else describe_map(basis.features),
             **centred,
-            **(parameters or {}),
-            "classes_declared": classes_declared,
-            "size_declared": size_declared,
-            **code_before,
+            **parameters,
+            **basis.facts,
             "noise_source": {"source": "exact" if exact else "seeded", "exact": exact},
         },
-        assumptions=(),
         unit=unit,
     )
-    return _of_training(
-        guarantee,
-        described,
-        own_map=runs_own_code(features),
-        classes_declared=classes_declared,
-        encoding=encoding,
-        code_before=code_before,
-        assumptions=assumptions,
-        conditions=(
-            *((_own_module(unit),) if own_module else ()),
-            *(() if size_declared else (size_condition(unit),)),
-            *(() if exact else (SEEDED_WEIGHTS,)),
-        ),
-    )
+    own = (_own_module(unit),) if own_module else ()
+    return basis.under(guarantee, assumptions, own=own, seeded=not exact)
 
 
 def _own_module(unit: Unit) -> Condition:
