@@ -6,12 +6,10 @@ import codecs
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.dataset
 import pyarrow.parquet
 import pytest
 from hypothesis import given
@@ -20,7 +18,7 @@ from hypothesis import strategies as st
 from quietmax.data import sources
 from quietmax.data.records import Records, hold_out
 from quietmax.data.schema import Schema
-from quietmax.data.sources import TextPart, is_source, read_table
+from quietmax.data.sources import TextPart, read_table
 from quietmax.data.tables import TableRows, encode_table, encoded_rows, table_rows
 from quietmax.errors import DataUnavailable, InvalidData, InvalidInput
 
@@ -80,7 +78,6 @@ def test_every_source_gives_the_records_of_the_table_in_one_piece(
     folder = parquet_folder(tmp_path / "people", frame, 5)
     frame.to_csv(tmp_path / "people.csv", index=False)
     frame.to_csv(tmp_path / "people.tsv", index=False, sep="\t")
-    dataset = pyarrow.dataset.dataset(folder)
     for source in (
         frame,
         pa.Table.from_pandas(frame),
@@ -89,9 +86,7 @@ def test_every_source_gives_the_records_of_the_table_in_one_piece(
         str(folder / "*.parquet"),
         tmp_path / "people.csv",
         tmp_path / "people.tsv",
-        dataset,
-        dataset.scanner().to_reader(),
-        dataset.to_batches(),
+        pa.Table.from_pandas(frame).to_reader(),
     ):
         rows = table_rows(source, SCHEMA)
         assert rows.encoding == expected.encoding
@@ -124,18 +119,8 @@ def test_the_number_of_rows_is_known_where_the_source_states_it(tmp_path: Path) 
     frame = people(30)
     folder = parquet_folder(tmp_path / "people", frame, 3)
     frame.to_csv(tmp_path / "people.csv", index=False)
-    known = (frame, folder, pyarrow.dataset.dataset(folder))
-    assert [table_rows(source, SCHEMA).count() for source in known] == [30, 30, 30]
-    unknown = (tmp_path / "people.csv", iter(pa.Table.from_pandas(frame).to_batches()))
-    assert [table_rows(source, SCHEMA).count() for source in unknown] == [None, None]
-
-
-def test_sources_are_told_from_tables_in_memory(tmp_path: Path) -> None:
-    frame = people(3)
-    tables: list[Any] = [frame, pa.Table.from_pandas(frame), [[1.0]], np.eye(2)]
-    others: list[Any] = ["a.csv", tmp_path, iter([]), pa.Table.from_pandas(frame).to_reader()]
-    assert not any(map(is_source, tables))
-    assert all(map(is_source, others))
+    counts = [table_rows(source, SCHEMA).count() for source in (frame, folder, tmp_path / "people.csv")]
+    assert counts == [30, 30, None]
 
 
 # --- Errors -----------------------------------------------------------------------------------------------------------
@@ -205,18 +190,6 @@ def test_a_file_that_differs_from_the_others_or_is_damaged_is_named(
         return
     with pytest.raises(InvalidData, match=re.escape(expected)):
         encoded_rows(folder, encoding)
-    if damage is without_age:
-        with pytest.raises(InvalidData, match=re.escape(expected)):
-            table_rows(pyarrow.dataset.dataset(folder), SCHEMA)
-
-
-def test_a_damaged_file_of_a_dataset_is_named(tmp_path: Path) -> None:
-    folder, file = folder_of_fifty(tmp_path)
-    dataset = pyarrow.dataset.dataset(folder)
-    file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises((InvalidData, DataUnavailable), match=re.escape(str(file))) as caught:
-        table_rows(dataset, SCHEMA)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_cell_that_cannot_be_read_is_named_by_file_and_row(
@@ -257,17 +230,6 @@ def test_types_that_are_read_alike_may_differ(tmp_path: Path) -> None:
     features, _, _ = joined(table_rows(folder, SCHEMA))
     expected = frame.assign(pay=frame["pay"].where((frame.index < 10) | (frame.index >= 20)))
     np.testing.assert_array_equal(features, encode_table(expected, SCHEMA).features)
-
-
-def test_a_batch_of_another_type_is_named() -> None:
-    one = pa.RecordBatch.from_pandas(people(5))
-    other = pa.RecordBatch.from_pandas(people(5).assign(age="x"))
-    with pytest.raises(InvalidData, match=r"^Batch 2 of the stream has column 'age' of type"):
-        list(table_rows(iter([one, other]), SCHEMA).records())
-    with pytest.raises(InvalidInput, match="must yield record batches"):
-        table_rows(iter([1, 2]), SCHEMA)
-    with pytest.raises(InvalidInput, match="must yield record batches"):
-        table_rows(iter([]), SCHEMA)
 
 
 def test_paths_that_name_nothing_are_errors(tmp_path: Path) -> None:
@@ -374,9 +336,6 @@ def test_a_file_without_values_does_not_decide_about_types(tmp_path: Path) -> No
     # In another type, the same people may have other names.
     frame.assign(who=range(30)).to_parquet(folder / "3.parquet", index=False)
     assert error_of(folder).startswith(f"The file {folder / '3.parquet'} has column 'who' of type int64")
-    tables = [pyarrow.parquet.read_table(folder / f"{number}.parquet") for number in range(4)]
-    with pytest.raises(InvalidData, match="Batch 4 of the stream has column 'who' of type int64"):
-        list(table_rows(iter(tables), SCHEMA).records())
 
 
 @pytest.mark.parametrize("kind", ["float64", "string"])
@@ -397,37 +356,6 @@ def test_names_in_a_dictionary_are_names_of_the_same_type(tmp_path: Path) -> Non
     assert table_rows(folder, SCHEMA).encoding == encoding
     assert table_rows(pyarrow.parquet.read_table(folder / "part-00.parquet"), SCHEMA).encoding == encoding
     assert_same(encoded_rows(folder, encoding), encode_table(frame, SCHEMA))
-
-
-# --- Datasets ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_dataset_whose_types_arrow_has_guessed_is_refused(tmp_path: Path) -> None:
-    people().to_csv(tmp_path / "people.csv", index=False)
-    dataset = pyarrow.dataset.dataset(tmp_path, format="csv")
-    with pytest.raises(InvalidInput, match="Arrow guesses the types"):
-        table_rows(dataset, SCHEMA)
-
-
-def test_a_filtered_dataset_is_read_as_a_stream(tmp_path: Path) -> None:
-    frame = people()
-    dataset = pyarrow.dataset.dataset(parquet_folder(tmp_path / "people", frame, 2))
-    old = dataset.filter(pyarrow.dataset.field("age") > 50)
-    with pytest.raises(InvalidInput, match="to_batches"):
-        table_rows(old, SCHEMA)
-    assert_same(table_rows(old.to_batches(), SCHEMA), encode_table(frame[frame["age"] > 50], SCHEMA))
-
-
-def test_a_dataset_with_columns_in_the_names_of_folders_is_read(tmp_path: Path) -> None:
-    frame = people()
-    for job, part in frame.groupby("job"):
-        (tmp_path / f"job={job}").mkdir()
-        part.drop(columns="job").to_parquet(tmp_path / f"job={job}" / "0.parquet", index=False)
-    dataset = pyarrow.dataset.dataset(tmp_path, partitioning="hive")
-    assert_same(
-        table_rows(dataset, SCHEMA),
-        encode_table(frame.sort_values("job", kind="stable")[dataset.schema.names], SCHEMA),
-    )
 
 
 def test_a_file_that_is_gone_when_its_rows_are_counted_is_named(tmp_path: Path) -> None:

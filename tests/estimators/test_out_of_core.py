@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.dataset
 import pytest
 import torch
 
@@ -119,7 +118,6 @@ def test_the_weights_are_the_same_in_memory_and_out_of_core(
     request.getfixturevalue("small_blocks")
     folder = files(tmp_path / "people", frame, [7, 100, 101, 250], group=60)
     frame.to_csv(tmp_path / "people.csv", index=False)
-    dataset = pyarrow.dataset.dataset(folder)
     disk, little = LocalEngine(0, tmp_path), LocalEngine(6000, tmp_path)
     ways: list[tuple[Any, Any]] = [
         (pa.Table.from_pandas(frame), "local"),
@@ -127,12 +125,9 @@ def test_the_weights_are_the_same_in_memory_and_out_of_core(
         (folder, "local"),
         (str(folder / "*.parquet"), little),
         (tmp_path / "people.csv", disk),
-        (dataset, disk),
-        (iter(dataset.to_batches(batch_size=50)), little),
     ]
     if kind is PrivateHead:  # to whom not even the order of the rows matters
         ways += [
-            (dataset.scanner().to_reader(), disk),
             (frame.sample(frac=1, random_state=2), little),
             (files(tmp_path / "other", frame.sample(frac=1, random_state=1), [500]), disk),
         ]

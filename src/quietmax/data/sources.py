@@ -1,4 +1,4 @@
-"""Reading tables: CSV, TSV, Parquet and NPZ files, folders, Arrow datasets, streams and frames, whole or in parts.
+"""Reading tables: CSV, TSV, Parquet and NPZ files, folders and frames, whole or in parts.
 
 Nothing is guessed from the records: every cell of a text file is a string, and a column of a Parquet file keeps
 the Arrow type that the file declares, with its nulls.  All files of a source must agree in the columns that are used,
@@ -21,9 +21,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +35,6 @@ from quietmax.errors import DataUnavailable, InvalidData, InvalidInput
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow
-    import pyarrow.dataset
     import pyarrow.parquet
 else:
     pd = lazy_module("pandas")
@@ -345,16 +344,7 @@ def _existing(path: str | Path) -> Path:
 class Part(ABC):
     """Rows that are read in one go, by one worker."""
 
-    _what: ClassVar[str] = ""
-
-    @property
-    def _path(self) -> str:
-        return ""
-
-    @property
-    def place(self) -> str:
-        """Where the rows are, as the beginning of a sentence; empty for a frame."""
-        return f"The file {self._path}" if self._path else self._what
+    place: str = ""  # Where the rows are, as the beginning of a sentence; empty for a frame
 
     def count(self) -> int | None:
         """Return the number of rows; None if it is not known before they are read."""
@@ -426,18 +416,12 @@ def names_several_files(name: str | Path) -> bool:
     return path.is_dir() or (glob.has_magic(str(path)) and not path.is_file())
 
 
-def is_source(source: Any) -> bool:
-    """Return whether an object is a source of rows that are not in memory: files, a dataset or a stream."""
-    kinds = str | Path | pyarrow.dataset.Dataset | pyarrow.RecordBatchReader
-    return isinstance(source, kinds) or hasattr(source, "__next__")
-
-
 @dataclass(frozen=True, eq=False)
 class _Source:
-    """Files, a dataset or a stream; no row has been read."""
+    """The files that a path or a pattern names; no row has been read."""
 
     name: str
-    parts: Sequence[Part]
+    parts: Sequence[TextPart | ParquetPart]
     types: Sequence[_Types]  # The columns of each part
 
     def _empty_frame(self) -> pd.DataFrame:
@@ -452,17 +436,11 @@ class _Source:
             _require_types(part.place, own, stated, used)
 
 
-def _open_source(source: Any) -> _Source:
-    """Look at the columns of all parts."""
-    parts: Sequence[TextPart | ParquetPart | FragmentPart | StreamPart]
-    if isinstance(source, str | Path):
-        named = [part for part in Path(source).expanduser().parts if not glob.has_magic(part)]
-        name, parts = Path(named[-1]).stem if named else "table", _file_parts(source)
-    elif isinstance(source, pyarrow.dataset.Dataset):
-        name, parts = "dataset", _fragments(source)
-    else:
-        name, parts = "stream", [_stream(source)]
-    return _Source(name, parts, [part._types() for part in parts])
+def _open_source(source: str | Path) -> _Source:
+    """Look at the columns of all files."""
+    named = [part for part in Path(source).expanduser().parts if not glob.has_magic(part)]
+    parts = _file_parts(source)
+    return _Source(Path(named[-1]).stem if named else "table", parts, [part._types() for part in parts])
 
 
 def _stated_types(types: Sequence[_Types]) -> dict[str, pyarrow.DataType]:
@@ -475,12 +453,7 @@ def _stated_types(types: Sequence[_Types]) -> dict[str, pyarrow.DataType]:
     return stated
 
 
-def _require_types(
-    place: str,
-    own: _Types,
-    first: _Types,
-    used: Sequence[str],
-) -> None:
+def _require_types(place: str, own: _Types, first: _Types, used: Sequence[str]) -> None:
     """Refuse a file in which a column is missing or new, or has another type than in an earlier file."""
     absent = [name for name in used if name not in own]
     if absent:
@@ -513,10 +486,6 @@ def _plain(kind: pyarrow.DataType) -> pyarrow.DataType:
     kind = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
     is_string = pyarrow.types.is_large_string(kind) or pyarrow.types.is_string_view(kind)
     return pyarrow.string() if is_string else kind
-
-
-def _types_of(schema: pyarrow.Schema) -> dict[str, pyarrow.DataType]:
-    return {field.name.strip(): field.type for field in schema}
 
 
 # --- Kinds of parts ---------------------------------------------------------------------------------------------------
@@ -556,8 +525,9 @@ class _FilePart(Part):
     file: Path
 
     @property
-    def _path(self) -> str:
-        return str(self.file)
+    def place(self) -> str:  # type: ignore[override]
+        """Where the rows are, as the beginning of a sentence."""
+        return f"The file {self.file}"
 
 
 class ParquetPart(_FilePart):
@@ -571,7 +541,7 @@ class ParquetPart(_FilePart):
         with _errors_of(self.place):
             schema = pyarrow.parquet.read_schema(self.file)
             _require_distinct(f"the file {self.file}", [name.strip() for name in schema.names])
-            return _types_of(schema)
+            return {field.name.strip(): field.type for field in schema}
 
     def _frames(self, columns: Sequence[str], rows: int) -> Iterator[pd.DataFrame]:
         with pyarrow.parquet.ParquetFile(self.file) as content:
@@ -603,99 +573,6 @@ class TextPart(_FilePart):
         found = batches()
         while several := list(islice(found, rows // size)):
             yield pyarrow.Table.from_batches(several).to_pandas()
-
-
-@dataclass(frozen=True, eq=False)
-class FragmentPart(Part):
-    """A fragment of a pyarrow dataset."""
-
-    _what: ClassVar[str] = "The dataset"
-    fragment: Any
-    schema: pyarrow.Schema  # The schema of the dataset
-
-    @property
-    def _path(self) -> str:
-        return str(getattr(self.fragment, "path", ""))
-
-    def count(self) -> int:
-        """Return the number of rows."""
-        return int(self.fragment.count_rows())
-
-    def _types(self) -> _Types:
-        """Return those columns of the dataset that the fragment has; Arrow would fill in the others with nulls."""
-        with _errors_of(self.place):
-            own = {
-                *self.fragment.physical_schema.names,
-                *pyarrow.dataset.get_partition_keys(self.fragment.partition_expression),
-            }
-        return _types_of(pyarrow.schema(field for field in self.schema if field.name in own))
-
-    def _frames(self, columns: Sequence[str], rows: int) -> Iterator[pd.DataFrame]:
-        names = {field.name.strip(): field.name for field in self.schema}
-        scanner = self.fragment.scanner(
-            schema=self.schema, columns=[names[name] for name in columns], batch_size=rows, batch_readahead=2
-        )
-        for batch in scanner.to_batches():
-            yield as_frame(pyarrow.table(batch))
-
-
-def _fragments(dataset: pyarrow.dataset.Dataset) -> list[FragmentPart]:
-    """Return the parts of a dataset."""
-    try:
-        parts = [FragmentPart(fragment, dataset.schema) for fragment in dataset.get_fragments()]
-    except ValueError:
-        raise InvalidInput(
-            "A dataset must not be filtered. Its rows can be given as a stream: `dataset.to_batches()`."
-        ) from None
-    if not parts:
-        raise InvalidData("There are no files.")
-    formats = {
-        getattr(part.fragment.format, "default_extname", "")
-        for part in parts
-        if hasattr(part.fragment, "path")
-    }
-    if formats & {"csv", "json"}:
-        raise InvalidInput(
-            "Arrow guesses the types of a dataset of CSV or JSON files from some of its rows, so one row could change "
-            "how the others are read. Give the folder of the CSV files itself, or Parquet files."
-        )
-    return parts
-
-
-@dataclass(frozen=True, eq=False)
-class StreamPart(Part):
-    """Record batches that can be read once."""
-
-    _what: ClassVar[str] = "The stream"
-    batches: Iterator[Any]  # Record batches or tables of Arrow
-    types: _Types  # The columns, from the first batch
-
-    def _types(self) -> _Types:
-        return self.types
-
-    def _frames(self, columns: Sequence[str], rows: int) -> Iterator[pd.DataFrame]:
-        stated = dict(self.types)
-        for number, batch in enumerate(map(_batch, self.batches), start=1):
-            own = _types_of(batch.schema)
-            _require_types(f"Batch {number} of the stream", own, stated, columns)
-            stated = _stated_types([stated, own])
-            for start in range(0, batch.num_rows, rows):
-                yield as_frame(pyarrow.table(batch.slice(start, rows)))[list(columns)]
-
-
-def _stream(source: Any) -> StreamPart:
-    """Return a stream; the first batch of an iterator is read now."""
-    if isinstance(source, pyarrow.RecordBatchReader):
-        return StreamPart(iter(source), _types_of(source.schema))
-    first = _batch(next(source, None))
-    return StreamPart(chain([first], source), _types_of(first.schema))
-
-
-def _batch(given: Any) -> Any:
-    """Return what an iterator yielded, if it is a batch of Arrow."""
-    if not isinstance(given, pyarrow.RecordBatch | pyarrow.Table):
-        raise InvalidInput("An iterator of rows must yield record batches or tables of Arrow.")
-    return given
 
 
 @dataclass(frozen=True, eq=False)

@@ -38,7 +38,6 @@ from quietmax.data.sources import (
     as_frame,
     as_series,
     converted_frames,
-    is_source,
     read_table,
     rows_at_once,
 )
@@ -367,12 +366,12 @@ def table_rows(
 ) -> TableRows:
     """Return the rows of a table, which are encoded as the schema declares while they are read."""
     rule = Holdout(holdout, seed) if holdout else None
-    if not is_source(source):
+    if not isinstance(source, str | Path):
         frame, label = _labelled_frame(source, schema, y)
         encoding = _declared_encoding(RawTable(frame), schema, label, infer=False)
         return TableRows("table", encoding, (FramePart(frame),), in_memory=True, holdout=rule)
     if y is not None:
-        raise InvalidInput("Files, datasets and streams must have a label column: leave out `y`.")
+        raise InvalidInput("Files must have a label column: leave out `y`.")
     found = _open_source(source)
     if schema.label is None:
         raise InvalidInput("The schema's label must name the label column of the files.")
@@ -382,8 +381,8 @@ def table_rows(
     return TableRows(found.name, encoding, tuple(found.parts), in_memory=False, holdout=rule)
 
 
-def encoded_rows(source: Any, encoding: Encoding) -> TableRows:
-    """Return the rows of files, a dataset or a stream, which are encoded like those of an earlier table."""
+def encoded_rows(source: str | Path, encoding: Encoding) -> TableRows:
+    """Return the rows of files, which are encoded like those of an earlier table."""
     found = _open_source(source)
     found._require_alike(_used_columns(encoding))
     with _errors_of(found.parts[0].place):

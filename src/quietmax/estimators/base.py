@@ -56,7 +56,7 @@ classes : sequence, optional
     The public set of labels. If None, it is read off ``y`` and the guarantee is conditional. A schema declares
     them instead.
 schema : Schema, optional
-    What is public about the columns of a table; ``fit`` then takes a data frame, files or a stream, and labels are
+    What is public about the columns of a table; ``fit`` then takes a data frame or files, and labels are
     class names.
 random_state : int, RandomState or None, default=None
     None: exact noise from the operating system. Otherwise seeded noise for experiments, and a conditional
@@ -114,8 +114,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         ----------
         X : array-like of shape (records, columns), data frame, Records, or a source of rows
             The private records. Data frames require a ``schema``. With a schema the rows may also be read part by part:
-            from a file or folder of Parquet, CSV or TSV files, a pattern such as "people/*.parquet", a pyarrow dataset,
-            or an iterator of Arrow record batches.
+            from a file or folder of Parquet, CSV or TSV files, or a pattern such as "people/*.parquet".
         y : array-like of shape (records,), optional
             Their labels, unless the frame or the records have them.
         groups : array-like of shape (records,), optional

@@ -163,7 +163,7 @@ class LocalEngine:
     ----------
     max_memory : int, optional
         Blocks are kept in memory up to this many bytes; the others are written to files. By default 512 MiB for rows
-        that come from files or from a stream, and no limit for rows that are in memory already.
+        that come from files, and no limit for rows that are in memory already.
     cache_dir : str or Path, optional
         Where the temporary folder is made; by default where the operating system puts temporary files. It needs as
         many bytes as the rows: 4 for every feature. The files are readable by the owner alone and removed at the end,

@@ -56,7 +56,7 @@ from quietmax.accounting.costs import (
 from quietmax.accounting.guarantee import Guarantee, Unit
 from quietmax.data.encoding import Encoding
 from quietmax.data.records import Holdout, Records, is_held_out
-from quietmax.data.sources import as_frame, is_source, is_table_path, read_table, rows_at_once
+from quietmax.data.sources import as_frame, is_table_path, read_table, rows_at_once
 from quietmax.data.tables import TableRows, encoded_rows, person_names, require_person_type
 from quietmax.errors import BudgetExhausted, DataUnavailable, InvalidInput, QuietmaxError
 from quietmax.estimators.blocks import FILES_IN_MEMORY, Blocks, LocalEngine, Table, _person_digests
@@ -592,10 +592,10 @@ def _evaluate(
 def _as_records(estimator: Any, X: Any, y: Any, groups: Any) -> tuple[Records | TableRows, bool]:
     """Return what an estimator is evaluated on, checked as in training, and whether a rule can recognise the people."""
     encoding: Encoding | None = estimator.encoding_
-    if isinstance(X, Records | TableRows) or (is_source(X) and encoding is not None):
+    if isinstance(X, Records | TableRows) or (isinstance(X, str | Path) and encoding is not None):
         if y is not None or groups is not None:
             raise InvalidInput(
-                "Records, files, datasets and streams have labels and persons: leave out `y` and `groups`."
+                "Records and files have labels and persons: leave out `y` and `groups`."
             )
         if isinstance(X, Records):
             return replace(X, features=queries(estimator, X)), True

@@ -24,7 +24,7 @@ import numpy as np
 
 from quietmax._lazy import lazy_module
 from quietmax._ray import Actors, RayEngine, _check_alike
-from quietmax.data.sources import FragmentPart, ParquetPart, Part, TextPart
+from quietmax.data.sources import ParquetPart, Part, TextPart
 from quietmax.data.tables import TableRows
 from quietmax.data.text import embed
 from quietmax.errors import DataUnavailable, InvalidInput, short_message
@@ -77,7 +77,7 @@ class RayBlocks(Blocks):
         self._run()
 
     def read(self, source: TableRows, key: bytes) -> None:
-        """Let the workers read the rows of a table, each its own parts; tables in memory and streams are read here."""
+        """Let the workers read the rows of a table, each its own parts; tables in memory are read here."""
         if not _is_readable_anywhere(source):
             self.extend(_tables_of(source, key, self.classes))
             return
@@ -148,11 +148,7 @@ def _chosen_engine(engine: LocalEngine | RayEngine | Literal["local", "ray"]) ->
 
 
 def _is_readable_anywhere(source: TableRows) -> bool:
-    return all(
-        isinstance(part, ParquetPart | TextPart)
-        or (isinstance(part, FragmentPart) and hasattr(part.fragment, "path"))
-        for part in source.parts
-    )
+    return all(isinstance(part, ParquetPart | TextPart) for part in source.parts)
 
 
 # --- What runs on the workers -----------------------------------------------------------------------------------------

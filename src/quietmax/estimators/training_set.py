@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from numbers import Real
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from quietmax.accounting.guarantee import MADE_WITHOUT_RECORDS, Guarantee, Statu
 from quietmax.data.cells import as_strings, is_missing, is_valid_unicode, numbered
 from quietmax.data.encoding import Encoding, NumericColumn, quoted
 from quietmax.data.records import Holdout, Records, is_held_out
-from quietmax.data.sources import as_frame, as_series, is_source
+from quietmax.data.sources import as_frame, as_series
 from quietmax.data.tables import TableRows, table_rows
 from quietmax.errors import InvalidData, InvalidInput
 from quietmax.models.features.base import FeatureMap
@@ -630,16 +631,14 @@ def _source(estimator: Any, X: Any, y: Any) -> Records | TableRows | None:
         if estimator.schema is not None or y is not None:
             raise InvalidInput("Records are encoded and have labels: leave out `schema` and `y`.")
         return X
-    if estimator.schema is None and is_source(X):
-        raise InvalidInput("Files, datasets and streams need a `schema`.")
+    if estimator.schema is None and isinstance(X, str | Path):
+        raise InvalidInput("Files need a `schema`.")
     return None if estimator.schema is None else table_rows(X, estimator.schema, y=y)
 
 
 def _encoded_pieces(source: TableRows, groups: Any) -> Iterator[Piece]:
     if groups is not None and not source.in_memory:
-        raise InvalidInput(
-            "Files, datasets and streams name persons in a `person` column: leave out `groups`."
-        )
+        raise InvalidInput("Files name persons in a `person` column: leave out `groups`.")
     if groups is not None and source.holdout is not None:
         raise InvalidInput(_SPLIT_WITHOUT_GROUPS)
     if groups is not None and source.encoding.person is not None:

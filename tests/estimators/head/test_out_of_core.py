@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.dataset
 import pytest
 import torch
 
@@ -179,22 +177,6 @@ def test_another_file_of_the_same_size_and_time_is_read(tmp_path: Path) -> None:
     assert_same(fit(file.parent, SETTINGS["records"], engine=engine), fit(changed, SETTINGS["records"]))
 
 
-def test_a_dataset_is_not_resumed_because_its_fragments_may_be_parts_of_one_file(tmp_path: Path) -> None:
-    folder = files(tmp_path / "people", people(), [])
-    whole = pyarrow.dataset.dataset(folder)
-    (fragment,) = whole.get_fragments()
-    groups = pyarrow.dataset.FileSystemDataset(
-        fragment.split_by_row_group(), whole.schema, whole.format, fragment.filesystem
-    )
-    assert len(list(groups.get_fragments())) > 5
-    assert_same(fit(groups, SETTINGS["records"]), fit(people(), SETTINGS["records"]))
-    (tmp_path / "cache").mkdir()
-    for dataset in (whole, groups):
-        with pytest.raises(InvalidInput, match="`resume` requires a head that is trained on files"):
-            fit(dataset, SETTINGS["records"], engine=LocalEngine(0, tmp_path / "cache", resume=True))
-    assert list((tmp_path / "cache").iterdir()) == []
-
-
 def test_a_half_written_file_of_encoded_rows_is_not_used(tmp_path: Path) -> None:
     frame = people()
     folder = files(tmp_path / "people", frame, [1000])
@@ -236,9 +218,8 @@ def test_what_cannot_be_read_twice_cannot_be_resumed(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="requires a `cache_dir`"):
         LocalEngine(resume=True)
     engine = LocalEngine(0, tmp_path, resume=True)
-    for source in (people(), iter(pa.Table.from_pandas(people()).to_batches())):
-        with pytest.raises(InvalidInput, match="`resume` requires a head that is trained on files"):
-            fit(source, SETTINGS["persons"], engine=engine)
+    with pytest.raises(InvalidInput, match="`resume` requires a head that is trained on files"):
+        fit(people(), SETTINGS["persons"], engine=engine)
     with pytest.raises(InvalidInput, match="`resume` requires"):
         PrivateHead(1.0, 1e-5, engine=engine).fit(np.eye(2), [0, 1])
     assert list(tmp_path.iterdir()) == []
