@@ -22,19 +22,16 @@ SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 
 class Server(ThreadingHTTPServer):
-    """Serves CONTENT; `cuts` says after how many bytes each answer is broken off."""
+    """Serves CONTENT, or its first `sent` bytes."""
 
     daemon_threads = True
-    content = CONTENT
-    ranges = True
+    sent = len(CONTENT)
     length = True
     status = 200
-    shift = 0
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.cuts: list[int] = []
-        self.asked: list[str | None] = []
+        self.asked = 0
 
     @property
     def url(self) -> str:
@@ -43,31 +40,18 @@ class Server(ThreadingHTTPServer):
 
 class Handler(BaseHTTPRequestHandler):
     server: Server
-    protocol_version = "HTTP/1.0"
 
     def do_GET(self) -> None:
-        server, asked = self.server, self.headers.get("Range")
-        server.asked.append(asked)
+        server = self.server
+        server.asked += 1
         if server.status != 200:
             self.send_error(server.status)
             return
-        start = int(asked.removeprefix("bytes=").removesuffix("-")) if asked and server.ranges else 0
-        if start >= len(server.content) and start:
-            self.send_response(416)
-            self.send_header("Content-Range", f"bytes */{len(server.content)}")
-            self.end_headers()
-            return
-        body = server.content[start:]
-        self.send_response(206 if start else 200)
-        if start:
-            self.send_header(
-                "Content-Range",
-                f"bytes {start + server.shift}-{len(server.content) - 1}/{len(server.content)}",
-            )
+        self.send_response(200)
         if server.length:
-            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Content-Length", str(len(CONTENT)))
         self.end_headers()
-        self.wfile.write(body[: server.cuts.pop(0)] if server.cuts else body)
+        self.wfile.write(CONTENT[: server.sent])
 
     def log_message(self, *_args: object) -> None:
         return
@@ -101,69 +85,33 @@ def test_a_file_is_fetched_into_a_new_folder_with_progress(server: Server, tmp_p
 def test_a_file_that_is_there_is_not_fetched_again(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file.bin").write_bytes(b"mine")
     assert _fetch(official(server), tmp_path).read_bytes() == b"mine"
-    assert server.asked == []
+    assert server.asked == 0
 
 
-RESUMED = {
-    "broken off twice": ({"cuts": [300_000, 200_000]}, b"", [None, "bytes=300000-", "bytes=500000-"]),
-    "a part of an earlier run": ({}, CONTENT[:700_000], ["bytes=700000-"]),
-    "a server that cannot continue": ({"ranges": False}, b"old" * 1_000, ["bytes=3000-"]),
-    "a part that is already whole": ({}, CONTENT, [f"bytes={len(CONTENT)}-"]),
-    "a part longer than the file": ({}, CONTENT + b"more", [f"bytes={len(CONTENT) + 4}-", None]),
-    "a server that continues elsewhere": ({"shift": 1}, CONTENT[:1_000], ["bytes=1000-", None]),
-}
-
-
-@pytest.mark.parametrize("sha256", [SHA256, None])
-@pytest.mark.parametrize(("server_is", "part", "asked"), RESUMED.values(), ids=RESUMED)
-def test_a_transfer_goes_on_where_it_stopped_or_begins_again(
+@pytest.mark.parametrize(
+    ("expected", "sent", "length", "said"),
+    [
+        ("0" * 64, len(CONTENT), True, f"instead of {'0' * 64}"),
+        (SHA256, 400_000, True, "the connection ended after 400000 of 900001 bytes"),
+        (None, 400_000, True, "the connection ended after 400000 of 900001 bytes"),
+        (SHA256, 1_000, False, "checksum"),
+        (SHA256, 0, False, "checksum"),
+    ],
+)
+def test_a_wrong_or_truncated_file_leaves_nothing_behind_and_the_next_try_succeeds(
     server: Server,
     tmp_path: Path,
-    server_is: dict[str, object],
-    part: bytes,
-    asked: list[str | None],
-    sha256: str | None,
+    expected: str | None,
+    sent: int,
+    length: bool,
+    said: str,
+    error_message: ErrorMessage,
 ) -> None:
-    for name, value in server_is.items():
-        setattr(server, name, list(value) if isinstance(value, list) else value)
-    if part:
-        (tmp_path / "file.bin.part").write_bytes(part)
-    assert _fetch(official(server, sha256), tmp_path).read_bytes() == CONTENT
-    assert server.asked == asked
-    assert [file.name for file in tmp_path.iterdir()] == ["file.bin"]
-
-
-@pytest.mark.parametrize("part", [b"", b"x" * 1_000])
-def test_a_wrong_checksum_leaves_nothing_behind_and_the_next_try_succeeds(
-    server: Server, tmp_path: Path, part: bytes, error_message: ErrorMessage
-) -> None:
-    (tmp_path / "file.bin.part").write_bytes(part)
-    expected = SHA256 if part else "0" * 64
-    message = error_message(lambda: _fetch(official(server, expected), tmp_path), DataUnavailable)
-    assert f"instead of {expected}" in message
+    server.sent, server.length = sent, length
+    assert said in error_message(lambda: _fetch(official(server, expected), tmp_path), DataUnavailable)
     assert list(tmp_path.iterdir()) == []
-    assert _fetch(official(server), tmp_path).read_bytes() == CONTENT
-
-
-def test_what_arrived_is_kept_when_the_server_goes_away_and_continued_later(
-    server: Server, tmp_path: Path, error_message: ErrorMessage
-) -> None:
-    server.cuts = [400_000, 0, 0, 0]
-    message = error_message(lambda: _fetch(official(server), tmp_path), DataUnavailable)
-    assert "400000" in message
-    assert (tmp_path / "file.bin.part").read_bytes() == CONTENT[:400_000]
-    assert not (tmp_path / "file.bin").exists()
-    assert _fetch(official(server), tmp_path).read_bytes() == CONTENT
-    assert server.asked[-1] == "bytes=400000-"
-
-
-def test_a_server_that_states_no_length_is_believed_up_to_the_checksum(
-    server: Server, tmp_path: Path, error_message: ErrorMessage
-) -> None:
-    server.length = False
-    assert _fetch(official(server), tmp_path / "whole").read_bytes() == CONTENT
-    server.cuts = [1_000]
-    assert "checksum" in error_message(lambda: _fetch(official(server), tmp_path / "cut"), DataUnavailable)
+    server.sent = len(CONTENT)
+    assert _fetch(official(server, SHA256), tmp_path).read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize("status", [403, 404, 500])
@@ -202,4 +150,4 @@ def test_a_folder_that_cannot_be_written_is_rejected(
     (tmp_path / "taken").write_text("a file, not a folder")
     message = error_message(lambda: _fetch(official(server), tmp_path / "taken" / "below"), DataUnavailable)
     assert "cannot be written" in message
-    assert server.asked == []
+    assert server.asked == 0
