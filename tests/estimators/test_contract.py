@@ -22,8 +22,9 @@ from quietmax.errors import InvalidInput
 from quietmax.estimators import DPSGD, PrivateHead, Teachers, open_private, save_private
 from quietmax.estimators.training_set import CLASSES, OWN_MAP, SETTINGS_PUBLIC, SIZE
 from quietmax.models import CrossEntropy, TrainingSettings
-from quietmax.models.features import FrozenModule, Identity, Pipeline, RandomFourier, UnitNorm
+from quietmax.models.features import Identity, Pipeline, RandomFourier, UnitNorm
 from tests.estimators.made import made
+from tests.models.features.maps import ModuleMap
 
 LINEAR = TrainingSettings(hidden=(), loss=CrossEntropy(), learning_rate=0.05, epochs=5, batch_size=8)
 WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -150,7 +151,7 @@ class Halved(Identity):
         return records / 2
 
 
-FROZEN = FrozenModule(torch.nn.ReLU(), outputs=4)
+FROZEN = ModuleMap(torch.nn.ReLU(), outputs=4)
 
 
 @pytest.mark.parametrize("own", [Halved(), FROZEN, Pipeline((Identity(), Pipeline((FROZEN,)))), Centred()])

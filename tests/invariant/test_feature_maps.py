@@ -18,7 +18,6 @@ from quietmax.errors import InvalidInput
 from quietmax.models.features import (
     BatchedMap,
     FeatureMap,
-    FrozenModule,
     Identity,
     Joined,
     Mirrored,
@@ -36,7 +35,7 @@ from quietmax.models.features import (
 )
 from quietmax.models.features import images as scattering
 from quietmax.models.features.base import square_sums
-from tests.models.features.maps import COLUMNS, MAPS
+from tests.models.features.maps import COLUMNS, MAPS, ModuleMap
 
 Configuration = tuple[FeatureMap, int]
 WHITENINGS = (0.5, 0.0, 1.0)
@@ -117,7 +116,7 @@ def _table_maps() -> Iterator[Configuration]:
         yield table_map(columns), columns
         if columns % 4 == 0:
             module = torch.nn.Sequential(torch.nn.Linear(columns, 1 + columns // 2), torch.nn.Sigmoid())
-            yield FrozenModule(module, outputs=1 + columns // 2), columns
+            yield ModuleMap(module, outputs=1 + columns // 2), columns
             yield Pipeline((UnitNorm(0.3), RandomFourier(count=18), UnitNorm())), columns
             yield OneHot((None,) * (columns - 1) + ((0.0, 0.5),)), columns
             yield Identity(), columns
@@ -324,14 +323,14 @@ class Counts(torch.nn.Module):
 
 
 def test_a_module_that_mixes_the_rows_of_a_batch_gets_one_record_at_a_time() -> None:
-    feature_map = FrozenModule(MixesRows(), outputs=4)
+    feature_map = ModuleMap(MixesRows(), outputs=4)
     np.testing.assert_array_equal(feature_map.transform(np.ones((3, 4))), np.zeros((3, 4)))
     assert changed_rows(feature_map, 4) == 0
 
 
 def test_a_module_that_gives_a_record_different_features_in_two_calls_is_an_error() -> None:
     with pytest.raises(InvalidInput, match="a function of the record alone"):
-        FrozenModule(Counts(), outputs=4).transform(np.ones((3, 4)))
+        ModuleMap(Counts(), outputs=4).transform(np.ones((3, 4)))
 
 
 def test_the_check_of_a_map_never_sees_the_records_of_the_table() -> None:
@@ -342,7 +341,7 @@ def test_the_check_of_a_map_never_sees_the_records_of_the_table() -> None:
             seen.append(rows.clone())
             return rows
 
-    feature_map = FrozenModule(Watching(), outputs=3)
+    feature_map = ModuleMap(Watching(), outputs=3)
     feature_map.transform(np.full((2, 3), 77.0))
     *checks, table = seen
     assert len(checks) > 3

@@ -36,10 +36,11 @@ from quietmax.errors import InvalidInput
 from quietmax.estimators.blocks import LocalEngine
 from quietmax.estimators.training_set import OWN_MAP
 from quietmax.mechanisms.base import proves_bounds
-from quietmax.models.features import FeatureMap, FrozenModule, Identity, UnitNorm, generic
+from quietmax.models.features import FeatureMap, Identity, UnitNorm, generic
 from quietmax.models.features import Pipeline as Maps
 from quietmax.models.stacked import CrossEntropy, TrainingSettings
 from tests.invariant.test_feature_maps import bits, row_selections
+from tests.models.features.maps import ModuleMap
 
 ROWS = 24
 X = np.random.default_rng(0).random((ROWS, 3))
@@ -671,7 +672,7 @@ MAPS: dict[str, Callable[[], Any]] = {
     "a transform set on ours": lambda: with_features(UnitNorm(), "transform"),
     "a map in a pipeline": lambda: Maps((UnitNorm(), PlaceMap())),
     "a method set on ours in a pipeline": lambda: Maps((with_features(Identity()), UnitNorm())),
-    "a module": lambda: FrozenModule(torch.nn.ReLU(), outputs=3),
+    "a module": lambda: ModuleMap(torch.nn.ReLU(), outputs=3),
 }
 
 
@@ -704,9 +705,8 @@ def test_a_class_that_says_that_it_is_ours_cannot_prove_bounds() -> None:
         proves_bounds(own, when=lambda model: True)  # noqa: ARG005
 
 
-def test_the_maps_of_the_list_are_all_maps_but_frozen_modules() -> None:
-    allowed = {kind for kind in generic._KINDS.values() if is_allowed(kind, "map")}
-    assert allowed == set(generic._KINDS.values()) - {FrozenModule}
+def test_the_maps_of_the_list_are_all_maps() -> None:
+    assert all(is_allowed(kind, "map") for kind in generic._KINDS.values())
 
 
 def test_every_type_of_the_list_exists_and_every_test_too() -> None:

@@ -594,9 +594,7 @@ def _as_records(estimator: Any, X: Any, y: Any, groups: Any) -> tuple[Records | 
     encoding: Encoding | None = estimator.encoding_
     if isinstance(X, Records | TableRows) or (isinstance(X, str | Path) and encoding is not None):
         if y is not None or groups is not None:
-            raise InvalidInput(
-                "Records and files have labels and persons: leave out `y` and `groups`."
-            )
+            raise InvalidInput("Records and files have labels and persons: leave out `y` and `groups`.")
         if isinstance(X, Records):
             return replace(X, features=queries(estimator, X)), True
         return X if isinstance(X, TableRows) else encoded_rows(X, estimator.encoding_), True

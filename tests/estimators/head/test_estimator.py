@@ -24,7 +24,6 @@ from quietmax.estimators import training_set as conditions
 from quietmax.estimators.head.estimator import PrivateHead
 from quietmax.estimators.head.weights import weights_guarantee
 from quietmax.models.features import (
-    FrozenModule,
     Identity,
     Pipeline,
     RandomFourier,
@@ -33,6 +32,7 @@ from quietmax.models.features import (
 )
 from quietmax.noise.sources import ExactNoise
 from tests.estimators.made import made
+from tests.models.features.maps import ModuleMap
 
 TABLE, LABELS = make_blobs(400, centers=3, n_features=4, cluster_std=1.0, random_state=0)
 TABLE = (TABLE - TABLE.min(0)) / (TABLE.max(0) - TABLE.min(0))
@@ -236,7 +236,7 @@ def test_one_class_in_the_data_is_no_reason_to_refuse_if_classes_are_declared() 
         UnitNorm(),
         RandomFourier(count=40),
         Pipeline((UnitNorm(0.5), RandomFourier(count=40, bandwidth=0.5))),
-        FrozenModule(torch.nn.Sequential(torch.nn.Linear(4, 9), torch.nn.Tanh()), outputs=9),
+        ModuleMap(torch.nn.Sequential(torch.nn.Linear(4, 9), torch.nn.Tanh()), outputs=9),
     ],
     ids=lambda each: each.kind,
 )
@@ -274,7 +274,7 @@ def test_features_that_are_not_finite_count_as_zero_instead_of_refusing() -> Non
         def forward(self, batch: torch.Tensor) -> torch.Tensor:
             return batch.log()
 
-    features = FrozenModule(Broken(), outputs=4)
+    features = ModuleMap(Broken(), outputs=4)
     head = PrivateHead(features=features, **PUBLIC).fit(TABLE - 0.5, LABELS)
     assert head.guarantee_.status == "conditional"
     assert head.guarantee_.because.endswith(conditions.OWN_MAP.because)

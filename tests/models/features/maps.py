@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import numpy as np
 import torch
 
 from quietmax.models.features import (
+    BatchedMap,
     Embedding,
     FeatureMap,
-    FrozenModule,
     Identity,
     Joined,
     Mirrored,
@@ -25,6 +28,25 @@ from quietmax.models.features import (
 )
 
 COLUMNS = 3 * 12 * 10
+
+
+@dataclass(frozen=True, eq=False)
+class ModuleMap(BatchedMap):
+    """A map of the user's own: the outputs of a torch module."""
+
+    module: torch.nn.Module
+    outputs: int
+    kind: ClassVar[str] = "own-module"
+
+    def dimension(self, columns: int) -> int:  # noqa: ARG002
+        return self.outputs
+
+    def _batch_rows(self) -> int:
+        return 64
+
+    def _batch(self, batch: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.module(batch)
+        return outputs.reshape(len(batch), -1).to(torch.float32)
 
 
 SAVEABLE: list[FeatureMap] = [
@@ -55,7 +77,7 @@ SAVEABLE: list[FeatureMap] = [
 
 MAPS = [
     *SAVEABLE,
-    FrozenModule(torch.nn.Sequential(torch.nn.Linear(COLUMNS, 17), torch.nn.Tanh()), outputs=17),
+    ModuleMap(torch.nn.Sequential(torch.nn.Linear(COLUMNS, 17), torch.nn.Tanh()), outputs=17),
 ]
 
 

@@ -12,7 +12,6 @@ from quietmax._threads import parallel_map
 from quietmax.errors import InvalidInput
 from quietmax.models.features import (
     FeatureMap,
-    FrozenModule,
     Identity,
     Joined,
     Mirrored,
@@ -28,7 +27,7 @@ from quietmax.models.features import (
     UnitNorm,
     image_features,
 )
-from tests.models.features.maps import COLUMNS, MAPS, named, records
+from tests.models.features.maps import COLUMNS, MAPS, ModuleMap, named, records
 
 
 @pytest.fixture
@@ -101,7 +100,7 @@ class Lookup(torch.nn.Module):
 
 @pytest.mark.parametrize(("reverses", "rows"), [(True, 1), (False, 64)])
 def test_another_order_of_a_float64_sum_is_seen_on_large_numbers(reverses: bool, rows: int) -> None:
-    feature_map = FrozenModule(CosineOfSum(reverses=reverses), outputs=1)
+    feature_map = ModuleMap(CosineOfSum(reverses=reverses), outputs=1)
     assert feature_map._rows_at_once(12) == rows
     table = 1e12 * np.random.default_rng(0).normal(size=(70, 12))
     features = feature_map.transform(table)
@@ -109,7 +108,7 @@ def test_another_order_of_a_float64_sum_is_seen_on_large_numbers(reverses: bool,
 
 
 def test_a_map_that_refuses_large_numbers_is_checked_on_small_ones() -> None:
-    feature_map = FrozenModule(Lookup(), outputs=6)
+    feature_map = ModuleMap(Lookup(), outputs=6)
     assert feature_map._rows_at_once(2) == 64
     assert feature_map.transform([[0.0, 1.0]]).shape == (1, 6)
 
@@ -128,7 +127,6 @@ def test_anything_but_a_finite_matrix_is_rejected(table: Any) -> None:
         Scaling(low=(0.0,), high=(1.0,)),
         OneHot((None,)),
         Scattering((1, 28, 28)),
-        FrozenModule(torch.nn.ReLU(), 5, (5,)),
     ],
     ids=named,
 )

@@ -5,12 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from quietmax.errors import InvalidInput
-from quietmax.models.features import FeatureMap, FrozenModule, RandomFourier
+from quietmax.models.features import FeatureMap, RandomFourier
 from quietmax.models.features.generic import feature_map_from_json
-from tests.models.features.maps import MAPS, SAVEABLE, named, records
+from tests.models.features.maps import SAVEABLE, named, records
 
 
 @pytest.mark.parametrize("feature_map", SAVEABLE, ids=named)
@@ -20,30 +19,12 @@ def test_a_map_read_from_json_is_equal_and_computes_the_same(feature_map: Featur
     np.testing.assert_array_equal(again.transform(records(2)), feature_map.transform(records(2)))
 
 
-def test_a_frozen_module_cannot_be_saved() -> None:
-    with pytest.raises(InvalidInput, match="cannot be saved"):
-        MAPS[-1].to_json()
-    with pytest.raises(InvalidInput, match="do not describe a feature map"):
-        feature_map_from_json({"kind": "frozen-module"})
-
-
 @pytest.mark.parametrize(
     "description", [{}, {"kind": "unknown"}, {"kind": "scaling"}, {"kind": "pipeline", "maps": 3}]
 )
 def test_values_that_describe_no_map_are_rejected(description: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match="do not describe a feature map"):
         feature_map_from_json(description)
-
-
-def test_a_module_with_other_outputs_than_declared_is_rejected() -> None:
-    with pytest.raises(InvalidInput, match="must return 4 outputs per record"):
-        FrozenModule(torch.nn.Linear(2, 3), outputs=4).transform([[0.0, 1.0]])
-
-
-def test_a_frozen_module_runs_in_evaluation_mode_and_is_left_as_it_was() -> None:
-    module = torch.nn.Dropout(0.5).train()
-    np.testing.assert_array_equal(FrozenModule(module, outputs=2).transform([[1.0, 2.0]]), [[1.0, 2.0]])
-    assert module.training
 
 
 def test_random_fourier_features_have_length_one_and_approximate_the_gaussian_kernel() -> None:

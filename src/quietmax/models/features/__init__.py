@@ -2,7 +2,7 @@
 
 from quietmax.models.features.base import BatchedMap, FeatureMap
 from quietmax.models.features.encoder import Embedding, Encoder, save_encoder
-from quietmax.models.features.generic import FrozenModule, Pipeline, RandomFourier
+from quietmax.models.features.generic import Pipeline, RandomFourier
 from quietmax.models.features.images import (
     Joined,
     Mirrored,
@@ -26,7 +26,6 @@ __all__ = [
     "Embedding",
     "Encoder",
     "FeatureMap",
-    "FrozenModule",
     "Identity",
     "Joined",
     "Mirrored",

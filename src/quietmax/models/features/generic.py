@@ -1,4 +1,4 @@
-"""Feature maps for any records: random Fourier features, frozen torch modules, pipelines; reading maps from JSON."""
+"""Feature maps for any records: random Fourier features, pipelines; reading maps from JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -26,7 +26,7 @@ else:
     torch = lazy_module("torch")
 
 ENTRY_POINT_GROUP = "quietmax.features"
-_ROWS_AT_ONCE, _MODULE_ROWS_AT_ONCE = 256, 64
+_ROWS_AT_ONCE = 256
 
 
 @lru_cache(maxsize=4)
@@ -97,69 +97,6 @@ class RandomFourier(BatchedMap):
         return (torch.cat([angles.cos(), angles.sin()], dim=1) / math.sqrt(pairs)).float()
 
 
-@dataclass(frozen=True, eq=False)
-class FrozenModule(BatchedMap):
-    """The outputs of a torch module whose weights do not depend on the private records.
-
-    The module runs in evaluation mode and without gradients. A module that mixes the rows of a batch gets one record
-    at a time.
-
-    Parameters
-    ----------
-    module : torch.nn.Module
-        Takes a batch of records and returns outputs, which are flattened per record.
-    outputs : int
-        Number of outputs per record.
-    input_shape : tuple of int, optional
-        Shape of a record as the module takes it; by default (m,).
-
-    Examples
-    --------
-    >>> FrozenModule(torch.nn.ReLU(), outputs=2).transform([[-1.0, 2.0]])
-    array([[0., 2.]], dtype=float32)
-    """
-
-    module: torch.nn.Module
-    outputs: int
-    input_shape: tuple[int, ...] | None = None
-    kind: ClassVar[str] = "frozen-module"
-
-    def dimension(self, columns: int) -> int:
-        """Return the number of features: `outputs`."""
-        if self.input_shape is not None and int(np.prod(self.input_shape)) != columns:
-            raise InvalidInput(
-                f"The records have {columns} numbers, which do not form an input of shape {self.input_shape}."
-            )
-        return self.outputs
-
-    def _batch_rows(self) -> int:
-        return _MODULE_ROWS_AT_ONCE
-
-    def _batch(self, batch: torch.Tensor) -> torch.Tensor:
-        shape = (-1,) if self.input_shape is None else self.input_shape
-        outputs: torch.Tensor = self.module(batch.reshape(len(batch), *shape))
-        if outputs.shape[0] != len(batch) or outputs[0].numel() != self.outputs:
-            raise InvalidInput(
-                f"The module must return {self.outputs} outputs per record, got values of shape "
-                f"{tuple(outputs.shape)} for {len(batch)} records."
-            )
-        return outputs.reshape(len(batch), -1).to(torch.float32)
-
-    def _features(self, records: Floats) -> Floats:
-        training = self.module.training
-        self.module.eval()
-        try:
-            return super()._features(records)
-        finally:
-            self.module.train(training)
-
-    def to_json(self) -> NoReturn:
-        """Raise an error: a module's code cannot be written to a file that is safe to load."""
-        raise InvalidInput(
-            "A model on a frozen torch module cannot be saved, because the module's code cannot be stored safely."
-        )
-
-
 @dataclass(frozen=True)
 class Pipeline(FeatureMap):
     """Maps applied one after the other.
@@ -201,7 +138,7 @@ class Pipeline(FeatureMap):
 
 
 def runs_user_code(feature_map: FeatureMap) -> bool:
-    """Return whether a map or something in it is not on the list of `_before_noise`, such as a frozen torch module."""
+    """Return whether a map or something in it is not on the list of `_before_noise`."""
     return not is_plain(feature_map, "map")
 
 
@@ -236,7 +173,6 @@ _KINDS: dict[str, type[FeatureMap]] = {
         Reduced,
         Encoder,
         Embedding,
-        FrozenModule,
         Pipeline,
     )
 }
