@@ -58,8 +58,9 @@ LEDGERS = [(version, name) for version in EXPECTED for name in LEDGER_OF]
 FILLED = [each for each in LEDGERS if each[1] != "served"]
 
 # Weights and noise are in the files, so nothing random is left in these answers. They are computed in floating point by
-# matrix products whose rounding may differ between processors: hence a tolerance, far below any difference in meaning.
-CLOSE = {"rtol": 1e-5, "atol": 1e-7}
+# matrix products in float32 whose rounding differs between processors. Two processors gave probabilities that differ by
+# 4e-5 of their size behind an encoder, and scores near 0 that differ by 1e-7: hence a tolerance a little above that.
+CLOSE = {"rtol": 1e-4, "atol": 1e-6}
 
 Copy = Callable[..., Path]
 Run = Callable[..., str]
