@@ -43,7 +43,7 @@ TABLE = (
     ("", "the same", PURE, 10, NEURON),
     (
         "the paper's mechanism",
-        "`quietmax predict --mechanism algorithm1 --noise laplace`",
+        "`quietmax predict --mechanism algorithm1-laplace`",
         NONE,
         1,
         PAPER,

@@ -213,7 +213,7 @@ def sensitivities() -> str:
 def upper_bounds() -> str:
     """Table 1, and the change of the weights that retraining caused."""
     rows = []
-    for each in bounds_table(observed=MEASUREMENTS["bounds-table"].stored()):
+    for each in bounds_table(observed=MEASUREMENTS["bounds"].stored()):
         _, general, _, constant, ours = (f"{bound.value:.3g}" for bound in each.bounds)
         seen = each.observed
         observed = "" if seen is None else f"{seen.weights_l2:.3g}"

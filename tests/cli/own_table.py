@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-DECLARED = ("--label", "income", "--classes", "lo,hi", "--bounds", "age=18:90", "--categories", "sex=F,M")
+SCHEMA = Path(__file__).with_suffix(".toml")
+DECLARED = ("--schema", str(SCHEMA))
 
 
 def write_people(path: Path) -> Path:

@@ -26,16 +26,17 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("data") / "tosses.npz"
     features = generator.integers(0, 2, (300, 30)).astype(np.uint8)
     np.savez(path, features=features, labels=generator.integers(0, 3, 300))
+    path.with_suffix(".toml").write_text(SCHEMA)
     return path
 
 
-OWN = ("--label", "labels", "--classes", "0,1,2", "--bounds", "*=0:1")
-HALF = (*OWN, "--holdout", "0.5")
+SCHEMA = 'label = "labels"\nclasses = ["0", "1", "2"]\nbounds = { "*" = [0, 1] }\n'
+HALF = ("--holdout", "0.5")
 
 
 @pytest.fixture(scope="module")
 def data(table: Path) -> Split:
-    return load(table, label="labels", classes=["0", "1", "2"], bounds={"*": (0, 1)}, holdout=0.5, seed=3)
+    return load(table, holdout=0.5, seed=3)
 
 
 @pytest.fixture(scope="module")
@@ -140,9 +141,7 @@ def test_a_data_set_is_trained_on_first(run: Attack, monkeypatch: pytest.MonkeyP
 def test_algorithm_1_is_attacked_at_an_epsilon_per_answer(run: Attack, folder: Path, table: Path) -> None:
     arguments = (folder, "--data", table, *HALF, "--attack", "threshold", "--shadows", 4, "--json")
     plain = json.loads(run(*arguments))["reports"][0]
-    noisy = json.loads(
-        run(*arguments, "--mechanism", "algorithm1", "--epsilon", 0.1, "--noise", "laplace", "--seeded", 1)
-    )
+    noisy = json.loads(run(*arguments, "--mechanism", "algorithm1-laplace", "--epsilon", 0.1, "--seeded", 1))
     report = noisy["reports"][0]
     assert noisy["epsilon_per_answer"] == 0.1
     assert report["target"] == "algorithm1"
@@ -157,7 +156,7 @@ def test_the_account_of_a_private_model_is_charged(
 
     crowd = Teachers(1.0, 1e-5, queries=500, teachers=5, declared_size=150).fit(data.train)
     folder = save_private(crowd, tmp_path / "private", dataset="tosses")
-    out = run(folder, "--data", table, *OWN, "--attack", "threshold", "--shadows", 2, "--json")
+    out = run(folder, "--data", table, "--attack", "threshold", "--shadows", 2, "--json")
     report = json.loads(out)["reports"][0]
     assert report["released"] == "labels"
     assert (report["members"], report["nonmembers"]) == (len(data.train), len(data.test))
@@ -198,7 +197,7 @@ def test_a_server_is_queried_instead_of_the_model_with_the_key_from_the_environm
         (["mnist-5k", "--attack", "shadw"], "did you mean 'shadow'"),
         (
             ["mnist-5k", "--mechanism", "magic"],
-            "--mechanism must be algorithm1 or that of an installed plug-in",
+            "Unknown mechanism 'magic'. Valid: algorithm1, algorithm1-laplace",
         ),
         (["mnist-5k", "--mechanism", "algorithm1"], "--mechanism algorithm1 requires --epsilon"),
         (["mnist-5k", "--epsilon", "1"], "can only be combined with a mechanism"),
@@ -220,12 +219,14 @@ def test_wrong_usage_is_an_error(
 
 
 def test_the_table_of_the_training_and_its_declarations_are_required(
-    run: Attack, folder: Path, table: Path
+    run: Attack, folder: Path, table: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(QuietmaxError, match="--data with its file"):
         run(folder)
+    wider = tmp_path / "wider.toml"
+    wider.write_text(SCHEMA.replace("[0, 1]", "[0, 2]"))
     with pytest.raises(QuietmaxError, match="encoded differently"):
-        run(folder, "--data", table, *HALF[:4], "--bounds", "*=0:2", "--holdout", "0.5")
+        run(folder, "--data", table, *HALF, "--schema", wider)
 
 
 def test_the_holdout_must_be_that_of_the_training(
@@ -234,16 +235,16 @@ def test_the_holdout_must_be_that_of_the_training(
     from quietmax.estimators import PrivateHead, save_private
 
     with pytest.raises(QuietmaxError, match=r"--holdout 0\.2 leaves .* must be as in training"):
-        run(folder, "--data", table, *OWN, "--holdout", 0.2)
+        run(folder, "--data", table, "--holdout", 0.2)
     held_out = save_private(PrivateHead(declared_size=150).fit(data.train), tmp_path / "a", dataset="tosses")
     with pytest.raises(QuietmaxError, match=r"--holdout must be 0\.5 as in the training"):
-        run(held_out, "--data", table, *OWN, "--holdout", 0.2)
-    everybody = load(table, label="labels", classes=["0", "1", "2"], bounds={"*": (0, 1)}).train
+        run(held_out, "--data", table, "--holdout", 0.2)
+    everybody = load(table).train
     whole = save_private(PrivateHead(declared_size=300).fit(everybody), tmp_path / "b", dataset="tosses")
     with pytest.raises(QuietmaxError, match="trained on everybody"):
-        run(whole, "--data", table, *OWN, "--holdout", 0.2)
+        run(whole, "--data", table, "--holdout", 0.2)
     with pytest.raises(QuietmaxError, match="requires people who were not trained on"):
-        run(whole, "--data", table, *OWN)
+        run(whole, "--data", table)
 
 
 def people(path: Path, persons: int, start: int, seed: int) -> Path:

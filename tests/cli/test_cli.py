@@ -92,7 +92,7 @@ def test_help_names_every_option_and_cuts_nothing(run: Run, monkeypatch: pytest.
 
 
 def test_brackets_in_help_texts_are_printed(run: Run) -> None:
-    for name in (("compare",), ("reproduce", "all")):
+    for name in (("compare",), ("reproduce", "run")):
         _, out, _ = run(*name, "--help")
         assert "quietmax[ray]" in "".join(line.strip("│ ") for line in out.splitlines())
 
@@ -112,11 +112,8 @@ NOT_RUN = {
     "quietmax serve digits=private --ledger postgresql://localhost/quietmax": "needs a database",
     "quietmax ledger key revoke 0123456789abcdef": "needs the id of one's own key",
     'quietmax ledger accept-loss --because "The disk failed in May."': "needs a loss; has a test of its own",
-    "quietmax reproduce accuracy-table --datasets location": "takes long",
-    "quietmax reproduce figures --datasets location": "takes long",
-    "quietmax reproduce findings --datasets location adult mnist": "takes long",
-    "quietmax reproduce multi-query --datasets location": "takes long",
-    "quietmax reproduce all --profile quick": "takes a quarter of an hour",
+    "quietmax reproduce run --profile quick": "takes a quarter of an hour",
+    "quietmax reproduce run --tables curves --datasets location": "takes long",
 }
 
 
@@ -194,7 +191,7 @@ def test_several_values_may_follow_one_option() -> None:
 
 
 def test_a_list_option_without_values_is_an_error_and_not_read_as_everything(run: Run) -> None:
-    table = ("reproduce", "accuracy-table", "--datasets")
+    table = ("reproduce", "report", "--datasets")
     assert_error(run(*table), 2, "'--datasets' requires an argument")
     assert_error(run(*table, "--json"), 2, "'--json'")
 

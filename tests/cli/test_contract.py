@@ -18,15 +18,7 @@ from tests.cli.own_table import DECLARED
 SMALL = "mnist-5k --records 40"
 PEOPLE = f"people.csv {' '.join(DECLARED)} --declared-size 1000"
 ELSEWHERE = {
-    *("demo", "serve", "compare", "reproduce accuracy-table", "reproduce figures", "reproduce findings"),
-    *(
-        "reproduce multi-query",
-        "reproduce all",
-        "reproduce cifar",
-        "reproduce alpha",
-        "reproduce report",
-        "ledger accept-loss",
-    ),
+    *("demo", "serve", "compare", "reproduce run", "ledger accept-loss"),
 }
 """Commands that run long or need more than a folder; the tests of their own modules run them with --json."""
 # Arguments that work in the folder of the fixture; and arguments of which one value is wrong, with a word of the error.
@@ -67,10 +59,7 @@ CASES = {
     "ledger key create": ("ann", ("ann --role owner", 2, "--role must be")),
     "ledger key list": ("", ("--ledger absent.sqlite", 2, "absent.sqlite")),
     "ledger key revoke": ("KEY", ("0123456789abcdef", 2, "0123456789abcdef")),
-    "reproduce sensitivity-table": ("", ("--datasets mnits", 2, "mnits")),
-    "reproduce correlations": ("", ("--datasets mnits", 2, "--datasets")),
-    "reproduce bounds-table": ("--datasets location", ("--datasets mnits", 2, "mnits")),
-    "reproduce architectures": ("--datasets location", ("--datasets texas", 2, "texas")),
+    "reproduce report": ("--tables correlations bounds", ("--tables alpha --datasets mnits", 2, "mnits")),
 }
 SCHEMA = {
     "label": "income",

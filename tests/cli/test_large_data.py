@@ -34,7 +34,7 @@ from quietmax.estimators.dpsgd.training import StoredRows
 from quietmax.estimators.head.estimator import PrivateHead as Head
 from quietmax.estimators.serialization import open_private, save_private
 from tests.cli.conftest import Run, assert_error, json_of, output_of
-from tests.cli.own_table import DECLARED, add_persons, write_people
+from tests.cli.own_table import DECLARED, SCHEMA, add_persons, write_people
 
 FILES = 50
 COMMANDS = ("train", "evaluate", "predict")
@@ -67,8 +67,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
     people = write_people(root / "people.csv")
     for suffix in (".parquet", ".csv"):
         _split(people, root / suffix, suffix)
-    facts = {"label": "income", "classes": ["lo", "hi"], "bounds": {"age": (18, 90)}}
-    split = load(people, **facts, categories={"sex": ["F", "M"]}, holdout=0.3)
+    split = load(people, schema=SCHEMA, holdout=0.3)
     head = PrivateHead(4.0, 1e-5, declared_size=1000).fit(split.train)
     save_private(head, root / "model", dataset="people")
     return root
@@ -156,8 +155,9 @@ def test_nested_folders_are_read_and_hidden_files_are_not(
         f"year=2024/month=01/part-01{suffix}",
         *(f"part-{n:02}{suffix}" for n in range(2, FILES + 1)),
     }
-    bounds = ("--bounds", "year=2000:2030")
-    result = run(*_train(files, tmp_path / "head", *bounds))  # names of folders are not columns
+    schema = tmp_path / "schema.toml"
+    schema.write_text(SCHEMA.read_text().replace("90]", "90], year = [2000, 2030]"))
+    result = run(*_train(files, tmp_path / "head", "--schema", schema))  # names of folders are not columns
     assert_error(result, 2, "has no column 'year'")
 
 

@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 
 from quietmax.cli._options import DataOptions, TableOptions, arguments_of, with_groups
 from quietmax.data.records import Holdout
+from tests.cli.own_table import SCHEMA
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,14 +74,8 @@ def test_arguments_are_the_options_that_were_given() -> None:
 
 
 def test_facts_about_a_table_are_arguments_of_load() -> None:
-    facts = TableOptions(
-        label="y", classes="no,yes", bounds=["age=0:100"], categories=["sex=F, M"], person="id", infer=True
-    )
-    assert facts.given() == {
+    assert TableOptions(label="y", person="id", infer=True).given() == {
         "label": "y",
-        "classes": ["no", "yes"],
-        "bounds": {"age": (0.0, 100.0)},
-        "categories": {"sex": ("F", "M")},
         "person": "id",
         "infer": True,
     }
@@ -88,15 +83,9 @@ def test_facts_about_a_table_are_arguments_of_load() -> None:
 
 
 def test_a_holdout_is_passed_on_only_if_it_is_given(people: Path) -> None:
-    facts: dict[str, Any] = {
-        "label": "income",
-        "classes": "lo,hi",
-        "bounds": ["age=18:90"],
-        "categories": ["sex=F,M"],
-    }
-    everybody = DataOptions(**facts).load(str(people), quiet=True)
+    everybody = DataOptions(schema=SCHEMA).load(str(people), quiet=True)
     assert (len(everybody.train), len(everybody.test)) == (1200, 0)
-    parts = DataOptions(**facts, holdout=0.5, seed=2).load(str(people), quiet=True)
+    parts = DataOptions(schema=SCHEMA, holdout=0.5, seed=2).load(str(people), quiet=True)
     assert parts.holdout == Holdout(0.5, seed=2)
     assert len(parts.train) + len(parts.test) == 1200
     assert len(DataOptions().load("mnist-5k", quiet=True).test) == 2000

@@ -96,14 +96,14 @@ def test_conditions_are_summarised_by_verdict_and_every_data_set_is_counted_once
 def test_a_measurement_retrains_and_can_be_compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(ours, "_settings", lambda _: TrainingSettings(epochs=1))
     monkeypatch.setattr(ours, "_REMOVALS_OTHERWISE", 3)
-    (found,), _ = measure_again("bounds-table", "mnist-5k", tmp_path)
+    (found,), _ = measure_again("bounds", "mnist-5k", tmp_path)
     assert (found.records, found.removals) == (2_000, 3)
     assert 0 < found.ordinary_l2 <= found.weights_l2
     assert bounds_table(["mnist-5k"], [found])[0].observed == found
 
 
 def test_the_stored_measurements_exceed_the_papers_bound_where_the_documentation_says_so() -> None:
-    stored = MEASUREMENTS["bounds-table"].stored()
+    stored = MEASUREMENTS["bounds"].stored()
     verdicts = {row.dataset: row.verdict for row in bounds_table([each.dataset for each in stored], stored)}
     exceeded = {name for name, verdict in verdicts.items() if verdict == "exceeded"}
     assert exceeded == {"adult", "mnist", "cifar-10", "cifar-100"}

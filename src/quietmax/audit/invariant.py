@@ -57,6 +57,11 @@ class InvariantCheck:
     comparisons: int  # Number of records, networks or sums that were compared
     broken: str | None = None  # The first difference in words; None if there was none
 
+    @property
+    def verdict(self) -> str:
+        """``refuted`` if something differed."""
+        return "consistent" if self.broken is None else "refuted"
+
 
 @dataclass(frozen=True)
 class InvariantReport:

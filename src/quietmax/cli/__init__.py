@@ -40,7 +40,7 @@ COMMANDS = {
     "reproduce": "Reproduce the paper's tables and figures.",
 }
 # Options that take several values in a row, as in --datasets mnist location.
-_LIST_OPTIONS = frozenset({"--datasets", "--methods", "--epsilons", "--attacks"})
+_LIST_OPTIONS = frozenset({"--datasets", "--tables", "--methods", "--epsilons", "--attacks"})
 
 # Typer raises its own copy of click's UsageError, which it does not export.
 _UsageError: Any = typer.BadParameter.__base__

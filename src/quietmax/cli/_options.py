@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_type_h
 import typer
 
 from quietmax.cli._output import errors, print_note, progress_bar
-from quietmax.errors import InvalidInput, counted
+from quietmax.errors import DataUnavailable, InvalidInput, counted, unknown_name
 
 if TYPE_CHECKING:
     from quietmax._ray import RayEngine
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from quietmax.experiments.grid import Trial
     from quietmax.experiments.runner import Run
     from quietmax.mechanisms.base import Mechanism
+    from quietmax.models.stacked import Loss
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
 DataDir = Annotated[
@@ -45,6 +46,11 @@ Ray = Annotated[
         help="Compute on the Ray cluster at this address (host:port or auto), or on one that is started on this "
         "machine. Requires quietmax[ray].",
     ),
+]
+Model = Annotated[Path, typer.Argument(help="Model folder, written by 'quietmax train'.")]
+Alpha = Annotated[
+    float | None,
+    "Constant of the convexified loss; 0 is the cross-entropy. Default: the data set's, 1 for your own table.",
 ]
 Output = Annotated[Path, typer.Option(help="Folder of results. Trials that it contains are not run again.")]
 
@@ -131,30 +137,21 @@ def arguments_of(group: object) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class TableOptions:
-    """The public facts about the user's own table, as `quietmax.load` takes them."""
+    """Names of columns of the user's own table, as `quietmax.load` takes them; a schema says what is in them."""
 
     PANEL: ClassVar = "Your own table"
 
+    schema: Annotated[
+        Path | None,
+        "TOML or JSON file with what is public about the table. Default: the .toml file of the same name beside it.",
+    ] = None
     label: Annotated[str | None, "Label column."] = None
-    classes: Annotated[
-        str | None, "Class names in order, as in no,yes; or their number if the labels are 0, 1, ..."
-    ] = None
-    bounds: Annotated[list[str] | None, "Public bounds of a numeric column, as in age=0:100. Repeatable."] = (
-        None
-    )
-    categories: Annotated[
-        list[str] | None, "Public categories of a column, as in sex=Female,Male. Repeatable."
-    ] = None
-    ignore: Annotated[
-        list[str] | None, "Column that is not a feature, besides those of the schema. Repeatable."
-    ] = None
     person: Annotated[
         str | None,
         "Column that says whose row it is; not a feature. The guarantee is then for whole persons.",
     ] = None
-    schema: Annotated[
-        Path | None,
-        "TOML or JSON file with these facts. Default: the .toml file of the same name beside the table.",
+    ignore: Annotated[
+        list[str] | None, "Column that is not a feature, besides those of the schema. Repeatable."
     ] = None
     infer: Annotated[
         bool, "Read undeclared or unconfirmed facts from the records. The guarantee is then conditional."
@@ -162,50 +159,7 @@ class TableOptions:
 
     def given(self) -> dict[str, Any]:
         """The facts that were given, as keyword arguments of `quietmax.load`."""
-        facts = {field.name: getattr(self, field.name) for field in fields(TableOptions)}
-        if self.classes:
-            facts["classes"] = _parsed("classes", self.classes)
-        for name in ("bounds", "categories"):
-            facts[name] = dict(_parsed(name, text) for text in facts[name] or [])
-        return {name: value for name, value in facts.items() if value}
-
-
-def _parsed(name: str, text: str) -> Any:
-    """Parse a value of an option that states a fact about a table."""
-    parse, valid = _FACTS[name]
-    try:
-        return parse(text)
-    except ValueError:
-        raise InvalidInput(f"--{name} must {valid}, got {text!r}.") from None
-
-
-def _class_names(text: str) -> int | list[str]:
-    names = [name.strip() for name in text.split(",")]
-    if len(names) > 1:
-        return names
-    if not names[0].isdecimal() or int(names[0]) < 2:
-        raise ValueError
-    return int(names[0])
-
-
-def _column_bounds(text: str) -> tuple[str, tuple[float, float]]:
-    name, _, interval = text.rpartition("=")
-    low, high = interval.split(":")
-    return name, (float(low), float(high))
-
-
-def _column_categories(text: str) -> tuple[str, tuple[str, ...]]:
-    name, values = text.split("=", maxsplit=1)
-    if not name or not values:
-        raise ValueError
-    return name, tuple(value.strip() for value in values.split(","))
-
-
-_FACTS: dict[str, tuple[Callable[[str], Any], str]] = {
-    "classes": (_class_names, "be at least two names (no,yes) or a number of at least 2"),
-    "bounds": (_column_bounds, "have the form column=low:high, as in age=0:100"),
-    "categories": (_column_categories, "have the form column=first,second, as in sex=Female,Male"),
-}
+        return {field.name: value for field in fields(TableOptions) if (value := getattr(self, field.name))}
 
 
 @dataclass(frozen=True)
@@ -315,22 +269,29 @@ def _memory_size(text: str) -> int:
     return int(float(found[1]) * 2 ** (10 * " KMGT".index(found[2].upper() or " ")))
 
 
-def mechanism_of(name: str, noise: str | None) -> Mechanism:
-    """Algorithm 1 with this noise, or the mechanism of a plug-in."""
+def mechanism_of(name: str) -> Mechanism:
+    """The paper's mechanism, or that of a plug-in."""
     from quietmax.mechanisms.algorithm1 import Algorithm1
     from quietmax.mechanisms.base import plugin_mechanisms
 
-    if name == "algorithm1":
-        return Algorithm1(noise or "gaussian")  # type: ignore[arg-type]
-    plug_ins = plugin_mechanisms()
-    if name not in plug_ins:
-        raise InvalidInput(
-            f"--mechanism must be algorithm1 or that of an installed plug-in ({', '.join(plug_ins) or 'there is none'}"
-            f"), got {name!r}."
-        )
-    if noise is not None:
-        raise InvalidInput("--noise applies only to --mechanism algorithm1.")
-    return plug_ins[name]
+    known: dict[str, Mechanism] = {
+        "algorithm1": Algorithm1("gaussian"),
+        "algorithm1-laplace": Algorithm1("laplace"),
+        **plugin_mechanisms(),
+    }
+    if name not in known:
+        raise unknown_name("mechanism", name, known)
+    return known[name]
+
+
+def loss_of(alpha: float | None, data: str = "") -> Loss:
+    """The convexified loss with the constant of --alpha, by default that of the data set; 0 is the cross-entropy."""
+    from quietmax.data.registry import datasets
+    from quietmax.models.stacked import Convexified, CrossEntropy
+
+    if alpha is None:
+        alpha = datasets()[data].alpha if data in datasets() else 1.0
+    return CrossEntropy() if alpha == 0 else Convexified(alpha)
 
 
 @dataclass(frozen=True)
@@ -346,6 +307,21 @@ class RunOptions:
     download: Download = False
     seed: Seed = 0
     as_json: Json = False
+
+    def available(self, given: Sequence[str], otherwise: Sequence[str] = ()) -> list[str]:
+        """The given data sets, whose files must be there; if none is given, those of the others that are present."""
+        from quietmax.data.registry import dataset_status, load_records
+
+        present = {name: dataset_status(name, self.data_dir).present for name in given or otherwise}
+        chosen = list(given) or [name for name in otherwise if self.download or present[name]]
+        if not chosen:
+            raise DataUnavailable(
+                f"None of {', '.join(otherwise)} is present. 'quietmax datasets' lists where their files come from."
+            )
+        for name in chosen:
+            if not present[name]:
+                load_records(name, data_dir=self.data_dir, download=self.download)
+        return chosen
 
     def run(self, trials: Sequence[Trial]) -> Run:
         """Run trials with a progress bar, and print those that failed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,6 +87,25 @@ def print_table(
         console.print(f"Left out, the terminal is too narrow: {'; '.join(left_out)}.", style="italic")
     if caption is not None:
         console.print(caption, style="italic")
+
+
+def print_rows(
+    title: str, columns: Mapping[str, str], rows: Iterable[Any], caption: str | None = None, **options: Any
+) -> None:
+    """Print objects as a table; each column has a heading and a format, such as "{0.value:.4f}" or "{1}" of a tuple."""
+    entries = (row if isinstance(row, tuple) else (row,) for row in rows)
+    lines = ([form.format(*entry) for form in columns.values()] for entry in entries)
+    print_table(title, list(columns), lines, caption, **options)
+
+
+def print_facts(title: str, facts: Mapping[str, Any], caption: str | None = None) -> None:
+    """Print the single values of a mapping as a table."""
+    rows = [
+        (name.replace("_", " "), f"{value:.4g}" if isinstance(value, float) else f"{value}")
+        for name, value in facts.items()
+        if not isinstance(value, dict | list) and value is not None
+    ]
+    print_table(title, ("", ""), rows, caption)
 
 
 _LONGEST_UNBROKEN = 20

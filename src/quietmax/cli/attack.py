@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from quietmax.cli._options import DataOptions, Json, Ray, mechanism_of, with_groups
+from quietmax.cli._options import DataOptions, Json, Ray, loss_of, mechanism_of, with_groups
 from quietmax.cli._output import console, print_json, print_table, progress_bar
 from quietmax.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from quietmax.attacks.metrics import AttackReport
     from quietmax.attacks.targets import Target
     from quietmax.data.records import Holdout, Split
     from quietmax.estimators.serialization import PrivateModel
@@ -27,32 +26,32 @@ _DEFAULT_SHADOWS = 20
 class _TargetOptions:
     """What is queried: the model, a mechanism in front of an ordinary network, or a server."""
 
-    PANEL: ClassVar = "Noise between the network and the attacker"
+    PANEL: ClassVar = "What is queried instead of the model"
 
-    mechanism: Annotated[str, "none, algorithm1 or the name of a plug-in."] = "none"
+    mechanism: Annotated[
+        str,
+        "none; or noise between an ordinary network and the attacker: algorithm1, algorithm1-laplace or a plug-in.",
+    ] = "none"
     epsilon: Annotated[float | None, "Epsilon of each answer. Required with a mechanism."] = None
-    noise: Annotated[str | None, "algorithm1: gaussian or laplace. Default: gaussian."] = None
     seeded: Annotated[int | None, "Reproducible noise from this seed.", {"min": 0}] = None
     target: Annotated[
-        str | None,
-        typer.Option(
-            help="Query this server instead of the model, as in http://host/v2/models/name (Open Inference Protocol)."
-        ),
+        str | None, "Query this server, as in http://host/v2/models/name (Open Inference Protocol)."
     ] = None
     key: Annotated[
         str | None,
-        typer.Option(envvar="QUIETMAX_KEY", help="API key of the server. Prefer the environment variable."),
+        "API key of the server. Prefer the environment variable.",
+        {"envvar": "QUIETMAX_KEY"},
     ] = None
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise if the options exclude each other, before anything is trained."""
         if self.mechanism == "none":
-            if any(value is not None for value in (self.epsilon, self.seeded, self.noise)):
+            if self.epsilon is not None or self.seeded is not None:
                 raise InvalidInput(
-                    "--epsilon, --noise and --seeded can only be combined with a mechanism, as in --mechanism "
-                    "algorithm1."
+                    "--epsilon and --seeded can only be combined with a mechanism, as in --mechanism algorithm1."
                 )
             return
-        mechanism_of(self.mechanism, self.noise)
+        mechanism_of(self.mechanism)
         if self.target is not None:
             raise InvalidInput(
                 "--target cannot be combined with --mechanism: a server has its own mechanism."
@@ -60,8 +59,8 @@ class _TargetOptions:
         if self.epsilon is None:
             raise InvalidInput(f"--mechanism {self.mechanism} requires --epsilon.")
 
-    def _target_for(self, model: Model | TrainingSettings, private: Any) -> Target:
-        """Return what is queried; None means the model itself."""
+    def target_for(self, model: Model | TrainingSettings, private: Any) -> Target:
+        """What is queried; None is the model itself."""
         from quietmax.accounting.costs import Budget
         from quietmax.attacks.targets import Endpoint
         from quietmax.mechanisms.base import Answerer
@@ -70,16 +69,14 @@ class _TargetOptions:
 
         if self.target is not None:
             return Endpoint(self.target, self.key)
-        if self.mechanism == "none":
+        if self.epsilon is None:
             return private
         if not isinstance(model, Model):
             raise InvalidInput(
                 "--mechanism cannot be combined with a private model: it has its own mechanism."
             )
-        assert self.epsilon is not None
         source = EXACT if self.seeded is None else SeededNoise(self.seeded)
-        mechanism = mechanism_of(self.mechanism, self.noise)
-        return Answerer.prepare(model, mechanism, Budget(self.epsilon), noise=source)
+        return Answerer.prepare(model, mechanism_of(self.mechanism), Budget(self.epsilon), noise=source)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,27 +136,29 @@ def command(
     from quietmax.attacks.metrics import INTERVALS, plot_reports
     from quietmax.attacks.shadow_models import check_nonmembers
     from quietmax.data.registry import datasets
-    from quietmax.models.stacked import Convexified, TrainingSettings
-    from quietmax.privacy_card import OBSERVED
+    from quietmax.models.stacked import TrainingSettings
+    from quietmax.models.training import train
+    from quietmax.privacy_card import OBSERVED, leakage_file, record_leakage
 
-    target._check()
+    target.check()
     engine = None if options.ray is None else RayEngine(options.ray)
     check_figure(options.plot)
     data, source, own, private = _find(options.subject, options.data, source)
     split = _with_others(data, source, source.load(data, quiet=as_json), options.shadow_data)
     check_nonmembers(split)
-    known = datasets().get(data)
     model: Model | TrainingSettings
     if own is not None:
         model = _checked(own, split)
     else:  # settings are enough if something else is queried
-        model = TrainingSettings(loss=Convexified(known.alpha if known else 1.0))
+        model = TrainingSettings(loss=loss_of(None, data))
         if private is None and target.target is None:
-            model = _trained(split, model, quiet=as_json)
+            with progress_bar("training the target", quiet=as_json) as progress:
+                model = train(split, settings=model, progress=progress)
+    known = datasets().get(data)
     models = options.shadows or (known.shadow_models if known else _DEFAULT_SHADOWS)
     names = dict.fromkeys(options.attack or ["shadow"])
     chosen = [make_attack(name, models=models, seed=source.seed) for name in names]
-    queried = target._target_for(model, private)
+    queried = target.target_for(model, private)
     with progress_bar("training shadow networks and attacking", quiet=as_json) as progress:
         reports = run_together(chosen, model, split, target=queried, engine=engine, progress=progress)
     stored = None if own is None and private is None else options.subject
@@ -185,23 +184,16 @@ def command(
         console.print(INTERVALS, style="dim")
         console.print(OBSERVED)
     if stored is not None and target.target is None:
-        _store(reports, stored, target, quiet=as_json)
+        noisy = (
+            f"{target.mechanism}, epsilon {target.epsilon:g} per answer" if target.epsilon else "the model"
+        )
+        record_leakage(stored, [{**report.to_json(), "released_by": noisy} for report in reports])
+        if not as_json:
+            console.print(
+                f"Stored beside {stored} in {leakage_file(stored).name}; 'quietmax card {stored}' shows them."
+            )
     if options.plot is not None:
         plot_reports(reports, options.plot)
-
-
-def _store(reports: list[AttackReport], model: str, target: _TargetOptions, *, quiet: bool) -> None:
-    """Keep the results beside the model, for its card."""
-    from quietmax.privacy_card import leakage_file, record_leakage
-
-    by = "the model"
-    if target.mechanism != "none":
-        by = f"{target.mechanism}, epsilon {target.epsilon:g} per answer"
-    record_leakage(model, [{**report.to_json(), "released_by": by} for report in reports])
-    if not quiet:
-        console.print(
-            f"Stored beside {model} in {leakage_file(model).name}; 'quietmax card {model}' shows them."
-        )
 
 
 def _find(
@@ -284,10 +276,3 @@ def _checked(model: Model, split: Split) -> Model:
             f"{len(split.train_rows)}; --holdout or --records must be as in training."
         )
     return model
-
-
-def _trained(split: Split, settings: TrainingSettings, *, quiet: bool) -> Model:
-    from quietmax.models.training import train
-
-    with progress_bar("training the target", quiet=quiet) as progress:
-        return train(split, settings=settings, progress=progress)

@@ -10,19 +10,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quietmax.cli._options import Json, Seed, SplitOptions, with_groups
-from quietmax.cli._output import console, print_json, print_table, progress_bar
+from quietmax.cli._options import Alpha, Json, Model, Seed, SplitOptions, loss_of, with_groups
+from quietmax.cli._output import console, print_json, print_rows, print_table, progress_bar
 from quietmax.errors import QuietmaxError, counted
 
 if TYPE_CHECKING:
     from quietmax.audit.bounds import AuditReport
-    from quietmax.models.stacked import TrainingSettings
 
 app = typer.Typer(no_args_is_help=True)
 
 Data = Annotated[str, typer.Argument(help="Data set, or .csv, .parquet or .npz file.")]
 Epochs = Annotated[int, "Epochs of the network.", {"min": 0}]
-Alpha = Annotated[float, "Constant of the convexified loss; 0 is cross-entropy."]
 Plot = Annotated[Path | None, "Plot found beside claimed to this .png, .pdf or .svg file."]
 Epsilon = Annotated[float, "Claimed epsilon: of one answer, or of training and answers together."]
 Delta = Annotated[float, "Claimed delta; for Gaussian noise, mu is the largest within both."]
@@ -127,7 +125,7 @@ def _sensitivity(
     ] = 6,
     queries: Annotated[int, "Test records whose logits are compared.", {"min": 0}] = 1000,
     epochs: Epochs = 100,
-    alpha: Alpha = 1.0,
+    alpha: Alpha = None,
     plot: Plot = None,
     as_json: Json = False,
 ) -> None:
@@ -140,11 +138,12 @@ def _sensitivity(
     """
     from quietmax._io import check_figure
     from quietmax.audit.bounds import plot_findings
+    from quietmax.models.stacked import TrainingSettings
     from quietmax.sensitivity.network import empirical_sensitivity, published_sensitivity_for
 
     check_figure(plot)
     split = source.load(data, quiet=as_json)
-    settings = _settings(epochs, alpha)
+    settings = TrainingSettings(epochs=epochs, loss=loss_of(alpha, data))
     with progress_bar(f"training {removals + 1} networks", quiet=as_json) as progress:
         found = empirical_sensitivity(
             split.train,
@@ -163,27 +162,17 @@ def _sensitivity(
         verdict = max(check.verdict for check in checks)  # refuted if one is
         print_json({"dataset": split.name, "verdict": verdict, "bounds": checks, **found.to_json()})
     else:
-        print_table(
-            title,
-            ("removed", "one weight", "weights (L2)", "one logit"),
-            (
-                (each.kind, f"{each.weight:.4f}", f"{each.weights_l2:.4f}", f"{each.logit:.4f}")
-                for each in found.removals
-            ),
-        )
-        print_table(
+        columns = {"removed": "{.kind}", "one weight": "{.weight:.4f}", "weights (L2)": "{.weights_l2:.4f}"}
+        print_rows(title, {**columns, "one logit": "{.logit:.4f}"}, found.removals)
+        print_rows(
             "Comparison with the paper's bounds",
-            ("quantity", "empirical", "bound", "verdict"),
-            (
-                (each.quantity.replace("_", " "), f"{each.empirical:.4f}", f"{each.bound:.4f}", each.verdict)
-                for each in checks
-            ),
-            caption="A change above the bound refutes it; a change below proves nothing.",
+            {"quantity": "{.quantity}", "empirical": "{.empirical:.4f}", "bound": "{.bound:.4f}"}
+            | {"verdict": "{.verdict}"},
+            checks,
+            "A change above the bound refutes it; a change below proves nothing.",
         )
     if plot is not None:
-        bars = [
-            (each.quantity.replace("_", " "), each.empirical, each.bound, each.verdict) for each in checks
-        ]
+        bars = [(each.quantity, each.empirical, each.bound, each.verdict) for each in checks]
         plot_findings(bars, plot, title=title)
 
 
@@ -273,7 +262,7 @@ def _stability(
     noise: Annotated[list[float] | None, "Standard deviation of noise on every weight. Repeatable."] = None,
     draws: Annotated[int, "Draws of each noise.", {"min": 1}] = 32,
     epochs: Epochs = 100,
-    alpha: Alpha = 1.0,
+    alpha: Alpha = None,
     as_json: Json = False,
 ) -> None:
     """Measure On-Average-Remove-One stability by retraining, and the effect of noise on the weights.
@@ -281,13 +270,14 @@ def _stability(
     Example: quietmax audit stability mnist-5k --records 300 --epochs 60
     """
     from quietmax.audit.stability import audit_stability
+    from quietmax.models.stacked import TrainingSettings
 
     split = source.load(data, quiet=as_json)
     with progress_bar(f"training {removed + 1} networks", quiet=as_json) as progress:
         report = audit_stability(
             split.train,
             removed=removed,
-            settings=_settings(epochs, alpha),
+            settings=TrainingSettings(epochs=epochs, loss=loss_of(alpha, data)),
             noise=noise or (),
             draws=draws,
             seed=source.seed,
@@ -297,22 +287,16 @@ def _stability(
         print_json({"dataset": split.name, **report.to_json()})
         return
     rows = [("plain", report.plain, f"bound {report.bound.value:.4f}", report.verdict)]
-    rows += [
-        (
-            f"noise {each.noise:g}",
-            each.both_noisy,
-            f"change {each.change.low:+.4f} to {each.change.high:+.4f}",
-            each.verdict,
-        )
-        for each in report.noisy
-    ]
+    for each in report.noisy:
+        change = f"change {each.change.low:+.4f} to {each.change.high:+.4f}"
+        rows.append((f"noise {each.noise:g}", each.both_noisy, change, each.verdict))
     print_table(
         f"On-Average-Remove-One stability on {split.name}, {report.removed} of "
         f"{counted(report.records, 'record')} removed",
         ("", "measured", "interval", "compared with", "verdict"),
         (
-            (name, f"{found.value:.4f}", f"{found.low:.4f} to {found.high:.4f}", compared, verdict)
-            for name, found, compared, verdict in rows
+            (name, f"{found.value:.4f}", f"{found.low:.4f} to {found.high:.4f}", *rest)
+            for name, found, *rest in rows
         ),
         caption="plain: the paper's bound. noise: its corollary that noise makes training more stable.",
     )
@@ -322,7 +306,7 @@ def _stability(
 @with_groups
 def _invariant(
     *,
-    model: Annotated[Path, typer.Argument(help="Folder of a private model, written by 'quietmax train'.")],
+    model: Model,
     records: Annotated[int, "Number of synthetic records.", {"min": 3}] = 200,
     seed: Seed = 0,
     as_json: Json = False,
@@ -341,20 +325,11 @@ def _invariant(
     if as_json:
         print_json({"model": str(model), **report.to_json()})
     else:
-        print_table(
+        print_rows(
             f"Invariant of {model}, {report.records:,} synthetic records, 1 and 2 threads",
-            ("part", "comparisons", "verdict"),
-            [
-                (check.part, f"{check.comparisons:,}", "consistent" if check.broken is None else "refuted")
-                for check in report.checks
-            ],
-            caption="A difference is a counterexample. No difference is evidence for this machine, not a proof.",
+            {"part": "{.part}", "comparisons": "{.comparisons:,}", "verdict": "{.verdict}"},
+            report.checks,
+            "A difference is a counterexample. No difference is evidence for this machine, not a proof.",
         )
     if report.broken is not None:
         raise QuietmaxError(f"The invariant is broken on this machine: {report.broken}.")
-
-
-def _settings(epochs: int, alpha: float) -> TrainingSettings:
-    from quietmax.models.stacked import Convexified, CrossEntropy, TrainingSettings
-
-    return TrainingSettings(epochs=epochs, loss=CrossEntropy() if alpha == 0 else Convexified(alpha))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from quietmax.cli._options import Json, with_groups
+from quietmax.cli._options import Json, Model, with_groups
 from quietmax.cli._output import amount, console, print_json, print_table
 from quietmax.errors import InvalidInput, QuietmaxError, counted
 
@@ -21,7 +21,7 @@ Form = Literal["card", "opendp-registry", "nist-800-226"]
 @with_groups
 def command(
     *,
-    model: Annotated[Path, typer.Argument(help="Model folder, written by 'quietmax train'.")],
+    model: Model,
     html: Annotated[Path | None, "Also write the card as a web page to this file."] = None,
     public: Annotated[bool, "Leave out what is not for publication: results of attacks."] = False,
     form: Annotated[

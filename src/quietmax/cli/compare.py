@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,10 +11,9 @@ import typer
 
 from quietmax.cli._options import Output, RunOptions, TableOptions, listed, with_groups
 from quietmax.cli._output import finish_run, print_json, print_table, print_written
-from quietmax.errors import InvalidInput, counted, unknown_name
+from quietmax.errors import InvalidInput, counted
 
 if TYPE_CHECKING:
-    from quietmax.experiments.findings import Summary
     from quietmax.experiments.grid import DataSource, Effort, Trial
 
 DEFAULT_METHODS = (
@@ -26,7 +25,6 @@ DEFAULT_METHODS = (
     "head",
     "dpsgd",
 )
-_DEFAULT_EPSILONS = (0.1, 1.0, 10.0)
 
 
 @dataclass(frozen=True)
@@ -39,10 +37,11 @@ class _Comparison(RunOptions):
         "One or more methods. Beside the default ones: original, dpsgd-rdp, dpsgd-zcdp, dpsgd-ac, dpsgd-nc, "
         "published-rdp, published-zcdp, published-ac, published-nc.",
     ] = None
-    epsilons: Annotated[list[str] | None, "As in: --epsilons 0.1 1 10."] = None
+    epsilons: Annotated[list[float] | None, "As in: --epsilons 0.1 1 10, the default."] = None
     queries: Annotated[
-        list[str] | None,
-        "Numbers of answers that epsilon pays for, where every answer is charged: 1,100.",
+        list[int] | None,
+        "Number of answers that epsilon pays for, where every answer is charged. Repeatable. Default: 1.",
+        {"min": 1},
     ] = None
     attacks: Annotated[list[str] | None, "One or more attacks. Default: shadow."] = None
     repeats: Annotated[int, "Random splits to average over.", {"min": 1}] = 1
@@ -61,11 +60,26 @@ class _Comparison(RunOptions):
 
     def effort(self, source: DataSource) -> Effort:
         """The work of one repeat, if the options are valid and the files are there."""
+        from quietmax.attacks.builtin import make_attack
+        from quietmax.data.registry import dataset
+        from quietmax.data.sources import is_table_path
         from quietmax.experiments.grid import Effort
         from quietmax.experiments.methods import training_size
 
-        attacks = _attacks(self.attacks, self.shadows)
-        alpha = _check_source(source, self.data_dir, self.download)
+        attacks = tuple(dict.fromkeys(listed(self.attacks) or ["shadow"]))
+        for name in attacks:
+            make_attack(name, models=self.shadows, seed=self.seed)
+        if self.shadows < 2 and any(name.startswith(("lira", "rmia")) for name in attacks):
+            raise InvalidInput(
+                "LiRA and RMIA compare shadow networks with each other: --shadows must be at least 2."
+            )
+        alpha = 1.0
+        if not is_table_path(source.name):
+            if source.declared != "{}":
+                raise InvalidInput(
+                    f"The options about your own table do not apply to the data set {source.name!r}."
+                )
+            alpha = dataset(*self.available([source.name])).alpha
         size, share = training_size(source, self.records, self.holdout, self.data_dir)
         return Effort(size, self.shadows, alpha, self.epochs, self.attack_epochs, attacks, share)
 
@@ -75,16 +89,14 @@ class _Comparison(RunOptions):
         from quietmax.experiments.methods import method_trials
 
         chosen = list(dict.fromkeys(listed(self.methods) or DEFAULT_METHODS))
-        epsilons = _numbers(self.epsilons, "--epsilons") or list(_DEFAULT_EPSILONS)
-        counts = _numbers(self.queries, "--queries") or [1.0]
-        if any(count != int(count) for count in counts):
-            raise InvalidInput(f"--queries must be integers, got {' '.join(self.queries or [])!r}.")
+        epsilons = sorted(set(self.epsilons or (0.1, 1.0, 10.0)))
+        if not all(0 < epsilon < math.inf for epsilon in epsilons):
+            raise InvalidInput(f"--epsilons must be positive numbers, got {epsilons}.")
+        counts = sorted(set(self.queries or (1,)))
         return [
             trial
             for repeat in range(self.repeats)
-            for trial in method_trials(
-                Group(source, effort, repeat, self.seed), chosen, epsilons, list(map(int, counts))
-            )
+            for trial in method_trials(Group(source, effort, repeat, self.seed), chosen, epsilons, counts)
         ]
 
 
@@ -109,12 +121,12 @@ def command(
 
     quietmax compare mnist-5k --epsilons 1 10 --attacks threshold
 
-    quietmax compare people.csv --label income --epsilons 1 --queries 1,100
+    quietmax compare people.csv --epsilons 1 --queries 1 --queries 100
     """
     from quietmax.experiments.findings import summarize
     from quietmax.experiments.grid import DataSource
     from quietmax.experiments.methods import source_records
-    from quietmax.experiments.report import OWNER_ONLY, SEEDED_NOISE, ReportInfo, write_report
+    from quietmax.experiments.report import OWNER_ONLY, SEEDED_NOISE, ReportInfo, results_table, write_report
 
     source = DataSource.of(subject, table.given())
     effort = options.effort(source)
@@ -142,74 +154,14 @@ def command(
             }
         )
     else:
-        _print(summaries, effort.attacks, about)
+        table = results_table(summaries)
+        print_table(
+            table.title,
+            list(table.columns),
+            table.lines,
+            "Audited: lower bound on epsilon; where every answer is charged, on the epsilon or mu of one answer. "
+            + about,
+            optional=list(table.columns)[:1:-1],
+        )
         print_written(written)
     finish_run(done, quiet=options.as_json)
-
-
-def _numbers(values: list[str] | None, option: str) -> list[float]:
-    """Parse the positive numbers of a list option."""
-    try:
-        found = [float(value) for value in listed(values)]
-    except ValueError:
-        found = [float("nan")]
-    if not all(0 < value < float("inf") for value in found):
-        raise InvalidInput(
-            f"{option} must be positive numbers, as in 0.1 1 10, got {' '.join(values or [])!r}."
-        )
-    return sorted(set(found))
-
-
-def _attacks(values: list[str] | None, shadows: int) -> tuple[str, ...]:
-    """The chosen attacks, each of which exists and has enough shadow networks."""
-    from quietmax.attacks.builtin import registered_attacks
-
-    chosen = tuple(dict.fromkeys(listed(values) or ["shadow"]))
-    unknown = [name for name in chosen if name not in registered_attacks()]
-    if unknown:
-        raise unknown_name("attack", unknown[0], registered_attacks())
-    if shadows < 2 and any(name.startswith(("lira", "rmia")) for name in chosen):
-        raise InvalidInput(
-            "LiRA and RMIA compare shadow networks with each other: --shadows must be at least 2."
-        )
-    return chosen
-
-
-def _check_source(source: DataSource, data_dir: Path | None, download: bool) -> float:
-    """Check that a data set has no declarations and its files are there; return its alpha."""
-    from quietmax.data.registry import dataset, dataset_status, load_records
-    from quietmax.data.sources import is_table_path
-
-    if is_table_path(source.name):
-        return 1.0
-    if source.declared != "{}":
-        raise InvalidInput(f"The options about your own table do not apply to the data set {source.name!r}.")
-    if download or not dataset_status(source.name, data_dir).present:
-        load_records(source.name, data_dir=data_dir, download=download)
-    return dataset(source.name).alpha
-
-
-def _print(summaries: Sequence[Summary], attacks: Sequence[str], about: str) -> None:
-    from quietmax.experiments.findings import STATUS_WORDS
-
-    print_table(
-        "Privacy and utility",
-        ("method", "guarantee", "eps", "answers", "accuracy", "loss", *attacks, "audited", "fit, s"),
-        (
-            (
-                each.method,
-                STATUS_WORDS[each.status],
-                "" if each.epsilon is None else f"{each.epsilon:g}",
-                "any" if each.queries is None else f"{each.queries:,}",
-                f"{each.test_accuracy.value:.3f}",
-                f"{each.accuracy_loss.value:.3f}",
-                *(f"{each.leakage[name].value:.3f}" if name in each.leakage else "" for name in attacks),
-                "" if each.audited_epsilon is None else f"{each.audited_epsilon:.2f}",
-                f"{each.fit_seconds:.1f}",
-            )
-            for each in summaries
-        ),
-        caption="Attacks: leakage, TPR - FPR. Audited: lower bound on epsilon; where every answer is charged, on the "
-        f"epsilon or mu of one answer. {about}",
-        optional=("fit, s", "audited", "answers", "loss", "guarantee"),
-    )

@@ -11,17 +11,17 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from quietmax.cli._options import Json
-from quietmax.cli._output import console, print_guarantee, print_json, print_table, progress_bar
+from quietmax.cli._output import console, print_guarantee, print_json, print_rows, print_table, progress_bar
 from quietmax.errors import BudgetExhausted
 
 if TYPE_CHECKING:
-    from quietmax.attacks.metrics import Estimate
     from quietmax.data.records import Split
     from quietmax.ledger.ledger import Ledger
     from quietmax.server.client import Client
@@ -57,40 +57,33 @@ def command(
     found = {}
     for name, result in run_steps(output, quiet=as_json):
         found[name] = result
-        if not as_json:
-            _PRINTERS[name](result)
     if as_json:
         print_json(found)
 
 
 def run_steps(output: Path, *, quiet: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Run all steps of the demo, one after the other."""
+    """Run all steps of the demo, one after the other; each prints what it found unless it must be quiet."""
     from quietmax.data.registry import load
 
-    with progress_bar("drafting a schema for the survey", quiet=quiet):
-        table = _table(output)
-    yield "table", table
-    with progress_bar("training on the survey", quiet=quiet):
-        people = load(table["table"], holdout=HOLDOUT)
-        survey = _survey(people, output)
-    yield "survey", survey
-    with progress_bar("asking over HTTP", quiet=quiet):
-        answers = _answers(output)
-    yield "answers", answers
-    with progress_bar("serving a model that charges every answer", quiet=quiet):
-        charged = _query_until_exhausted(people)
-    yield "charged", charged
-    yield "digits", _digits(quiet=quiet)
-    with progress_bar("writing the paper's tables and figures from the stored run", quiet=quiet):
-        paper = _paper(output)
-    yield "paper", paper
-    yield "open", _to_open(output)
+    def _step(description: str, work: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
+        with progress_bar(description, quiet=quiet):
+            found = work(*arguments)
+        if not quiet:
+            _PRINTERS[work](found)
+        return found
+
+    yield "table", (table := _step("drafting a schema for the survey", _table, output))
+    people = load(table["table"], holdout=HOLDOUT)
+    yield "survey", _step("training on the survey", _survey, people, output)
+    yield "answers", _step("asking over HTTP", _answers, output)
+    yield "charged", _step("serving a model that charges every answer", _query_until_exhausted, people)
+    yield "digits", _step("training and attacking networks on digits", _digits)
+    yield "paper", _step("writing the paper's tables and figures from the stored run", _paper, output)
+    yield "open", _step("", _to_open, output)
 
 
 def _table(output: Path) -> dict[str, Any]:
     """Write the survey as the CSV file of an owner, draft its schema, and write the confirmed one beside it."""
-    from dataclasses import replace
-
     from quietmax.data.draft import draft_schema
     from quietmax.data.readers import FAIR_SCHEMA, fair_table
 
@@ -99,27 +92,25 @@ def _table(output: Path) -> dict[str, Any]:
     output.mkdir(parents=True, exist_ok=True)
     table = output / "survey.csv"
     survey.to_csv(table, index=False)
-    draft = draft_schema(table, label=FAIR_SCHEMA.label, person=PERSON).schema.to_dict()
+    draft = draft_schema(table, label=FAIR_SCHEMA.label, person=PERSON).schema
     confirmed = replace(FAIR_SCHEMA, person=PERSON)
     (output / "survey.toml").write_text(confirmed.to_toml(), encoding="utf-8")
     return {
         "table": str(table),
         "schema": str(output / "survey.toml"),
         "rows": len(survey),
-        "draft": draft,
+        "draft": draft.to_dict(),
         "confirmed": confirmed.to_dict(),
     }
 
 
 def _print_table_step(found: dict[str, Any]) -> None:
     _heading(f"1. A table of people: {found['rows']:,} married women, and whether they had an affair")
+    columns = (PERSON, *QUESTIONS[0], found["confirmed"]["label"])
     print_table(
         "",
         ("column", "draft, from the values", "confirmed, from the questionnaire"),
-        (
-            (column, _declared(found["draft"], column), _declared(found["confirmed"], column))
-            for column in (PERSON, *QUESTIONS[0], found["confirmed"]["label"])
-        ),
+        ((each, _declared(found["draft"], each), _declared(found["confirmed"], each)) for each in columns),
     )
     console.print(
         "Only what is public may be declared: a value that one woman could change would give her away. Every woman "
@@ -258,7 +249,7 @@ def _print_charged(charged: dict[str, Any]) -> None:
     )
 
 
-def _digits(*, quiet: bool) -> dict[str, Any]:
+def _digits() -> dict[str, Any]:
     """Test accuracy, status of the guarantee and leakage of the paper's network, of its Algorithm 1 and of a head."""
     from quietmax.accounting.costs import Budget
     from quietmax.attacks.builtin import Threshold
@@ -268,58 +259,48 @@ def _digits(*, quiet: bool) -> dict[str, Any]:
     from quietmax.mechanisms.algorithm1 import Algorithm1
     from quietmax.mechanisms.base import Answerer
     from quietmax.models.stacked import TrainingSettings
-    from quietmax.models.training import accuracy, train
+    from quietmax.models.training import train
 
     digits = load("mnist-5k", records=DIGITS)
-    with progress_bar("training the paper's network on digits", quiet=quiet) as progress:
-        network = train(digits, settings=TrainingSettings(epochs=EPOCHS), progress=progress)
-    with progress_bar("training a private head on digits", quiet=quiet):
-        shape = digits.records.image_shape
-        head = PrivateHead(image_shape=shape, declared_size=DIGITS).fit(digits.train)
-    with progress_bar("attacking both, and the paper's Algorithm 1", quiet=quiet) as progress:
-        noisy = Answerer.prepare(network, Algorithm1(noise="gaussian"), Budget(1.0))
-        attack = Threshold(models=SHADOWS)
-        pool = ShadowPool.train("disjoint", digits, network.settings, SHADOWS, progress=progress)
-        right = noisy.answer(digits.test.features).labels == digits.test.labels
-        of_network = attack.run(network, digits, pool=pool).leakage
-        of_noisy = attack.run(network, digits, target=noisy, pool=pool).leakage
-        of_head = attack.run(network, digits, target=head, pool=pool).leakage
+    network = train(digits, settings=TrainingSettings(epochs=EPOCHS))
+    head = PrivateHead(image_shape=digits.records.image_shape, declared_size=DIGITS).fit(digits.train)
+    noisy = Answerer.prepare(network, Algorithm1(noise="gaussian"), Budget(1.0))
     claimed = noisy.mechanism.guarantee(digits.classes)
-    return {
-        "network": _row(accuracy(network, digits.test), "none", of_network),
-        "algorithm1": {**_row(float(right.mean()), claimed.status, of_noisy), "because": claimed.reason},
-        "head": _row(accuracy(head, digits.test), head.guarantee_.status, of_head),
-    }
+    attack, test = Threshold(models=SHADOWS), digits.test
+    pool = ShadowPool.train("disjoint", digits, network.settings, SHADOWS)
 
+    def _row(target: Any, labels: Any, status: str) -> dict[str, Any]:
+        leakage = attack.run(network, digits, target=target, pool=pool).leakage
+        ends = {name: getattr(leakage, name) for name in ("value", "low", "high")}
+        return {"test_acc": float((labels == test.labels).mean()), "guarantee": status, "leakage": ends}
 
-def _row(test_accuracy: float, guarantee: str, leakage: Estimate) -> dict[str, Any]:
     return {
-        "test_acc": test_accuracy,
-        "guarantee": guarantee,
-        "leakage": {name: getattr(leakage, name) for name in ("value", "low", "high")},
+        "network": _row(None, network.predict(test.features), "none"),
+        "algorithm1": {
+            **_row(noisy, noisy.answer(test.features).labels, claimed.status),
+            "because": claimed.reason,
+        },
+        "head": _row(head, head.predict(test.features), head.guarantee_.status),
     }
 
 
 def _print_digits(digits: dict[str, Any]) -> None:
     _heading(f"5. Images, and a paper (Lu and others, 2022) that claims the same: {DIGITS:,} MNIST digits")
     names = {
-        "network": "the paper's network",
-        "algorithm1": "the paper's Algorithm 1",
-        "head": "private head",
+        "the paper's network": "network",
+        "the paper's Algorithm 1": "algorithm1",
+        "private head": "head",
     }
-    print_table(
+    print_rows(
         "",
-        ("answers of", "test accuracy", "guarantee", "leakage", "95% interval"),
-        (
-            (
-                name,
-                f"{digits[key]['test_acc']:.3f}",
-                digits[key]["guarantee"],
-                "{value:+.3f}".format(**digits[key]["leakage"]),
-                "{low:+.3f} to {high:+.3f}".format(**digits[key]["leakage"]),
-            )
-            for key, name in names.items()
-        ),
+        {
+            "answers of": "{0}",
+            "test accuracy": "{1[test_acc]:.3f}",
+            "guarantee": "{1[guarantee]}",
+            "leakage": "{1[leakage][value]:+.3f}",
+            "95% interval": "{1[leakage][low]:+.3f} to {1[leakage][high]:+.3f}",
+        },
+        ((name, digits[key]) for name, key in names.items()),
     )
     console.print(
         "Algorithm 1 claims epsilon 1 for one answer; the head has epsilon 1 for any number. Leakage is what an attack "
@@ -385,12 +366,12 @@ def _heading(text: str) -> None:
     console.print(f"\n{text}", style="bold")
 
 
-_PRINTERS: dict[str, Callable[[dict[str, Any]], None]] = {
-    "table": _print_table_step,
-    "survey": _print_survey,
-    "answers": _print_answers,
-    "charged": _print_charged,
-    "digits": _print_digits,
-    "paper": _print_paper,
-    "open": _print_to_open,
+_PRINTERS: dict[Callable[..., dict[str, Any]], Callable[[dict[str, Any]], None]] = {
+    _table: _print_table_step,
+    _survey: _print_survey,
+    _answers: _print_answers,
+    _query_until_exhausted: _print_charged,
+    _digits: _print_digits,
+    _paper: _print_paper,
+    _to_open: _print_to_open,
 }

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from quietmax.cli._options import DataDir, EngineOptions, Json, with_groups
+from quietmax.cli._options import DataDir, EngineOptions, Json, Model, with_groups
 from quietmax.cli._output import console, print_guarantee, print_json, print_table, progress_bar
 from quietmax.errors import InvalidInput
 
@@ -19,7 +16,7 @@ if TYPE_CHECKING:
 @with_groups
 def command(
     *,
-    model: Annotated[Path, typer.Argument(help="Model folder, written by 'quietmax train'.")],
+    model: Model,
     data: Annotated[
         str,
         "The table (CSV, TSV, Parquet, NPZ, or a folder or pattern of CSV, TSV or Parquet files) or data set that the "

@@ -6,9 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from quietmax.cli._options import Json, with_groups
+from quietmax.cli._options import Json, Model, with_groups
 from quietmax.cli._output import console, print_guarantee, print_json
 from quietmax.errors import InvalidInput, QuietmaxError
 
@@ -16,7 +14,7 @@ from quietmax.errors import InvalidInput, QuietmaxError
 @with_groups
 def command(
     *,
-    model: Annotated[Path, typer.Argument(help="Model folder, written by 'quietmax train'.")],
+    model: Model,
     onnx: Annotated[Path | None, "Write an ONNX file: encoding, features and weights in one graph."] = None,
     skops: Annotated[Path | None, "Write a scikit-learn classifier as a skops file, without pickle."] = None,
     mlflow: Annotated[Path | None, "Write a new folder with an MLflow model."] = None,

@@ -25,12 +25,11 @@ class NetworkOptions:
     PANEL: ClassVar = "Ordinary networks"
 
     epsilon: Annotated[float | None, "Budget of all queries together. Required."] = None
-    delta: Annotated[float | None, "Delta of --epsilon, for a plug-in. Default: 0."] = None
     mechanism: Annotated[
         str | None,
-        "algorithm1, the paper's, or the name of a plug-in; neither has a proven guarantee. Default: algorithm1.",
+        "algorithm1, the paper's with Gaussian noise, algorithm1-laplace, or the name of a plug-in; none has a proven "
+        "guarantee. Default: algorithm1.",
     ] = None
-    noise: Annotated[str | None, "algorithm1: gaussian or laplace. Default: gaussian."] = None
     seeded: Annotated[
         int | None, "For experiments: reproducible noise from this seed, which protects nobody.", {"min": 0}
     ] = None
@@ -155,12 +154,12 @@ def _network_answers(
     from quietmax.noise.sources import EXACT, SeededNoise
     from quietmax.predictor import Predictor
 
-    mechanism = mechanism_of(network.mechanism or "algorithm1", network.noise)
+    mechanism = mechanism_of(network.mechanism or "algorithm1")
     if network.epsilon is None:
         raise InvalidInput("--epsilon is required, because the model is an ordinary network.")
     model = load_model(folder)
     queries = read_queries(input_file, encoding=model.encoding, width=model.features)
-    budget = Budget(network.epsilon, network.delta or 0.0, len(queries))
+    budget = Budget(network.epsilon, 0.0, len(queries))
     noise = EXACT if network.seeded is None else SeededNoise(network.seeded)
     predictor = Predictor(model, mechanism, budget, noise=noise)
     classes = model.encoding.classes if model.encoding else tuple(map(str, range(model.classes)))

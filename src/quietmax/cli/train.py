@@ -4,34 +4,32 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+import tomllib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from quietmax.cli._options import (
+    Alpha,
     DataOptions,
     EngineOptions,
     Json,
     arguments_of,
-    flag,
+    loss_of,
     with_groups,
 )
-from quietmax.cli._output import console, print_guarantee, print_json, print_table, progress_bar
-from quietmax.errors import InvalidInput, QuietmaxError
+from quietmax.cli._output import console, print_facts, print_guarantee, print_json, progress_bar
+from quietmax.errors import DataUnavailable, InvalidData, QuietmaxError, unknown_name
 
 if TYPE_CHECKING:
-    from quietmax.accounting.guarantee import Guarantee
     from quietmax.data.records import Records, Split
     from quietmax.data.tables import TableRows
     from quietmax.estimators.dpsgd.estimator import DPSGD
     from quietmax.estimators.head.estimator import PrivateHead
     from quietmax.estimators.teachers import Teachers
-    from quietmax.models.features.encoder import Encoder
-    from quietmax.models.stacked import Loss
-    from quietmax.models.training import Model
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -76,7 +74,8 @@ class PrivacyOptions:
     features: Annotated[
         str | None,
         "Feature map: auto, identity, unit-norm, scattering, or embedding for columns that a public encoder computed; "
-        "or the name of a plug-in. Default: auto.",
+        "the name of a plug-in; or a .toml file with the arguments of an Encoder, a public network in a file. Default: "
+        "auto.",
     ] = None
 
 
@@ -132,67 +131,17 @@ class DPSGDOptions(PrivacyOptions):
     optimizer: Annotated[str | None, "sgd, momentum or adam. Default: the preset's."] = None
 
 
-@dataclass(frozen=True)
-class EncoderOptions:
-    """Arguments of `quietmax.models.features.Encoder`, each with the prefix ``encoder``."""
+@dataclass(frozen=True, kw_only=True)
+class _Training(DataOptions):
+    """What a model is trained on, where it is written, and how the result is printed."""
 
-    PANEL: ClassVar = "Your own encoder"
-
-    encoder: Annotated[
-        Path | None,
-        "Feature map: a public network, as an .onnx or .safetensors file. Requires --encoder-sha256.",
-    ] = None
-    encoder_sha256: Annotated[str | None, "SHA-256 of the file."] = None
-    encoder_output: Annotated[
-        str | None, "Name of an output of an .onnx file, also an intermediate one. Default: the first output."
-    ] = None
-    encoder_pool: Annotated[bool, "Average the output over all positions of the image."] = False
-    encoder_input_shape: Annotated[
-        str | None,
-        "Shape that the network takes, as in 3,224,224; images are scaled to it. Default: what the file states, else "
-        "that of the records.",
-    ] = None
-    encoder_mean: Annotated[
-        str | None,
-        "Subtracted from the inputs: one number, or one per channel, as in 0.485,0.456,0.406. Default: 0.",
-    ] = None
-    encoder_std: Annotated[
-        str | None,
-        "What the inputs are divided by afterwards: one number, or one per channel. Default: 1.",
-    ] = None
-
-    def feature_map(self) -> Encoder | None:
-        """The encoder that the options name, for records that are not images; None without --encoder."""
-        from quietmax.models.features.encoder import Encoder
-
-        given = {
-            field.name.removeprefix("encoder_"): value
-            for field in fields(EncoderOptions)
-            if (value := getattr(self, field.name))
-        }
-        path = given.pop("encoder", None)
-        if path is None:
-            if given:
-                raise InvalidInput(f"{flag(f'encoder-{next(iter(given))}')} requires --encoder.")
-            return None
-        for name in {"input_shape", "mean", "std"} & given.keys():
-            given[name] = _number_list(flag(f"encoder-{name}"), given[name])
-        return Encoder(path, **given)
-
-
-def _number_list(option: str, text: str) -> tuple[float, ...] | float:
-    """The numbers in the value of an option, separated by commas; a single number alone."""
-    try:
-        numbers = tuple(map(float, text.split(",")))
-    except ValueError:
-        raise InvalidInput(f"{option} must be numbers separated by commas, got {text!r}.") from None
-    return numbers if "," in text else numbers[0]
-
-
-@dataclass(frozen=True)
-class OutputOptions:
-    """Where the model is written, and how the result is printed."""
-
+    data: Annotated[
+        str,
+        typer.Argument(
+            help="Name of a data set, or a CSV, TSV, Parquet or NPZ file. For a private model also a folder of CSV, "
+            "TSV or Parquet files, or a pattern such as 'people/*.parquet'."
+        ),
+    ]
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder to write the model to.")] = (
         None
     )
@@ -206,105 +155,52 @@ class OutputOptions:
         if self.output is not None:
             check_target(self.output, overwrite=self.overwrite)
 
-
-# Ordinary networks
+    def print(self, title: str, result: dict[str, Any], caption: str) -> None:
+        """Print the single values of a result as a table."""
+        saved = "" if self.output is not None else " The model was not saved (no --output)."
+        print_facts(title, result, caption + saved)
 
 
 @app.command("network")
 @with_groups
-def _network(
-    *,
-    data: Annotated[str, typer.Argument(help="Name of a data set, or a CSV, TSV, Parquet or NPZ file.")],
-    loss: Annotated[str, "convexified, cross-entropy or quadratic."] = "convexified",
-    alpha: Annotated[
-        float | None, "Constant of the convexified loss. Default: the data set's, 1 for your own table."
-    ] = None,
-    settings: NetworkOptions,
-    output: OutputOptions,
-    source: DataOptions,
-) -> None:
+def _network(*, alpha: Alpha = None, settings: NetworkOptions, training: _Training) -> None:
     """Train an ordinary network with the paper's loss. Its answers are not private.
 
     Example: quietmax train network mnist-5k --output model
     """
     from quietmax.models.serialization import save_model
     from quietmax.models.stacked import TrainingSettings
-    from quietmax.models.training import train
+    from quietmax.models.training import accuracy, train
+    from quietmax.sensitivity.network import published_sensitivity
 
-    output.check()
+    training.check()
     arguments = arguments_of(settings)
     if "hidden" in arguments:
         arguments["hidden"] = tuple(arguments["hidden"])
-    chosen = TrainingSettings(**arguments, loss=_loss(loss, alpha, data))
-    split = source.load(data, quiet=output.as_json)
-    with progress_bar("training", quiet=output.as_json) as progress:
+    chosen = TrainingSettings(**arguments, loss=loss_of(alpha, training.data))
+    split = training.load(training.data, quiet=training.as_json)
+    with progress_bar("training", quiet=training.as_json) as progress:
         model = train(split, settings=chosen, progress=progress)
-    if output.output is not None:
-        save_model(model, output.output, overwrite=output.overwrite)
-    result = _network_result(model, split, loss, output.output)
-    if output.as_json:
-        print_json(result)
-        return
-    caption = "Do not publish these numbers or the model if the records are private: no noise was added."
-    _print_result("Trained (answers are not private)", result, caption)
-
-
-def _loss(name: str, alpha: float | None, data: str) -> Loss:
-    """The loss that the options name."""
-    from quietmax.data.registry import datasets
-    from quietmax.models.stacked import Convexified, CrossEntropy, Quadratic
-
-    losses: dict[str, type[Loss]] = {
-        "convexified": Convexified,
-        "cross-entropy": CrossEntropy,
-        "quadratic": Quadratic,
-    }
-    if name not in losses:
-        raise InvalidInput(f"--loss must be convexified, cross-entropy or quadratic, got {name!r}.")
-    if name == "convexified":
-        usual = datasets()[data].alpha if data in datasets() else 1.0
-        return Convexified(usual if alpha is None else alpha)
-    if alpha is not None:
-        raise InvalidInput("--alpha requires --loss convexified.")
-    return losses[name]()
-
-
-def _network_result(model: Model, split: Split, loss: str, output: Path | None) -> dict[str, Any]:
-    """What is reported of a network."""
-    from quietmax.models.training import accuracy
-    from quietmax.sensitivity.network import published_sensitivity
-
+    if training.output is not None:
+        save_model(model, training.output, overwrite=training.overwrite)
     result = {
-        "dataset": model.dataset,
-        "records": model.records,
-        "features": model.features,
-        "classes": model.classes,
-        "loss": loss,
-        "alpha": getattr(model.settings.loss, "alpha", None),
+        **{name: getattr(model, name) for name in ("dataset", "records", "features", "classes")},
+        "alpha": getattr(chosen.loss, "alpha", None),
         "train_accuracy": accuracy(model, split.train),
         "test_accuracy": accuracy(model, split.test) if len(split.test) else None,
-        "model": None if output is None else str(output),
+        "model": None if training.output is None else str(training.output),
         "not_for_publication": ["records", "train_accuracy", "test_accuracy", "model"],
     }
-    if model.settings.activation != "relu" and model.settings.l2 > 0:
+    if not training.as_json:
+        caption = "Do not publish these numbers or the model if the records are private: no noise was added."
+        training.print("Trained (answers are not private)", result, caption)
+        return
+    if chosen.activation != "relu" and chosen.l2 > 0:
         result["sensitivity"] = published_sensitivity(model).to_json()
-    return result
+    print_json(result)
 
 
 # Private models
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Training(OutputOptions, EncoderOptions, DataOptions):
-    """What a private estimator is trained on, and where it is written."""
-
-    data: Annotated[
-        str,
-        typer.Argument(
-            help="Name of a data set, or a CSV, TSV, Parquet or NPZ file, or a folder of CSV, TSV or Parquet files, or "
-            "a pattern such as 'people/*.parquet'."
-        ),
-    ]
 
 
 @app.command("head")
@@ -379,20 +275,20 @@ def _train(
     from quietmax.estimators.serialization import save_private
 
     training.check()
-    features = training.feature_map()
-    if features is not None and estimator.features != "auto":
-        raise InvalidInput("--encoder and --features name two feature maps; give one of them.")
     engine = memory.engine(quiet=training.as_json)
     split: Split | TableRows
+    image_shape = None
     if memory.reads_parts(training.data):
-        split, image_shape = training.rows(training.data), None
+        split = training.rows(training.data)
     else:
         split = training.load(training.data, quiet=training.as_json)
         image_shape = split.records.image_shape
     estimator.set_params(image_shape=image_shape)
-    _check_plugin_map(estimator.features, image_shape, split)
-    if features is not None:
-        estimator.set_params(features=replace(features, image_shape=image_shape))
+    features = str(estimator.features)
+    if features.endswith(".toml"):
+        estimator.set_params(features=_encoder(Path(features), image_shape=image_shape))
+    else:
+        _check_plugin_map(features, image_shape, split)
     started = time.perf_counter()
     with progress_bar(f"training {name}", quiet=training.as_json) as progress:
         estimator.set_params(engine=replace(engine, progress=progress))
@@ -400,20 +296,46 @@ def _train(
     seconds = time.perf_counter() - started
     if training.output is not None:
         save_private(estimator, training.output, dataset=split.name, overwrite=training.overwrite)
-    result = _private_result(name, estimator, split, seconds, training)
+    result = _result(name, estimator, split, seconds, training)
     if training.as_json:
         print_json({**result, "guarantee": estimator.guarantee_.to_json()})
-    else:
-        _print_private(estimator.guarantee_, split, result, training.data)
+        return
+    unprotected = " and ".join(result["not_for_publication"]).replace("_", " ")
+    shown = {**result, "size": f"{result['size']:,} {result['unit']}s ({result['size_from']})"}
+    caption = f"Do not publish: {unprotected}. The guarantee does not cover them."
+    training.print("Trained with privacy", {**shown, "size_from": None}, caption)
+    print_guarantee(estimator.guarantee_)
+    for warning in result["warnings"]:
+        console.print(warning, style="yellow", soft_wrap=True)
+    if result["model"] and result["holdout"] and result["queries"] == "any number":
+        evaluate = f"quietmax evaluate {result['model']} --data {training.data}"
+        console.print(f"An accuracy that may be published: {evaluate}", soft_wrap=True)
 
 
-def _check_plugin_map(
-    name: object, image_shape: tuple[int, int, int] | None, split: Split | TableRows
-) -> None:
+def _encoder(file: Path, **shape: Any) -> Any:
+    """The public network that a TOML file names; its path is relative to the file."""
+    from quietmax.models.features.encoder import Encoder
+
+    try:
+        settings = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as problem:
+        raise DataUnavailable(f"Cannot read {file}: {problem.strerror}.") from problem
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as problem:
+        raise InvalidData(f"{file} is not a TOML file: {problem}.") from problem
+    known = ("path", "sha256", "input_shape", "output", "pool", "mean", "std")
+    for name in settings:
+        if name not in known:
+            raise unknown_name(f"argument of an encoder in {file}:", name, known)
+    if not isinstance(settings.get("path"), str):
+        raise InvalidData(f"{file} must have the path of the network, as in path = 'net.onnx'.")
+    return Encoder(file.parent / settings.pop("path"), **settings, **shape)
+
+
+def _check_plugin_map(name: str, image_shape: tuple[int, int, int] | None, split: Split | TableRows) -> None:
     """Raise if the feature map of a plug-in breaks the invariant on synthetic records (THEORY 3.8)."""
     from quietmax.estimators.training_set import BUILT_IN_FEATURES, named_features
 
-    if not isinstance(name, str) or name in BUILT_IN_FEATURES:
+    if name in BUILT_IN_FEATURES:
         return
     from quietmax.audit.invariant import audit_invariant
     from quietmax.data.tables import TableRows
@@ -428,7 +350,7 @@ def _check_plugin_map(
         )
 
 
-def _private_result(
+def _result(
     name: str,
     estimator: PrivateHead | Teachers | DPSGD,
     split: Split | TableRows,
@@ -436,9 +358,7 @@ def _private_result(
     training: _Training,
 ) -> dict[str, Any]:
     """What is reported of a private training. The size is the true number only if that was assumed to be public."""
-    from quietmax.estimators.dpsgd.estimator import DPSGD
-
-    paid_per_answer, facts = hasattr(estimator, "predictor_"), estimator.guarantee_.parameters
+    guarantee, paid_per_answer = estimator.guarantee_, hasattr(estimator, "predictor_")
     assumed = "declared" if estimator.declared_size is not None else _COUNTED
     # Released weights answer the test records at no cost; answers that are paid for are not spent here.
     test_accuracy = None if paid_per_answer else _accuracy(estimator, split, quiet=training.as_json)
@@ -446,19 +366,18 @@ def _private_result(
         "dataset": split.name,
         "estimator": name,
         "epsilon": estimator.epsilon,
-        "delta": estimator.plan_.delta if isinstance(estimator, DPSGD) else estimator.delta,
+        "delta": estimator.plan_.delta if name == "dpsgd" else estimator.delta,  # type: ignore[union-attr]
         "queries": estimator.queries if paid_per_answer else "any number",
-        "unit": estimator.guarantee_.unit,
-        "size": round(facts["declared_size"]),
-        "size_from": facts.get("size_from", assumed),
+        "unit": guarantee.unit,
+        "size": round(guarantee.parameters["declared_size"]),
+        "size_from": guarantee.parameters.get("size_from", assumed),
         "holdout": split.holdout.share if split.holdout else None,
-        **(_dpsgd_settings(estimator) if isinstance(estimator, DPSGD) else {}),
         "test_accuracy": test_accuracy,
         "seconds": round(seconds, 2),
         "model": None if training.output is None else str(training.output),
         "not_for_publication": ["seconds"] if test_accuracy is None else ["test_accuracy", "seconds"],
     }
-    return {**result, "warnings": _warnings(result)}
+    return {**result, "warnings": list(_warnings(result))}
 
 
 def _accuracy(estimator: Any, split: Split | TableRows, *, quiet: bool) -> float | None:
@@ -483,24 +402,10 @@ def _test_records(split: Split | TableRows, progress: Callable[[int, int], None]
             progress(number, len(split.parts))
 
 
-def _dpsgd_settings(estimator: DPSGD) -> dict[str, Any]:
-    """The public settings of a DP-SGD run that the report shows."""
-    plan = estimator.plan_
-    names = ("sampling_rate", "steps", "centring_steps", "max_grad_norm", "learning_rate", "decay")
-    return {
-        "accountant": plan.accountant,
-        "analysis": plan.analysis,
-        "hidden": list(plan.settings.hidden) or None,
-        **{name: getattr(plan.settings, name) for name in names},
-        "noise_multiplier": plan.noise_multiplier,
-    }
-
-
-def _warnings(result: Mapping[str, Any]) -> list[str]:
+def _warnings(result: dict[str, Any]) -> Iterator[str]:
     """What the owner should know, from the declared or released size and the budget alone."""
     from quietmax.accounting.costs import mu_of
 
-    warnings = []
     paid_per_answer = result["queries"] != "any number"
     answers = result["queries"] if paid_per_answer else 1
     # What one answer, or all of the released weights, may spend: mu, or epsilon of a pure guarantee.
@@ -512,47 +417,12 @@ def _warnings(result: Mapping[str, Any]) -> list[str]:
     if result["size"] < enough:
         many = "people" if result["unit"] == "person" else "records"
         fewer = " or fewer --queries" if paid_per_answer else ""
-        warnings.append(
+        yield (
             f"Too few {many} for this epsilon: the noise outweighs them, so answers are close to guesses. More than "
             f"{enough:,.0f} {many}, a larger --epsilon{fewer} would help."
         )
     if result["size_from"] == _COUNTED:
-        warnings.append(
+        yield (
             "The guarantee is conditional, and 'quietmax serve' refuses the model, because the true size was used: "
             "train with --declared-size, a public round number."
         )
-    return warnings
-
-
-def _print_private(
-    guarantee: Guarantee, split: Split | TableRows, result: Mapping[str, Any], data: str
-) -> None:
-    """Print what is reported of a private training, and what to do next."""
-    unprotected = " and ".join(result["not_for_publication"]).replace("_", " ")
-    size = {f"{result['unit']}s": f"{result['size']:,} ({result['size_from']})"}
-    shown: dict[str, Any] = {}
-    for name, value in result.items():
-        shown |= size if name == "size" else {} if name == "size_from" else {name: value}
-    _print_result(
-        "Trained with privacy", shown, f"Do not publish: {unprotected}. The guarantee does not cover them."
-    )
-    print_guarantee(guarantee)
-    for warning in result["warnings"]:
-        console.print(warning, style="yellow", soft_wrap=True)
-    held_out = split.holdout is not None and split.holdout.share > 0
-    if result["model"] and held_out and result["queries"] == "any number":
-        console.print(
-            f"An accuracy that may be published: quietmax evaluate {result['model']} --data {data}",
-            soft_wrap=True,
-        )
-
-
-def _print_result(title: str, result: Mapping[str, Any], caption: str) -> None:
-    """Print the single values of a result as a table."""
-    rows = [
-        (name.replace("_", " "), f"{value:.4g}" if isinstance(value, float) else f"{value}")
-        for name, value in result.items()
-        if not isinstance(value, dict | list) and value is not None
-    ]
-    saved = "" if result["model"] else " The model was not saved (no --output)."
-    print_table(title, ("", ""), rows, caption + saved)

@@ -373,8 +373,8 @@ def _stored_rows(kind: type[Kind], file: str, names: Sequence[str] | None = None
     for name in names or ():
         if name not in measured:
             raise InvalidInput(
-                f"Nothing is stored for {name!r}; stored are {', '.join(measured)}. Others can be measured with "
-                "`measure`."
+                f"Nothing is stored for {name!r}; stored are {', '.join(measured)}. 'quietmax "
+                "reproduce run' measures others."
             )
     return [row for name in names or measured for row in found if row.dataset == name]
 

@@ -49,7 +49,7 @@ from quietmax.experiments.paper import (
     bounds_table,
     correlate,
 )
-from quietmax.experiments.report import Figure, Line, Table, _number
+from quietmax.experiments.report import Figure, Line, Table, _number, write_figures
 from quietmax.experiments.runner import Progress, run_trials
 from quietmax.mechanisms.algorithm1 import Algorithm1
 from quietmax.mechanisms.base import Answerer
@@ -88,6 +88,11 @@ class Shown:
     tables: list[Table]
     files: dict[str, list[dict[str, Any]]]  # By name
     figures: list[Figure] = field(default_factory=list)
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write the CSV files and the figures."""
+        written = [write_csv(lines, folder / file) for file, lines in self.files.items()]
+        return written + write_figures(self.figures, folder)
 
 
 @dataclass(frozen=True)
@@ -837,7 +842,7 @@ def _cifar_tables(networks: Sequence[NetworkRow], private: Sequence[PrivateRow])
 
 
 MEASUREMENTS = {
-    "bounds-table": Measurement(
+    "bounds": Measurement(
         "bounds.csv", Observed, _MEASURED, lambda _: [()], _observe, _show_bounds, has_formulas=True
     ),
     "architectures": Measurement(
@@ -853,4 +858,4 @@ MEASUREMENTS = {
         "cifar.csv", CifarTrial, ("cifar-10", "cifar-100"), _cifar_cases, _measure_cifar, _show_cifar
     ),
 }
-"""Our own measurements, by the names of their commands."""
+"""Our own measurements, by the names of their tables."""

@@ -341,14 +341,19 @@ def _paper(tables: Mapping[str, Table], measured: set[str]) -> str:
     return _section("paper", "The paper's numbers and ours", f"{blocks}{missing}")
 
 
-def _results(summaries: Sequence[Summary]) -> str:
+def results_table(summaries: Sequence[Summary]) -> Table:
+    """Return all results as a table."""
     leaks: Columns = {
         f"leakage, {attack}": lambda each, attack=attack: (  # type: ignore[misc]
             _mean(each.leakage[attack]) if attack in each.leakage else ""
         )
         for attack in dict.fromkeys(attack for each in summaries for attack in each.leakage)
     }
-    table = Table("All results", summaries, {**_RESULT, **leaks, **_RESULT_COSTS})
+    return Table("All results", summaries, {**_RESULT, **leaks, **_RESULT_COSTS})
+
+
+def _results(summaries: Sequence[Summary]) -> str:
+    table = results_table(summaries)
     return _section(
         "results",
         table.title,

@@ -299,7 +299,7 @@ def _read(path: Path, sha256: str | None, name: str) -> bytes:
     digest = hashlib.sha256(content).hexdigest()
     if sha256 is None:
         raise InvalidInput(
-            f"The encoder {name} must be named with its SHA-256 (sha256, --encoder-sha256). That of this file is "
+            f"The encoder {name} must be named with its `sha256`. That of this file is "
             f"{digest}: state it if the file is the one that you expect."
         )
     if str(sha256).lower() != digest:
