@@ -267,9 +267,7 @@ def _checked(model: Model, split: Split) -> Model:
     """Return the folder's network if it was trained on the training part of the split."""
     ours, theirs = model.encoding, split.records.encoding
     if (ours and ours.to_json()) != (theirs and theirs.to_json()):
-        raise InvalidInput(
-            "The table is encoded differently than at training; --bounds, --categories and --schema must be the same."
-        )
+        raise InvalidInput("The table is encoded differently than at training; its schema must be the same.")
     if split.holdout is not None and len(split.train_rows) != model.records:
         raise InvalidInput(
             f"The model was trained on {model.records} records, but --holdout {split.holdout.share:g} leaves "

@@ -40,7 +40,7 @@ _EXPERIMENTS: dict[str, tuple[Experiment, ...]] = {
     "findings": _EVERYTHING,
 }
 """The parts of the grid of trials that each table of the paper needs."""
-_MEASUREMENTS = ("bounds", "architectures", "alpha", "cifar")
+_MEASUREMENTS = ("bounds", "alpha", "cifar")
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def _run(*, selection: _Selection, grid: _Grid) -> None:
     from quietmax.experiments.grid import reproduction_trials
     from quietmax.experiments.paper import accuracy_table
     from quietmax.experiments.report import ReportInfo, efforts
-    from quietmax.experiments.runner import Run, estimated_seconds
+    from quietmax.experiments.runner import Run
 
     chosen, named = selection.chosen()
     measured: dict[str, list[Any]] = {}
@@ -150,9 +150,6 @@ def _run(*, selection: _Selection, grid: _Grid) -> None:
     trials = reproduction_trials(
         datasets, grid.profile, experiments=parts, repeats=grid.repeats, seed=grid.seed
     )
-    if not grid.as_json:
-        hours = estimated_seconds(trials, data_dir=grid.data_dir) / 3600
-        console.print(f"Estimate for profile {grid.profile}: {hours:.1f} core hours.")
     done = grid.run(trials)
     settings = f"Profile {grid.profile}: {efforts((*done.results, *done.failures))}"
     info = ReportInfo(_TITLE, settings, grid.seed, done.failed)

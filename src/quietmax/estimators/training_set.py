@@ -500,7 +500,9 @@ class Basis:
     code_before: CodeBefore = field(default_factory=dict)
 
     @classmethod
-    def of_facts(cls, facts: Mapping[str, Any], features: FeatureMap | None, encoding: Encoding | None) -> Basis:
+    def of_facts(
+        cls, facts: Mapping[str, Any], features: FeatureMap | None, encoding: Encoding | None
+    ) -> Basis:
         """Return the basis that the facts of a guarantee state."""
         declared = {name: facts[name] is True for name in ("size_declared", "classes_declared")}
         return cls(features, encoding, **declared, code_before=code_before(facts))
@@ -512,7 +514,12 @@ class Basis:
         return {**declared, **self.code_before}
 
     def under(
-        self, guarantee: Guarantee, assumptions: Sequence[str] = (), *, own: Sequence[Condition], seeded: bool = False
+        self,
+        guarantee: Guarantee,
+        assumptions: Sequence[str] = (),
+        *,
+        own: Sequence[Condition],
+        seeded: bool = False,
     ) -> Guarantee:
         """Return a guarantee with all that it assumes; `own` is what the user's own modules make it rest on."""
         conditions = [*own, *(() if self.size_declared else (size_condition(guarantee.unit),))]
