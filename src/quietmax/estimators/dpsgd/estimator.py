@@ -388,7 +388,7 @@ class PrivateNetwork(LogitClassifier):
 
 def network_guarantee(
     plan: Plan,
-    basis: Basis = Basis(),
+    basis: Basis = Basis(),  # noqa: B008
     *,
     exact: bool,
     own_module: bool = False,
