@@ -131,17 +131,6 @@ def test_invalid_options_are_refused_and_open_no_account(
             assert ledger.accounts() == []
 
 
-def test_telemetry_in_an_unsupported_protocol_is_refused(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
-    code, _, err, served = serve(*ORDINARY, "--otel")
-    assert (code, served) == (2, 0)
-    assert "OTEL_EXPORTER_OTLP_PROTOCOL must be http/protobuf" in err
-    monkeypatch.delenv("OTEL_EXPORTER_OTLP_PROTOCOL")
-    assert serve(*ORDINARY, "--otel")[0] == 0
-
-
 def test_an_exhausted_budget_is_announced(serve: Serve, logged: list[bytes], tmp_path: Path) -> None:
     serve(*ORDINARY)
     with Ledger(tmp_path / "ledger.sqlite") as ledger:

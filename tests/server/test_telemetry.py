@@ -1,11 +1,8 @@
-"""The log, the metrics and what is exported by OpenTelemetry."""
+"""The log and the metrics."""
 
 from __future__ import annotations
 
 import ast
-import contextlib
-import gzip
-import importlib.util
 import io
 import json
 import logging
@@ -15,144 +12,16 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import httpx
 import jsonschema  # type: ignore[import-untyped]
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from quietmax.errors import InvalidInput, QuietmaxError
-from quietmax.server import Settings, telemetry
-from quietmax.server.telemetry import Log, _current_trace, _libraries_logged, _phase, check_telemetry
-from tests.server.running_service import LEDGER_DOWN, Running, Start, inference, log_schema, some_rows
-
-_TRACE = "0af7651916cd43dd8448eb211c80319c"
-_PARENT = f"00-{_TRACE}-b7ad6b7169203331-01"
-
-
-class Receiver:
-    """What an OTLP endpoint has received."""
-
-    def __init__(self) -> None:
-        self.spans: list[Any] = []
-        self.resources: list[dict[str, str]] = []
-        self.raw = b""
-        self.url = ""
-
-    def receive(self, path: str, body: bytes) -> None:
-        self.raw += body
-        assert path == "/v1/traces"
-        for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
-            self.resources.append(
-                {each.key: each.value.string_value for each in resource.resource.attributes}
-            )
-            self.spans += [span for scope in resource.scope_spans for span in scope.spans]
-
-    def trace(self, trace_id: str) -> list[Any]:
-        return [span for span in self.spans if span.trace_id.hex() == trace_id]
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    received = Receiver()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            if self.headers.get("content-encoding") == "gzip":
-                body = gzip.decompress(body)
-            received.receive(self.path, body)
-            self.send_response(200)
-            self.send_header("content-length", "0")
-            self.end_headers()
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    received.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    yield received
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
-
-def _start(
-    start: Start, monkeypatch: pytest.MonkeyPatch, url: str
-) -> contextlib.AbstractContextManager[Running]:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
-    return start("plain", settings=Settings(otel=True))
-
-
-def test_a_request_is_exported_with_its_phases_and_nothing_private(
-    start: Start, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with _start(start, monkeypatch, receiver.url) as service:
-        body = inference(some_rows(2), id="visit-4711")
-        service.http.post("/v2/models/plain/infer", json=body, headers={"traceparent": _PARENT})
-        nobody = {"authorization": "Bearer x", "traceparent": f"00-{'1' * 32}-{'2' * 16}-01"}
-        assert service.http.post("/v2/models/plain/infer", json=body, headers=nobody).status_code == 401
-        secrets = [service.key, "visit-4711", "owner", *map(str, some_rows(2).ravel())]
-    spans = {span.name: span for span in receiver.trace(_TRACE)}
-    assert set(spans) == {"infer", "parse", "charge", "flush", "draw"}
-    root = spans["infer"]
-    assert root.parent_span_id.hex() == "b7ad6b7169203331"
-    parents = {name: span.parent_span_id for name, span in spans.items()}
-    assert parents["parse"] == parents["charge"] == parents["draw"] == root.span_id
-    assert parents["flush"] == spans["charge"].span_id
-    order = [spans[name].start_time_unix_nano for name in ("infer", "parse", "charge", "flush", "draw")]
-    assert order == sorted(order)
-    assert all(span.end_time_unix_nano <= root.end_time_unix_nano for span in spans.values())
-    assert {each.key for each in root.attributes} == {
-        "quietmax.model",
-        "quietmax.version",
-        "quietmax.rows",
-        "http.response.status_code",
-    }
-    assert all(not span.attributes for name, span in spans.items() if name != "infer")
-    assert receiver.trace("1" * 32) == [], "the trace of a caller that is not authenticated is ignored"
-    (refused,) = [span for span in receiver.spans if span.trace_id.hex() != _TRACE]
-    assert refused.name == "infer"
-    for secret in secrets:
-        assert secret.encode() not in receiver.raw, secret
-    assert b"\x03ann" not in receiver.raw
-    assert {each["service.name"] for each in receiver.resources} == {"quietmax"}
-
-
-def test_a_collector_that_is_away_delays_neither_answers_nor_the_end(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(telemetry, "_CLOSE_SECONDS", 0.2)
-    with _start(start, monkeypatch, "http://127.0.0.1:9") as service:
-        assert service.infer(some_rows(1)).status_code == 200
-        before = time.monotonic()
-    assert time.monotonic() - before < 10
-
-
-def test_without_telemetry_a_request_has_no_trace(plain: Running) -> None:
-    assert plain.service.telemetry is None
-    assert plain.http.post(
-        "/v2/models/plain/infer", json=inference(some_rows(1)), headers={"traceparent": _PARENT}
-    ).is_success
-    with _phase("parse"):
-        assert _current_trace() is None
-
-
-def test_missing_packages_and_unsupported_protocols_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
-    check_telemetry()
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
-    with pytest.raises(InvalidInput, match="must be http/protobuf, got 'grpc'"):
-        check_telemetry()
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(QuietmaxError, match=r"pip install 'quietmax\[otel\]'"):
-        check_telemetry()
+from quietmax.server.telemetry import Log, _libraries_logged
+from tests.server.running_service import LEDGER_DOWN, Running, inference, log_schema, some_rows
 
 
 def _lines(stream: io.BytesIO) -> list[dict[str, Any]]:

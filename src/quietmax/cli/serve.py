@@ -324,10 +324,6 @@ def command(
 
 def _settings(options: ServiceOptions, listener: Listener, session_secret_file: Path | None) -> Settings:
     """Return the settings that the options state."""
-    if options.otel:
-        from quietmax.server.telemetry import check_telemetry
-
-        check_telemetry()
     if options.anonymous:
         listener.check_anonymous()
     settings = Settings(**vars(options), secure_cookies=listener.secure_cookies)

@@ -543,7 +543,6 @@ class LedgerWriter:
         self._wake = threading.Event()
         self.batches = 0
         self.error: QuietmaxError | None = None
-        self.last_flush = (0, 0)
         self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
         self._thread.start()
 
@@ -684,7 +683,6 @@ class LedgerWriter:
     def _commit(self, charges: list[Charge], answers: list[NewAnswers]) -> list[ChargeResult | StoredAnswer]:
         """Run one transaction. Raises `LedgerUnavailable` (nothing may be answered) or `_Conflict` (rolled back)."""
         self._guard.check()
-        started = time.time_ns()
         refused = dict(self._refused)
         try:
             opened = self._connection is None
@@ -724,7 +722,6 @@ class LedgerWriter:
             if isinstance(batch.results[place], LimitExceeded):
                 self._refused[charge.account, charge.client] += 1
         self.batches += 1
-        self.last_flush = (started, time.time_ns())
         return [*batch.results, *stored]
 
     def _now(self) -> int:

@@ -106,7 +106,7 @@ class InferenceEndpoint:
         try:
             with service._recorded(record):
                 caller = await service.auth.authenticate(headers, local=_is_local(scope))
-                record.client, record.headers = caller.client, headers
+                record.client = caller.client
                 deployment = record.deployment = service.deployment(name, version)
                 json_length = self._check_headers(headers)
                 body = await _read_body(receive, service.settings.max_bytes)

@@ -45,7 +45,6 @@ from quietmax.server.codec import InferenceRequest, _pack_answers, _packed_width
 from quietmax.server.deployment import Deployment, Rows
 from quietmax.server.errors import HttpError, _ledger_error
 from quietmax.server.settings import Settings
-from quietmax.server.telemetry import Trace, _current_trace
 
 _Number = TypeVar("_Number", bound=np.generic)
 _MAX_BATCH_ROWS = 2048
@@ -93,8 +92,6 @@ class _Pending:
     new_rows: Sequence[int] = ()
     scores: Floats | None = None
     scoring_seconds: float = 0.0
-    trace: Trace | None = None
-    submitted: int = 0
 
 
 @dataclass(slots=True)
@@ -139,7 +136,6 @@ class Pipeline:
             request.rows,
             self._loop.create_future(),
             time.monotonic() + self._settings.timeout,
-            trace=_current_trace(),
         )
         self._in_flight.add(pending)
         try:
@@ -148,9 +144,7 @@ class Pipeline:
                     raise _ledger_error(self._ledger.writer.error)
                 self._draw_soon(pending)
             else:
-                charge = self._charge(pending, request, caller)
-                pending.submitted = 0 if pending.trace is None else time.time_ns()
-                self._charge_soon(charge, pending)
+                self._charge_soon(self._charge(pending, request, caller), pending)
             return await pending.future
         finally:
             self._in_flight.discard(pending)
@@ -194,12 +188,6 @@ class Pipeline:
 
     def _on_charged(self, waiting: list[_Pending], results: list[ChargeResult]) -> None:
         """Hand results to the event loop, which wakes up once for all results of a transaction."""
-        for pending in waiting:
-            if pending.trace is not None:
-                started, ended = self._ledger.writer.last_flush
-                pending.trace._add("charge", pending.submitted, time.time_ns())
-                if started >= pending.submitted:  # else the transaction failed
-                    pending.trace._add("flush", started, ended, "charge")
         self._decided.extend(zip(waiting, results, strict=True))
         if not self._announced:
             self._announced = True
@@ -236,7 +224,6 @@ class Pipeline:
 
     def _answer_group(self, group: list[_Pending]) -> tuple[list[tuple[_Pending, Result]], NewAnswers | None]:
         """Draw for requests to one deployment; return the replies that may leave and the answers to store."""
-        started = time.time_ns()
         try:
             assembled = self._assembled(group)
         except Exception as error:
@@ -244,7 +231,6 @@ class Pipeline:
                 QuietmaxError(f"The model failed ({type(error).__name__}). The charge is not refunded.")
             )
             return [(pending, failed) for pending in group], None
-        _trace_draw(group, started)
         finished: list[tuple[_Pending, Result]] = []
         keys: list[bytes] = []
         new: list[bytes] = []
@@ -398,14 +384,6 @@ def _groups(waiting: list[_Pending]) -> list[list[_Pending]]:
         groups[deployment][-1].append(pending)
         sizes[deployment] += len(pending.rows)
     return [group for each in groups.values() for group in each]
-
-
-def _trace_draw(group: list[_Pending], started: int) -> None:
-    """Add the draw of a group to the traces of its requests."""
-    ended = time.time_ns()
-    for pending in group:
-        if pending.trace is not None:
-            pending.trace._add("draw", started, ended)
 
 
 def _draw(group: list[_Pending]) -> list[tuple[Answers, NDArray[np.uint8]]]:

@@ -37,7 +37,6 @@ from quietmax.errors import InvalidInput
 from quietmax.mechanisms.base import Answers
 from quietmax.server.deployment import Deployment, Rows
 from quietmax.server.errors import HttpError
-from quietmax.server.telemetry import _phase
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -93,10 +92,9 @@ async def _read_request(
     body: bytes, json_length: int | None, deployment: Deployment, max_rows: int
 ) -> InferenceRequest:
     """Decode the body of an inference request: in a thread if it is large, so that other requests do not wait."""
-    with _phase("parse"):
-        if len(body) <= (_MAX_BYTES_IN_LOOP if deployment.encoding is None else MAX_BYTES_UNCHECKED):
-            return _decode_request(body, json_length, deployment, max_rows)
-        return await asyncio.to_thread(_decode_request, body, json_length, deployment, max_rows)
+    if len(body) <= (_MAX_BYTES_IN_LOOP if deployment.encoding is None else MAX_BYTES_UNCHECKED):
+        return _decode_request(body, json_length, deployment, max_rows)
+    return await asyncio.to_thread(_decode_request, body, json_length, deployment, max_rows)
 
 
 def _decode_request(

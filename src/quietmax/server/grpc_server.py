@@ -51,7 +51,7 @@ from quietmax.server.errors import HttpError, _internal_error
 from quietmax.server.protocol import BODIES_FULL, MAX_CONTROL_BYTES, _connection_limits
 from quietmax.server.service import AUDITED, Service
 from quietmax.server.settings import Settings
-from quietmax.server.telemetry import Headers, Record, _phase
+from quietmax.server.telemetry import Headers, Record
 
 EXTENSIONS = ["model_repository", "privacy_budget"]
 STATUS_CODES = {
@@ -290,7 +290,7 @@ class _Methods:
         service = self._service
         with service._recorded(self._record(context, _INFER)) as record:
             caller = await self._authenticate(context)
-            record.client, record.headers = caller.client, _headers(context)
+            record.client = caller.client
             async with self._received(context, caller) as content:
                 response = await self._answer(content, caller, record)
             record.status = 200
@@ -299,19 +299,18 @@ class _Methods:
     async def _answer(self, content: bytes, caller: Caller, record: Record) -> bytes:
         service, max_rows = self._service, self._service.settings.max_rows
         in_loop = len(content) <= _MAX_BYTES_IN_LOOP
-        with _phase("parse"):
-            message = (
-                _parse_request(content, max_rows)
-                if in_loop
-                else await asyncio.to_thread(_parse_request, content, max_rows)
-            )
-            deployment = service.deployment(message.model_name, message.model_version or None)
-            record.deployment = deployment
-            request = (
-                _decode_request(message, deployment, max_rows)
-                if in_loop
-                else await asyncio.to_thread(_decode_request, message, deployment, max_rows)
-            )
+        message = (
+            _parse_request(content, max_rows)
+            if in_loop
+            else await asyncio.to_thread(_parse_request, content, max_rows)
+        )
+        deployment = service.deployment(message.model_name, message.model_version or None)
+        record.deployment = deployment
+        request = (
+            _decode_request(message, deployment, max_rows)
+            if in_loop
+            else await asyncio.to_thread(_decode_request, message, deployment, max_rows)
+        )
         record.rows = len(request.rows)
         # A client that goes away cancels this method, but not what it is charged for.
         answers, parameters = await asyncio.shield(service.infer(deployment, request, caller))

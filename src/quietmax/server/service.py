@@ -34,7 +34,7 @@ from quietmax.server.deployment import Deployment, _version_order
 from quietmax.server.errors import HttpError, _from_ledger, _internal_error, _ledger_error
 from quietmax.server.protocol import BodyMemory
 from quietmax.server.settings import Settings
-from quietmax.server.telemetry import Log, Metrics, Record, Telemetry, _spent_fraction
+from quietmax.server.telemetry import Log, Metrics, Record, _spent_fraction
 
 if TYPE_CHECKING:
     from quietmax.server.repository import ModelControl
@@ -135,7 +135,6 @@ class Service:
         self.log = log or Log()
         self.auth = Authenticator(ledger, self.settings)
         self.bodies = BodyMemory(self.settings.max_body_memory)
-        self.telemetry: Telemetry | None = None
         self._control = control
         self._models = _ModelSet(bound)
         if control is not None:
@@ -162,8 +161,6 @@ class Service:
 
     async def start(self) -> None:
         """Start to answer requests."""
-        if self.settings.otel:
-            self.telemetry = Telemetry()
         self._pipeline = Pipeline(self.ledger, self.settings)
         if self._control is not None:
             self._control._confirm()
@@ -178,8 +175,6 @@ class Service:
         pipeline, self._pipeline = self._pipeline, None
         if pipeline is not None:
             await pipeline._close()
-        if self.telemetry is not None:
-            await asyncio.to_thread(self.telemetry._close)
         await asyncio.to_thread(self.ledger.close)
         self.log.event("stopped")
 
@@ -191,7 +186,6 @@ class Service:
     def _recorded(self, record: Record) -> Iterator[Record]:
         """Count and log an inference request, whatever its protocol; another error than HttpError becomes a 500."""
         started = time.perf_counter()
-        trace = None if self.telemetry is None else self.telemetry._begin()
         try:
             yield record
         except HttpError as error:
@@ -204,8 +198,6 @@ class Service:
         finally:
             seconds = time.perf_counter() - started
             self.metrics._count_request(*record.model, record.status, seconds)
-            if self.telemetry is not None and trace is not None:
-                self.telemetry._end(trace, record)
             if self.settings.request_log or record.status in AUDITED:
                 record._write(self.log, seconds)
 

@@ -32,15 +32,12 @@ _PORT: dict[str, Any] = {"min": 0, "max": 65535}
 
 @dataclass(frozen=True)
 class _AnswerOptions:
-    PANEL: ClassVar = "Answers, log and telemetry"
+    PANEL: ClassVar = "Answers and log"
 
     answer_cache: Annotated[
         bool, "Answer identical queries from the cache for free, or charge them again."
     ] = True
     request_log: Annotated[bool, "Write a log line per request."] = True
-    otel: Annotated[bool, "Export traces by OpenTelemetry (OTLP over HTTP), as the variables OTEL_* say."] = (
-        False
-    )
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,12 @@
-"""What an operator sees: the log, metrics for Prometheus and the dashboard, and traces.
+"""What an operator sees: the log, and metrics for Prometheus and the dashboard.
 
 The log has one JSON object per line, written by a thread of its own. Nothing waits for it: lines that nobody reads are
 dropped and counted. Neither inputs nor answers nor keys are logged. So the messages of exceptions and warnings are not
 logged either: they may quote an input. Their type and their place in the code are logged. Metrics name no client.
-
-OpenTelemetry gets a trace of each inference request over OTLP. A request only notes when its phases began and ended;
-the spans are made when it ends. Inputs, answers, keys, clients and request ids are never exported. OpenTelemetry is
-imported only if it is used.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
 import os
@@ -20,13 +15,11 @@ import sys
 import threading
 import time
 import traceback
-import uuid
 import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar, Token
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePath
 from types import SimpleNamespace, TracebackType
@@ -38,8 +31,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
-from quietmax import __version__
-from quietmax.errors import InvalidInput, QuietmaxError
 from quietmax.ledger.accounts import AccountState
 
 if TYPE_CHECKING:
@@ -229,13 +220,12 @@ def _message(record: logging.LogRecord) -> str:
 
 @dataclass(slots=True)
 class Record:
-    """What the log, the metrics and a trace tell about a request."""
+    """What the log and the metrics tell about a request."""
 
     client: str | None = None  # Who sent it, once that is known
     deployment: Deployment | None = None  # The model that is asked, once it is found
     rows: int = 0  # Number of rows, once they are decoded
     status: int = 500  # HTTP status of the response, also for requests over gRPC
-    headers: Headers = field(default_factory=list)  # Those of an authenticated caller, who may name a trace
     address: str | None = None  # The address that the request came from: that of the proxy, if there is one
     request: str = ""  # Id of the request, for the log and the header `x-request-id`
     route: str | None = None  # The path as the OpenAPI document has it; None if there is no such path
@@ -388,117 +378,3 @@ class Metrics:
 
 def _spent_fraction(account: AccountState) -> float:
     return account.spent_units / account.limit_units if account.limit_units else 1.0
-
-
-_CLOSE_SECONDS = 3.0
-_PROTOCOL = "http/protobuf"
-
-
-class Trace:
-    """When the phases of one request began and ended, in nanoseconds since 1970. Any thread may add one."""
-
-    __slots__ = ("phases", "started", "token")
-
-    def __init__(self) -> None:
-        self.started = time.time_ns()
-        self.phases: list[tuple[str, int, int, str | None]] = []
-        self.token: Token[Trace | None] | None = None
-
-    def _add(self, name: str, started: int, ended: int, parent: str | None = None) -> None:
-        self.phases.append((name, started, ended, parent))
-
-
-_current: ContextVar[Trace | None] = ContextVar("quietmax_trace", default=None)
-
-
-def _current_trace() -> Trace | None:
-    """Return the trace of the request that is handled; None if there is no telemetry."""
-    return _current.get()
-
-
-@contextmanager
-def _phase(name: str) -> Iterator[None]:
-    """Add a phase to the trace of the request that is handled, if there is one."""
-    trace = _current.get()
-    if trace is None:
-        yield
-        return
-    started = time.time_ns()
-    try:
-        yield
-    finally:
-        trace._add(name, started, time.time_ns())
-
-
-def check_telemetry() -> None:
-    """Raise if telemetry cannot be exported: a package is missing, or a variable has an unsupported value."""
-    for package in ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"):
-        try:
-            found = importlib.util.find_spec(package)
-        except ModuleNotFoundError:
-            found = None
-        if found is None:
-            raise QuietmaxError(
-                f"Telemetry requires the package {package.replace('.', '-')}. Install: pip install 'quietmax[otel]'."
-            )
-    protocol = os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", _PROTOCOL)
-    if protocol != _PROTOCOL:
-        raise InvalidInput(f"OTEL_EXPORTER_OTLP_PROTOCOL must be {_PROTOCOL}, got {protocol!r}.")
-
-
-class Telemetry:
-    """Exports traces of one server process, as the variables OTEL_* say."""
-
-    def __init__(self) -> None:
-        check_telemetry()
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
-
-        own = {"service.instance.id": str(uuid.uuid4()), "service.version": __version__}
-        if "OTEL_SERVICE_NAME" not in os.environ:
-            own["service.name"] = "quietmax"
-        self._tracers = TracerProvider(resource=Resource.create(own), shutdown_on_exit=False)
-        self._tracers.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-        self._tracer = self._tracers.get_tracer("quietmax", __version__)
-
-    def _begin(self) -> Trace:
-        """Begin the trace of a request, in the task that handles it."""
-        trace = Trace()
-        trace.token = _current.set(trace)
-        return trace
-
-    def _end(self, trace: Trace, record: Record) -> None:
-        """End the trace of a request: make its spans."""
-        from opentelemetry.context import Context
-        from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
-        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-        if trace.token is not None:
-            _current.reset(trace.token)
-        ended = time.time_ns()
-        model, version = record.model
-        labels: dict[str, str | int] = {
-            "quietmax.model": model,
-            "quietmax.version": version,
-            "quietmax.rows": record.rows,
-            "http.response.status_code": record.status,
-        }
-        named = dict(record.headers).get(b"traceparent", b"").decode("latin-1")
-        parent = TraceContextTextMapPropagator().extract({"traceparent": named}) if named else None
-        span = self._tracer.start_span("infer", parent, SpanKind.SERVER, labels, start_time=trace.started)
-        if record.status >= 500:
-            span.set_status(Status(StatusCode.ERROR))
-        contexts: dict[str | None, Context] = {None: set_span_in_context(span)}
-        for name, started, phase_ended, inside in list(trace.phases):
-            child = self._tracer.start_span(name, contexts.get(inside, contexts[None]), start_time=started)
-            child.end(phase_ended)
-            contexts[name] = set_span_in_context(child)
-        span.end(ended)
-
-    def _close(self) -> None:
-        """Export what waits, for a few seconds at most, and stop."""
-        thread = threading.Thread(target=self._tracers.shutdown, daemon=True)
-        thread.start()
-        thread.join(_CLOSE_SECONDS)
