@@ -297,8 +297,7 @@ def elsewhere(rng: random.Random, target: Target) -> bytes:
     """Any body to any other path."""
     path = rng.choice(
         ["/login", "/logout", "/try", f"/try?model={target.charged}", "/state", "/", "/metrics", "/v2", "/v2/models",
-         "/v2/repository/index", "/v2/repository/models/x/load", f"/v2/repository/models/{target.free}/unload",
-         f"/v2/models/{target.charged}", f"/v2/models/{target.charged}/budget", "/openapi.json", "/nowhere"]
+         f"/v2/models/{target.charged}", f"/v2/models/{target.charged}/budget", "/nowhere"]
     )  # fmt: skip
     body = rng.choice([b"", b"{}", b"[", b"key=x", rng.randbytes(200), encoded(junk(rng)), b"x" * 70_000])
     headers = infer_headers(target, body)
@@ -447,8 +446,8 @@ def grpc_request(
         messages = [mutated_message(rng, target)]
     elif kind < 0.85:
         method = rng.choice(
-            ["ModelReady", "ModelMetadata", "ServerLive", "ServerMetadata", "RepositoryIndex", "RepositoryModelLoad",
-             "RepositoryModelUnload", "ModelStatistics", "ModelStreamInfer", "x", "ModelInfer/x"]
+            ["ModelReady", "ModelMetadata", "ServerLive", "ServerMetadata", "RepositoryIndex",
+             "ModelStatistics", "ModelStreamInfer", "x", "ModelInfer/x"]
         )  # fmt: skip
         messages = [
             rng.choice([b"", rng.randbytes(50), b"\xff" * 100, mutated_message(rng, target), b"x" * 70_000])

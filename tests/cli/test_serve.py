@@ -98,9 +98,7 @@ def test_what_is_served_is_announced_as_json(serve: Serve) -> None:
     assert (code, err, served) == (0, "", 1)
     body = json.loads(out)
     assert body["url"].startswith("http://127.0.0.1:")
-    assert body["keys"] == 0
-    (model,) = body["models"]
-    assert (model["name"], model["account"], model["status"]) == ("plain", "people", "refuted")
+    assert body["served"] == ["plain/1 (refuted): account people, 20 answers left"]
 
 
 @pytest.mark.parametrize(
@@ -154,8 +152,7 @@ def test_check_finds_a_valid_configuration_and_writes_nothing(serve: Serve, tmp_
     code, out, err, served = serve(*ORDINARY, "--check", "--json")
     assert (code, err, served) == (0, "", 0)
     found = json.loads(out)
-    assert found["valid"] is True
-    assert found["models"] == [{"name": "plain", "version": "1", "status": "refuted"}]
+    assert found["served"] == ["plain/1 (refuted)"]
     assert (tmp_path / "ledger.sqlite").read_bytes() == before
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         assert ledger.accounts() == []

@@ -56,7 +56,6 @@ def test_the_unmodified_triton_client_asks_for_health_metadata_and_answers(plain
     assert not client.is_model_ready("nobody", headers=headers)
     assert client.get_server_metadata()["extensions"] == [
         "binary_tensor_data",
-        "model_repository",
         "privacy_budget",
     ]
     metadata = client.get_model_metadata("plain", headers=headers)

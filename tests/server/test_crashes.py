@@ -461,8 +461,7 @@ def test_the_command_serves_restarts_after_a_kill_and_stops_on_request(models: P
             until(lambda: is_ready(url))
         process.terminate()
         assert process.wait(60) == 0
-        served = [{"name": "head", "version": "1", "account": "visitors", "status": "proven"}]
-        assert command.told["models"] == served
+        assert command.told["served"] == ["head/1 (proven): account visitors, answers are free"]
         expected = ["started", "died"] * 2 + ["started", "stopped"]
         until(lambda: [event for event in command.events() if event != "request"] == expected)
 

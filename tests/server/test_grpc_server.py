@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import io
 import json
 import os
 import shutil
@@ -37,8 +36,8 @@ from quietmax import __version__
 from quietmax.errors import InvalidInput
 from quietmax.ledger import Ledger
 from quietmax.mechanisms.base import Answers
-from quietmax.server import Service, Settings, grpc_server
-from quietmax.server.deployment import Deployment, deploy
+from quietmax.server import Settings, grpc_server
+from quietmax.server.deployment import Deployment
 from quietmax.server.errors import HttpError
 from quietmax.server.grpc_server import (
     SERVICE,
@@ -48,9 +47,7 @@ from quietmax.server.grpc_server import (
     message_class,
 )
 from quietmax.server.repository import load_models
-from quietmax.server.run import run_in_thread
 from quietmax.server.settings import Listener
-from quietmax.server.telemetry import Log
 from tests.docs.scripts import script
 from tests.server.running_service import (
     CLASSES,
@@ -65,7 +62,6 @@ from tests.server.running_service import (
     some_rows,
     until,
 )
-from tests.server.test_repository import control_of
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 LOANS_TEXT = {"joined": "%d.%m.%Y", "seen": "%Y-%m-%d %H:%M:%S"}
@@ -432,35 +428,6 @@ def test_workers_that_were_killed_answer_grpc_again_and_a_retry_is_not_charged(
         assert service.wait(30) == 0
 
 
-def test_administrators_list_load_and_unload_models(models: Path, tmp_path: Path) -> None:
-    shutil.copytree(models / "head", tmp_path / "repository" / "m" / "1")
-    control = control_of(tmp_path / "repository", tmp_path / "state")
-    ledger = Ledger(tmp_path / "ledger.sqlite")
-    owner = _headers(ledger.create_key("owner", "admin")[0])
-    other = _headers(ledger.create_key("ann")[0])
-    service = Service(ledger, deploy(ledger, control.start()), log=Log(io.BytesIO()), control=control)
-    with (
-        Listener(port=0, grpc_port=0).reserve_grpc_port() as listener,
-        run_in_thread(service, listener),
-        triton.InferenceServerClient(f"127.0.0.1:{listener.grpc_port}") as client,
-    ):
-        (listed,) = client.get_model_repository_index(headers=owner).models
-        assert (listed.name, listed.version, listed.state) == ("m", "1", "READY")
-        shutil.copytree(models / "head", tmp_path / "repository" / "m" / "2")
-        client.load_model("m", headers=owner)
-        assert client.get_model_metadata("m", headers=owner).versions == ["2"]
-        client.unload_model("m", headers=owner)
-        with _refused("NOT_FOUND"):
-            client.infer("m", _features(some_rows(1)), headers=other)
-        for change in (client.get_model_repository_index, lambda **more: client.load_model("m", **more)):
-            with _refused("PERMISSION_DENIED", "Only administrators"):
-                change(headers=other)
-        with pytest.raises(InferenceServerException, match="`parameters` are not supported"):
-            client.load_model("m", headers=owner, config="{}")
-        with _refused("NOT_FOUND"):
-            client.load_model("absent", headers=owner)
-
-
 def test_the_rate_limit_of_a_client_counts_requests_over_grpc(start: Start) -> None:
     settings = Settings(rate_limit=0.01, rate_burst=2)
     with start("head", settings=settings, grpc=True) as running:
@@ -721,7 +688,7 @@ MESSAGES = [
     for method in service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods
     if method.name
     in (
-        *("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload", "ModelInfer"),
+        "ModelInfer",
         *("ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata"),
     )
     for message in (method.input_type, method.output_type)
@@ -760,7 +727,7 @@ def test_a_message_has_the_fields_that_triton_defines(theirs: Descriptor) -> Non
 def test_the_service_has_the_methods_and_messages_that_triton_defines() -> None:
     ours = message_class("ModelInferRequest").DESCRIPTOR.file.services_by_name[SERVICE.rpartition(".")[2]]
     theirs = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods_by_name
-    assert len(ours.methods) == 9
+    assert len(ours.methods) == 6
     for method in ours.methods:
         known = theirs[method.name]
         assert method.input_type.full_name == known.input_type.full_name

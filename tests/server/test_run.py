@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
@@ -31,7 +32,7 @@ from quietmax.server import Service, Settings
 from quietmax.server import run as supervisor
 from quietmax.server.deployment import deploy
 from quietmax.server.repository import load_models
-from quietmax.server.run import shared_folder, supervise
+from quietmax.server.run import supervise
 from quietmax.server.settings import Listener
 from quietmax.server.telemetry import Log, Metrics
 from tests.server.running_service import (
@@ -420,10 +421,10 @@ def test_the_latency_on_the_dashboard_is_that_of_all_workers(tmp_path: Path) -> 
     assert reader._latency("head/2") is None
 
 
-def test_all_workers_go_with_the_supervisor_and_so_does_the_folder_of_their_metrics_or_with_the_next_start(
+def test_all_workers_go_with_the_supervisor_and_so_does_the_folder_of_their_metrics(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "_shared_place", lambda: tmp_path)
+    _put_metrics(monkeypatch, tmp_path)
     for ends in (
         signal.SIGKILL,
         signal.SIGTERM,
@@ -436,7 +437,15 @@ def test_all_workers_go_with_the_supervisor_and_so_does_the_folder_of_their_metr
             assert not alive
             with pytest.raises(httpx.HTTPError):
                 httpx.get(f"{url}/v2/health/live", timeout=5)
-    assert not list(tmp_path.glob("quietmax-metrics-*"))
+            assert len(list(tmp_path.glob("quietmax-metrics-*"))) == (ends == signal.SIGKILL)
+        for folder in tmp_path.glob("quietmax-metrics-*"):
+            shutil.rmtree(folder)
+
+
+def _put_metrics(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
+    """Put the folder of the metrics here."""
+    prefix = "quietmax-metrics-"
+    monkeypatch.setattr(supervisor, "_metrics_folder", lambda: TemporaryDirectory(prefix=prefix, dir=place))
 
 
 def _answers(url: str) -> tuple[int, int]:
@@ -445,34 +454,10 @@ def _answers(url: str) -> tuple[int, int]:
     return sent.status_code, httpx.get(f"{url}/metrics", timeout=60).status_code
 
 
-def test_workers_that_outlive_a_killed_supervisor_keep_the_folder_of_their_metrics_and_answer(
-    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(supervisor, "_shared_place", lambda: tmp_path)
-    monkeypatch.setattr(
-        supervisor, "_stop_with_parent", lambda _: None
-    )  # they go on as long as they have work
-    with _workers(2, models, tmp_path) as (supervised, url):
-        workers = supervised.children()
-        try:
-            (folder,) = tmp_path.glob("quietmax-metrics-*")
-            supervised.kill()
-            supervised.wait(60)
-            with shared_folder("quietmax-metrics-"):  # the supervisor that is started next
-                files = set(folder.iterdir())
-                assert _answers(url) == (200, 200)
-                assert set(folder.iterdir()) > files, "the first answer opens files"
-                assert "quietmax_answers_total" in httpx.get(f"{url}/metrics", timeout=60).text
-        finally:
-            for worker in workers:
-                worker.kill()
-            psutil.wait_procs(workers, 60)
-
-
 def test_workers_whose_folder_of_metrics_was_removed_by_somebody_else_go_on_answering(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "_shared_place", lambda: tmp_path)
+    _put_metrics(monkeypatch, tmp_path)
     with _workers(2, models, tmp_path) as (_, url):
         (folder,) = tmp_path.glob("quietmax-metrics-*")
         shutil.rmtree(folder)
@@ -538,38 +523,6 @@ def test_a_worker_that_somebody_else_asks_to_stop_is_restarted(
         assert set(spared) < set(supervised.children())
         assert (tmp_path / "stopped").read_bytes() == b"."  # gracefully
         until(lambda: is_ready(url))
-
-
-def test_a_shared_folder_that_killed_processes_left_is_removed_by_the_next_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(supervisor, "_shared_place", lambda: tmp_path)
-
-    def hold() -> None:
-        with shared_folder("quietmax-models-") as folder:
-            (folder / "models.json").write_text("{}")
-            inner = os.fork()  # a worker, which outlives the supervisor
-            (tmp_path / "held").write_text(f"{inner or os.getpid()}")
-            time.sleep(60)
-
-    process = CONTEXT.Process(target=hold)
-    process.start()
-    until((tmp_path / "held").exists)
-    until(lambda: (tmp_path / "held").read_text())
-    worker = psutil.Process(process.pid).children()[0]
-    process.kill()
-    process.join()
-    (left,) = tmp_path.glob("quietmax-models-*")
-    with shared_folder("quietmax-models-") as other:
-        assert set(tmp_path.glob("quietmax-models-*")) == {left, other}  # the worker still uses it
-    worker.kill()
-
-    def only_the_next_is_left() -> bool:
-        with shared_folder("quietmax-models-") as other:
-            return set(tmp_path.glob("quietmax-models-*")) == {other}
-
-    until(only_the_next_is_left)
-    assert not list(tmp_path.glob("quietmax-models-*"))
 
 
 def test_a_worker_that_dies_at_every_start_stops_all(tmp_path: Path) -> None:

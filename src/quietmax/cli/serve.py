@@ -12,12 +12,11 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 from typer.core import TyperCommand
@@ -29,10 +28,10 @@ from quietmax.server.settings import Listener, ServiceOptions, Settings, read_se
 
 if TYPE_CHECKING:
     from quietmax.ledger.accounts import Terms
+    from quietmax.ledger.ledger import Ledger
     from quietmax.server.deployment import Deployment
-    from quietmax.server.repository import ModelControl
     from quietmax.server.service import Service
-    from quietmax.server.telemetry import Log, Metrics
+    from quietmax.server.telemetry import Metrics
 
 PREFIX = "QUIETMAX_"
 _NOT_IN_FILE = ("config", "check")
@@ -52,12 +51,6 @@ _OTHER_VARIABLES = tuple(
     )
 )
 """Variables that are no options of the command, but mean something elsewhere."""
-_TOML_TYPES: dict[type, tuple[tuple[type, ...], str]] = {
-    bool: ((bool,), "true or false"),
-    int: ((int,), "an integer"),
-    float: ((int, float), "a number"),
-    list: ((list,), "a list of strings"),
-}
 
 
 @dataclass(frozen=True)
@@ -166,24 +159,18 @@ def _read_file(path: Path, settings: list[ServeOption]) -> dict[str, Any]:
         raise QuietmaxError(f"Cannot read the configuration {path}: {error.strerror}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidData(f"The configuration {path} is not a TOML file: {error}.") from error
-    known = {setting.key: setting for setting in settings if setting.in_file}
+    known = {setting.key: setting.option for setting in settings if setting.in_file}
     for key, value in values.items():
         if key not in known:
             raise InvalidData(f"{path}: {unknown_name('key', key, known)}")
-        _check_type(path, known[key], value)
-    return {known[key].option.name: value for key, value in values.items()}
-
-
-def _check_type(path: Path, setting: ServeOption, value: Any) -> None:
-    """Raise unless TOML gives the value the option's type: Click itself would turn 8080.5 into a port."""
-    annotation = setting.option.type_descriptor.annotation
-    kind = get_origin(annotation) or annotation
-    types, expected = _TOML_TYPES.get(kind, ((str,), "a string"))
-    valid = isinstance(value, types) and (kind is bool or not isinstance(value, bool))
-    if kind is list:
-        valid = valid and all(isinstance(each, str) for each in value)
-    if not valid:
-        raise InvalidData(f"{path}: {setting.key} must be {expected}.")
+        several = known[key].nargs == -1
+        if isinstance(value, list) != several or isinstance(value, dict):
+            raise InvalidData(f"{path}: {key} must be {'a list of strings' if several else 'one value'}.")
+    # As text, so that they are read as on the command line: Click would turn the number 8080.5 into a port.
+    return {
+        known[key].name: list(map(str, value)) if isinstance(value, list) else str(value)
+        for key, value in values.items()
+    }
 
 
 COMMAND_CLASS = ConfigurableCommand
@@ -197,8 +184,7 @@ class _Models:
 
     repository: Annotated[
         Path | None,
-        "Directory of models as NAME/VERSION that administrators can load and unload while the service runs. The "
-        "highest version of each is served from the start.",
+        "Directory of models as NAME/VERSION. The highest version of each is served; SIGHUP reads what is new.",
     ] = None
     accept_unproven: Annotated[bool, "Serve models without a proven guarantee; answers carry a warning."] = (
         False
@@ -234,6 +220,36 @@ class _Models:
         if self.because is not None and self.account is None:
             raise InvalidInput("`because` requires `account`.")
         return None if self.budget is None else Terms(checked_positive(self.budget, "budget"), self.delta)
+
+    def load(self, models: Iterable[str]) -> list[Deployment]:
+        """Read model folders."""
+        from quietmax.server.repository import load_models
+
+        return load_models(
+            list(models),
+            budget=self.terms(),
+            queries=self.queries,
+            mechanism=self.mechanism,
+            accept_unproven=self.accept_unproven,
+        )
+
+    def bind(
+        self, ledger: Ledger, models: Iterable[Deployment], because: str | None = None
+    ) -> list[Deployment]:
+        """Bind models to their accounts."""
+        from quietmax.server.deployment import deploy
+
+        return deploy(ledger, models, budget=self.terms(), account=self.account, because=because)
+
+    def check(self, address: str, models: list[Deployment]) -> None:
+        """Check models against the ledger, if it exists already."""
+        from quietmax.ledger.ledger import Ledger, ledger_exists
+        from quietmax.server.deployment import check_deployments
+
+        with Ledger(address, read_only=True) if ledger_exists(address) else nullcontext() as ledger:
+            if ledger is not None:
+                ledger.check_damage()
+            check_deployments(ledger, models, budget=self.terms(), account=self.account, because=self.because)
 
 
 @with_groups
@@ -271,54 +287,53 @@ def command(
 
     quietmax serve model --accept-unproven --budget 10 --ledger trial.sqlite
     """
-    from quietmax.ledger.database import configured_url
+    from quietmax.ledger.database import configured_url, hide_password, parse_url
     from quietmax.ledger.ledger import Ledger
-    from quietmax.server.deployment import deploy
-    from quietmax.server.repository import load_models
+    from quietmax.server.repository import ModelRepository
     from quietmax.server.run import supervise
     from quietmax.server.service import Service
-    from quietmax.server.telemetry import Log, Metrics
+    from quietmax.server.telemetry import Log
 
     _use_one_thread()
     if not models and chosen.repository is None:
         raise InvalidInput("At least one model must be named in `models`, or a `repository`.")
-    terms = chosen.terms()
     settings = _settings(options, listener, session_secret_file)
     address = configured_url(chosen.ledger, chosen.ledger_file, chosen.ledger_password_file)
-    read = partial(
-        load_models,
-        budget=terms,
-        queries=chosen.queries,
-        mechanism=chosen.mechanism,
-        accept_unproven=chosen.accept_unproven,
-    )
-    loaded = read(models or [])
-    with ExitStack() as stack:
-        control = None
-        if chosen.repository is not None:
-            bind = partial(deploy, budget=terms, account=chosen.account)
-            control = _control(chosen.repository, loaded, read, bind, stack)
+    loaded, repository = chosen.load(models or []), None
+    if chosen.repository is not None:
+        reserved = {each.name for each in loaded}
+        repository = ModelRepository(chosen.repository, chosen.load, chosen.bind, reserved)
+    if check:
+        listener.check_ports()
+        served = [*loaded, *(repository.start(None) if repository else [])]
+        chosen.check(address, served)
+        lines = [f"{each.label} ({each.status})" for each in served]
+        checked = {"ledger": hide_password(parse_url(address)), "served": lines}
+        _tell(checked, "The configuration is valid. The ledger is {ledger}.", as_json=as_json)
+        return
 
-        def served() -> list[Deployment]:
-            return loaded if control is None else [*loaded, *control.start()]
+    def create_service(metrics: Metrics) -> Service:
+        ledger = Ledger(address)
+        return Service(ledger, chosen.bind(ledger, loaded), settings, metrics=metrics, repository=repository)
 
-        if check:
-            listener.check_ports()
-            _check(served(), address, terms, chosen, as_json=as_json)
-            return
-        listener = stack.enter_context(listener.reserve_grpc_port())
-
-        def create_service(metrics: Metrics, because: str | None = None) -> Service:
-            ledger = Ledger(address)
-            bound = deploy(ledger, served(), budget=terms, account=chosen.account, because=because)
-            return Service(ledger, bound, settings, metrics=metrics, control=control)
-
-        opened = listener.open_socket()
-        first, log = create_service(Metrics(), chosen.because), Log()
-        try:
-            _announce(first, listener.url(opened), listener.grpc_port, log, as_json=as_json)
-        finally:
-            first.ledger.close()
+    with listener.reserve_grpc_port() as listener:
+        opened, log = listener.open_socket(), Log()
+        with Ledger(address) as ledger:
+            served = chosen.bind(ledger, loaded, chosen.because)
+            served += repository.start(ledger) if repository else []
+            told: dict[str, Any] = {
+                "url": listener.url(opened),
+                "grpc_port": listener.grpc_port,
+                "ledger": ledger.address,
+                "served": [_served_line(each) for each in served],
+                "warnings": _start_warnings(served, ledger, settings),
+            }
+        if as_json or sys.stderr.isatty():
+            grpc = "" if listener.grpc_port is None else " (gRPC on port {grpc_port})"
+            _tell(told, f"Serving on {{url}}{grpc} with the ledger {{ledger}}.", as_json=as_json)
+        else:
+            log.event("serving", **told)
+            log.flush()  # before the lines of the workers
         supervise(create_service, listener, opened, log, workers)
 
 
@@ -332,22 +347,6 @@ def _settings(options: ServiceOptions, listener: Listener, session_secret_file: 
     return replace(settings, session_secret=read_session_secret(session_secret_file))
 
 
-def _control(
-    repository: Path,
-    loaded: list[Deployment],
-    read: Callable[[list[str]], list[Deployment]],
-    bind: Callable[..., list[Deployment]],
-    stack: ExitStack,
-) -> ModelControl:
-    """Return what loads and unloads the models of a repository."""
-    from quietmax.server.repository import ModelControl, ModelRepository, SharedState
-    from quietmax.server.run import shared_folder
-
-    state = SharedState(stack.enter_context(shared_folder("quietmax-models-")))
-    names = {each.name for each in loaded}
-    return ModelControl(ModelRepository(repository), state, lambda model: read([model])[0], bind, names)
-
-
 def _use_one_thread() -> None:
     """Let torch use one thread: requests run in parallel, and a small network gains nothing from more."""
     if "torch" in sys.modules:
@@ -356,55 +355,16 @@ def _use_one_thread() -> None:
         os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
 
 
-def _check(
-    models: list[Deployment], address: str, terms: Terms | None, chosen: _Models, *, as_json: bool
-) -> None:
-    """Check the models against the ledger, if it exists already; say what would be served."""
-    from quietmax.ledger.database import hide_password, parse_url
-    from quietmax.ledger.ledger import Ledger, ledger_exists
-    from quietmax.server.deployment import check_deployments
-
-    check = partial(
-        check_deployments, models=models, budget=terms, account=chosen.account, because=chosen.because
-    )
-    if not ledger_exists(address):
-        check(None)
-    else:
-        with Ledger(address, read_only=True) as ledger:
-            ledger.check_damage()
-            check(ledger)
-    shown = hide_password(parse_url(address))
+def _tell(told: dict[str, Any], sentence: str, *, as_json: bool) -> None:
+    """Say what is served, or would be: as JSON on stdout, or as text."""
     if as_json:
-        listed = [{"name": each.name, "version": each.version, "status": each.status} for each in models]
-        print_json({"valid": True, "ledger": shown, "models": listed})
+        print_json(told)
         return
-    _print_line(f"The configuration is valid. The ledger is {shown}.")
-    for each in models:
-        _print_line(f"  {each.label} ({each.status})")
-
-
-def _announce(service: Service, url: str, grpc_port: int | None, log: Log, *, as_json: bool) -> None:
-    """Say what is served: as JSON on stdout, as text on a terminal, or in the log."""
-    ledger = service.ledger.address
-    if as_json:
-        models = [
-            {"name": each.name, "version": each.version, "account": each.account.name, "status": each.status}
-            for each in service.deployments
-        ]
-        document = {"url": url, "ledger": ledger, "keys": len(service.ledger.keys()), "models": models}
-        print_json(document if grpc_port is None else {**document, "grpc_port": grpc_port})
-        return
-    served, warnings = [_served_line(each) for each in service.deployments], _start_warnings(service)
-    if not sys.stderr.isatty():
-        log.event("serving", url=url, grpc_port=grpc_port, ledger=ledger, served=served, warnings=warnings)
-        log.flush()  # before the lines of the workers
-        return
-    grpc = "" if grpc_port is None else f" (gRPC on port {grpc_port})"
-    _print_line(f"Serving on {url}{grpc} with the ledger {ledger}.")
-    for line in served:
-        _print_line(f"  {line}")
-    for warning in warnings:
-        _print_line(warning, "yellow")
+    errors.print(sentence.format_map(told), highlight=False)
+    for line in told["served"]:
+        errors.print(f"  {line}", highlight=False)
+    for warning in told.get("warnings", ()):
+        errors.print(warning, style="yellow", highlight=False)
 
 
 def _served_line(deployment: Deployment) -> str:
@@ -417,10 +377,10 @@ def _served_line(deployment: Deployment) -> str:
     return f"{deployment.label} ({grade}): account {account.name}, {answers}"
 
 
-def _start_warnings(service: Service) -> list[str]:
+def _start_warnings(served: list[Deployment], ledger: Ledger, settings: Settings) -> list[str]:
     """Return what the operator should know at the start."""
     warnings = []
-    for deployment in service.deployments:
+    for deployment in served:
         account = deployment.account
         if account.remaining_units < deployment.unit_cost:
             warnings.append(
@@ -428,10 +388,6 @@ def _start_warnings(service: Service) -> list[str]:
             )
         if deployment.warning:
             warnings.append(f"{deployment.label}: {deployment.warning}")
-    if not service.ledger.keys() and not service.settings.anonymous and service.settings.oidc_issuer is None:
+    if not ledger.keys() and not settings.anonymous and settings.oidc_issuer is None:
         warnings.append("There is no API key yet. Create one with: quietmax ledger key create NAME")
     return list(dict.fromkeys(warnings))  # models may share an account
-
-
-def _print_line(text: str, style: str | None = None) -> None:
-    errors.print(text, style=style, highlight=False)

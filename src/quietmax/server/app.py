@@ -1,19 +1,15 @@
 """The routes: Open Inference Protocol v2, the privacy budget extension, metrics and the dashboard.
 
 Inference requests have an endpoint of their own, a plain ASGI application: it is the one path that must be fast.
-Starlette routes all others. The OpenAPI document is made from the same table as the routes.
+Starlette routes all others.
 """
 
 from __future__ import annotations
 
-import inspect
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
 from urllib.parse import parse_qs
 
 import orjson
@@ -28,14 +24,13 @@ from quietmax import __version__
 from quietmax.errors import QuietmaxError
 from quietmax.server import dashboard
 from quietmax.server.auth import SESSION_SECONDS, Caller, _is_cross_site, _is_local
-from quietmax.server.codec import COLUMN_DATATYPES, _read_request
+from quietmax.server.codec import _read_request
 from quietmax.server.deployment import Deployment
 from quietmax.server.errors import HttpError, _internal_error
-from quietmax.server.protocol import MAX_CONTROL_BYTES
 from quietmax.server.service import AUDITED, Service
 from quietmax.server.telemetry import CONTENT_TYPE, Headers, Record
 
-EXTENSIONS = ["binary_tensor_data", "model_repository", "privacy_budget"]
+EXTENSIONS = ["binary_tensor_data", "privacy_budget"]
 _PATH = re.compile(r"/v2/models/([^/]{1,64})(?:/versions/([^/]{1,64}))?/infer")
 _ROUTE = "/v2/models/{name}/infer"
 _VERSION_ROUTE = "/v2/models/{name}/versions/{version}/infer"
@@ -44,6 +39,8 @@ _REQUEST_ID = b"x-request-id"
 _RECORD = "quietmax.record"
 _COOKIE = "quietmax_session"
 _MAX_LOGIN_BYTES = 2**12
+
+Handler = Callable[[Service, Request], Awaitable[Response]]
 
 
 def create_app(service: Service, beside: AbstractAsyncContextManager[None] | None = None) -> ASGIApp:
@@ -170,7 +167,7 @@ async def _send(send: Send, status: int, headers: Headers, content: bytes) -> No
 
 
 def _create_api(service: Service, beside: AbstractAsyncContextManager[None] | None = None) -> Starlette:
-    """Create the application with all other routes, and their OpenAPI document at /openapi.json."""
+    """Create the application with all other routes."""
 
     @asynccontextmanager
     async def _lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -183,11 +180,8 @@ def _create_api(service: Service, beside: AbstractAsyncContextManager[None] | No
         service.log.failure(error, request=_record(request).request)
         return JSONResponse(_internal_error().to_json(), 500)
 
-    async def _openapi(_: Request) -> Response:
-        return JSONResponse(_document())
-
     app = Starlette(
-        routes=[*(_route(service, each) for each in _OPERATIONS), Route("/openapi.json", _openapi)],
+        routes=[_route(service, path, handler) for path, handler in _ROUTES],
         exception_handlers={
             HttpError: _http_error,
             HTTPException: _routing_error,
@@ -199,16 +193,16 @@ def _create_api(service: Service, beside: AbstractAsyncContextManager[None] | No
     return app
 
 
-def _route(service: Service, operation: _Operation) -> Route:
-    method, path = operation.route.split()
+def _route(service: Service, route: str, handler: Handler) -> Route:
+    method, path = route.split()
 
     async def _endpoint(request: Request) -> Response:
         _record(request).route = path
-        return await operation.handler(service, request)
+        return await handler(service, request)
 
-    route = Route(path, _endpoint)
-    route.methods = {method}  # and no HEAD
-    return route
+    made = Route(path, _endpoint)
+    made.methods = {method}  # and no HEAD
+    return made
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -220,8 +214,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
 async def _routing_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = {
-        404: "There is no such path. /openapi.json lists all.",
-        405: "This path does not support the method. /openapi.json lists the methods.",
+        404: "There is no such path.",
+        405: "This path does not support the method.",
     }.get(error.status_code, str(error.detail))
     return JSONResponse({"error": message}, error.status_code, error.headers)
 
@@ -309,41 +303,6 @@ async def _infer(service: Service, request: Request) -> Response:
     raise _internal_error()
 
 
-async def _read_object(request: Request) -> dict[str, Any]:
-    """Read a small body that is a JSON object, or empty."""
-    content = await _read_body(request.receive, MAX_CONTROL_BYTES)
-    try:
-        document = orjson.loads(content or b"{}")
-    except ValueError:
-        document = None
-    if not isinstance(document, dict):
-        raise HttpError(400, "The body must be a JSON object, or empty.")
-    return document
-
-
-async def _index(service: Service, request: Request) -> Response:
-    """The models of the repository and whether they are served; administrators only."""
-    caller = await _caller(service, request)
-    ready = (await _read_object(request)).get("ready", False)
-    return JSONResponse(await service._repository_index(caller, ready=ready is True))
-
-
-async def _load(service: Service, request: Request) -> Response:
-    """Load the highest version of a model from the repository; the one before it goes. Administrators only."""
-    caller = await _caller(service, request)
-    parameters = (await _read_object(request)).get("parameters")
-    await service._load_model(request.path_params["name"], caller, parameters)
-    return JSONResponse({})
-
-
-async def _unload(service: Service, request: Request) -> Response:
-    """Stop serving a model of the repository. Nothing is refunded; administrators only."""
-    caller = await _caller(service, request)
-    await _read_object(request)
-    await service._unload_model(request.path_params["name"], caller)
-    return JSONResponse({})
-
-
 async def _session(service: Service, request: Request) -> Caller | None:
     """Return whose session of the dashboard sends a request; None without a session that is open."""
     scope = request.scope
@@ -389,7 +348,7 @@ async def _try(service: Service, request: Request) -> Response:
     service.auth._check_rate(caller)
     model = request.query_params.get("model")
     if model is None:
-        raise HttpError(400, "The request does not match /openapi.json.")
+        raise HttpError(400, "The query of the URL must name a `model`.")
     record = _record(request)
     with service._recorded(record):
         deployment = record.deployment = service.deployment(model, request.query_params.get("version"))
@@ -438,223 +397,20 @@ async def _logout(service: Service, request: Request) -> Response:
     return response
 
 
-@dataclass(frozen=True)
-class _Operation:
-    """A method on a path, and what the OpenAPI document says of it."""
-
-    route: str
-    handler: Callable[[Service, Request], Awaitable[Response]]
-    answer: str | dict[int, dict[str, Any]]  # Schema of the answer 200, or answers that are not JSON
-    errors: tuple[int, ...]
-    body: str | None = None  # Schema of the body
-
-
-_PAGE_ERRORS, _KEY_ERRORS = (403, 429, 503), (401, 403, 404, 429, 503)
-_BODY_ERRORS = (400, 408, 413, *_KEY_ERRORS)
-_INFER_ERRORS = (*_BODY_ERRORS, 409, 415, 422)
-_PAGE = {"description": "A page.", "content": {"text/html": {"schema": {"type": "string"}}}}
-_TEXT = {"description": "Success.", "content": {"text/plain": {"schema": {"type": "string"}}}}
-_SEE_PAGE = {"description": "The page is at /."}
-_REPOSITORY = "/v2/repository/models/{name}"
-_OPERATIONS = [
-    _Operation("GET /v2", _server_metadata, "ServerMetadata", (503,)),
-    _Operation("GET /v2/health/live", _live, "Live", ()),
-    _Operation("GET /v2/health/ready", _ready, "Ready", (503,)),
-    _Operation("GET /metrics", _metrics, {200: _TEXT}, _KEY_ERRORS),
-    _Operation("GET /v2/models", _models, "ModelList", _KEY_ERRORS),
-    *(
-        operation
-        for model in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
-        for operation in (
-            _Operation(f"GET {model}", _metadata, "ModelMetadata", _KEY_ERRORS),
-            _Operation(f"GET {model}/ready", _model_ready, "Ready", _KEY_ERRORS),
-            _Operation(f"GET {model}/budget", _budget, "Budget", _KEY_ERRORS),
-            _Operation(f"POST {model}/infer", _infer, "InferenceResponse", _INFER_ERRORS, "InferenceRequest"),
-        )
-    ),
-    _Operation(
-        "POST /v2/repository/index", _index, "RepositoryIndex", _BODY_ERRORS, "RepositoryIndexRequest"
-    ),
-    _Operation(f"POST {_REPOSITORY}/load", _load, "Changed", _BODY_ERRORS, "RepositoryLoadRequest"),
-    _Operation(f"POST {_REPOSITORY}/unload", _unload, "Changed", _BODY_ERRORS, "RepositoryUnloadRequest"),
-    _Operation("GET /", _page, {200: _PAGE}, _PAGE_ERRORS),
-    _Operation("GET /state", _state, "DashboardState", _KEY_ERRORS),
-    _Operation("POST /try", _try, "InferenceResponse", _INFER_ERRORS, "InferenceRequest"),
-    _Operation("POST /login", _login, {303: _SEE_PAGE, 401: _PAGE}, (400, 408, 413, *_PAGE_ERRORS), "Login"),
-    _Operation("POST /logout", _logout, {303: _SEE_PAGE}, _PAGE_ERRORS),
+_MODEL_PATHS = ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
+_ROUTES: list[tuple[str, Handler]] = [
+    ("GET /v2", _server_metadata),
+    ("GET /v2/health/live", _live),
+    ("GET /v2/health/ready", _ready),
+    ("GET /metrics", _metrics),
+    ("GET /v2/models", _models),
+    *((f"GET {model}", _metadata) for model in _MODEL_PATHS),
+    *((f"GET {model}/ready", _model_ready) for model in _MODEL_PATHS),
+    *((f"GET {model}/budget", _budget) for model in _MODEL_PATHS),
+    *((f"POST {model}/infer", _infer) for model in _MODEL_PATHS),
+    ("GET /", _page),
+    ("GET /state", _state),
+    ("POST /try", _try),
+    ("POST /login", _login),
+    ("POST /logout", _logout),
 ]
-
-
-def _list(of: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {"type": "array", "items": of, **more}
-
-
-def _one_of(*values: str) -> dict[str, Any]:
-    return {"type": "string", "enum": list(values)}
-
-
-_JSON = "application/json"
-_STRING, _OBJECT, _INTEGER = {"type": "string"}, {"type": "object"}, {"type": "integer"}
-_KINDS: list[tuple[dict[str, Any], str]] = [
-    (_STRING, "error name version platform mechanism kind warning reason datatype account note client"),
-    (_STRING, "id model_name model_version unknown_columns"),
-    ({"type": "number"}, "remaining total spent spent_fraction cost cost_per_answer"),
-    ({"type": ["number", "null"]}, "spent_in_epsilon quota_fraction"),
-    (_INTEGER, "max_rows refused new_answers unknown_values"),
-    ({"type": ["integer", "null"]}, "remaining_answers"),
-    ({"type": "boolean"}, "live ready paid_at_training"),
-    (_OBJECT, "guarantee encoding encoded_input terms"),
-    (_list(_STRING), "extensions versions classes unproven_models"),
-    (_list(_INTEGER), "shape"),
-    (_one_of("pure", "gaussian"), "measure"),
-    (_one_of("proven", "conditional", "refuted"), "guarantee_status"),
-    (_one_of("READY", "UNAVAILABLE"), "state"),
-    ({"type": "object", "additionalProperties": True}, "parameters"),
-    ({"type": "string", "description": "An API key."}, "key"),
-]
-_FIELDS = {name: schema for schema, names in _KINDS for name in names.split()}
-"""The schemas of fields, which mean the same in every document."""
-
-
-def _object(required: str, optional: str = "", **others: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of an object with such fields; `others` have schemas of their own, and are required."""
-    names = [*required.split(), *optional.split()]
-    return {
-        "type": "object",
-        "properties": {**{name: _FIELDS[name] for name in names}, **others},
-        "required": [*required.split(), *others],
-    }
-
-
-_TENSORS = _list(_object("name datatype shape"))
-_INPUT = _object(
-    "",
-    "parameters",
-    name={"type": "string", "description": "`features`, or a column of the table."},
-    shape=_list({"type": "integer", "minimum": 0}, minItems=1, maxItems=8),
-    datatype=_one_of(*COLUMN_DATATYPES),
-)
-_INPUT["properties"]["data"] = _list({})
-_OUTPUT = _object("name datatype shape", "parameters")
-_OUTPUT["properties"]["data"] = _list({"type": ["number", "string"]})
-_INFERENCE = _object("", "parameters", inputs=_list(_INPUT, minItems=1))
-_INFERENCE["properties"] |= {
-    "id": {
-        "type": "string",
-        "maxLength": 128,
-        "description": "A retry with the same id gets the same answer and is not charged.",
-    },
-    "outputs": _list(_object("", "parameters", name=_one_of("label", "probabilities")), maxItems=2),
-}
-_SCHEMAS: dict[str, dict[str, Any]] = {
-    "Error": _object("error", "remaining remaining_answers"),
-    "Live": _object("live"),
-    "Ready": _object("ready"),
-    "ServerMetadata": _object("name version extensions"),
-    "RepositoryIndex": _list(_object("name version state reason")),
-    "Changed": _object(""),
-    "ModelList": _object("", models=_list(_object("name version"))),
-    "ModelMetadata": _object(
-        "name versions platform",
-        inputs=_TENSORS,
-        outputs=_TENSORS,
-        parameters=_object(
-            "classes mechanism guarantee_status guarantee measure cost_per_answer paid_at_training max_rows",
-            "warning kind encoding encoded_input",
-        ),
-    ),
-    "Budget": _object(
-        "account measure terms total spent remaining spent_fraction spent_in_epsilon cost_per_answer "
-        "remaining_answers note unproven_models",
-        clients=_list(_object("client spent_fraction quota_fraction refused")),
-    ),
-    "InferenceRequest": _INFERENCE,
-    "InferenceResponse": _object(
-        "model_name model_version",
-        "id",
-        outputs=_list(_OUTPUT),
-        parameters=_object(
-            "guarantee_status measure cost new_answers",
-            "remaining remaining_answers paid_at_training warning unknown_values unknown_columns",
-        ),
-    ),
-    "RepositoryIndexRequest": _object("", "ready"),
-    "RepositoryLoadRequest": {
-        "type": "object",
-        "properties": {"parameters": {"type": "object", "maxProperties": 0, "description": "Not supported."}},
-    },
-    "RepositoryUnloadRequest": _object("", "parameters"),
-    "DashboardState": _OBJECT,
-    "Login": _object("key"),
-}
-_DESCRIPTIONS = {
-    200: "Success.",
-    400: "Not an inference request. Nothing was charged.",
-    401: "No API key, or one that is wrong, revoked or expired.",
-    403: "The budget or quota is exhausted (see `remaining`), or the key has no permission.",
-    404: "No such model or version.",
-    408: "The body did not arrive in time.",
-    409: "The request id was used with another body. Nothing was charged.",
-    413: "Too many bytes or rows. Nothing was charged.",
-    415: "The body is compressed.",
-    422: "An inference request that does not fit the model. Nothing was charged.",
-    429: "More requests than the rate limit of a client allows. Nothing was charged.",
-    503: "The service or its ledger is unavailable.",
-}
-
-
-@lru_cache(maxsize=1)
-def _document() -> dict[str, Any]:
-    paths: dict[str, dict[str, Any]] = {}
-    for operation in _OPERATIONS:
-        method, path = operation.route.split()
-        paths.setdefault(path, {})[method.lower()] = _described(operation)
-    return {
-        "openapi": "3.1.0",
-        "info": {
-            "title": "Quietmax",
-            "version": __version__,
-            "description": "Private predictions over the Open Inference Protocol v2, with an enforced privacy budget.",
-        },
-        "paths": paths,
-        "components": {
-            "schemas": _SCHEMAS,
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
-        },
-        "security": [{"key": []}],
-    }
-
-
-def _described(operation: _Operation) -> dict[str, Any]:
-    method, path = operation.route.split()
-    schemas = dict.fromkeys(operation.errors, "Error")
-    answers = {}
-    if isinstance(operation.answer, dict):
-        answers = operation.answer
-    else:
-        schemas[200] = operation.answer
-    for status, name in schemas.items():
-        answers = {status: {"description": _DESCRIPTIONS[status], **_content(_JSON, name)}} | answers
-    found: list[tuple[str, str, bool]] = [("path", name, True) for name in re.findall(r"{(\w+)}", path)]
-    if path == "/try":
-        found = [("query", "model", True), ("query", "version", False)]
-    described: dict[str, Any] = {
-        "operationId": f"{method.lower()}{path}",
-        "description": inspect.getdoc(operation.handler),
-        "parameters": [
-            {"in": place, "name": name, "required": required, "schema": _STRING}
-            for place, name, required in found
-        ],
-        "responses": {str(status): answers[status] for status in sorted(answers)},
-    }
-    if operation.body is not None:
-        required = operation.body in ("InferenceRequest", "Login")
-        media_type = "application/x-www-form-urlencoded" if operation.body == "Login" else _JSON
-        described["requestBody"] = {"required": required, **_content(media_type, operation.body)}
-    if path in ("/v2", "/v2/health/live", "/v2/health/ready", "/"):
-        described["security"] = []
-    return described
-
-
-def _content(media_type: str, schema: str) -> dict[str, Any]:
-    return {"content": {media_type: {"schema": {"$ref": f"#/components/schemas/{schema}"}}}}

@@ -125,11 +125,15 @@ def deploy(
 ) -> list[Deployment]:
     """Bind models to the accounts of their training sets, and charge what training spent.
 
-    Accounts are opened where they do not exist. Models with Gaussian costs come first: an account with a Gaussian
-    total can pay pure costs too, but not the other way round.
+    Accounts are opened where they do not exist.
     """
-    ordered = sorted(models, key=lambda model: model._measure != "gaussian")
+    ordered = sorted(models, key=binding_order)
     return [_bind(ledger, model, budget, account, because) for model in ordered]
+
+
+def binding_order(model: Deployment) -> bool:
+    """Sort models with Gaussian costs first: an account with such a total can pay pure costs too."""
+    return model._measure != "gaussian"
 
 
 def check_deployments(

@@ -53,7 +53,7 @@ from quietmax.server.service import AUDITED, Service
 from quietmax.server.settings import Settings
 from quietmax.server.telemetry import Headers, Record
 
-EXTENSIONS = ["model_repository", "privacy_budget"]
+EXTENSIONS = ["privacy_budget"]
 STATUS_CODES = {
     400: StatusCode.INVALID_ARGUMENT,
     401: StatusCode.UNAUTHENTICATED,
@@ -197,9 +197,6 @@ class _Methods:
         controls: dict[str, Control] = {
             "ModelReady": self._model_ready,
             "ModelMetadata": self._model_metadata,
-            "RepositoryIndex": self._repository_index,
-            "RepositoryModelLoad": self._load_model,
-            "RepositoryModelUnload": self._unload_model,
         }
         methods: dict[str, Method] = {
             "ServerLive": self._server_live,
@@ -273,18 +270,6 @@ class _Methods:
         )
         del metadata["parameters"]
         return metadata
-
-    async def _repository_index(self, request: Any, caller: Caller) -> dict[str, Any]:
-        return {"models": await self._service._repository_index(caller, ready=request.ready)}
-
-    async def _load_model(self, request: Any, caller: Caller) -> dict[str, Any]:
-        load = self._service._load_model(request.model_name, caller, request.parameters)
-        await asyncio.shield(load)
-        return {}
-
-    async def _unload_model(self, request: Any, caller: Caller) -> dict[str, Any]:
-        await asyncio.shield(self._service._unload_model(request.model_name, caller))
-        return {}
 
     async def _model_infer(self, context: Any) -> bytes:
         service = self._service

@@ -1,27 +1,17 @@
-"""The model repository: reads model folders into deployments, and loads and unloads them while the service runs.
+"""The model repository: reads model folders into deployments, at the start and while the service runs.
 
 To serve a further kind of model, write a function from a `ModelFolder` to a `Deployment` and add it to `LOADERS` under
 the ``kind`` that the model folder states. No loader takes a noise source: served answers always draw exact noise
 (THEORY 3.5).
-
-One file, shared by the workers, says which version of which model they serve. The worker that gets a request to load a
-model reads the folder, binds it to its account (which charges its training once), and writes the file. The others
-follow within a fraction of a second, each from the same folder, and confirm. A worker that was restarted begins with
-the file. A model that cannot be loaded changes nothing. A worker that cannot follow keeps what it has and tries again.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import math
-import os
 import re
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from quietmax._io import atomic_write
 from quietmax.accounting.costs import Budget
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.errors import InvalidInput, QuietmaxError
@@ -49,8 +38,7 @@ from quietmax.mechanisms.base import (
 )
 from quietmax.models.serialization import load_model, read_description
 from quietmax.predictor import Predictor, claimed
-from quietmax.server.deployment import Deployment, MigratedBudget, Rows, _version_order
-from quietmax.server.errors import HttpError
+from quietmax.server.deployment import Deployment, MigratedBudget, Rows, _version_order, binding_order
 from quietmax.spending import ACCOUNT_FILE, ACCOUNT_ID, FileAccount
 
 _MODEL = re.compile(r"(?:(?P<name>[^/=]+)(?:/(?P<version>[^/=]+))?=)?(?P<folder>.+)")
@@ -85,51 +73,6 @@ class ModelFolder:
             content = (self.path / name).read_bytes()
             sha256.update(b"%s %d " % (name.encode(), len(content)) + content)
         return sha256.digest()
-
-
-class ModelRepository:
-    """A directory of models that may be loaded while the service runs: one folder for each model and version."""
-
-    def __init__(self, directory: Path) -> None:
-        if not directory.is_dir():
-            raise InvalidInput(f"The model repository {directory} must be a directory.")
-        self._directory = directory.resolve()
-
-    def _names(self) -> list[str]:
-        """List the models that have at least one version."""
-        return [name for name in self._folders(self._directory) if self._versions(name)]
-
-    def _versions(self, name: str) -> list[str]:
-        """List the versions of a model, the highest last; none if there is no such model."""
-        if not _NAME.fullmatch(name):
-            return []
-        return sorted(self._folders(self._directory / name), key=_version_order)
-
-    def _folder(self, name: str, version: str) -> Path:
-        return self._directory / name / version
-
-    def _signature(self, name: str, version: str) -> str:
-        """Return a text that changes when the files of a version are replaced, or the model was evaluated again."""
-        found = []
-        for file in (*MODEL_FILES, EVALUATION_FILE):
-            with suppress(OSError):
-                state = (self._folder(name, version) / file).stat()
-                found.append(f"{file} {state.st_ino} {state.st_size} {state.st_mtime_ns}")
-        return ", ".join(found)
-
-    def _folders(self, place: Path) -> list[str]:
-        """The valid names of folders that lie below the directory, also after following links."""
-        try:
-            entries = sorted(place.iterdir())
-        except OSError:
-            return []
-        return [
-            entry.name
-            for entry in entries
-            if _NAME.fullmatch(entry.name)
-            and entry.is_dir()
-            and entry.resolve().is_relative_to(self._directory)
-        ]
 
 
 def load_models(
@@ -346,335 +289,112 @@ LOADERS: dict[str, Callable[[ModelFolder], Deployment]] = {
 """The kinds of model that can be served, each with the function that loads its folder."""
 
 
-_CONFIRM_TIMEOUT = 60.0
-_POLL_SECONDS = 0.05
-_MAX_RETRY_SECONDS = 60.0
+class ModelRepository:
+    """The models of a directory with one folder ``NAME/VERSION`` for each: the highest version of every name is served.
 
-Load = Callable[[str], Deployment]
-"""Reads ``NAME/VERSION=FOLDER``."""
-Bind = Callable[[Ledger, Iterable[Deployment]], list[Deployment]]
-"""Binds models to their accounts, as `deploy` does."""
-
-
-@dataclass(frozen=True)
-class LoadedVersion:
-    """The version of a model that all workers serve."""
-
-    version: str  # The version
-    digest: str  # Digest of the deployment, in hexadecimal digits: every worker must have read the same files
-    signature: str  # Changes when the files of the folder change; see `ModelRepository.signature`
-
-
-@dataclass(frozen=True)
-class DesiredModels:
-    """What all workers of a service should serve."""
-
-    revision: int  # Grows with every change
-    models: dict[str, LoadedVersion | None]  # The models of the repository by name. None: unloaded on request
-
-
-class SharedState:
-    """The desired models, and who has confirmed them, in a folder that all workers of a service share."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._file = folder / "models.json"
-        self._write(DesiredModels(0, {}))
-
-    def _read(self) -> DesiredModels:
-        document = json.loads(self._file.read_text(encoding="utf-8"))
-        models = {
-            name: None if version is None else LoadedVersion(**version)
-            for name, version in document["models"].items()
-        }
-        return DesiredModels(document["revision"], models)
-
-    def _marker(self) -> tuple[int, int]:
-        """Return numbers that change when the file is written; much cheaper than to read it."""
-        state = self._file.stat()
-        return state.st_ino, state.st_mtime_ns
-
-    def _write(self, desired: DesiredModels) -> None:
-        models = {
-            name: None if version is None else vars(version) for name, version in desired.models.items()
-        }
-        text = json.dumps({"revision": desired.revision, "models": models})
-        atomic_write(self._file, lambda staging: staging.write_text(text, encoding="utf-8"))
-
-    def _confirm(self, revision: int, errors: Mapping[str, str]) -> None:
-        """Say that this process serves a revision."""
-        text = json.dumps({"revision": revision, "errors": dict(errors)})
-        file = self._folder / f"worker-{os.getpid()}"
-        atomic_write(file, lambda staging: staging.write_text(text, encoding="utf-8"))
-
-    @contextmanager
-    def _lock(self) -> Iterator[None]:
-        """Let only one process at a time change the models; the lock of a killed process is free at once."""
-        with (self._folder / "lock").open("w") as file:
-            until = time.monotonic() + _CONFIRM_TIMEOUT
-            while True:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    if time.monotonic() > until:
-                        raise HttpError(503, "Another change of the models is in progress.") from None
-                    time.sleep(_POLL_SECONDS)
-                else:
-                    break
-            yield
-
-    def _wait(self, revision: int, name: str) -> tuple[int, int, str | None]:
-        until = time.monotonic() + _CONFIRM_TIMEOUT
-        while True:
-            found = self._confirmations()
-            reached = [each for each in found if each["revision"] >= revision]
-            if len(reached) == len(found) or time.monotonic() > until:
-                failures = [each["errors"][name] for each in reached if name in each["errors"]]
-                return len(reached) - len(failures), len(found), failures[0] if failures else None
-            time.sleep(_POLL_SECONDS)
-
-    def _confirmations(self) -> list[dict[str, Any]]:
-        """What each worker that lives has confirmed."""
-        found = []
-        for file in self._folder.glob("worker-*"):
-            try:
-                os.kill(int(file.name.removeprefix("worker-")), 0)
-                found.append(json.loads(file.read_text(encoding="utf-8")))
-            except (ProcessLookupError, FileNotFoundError):
-                file.unlink(missing_ok=True)
-        return found
-
-
-class ModelControl:
-    """Loads and unloads the models of a repository. Created before the workers are started, used in each of them."""
+    Parameters
+    ----------
+    directory : Path
+        The directory.
+    load : function
+        Reads a list of ``NAME/VERSION=FOLDER``, as `load_models` does.
+    bind : function
+        Binds models to their accounts, as `deploy` does.
+    reserved : iterable of str
+        Names of models that are served from elsewhere.
+    """
 
     def __init__(
         self,
-        repository: ModelRepository,
-        state: SharedState,
-        load: Load,
-        bind: Bind,
+        directory: Path,
+        load: Callable[[list[str]], list[Deployment]],
+        bind: Callable[[Ledger, list[Deployment]], list[Deployment]],
         reserved: Iterable[str] = (),
     ) -> None:
-        self._repository = repository
-        self._state = state
+        if not directory.is_dir():
+            raise InvalidInput(f"The model repository {directory} must be a directory.")
+        self._directory = directory.resolve()
         self._load = load
         self._bind = bind
         self._reserved = frozenset(reserved)
-        self._changing = threading.Lock()
-        self._errors: dict[str, str] = {}
-        self._failed: dict[str, str] = {}
-        self._failures = 0
-        self._retry_at = math.inf
-        self._seen = (0, 0)
-        self._ledger: Ledger | None = None
-        read = {name: self._read_highest(name) for name in repository._names()}
-        self._models = {name: deployment for name, (deployment, _) in read.items()}
-        self._desired = DesiredModels(1, {name: version for name, (_, version) in read.items()})
-        state._write(self._desired)
-
-    def start(self) -> list[Deployment]:
-        """Return the models that this process serves first, without accounts, but not those that cannot be read."""
-        self._ledger = None
-        self._catch_up(self._state._read())
-        return self.deployments
-
-    def _serve(self, ledger: Ledger, deployments: Iterable[Deployment], use: Callable[[], None]) -> None:
-        """Begin to follow what other workers load."""
-        self._ledger = ledger
-        self._use = use
-        self._models = {each.name: each for each in deployments if each.name in self._models}
-
-    def _confirm(self) -> None:
-        """Say that this process now answers requests, and that others must wait for it when they change the models."""
-        with suppress(OSError):  # a full disk: the request waits in vain, but the model is served
-            self._state._confirm(self._desired.revision, self._failed)
-
-    @property
-    def _is_behind(self) -> bool:
-        """Whether `follow` should be called: another worker has changed the models, or it is time to try again."""
-        return self._state._marker() != self._seen or time.monotonic() >= self._retry_at
+        self._models: dict[str, tuple[str, Deployment]] = {}  # by name, after the state of their files
 
     @property
     def deployments(self) -> list[Deployment]:
-        """The models of the repository that this process serves."""
-        return list(self._models.values())
+        """The models that are served."""
+        return [model for _, model in self._models.values()]
 
-    def _index(self) -> list[dict[str, str]]:
-        """Describe every version in the repository: its name, version, state, and why it is not served."""
-        served = {each.label for each in self.deployments}
-        rows = []
-        for name in self._repository._names():
-            for version in self._repository._versions(name):
-                ready = f"{name}/{version}" in served
-                reason = "" if ready else self._errors.get(name, "not loaded")
-                state = "READY" if ready else "UNAVAILABLE"
-                rows.append({"name": name, "version": version, "state": state, "reason": reason})
-        return rows
+    def start(self, ledger: Ledger | None) -> list[Deployment]:
+        """Read and bind all models; raise if that fails for one."""
+        for error in self.refresh(ledger).values():
+            raise InvalidInput(error)
+        return self.deployments
 
-    def load(self, name: str) -> Deployment:
-        """Serve the highest version of a model in all workers. The version before it goes once this one is ready."""
-        self._check_name(name)
-        with self._change() as desired:
-            bound, version = self._read_and_bind(name)
-            self._publish(desired, name, bound, version)
-        self._wait(name, f"The model {bound.label} was loaded")
-        return bound
+    def refresh(self, ledger: Ledger | None) -> dict[str, str]:
+        """Read what is new or changed and bind it, unless there is no ledger; forget what is gone.
 
-    def unload(self, name: str) -> None:
-        """Stop serving a model in all workers. What it has cost stays charged."""
-        with self._change() as desired:
-            if name not in desired.models:
-                self._check_name(name)
-            self._publish(desired, name, None, None)
-        self._wait(name, f"The model {name} was unloaded")
-
-    def _reload(self) -> tuple[list[str], dict[str, str]]:
-        """Load what is new in the repository: models, versions and changed folders. Unloaded models stay unloaded."""
-        loaded, failed = [], {}
-        for name in self._repository._names():
-            try:
-                with self._change() as desired:
-                    if not self._is_new(name, desired):
-                        continue
-                    bound, version = self._read_and_bind(name)
-                    self._publish(desired, name, bound, version)
-                loaded.append(bound.label)
-            except QuietmaxError as error:
-                failed[name] = str(error)
-        return loaded, failed
-
-    def _follow(self) -> list[str]:
-        """Serve what another worker has loaded or unloaded; return what failed.
-
-        A model that cannot be loaded here stays as it was, and is tried again after 2, 4, 8, ... seconds.
+        A model that cannot be read or bound changes nothing: what was served under its name stays. The result says why.
         """
-        with self._changing:
-            seen = self._state._marker()
-            desired = self._state._read()
-            again = bool(self._failed) or desired.revision != self._desired.revision
-            if again:
-                self._catch_up(desired)
-            self._seen = seen
-            return list(self._failed.values()) if again else []
-
-    def _is_new(self, name: str, desired: DesiredModels) -> bool:
-        if name in self._reserved or (name in desired.models and desired.models[name] is None):
-            return False
-        version = self._repository._versions(name)[-1]
-        current = desired.models.get(name)
-        return current is None or (current.version, current.signature) != (
-            version,
-            self._repository._signature(name, version),
-        )
-
-    def _check_name(self, name: str) -> None:
-        if name in self._reserved:
-            raise InvalidInput(
-                f"The model {name} was named at the start, so it is not loaded from the repository."
-            )
-        if not self._repository._versions(name):
-            raise HttpError(
-                404, "The model repository has no such model. POST /v2/repository/index lists all."
-            )
-
-    @contextmanager
-    def _change(self) -> Iterator[DesiredModels]:
-        """Let nobody else change the models, here or in another worker, and begin with what they have changed."""
-        with self._state._lock(), self._changing:
-            desired = self._state._read()
-            if desired.revision != self._desired.revision:
-                self._catch_up(desired)
-            yield desired
-
-    def _publish(
-        self, desired: DesiredModels, name: str, bound: Deployment | None, version: LoadedVersion | None
-    ) -> None:
-        """Serve a model here, or none of its name, and tell the other workers."""
-        self._errors.pop(name, None)
-        self._note_failures({known: error for known, error in self._failed.items() if known != name})
-        models = {known: model for known, model in self._models.items() if known != name}
-        self._models = models if bound is None else {**models, name: bound}
-        self._desired = DesiredModels(desired.revision + 1, {**desired.models, name: version})
-        self._use()
-        self._state._write(self._desired)
-        self._confirm()
-
-    def _wait(self, name: str, done: str) -> None:
-        confirmed, workers, error = self._state._wait(self._desired.revision, name)
-        if error is not None:
-            raise HttpError(503, f"{done} by {confirmed} of {workers} workers; the others try again: {error}")
-        if confirmed < workers:
-            raise HttpError(
-                503,
-                f"{done} by {confirmed} of {workers} workers; the others have not confirmed it within "
-                f"{_CONFIRM_TIMEOUT:g} seconds.",
-            )
-
-    def _catch_up(self, desired: DesiredModels) -> None:
-        """Serve the desired models: those that this process has, and the others from their folders."""
-        models: dict[str, Deployment] = {}
-        failed: dict[str, str] = {}
-        for name, version in desired.models.items():
-            if version is None:
-                continue
-            model = self._models.get(name)
-            if model is None or (model.version, model.digest.hex()) != (version.version, version.digest):
-                try:
-                    model = self._read_same(name, version)
-                except QuietmaxError as error:
-                    failed[name] = str(error)
-                    model = None if self._ledger is None else model
-            if model is not None:
-                models[name] = model
-        self._models = models
-        self._note_failures(failed)
-        self._desired = desired
-        if self._ledger is not None:
-            self._use()
-            self._confirm()
-
-    def _read_same(self, name: str, version: LoadedVersion) -> Deployment:
-        """Read and bind the version that another process has loaded."""
-        model = self._read(name, version.version)
-        if model.digest.hex() != version.digest:
+        if not self._directory.is_dir():
             raise QuietmaxError(
-                f"The folder of {name}/{version.version} has changed since it was loaded. Load it again."
+                f"The model repository {self._directory} is away; its models stay as they are."
             )
-        return model if self._ledger is None else self._bind(self._ledger, [model])[0]
+        models, read, errors = {}, {}, {}
+        for name in self._folders(self._directory):
+            versions = self._folders(self._directory / name)
+            if not versions:
+                continue
+            folder = self._directory / name / max(versions, key=_version_order)
+            state = _file_state(folder)
+            if name in self._models:
+                models[name] = self._models[name]
+            if name not in self._models or self._models[name][0] != state:
+                try:
+                    read[name] = state, self._read(name, folder)
+                except QuietmaxError as error:
+                    errors[name] = str(error)
+        # One by one: a model that cannot be paid for keeps no other from being served.
+        for name, (state, model) in sorted(read.items(), key=lambda each: binding_order(each[1][1])):
+            try:
+                bound = model if ledger is None else self._bind(ledger, [model])[0]
+                models[name] = state, bound
+            except QuietmaxError as error:
+                errors[name] = str(error)
+        self._models = models
+        return errors
 
-    def _note_failures(self, failed: dict[str, str]) -> None:
-        """Remember which models could not be loaded here, and when to try again."""
-        self._errors.update(failed)
-        self._failed = failed
-        self._failures = self._failures + 1 if failed else 0
-        wait = min(2.0**self._failures, _MAX_RETRY_SECONDS) if failed else math.inf
-        self._retry_at = time.monotonic() + wait
-
-    def _read_and_bind(self, name: str) -> tuple[Deployment, LoadedVersion]:
-        try:
-            assert self._ledger is not None
-            model, version = self._read_highest(name)
-            (bound,) = self._bind(self._ledger, [model])
-        except QuietmaxError as error:
-            self._errors[name] = str(error)
-            raise
-        return bound, version
-
-    def _read_highest(self, name: str) -> tuple[Deployment, LoadedVersion]:
+    def _read(self, name: str, folder: Path) -> Deployment:
         if name in self._reserved:
             raise InvalidInput(f"Model names must be unique, but {name} is also in the model repository.")
-        version = self._repository._versions(name)[-1]
-        signature = self._repository._signature(name, version)
-        model = self._read(name, version)
-        return model, LoadedVersion(version, model.digest.hex(), signature)
-
-    def _read(self, name: str, version: str) -> Deployment:
         try:
-            return self._load(f"{name}/{version}={self._repository._folder(name, version)}")
+            return self._load([f"{name}/{folder.name}={folder}"])[0]
         except QuietmaxError:
             raise
         except Exception as error:
             raise QuietmaxError(
-                f"The model {name}/{version} cannot be read ({type(error).__name__})."
+                f"The model {name}/{folder.name} cannot be read ({type(error).__name__})."
             ) from error
+
+    def _folders(self, place: Path) -> list[str]:
+        """The valid names of folders that lie below the directory, also after following links."""
+        try:
+            entries = sorted(place.iterdir())
+        except OSError:
+            return []
+        return [
+            entry.name
+            for entry in entries
+            if _NAME.fullmatch(entry.name)
+            and entry.is_dir()
+            and entry.resolve().is_relative_to(self._directory)
+        ]
+
+
+def _file_state(folder: Path) -> str:
+    """Return a text that changes when the files of a version are replaced, or the model was evaluated again."""
+    found = [str(folder)]
+    for file in (*MODEL_FILES, EVALUATION_FILE):
+        with suppress(OSError):
+            state = (folder / file).stat()
+            found.append(f"{file} {state.st_ino} {state.st_size} {state.st_mtime_ns}")
+    return ", ".join(found)

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import fcntl
 import gc
 import importlib.util
 import math
 import os
 import resource
-import shutil
 import signal
 import socket
 import sys
@@ -23,7 +21,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import connection
@@ -235,10 +239,10 @@ def supervise(
     the workers. A worker that ends for another reason is restarted, also if somebody else has asked it to stop.
     """
     shares = ConnectionShare._of_workers(workers)
-    with shared_folder("quietmax-metrics-") if workers > 1 else nullcontext() as folder:
+    with _metrics_folder() if workers > 1 else nullcontext() as folder:
 
         def _serve(number: int) -> None:
-            metrics = Metrics() if folder is None else Metrics._of_worker(folder, number)
+            metrics = Metrics() if folder is None else Metrics._of_worker(Path(folder), number)
             try:
                 run(create_service(metrics), listener, opened, shares[number])
             finally:
@@ -247,46 +251,11 @@ def supervise(
         _Supervisor(_serve, shares, opened, log).run()
 
 
-@contextmanager
-def shared_folder(prefix: str) -> Iterator[Path]:
-    """Make a folder that only this user can read, in memory if possible, for what the workers share.
-
-    The processes that use it hold a lock on it. Folders that nobody locks are left over from processes that were
-    killed, and are removed.
-    """
-    place = _shared_place()
-    for abandoned in place.glob(f"{prefix}*"):
-        with suppress(OSError), _locked(abandoned):
-            shutil.rmtree(abandoned, ignore_errors=True)
-    with ExitStack() as stack:
-        while True:
-            folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
-            # Another service that starts now may have found the folder before it was locked, and removed it.
-            with suppress(BlockingIOError, FileNotFoundError):
-                stack.enter_context(_locked(folder))
-                break
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Lock a folder for this process and its forks; raise OSError if another process has locked or removed it."""
-    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.stat(folder)
-        yield
-    finally:
-        os.close(lock)
-
-
-def _shared_place() -> Path:
-    """Return a place for temporary files, in memory if possible."""
+def _metrics_folder() -> AbstractContextManager[str]:
+    """Make a folder that only this user can read, in memory if possible, for the counters of the workers."""
     in_memory = Path("/dev/shm")
-    return in_memory if os.access(in_memory, os.W_OK) else Path(tempfile.gettempdir())
+    place = in_memory if os.access(in_memory, os.W_OK) else None
+    return tempfile.TemporaryDirectory(prefix="quietmax-metrics-", dir=place)
 
 
 @dataclass

@@ -9,12 +9,11 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from quietmax.accounting.costs import LIMIT, Cost, PureCost, epsilon_of
-from quietmax.errors import LedgerUnavailable, QuietmaxError, counted
+from quietmax.errors import QuietmaxError, counted
 from quietmax.ledger.accounts import AccountState, Subaccount
 from quietmax.ledger.ledger import Ledger
 from quietmax.ledger.transactions import ChargeResult, Failed, InvalidKey, LimitExceeded, RequestIdReused
@@ -37,7 +36,7 @@ from quietmax.server.settings import Settings
 from quietmax.server.telemetry import Log, Metrics, Record, _spent_fraction
 
 if TYPE_CHECKING:
-    from quietmax.server.repository import ModelControl
+    from quietmax.server.repository import ModelRepository
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -46,8 +45,6 @@ AUDITED = (401, 403, 404)
 _READY_TIMEOUT = 3.0
 _READY_FRESH_SECONDS = 0.2
 _ROUNDING = 2.0**-50
-_FOLLOW_SECONDS = 0.2
-_FOLLOW_RETRY_SECONDS = 2.0
 
 
 class _ModelSet:
@@ -77,8 +74,8 @@ class Service:
         Where to write events. None: standard error.
     metrics : Metrics or None
         Counters, from `quietmax.server.run.supervise`. None: those of this process.
-    control : ModelControl or None
-        Loads and unloads further models. `deployments` must hold those of `ModelControl.start`, with their accounts.
+    repository : ModelRepository or None
+        Further models, already bound. None: there are no others than `deployments`.
 
     Attributes
     ----------
@@ -126,25 +123,19 @@ class Service:
         settings: Settings | None = None,
         log: Log | None = None,
         metrics: Metrics | None = None,
-        control: ModelControl | None = None,
+        repository: ModelRepository | None = None,
     ) -> None:
         self.ledger = ledger
-        bound = list(deployments)
         self.settings = settings or Settings()
         self.metrics = metrics or Metrics()
         self.log = log or Log()
         self.auth = Authenticator(ledger, self.settings)
         self.bodies = BodyMemory(self.settings.max_body_memory)
-        self._control = control
-        self._models = _ModelSet(bound)
-        if control is not None:
-            control._serve(ledger, bound, self._use_models)
-            loaded = {each.name for each in control.deployments}
-            self._fixed = [each for each in bound if each.name not in loaded]
+        self._fixed = list(deployments)
+        self._repository = repository
+        self._reloading = asyncio.Lock()
+        self._use_models()
         self._pipeline: Pipeline | None = None
-        self._following: asyncio.Task[None] | None = None
-        # A change waits for the other workers. asyncio's own threads stay free for requests.
-        self._changes = ThreadPoolExecutor(1, "models")
         self._checked = (-1.0, "")
         self._request_prefix = secrets.token_hex(4)
         self._request_count = itertools.count()
@@ -155,23 +146,18 @@ class Service:
         return self._models.deployments
 
     def _use_models(self) -> None:
-        """Serve what the model control has loaded. Requests in flight keep the model that they began with."""
-        assert self._control is not None
-        self._models = _ModelSet([*self._fixed, *self._control.deployments])
+        """Serve what the repository has. Requests in flight keep the model that they began with."""
+        models = [] if self._repository is None else self._repository.deployments
+        self._models = _ModelSet([*self._fixed, *models])
 
     async def start(self) -> None:
         """Start to answer requests."""
+        await self._reload()
         self._pipeline = Pipeline(self.ledger, self.settings)
-        if self._control is not None:
-            self._control._confirm()
-            self._following = asyncio.create_task(self._follow(self._control))
         self.log.event("started", models=len(self.deployments), ledger=self.ledger.address)
 
     async def stop(self) -> None:
         """Answer the requests in flight, close the ledger, and stop."""
-        if self._following is not None:
-            self._following.cancel()
-        self._changes.shutdown(wait=False, cancel_futures=True)
         pipeline, self._pipeline = self._pipeline, None
         if pipeline is not None:
             await pipeline._close()
@@ -209,74 +195,24 @@ class Service:
             raise HttpError(404, "There is no such model or version. GET /v2/models lists all.")
         return found
 
-    async def _repository_index(self, caller: Caller, *, ready: bool = False) -> list[dict[str, str]]:
-        """Describe the models that are served or could be loaded; with `ready`, the served ones alone."""
-        _check_administrator(caller)
-        rows = [] if self._control is None else await asyncio.to_thread(self._control._index)
-        listed = {(row["name"], row["version"]) for row in rows}
-        rows += [
-            {"name": each.name, "version": each.version, "state": "READY", "reason": ""}
-            for each in self.deployments
-            if (each.name, each.version) not in listed
-        ]
-        return [row for row in rows if row["state"] == "READY" or not ready]
-
-    async def _load_model(self, name: str, caller: Caller, parameters: Any = None) -> None:
-        """Load the highest version of a model; the version before it goes once this one is ready."""
-        control = self._checked_control(caller)
-        if parameters:
-            raise HttpError(
-                400, "Models are loaded from the model repository alone; `parameters` are not supported."
-            )
-        bound = await self._controlled(control.load, name)
-        self.log.event("model_loaded", model=bound.label, client=caller.client)
-
-    async def _unload_model(self, name: str, caller: Caller) -> None:
-        """Stop serving a model of the repository. Requests in flight are answered; nothing is refunded."""
-        control = self._checked_control(caller)
-        await self._controlled(control.unload, name)
-        self.log.event("model_unloaded", model=name, client=caller.client)
-
     async def _reload(self) -> None:
-        """Load what is new in the model repository. What cannot be loaded is logged, and its old version stays."""
-        if self._control is None:
+        """Serve what is new in the model repository. What cannot be served is logged, and what was before it stays."""
+        if self._repository is None:
             return
-        loaded, failed = await asyncio.get_running_loop().run_in_executor(
-            self._changes, self._control._reload
-        )
-        for label in loaded:
-            self.log.event("model_loaded", model=label)
-        for name, error in failed.items():
-            self.log.event("model_failed", model=name, error=error)
-
-    def _checked_control(self, caller: Caller) -> ModelControl:
-        _check_administrator(caller)
-        if self._control is None:
-            raise HttpError(400, "The service has no model repository; the option `repository` names one.")
-        return self._control
-
-    async def _controlled(self, function: Callable[[str], T], name: str) -> T:
-        """Change the models in a thread, one change after the other; errors become HTTP errors."""
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._changes, function, name)
-        except (HttpError, LedgerUnavailable) as error:
-            self.log.event("model_failed", model=name, error=str(error))
-            raise (error if isinstance(error, HttpError) else _ledger_error(error)) from error
-        except QuietmaxError as error:
-            self.log.event("model_failed", model=name, error=str(error))
-            raise HttpError(400, str(error)) from error
-
-    async def _follow(self, control: ModelControl) -> None:
-        """Follow what other workers load and unload."""
-        while True:
-            await asyncio.sleep(_FOLLOW_SECONDS)
+        async with self._reloading:
+            before = self.deployments
             try:
-                if control._is_behind:
-                    for error in await asyncio.to_thread(control._follow):
-                        self.log.event("model_failed", error=error)
-            except Exception as error:  # whatever it is, the next attempt may succeed
-                self.log.failure(error)
-                await asyncio.sleep(_FOLLOW_RETRY_SECONDS)
+                errors = await asyncio.to_thread(self._repository.refresh, self.ledger)
+            except QuietmaxError as error:
+                errors = {"": str(error)}
+            self._use_models()
+        for model in self.deployments:
+            if model not in before:
+                self.log.event("model_loaded", model=model.label)
+        for name in {model.name for model in before} - {model.name for model in self.deployments}:
+            self.log.event("model_unloaded", model=name)
+        for name, problem in errors.items():
+            self.log.event("model_failed", model=name, error=problem)
 
     async def infer(
         self, deployment: Deployment, request: InferenceRequest, caller: Caller
@@ -431,11 +367,6 @@ def _without_seeds(record: Any) -> Any:
     if isinstance(record, dict):
         return {name: _without_seeds(value) for name, value in record.items() if name != "seed"}
     return [_without_seeds(value) for value in record] if isinstance(record, list) else record
-
-
-def _check_administrator(caller: Caller) -> None:
-    if not caller.admin:
-        raise HttpError(403, "Only administrators can see and change the model repository.")
 
 
 def _cost_amount(total: Cost, units: int) -> float:

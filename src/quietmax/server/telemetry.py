@@ -228,7 +228,7 @@ class Record:
     status: int = 500  # HTTP status of the response, also for requests over gRPC
     address: str | None = None  # The address that the request came from: that of the proxy, if there is one
     request: str = ""  # Id of the request, for the log and the header `x-request-id`
-    route: str | None = None  # The path as the OpenAPI document has it; None if there is no such path
+    route: str | None = None  # The pattern of the path; None if there is no such path
     event: str = "request"  # Name of the event in the log
     error: str | None = None  # What only the log tells about an error
     logged: bool = False  # Whether it is in the log
