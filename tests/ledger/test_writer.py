@@ -526,13 +526,3 @@ def test_refused_charges_are_not_counted_before_their_interval_is_over(
         assert ledger.subaccounts(account) == []
     with Ledger(path) as ledger:
         assert [each.refused for each in ledger.subaccounts(account)] == [3]
-
-
-def test_the_writer_tells_when_the_last_transaction_began_and_ended(path: Path) -> None:
-    with Ledger(path) as ledger:
-        assert ledger.writer.last_flush == (0, 0), "there was none"
-        account = open_patients(ledger)
-        before = time.time_ns()
-        pay(ledger, Charge(account.id, ledger.client("ann"), "m/1", 1, rows=1))
-        began, ended = ledger.writer.last_flush
-        assert before <= began < ended <= time.time_ns()
