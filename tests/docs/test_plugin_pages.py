@@ -21,9 +21,7 @@ from quietmax.attacks.builtin import registered_attacks
 from quietmax.data.readers import fair_table
 from quietmax.errors import InvalidInput, QuietmaxError
 from quietmax.estimators import open_private, save_private
-from quietmax.ledger.accounts import Terms
 from quietmax.models import features
-from quietmax.server.repository import load_models
 from tests.docs.code_blocks import blocks_of, commands, exit_code
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "extend.md"
@@ -144,36 +142,6 @@ def test_the_commands_of_a_page_run_when_its_package_was_built_and_installed(
         "A feature map": ["conditional", "The user's own feature map computes", "consistent"],
     }
     assert all(words in " ".join(told.split()) for words in expected[page]), told
-
-
-def test_a_network_behind_the_mechanism_of_a_plug_in_is_served_but_never_as_proven(on_path: Path) -> None:
-    install("A mechanism", on_path)
-    split = qm.load("fair")
-    qm.save_model(qm.train(split, settings=qm.TrainingSettings(epochs=1)), "network")
-    options = {"budget": Terms(10.0, 0.0), "queries": 5, "mechanism": "randomised-response"}
-    with pytest.raises(InvalidInput, match="accept_unproven"):
-        load_models(["network"], **options)
-    (served,) = load_models(["network"], **options, accept_unproven=True)
-    assert (served.mechanism, served.status) == ("randomised-response", "conditional")
-    assert "The user's own mechanism has the privacy it states." in served.guarantee.assumptions
-    assert not served.releases_probabilities
-    assert served.answer(split.test.features[:4]).labels.shape == (4,)
-    with pytest.raises(InvalidInput, match="must be algorithm1 or that of an installed plug-in"):
-        load_models(["network"], **{**options, "mechanism": "absent"}, accept_unproven=True)
-
-
-def test_a_head_behind_the_mechanism_of_a_plug_in_is_conditional(on_path: Path) -> None:
-    install("A mechanism", on_path)
-    split = qm.load("fair")
-    head = qm.PrivateHead(10.0, release="query", queries=5, declared_size=5000, classes=range(2))
-    save_private(head.fit(split.train.features, split.train.labels), "head", dataset="fair")
-    (own,) = load_models(["head"], accept_unproven=True)
-    (other,) = load_models(["head"], mechanism="randomised-response", accept_unproven=True)
-    assert (own.status, other.status) == ("proven", "conditional")
-    assert set(other.guarantee.assumptions) >= {
-        *own.guarantee.assumptions,
-        "The user's own mechanism has the privacy it states.",
-    }
 
 
 def test_a_model_with_the_feature_map_of_a_plug_in_stays_conditional_and_needs_the_plug_in(

@@ -275,14 +275,13 @@ def running(
     budget: Terms | None = None,
     queries: int | None = None,
     settings: Settings | None = None,
-    mechanism: str | None = None,
     account: str | None = None,
     tls: tuple[Path, Path] | None = None,
     grpc: bool = False,
 ) -> Iterator[Running]:
     """Run a service in a thread."""
     ledger = Ledger(address)
-    loaded = load_models(models, budget=budget, queries=queries, mechanism=mechanism, accept_unproven=True)
+    loaded = load_models(models, budget=budget, queries=queries, accept_unproven=True)
     admin, _ = ledger.create_key("owner", "admin")
     key, _ = ledger.create_key("ann")
     log = io.BytesIO()

@@ -171,17 +171,9 @@ def test_two_models_of_one_name_and_version_are_refused(folder: Path) -> None:
         load_models([str(folder / "head"), f"head={folder / 'head'}"])
 
 
-def test_an_ordinary_model_requires_a_budget_and_algorithm_1(folder: Path) -> None:
+def test_an_ordinary_model_requires_a_budget(folder: Path) -> None:
     with pytest.raises(InvalidInput, match="`budget` is required"):
         load_models([str(folder / "plain")], accept_unproven=True)
-    with pytest.raises(InvalidInput, match="must be algorithm1"):
-        load_models(
-            [str(folder / "plain")], budget=Terms(1.0), mechanism="sampled-neuron", accept_unproven=True
-        )
-    with pytest.raises(InvalidInput, match="must be noisy-max, got 'algorithm1'"):
-        load_models([str(folder / "teachers")], mechanism="algorithm1")
-    with pytest.raises(InvalidInput, match="`mechanism` must not be set"):
-        load_models([str(folder / "head")], mechanism="sampled-neuron")
 
 
 def test_the_digest_of_a_served_model_changes_with_weights_and_mechanism(folder: Path) -> None:

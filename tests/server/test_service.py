@@ -155,18 +155,11 @@ def test_a_head_gives_the_same_answer_as_the_estimator(start: Start, models: Pat
     np.testing.assert_allclose(np.array(body["outputs"][1]["data"]).reshape(7, CLASSES), expected, atol=1e-6)
 
 
-def test_a_head_that_answers_per_query_releases_labels_or_with_sampled_neuron_probabilities(
-    start: Start,
-) -> None:
+def test_a_head_that_answers_per_query_releases_labels_only(start: Start) -> None:
     with start("asked") as service:
         body = service.infer(some_rows(1), "asked").json()
         assert [output["name"] for output in body["outputs"]] == ["label"]
         assert body["parameters"]["remaining_answers"] == 39
-    with start("asked", mechanism="sampled-neuron") as service:
-        body = service.infer(some_rows(1), "asked").json()
-        assert [output["name"] for output in body["outputs"]] == ["label", "probabilities"]
-        assert body["parameters"]["guarantee_status"] == "proven"
-        assert body["parameters"]["remaining_answers"] == 38
 
 
 def test_several_models_and_versions_are_served_and_the_highest_version_by_default(

@@ -260,7 +260,10 @@ def test_every_event_and_field_that_the_service_logs_is_in_the_schema() -> None:
                 continue
             if ast.unparse(call.func).endswith("log.event") and isinstance(call.args[0], ast.Constant):
                 assert call.args[0].value in properties["event"]["enum"], (file, call.lineno)
-                assert {each.arg for each in call.keywords if each.arg} <= set(properties), (file, call.lineno)
+                assert {each.arg for each in call.keywords if each.arg} <= set(properties), (
+                    file,
+                    call.lineno,
+                )
             if call.func.attr == "_count_refused" and isinstance(call.args[0], ast.Constant):
                 assert call.args[0].value in properties["reason"]["enum"], (file, call.lineno)
 

@@ -201,10 +201,6 @@ class _Models:
     queries: Annotated[int | None, "Ordinary model: number of answers that share --budget.", {"min": 1}] = (
         None
     )
-    mechanism: Annotated[
-        str | None,
-        "Ordinary model: algorithm1. Head charged per answer: sampled-neuron. Either: the name of a plug-in.",
-    ] = None
     account: Annotated[str | None, "Account of the training set. Default: the name of the data set."] = None
     because: Annotated[
         str | None, "Reason to move the records to another --account; the audit log keeps it."
@@ -229,7 +225,6 @@ class _Models:
             list(models),
             budget=self.terms(),
             queries=self.queries,
-            mechanism=self.mechanism,
             accept_unproven=self.accept_unproven,
         )
 

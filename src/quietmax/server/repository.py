@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from quietmax.accounting.costs import Budget
-from quietmax.accounting.guarantee import Guarantee
 from quietmax.errors import InvalidInput, QuietmaxError
 from quietmax.estimators.evaluation import EVALUATION_FILE, read_evaluations, split_name
 from quietmax.estimators.serialization import PrivateModel, open_private
@@ -30,10 +29,7 @@ from quietmax.mechanisms.algorithm1 import Algorithm1
 from quietmax.mechanisms.base import (
     Answerer,
     Answers,
-    Mechanism,
-    SampledNeuron,
     digest_text,
-    plugin_mechanisms,
     releases_probabilities,
 )
 from quietmax.models.serialization import load_model, read_description
@@ -56,7 +52,6 @@ class ModelFolder:
     description: Mapping[str, Any]  # The contents of its `model.json`
     budget: Terms | None = None  # The total budget of the training set, if stated by the owner
     queries: int | None = None  # Number of answers that share the budget of an ordinary model
-    mechanism: str | None = None  # A mechanism other than the model's own
 
     @property
     def dataset(self) -> str:
@@ -80,14 +75,13 @@ def load_models(
     *,
     budget: Terms | None = None,
     queries: int | None = None,
-    mechanism: str | None = None,
     accept_unproven: bool = False,
 ) -> list[Deployment]:
     """Load model folders to be served. Only JSON and safetensors files are read."""
     loaded: dict[str, Deployment] = {}
     for text in models:
         name, version, path = _parse_model(text)
-        folder = ModelFolder(name, version, path, read_description(path), budget, queries, mechanism)
+        folder = ModelFolder(name, version, path, read_description(path), budget, queries)
         deployment = _load(folder)
         if deployment.label in loaded:
             raise InvalidInput(f"Model names must be unique, got two models called {deployment.label}.")
@@ -132,23 +126,11 @@ def _load(folder: ModelFolder) -> Deployment:
 
 
 def _load_network(folder: ModelFolder) -> Deployment:
-    """Load an ordinary network behind Algorithm 1 as published, or behind the mechanism of a plug-in.
-
-    Algorithm 1 is conditional for two classes and refuted for more. A plug-in is conditional at best.
-    """
-    mechanism: Mechanism
-    if folder.mechanism in (None, "algorithm1"):
-        mechanism = Algorithm1("gaussian")
-    elif (own := plugin_mechanisms().get(str(folder.mechanism))) is not None:
-        mechanism = own
-    else:
-        raise InvalidInput(
-            f"The mechanism of an ordinary model must be algorithm1 or that of an installed plug-in, got "
-            f"{folder.mechanism!r} for {folder.path}."
-        )
+    """Load an ordinary network behind Algorithm 1 as published: conditional for two classes, refuted for more."""
     if folder.budget is None:
         raise InvalidInput(f"The ordinary model in {folder.path} states no budget; `budget` is required.")
     model = load_model(folder.path)
+    mechanism = Algorithm1("gaussian")
     terms = Terms(folder.budget.epsilon, folder.budget.delta, mechanism.analysis)
     answerer = Answerer.prepare(model, mechanism, Budget(terms.epsilon, terms.delta, folder.queries))
     classes = tuple(map(str, range(model.classes))) if model.encoding is None else model.encoding.classes
@@ -173,14 +155,13 @@ def _load_private(folder: ModelFolder) -> Deployment:
     classes = model.classes if model.encoding is None else model.encoding.classes
     if isinstance(model.classifier, Predictor):
         predictor = model.classifier
-        mechanism = _mechanism(folder, predictor)
         return _charged_per_answer(
             folder,
-            Answerer(predictor.model, mechanism, features=model.features),
+            Answerer(predictor.model, predictor.mechanism, features=model.features),
             kind=model.kind,
             inputs=model.inputs,
             classes=classes,
-            guarantee=_guarantee(model.guarantee, mechanism, predictor),
+            guarantee=model.guarantee,
             terms=terms,
             encoding=model.encoding,
             migrated_budget=MigratedBudget(
@@ -188,10 +169,6 @@ def _load_private(folder: ModelFolder) -> Deployment:
                 predictor.remaining.queries + predictor.answered,
                 folder._digest().hex(),
             ),
-        )
-    if folder.mechanism is not None:
-        raise InvalidInput(
-            f"The weights in {folder.path} are released, so `mechanism` must not be set, got {folder.mechanism!r}."
         )
     guarantee = model.guarantee
     return Deployment(
@@ -235,42 +212,6 @@ def _charged_per_answer(folder: ModelFolder, answerer: Answerer, **fields: Any) 
         cost=answerer.cost,
         releases_probabilities=releases_probabilities(mechanism, classes),
         **fields,
-    )
-
-
-def _mechanism(folder: ModelFolder, predictor: Predictor) -> Mechanism:
-    """Return the model's own mechanism, or the one that the owner asks for."""
-    own: Mechanism = predictor.mechanism
-    valid = [own.name, "sampled-neuron"] if folder.description.get("kind") == "head" else [own.name]
-    if folder.mechanism in (None, own.name):
-        return own
-    if len(valid) > 1 and (plug_in := plugin_mechanisms().get(str(folder.mechanism))) is not None:
-        if plug_in.measure != own.measure:
-            raise InvalidInput(
-                f"The mechanism of the model in {folder.path} must have the privacy measure {own.measure}, but "
-                f"{plug_in.name} has {plug_in.measure}."
-            )
-        return plug_in.prepared(predictor.model, predictor.cost)
-    if folder.mechanism not in valid:
-        raise InvalidInput(
-            f"The mechanism of the model in {folder.path} must be {' or '.join(valid)}, got {folder.mechanism!r}."
-        )
-    return SampledNeuron("laplace").prepared(predictor.model, predictor.cost)
-
-
-def _guarantee(stated: Guarantee, mechanism: Mechanism, predictor: Predictor) -> Guarantee:
-    """Return the stated guarantee; for another mechanism its own reason, at a status no better than stated."""
-    if mechanism is predictor.mechanism:
-        return stated
-    one = claimed(mechanism.guarantee(predictor.model.classes), mechanism)
-    worse = one if stated.status == "proven" or one.status == "refuted" else stated
-    return Guarantee.of(
-        stated.cost,
-        status=worse.status,
-        because=worse.because,
-        parameters=one.parameters,
-        assumptions=tuple(dict.fromkeys((*stated.assumptions, *one.assumptions))),
-        unit=stated.unit,
     )
 
 

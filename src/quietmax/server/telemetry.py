@@ -1,4 +1,4 @@
-"""What an operator sees: the log, and metrics for Prometheus and the dashboard.
+"""What an operator sees: the log, and metrics for Prometheus.
 
 The log has one JSON object per line, written by a thread of its own. Nothing waits for it: lines that nobody reads are
 dropped and counted. Neither inputs nor answers nor keys are logged. So the messages of exceptions and warnings are not
@@ -25,7 +25,6 @@ from pathlib import Path, PurePath
 from types import SimpleNamespace, TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-import numpy as np
 import orjson
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, values
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -342,25 +341,6 @@ class Metrics:
 
     def _count_refused(self, reason: str) -> None:
         self._child(self._refused, reason).inc()
-
-    def _latency(self, label: str) -> dict[str, float] | None:
-        """Return median and 99th percentile of the durations of requests in seconds, of all workers; None: no requests.
-
-        They are interpolated within the buckets of the histogram, as Prometheus does.
-        """
-        model, version = label.split("/")
-        wanted = {"model": model, "version": version}
-        below = [(0.0, 0.0)]
-        for metric in self._of_all_workers().collect():
-            for sample in metric.samples if metric.name == "quietmax_request_seconds" else ():
-                bound = sample.labels.get("le")
-                if bound is not None and wanted.items() <= sample.labels.items():
-                    below.append((min(float(bound), _BUCKETS[-1]), sample.value))
-        bounds, counts = zip(*sorted(below), strict=True)
-        if not counts[-1]:
-            return None
-        median, p99 = np.interp([0.5 * counts[-1], 0.99 * counts[-1]], counts, bounds)
-        return {"median": float(median), "p99": float(p99)}
 
     def _of_all_workers(self) -> CollectorRegistry:
         if self._folder is None or not self._folder.is_dir():

@@ -93,16 +93,14 @@ async def _state(service: Service, caller: Caller) -> dict[str, Any]:
         "admin": caller.admin,
         "ready": await service._readiness_error() is None,
         "models": [
-            _model_state(service, deployment, accounts[deployment.account.name])
-            for deployment in service.deployments
+            _model_state(deployment, accounts[deployment.account.name]) for deployment in service.deployments
         ],
         "accounts": [await _account_state(service, account, caller) for account in accounts.values()],
     }
 
 
-def _model_state(service: Service, deployment: Deployment, account: AccountState) -> dict[str, Any]:
+def _model_state(deployment: Deployment, account: AccountState) -> dict[str, Any]:
     guarantee = deployment.total_guarantee(account)
-    latency = service.metrics._latency(deployment.label) or {}
     return {
         "name": deployment.name,
         "version": deployment.version,
@@ -124,7 +122,6 @@ def _model_state(service: Service, deployment: Deployment, account: AccountState
         "warning": deployment.warning,
         "measure": account.total.measure,
         "cost_per_answer": _cost_amount(account.total, deployment.unit_cost),
-        "latency": {name: round(1000 * value, 1) for name, value in latency.items()} or None,
     }
 
 
