@@ -28,9 +28,7 @@ from quietmax.experiments.grid import STORED_TRIALS, Result, Trial, read_trials
 from quietmax.experiments.measurements import (
     MEASUREMENTS,
     NetworkRow,
-    alpha_choices,
     network_rows,
-    private_rows,
 )
 from quietmax.experiments.methods import methods
 from quietmax.experiments.paper import Comparison, bounds_table, reproduce_sensitivity_table
@@ -140,10 +138,8 @@ def _leakage_cell(each: Leakage) -> str:
 
 
 def five_findings(summaries: Sequence[Summary]) -> str:
-    """The verdicts on the findings."""
-    return "\n".join(
-        f"{each.number}. **{each.verdict}**: {each.claim} {each.evidence}" for each in findings(summaries)
-    )
+    """The verdicts on the findings; the report has the evidence."""
+    return "\n".join(f"{each.number}. **{each.verdict}**: {each.claim}" for each in findings(summaries))
 
 
 def correlations(summaries: Sequence[Summary]) -> str:
@@ -171,7 +167,7 @@ def many_queries(summaries: Sequence[Summary]) -> str:
             "" if each.leakage is None else f"{each.leakage:.3f}",
         )
         for each in multi_query(summaries, totals=(10.0,), queries=(100, 10_000))
-        if each.dataset == "location"
+        if each.dataset == "location" and each.method != "algorithm1-laplace"
     ]
     columns = ("method", "analysis", "answers", "epsilon each", "accuracy loss", "leakage")
     return table(columns, dict.fromkeys(rows))
@@ -179,7 +175,7 @@ def many_queries(summaries: Sequence[Summary]) -> str:
 
 def like_for_like(summaries: Sequence[Summary]) -> str:
     """Test accuracy at equal (epsilon, delta) on the data sets on which proven methods ran."""
-    names = ("head", "dpsgd", "teachers", "sampled-neuron", "algorithm1-gaussian", "algorithm1-laplace")
+    names = ("head", "dpsgd", "teachers", "sampled-neuron", "algorithm1-gaussian")
     tables = []
     for dataset in dict.fromkeys(each.dataset for each in summaries if each.method == "head"):
         own = [each for each in summaries if each.dataset == dataset]
@@ -231,74 +227,9 @@ def upper_bounds() -> str:
     )
 
 
-def other_networks() -> str:
-    """Deeper networks, other activations and losses: measured, and the paper's formula."""
-
-    def beside(seen: float, formula: float | None) -> str:
-        if formula is None:
-            return f"{seen:.3g}"
-        return f"**{seen:.3g}** ({formula:.3g})" if seen > formula else f"{seen:.3g} ({formula:.3g})"
-
-    return table(
-        ("data set", "hidden layers, loss", "train", "test", "gradient, rho", "weights, D2W", "logit, Dz"),
-        (
-            (
-                each.dataset,
-                f"{each.layers} {each.activation}"
-                + ("" if each.loss == "convexified cross-entropy" else f", {each.loss}"),
-                f"{each.train_accuracy:.3f}",
-                f"{each.test_accuracy:.3f}",
-                beside(each.gradient, each.rho),
-                beside(each.observed_weights_l2, each.weights_l2),
-                beside(each.observed_logit, each.logit),
-            )
-            for each in MEASUREMENTS["architectures"].stored()
-            if each.loss == "convexified cross-entropy" or each.layers == 1
-            if each.activation in ("tanh", "relu") and "over samples" not in each.loss
-        ),
-    )
-
-
-SHOWN_ALPHAS = (None, 0.5, 1.0, 2.0, 5.0, 10.0)
-
-
-def alphas() -> str:
-    """Accuracy and leakage at some values of alpha, and the alpha that the rule chooses."""
-    stored = MEASUREMENTS["alpha"].stored()
-    lines = []
-    for name in dict.fromkeys(each.dataset for each in stored):
-        found = {each.alpha: each for each in stored if each.dataset == name}
-        shown = [found[alpha] for alpha in SHOWN_ALPHAS]
-        accuracies = (f"{each.train_accuracy:.3f} / {each.test_accuracy:.3f}" for each in shown)
-        lines.append((f"{name}: train / test", *accuracies))
-        if any(each.shadow_leakage is not None for each in shown):
-            leaks = (
-                ""
-                if each.shadow_leakage is None
-                else f"{each.shadow_leakage:.3f} / {_number(each.threshold_leakage, 3)}"
-                for each in shown
-            )
-            lines.append((f"{name}: leakage, shadow / threshold", *leaks))
-    chosen = "; ".join(
-        f"{each.dataset} {each.chosen:g} ({each.paper:g})"
-        + (
-            ""
-            if each.shadow_correlation is None
-            else f", correlations {each.shadow_correlation:.2f} and {_number(each.threshold_correlation, 2)}"
-        )
-        for each in alpha_choices(stored)
-    )
-    columns = ("alpha", *("original loss" if alpha is None else f"{alpha:g}" for alpha in SHOWN_ALPHAS))
-    return (
-        f"{table(columns, lines)}\n\n"
-        "Alpha that the rule chooses (the paper's), and Spearman's correlation of alpha with the leakage, shadow and "
-        f"threshold: {chosen}."
-    )
-
-
 def cifar_networks() -> str:
     """CIFAR with other settings: the networks without privacy, and Algorithm 1."""
-    rows = network_rows(MEASUREMENTS["cifar"].stored())
+    rows = [each for each in network_rows(MEASUREMENTS["cifar"].stored()) if each.epochs == 100]
     return table(
         (
             "data set",
@@ -307,18 +238,16 @@ def cifar_networks() -> str:
             "loss",
             "train (paper / ours)",
             "test",
-            "share of the worst record",
             "Algorithm 1 within 0.04",
         ),
         (
             (
                 each.dataset,
                 each.scaling,
-                f"{each.learning_rate:g}" + ("" if each.epochs == 100 else f", {each.epochs} epochs"),
+                f"{each.learning_rate:g}",
                 each.loss + ("" if each.alpha is None else f", alpha {each.alpha:g}"),
                 _beside(each, "train"),
                 _beside(each, "test"),
-                "" if each.worst_share is None else f"{each.worst_share:.2f}",
                 f"{each.within} of {each.points}" if each.points else "",
             )
             for each in sorted(rows, key=lambda row: (row.dataset, row.alpha is not None, row.difference))
@@ -334,73 +263,6 @@ def _beside(row: NetworkRow, part: str) -> str:
     return f"{printed:.3f} / {marked}" + ("" if ours.spread is None else f" ± {ours.spread:.3f}")
 
 
-def cifar_dpsgd(summaries: Sequence[Summary]) -> str:
-    """CIFAR with other settings: DP-SGD as published, accountant RDP, beside the stored run."""
-    rows = private_rows(MEASUREMENTS["cifar"].stored())
-    epsilons = sorted({row.epsilon for row in rows})
-    lines: list[tuple[str, ...]] = []
-
-    def add(*words: str, accuracies: Mapping[float, float], losses: Mapping[float, float | None]) -> None:
-        shown = [losses[epsilon] for epsilon in epsilons]
-        lines.append(
-            (
-                *words,
-                *(
-                    f"{accuracies[epsilon]:.3f}" + ("" if loss is None else f" ({loss:.3f})")
-                    for epsilon, loss in zip(epsilons, shown, strict=True)
-                ),
-            )
-        )
-
-    for name in dict.fromkeys(row.dataset for row in rows):
-        mine = [row for row in rows if row.dataset == name]
-        add(
-            name,
-            "the paper",
-            "",
-            "",
-            accuracies={row.epsilon: row.paper_test_accuracy for row in mine},
-            losses={row.epsilon: row.paper_accuracy_loss for row in mine},
-        )
-        stored = {
-            each.epsilon: each
-            for each in summaries
-            if (each.dataset, each.method) == (name, "published-rdp") and each.epsilon is not None
-        }
-        add(
-            name,
-            "pixel/255 - 0.5, stored run",
-            "0.001",
-            "convexified",
-            accuracies={epsilon: each.test_accuracy.value for epsilon, each in stored.items()},
-            losses={epsilon: each.accuracy_loss.value for epsilon, each in stored.items()},
-        )
-        for case in dict.fromkeys((row.scaling, row.learning_rate, row.loss) for row in mine):
-            same = [row for row in mine if (row.scaling, row.learning_rate, row.loss) == case]
-            add(
-                name,
-                case[0],
-                f"{case[1]:g}",
-                case[2],
-                accuracies={row.epsilon: row.test_accuracy for row in same},
-                losses={row.epsilon: row.accuracy_loss for row in same},
-            )
-    return table(
-        (
-            "data set",
-            "pixels",
-            "learning rate",
-            "loss",
-            *(f"epsilon {epsilon:g}" for epsilon in epsilons),
-        ),
-        lines,
-    )
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "not measured" if value is None else f"{value:.{digits}f}"
-
-
 def blocks() -> dict[str, str]:
     """All generated parts of the page, by name."""
     results = read_trials([STORED_TRIALS])
@@ -408,10 +270,7 @@ def blocks() -> dict[str, str]:
     return {
         "run": stored_run(results),
         "bounds": upper_bounds(),
-        "architectures": other_networks(),
-        "alpha": alphas(),
         "cifar": cifar_networks(),
-        "cifar-dpsgd": cifar_dpsgd(summaries),
         "sensitivities": sensitivities(),
         "accuracy": accuracy(summaries),
         "correlations": correlations(summaries),
