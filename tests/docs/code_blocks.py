@@ -17,7 +17,13 @@ import contextlib
 import io
 import re
 import shlex
+import socket
+import subprocess
 import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,3 +125,35 @@ def exit_code(words: list[str]) -> int:
         if file is not None:
             Path(file).write_text(told.getvalue(), encoding="utf-8")
     return 0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def serving(command: Sequence[str], port: int, **settings: Any) -> Iterator[None]:
+    """A command that serves, from the time when it is ready; stopped at the end."""
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, **settings
+    ) as service:
+        try:
+            _wait_until_ready(service, f"http://127.0.0.1:{port}/v2/health/ready")
+            yield
+        finally:
+            service.terminate()
+            service.communicate(timeout=60)
+
+
+def _wait_until_ready(service: subprocess.Popen[str], url: str) -> None:
+    until = time.monotonic() + 120
+    while time.monotonic() < until:
+        assert service.poll() is None, service.communicate()[1]
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.1)
+    raise AssertionError("the service did not become ready")

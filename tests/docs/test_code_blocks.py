@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from quietmax.experiments import report
 from quietmax.ledger import Ledger
-from tests.docs.code_blocks import blocks_of, commands, exit_code, run
+from tests.docs.code_blocks import blocks_of, commands, exit_code, free_port, run, serving
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -36,14 +32,58 @@ NOT_RUN = {
 }
 
 
-@pytest.mark.parametrize("page", [page for page, blocks in BLOCKS.items() if any(b.runs for b in blocks)])
-def test_the_blocks_of_a_page_run_when_pasted(page, tmp_path, monkeypatch):
+QUIETMAX = [sys.executable, "-c", "from quietmax.cli import main; main()"]
+# What the requests of a page print: class names, as JSON, from Python and over gRPC.
+ANSWERED = {
+    "README.md": (r"^\['(yes|no)'\]$",),
+    "docs/service.md": (r'"data": ?\["(yes|no)"', r"\[b'(yes|no)' b'(yes|no)'\]"),
+    "docs/tutorials/your-own-table.md": (r'"data": ?\["(yes|no)"', r"\['(yes|no)'\]"),
+}
+
+
+@pytest.mark.parametrize(
+    "page", [page for page, blocks in BLOCKS.items() if any(b.runs or b.served for b in blocks)]
+)
+def test_the_blocks_of_a_page_run_when_pasted_and_its_requests_are_answered(page, tmp_path, monkeypatch):
+    if page in ANSWERED and not (shutil.which("curl") and shutil.which("bash")):
+        pytest.skip("curl is missing; install it with: apt-get install -y curl")
+    if page == "docs/paper.md":  # dozens of figures, which the tests of the report draw
+        monkeypatch.setattr(report, "write_figures", lambda *_: [])
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("QUIETMAX_LEDGER", str(tmp_path / "ledger.sqlite"))
     namespace = {"__name__": "__main__"}
-    for block in BLOCKS[page]:
-        if block.runs:
-            run(block, namespace)
+    ports = {shown: str(free_port()) for shown in ("8080", "8081")}
+    told, key = "", ""
+    with ExitStack() as services:
+        for block in BLOCKS[page]:
+            if block.runs:
+                run(block, namespace)
+            elif block.mark == "serves":
+                *others, served = commands(block.text)
+                assert [exit_code(words) for words in others] == [0] * len(others)
+                with Ledger(tmp_path / "ledger.sqlite") as ledger:
+                    key, _ = ledger.create_key("reader")
+                command = [*QUIETMAX, *(ports.get(word, word) for word in served[1:])]
+                services.enter_context(serving(command, int(ports["8080"])))
+            elif block.mark == "asks":
+                told += _ask(block, ports, key)
+    assert bool(told) == (page in ANSWERED)
+    assert '"error"' not in told
+    for expected in ANSWERED.get(page, ()):
+        assert re.search(expected, told, re.MULTILINE), told
+
+
+def _ask(block, ports: dict[str, str], key: str) -> str:
+    text = re.sub(r"127\.0\.0\.1:(\d+)", lambda found: f"127.0.0.1:{ports[found[1]]}", block.text)
+    if block.language == "python":
+        program = [sys.executable, "-c", text.replace("the key that was shown once", key)]
+    else:
+        program = ["bash", "-ec", text]
+    asked = subprocess.run(
+        program, env={**os.environ, "KEY": key, "NO_PROXY": "*"}, capture_output=True, text=True, check=False
+    )
+    assert asked.returncode == 0, f"{block.page.name}:{block.line}\n{asked.stderr}"
+    return asked.stdout
 
 
 def test_the_blocks_that_are_not_run_are_known_and_say_why():
@@ -98,79 +138,3 @@ def test_a_file_that_the_reader_saves_and_the_output_of_a_command_are_written(tm
         run(block, {})
     assert (tmp_path / "facts.toml").read_text(encoding="utf-8") == "label = 1\n"
     assert (tmp_path / "version.txt").read_text(encoding="utf-8").startswith("quietmax ")
-
-
-QUIETMAX = [sys.executable, "-c", "from quietmax.cli import main; main()"]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@contextmanager
-def _serving(words: list[str], port: int):
-    service = subprocess.Popen(
-        [*QUIETMAX, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        _wait_until_ready(service, port)
-        yield
-    finally:
-        service.terminate()
-        service.communicate(timeout=60)
-
-
-def _wait_until_ready(service: subprocess.Popen[str], port: int) -> None:
-    until = time.monotonic() + 120
-    while time.monotonic() < until:
-        assert service.poll() is None, service.communicate()[1]
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/health/ready", timeout=5):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.1)
-    pytest.fail("the service did not become ready")
-
-
-def _ask(block, ports: dict[str, str], key: str) -> str:
-    text = re.sub(r"127\.0\.0\.1:(\d+)", lambda found: f"127.0.0.1:{ports[found[1]]}", block.text)
-    if block.language == "python":
-        program = [sys.executable, "-c", text.replace("the key that was shown once", key)]
-    else:
-        program = ["bash", "-ec", text]
-    asked = subprocess.run(
-        program, env={**os.environ, "KEY": key, "NO_PROXY": "*"}, capture_output=True, text=True, check=False
-    )
-    assert asked.returncode == 0, f"{block.page.name}:{block.line}\n{asked.stderr}"
-    return asked.stdout
-
-
-@pytest.mark.parametrize("page", ["README.md", "docs/service.md", "docs/tutorials/your-own-table.md"])
-def test_a_page_that_serves_and_asks_gets_answers(page, tmp_path, monkeypatch):
-    if shutil.which("curl") is None or shutil.which("bash") is None:
-        pytest.skip("curl is missing; install it with: apt-get install -y curl")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("QUIETMAX_LEDGER", str(tmp_path / "ledger.sqlite"))
-    blocks = blocks_of(ROOT / page)
-    serves = [block for block in blocks if block.mark == "serves"]
-    namespace = {"__name__": "__main__"}
-    for block in itertools.takewhile(lambda block: not block.served, blocks):
-        if block.runs:
-            run(block, namespace)
-    *others, served = commands(serves[0].text)
-    assert [exit_code(words) for words in others] == [0] * len(others)
-    with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        key, _ = ledger.create_key("reader")
-    ports = {shown: str(_free_port()) for shown in ("8080", "8081")}
-    with _serving([ports.get(word, word) for word in served[1:]], int(ports["8080"])):
-        told = "".join(_ask(block, ports, key) for block in blocks if block.mark == "asks")
-    if page == "README.md":
-        assert re.fullmatch(r"\['(yes|no)'\]", told.strip()), told
-        return
-    if page == "docs/service.md":
-        assert re.search(r"\[b'(yes|no)' b'(yes|no)'\]", told), told  # over gRPC
-    assert '"error"' not in told
-    assert '"outputs"' in told
-    assert re.search(r'"data": ?\["(yes|no)"', told), told  # a table: class names come back

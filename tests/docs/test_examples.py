@@ -6,18 +6,15 @@ import json
 import os
 import re
 import runpy
-import socket
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 import zipfile
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.docs.code_blocks import blocks_of, commands
+from tests.docs.code_blocks import blocks_of, commands, free_port, serving
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # What each must print, whatever the noise.
@@ -204,48 +201,21 @@ def test_the_wheel_alone_runs_the_demo_and_the_ten_lines_of_the_readme(python, t
         return done.stdout
 
     assert "proven" in run("quietmax", "demo", "--json")
-    told, services = "", []
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    try:
+    told, port = "", free_port()
+    with ExitStack() as services:
         for block in blocks_of(ROOT / "README.md"):
-            text = block.text.replace("8080", port)
+            text = block.text.replace("8080", str(port))
             if block.saved_as:
                 (empty / block.saved_as).write_text(text, encoding="utf-8")
             elif block.language == "python":
                 told += run("python", "-c", text)
             elif block.mark == "serves":
                 ((program, *rest),) = commands(text)
-                services.append(
-                    subprocess.Popen(
-                        [str(programs / program), *rest],
-                        cwd=empty,
-                        env=variables,
-                        stdout=subprocess.DEVNULL,
-                        stderr=subprocess.DEVNULL,
-                    )
-                )
-                _wait_until_ready(f"http://127.0.0.1:{port}/v2/health/ready", services[0])
+                command = [str(programs / program), *rest]
+                services.enter_context(serving(command, port, cwd=empty, env=variables))
             elif block.runs:
                 for words in commands(text):
                     told += run(*words)
-    finally:
-        for service in services:
-            service.terminate()
-            service.wait(60)
     assert told.rstrip().endswith(("['yes']", "['no']")), told
     assert "proven" in told
     assert (empty / "card.html").is_file()
-
-
-def _wait_until_ready(url: str, service: subprocess.Popen[bytes]) -> None:
-    until = time.monotonic() + 120
-    while time.monotonic() < until:
-        assert service.poll() is None, "the service ended"
-        try:
-            with urllib.request.urlopen(url, timeout=5):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.1)
-    pytest.fail("the service did not become ready")
