@@ -28,7 +28,6 @@ NOT_RUN = {
     "docs/how-to/own-encoder.md": 1,
     "docs/quick-start.md": 2,
     "docs/reproduce.md": 1,
-    "docs/service.md": 1,
 }
 
 
