@@ -200,7 +200,7 @@ def test_binary_data_after_the_json_require_a_tensor(plain: Running) -> None:
     text = json.dumps(inference(some_rows(1))).encode()
     headers = {"inference-header-content-length": str(len(text))}
     refused = plain.http.post("/v2/models/plain/infer", content=text + b"1234", headers=headers)
-    assert refused.status_code == 400
+    assert refused.status_code == 422
     assert "binary_data_size" in refused.json()["error"]
 
 

@@ -27,7 +27,7 @@ import urllib.request
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from starlette.types import Scope
@@ -138,7 +138,9 @@ class Authenticator:
         number = self._client_ids.get(name)
         if number is None:
             number = await _from_ledger(self._settings.timeout, self._ledger.client, name)
-            _remember(self._client_ids, name, number, _MAX_CLIENT_IDS)
+            if len(self._client_ids) >= _MAX_CLIENT_IDS:
+                self._client_ids.clear()
+            self._client_ids[name] = number
         return Caller(name, number, None, identity.admin, identity.expires)
 
     def _check_login(self, address: str | None) -> None:
@@ -314,14 +316,11 @@ ALGORITHMS: dict[str, tuple[str, str | None]] = {
 _FETCH_TIMEOUT = 5.0
 _MAX_DOCUMENT_BYTES = 2**20
 _MAX_TOKEN_LENGTH = 2**14
-_MAX_VERIFIED = 4096
 _SPACE_SEPARATED = ("scope", "scp")
 
 _log = logging.getLogger(__name__)
 
 Fetch = Callable[[str], Any]
-K = TypeVar("K")
-V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,32 +346,20 @@ class IssuerKeys:
         self._fetched_at = self._attempted_at = -float("inf")
         self._task: asyncio.Task[None] | None = None
         self._failing = False
-        self.verified: dict[bytes, Identity] = {}  # tokens that these keys have verified, by their digest
-
-    async def _refresh(self) -> None:
-        if self._clock() - self._fetched_at < REFRESH_SECONDS:
-            return
-        await self._fetch_keys(wait=not (self._failing and self._usable))
-        if not self._usable:
-            raise HttpError(503, "The keys of the token's issuer cannot be fetched. Nothing was charged.")
 
     async def find(self, kid: str | None, algorithm: str) -> jwt.PyJWK:
-        """Return the key of a token; fetch the keys if it is unknown."""
+        """Return the key of a token; fetch the keys if they are old or it is unknown."""
+        if self._clock() - self._fetched_at >= REFRESH_SECONDS:
+            await self._fetch_keys(wait=not (self._failing and self._usable))
         found = self._find(kid, algorithm)
-        if found is None:
+        if found is None and self._usable:
             await self._fetch_keys(wait=True)
             found = self._find(kid, algorithm)
-        if found is None and self._failing:
+        if not self._usable or (found is None and self._failing):
             raise HttpError(503, "The keys of the token's issuer cannot be fetched. Nothing was charged.")
         if found is None:
             raise HttpError(401, "The token is signed with a key that its issuer does not publish.")
         return found
-
-    async def _fetch_again(self) -> bool:
-        """Fetch the keys, if the last fetch is long enough ago; return whether they have changed."""
-        before = self.verified
-        await self._fetch_keys(wait=True)
-        return self.verified is not before
 
     @property
     def _usable(self) -> bool:
@@ -422,8 +409,7 @@ class IssuerKeys:
         self._failing = False
         self._fetched_at = started
         if keys != self._keys:
-            self._keys = keys
-            self._prepared, self.verified = {}, {}
+            self._keys, self._prepared = keys, {}
 
     def _read_keys(self) -> list[dict[str, Any]]:
         document = self._fetch(f"{self._issuer.rstrip('/')}/.well-known/openid-configuration")
@@ -436,7 +422,7 @@ class IssuerKeys:
 
 
 class TokenVerifier:
-    """Checks bearer tokens. Tokens that were found valid are remembered by their digest."""
+    """Checks bearer tokens."""
 
     def __init__(self, settings: Settings, keys: IssuerKeys | None = None) -> None:
         if find_spec("jwt") is None:
@@ -448,28 +434,10 @@ class TokenVerifier:
     async def _verify(self, token: str) -> Identity:
         if len(token) > _MAX_TOKEN_LENGTH:
             raise HttpError(401, f"The token must have at most {_MAX_TOKEN_LENGTH} characters.")
-        await self._keys._refresh()
-        verified = self._keys.verified
-        digest = hashlib.sha256(token.encode()).digest()
-        identity = verified.get(digest)
-        if identity is None:
-            identity = self._identity(await self._claims(token))
-            _remember(verified, digest, identity, _MAX_VERIFIED)  # in vain if the keys have changed meanwhile
-        if identity.expires <= time.time_ns() // 1000:
-            raise HttpError(401, "The token has expired.")
-        return identity
-
-    async def _claims(self, token: str) -> dict[str, Any]:
         kid, algorithm = _header(token)
         key = await self._keys.find(kid, algorithm)
         try:
-            try:
-                return self._decode(token, key)
-            except jwt.InvalidSignatureError:
-                # Without a key id, a new key shows only by its signatures.
-                if kid is not None or not await self._keys._fetch_again():
-                    raise
-                return self._decode(token, await self._keys.find(kid, algorithm))
+            return self._identity(self._decode(token, key))
         except (jwt.PyJWTError, ValueError, TypeError, RecursionError, OverflowError) as error:
             raise HttpError(401, _reason(error)) from None
 
@@ -501,13 +469,6 @@ class TokenVerifier:
         if isinstance(value, str) and name in _SPACE_SEPARATED:
             value = value.split(" ")
         return wanted in value if isinstance(value, list) else value == wanted
-
-
-def _remember(known: dict[K, V], key: K, value: V, most: int) -> None:
-    """Add an entry; the oldest goes if there are too many."""
-    if len(known) >= most:
-        del known[next(iter(known))]
-    known[key] = value
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):

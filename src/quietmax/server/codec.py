@@ -113,15 +113,16 @@ def _decode_request(
 
 
 def _decode_tensors(
-    request: Mapping[str, Any], binary: bytes | memoryview, deployment: Deployment, max_rows: int
+    request: Mapping[str, Any], binary: memoryview, deployment: Deployment, max_rows: int
 ) -> InferenceRequest:
     inputs = _inputs(request)
+    parts = _binary_parts(inputs, binary)
     encoding = deployment.encoding
     unknown: dict[str, int] = {}
     if encoding is None or _is_encoded(inputs, encoding):
-        rows = _rows(_features_tensor(inputs), binary, deployment, max_rows)
+        rows = _rows(_features_tensor(inputs), parts[0], deployment, max_rows)
     else:
-        frame = _frame(inputs, bytes(binary), encoding, max_rows)
+        frame = _frame(inputs, parts, encoding, max_rows)
         rows = _encode(frame, _with_iso_dates(encoding, inputs))
         unknown = _unknown_values(rows, encoding)
     return InferenceRequest(rows, _id(request), _outputs(request, deployment), unknown)
@@ -280,20 +281,43 @@ def _outputs(request: Mapping[str, Any], deployment: Deployment) -> tuple[tuple[
     return tuple(chosen.items())
 
 
-def _rows(
-    tensor: Mapping[str, Any], binary: bytes | memoryview, deployment: Deployment, max_rows: int
-) -> Rows:
-    count = _row_count(tensor, deployment, max_rows)
+def _binary_parts(inputs: list[dict[str, Any]], binary: memoryview) -> list[memoryview | None]:
+    """Return the binary data of each input; None if its data are listed in the JSON."""
+    parts: list[memoryview | None] = []
+    start = 0
+    for tensor in inputs:
+        name, size = tensor["name"][:64], _parameters(tensor).get("binary_data_size")
+        if size is None:
+            parts.append(None)
+            continue
+        if tensor.get("data") is not None:
+            raise HttpError(400, f"`{name}` must have either `data` or `binary_data_size`, got both.")
+        if type(size) is not int or not 0 <= size <= len(binary) - start:
+            raise HttpError(422, f"The `binary_data_size` of `{name}` must be its number of bytes.")
+        parts.append(binary[start : start + size])
+        start += size
+    if start != len(binary):
+        raise HttpError(
+            422, f"The inputs have a `binary_data_size` of {start} bytes together, got {len(binary)} bytes."
+        )
+    return parts
+
+
+def _datatype(tensor: Mapping[str, Any], known: Mapping[str, Any]) -> str:
     datatype = tensor.get("datatype")
-    kind = INPUT_DATATYPES.get(datatype) if isinstance(datatype, str) else None
-    if kind is None:
-        raise HttpError(422, f"The `datatype` of `{INPUT}` must be one of {', '.join(INPUT_DATATYPES)}.")
+    if not isinstance(datatype, str) or datatype not in known:
+        raise HttpError(422, f"The `datatype` of `{tensor['name'][:64]}` must be one of {', '.join(known)}.")
+    return datatype
+
+
+def _rows(tensor: Mapping[str, Any], part: memoryview | None, deployment: Deployment, max_rows: int) -> Rows:
+    count = _row_count(tensor, deployment, max_rows)
+    datatype = _datatype(tensor, INPUT_DATATYPES)
     size = count * deployment.inputs
-    binary_size = _parameters(tensor).get("binary_data_size")
-    if binary_size is not None:
-        values = _binary_values(tensor, binary, binary_size, kind, size)
+    if part is not None:
+        values = _binary_numbers(INPUT, part, datatype, size)
     else:
-        values = _listed_values(tensor, binary, kind, size)
+        values = _listed_values(tensor, INPUT_DATATYPES[datatype], size)
     with np.errstate(over="ignore"):
         rows = values.astype(np.float32, copy=False).reshape(count, deployment.inputs)
     if not np.abs(rows).max() <= MAX_VALUE:  # neither is NaN
@@ -326,26 +350,7 @@ def _shape(tensor: Mapping[str, Any], example: str) -> list[int]:
     return shape
 
 
-def _binary_values(
-    tensor: Mapping[str, Any], binary: bytes | memoryview, binary_size: Any, kind: np.dtype[Any], size: int
-) -> NDArray[Any]:
-    if tensor.get("data") is not None:
-        raise HttpError(400, f"`{INPUT}` must have either `data` or `binary_data_size`, got both.")
-    needed = size * kind.itemsize
-    if type(binary_size) is not int or binary_size != len(binary) or binary_size != needed:
-        raise HttpError(
-            422,
-            f"`{INPUT}` must have {needed} bytes of binary data, and `binary_data_size` must say so; "
-            f"got {len(binary)} bytes.",
-        )
-    return np.frombuffer(binary, dtype=kind)
-
-
-def _listed_values(
-    tensor: Mapping[str, Any], binary: bytes | memoryview, kind: np.dtype[Any], size: int
-) -> NDArray[Any]:
-    if binary:
-        raise HttpError(400, "Binary data after the JSON requires an input with `binary_data_size`.")
+def _listed_values(tensor: Mapping[str, Any], kind: np.dtype[Any], size: int) -> NDArray[Any]:
     data = tensor.get("data")
     if not isinstance(data, list | np.ndarray):
         raise HttpError(400, f"The `data` of `{INPUT}` must be a list of numbers.")
@@ -387,32 +392,24 @@ def _is_encoded(inputs: list[dict[str, Any]], encoding: Encoding) -> bool:
     return len(inputs) == 1 and inputs[0]["name"] == INPUT and _takes_encoded_rows(encoding)
 
 
-def _frame(inputs: list[dict[str, Any]], binary: bytes, encoding: Encoding, max_rows: int) -> pd.DataFrame:
+def _frame(
+    inputs: list[dict[str, Any]], parts: list[memoryview | None], encoding: Encoding, max_rows: int
+) -> pd.DataFrame:
     """Return the input tensors as the columns of a table."""
     _check_columns([tensor["name"] for tensor in inputs], [column.name for column in encoding.columns])
     count = _common_length(inputs, max_rows)
     columns: dict[str, Any] = {}
-    start = 0
-    for tensor in inputs:
-        name, parameters = tensor["name"], _parameters(tensor)
-        datatype = tensor.get("datatype")
-        if not isinstance(datatype, str) or datatype not in COLUMN_DATATYPES:
-            raise HttpError(422, f"The `datatype` of `{name}` must be one of {', '.join(COLUMN_DATATYPES)}.")
-        size = parameters.get("binary_data_size")
-        if size is None:
-            cells = _listed_column(tensor, datatype, count)
+    for tensor, part in zip(inputs, parts, strict=True):
+        name, datatype = tensor["name"], _datatype(tensor, COLUMN_DATATYPES)
+        if part is None:
+            columns[name] = _listed_column(tensor, datatype, count)
+        elif datatype == "BYTES":
+            columns[name] = _binary_strings(name, part, count)
         else:
-            if tensor.get("data") is not None:
-                raise HttpError(400, f"`{name}` must have either `data` or `binary_data_size`, got both.")
-            if type(size) is not int or not 0 <= size <= len(binary) - start:
-                raise HttpError(422, f"The `binary_data_size` of `{name}` must be its number of bytes.")
-            cells = _binary_column(name, binary[start : start + size], datatype, count)
-            start += size
-        if datatype == "BYTES" and parameters.get("content_type", "str") not in ("str", _ISO_DATES):
+            columns[name] = _binary_numbers(name, part, datatype, count)
+        content_type = _parameters(tensor).get("content_type", "str")
+        if datatype == "BYTES" and content_type not in ("str", _ISO_DATES):
             raise HttpError(422, f"The `content_type` of `{name}` must be str or {_ISO_DATES}.")
-        columns[name] = cells
-    if start != len(binary):
-        raise HttpError(422, f"The columns have {start} bytes of binary data, got {len(binary)} bytes.")
     return pd.DataFrame(columns)
 
 
@@ -499,17 +496,19 @@ def _check_kinds(name: str, kinds: set[type], allowed: set[type], words: str) ->
         raise HttpError(422, f"The `data` of `{name}` must be {words} or null, as its `datatype` says.")
 
 
-def _binary_column(name: str, content: bytes, datatype: str, count: int) -> Any:
-    if datatype == "BYTES":
-        try:
-            strings = _split_strings(content)
-        except ValueError:
-            raise HttpError(
-                422, f"Each string of `{name}` must be 4 bytes for its length, then its bytes in UTF-8."
-            ) from None
-        if len(strings) != count:
-            raise HttpError(422, f"`{name}` must have {count} strings of binary data, got {len(strings)}.")
-        return pd.Series(strings, dtype=object)
+def _binary_strings(name: str, content: memoryview, count: int) -> pd.Series[Any]:
+    try:
+        strings = _split_strings(bytes(content))
+    except ValueError:
+        raise HttpError(
+            422, f"Each string of `{name}` must be 4 bytes for its length, then its bytes in UTF-8."
+        ) from None
+    if len(strings) != count:
+        raise HttpError(422, f"`{name}` must have {count} strings of binary data, got {len(strings)}.")
+    return pd.Series(strings, dtype=object)
+
+
+def _binary_numbers(name: str, content: memoryview, datatype: str, count: int) -> NDArray[Any]:
     kind = COLUMN_DATATYPES[datatype]
     if len(content) != count * kind.itemsize:
         raise HttpError(

@@ -486,7 +486,7 @@ def _decode_request(message: Any, deployment: Deployment, max_rows: int) -> Infe
             {"name": output.name, "parameters": _parameters(output.parameters)} for output in message.outputs
         ],
     }
-    return _decode_tensors(request, b"".join(contents), deployment, max_rows)
+    return _decode_tensors(request, memoryview(b"".join(contents)), deployment, max_rows)
 
 
 def _contents(message: Any, max_rows: int, inputs: int) -> list[bytes]:
