@@ -527,13 +527,6 @@ def test_what_cannot_be_saved_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="built-in network"):
         save_private(modules, tmp_path / "model", dataset="made up")
 
-    class Mine:
-        def transform(self, records):
-            return records
-
-    with pytest.raises(InvalidInput, match="Only models with a feature map"):
-        save_private(_fitted_teachers(features=Mine())[0], tmp_path / "model", dataset="made up")
-
 
 GENERATOR = np.random.default_rng(0)
 LABELS = GENERATOR.integers(0, 2, 60)

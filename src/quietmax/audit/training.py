@@ -60,7 +60,7 @@ from quietmax.estimators.dpsgd.training import (
 from quietmax.estimators.head.estimator import PrivateHead
 from quietmax.estimators.head.weights import HeadSettings
 from quietmax.estimators.teachers import Teachers, shard_of
-from quietmax.estimators.training_set import Persons
+from quietmax.estimators.training_set import Basis, Persons
 from quietmax.mechanisms.base import Answerer, Answers
 from quietmax.models.features.tabular import Identity, UnitNorm
 from quietmax.models.mlp import initial_mlp
@@ -527,7 +527,7 @@ def _dpsgd_draws(
 
 
 def _dpsgd_claim(plan: Plan, unit: Unit = "record") -> Guarantee:
-    return network_guarantee(plan, exact=False, unit=unit)
+    return network_guarantee(plan, Basis(), exact=False, unit=unit)
 
 
 def _neighbouring_draws(

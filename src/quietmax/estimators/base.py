@@ -304,7 +304,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self, blocks: Blocks, *, finite: bool, then: Callable[[Table], Table] = lambda block: block
     ) -> None:
         """Replace all rows by their features, in blocks of suitable size; `then` changes each of these."""
-        feature_map = self.feature_map_ or Identity()
+        feature_map = Identity() if self.feature_map_ is None else self.feature_map_
 
         def mapped(block: Table) -> Iterable[Table]:
             for piece in block._in_blocks(feature_map.dimension(block.features)):

@@ -465,8 +465,9 @@ def vote_guarantee(
     """Return the guarantee of all answers of teachers."""
     facts = {"teachers": teachers, "declared_size": size, **basis.facts}
     guarantee = replace(answers, parameters={**answers.parameters, **facts})
-    assumptions = () if own_modules else (LIBRARY_STACK,)
-    return basis.under(guarantee, assumptions, own=(OWN_MODULES,) if own_modules else ())
+    if own_modules:
+        return basis.under(guarantee, own_modules=OWN_MODULES)
+    return basis.under(guarantee, (LIBRARY_STACK,))
 
 
 def _names(piece: Piece) -> Iterator[bytes]:

@@ -286,7 +286,6 @@ CLASSES = Condition(
     "The classes were not declared (THEORY 3.1).",
     ("The set of classes is public: it was read off the labels, since none were declared.",),
 )
-SIZE = size_condition("record")
 OWN_MAP = Condition(
     "The feature map runs the user's own code.",
     ("The user's own feature map computes a record's features from that record alone.",),
@@ -518,11 +517,12 @@ class Basis:
         guarantee: Guarantee,
         assumptions: Sequence[str] = (),
         *,
-        own: Sequence[Condition],
+        own_modules: Condition | None = None,
         seeded: bool = False,
     ) -> Guarantee:
-        """Return a guarantee with all that it assumes; `own` is what the user's own modules make it rest on."""
-        conditions = [*own, *(() if self.size_declared else (size_condition(guarantee.unit),))]
+        """Return a guarantee with all that it assumes and rests on."""
+        size = None if self.size_declared else size_condition(guarantee.unit)
+        conditions = (own_modules, size, SEEDED_WEIGHTS if seeded else None)
         return _of_training(
             guarantee,
             None if self.features is None else describe_map(self.features),
@@ -531,7 +531,7 @@ class Basis:
             encoding=self.encoding,
             code_before=self.code_before,
             assumptions=assumptions,
-            conditions=[*conditions, *((SEEDED_WEIGHTS,) if seeded else ())],
+            conditions=[each for each in conditions if each is not None],
         )
 
 

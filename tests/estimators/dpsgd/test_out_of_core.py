@@ -23,6 +23,7 @@ from quietmax.estimators.dpsgd.training import (
     _numbered_persons,
 )
 from quietmax.estimators.training_set import Persons
+from quietmax.models.features import Identity
 from quietmax.noise import release
 from quietmax.noise.sources import SeededNoise
 from tests.estimators.made import made
@@ -117,8 +118,8 @@ def test_another_engine_is_an_error() -> None:
 
 
 def test_features_that_are_not_finite_are_an_error(tmp_path: Path) -> None:
-    class Endless:
-        def transform(self, records: Any) -> Any:
+    class Endless(Identity):
+        def _features(self, records: Any) -> Any:
             return np.full_like(records, np.inf)
 
     options = {"schema": PLAIN, "features": Endless(), "centring_steps": 0, "length": 1.0}

@@ -388,7 +388,7 @@ class PrivateNetwork(LogitClassifier):
 
 def network_guarantee(
     plan: Plan,
-    basis: Basis = Basis(),  # noqa: B008
+    basis: Basis,
     *,
     exact: bool,
     own_module: bool = False,
@@ -425,8 +425,8 @@ def network_guarantee(
         },
         unit=unit,
     )
-    own = (_own_module(unit),) if own_module else ()
-    return basis.under(guarantee, assumptions, own=own, seeded=not exact)
+    own = _own_module(unit) if own_module else None
+    return basis.under(guarantee, assumptions, own_modules=own, seeded=not exact)
 
 
 def _own_module(unit: Unit) -> Condition:
