@@ -521,9 +521,10 @@ def test_a_folder_of_answers_belongs_to_one_model_and_one_run(
     ):
         assert_error(run(*wrong), 2, "--output", *words)
     assert len(list(mine.iterdir())) == 1
-    with (answers / ANSWERS_FILE).open("a") as log:
-        fcntl.flock(log, fcntl.LOCK_EX)
-        assert_error(run(*answer), 2, "--output", "no other run")
+    place = os.open(answers, os.O_RDONLY)
+    fcntl.flock(place, fcntl.LOCK_EX)
+    assert_error(run(*answer), 2, "--output", "no other run")
+    os.close(place)
     output_of(run(*answer))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,13 +24,6 @@ from quietmax.estimators.blocks import (
     _person_digests,
     added,
 )
-
-
-@pytest.fixture(autouse=True)
-def _threads_as_before() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(params=["memory", "disk", "both"])

@@ -66,14 +66,17 @@ def flat(*tables: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.concatenate([table.reshape(-1) for table in tables])
 
 
-def noisy(counts: NDArray[np.int64], seed: int = 0, mu: float = 0.268) -> Evaluation:
+def drawn(units: NDArray[np.int64], classes: Any, seed: int = 0) -> Evaluation:
+    charges = [EvaluationCharge(0.268, "parallel", ("seeded",))]
+    return _noisy_evaluation(units, classes, TRAINING, charges, SeededNoise(seed))
+
+
+def noisy(counts: NDArray[np.int64], seed: int = 0) -> Evaluation:
     """Evaluate a table of whole people by true and predicted class; all answers have the highest confidence."""
     right = np.trace(counts)
     calibration = np.zeros((BINS, 2), dtype=np.int64)
     calibration[-1] = right, counts.sum() - right
-    charges = [EvaluationCharge(mu, "parallel", ("seeded",))]
-    units = flat(counts, calibration) * UNITS
-    return _noisy_evaluation(units, range(len(counts)), TRAINING, charges, SeededNoise(seed))
+    return drawn(flat(counts, calibration) * UNITS, range(len(counts)), seed)
 
 
 # --- intervals ----------------------------------------------------------------------------------------------------
@@ -192,10 +195,10 @@ def test_every_row_is_answered_on_its_own_bit_for_bit() -> None:
 def test_the_noise_has_the_size_that_the_guarantee_states() -> None:
     empty = np.zeros((2, 2), dtype=np.int64)
     one = [noisy(empty, seed) for seed in range(500)]
-    drawn = np.array([[*np.ravel(each.confusion), *np.ravel(each.calibration)] for each in one]).ravel()
+    found = np.array([[*np.ravel(each.confusion), *np.ravel(each.calibration)] for each in one]).ravel()
     assert one[0].noise == pytest.approx(math.sqrt(2) / 0.268, rel=1e-3)
     # The variance of 7,000 draws: five standard errors.
-    assert np.var(drawn) == pytest.approx(one[0].noise ** 2, rel=5 * math.sqrt(2 / 7000))
+    assert np.var(found) == pytest.approx(one[0].noise ** 2, rel=5 * math.sqrt(2 / 7000))
     nobody = np.zeros(4 + 2 * BINS, dtype=np.int64)
     both = _noisy_evaluation(nobody, "ab", TRAINING, [EvaluationCharge(0.268, "parallel")])
     assert both.noise == pytest.approx(math.sqrt(2) / 0.268, rel=1e-3)
@@ -212,8 +215,7 @@ def test_published_figures_cover_the_true_ones_and_are_close_to_the_exact_ones()
         right = rng.random(2000) < np.array(truth["recall"])[labels]
         bins = rng.integers(0, BINS, 2000)  # confidence tells nothing here: every bin is right as often
         counts = _count_answers(labels, np.where(right, labels, 1 - labels), bins, None, classes=2)
-        charges = [EvaluationCharge(0.268, "parallel", ("seeded",))]
-        evaluation = _noisy_evaluation(counts, ("no", "yes"), TRAINING, charges, SeededNoise(seed))
+        evaluation = drawn(counts, ("no", "yes"), seed)
         exact = _exact_evaluation(counts, ("no", "yes"), "person")
         assert evaluation.accuracy.value == pytest.approx(exact.accuracy.value, abs=0.025)
         assert exact.accuracy.value == pytest.approx(right.mean(), abs=1e-6)
@@ -233,15 +235,12 @@ def test_both_tables_are_used_for_the_accuracy() -> None:
     calibration[-1, 0] = 1000 * UNITS
     values = []
     for seed in range(300):
-        charges = [EvaluationCharge(0.268, "parallel", ("seeded",))]
-        evaluation = _noisy_evaluation(
-            flat(counts, calibration), range(10), TRAINING, charges, SeededNoise(seed)
-        )
+        evaluation = drawn(flat(counts, calibration), range(10), seed)
         right, wrong, right_noise, wrong_noise = evaluation._totals
         values.append((right, wrong))
-    for drawn, noise, true in zip(np.array(values).T, (right_noise, wrong_noise), (1000, 0), strict=True):
-        assert np.mean(drawn) == pytest.approx(true, abs=5 * noise / math.sqrt(300))
-        assert np.std(drawn) == pytest.approx(noise, rel=5 / math.sqrt(600))
+    for found, noise, true in zip(np.array(values).T, (right_noise, wrong_noise), (1000, 0), strict=True):
+        assert np.mean(found) == pytest.approx(true, abs=5 * noise / math.sqrt(300))
+        assert np.std(found) == pytest.approx(noise, rel=5 / math.sqrt(600))
     assert wrong_noise < 2.3 * evaluation.noise  # sqrt(90) = 9.5 from the table of classes alone
 
 
@@ -405,6 +404,24 @@ def head(**settings: Any) -> PrivateHead:
     return made(PrivateHead, epsilon=1.0, delta=1e-5, declared_size=1200, **settings)
 
 
+def held_out(share: float = 0.3, *, persons: bool = True, **settings: Any) -> tuple[Any, PrivateHead]:
+    """People of whom some were held out, and a head trained on the others."""
+    split = hold_out(people(persons=persons), share)
+    return split, head(**settings).fit(split.train)
+
+
+def save(fitted: Any, folder: Path, **options: Any) -> Path:
+    return save_private(fitted, folder, dataset="people", **options)
+
+
+def evaluate(folder: Path, records: Any, **options: Any) -> Evaluation:
+    return evaluate_folder(folder, open_private(folder), records, **options)
+
+
+def stored(folder: Path) -> list[EvaluationCharge]:
+    return read_evaluations(folder, open_private(folder))
+
+
 @pytest.mark.parametrize("persons", [True, False])
 def test_a_model_is_evaluated_on_its_holdout_for_free_and_on_nobody_else(persons: bool) -> None:
     split = hold_out(people(persons=persons), 0.3, seed=4)
@@ -484,13 +501,13 @@ def test_a_model_that_is_paid_per_answer_cannot_be_evaluated(kind: str, tmp_path
     for budget in ({}, {"epsilon": 1.0}):
         with pytest.raises(InvalidInput, match=refused):
             fitted.evaluate(split.records, **budget)
-    folder = save_private(fitted, tmp_path / "model", dataset="people")
+    folder = save(fitted, tmp_path / "model")
     for exact in (False, True):
         with pytest.raises(InvalidInput, match=refused):
-            evaluate_folder(folder, open_private(folder), split.records, exact=exact)
+            evaluate(folder, split.records, exact=exact)
     assert fitted.predictor_.answered == 0
     assert not (folder / EVALUATION_FILE).exists()
-    assert read_evaluations(folder, open_private(folder)) == []
+    assert stored(folder) == []
 
 
 def test_networks_are_evaluated_too() -> None:
@@ -552,9 +569,9 @@ def test_people_who_may_have_other_names_are_refused(tmp_path: Path) -> None:
     evaluation = fitted.evaluate(frame.astype({"who": "category"}))
     assert evaluation.guarantee.status == "proven"
     assert "The evaluated people have the same names as in training." in evaluation.guarantee.assumptions
-    folder = save_private(fitted, tmp_path / "model", dataset="people")
+    folder = save(fitted, tmp_path / "model")
     with pytest.raises(InvalidInput, match="the encoding that the model was trained with"):
-        evaluate_folder(folder, open_private(folder), encode_table(renamed, schema), exact=True)
+        evaluate(folder, encode_table(renamed, schema), exact=True)
 
 
 def test_records_of_another_encoding_are_refused() -> None:
@@ -590,8 +607,8 @@ def test_a_free_evaluation_of_records_assumes_that_they_are_encoded_as_in_traini
 @pytest.mark.parametrize("persons", [True, False])
 def test_the_rule_of_the_holdout_is_not_applied_to_plain_arrays(persons: bool) -> None:
     """The training set under other names is not the holdout."""
-    split = hold_out(people(persons=persons), 0.3)
-    fitted, train = head().fit(split.train), split.train
+    split, fitted = held_out(persons=persons)
+    train = split.train
     arrays = (train.features, train.labels, np.arange(len(train)) if persons else None)
     with pytest.raises(InvalidInput, match="a budget is required"):
         fitted.evaluate(*arrays)
@@ -613,51 +630,49 @@ def test_an_estimator_whose_last_fit_failed_cannot_be_evaluated() -> None:
         fitted.evaluate(other.records)
 
 
-def saved(tmp_path: Path, records: Records, share: float = 0.3, **settings: Any) -> Path:
-    fitted = head(**settings).fit(hold_out(records, share).train)
-    return save_private(fitted, tmp_path / "model", dataset="people")
+def saved(tmp_path: Path) -> tuple[Path, Records]:
+    """A folder with a model, and the people on whom it can be evaluated."""
+    split, fitted = held_out()
+    return save(fitted, tmp_path / "model"), split.records
 
 
 def test_a_folder_keeps_its_evaluations_and_what_they_cost(tmp_path: Path) -> None:
-    records = people()
-    folder = saved(tmp_path, records)
+    folder, records = saved(tmp_path)
     model = open_private(folder)
-    assert read_evaluations(folder, open_private(folder)) == []
+    assert stored(folder) == []
     first = evaluate_folder(folder, model, records, mu=0.1)
     second = evaluate_folder(folder, model, records)  # what is left
     assert second.guarantee.mu == model.guarantee.mu
     assert math.hypot(0.1, second.mu or 0.0) == pytest.approx(model.guarantee.mu or 0.0)
-    assert [each.result for each in read_evaluations(folder, open_private(folder))] == [first, second]
+    assert [each.result for each in stored(folder)] == [first, second]
     with pytest.raises(BudgetExhausted, match="as much as the training"):
         evaluate_folder(folder, model, records)
     third = evaluate_folder(folder, model, records, mu=1.0)
     assert third.guarantee.mu == pytest.approx(math.hypot(model.guarantee.mu or 0.0, 1.0))
-    assert len(read_evaluations(folder, open_private(folder))) == 3
+    assert len(stored(folder)) == 3
 
 
 def test_an_estimator_that_is_saved_keeps_its_evaluations_in_the_folder(tmp_path: Path) -> None:
-    split = hold_out(people(), 0.3)
-    fitted = head().fit(split.train)
+    split, fitted = held_out()
     before = fitted.evaluate(split.test, mu=0.1)
-    folder = save_private(fitted, tmp_path / "model", dataset="people")
-    assert [each.result for each in read_evaluations(folder, open_private(folder))] == [before]
-    evaluate_folder(folder, open_private(folder), split.records, mu=0.1)
+    folder = save(fitted, tmp_path / "model")
+    assert [each.result for each in stored(folder)] == [before]
+    evaluate(folder, split.records, mu=0.1)
     rest = fitted.evaluate(split.test)
     assert rest.mu == pytest.approx(math.sqrt(fitted.guarantee_.mu**2 - 0.02))
-    assert [each.result for each in read_evaluations(folder, open_private(folder))][2] == rest
-    save_private(fitted, folder, dataset="people", overwrite=True)
-    assert [each.result for each in read_evaluations(folder, open_private(folder))][2] == rest
-    save_private(head().fit(split.train), folder, dataset="people", overwrite=True)
-    assert read_evaluations(folder, open_private(folder)) == []
+    assert [each.result for each in stored(folder)][2] == rest
+    save(fitted, folder, overwrite=True)
+    assert [each.result for each in stored(folder)][2] == rest
+    save(head().fit(split.train), folder, overwrite=True)
+    assert stored(folder) == []
     with pytest.raises(DataUnavailable, match="those of another model"):
         fitted.evaluate(split.test, mu=0.1)
 
 
 def test_of_several_folders_only_the_first_evaluates_for_free(tmp_path: Path) -> None:
-    split = hold_out(people(), 0.3)
-    fitted = head().fit(split.train)
+    split, fitted = held_out()
     training = fitted.guarantee_.mu
-    first, second = (save_private(fitted, tmp_path / name, dataset="people") for name in "ab")
+    first, second = (save(fitted, tmp_path / name) for name in "ab")
     assert (first / "model.json").read_bytes() == (second / "model.json").read_bytes()
     model = open_private(second)
     with pytest.raises(BudgetExhausted, match=r"saved before, and only the first one.* requires a budget"):
@@ -669,22 +684,21 @@ def test_of_several_folders_only_the_first_evaluates_for_free(tmp_path: Path) ->
         math.hypot(training, 0.1)
     )  # with what the first one may spend
     assert "left to another copy" in further.guarantee.because
-    third = save_private(fitted, tmp_path / "c", dataset="people")
+    third = save(fitted, tmp_path / "c")
     assert [each.result for each in read_evaluations(third, model)] == [evaluation]
     with pytest.raises(BudgetExhausted):
-        evaluate_folder(third, open_private(third), split.records)
+        evaluate(third, split.records)
     shutil.rmtree(first)
-    fourth = save_private(fitted, tmp_path / "d", dataset="people")
+    fourth = save(fitted, tmp_path / "d")
     with pytest.raises(BudgetExhausted, match="only the first one"):
-        evaluate_folder(fourth, open_private(fourth), split.records)
+        evaluate(fourth, split.records)
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_an_interrupted_save_leaves_one_free_evaluation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    split = hold_out(people(), 0.3)
-    fitted = head().fit(split.train)
+    split, fitted = held_out()
     replace_folder = serialization._replace
 
     def interrupted(target: Path, staging: Path) -> None:
@@ -695,35 +709,34 @@ def test_an_interrupted_save_leaves_one_free_evaluation(
     with monkeypatch.context() as changed:
         changed.setattr(serialization, "_replace", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            save_private(fitted, tmp_path / "model", dataset="people")
+            save(fitted, tmp_path / "model")
     assert fitted.evaluate(split.records).mu == fitted.guarantee_.mu
     if moment == "before":
-        save_private(fitted, tmp_path / "model", dataset="people")
+        save(fitted, tmp_path / "model")
     with pytest.raises(BudgetExhausted):
         evaluate_folder(tmp_path / "model", open_private(tmp_path / "model"), split.records)
 
 
 def test_a_folder_without_its_evaluations_has_an_unknown_balance(tmp_path: Path) -> None:
-    records = people()
-    folder = saved(tmp_path, records)
-    evaluate_folder(folder, open_private(folder), records)
+    folder, records = saved(tmp_path)
+    evaluate(folder, records)
     path = folder / EVALUATION_FILE
     content = path.read_text()
     path.unlink()
-    other = save_private(head().fit(hold_out(records, 0.3).train), tmp_path / "other", dataset="people")
+    other = save(head().fit(hold_out(records, 0.3).train), tmp_path / "other")
     for restored in (None, (other / EVALUATION_FILE).read_text()):
         if restored is not None:
             path.write_text(restored)
         with pytest.raises(DataUnavailable, match="missing, damaged or those of another model"):
-            read_evaluations(folder, open_private(folder))
+            stored(folder)
         with pytest.raises(DataUnavailable, match="What was spent on them is unknown"):
-            evaluate_folder(folder, open_private(folder), records, mu=0.1)
+            evaluate(folder, records, mu=0.1)
     path.write_text(content)
-    evaluate_folder(folder, open_private(folder), records, mu=0.1)
+    evaluate(folder, records, mu=0.1)
 
 
 def test_a_folder_with_another_holdout_than_its_guarantee_names_is_refused(tmp_path: Path) -> None:
-    path = saved(tmp_path, people()) / "model.json"
+    path = saved(tmp_path)[0] / "model.json"
     content = json.loads(path.read_text())
     assert content["guarantee"]["parameters"]["holdout"] == content["holdout"] == {"share": 0.3, "seed": 0}
     for edited in ({"share": 0.999, "seed": 0}, {"share": 0.3, "seed": 1}, None):
@@ -738,8 +751,7 @@ def test_a_folder_with_another_holdout_than_its_guarantee_names_is_refused(tmp_p
 
 @pytest.mark.parametrize("evaluated", [True, False])
 def test_a_copy_of_an_estimator_cannot_evaluate_the_holdout_for_free(evaluated: bool, tmp_path: Path) -> None:
-    split = hold_out(people(), 0.3)
-    fitted = head().fit(split.train)
+    split, fitted = held_out()
     if evaluated:
         fitted.evaluate(split.test, mu=0.1)
     copies = [copy.deepcopy(fitted), pickle.loads(pickle.dumps(fitted))]
@@ -747,9 +759,9 @@ def test_a_copy_of_an_estimator_cannot_evaluate_the_holdout_for_free(evaluated: 
     for number, copied in enumerate(copies):
         with pytest.raises(BudgetExhausted, match="copied or saved before"):
             copied.evaluate(split.test)
-        folder = save_private(copied, tmp_path / str(number), dataset="people")
+        folder = save(copied, tmp_path / str(number))
         with pytest.raises(BudgetExhausted, match="copied or saved before"):
-            evaluate_folder(folder, open_private(folder), split.test)
+            evaluate(folder, split.test)
         paid = copied.evaluate(split.test, mu=0.1).guarantee
         assert paid.mu == pytest.approx(math.hypot(fitted.guarantee_.mu, 0.1))
     free = fitted.evaluate(split.test).guarantee
@@ -757,29 +769,27 @@ def test_a_copy_of_an_estimator_cannot_evaluate_the_holdout_for_free(evaluated: 
 
 
 def test_two_references_to_one_estimator_share_its_account(tmp_path: Path) -> None:
-    split = hold_out(people(), 0.3)
-    fitted = head().fit(split.train)
+    split, fitted = held_out()
     shared = copy.copy(fitted)
-    folder = save_private(fitted, tmp_path / "model", dataset="people")
+    folder = save(fitted, tmp_path / "model")
     shared.evaluate(split.test)
     with pytest.raises(BudgetExhausted):
-        evaluate_folder(folder, open_private(folder), split.test)
+        evaluate(folder, split.test)
 
 
 def test_a_fork_cannot_evaluate_and_saves_without_the_free_evaluation(tmp_path: Path) -> None:
-    split = hold_out(people(), 0.3)
-    fitted = head().fit(split.train)
+    split, fitted = held_out()
     child = os.fork()
     if child == 0:  # pragma: no cover
         try:
             fitted.evaluate(split.test)
         except QuietmaxError:
-            save_private(fitted, tmp_path / "forked", dataset="people")
+            save(fitted, tmp_path / "forked")
         os._exit(0)
     os.waitpid(child, 0)
     folder = tmp_path / "forked"
     with pytest.raises(BudgetExhausted, match="only the first one"):
-        evaluate_folder(folder, open_private(folder), split.test)
+        evaluate(folder, split.test)
     fitted.evaluate(split.test)
 
 
@@ -787,17 +797,16 @@ def test_what_an_evaluation_assumes_is_stored_with_its_charge(tmp_path: Path) ->
     data = people(persons=False)
     fitted = head(classes=(0, 1), random_state=0).fit(data.features[:2000], data.labels[:2000])
     evaluation = fitted.evaluate(data.features[2000:], data.labels[2000:], disjoint=True)
-    folder = save_private(fitted, tmp_path / "model", dataset="people")
-    (stored,) = read_evaluations(folder, open_private(folder))
-    assert stored.assumes == ("disjoint", "seeded")
-    assert composed_guarantee(open_private(folder).guarantee, [stored]) == evaluation.guarantee
+    folder = save(fitted, tmp_path / "model")
+    (found,) = stored(folder)
+    assert found.assumes == ("disjoint", "seeded")
+    assert composed_guarantee(open_private(folder).guarantee, [found]) == evaluation.guarantee
 
 
 def test_exact_figures_are_neither_charged_nor_stored(tmp_path: Path) -> None:
-    records = people()
-    folder = saved(tmp_path, records)
+    folder, records = saved(tmp_path)
     before = {file.name: file.read_bytes() for file in folder.iterdir()}
-    exact = evaluate_folder(folder, open_private(folder), records, exact=True)
+    exact = evaluate(folder, records, exact=True)
     assert exact.exact
     assert exact.guarantee is None
     assert exact.to_json()["publishable"] is False
@@ -817,8 +826,7 @@ def test_exact_figures_are_neither_charged_nor_stored(tmp_path: Path) -> None:
 def test_an_evaluation_that_does_not_end_costs_nothing(
     where: Any, failing: str, problem: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    records = people()
-    folder = saved(tmp_path, records)
+    folder, records = saved(tmp_path)
     model = open_private(folder)
     before = (folder / EVALUATION_FILE).read_bytes()
 
@@ -838,8 +846,7 @@ def test_an_evaluation_that_does_not_end_costs_nothing(
 def test_the_result_is_stored_with_its_cost_before_it_is_returned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    records = people()
-    folder = saved(tmp_path, records)
+    folder, records = saved(tmp_path)
     model = open_private(folder)
     written: list[bytes] = []
 
@@ -858,9 +865,8 @@ def test_the_result_is_stored_with_its_cost_before_it_is_returned(
 
 
 def test_evaluations_of_another_model_or_edited_ones_are_refused(tmp_path: Path) -> None:
-    records = people()
-    folder = saved(tmp_path, records)
-    evaluate_folder(folder, open_private(folder), records)
+    folder, records = saved(tmp_path)
+    evaluate(folder, records)
     path = folder / EVALUATION_FILE
     content = json.loads(path.read_text())
     entry = content["evaluations"][0]
@@ -888,9 +894,9 @@ def test_evaluations_of_another_model_or_edited_ones_are_refused(tmp_path: Path)
     for edited in edits:
         path.write_text(json.dumps(edited))
         with pytest.raises(DataUnavailable, match="What was spent on them is unknown"):
-            read_evaluations(folder, open_private(folder))
+            stored(folder)
         with pytest.raises(DataUnavailable):
-            evaluate_folder(folder, open_private(folder), records)
+            evaluate(folder, records)
 
 
 def test_models_that_hold_out_different_people_have_splits_of_different_names(tmp_path: Path) -> None:
@@ -904,21 +910,19 @@ def test_models_that_hold_out_different_people_have_splits_of_different_names(tm
             label="ill", classes=("0", "1"), bounds={"a": (0, bound)}, person=person, ignore=ignore
         )
         split = hold_out(encode_table(frame, schema), share, seed=seed)
-        folder = save_private(head().fit(split.train), tmp_path / f"{number}", dataset="people")
+        folder = save(head().fit(split.train), tmp_path / f"{number}")
         names.add(split_name(open_private(folder)))
     assert len(names) == 5
     assert None not in names
-    again = save_private(head().fit(split.train), tmp_path / "again", dataset="people")
+    again = save(head().fit(split.train), tmp_path / "again")
     assert split_name(open_private(again)) in names
     for persons in (True, False):  # nothing says how the people or rows of two arrays are related
         for number in range(2):
             scaled = replace(people(persons=persons), features=people().features * (number + 1))
             model = head().fit(hold_out(scaled, 0.3).train)
-            names.add(
-                split_name(open_private(save_private(model, tmp_path / f"{persons}{number}", dataset="x")))
-            )
+            names.add(split_name(open_private(save(model, tmp_path / f"{persons}{number}"))))
     assert len(names) == 9
-    folder = save_private(head().fit(people()), tmp_path / "everybody", dataset="people")
+    folder = save(head().fit(people()), tmp_path / "everybody")
     assert split_name(open_private(folder)) is None
 
 

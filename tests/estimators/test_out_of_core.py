@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,10 @@ import torch
 
 from quietmax import DPSGD, PrivateHead, Teachers
 from quietmax.errors import InvalidData, InvalidInput
-from quietmax.estimators import blocks
 from quietmax.estimators.blocks import LocalEngine
 from quietmax.estimators.dpsgd import training
 from quietmax.estimators.head import estimator as head
-from quietmax.models import CrossEntropy, TrainingSettings
+from quietmax.models import MLP, CrossEntropy, TrainingSettings
 from tests.estimators.made import made
 from tests.estimators.table_of_people import PERSONS, PLAIN, files, table_of_people
 
@@ -54,20 +52,6 @@ WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
 KINDS = pytest.mark.parametrize("kind", [PrivateHead, DPSGD, Teachers])
 
 
-@pytest.fixture(autouse=True)
-def _threads_as_before() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of few rows, so that every batch and every shard is in many of them."""
-    monkeypatch.setattr(blocks, "ROWS_AT_ONCE", 32)
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1)
-
-
 def people(kind: Any) -> Any:
     """Rows of persons, who are spread over all rows."""
     return table_of_people(ROWS[kind], ROWS[kind] * 2 // 5)
@@ -81,25 +65,16 @@ def fit(kind: Any, source: Any, **settings: Any) -> Any:
 def released(fitted: Any) -> list[Any]:
     """All numbers that a training computed from the records."""
     if isinstance(fitted, PrivateHead):
-        return [
-            fitted.size_,
-            fitted.centre_,
-            fitted.coef_,
-            *([] if fitted.whitening_ is None else [fitted.whitening_]),
-        ]
-    if isinstance(fitted, DPSGD):
-        network, centring = fitted.model_.network, fitted.model_.centring
-        modules = [network.module] if fitted.network is not None else []
-        parameters = [each for module in modules for each in module.parameters()]
-        tensors = parameters or [tensor for _, tensor in network.parameters()]
-        return [
-            *(each.detach().numpy() for each in tensors),
-            *([] if centring is None else [centring.centre]),
-        ]
-    trained = fitted.ensemble_.teachers
-    if isinstance(trained, list):
-        return [each.weight.detach().numpy() for each in trained]
-    return [trained.weight_vectors().numpy(), fitted.ensemble_.silent]
+        found = [fitted.size_, fitted.centre_, fitted.coef_, fitted.whitening_]
+        return [each for each in found if each is not None]
+    network = fitted.ensemble_.teachers if isinstance(fitted, Teachers) else fitted.model_.network
+    others = [fitted.ensemble_.silent] if isinstance(fitted, Teachers) else []
+    if isinstance(fitted, DPSGD) and fitted.model_.centring is not None:
+        others = [fitted.model_.centring.centre]
+    if isinstance(network, MLP):
+        return [network.weight_vectors().numpy(), *others]
+    modules = network if isinstance(network, list) else [network.module]
+    return [*(each.detach().numpy() for module in modules for each in module.parameters()), *others]
 
 
 def assert_same(one: Any, other: Any) -> None:

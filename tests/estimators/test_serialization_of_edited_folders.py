@@ -92,11 +92,7 @@ def saved(tmp_path_factory):
     """A folder for each kind of private model."""
     place = tmp_path_factory.mktemp("models")
     return {
-        kind: save_private(
-            estimator.fit(FEATURES, LABELS),
-            place / kind,
-            dataset="made up",
-        )
+        kind: save_private(estimator.fit(FEATURES, LABELS), place / kind, dataset="made up")
         for kind, estimator in ESTIMATORS.items()
     }
 
@@ -104,6 +100,10 @@ def saved(tmp_path_factory):
 def _copied(folder, target):
     shutil.copytree(folder, target)
     return target
+
+
+def _claim(folder):
+    return json.loads((folder / "model.json").read_text())["guarantee"]
 
 
 def _edit(folder, change):
@@ -129,24 +129,14 @@ def test_a_folder_as_it_was_written_claims_what_the_estimator_did(saved: dict[st
     assert read_card(saved[kind]).guarantee == opened.guarantee
 
 
-@pytest.mark.parametrize("kind", [kind for kind in ESTIMATORS if "seeded" in kind])
-def test_seeded_noise_with_a_proven_status_is_refused(
+@pytest.mark.parametrize("kind", [kind for kind in ESTIMATORS if "seeded" in kind or "not declared" in kind])
+def test_seeded_noise_or_what_was_read_off_the_records_with_a_proven_status_is_refused(
     saved: dict[str, Path], kind: str, tmp_path: Path
 ) -> None:
     assert open_private(saved[kind]).guarantee.status == "conditional"
     folder = _copied(saved[kind], tmp_path / "model")
-    _refused(
-        _edit(folder, lambda found: found["guarantee"].update(status="proven", assumptions=[])),
-        "states status 'proven', but the rest of it implies 'conditional'",
-    )
-
-
-@pytest.mark.parametrize("kind", [kind for kind in ESTIMATORS if "not declared" in kind])
-def test_what_was_read_off_the_records_with_a_proven_status_is_refused(
-    saved: dict[str, Path], kind: str, tmp_path: Path
-) -> None:
-    folder = _copied(saved[kind], tmp_path / "model")
-    _refused(_edit(folder, lambda found: found["guarantee"].update(status="proven", assumptions=[])))
+    _edit(folder, lambda found: found["guarantee"].update(status="proven", assumptions=[]))
+    _refused(folder, "states status 'proven', but the rest of it implies 'conditional'")
 
 
 @pytest.mark.parametrize("kind", ["head, seeded", "head asked, seeded", "teachers, seeded", "dpsgd, seeded"])
@@ -154,7 +144,7 @@ def test_seeded_noise_that_is_marked_as_exact_is_refused_by_the_reason_alone(
     saved: dict[str, Path], kind: str, tmp_path: Path
 ) -> None:
     same = "head, gradient" if kind == "head, seeded" else kind.removesuffix(", seeded")
-    exact = json.loads((saved[same] / "model.json").read_text())["guarantee"]
+    exact = _claim(saved[same])
 
     def mark(found):
         claim = found["guarantee"]
@@ -192,7 +182,7 @@ def test_what_was_not_declared_and_is_marked_as_declared_is_refused_by_the_reaso
 def test_a_guarantee_that_does_not_say_what_was_declared_is_refused(
     saved: dict[str, Path], kind: str, tmp_path: Path
 ) -> None:
-    declared = json.loads((saved[kind.partition(",")[0]] / "model.json").read_text())["guarantee"]
+    declared = _claim(saved[kind.partition(",")[0]])
 
     def remove(found):
         claim = found["guarantee"]
@@ -292,19 +282,52 @@ def test_weights_that_were_not_released_and_are_marked_so_are_refused(
     _refused(folder)
     (folder / "account.json").unlink()
     _refused(folder)
-    released = json.loads((saved["head, output"] / "model.json").read_text())
-    _edit(folder, lambda found: found.update(guarantee=released["guarantee"]))
+    _edit(folder, lambda found: found.update(guarantee=_claim(saved["head, output"])))
     FileAccount.create(folder / "account.json")
     _refused(folder, "has an account of answers paid for, but its weights are marked as released")
 
 
+SILENT: list[Any] = [None, -1, "x", [], {}, 1e308, True, [None], [False] * 2, [0, 0, 0], [[False]] * 3]
+OTHER_CLASSES = replace(MEASURED, classes=("a", "b", "c"), inferred=())
+DAMAGED: list[tuple[str, dict[str, Any]]] = [
+    *(
+        (kind, changes)
+        for kind in ("head, gradient", "head asked", "teachers", "dpsgd")
+        for changes in (
+            *({"features": each} for each in (None, {})),
+            *({"inputs": each} for each in (3, 0, 1e308, 10**12)),
+            *({"classes": each} for each in (None, ["no"], ["no", "yes", "perhaps"])),
+            *({"guarantee": each} for each in (-1, [None], {})),
+            {"encoding": json.loads(OTHER_CLASSES.to_json())},
+        )
+    ),
+    ("head, gradient", {"bias": None}),
+    *(("teachers", {"silent": each}) for each in SILENT),
+    *((kind, {"widths": each}) for kind in ("teachers", "dpsgd") for each in (None, [], [5, 2])),
+    *(("teachers", {"queries": 0}), ("teachers", {"method": "best"})),
+]
+
+
+@pytest.mark.parametrize(("kind", "changes"), DAMAGED, ids=str)
+def test_parts_that_do_not_fit_together_are_refused_in_a_sentence(
+    saved: dict[str, Path], kind: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = _edit(_copied(saved[kind], tmp_path / "bad"), lambda found: found.update(changes))
+    with pytest.raises(DataUnavailable, match="is damaged") as error:
+        open_private(folder)
+    assert "\n" not in str(error.value)
+
+
+def test_a_model_of_another_kind_is_refused(saved: dict[str, Path], tmp_path: Path) -> None:
+    folder = _edit(_copied(saved["dpsgd"], tmp_path / "other"), lambda found: found.update(kind="mlp"))
+    with pytest.raises(InvalidInput, match="not a private one"):
+        open_private(folder)
+
+
 @pytest.mark.parametrize("kind", ESTIMATORS)
 def test_weights_of_another_folder_are_refused(saved: dict[str, Path], kind: str, tmp_path: Path) -> None:
-    other = save_private(
-        copy.copy(ESTIMATORS[kind]).fit(FEATURES[::-1] / 2, LABELS),
-        tmp_path / "other",
-        dataset="made up",
-    )
+    fitted = copy.copy(ESTIMATORS[kind]).fit(FEATURES[::-1] / 2, LABELS)
+    other = save_private(fitted, tmp_path / "other", dataset="made up")
     shutil.copy(saved[kind] / "weights.safetensors", other)
     _refused(other, "are not those that model.json describes")
 
@@ -460,6 +483,7 @@ def test_a_model_that_is_paid_per_answer_and_has_no_account_is_refused(
     saved: dict[str, Path], kind: str, tmp_path: Path
 ) -> None:
     folder = _copied(saved[kind], tmp_path / "model")
+    assert FileAccount(folder / "account.json").answered == 0
     open_private(folder).predict(FEATURES[:2])
     (folder / "account.json").unlink()
     _refused(folder, r"account\.json is missing. The number of charged answers is unknown")
@@ -467,19 +491,9 @@ def test_a_model_that_is_paid_per_answer_and_has_no_account_is_refused(
     with pytest.raises(DataUnavailable, match="is missing"):
         load_models([f"m={folder}"], budget=Terms(1.0, 1e-5), accept_unproven=True)
     with pytest.raises(DataUnavailable, match="is missing"):
-        save_private(
-            copy.copy(ESTIMATORS[kind]).fit(FEATURES, LABELS),
-            folder,
-            dataset="d",
-            overwrite=True,
-        )
+        save_private(clone(ESTIMATORS[kind]).fit(FEATURES, LABELS), folder, dataset="d", overwrite=True)
     FileAccount.create(folder / "account.json", answered=2)
     assert open_private(folder).remaining == 3
-
-
-@pytest.mark.parametrize("kind", PAID)
-def test_the_account_is_there_as_soon_as_the_model_is_saved(saved: dict[str, Path], kind: str) -> None:
-    assert FileAccount(saved[kind] / "account.json").answered == 0
 
 
 @pytest.mark.parametrize("kind", PAID)

@@ -316,7 +316,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         blocks._reserve(len(blocks), feature_map.dimension(blocks.features))
         blocks.update(mapped)
 
-    def _feature_map(self, data: TrainingRows, size: float | None = None) -> FeatureMap | None:
+    def _feature_map(self, data: TrainingRows, size: float | None = None) -> Any:
         """Return the feature map that ``features`` names, None for no map."""
         if isinstance(self.features, str) and self.features == "auto":
             return self._automatic_features(data, size)

@@ -7,13 +7,12 @@ at all. A hidden file lists what was answered, so a run that was interrupted con
 from __future__ import annotations
 
 import csv
-import errno
 import fcntl
 import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -81,43 +80,31 @@ def answer_files(
     found = file_parts(source, None if encoding is None else [column.name for column in encoding.columns])
     files = [part.file for part, _ in found]
     targets = _targets(Path(source).expanduser(), files, place)
-    with _claimed(place, Path(folder), targets) as answered:
-        return _answer_rest(model, found, targets, place, answered, progress, engine)
-
-
-def _answer_rest(
-    model: PrivateModel,
-    found: list[tuple[TextPart | ParquetPart, list[str]]],
-    targets: list[Path],
-    place: Path,
-    answered: dict[str, str],
-    progress: Progress | None,
-    engine: RayEngine | None,
-) -> AnsweredFiles:
-    """Answer the files that the log does not list as they are now."""
-    sizes = [part.file.stat().st_size for part, _ in found]
+    sizes = [file.stat().st_size for file in files]
     skipped = queries = done = 0
     report, total = progress or (lambda _, __: None), sum(sizes)
     left: list[tuple[_Job, int, str]] = []
-    for (part, columns), target, size in zip(found, targets, sizes, strict=True):
-        name = target.relative_to(place).as_posix()
-        entry = _entry(part.file, name)
-        if answered.get(name) == entry and target.is_file():
-            skipped += 1
-            done += size
+    with _claimed(place, Path(folder), targets) as answered:
+        for (part, columns), target, size in zip(found, targets, sizes, strict=True):
+            name = target.relative_to(place).as_posix()
+            entry = _entry(part.file, name)
+            if answered.get(name) == entry and target.is_file():
+                skipped += 1
+                done += size
+            else:
+                left.append(((part, columns, target), size, entry))
+        if engine is None:
+            counts: Iterator[int] = (
+                _answer_file(model, *job, partial(_advance, report, done, size, total))
+                for job, size, _ in left
+            )
         else:
-            left.append(((part, columns, target), size, entry))
-    if engine is None:
-        counts: Iterator[int] = (
-            _answer_file(model, *job, partial(_advance, report, done, size, total)) for job, size, _ in left
-        )
-    else:
-        counts = _counts_on_ray(engine, model, [job for job, _, _ in left])
-    for (_, size, entry), count in zip(left, counts, strict=True):
-        queries += count
-        _note(place, entry)
-        done += size
-        report(done, total)
+            counts = _counts_on_ray(engine, model, [job for job, _, _ in left])
+        for (_, size, entry), count in zip(left, counts, strict=True):
+            queries += count
+            _note(place, entry)
+            done += size
+            report(done, total)
     return AnsweredFiles(len(left), skipped, queries)
 
 
@@ -161,31 +148,28 @@ def _claimed(output: Path, folder: Path, targets: list[Path]) -> Iterator[dict[s
     description = (folder / DESCRIPTION_FILE).read_bytes()  # it has the digest of the weights
     owner = json.dumps({"format": "quietmax answers", "model": hashlib.sha256(description).hexdigest()})
     log = output / ANSWERS_FILE
-    try:
-        existing = [] if log.exists() else [target for target in targets if target.exists()]
-        if existing:
-            raise InvalidInput(
-                f"output must be a new folder or one with answers of the same model, but the file {existing[0]} is "
-                "something else."
-            )
-        output.mkdir(parents=True, exist_ok=True)
-        file = log.open("a+", encoding="utf-8", errors="replace")
-    except OSError as problem:
-        raise _not_written(output, problem) from problem
-    with file:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            file.seek(0)
-            first, *entries = file.read().splitlines() or [""]
-            if not first:
-                _write_owner(file.fileno(), f"{owner}\n".encode())
+            existing = [] if log.exists() else [target for target in targets if target.exists()]
+            if existing:
+                raise InvalidInput(
+                    "output must be a new folder or one with answers of the same model, but the file "
+                    f"{existing[0]} is something else."
+                )
+            output.mkdir(parents=True, exist_ok=True)
+            place = os.open(output, os.O_RDONLY)
+            stack.callback(os.close, place)
+            fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not log.exists():
+                atomic_write(log, lambda staging: staging.write_text(f"{owner}\n", encoding="utf-8"))
+            first, *entries = log.read_text(encoding="utf-8", errors="replace").splitlines()
         except BlockingIOError:
             raise InvalidInput(
                 f"output must be a folder that no other run writes to, got '{output}'."
             ) from None
         except OSError as problem:
             raise _not_written(output, problem) from problem
-        if first not in ("", owner):
+        if first != owner:
             raise InvalidInput(
                 f"output must be a new folder or one with answers of the same model, but '{output}' has answers of "
                 "another model."
@@ -197,28 +181,13 @@ def _claimed(output: Path, folder: Path, targets: list[Path]) -> Iterator[dict[s
         yield answered
 
 
-def _write_owner(log: int, line: bytes) -> None:
-    """Write the first line of a log, or leave the log empty; nothing is buffered, so closing it raises nothing."""
-    if os.write(log, line) < len(line):  # the disk is full
-        os.ftruncate(log, 0)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    os.fsync(log)
-
-
 def _entry(file: Path, name: str) -> str:
     """Return what the log says of a file of queries; another line once the file has changed."""
     found = file.stat()
     # The last of the two times changes with every change of the file; `cp -p` and `touch` can set the other one.
     times = (found.st_mtime_ns, found.st_ctime_ns)
-    return json.dumps(
-        {
-            "file": name,
-            "of": str(file.absolute()),
-            "inode": found.st_ino,
-            "bytes": found.st_size,
-            "times": times,
-        }
-    )
+    of = str(file.absolute())
+    return json.dumps({"file": name, "of": of, "inode": found.st_ino, "bytes": found.st_size, "times": times})
 
 
 def _note(output: Path, entry: str) -> None:
@@ -280,8 +249,7 @@ def _write_parquet(path: Path, _: str, labels: NDArray[Any], answers: Iterator[N
     with pyarrow.parquet.ParquetWriter(path, schema) as writer:
         for probabilities in answers:
             columns = [labels[probabilities.argmax(-1)], *probabilities.T]
-            arrays = [pyarrow.array(column, kind) for column, kind in zip(columns, kinds, strict=True)]
-            writer.write_table(pyarrow.table(arrays, schema=schema))
+            writer.write_table(pyarrow.table([*map(pyarrow.array, columns)], schema=schema))
 
 
 def _write_text(

@@ -557,37 +557,35 @@ def _training_rows(
     estimator: Any, X: Any, y: Any, groups: Any, *, dtypes: Sequence[Any] = (np.float32,)
 ) -> TrainingRows:
     """Check what an estimator is trained on; set `classes_`, `encoding_`, `holdout_` and `n_features_in_`."""
-    own_code = _own_code(estimator, X, y, groups)
-    source = _source(estimator, X, y)
-    encoding = None if source is None else source.encoding
-    holdout = None if source is None else source.holdout
+    own_code, source = _own_code(estimator, X, y, groups), _source(estimator, X, y)
+    encoding, holdout = (None, None) if source is None else (source.encoding, source.holdout)
+    names: NDArray[np.object_] | None = None
+    if groups is not None:
+        _check_groups(source)
+        names = _names_of(groups)
     if isinstance(source, TableRows):
-        classes = _classes(estimator, source.encoding, len(source.encoding.classes))
         if source.held_out:
             raise InvalidInput("These rows are held out, so they must not be trained on: train on `train`.")
-        by_person, columns = (
-            source.encoding.person is not None or groups is not None,
-            len(source.encoding.feature_names),
-        )
-        pieces, count = _encoded_pieces(source, groups), source.count()
+        classes = _classes(estimator, source.encoding, len(source.encoding.classes))
+        by_person = names is not None or source.encoding.person is not None
+        columns, count, pieces = len(source.encoding.feature_names), source.count(), _pieces(source, names)
         estimator.n_features_in_ = columns
         estimator.__dict__.pop("feature_names_in_", None)
     else:
-        names = None
         if source is None:
             records, given = _checked_records(estimator, X, y, dtypes=dtypes)
             classes, labels = _class_numbers(given, estimator.classes)
         else:
-            _check_holdout(source, groups)
-            if not len(source):
-                raise InvalidData(NOBODY)
+            _check_held_out(source)
             records, labels = _checked_records(estimator, source.features, source.labels)
-            classes, names = _classes(estimator, source.encoding, source.classes), source.persons
-        names = _person_names(names, groups, len(records))
-        by_person, columns = names is not None, records.shape[1]
-        pieces, count = iter([Piece(records, labels, names)]), len(records)
+            classes = _classes(estimator, source.encoding, source.classes)
+            names = source.persons if names is None else names
+        _check_one_for_each(names, len(records))
+        by_person, columns, count = names is not None, records.shape[1], len(records)
+        pieces = iter([Piece(records, labels, names)])
     held_out = None if holdout is None or holdout.share == 0 else holdout
     estimator.classes_, estimator.encoding_, estimator.holdout_ = classes, encoding, held_out
+    streamed = source if isinstance(source, TableRows) else None
     return TrainingRows(
         pieces,
         columns,
@@ -597,9 +595,9 @@ def _training_rows(
         holdout=held_out,
         classes_declared=source is not None or estimator.classes is not None,
         own_code=own_code,
-        in_memory=source.in_memory if isinstance(source, TableRows) else True,
+        in_memory=streamed is None or streamed.in_memory,
         count=count,
-        source=source if isinstance(source, TableRows) and groups is None else None,
+        source=streamed if groups is None else None,
     )
 
 
@@ -643,33 +641,39 @@ def _source(estimator: Any, X: Any, y: Any) -> Records | TableRows | None:
     return None if estimator.schema is None else table_rows(X, estimator.schema, y=y)
 
 
-def _encoded_pieces(source: TableRows, groups: Any) -> Iterator[Piece]:
-    if groups is not None and not source.in_memory:
+def _check_groups(source: Records | TableRows | None) -> None:
+    """Raise unless `groups` can say whose the rows are."""
+    if source is None:
+        return
+    if isinstance(source, TableRows) and not source.in_memory:
         raise InvalidInput("Files name persons in a `person` column: leave out `groups`.")
-    if groups is not None and source.holdout is not None:
+    if source.holdout is not None and source.holdout.share > 0:
         raise InvalidInput(_SPLIT_WITHOUT_GROUPS)
-    if groups is not None and source.encoding.person is not None:
+    if (source.persons if isinstance(source, Records) else source.encoding.person) is not None:
         raise InvalidInput("The records have a `person` column already: leave out `groups`.")
-    given = None if groups is None else _names_of(groups)
-
-    def pieces() -> Iterator[Piece]:
-        start = 0
-        for records in source.records():
-            names = records.persons if given is None else given[start : start + len(records)]
-            start += len(records)
-            yield Piece(records.features, records.labels, names)
-        if given is not None and start != len(given):
-            raise InvalidInput("groups must have one entry for each row of X.")
-
-    return pieces()
 
 
-def _check_holdout(records: Records, groups: Any) -> None:
-    """Raise unless all records are on the side of the training set, and their split knows whose they are."""
+def _check_one_for_each(names: NDArray[np.object_] | None, rows: int) -> None:
+    if names is not None and len(names) != rows:
+        raise InvalidInput("groups must have one entry for each row of X.")
+
+
+def _pieces(source: TableRows, names: NDArray[np.object_] | None) -> Iterator[Piece]:
+    """Read the rows of a table, of which `names` name the persons if they are given."""
+    start = 0
+    for records in source.records():
+        end = start + len(records)
+        yield Piece(records.features, records.labels, records.persons if names is None else names[start:end])
+        start = end
+    _check_one_for_each(names, start)
+
+
+def _check_held_out(records: Records) -> None:
+    """Raise unless all records are on the side of the training set."""
+    if not len(records):
+        raise InvalidData(NOBODY)
     if records.holdout is None or records.holdout.share == 0:
         return
-    if groups is not None:
-        raise InvalidInput(_SPLIT_WITHOUT_GROUPS)
     if is_held_out(records, records.holdout).any():
         raise InvalidInput(
             "Some of these records are held out by their own split, so they must not be trained on: train on "
@@ -696,18 +700,6 @@ def _classes(estimator: Any, encoding: Encoding | None, count: int) -> NDArray[A
     if len(classes) != count:
         raise InvalidInput(f"classes must name the {count} classes of the records, got {len(classes)}.")
     return classes
-
-
-def _person_names(names: NDArray[np.object_] | None, groups: Any, rows: int) -> NDArray[np.object_] | None:
-    """Return the person of each row, from a `person` column or from `groups`; None for neither."""
-    if groups is None:
-        return names
-    if names is not None:
-        raise InvalidInput("The records have a `person` column already: leave out `groups`.")
-    given = _names_of(groups)
-    if len(given) != rows:
-        raise InvalidInput("groups must have one entry for each row of X.")
-    return given
 
 
 def queries(estimator: Any, X: Any) -> NDArray[np.float32]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from fractions import Fraction
 from typing import Any
@@ -22,8 +21,9 @@ from quietmax.estimators.dpsgd.gradients import (
 )
 from quietmax.estimators.head.exact_sums import ExactSum
 from quietmax.models.mlp import initial_mlp
+from tests.estimators.dpsgd.networks import ACTIVATIONS, as_module
 
-SHAPES = {"linear": (12, 5), "one hidden layer": (12, 9, 5), "two hidden layers": (12, 9, 7, 5)}
+SHAPES = {"linear": (11, 3), "one hidden layer": (11, 6, 4), "two hidden layers": (11, 6, 5, 3)}
 
 
 def _stack(widths, networks=1, seed=0, activation="tanh", dtype=torch.float32):
@@ -53,20 +53,6 @@ def _sums(stack, inputs, labels, max_grad_norm, batch=None, factors=None, weight
     return gradients
 
 
-def _module(stack, index):
-    """The same network as an ordinary torch module, its parameters in the order kernel, bias, kernel, ..."""
-    layers = []
-    activations = {"tanh": torch.nn.Tanh, "relu": torch.nn.ReLU, "sigmoid": torch.nn.Sigmoid}
-    for depth, (into, out) in enumerate(itertools.pairwise(stack.widths)):
-        linear = torch.nn.Linear(into, out, dtype=stack.kernels[0].dtype)
-        kernel = stack.kernels[depth][index]
-        with torch.no_grad():
-            linear.weight.copy_(kernel if depth == len(stack.kernels) - 1 else kernel.T)
-            linear.bias.copy_(stack.biases[depth][index, 0])
-        layers += [linear, activations[stack.activation]()]
-    return torch.nn.Sequential(*layers[:-1])
-
-
 def _as_module(gradients, index):
     """The engine's sums in the order and layout of a module's parameters."""
     last = len(gradients.kernels) - 1
@@ -88,14 +74,14 @@ def _naive(module, inputs, labels, max_grad_norm):
     return totals
 
 
-@pytest.mark.parametrize("activation", ["tanh", "relu", "sigmoid"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("widths", SHAPES.values(), ids=SHAPES)
 def test_the_clipped_sums_equal_a_loop_over_the_records(widths: tuple[int, ...], activation: str) -> None:
     stack = _stack(widths, networks=3, activation=activation)
-    inputs, labels = _records(40, 12, 5)
+    inputs, labels = _records(40, widths[0], widths[-1])
     for index, max_grad_norm in enumerate([0.05, 1.0, 1e6]):
         gradients = _sums(stack, inputs, labels, max_grad_norm)
-        wanted = _naive(_module(stack, index), inputs, labels, max_grad_norm)
+        wanted = _naive(as_module(stack, index), inputs, labels, max_grad_norm)
         for ours, theirs in zip(_as_module(gradients, index), wanted, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5 * min(max_grad_norm, 1.0))
 
@@ -105,12 +91,12 @@ def test_the_clipped_sums_equal_a_loop_over_the_records(widths: tuple[int, ...],
 def test_the_clipped_sums_equal_those_of_opacus(widths: tuple[int, ...], mode: str) -> None:
     opacus = pytest.importorskip("opacus")
     stack = _stack(widths)
-    inputs, labels = _records(64, 12, 5, seed=3)
+    inputs, labels = _records(64, widths[0], widths[-1], seed=3)
     max_grad_norm = 0.7
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs, labels), batch_size=64)
-        module = _module(stack, 0)
+        module = as_module(stack)
         optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
         criterion = torch.nn.CrossEntropyLoss(reduction="sum")
         private = opacus.PrivacyEngine(accountant="rdp").make_private(
@@ -159,10 +145,6 @@ def test_padding_counts_nothing_and_weights_multiply() -> None:
     assert np.isfinite(float(plain.kernels[0].sum()))
 
 
-SHAPES_of_exact_sums = {"linear": (11, 2), "one hidden layer": (11, 6, 4), "two hidden layers": (11, 6, 5, 3)}
-ACTIVATIONS = ["tanh", "relu", "sigmoid"]
-
-
 def _network(widths, seed=0, activation="tanh", scale=1.0):
     network = _stack(widths, 1, seed, activation, torch.float64)
     for kernel in network.kernels:
@@ -183,7 +165,7 @@ def _sum(network, inputs, labels, max_grad_norm):
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("widths", SHAPES_of_exact_sums.values(), ids=SHAPES_of_exact_sums)
+@pytest.mark.parametrize("widths", SHAPES.values(), ids=SHAPES)
 def test_the_exact_sums_are_the_ordinary_ones_up_to_their_grid(
     widths: tuple[int, ...], activation: str
 ) -> None:
@@ -201,15 +183,15 @@ def test_the_exact_sums_are_the_ordinary_ones_up_to_their_grid(
     max_grad_norm=st.floats(1e-6, 1e6),
     stretch=st.sampled_from([1e-30, 1e-3, 1.0, 1e6, 1e30]),
     weights=st.sampled_from([0.0, 1e-6, 1.0, 1e5]),
-    shape=st.sampled_from(list(SHAPES_of_exact_sums)),
-    activation=st.sampled_from(ACTIVATIONS),
+    shape=st.sampled_from(list(SHAPES)),
+    activation=st.sampled_from(list(ACTIVATIONS)),
 )
 @settings(max_examples=150)
 def test_removing_a_record_subtracts_exactly_its_own_contribution_which_the_clip_norm_bounds(
     seed: int, max_grad_norm: float, stretch: float, weights: float, shape: Any, activation: str
 ) -> None:
     """Whatever the order and number of the others, also with huge or tiny features and weights."""
-    widths = SHAPES_of_exact_sums[shape]
+    widths = SHAPES[shape]
     network = _network(widths, seed % 89, activation, weights)
     count = 1 + seed % (2 * ROWS_AT_ONCE)
     inputs, labels = _batch(count, widths, seed)
@@ -237,15 +219,15 @@ def _exact_square(vector: torch.Tensor) -> Fraction:
     max_grad_norm=st.floats(1e-6, 1e6),
     stretch=st.sampled_from([1e-30, 1.0, 1e6, 1e30]),
     alike=st.booleans(),
-    shape=st.sampled_from(list(SHAPES_of_exact_sums)),
-    activation=st.sampled_from(ACTIVATIONS),
+    shape=st.sampled_from(list(SHAPES)),
+    activation=st.sampled_from(list(ACTIVATIONS)),
 )
 @settings(max_examples=100, deadline=None)
 def test_a_person_contributes_at_most_the_clip_norm_exactly_and_independently_of_everybody_else(
     seed: int, rows: int, max_grad_norm: float, stretch: float, alike: bool, shape: Any, activation: str
 ) -> None:
     """k rows of weight 1/k, also equal rows, whose clipped gradients add up without cancelling."""
-    widths = SHAPES_of_exact_sums[shape]
+    widths = SHAPES[shape]
     network = _network(widths, seed % 89, activation)
     inputs, labels = _batch(rows + 40, widths, seed)
     inputs[:rows] *= stretch
@@ -283,7 +265,7 @@ def test_the_bound_of_a_person_is_reached_by_equal_rows() -> None:
     assert float(plain.norm()) == pytest.approx(30 * 0.25, rel=1e-4)
 
 
-@pytest.mark.parametrize("widths", SHAPES_of_exact_sums.values(), ids=SHAPES_of_exact_sums)
+@pytest.mark.parametrize("widths", SHAPES.values(), ids=SHAPES)
 def test_weighted_sums_are_what_a_loop_over_persons_computes(widths: tuple[int, ...]) -> None:
     network = _network(widths)
     inputs, labels = _batch(20, widths)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy.special import softmax
 
 import quietmax
 from quietmax import DPSGD, Schema
@@ -26,7 +28,7 @@ from quietmax.estimators.dpsgd.gradients import ModuleSums
 from quietmax.estimators.dpsgd.training import PrivateSettings, StoredRows, make_plan
 from quietmax.estimators.head.exact_sums import clipped_rows
 from quietmax.estimators.training_set import Persons
-from quietmax.models.mlp import initial_mlp
+from tests.estimators.dpsgd.networks import PATHS, as_module, moved, start, vector
 from tests.estimators.made import made
 
 pytest.importorskip("opacus")
@@ -42,65 +44,21 @@ def _records(count: int) -> tuple[Any, Any]:
     return features, generator.integers(0, 3, count)
 
 
+def _module(*_: Any) -> torch.nn.Module:
+    return as_module(start(5, STEP))
+
+
 def _clipped_sum(features: Any, labels: Any, batch: Any, persons: Persons | None) -> Any:
     """Sum the clipped gradients of a linear model at the initial weights, record by record in float64."""
-    start = initial_mlp((5, 3), "tanh", (0,), torch.float64)
+    kernel = start(5, STEP).kernels[0][0].double().numpy()
     total = np.zeros((3, 6))
     for row in batch:
-        logits = start.kernels[0][0].numpy() @ features[row] + start.biases[0].numpy().ravel()
-        slope = np.exp(logits - logits.max())
-        slope /= slope.sum()
+        slope = softmax(kernel @ features[row].astype(np.float64))
         slope[labels[row]] -= 1
         gradient = np.outer(slope, np.append(features[row], 1.0))
         weight = 1 if persons is None else 1 / persons.rows[row]
         total += weight * gradient * min(1, CLIP / np.linalg.norm(gradient))
-    return total
-
-
-def _module() -> torch.nn.Module:
-    module, start = torch.nn.Linear(5, 3), initial_mlp((5, 3), "tanh", (0,))
-    with torch.no_grad():
-        module.weight.copy_(start.kernels[0][0])
-        module.bias.zero_()
-    return module
-
-
-def _moved(path: str, rows: Any, labels: Any, persons: Persons | None) -> Any:
-    """Return how far one step moved the weights and biases of a linear model."""
-    options: dict[str, Any] = {"settings": STEP, "persons": persons}
-    if path.startswith("module"):
-        module = _module()
-        before = [each.detach().clone().double().numpy() for each in module.parameters()]
-        training.train_private_module(
-            module,
-            rows,
-            labels,
-            noise_multiplier=NOISE,
-            size=DECLARED,
-            seed=0 if path == "module, seeded" else None,
-            **options,
-        )
-        after = [each.detach().double().numpy() for each in module.parameters()]
-        kernel, bias = (new - old for new, old in zip(after, before, strict=True))
-        return np.column_stack([kernel, bias])
-    if path == "exact":
-        network = training.train_private(
-            rows, labels, 3, noise_multiplier=NOISE, size=DECLARED, seed=0, **options
-        )
-    else:
-        network = training.train_private_stack(
-            rows,
-            labels,
-            3,
-            [np.arange(len(labels))],
-            noise_multipliers=[NOISE],
-            seeds=[0],
-            sizes=[DECLARED],
-            **options,
-        )
-    start = initial_mlp((5, 3), "tanh", (0,), torch.float64)
-    kernel = network.kernels[0][0].double() - start.kernels[0][0]
-    return np.column_stack([kernel.numpy(), network.biases[0].double().numpy().ravel()])
+    return np.append(total[:, :5].ravel(), total[:, 5])
 
 
 @pytest.fixture
@@ -119,7 +77,7 @@ def given_batch(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.parametrize("stored", [False, True], ids=["in memory", "out of core"])
 @pytest.mark.parametrize("by_person", [False, True], ids=["records", "persons"])
-@pytest.mark.parametrize("path", ["stack", "exact", "module", "module, seeded"])
+@pytest.mark.parametrize("path", PATHS)
 def test_a_step_is_divided_by_the_public_expected_number_whatever_the_batch_and_the_table(
     path: str, by_person: bool, stored: bool, given_batch: Any, tmp_path: Path
 ) -> None:
@@ -130,14 +88,14 @@ def test_a_step_is_divided_by_the_public_expected_number_whatever_the_batch_and_
         for batch in (np.arange(0), np.arange(3, 4), np.arange(6, 13), np.arange(count)):
             given_batch(batch)
             wanted = -_clipped_sum(features, labels, batch, persons) / (RATE * DECLARED)
+            rows: Any = nullcontext(features)
             if stored:
                 blocks = Blocks(3, LocalEngine(max_memory=0, cache_dir=tmp_path))
                 blocks.extend([Table(features, labels, 3)])
-                with StoredRows(blocks, by_person=False) as rows:
-                    moved = _moved(path, rows, labels, persons)
-            else:
-                moved = _moved(path, features, labels, persons)
-            np.testing.assert_allclose(moved, wanted, rtol=1e-4, atol=2e-6)
+                rows = StoredRows(blocks, by_person=False)
+            with rows as read:
+                found = moved(path, read, labels, STEP, noise=NOISE, size=DECLARED, persons=persons)
+            np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=2e-6)
 
 
 @pytest.mark.parametrize("seed", [None, 0])
@@ -166,8 +124,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "frame": {"schema": SCHEMA},
     "files": {"schema": SCHEMA, "files": True},
     "files, seeded": {"schema": SCHEMA, "files": True, "random_state": 1},
-    "module": {"network": lambda *_: _module()},
-    "module, seeded": {"network": lambda *_: _module(), "random_state": 1},
+    "module": {"network": _module},
+    "module, seeded": {"network": _module, "random_state": 1},
     "two layers": {"hidden": (4,)},
     "shuffled": {"analysis": "published", "accountant": "rdp"},
 }
@@ -207,12 +165,7 @@ def test_n_copies_of_all_records_move_the_released_weights_n_times_as_far(
         else:
             private.fit(X, y, groups=np.arange(len(y)) // 4 if by_person else None)
         network = private.model_.network
-        tensors = (
-            network.module.parameters()
-            if private.network is not None
-            else [tensor for _, tensor in network.parameters()]
-        )
-        return torch.cat([each.detach().double().flatten() for each in tensors]).numpy()
+        return vector(network.module if private.network is not None else as_module(network)).numpy()
 
     once, twice, thrice = released(1), released(2), released(3)
     assert np.abs(twice - once).max() > 0.01

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -9,26 +10,18 @@ import pytest
 import torch
 
 from quietmax.errors import InvalidInput
-from quietmax.estimators import DPSGDSettings
 from quietmax.estimators.dpsgd.estimator import DPSGD
 from quietmax.estimators.dpsgd.gradients import ModuleSums
 from quietmax.estimators.dpsgd.training import (
     PrivateSettings,
     train_private_module,
-    train_private_stack,
 )
-from quietmax.models.mlp import initial_mlp
+from tests.estimators.dpsgd.networks import blobs
+from tests.estimators.made import made
 
 pytest.importorskip("opacus")
 
 SETTINGS = PrivateSettings(sampling_rate=0.5, steps=40, max_grad_norm=0.5, learning_rate=1.0)
-
-
-def _blobs(count=400, seed=0):
-    generator = np.random.default_rng(seed)
-    labels = generator.integers(0, 3, count)
-    centres = 3 * np.random.default_rng(99).normal(size=(3, 16))
-    return (centres[labels] + generator.normal(size=(count, 16))).astype(np.float32), labels
 
 
 class Tied(torch.nn.Module):
@@ -43,6 +36,10 @@ class Tied(torch.nn.Module):
         return self.last(torch.tanh(self.first(torch.tanh(self.first(records)))))
 
 
+def _blobs(count: int = 400, seed: int = 0) -> Any:
+    return blobs(count, columns=16, seed=seed)
+
+
 def _convolution(_features=16, classes=3):
     return torch.nn.Sequential(
         torch.nn.Unflatten(1, (1, 4, 4)),
@@ -52,6 +49,13 @@ def _convolution(_features=16, classes=3):
         torch.nn.Flatten(),
         torch.nn.Linear(64, classes),
     )
+
+
+def _clipped_sums(module: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> Any:
+    clipped = ModuleSums(copy.deepcopy(module).train(), 0.5)
+    sums = [torch.zeros_like(parameter) for parameter in clipped.parameters]
+    clipped.add_to(sums, inputs, targets, torch.ones(len(inputs)))
+    return sums
 
 
 @pytest.mark.parametrize("build", [_convolution, Tied])
@@ -67,10 +71,7 @@ def test_the_clipped_sum_of_a_module_equals_a_loop_over_its_records(build: Any) 
         norm = torch.sqrt(sum(parameter.grad.square().sum() for parameter in module.parameters()))
         for total, parameter in zip(wanted, module.parameters(), strict=True):
             total += parameter.grad * min(1.0, 0.5 / float(norm))
-    clipped = ModuleSums(module.train(), 0.5)
-    sums = [torch.zeros_like(parameter) for parameter in clipped.parameters]
-    clipped.add_to(sums, inputs, targets, torch.ones(len(inputs)))
-    for ours, theirs in zip(sums, wanted, strict=True):
+    for ours, theirs in zip(_clipped_sums(module, inputs, targets), wanted, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
@@ -78,13 +79,9 @@ def test_a_record_that_overflows_counts_nothing() -> None:
     module = torch.nn.Linear(16, 3)
     features, labels = _blobs(8)
     inputs, targets = torch.from_numpy(features), torch.from_numpy(labels)
-    clipped = ModuleSums(module.train(), 0.5)
-    wanted = [torch.zeros_like(parameter) for parameter in clipped.parameters]
-    clipped.add_to(wanted, inputs[1:], targets[1:], torch.ones(len(inputs) - 1))
+    wanted = _clipped_sums(module, inputs[1:], targets[1:])
     inputs[0] = 3e38
-    sums = [torch.zeros_like(parameter) for parameter in clipped.parameters]
-    clipped.add_to(sums, inputs, targets, torch.ones(len(inputs)))
-    for ours, theirs in zip(sums, wanted, strict=True):
+    for ours, theirs in zip(_clipped_sums(module, inputs, targets), wanted, strict=True):
         torch.testing.assert_close(ours, theirs)
 
 
@@ -104,84 +101,23 @@ def test_a_person_moves_the_clipped_sum_of_a_module_by_one_clip_norm_at_most(row
     assert 0.99 * 0.5 <= moved <= 1.001 * 0.5
 
 
-def test_a_module_of_ones_own_is_trained_by_person() -> None:
-    features, labels = _blobs()
-    people = np.arange(len(labels)) // 4
-    fitted = DPSGD(
-        epsilon=8.0,
-        network=_convolution,
-        declared_size=100,
-        classes=range(3),
-        settings=DPSGDSettings(steps=3, length=4.0),
-    ).fit(features, labels, groups=people)
-    assert fitted.guarantee_.unit == "person"
-    assert any("One person moves the module's" in each for each in fitted.guarantee_.assumptions)
-
-
-def test_the_noise_on_a_module_has_the_stated_spread() -> None:
-    """20,100 exact draws: their mean square is off by 6% with probability < 1e-8."""
-    module = torch.nn.Linear(200, 100)
-    before = [parameter.detach().clone() for parameter in module.parameters()]
-    settings = PrivateSettings(sampling_rate=0.1, steps=1, max_grad_norm=0.5, learning_rate=1.0)
-    empty = np.zeros((0, 200), np.float32)
-    for seed in (None, 3):
-        trained = train_private_module(
-            module, empty, np.zeros(0, np.int64), settings=settings, noise_multiplier=2.0, size=400, seed=seed
-        )
-        moved = [new.detach() - old for new, old in zip(trained.parameters(), before, strict=True)]
-        square = torch.cat([each.flatten() for each in moved]).double().square().mean()
-        assert float(square) == pytest.approx((2.0 * 0.5 / 40) ** 2, rel=0.06)
-        before = [parameter.detach().clone() for parameter in module.parameters()]
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
-def test_a_module_of_ones_own_learns_and_its_guarantee_names_what_is_assumed(optimizer: str) -> None:
-    features, labels = _blobs()
-    others, truth = _blobs(seed=1)
-    fitted = DPSGD(
-        epsilon=8.0,
-        network=_convolution,
-        declared_size=400,
-        classes=range(3),
-        settings=DPSGDSettings(
-            optimizer=optimizer, max_grad_norm=0.5, steps=40, length=4.0, sampling_rate=0.5
-        ),
-    ).fit(features, labels)
-    assert fitted.score(others, truth) > 0.8
-    assert fitted.guarantee_.status == "conditional"
-    assert any("every record of a batch by itself" in each for each in fitted.guarantee_.assumptions)
-    assert not any(
-        hasattr(parameter, "grad_sample") for parameter in fitted.model_.network.module.parameters()
-    )
-
-
-@pytest.mark.parametrize("decay", [0.0, 0.5])
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
-def test_a_linear_module_becomes_the_built_in_network_when_there_is_hardly_any_noise(
-    optimizer: Any, decay: float
+@pytest.mark.parametrize(
+    ("optimizer", "unit"), [("sgd", "record"), ("momentum", "record"), ("adam", "record"), ("sgd", "person")]
+)
+def test_a_module_of_ones_own_learns_and_its_guarantee_names_what_is_assumed(
+    optimizer: str, unit: str
 ) -> None:
     features, labels = _blobs()
-    settings = PrivateSettings(
-        sampling_rate=1.0, steps=10, learning_rate=0.1, optimizer=optimizer, decay=decay
-    )
-    network = train_private_stack(
-        features,
-        labels,
-        3,
-        [np.arange(len(labels))],
-        settings=settings,
-        noise_multipliers=[1e-9],
-        seeds=[0],
-    )
-    module, start = torch.nn.Linear(16, 3), initial_mlp((16, 3), "tanh", (0,))
-    with torch.no_grad():
-        module.weight.copy_(start.kernels[0][0])
-        module.bias.zero_()
-    trained = train_private_module(
-        module, features, labels, settings=settings, noise_multiplier=1e-9, size=len(labels), seed=0
-    )
-    torch.testing.assert_close(trained.weight.detach(), network.kernels[0][0], rtol=1e-4, atol=1e-5)
-    assert float((trained.weight.detach() - start.kernels[0][0]).norm()) > 0.05
+    groups = np.arange(400) // 2 if unit == "person" else None
+    changes: dict[str, Any] = {"steps": 40, "sampling_rate": 0.5, "max_grad_norm": 0.5, "length": 4.0}
+    options: dict[str, Any] = {"network": _convolution, "declared_size": 400, "classes": range(3)}
+    fitted = made(DPSGD, 8.0, optimizer=optimizer, **changes, **options).fit(features, labels, groups=groups)
+    assert fitted.score(*_blobs(seed=1)) > (0.8 if groups is None else 0.7)
+    assert (fitted.guarantee_.status, fitted.guarantee_.unit) == ("conditional", unit)
+    assumed = " ".join(fitted.guarantee_.assumptions)
+    assert "every record of a batch by itself" in assumed
+    assert f"One {unit} moves the module's" in assumed
+    assert not any(hasattr(each, "grad_sample") for each in fitted.model_.network.module.parameters())
 
 
 def test_a_seeded_run_of_a_module_repeats() -> None:
@@ -189,9 +125,8 @@ def test_a_seeded_run_of_a_module_repeats() -> None:
     outputs = []
     for _ in range(2):
         torch.manual_seed(1)
-        module = train_private_module(
-            _convolution(), features, labels, settings=SETTINGS, noise_multiplier=1.0, size=60, seed=5
-        )
+        options: dict[str, Any] = {"settings": SETTINGS, "noise_multiplier": 1.0, "size": 60, "seed": 5}
+        module = train_private_module(_convolution(), features, labels, **options)
         outputs.append(module(torch.from_numpy(features)).detach())
     torch.testing.assert_close(outputs[0], outputs[1])
 

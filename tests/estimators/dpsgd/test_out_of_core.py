@@ -34,13 +34,6 @@ ROWS = 1500
 people = partial(table_of_people, ROWS, 600)
 
 
-@pytest.fixture
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of 64 rows at most, so that a batch comes from many of them."""
-    monkeypatch.setattr(blocks, "ROWS_AT_ONCE", 16)
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1)
-
-
 def fit(source: Any, settings: dict[str, Any], **more: Any) -> DPSGD:
     torch.manual_seed(0)
     return made(DPSGD, 2.0, 1e-5, steps=8, random_state=3, **settings, **more).fit(source)

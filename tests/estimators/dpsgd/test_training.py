@@ -19,22 +19,15 @@ from quietmax.estimators.dpsgd.training import (
     _draw_batches,
     make_plan,
     train_private,
-    train_private_stack,
     train_sweep,
 )
 from quietmax.estimators.training_set import Persons
 from quietmax.models import Convexified
 from quietmax.models.mlp import initial_mlp
 from quietmax.models.stacked import loss_value
+from tests.estimators.dpsgd.networks import PATHS, as_module, blobs, moved, stack, start, trained, vector
 
 SETTINGS = PrivateSettings(hidden=(7,), sampling_rate=0.3, steps=12, learning_rate=0.5)
-
-
-def _blobs(count=90, classes=3, columns=5, seed=0):
-    generator = np.random.default_rng(seed)
-    labels = generator.integers(0, classes, count)
-    centres = 3 * np.random.default_rng(99).normal(size=(classes, columns))
-    return (centres[labels] + generator.normal(size=(count, columns))).astype(np.float32), labels
 
 
 def test_the_default_step_lets_the_stated_noise_gather_on_a_logit() -> None:
@@ -132,62 +125,30 @@ def test_settings_that_are_given_override_the_preset() -> None:
 def test_a_stack_equals_single_runs_with_own_noise_seed_and_records(
     optimizer: str, sampling: str, hidden: tuple[int, ...]
 ) -> None:
-    features, labels = _blobs()
-    settings = PrivateSettings(
-        hidden=hidden,
-        sampling_rate=0.2,
-        steps=9,
-        learning_rate=0.05,
-        optimizer=optimizer,
-        sampling=sampling,
-        l2=0.01,
-    )
+    features, labels = blobs()
+    options: dict[str, Any] = {"hidden": hidden, "optimizer": optimizer, "sampling": sampling}
+    settings = PrivateSettings(sampling_rate=0.2, steps=9, learning_rate=0.05, l2=0.01, **options)
     rows = [np.arange(60), np.arange(60), np.arange(30, 90), np.arange(0, 90, 2)]
     multipliers, seeds = [0.5, 2.0, 1.0, 0.0], [1, 1, 2, 3]
 
-    def trained(part: slice) -> Any:
+    def networks(part: slice) -> Any:
         options: dict[str, Any] = {"noise_multipliers": multipliers[part], "seeds": seeds[part]}
-        return train_private_stack(features, labels, 3, rows[part], settings=settings, **options)
+        return stack(features, labels, rows=rows[part], settings=settings, **options)
 
-    stack = trained(slice(None))
+    together = networks(slice(None))
     for index in range(4):
-        single = trained(slice(index, index + 1))
-        torch.testing.assert_close(
-            stack.network(index).weight_vectors(), single.weight_vectors(), rtol=1e-4, atol=1e-5
-        )
+        alone = networks(slice(index, index + 1)).weight_vectors()
+        torch.testing.assert_close(together.network(index).weight_vectors(), alone, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.5])
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
 def test_without_noise_and_clipping_it_is_torchs_own_optimiser(optimizer: str, decay: float) -> None:
-    features, labels = _blobs(40)
-    settings = PrivateSettings(
-        hidden=(6,),
-        sampling_rate=1.0,
-        steps=8,
-        max_grad_norm=1e6,
-        learning_rate=0.1,
-        decay=decay,
-        optimizer=optimizer,
-        l2=0.02,
-    )
-    ours = train_private_stack(
-        features,
-        labels,
-        3,
-        [np.arange(40)],
-        settings=settings,
-        noise_multipliers=[0.0],
-        seeds=[4],
-        sizes=[50],
-    )
-    start = initial_mlp((5, 6, 3), "tanh", (4,))
-    module = torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3))
-    with torch.no_grad():
-        module[0].weight.copy_(start.kernels[0][0].T)
-        module[2].weight.copy_(start.kernels[1][0])
-        module[0].bias.zero_()
-        module[2].bias.zero_()
+    features, labels = blobs(40)
+    options: dict[str, Any] = {"hidden": (6,), "steps": 8, "optimizer": optimizer, "decay": decay, "l2": 0.02}
+    settings = PrivateSettings(sampling_rate=1.0, max_grad_norm=1e6, learning_rate=0.1, **options)
+    ours = trained("stack", features, labels, settings, size=50, noise=0.0)
+    module = as_module(start(5, settings))
     groups = [
         {"params": [module[0].weight, module[2].weight], "weight_decay": 2 * settings.l2},
         {"params": [module[0].bias, module[2].bias]},
@@ -202,55 +163,30 @@ def test_without_noise_and_clipping_it_is_torchs_own_optimiser(optimizer: str, d
             group["lr"] = 0.1 * min(1.0, (8 - step) / 4) if decay else 0.1
         theirs.zero_grad()
         outputs = module(torch.from_numpy(features))
-        (
-            torch.nn.functional.cross_entropy(outputs, torch.from_numpy(labels), reduction="sum") / 50
-        ).backward()
+        loss = torch.nn.functional.cross_entropy(outputs, torch.from_numpy(labels), reduction="sum") / 50
+        loss.backward()
         theirs.step()
-    torch.testing.assert_close(ours.kernels[0][0].T, module[0].weight.detach(), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(ours.biases[1][0, 0], module[2].bias.detach(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ours, vector(module), rtol=1e-4, atol=1e-5)
 
 
-def test_the_noise_has_the_stated_spread_and_networks_of_one_seed_share_it() -> None:
-    """Without records a step is noise alone. 20,100 draws: their mean square is off by 6% with probability < 1e-8."""
-    features, labels = np.zeros((3, 200), np.float32), np.zeros(3, np.int64)
-    settings = PrivateSettings(sampling_rate=0.1, steps=1, learning_rate=1.0, max_grad_norm=0.5)
-    nobody = np.arange(0)
-    stack = train_private_stack(
-        features,
-        labels,
-        100,
-        [nobody] * 3,
-        settings=settings,
-        noise_multipliers=[2.0, 6.0, 2.0],
-        seeds=[1, 1, 2],
-        sizes=[400, 400, 400],
-    )
-    start = initial_mlp((200, 100), "tanh", (1, 1, 2))
-    moved = (stack.weight_vectors() - start.weight_vectors()).double()
-    spread = 2.0 * 0.5 / (0.1 * 400)
-    assert float(moved[0].square().mean()) == pytest.approx(spread**2, rel=0.06)
-    assert float(moved[2].square().mean()) == pytest.approx(spread**2, rel=0.06)
-    torch.testing.assert_close(moved[1], 3 * moved[0], rtol=1e-3, atol=1e-6)
-    correlation = float(torch.corrcoef(moved[[0, 2]])[0, 1])
-    assert abs(correlation) < 0.05  # seven standard deviations
+NO_RECORDS: Any = np.zeros((0, 200), np.float32), np.zeros(0, np.int64)
+NOISE_ALONE = PrivateSettings(sampling_rate=0.1, steps=1, learning_rate=1.0, max_grad_norm=0.5)
 
 
-def test_steps_are_scaled_by_the_declared_size_not_the_true_one() -> None:
-    features, labels = _blobs(30)
-    settings = PrivateSettings(sampling_rate=1.0, steps=1, learning_rate=1.0)
-    start = initial_mlp((5, 3), "tanh", (0, 0)).weight_vectors()
-    stack = train_private_stack(
-        features,
-        labels,
-        3,
-        [np.arange(30)] * 2,
-        settings=settings,
-        noise_multipliers=[0.0, 0.0],
-        seeds=[0, 0],
-        sizes=[30, 300],
-    )
-    moved = stack.weight_vectors() - start
-    torch.testing.assert_close(moved[0], 10 * moved[1], rtol=1e-4, atol=1e-6)
+@pytest.mark.parametrize("path", PATHS)
+def test_without_records_the_weights_move_by_noise_of_the_stated_spread(path: str) -> None:
+    """20,100 draws: their mean square is off by 6% with probability < 1e-8."""
+    noise = moved(path, *NO_RECORDS, NOISE_ALONE, noise=2.0, size=400, classes=100)
+    assert float(noise.square().mean()) == pytest.approx((2.0 * 0.5 / (0.1 * 400)) ** 2, rel=0.06)
+
+
+def test_networks_of_one_seed_share_their_noise_and_others_do_not() -> None:
+    options: dict[str, Any] = {"noise_multipliers": [2.0, 6.0, 2.0], "seeds": [1, 1, 2], "sizes": [400] * 3}
+    options |= {"rows": [np.arange(0)] * 3, "settings": NOISE_ALONE}
+    networks = stack(np.zeros((1, 200)), np.zeros(1, int), 100, **options)
+    noise = (networks.weight_vectors() - initial_mlp((200, 100), "tanh", (1, 1, 2)).weight_vectors()).double()
+    torch.testing.assert_close(noise[1], 3 * noise[0], rtol=1e-3, atol=1e-6)
+    assert abs(float(torch.corrcoef(noise[[0, 2]])[0, 1])) < 0.05  # seven standard deviations
 
 
 @pytest.mark.parametrize("seed", [5, None])
@@ -308,58 +244,44 @@ def test_a_batch_has_all_rows_of_a_person_or_none(seed: int | None, sampling: An
 
 
 def test_persons_of_one_row_each_are_trained_like_records() -> None:
-    features, labels = _blobs(60)
-    alone = Persons.of(np.arange(60))
+    features, labels = blobs(60)
     settings = PrivateSettings(sampling_rate=0.4, steps=8)
-    options: dict[str, Any] = {"settings": settings, "noise_multipliers": [1.0], "seeds": [3]}
-    plain = train_private_stack(features, labels, 3, [np.arange(60)], **options)
-    named = train_private_stack(features, labels, 3, [np.arange(60)], persons=alone, **options)
-    torch.testing.assert_close(plain.weight_vectors(), named.weight_vectors(), rtol=0, atol=0)
+    plain = trained("stack", features, labels, settings, noise=1.0)
+    named = trained("stack", features, labels, settings, noise=1.0, persons=Persons.of(np.arange(60)))
+    assert torch.equal(plain, named)
 
 
-@pytest.mark.parametrize("engine", ["seeded", "exact"])
+@pytest.mark.parametrize("path", PATHS)
 def test_a_step_moves_by_one_clip_norm_for_a_person_of_thirty_rows_and_by_thirty_for_its_records(
-    engine: str,
+    path: str,
 ) -> None:
     """The worst person: equal rows with the least likely label. A bound for records says nothing about a person."""
-    features, labels = _blobs(90)
-    features[60:] = 50 * features[60]
-    labels[60:] = int(initial_mlp((5, 3), "tanh", (3,)).logits(features[60:61]).argmin())
-    people = Persons.of([*range(60), *["worst"] * 30])
+    features, labels = blobs(90)
     settings = PrivateSettings(sampling_rate=1.0, steps=1, learning_rate=2.0, max_grad_norm=0.25)
+    features[60:] = 50 * features[60]
+    labels[60:] = int(start(5, settings).logits(features[60:61]).argmin())
+    people = Persons.of([*range(60), *["worst"] * 30])
 
     def weights(rows: int, persons: Persons | None) -> torch.Tensor:
-        options: dict[str, Any] = {"settings": settings, "persons": persons}
-        if engine == "exact":
-            options |= {"noise_multiplier": 1e-9, "size": 61, "seed": 3}
-            return train_private(features[:rows], labels[:rows], 3, **options).weight_vectors().double()
-        options |= {"noise_multipliers": [0.0], "sizes": [61], "seeds": [3]}
-        stack = train_private_stack(features[:rows], labels[:rows], 3, [np.arange(rows)], **options)
-        return stack.weight_vectors().double()
+        return trained(path, features[:rows], labels[:rows], settings, size=61, persons=persons)
 
-    def moved(with_them: Persons | None, without: Persons | None) -> float:
+    def distance(with_them: Persons | None, without: Persons | None) -> float:
         # One step is learning_rate * sum / size.
         return float((weights(90, with_them) - weights(60, without)).norm()) * 61 / 2.0
 
-    assert moved(people, Persons(people.codes[:60])) == pytest.approx(0.25, rel=1e-3)
-    assert moved(None, None) == pytest.approx(30 * 0.25, rel=1e-3)
+    assert distance(people, Persons(people.codes[:60])) == pytest.approx(0.25, rel=1e-3)
+    assert distance(None, None) == pytest.approx(30 * 0.25, rel=1e-3)
 
 
 def test_a_network_gets_all_rows_of_a_person_or_none() -> None:
-    features, labels = _blobs(7)
-    options: dict[str, Any] = {
-        "settings": PrivateSettings(steps=2),
-        "noise_multipliers": [1.0],
-        "seeds": [3],
-        "persons": PEOPLE,
-    }
-    train_private_stack(features, labels, 3, [np.array([1, 3, 4])], **options)
+    options: dict[str, Any] = {"settings": PrivateSettings(steps=2), "persons": PEOPLE}
+    stack(*blobs(7), rows=[np.array([1, 3, 4])], **options)
     with pytest.raises(InvalidInput, match="all records of a person"):
-        train_private_stack(features, labels, 3, [np.array([0, 1, 4])], **options)
+        stack(*blobs(7), rows=[np.array([0, 1, 4])], **options)
 
 
 def test_alpha_convexifies_the_loss_of_each_record_by_itself() -> None:
-    features, labels = _blobs(12, classes=4)
+    features, labels = blobs(12, classes=4)
     network = initial_mlp((5, 6, 4), "tanh", (0,))
     inputs, targets = torch.from_numpy(features), torch.from_numpy(labels)
     for alpha in (0.5, 1.0, 3.0):
@@ -378,22 +300,12 @@ def test_alpha_convexifies_the_loss_of_each_record_by_itself() -> None:
 
 
 def test_progress_is_told_and_divergence_is_an_error() -> None:
-    features, labels = _blobs()
     seen = []
-    options = {"noise_multipliers": [1.0], "seeds": [0]}
-    train_private_stack(
-        features,
-        labels,
-        3,
-        [np.arange(90)],
-        settings=SETTINGS,
-        progress=lambda *told: seen.append(told),
-        **options,
-    )
+    stack(*blobs(), settings=SETTINGS, progress=lambda *told: seen.append(told))
     assert seen == [(12, 12)]
     wild = PrivateSettings(sampling_rate=1.0, steps=5, learning_rate=1e38, max_grad_norm=1e6)
     with pytest.raises(QuietmaxError, match="diverged"):
-        train_private_stack(features, labels, 3, [np.arange(90)], settings=wild, **options)
+        stack(*blobs(), settings=wild, noise_multipliers=[1.0])
 
 
 @pytest.mark.parametrize(
@@ -412,85 +324,43 @@ def test_progress_is_told_and_divergence_is_an_error() -> None:
     ],
 )
 def test_bad_input_is_refused_with_a_sentence(changes: dict[str, Any], match: str) -> None:
-    features, labels = _blobs()
-    options = {"features": features, "labels": labels, "classes": 3, "rows": [np.arange(90)], "seeds": [0]}
-    options |= {"noise_multipliers": [1.0], "settings": SETTINGS} | changes
+    features, labels = blobs()
+    given = {"features": features, "labels": labels, "rows": [np.arange(90)], "settings": SETTINGS}
     with pytest.raises(InvalidInput, match=match):
-        train_private_stack(**options)
+        stack(**(given | changes))
 
 
-def test_without_records_the_weights_move_by_noise_of_the_stated_spread() -> None:
-    """20,100 exact draws: their mean square is off by 6% with probability < 1e-8."""
-    settings = PrivateSettings(sampling_rate=0.1, steps=1, learning_rate=1.0, max_grad_norm=0.5)
-    empty = np.zeros((0, 200), np.float32)
-    network = train_private(
-        empty, np.zeros(0, np.int64), 100, settings=settings, noise_multiplier=2.0, size=400, seed=1
-    )
-    start = initial_mlp((200, 100), "tanh", (1,), torch.float64)
-    moved = network.weight_vectors() - start.weight_vectors()
-    assert float(moved.square().mean()) == pytest.approx((2.0 * 0.5 / 40) ** 2, rel=0.06)
-
-
-@pytest.mark.parametrize("hidden", [(), (8,), (8, 6)])
-def test_it_trains_what_the_stacked_engine_trains_when_there_is_hardly_any_noise(
-    hidden: tuple[int, ...],
+@pytest.mark.parametrize("path", PATHS[1:])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"optimizer": optimizer, "decay": decay} for optimizer in ("sgd", "adam") for decay in (0.0, 0.4)),
+        *({"optimizer": "momentum", "decay": 0.4, "hidden": hidden} for hidden in ((), (8,), (8, 6))),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("grouped", [False, True], ids=["records", "persons"])
+def test_all_ways_train_the_same_network_when_there_is_hardly_any_noise(
+    path: str, changes: dict[str, Any], grouped: bool
 ) -> None:
-    features, labels = _blobs(600)
-    settings = PrivateSettings(
-        hidden=hidden,
-        sampling_rate=1.0,
-        steps=20,
-        max_grad_norm=0.5,
-        learning_rate=0.5,
-        decay=0.4,
-        optimizer="momentum",
-        l2=0.001,
-    )
-    exact = train_private(
-        features, labels, 3, settings=settings, noise_multiplier=1e-6, size=600, seed=3
-    ).weight_vectors()
-    stacked = train_private_stack(
-        features, labels, 3, [np.arange(600)], settings=settings, noise_multipliers=[0.0], seeds=[3]
-    ).weight_vectors()
-    torch.testing.assert_close(exact.float(), stacked, rtol=1e-2, atol=1e-3)
-
-
-def test_with_persons_it_trains_what_the_stacked_engine_trains_when_there_is_hardly_any_noise() -> None:
-    features, labels = _blobs(600)
-    persons = Persons.of(np.repeat(np.arange(60), np.arange(60) % 19 + 1)[:600])
-    settings = PrivateSettings(sampling_rate=1.0, steps=20, max_grad_norm=0.5, learning_rate=0.5)
-    rows = len(persons.codes)
-    exact = train_private(
-        features[:rows],
-        labels[:rows],
-        3,
-        settings=settings,
-        noise_multiplier=1e-6,
-        size=persons.count,
-        seed=3,
-        persons=persons,
-    ).weight_vectors()
-    options: dict[str, Any] = {"settings": settings, "noise_multipliers": [0.0], "seeds": [3]}
-    stacked = train_private_stack(
-        features[:rows], labels[:rows], 3, [np.arange(rows)], persons=persons, **options
-    ).weight_vectors()
-    torch.testing.assert_close(exact.float(), stacked, rtol=1e-2, atol=1e-3)
-    by_record = train_private_stack(features[:rows], labels[:rows], 3, [np.arange(rows)], **options)
-    assert float((stacked - by_record.weight_vectors()).norm()) > 0.02
+    features, labels = blobs(400)
+    persons = Persons.of(np.repeat(np.arange(60), np.arange(60) % 19 + 1)[:400]) if grouped else None
+    options: dict[str, Any] = {"sampling_rate": 1.0, "max_grad_norm": 0.5, "learning_rate": 0.1, "l2": 0.001}
+    settings = PrivateSettings(steps=20, **options, **changes)
+    size = 400 if persons is None else persons.count
+    expected = trained("stack", features, labels, settings, size=size, persons=persons)
+    found = trained(path, features, labels, settings, size=size, persons=persons)
+    torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-3)
+    if grouped:
+        assert float((expected - trained("stack", features, labels, settings, size=size)).norm()) > 0.02
 
 
 def test_the_number_of_records_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quietmax.estimators.dpsgd.training.LARGEST_TABLE", 6)
-    features, labels = _blobs(7)
-    options: dict[str, Any] = {
-        "settings": PrivateSettings(steps=1),
-        "noise_multiplier": 1.0,
-        "size": 4,
-        "seed": 0,
-    }
-    train_private(features[:6], labels[:6], 3, **options)
+    features, labels = blobs(7)
+    trained("exact", features[:6], labels[:6], PrivateSettings(steps=1))
     with pytest.raises(InvalidInput, match="at most 6 records"):
-        train_private(features, labels, 3, **options)
+        trained("exact", features, labels, PrivateSettings(steps=1))
 
 
 def test_samples_are_the_same_however_many_units_are_decided_at_a_time(
@@ -539,13 +409,13 @@ def test_a_unit_is_sampled_exactly_if_its_own_word_is_below_the_rate(monkeypatch
 
 @pytest.mark.parametrize("sampling", ["poisson", "shuffled"])
 def test_it_learns_and_no_two_runs_are_alike(sampling: str) -> None:
-    features, labels = _blobs(600)
+    features, labels = blobs(600)
     settings = PrivateSettings(
         sampling_rate=0.3, steps=60, max_grad_norm=1.0, learning_rate=0.5, sampling=sampling
     )
     options: dict[str, Any] = {"settings": settings, "noise_multiplier": 2.0, "size": 600, "seed": 3}
     runs = [train_private(features, labels, 3, **options) for _ in range(2)]
-    others, truth = _blobs(600, seed=1)
+    others, truth = blobs(600, seed=1)
     assert (runs[0].logits(others).argmax(1).numpy() == truth).mean() > 0.9
     assert not torch.equal(runs[0].weight_vectors(), runs[1].weight_vectors())
 
@@ -560,7 +430,7 @@ def test_it_learns_and_no_two_runs_are_alike(sampling: str) -> None:
     ],
 )
 def test_bad_input_and_divergence_are_refused(changes: dict[str, Any], error: type[Exception]) -> None:
-    features, labels = _blobs(600)
+    features, labels = blobs(600)
     options = {"features": features, "labels": labels, "classes": 3, "settings": PrivateSettings(steps=2)}
     options |= {"noise_multiplier": 1.0, "size": 600, "seed": 0} | changes
     with pytest.raises(error):
@@ -580,15 +450,9 @@ def test_a_sweep_trains_every_network_as_if_alone() -> None:
     sweep = train_sweep(splits, epsilons=[5.0, 500.0], accountants=["zcdp", "nc"])
     assert sweep.accuracies().shape == (2, 2, 2)
     chosen = make_plan(200, epsilon=500.0, accountant="nc", analysis="published", preset="paper")
-    single = train_private_stack(
-        splits[1].records.features,
-        splits[1].records.labels,
-        2,
-        [splits[1].train_rows],
-        settings=chosen.settings,
-        noise_multipliers=[chosen.noise_multiplier],
-        seeds=[1],
-    )
+    records, options = splits[1].records, {"noise_multipliers": [chosen.noise_multiplier], "seeds": [1]}
+    rows = [splits[1].train_rows]
+    single = stack(records.features, records.labels, 2, rows=rows, settings=chosen.settings, **options)
     found = sweep.network(1, "nc", 500.0)
     torch.testing.assert_close(found.weight_vectors(), single.weight_vectors(), rtol=1e-3, atol=1e-4)
     answers = found.logits(splits[1].test.features).argmax(-1).numpy()

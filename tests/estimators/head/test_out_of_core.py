@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,13 +32,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "second moments": {"schema": PERSONS, "second_moments": 0.1, "features": "unit-norm", "steps": 4},
     "large declared size": {"schema": PLAIN, "declared_size": 10**8, "steps": 3, "second_moments": 0.1},
 }
-
-
-@pytest.fixture(autouse=True)
-def _threads_as_before() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def fit(source: Any, settings: dict[str, Any], **more: Any) -> PrivateHead:

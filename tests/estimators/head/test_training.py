@@ -172,12 +172,6 @@ def test_weights_of_any_reasonable_size_keep_the_sums_exact() -> None:
     assert np.isfinite(head.coef_).all()
 
 
-def test_shares_of_the_budget_add_up_to_it() -> None:
-    parts = _Allowance.of(0.8, 0.01, 0.05)
-    assert math.hypot(parts.size or 0, parts.centre or 0, parts.training) == pytest.approx(0.8, rel=1e-9)
-    assert (parts.size or 0) ** 2 + (parts.centre or 0) ** 2 + parts.training**2 <= 0.64
-
-
 def test_a_thousand_releases_on_neighbours_cannot_be_told_apart_better_than_the_claim_allows() -> None:
     """The best test for one step projects on the true difference; its two distributions lie at most mu apart."""
     mu, releases = 2.0, 1000
