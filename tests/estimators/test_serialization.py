@@ -54,6 +54,11 @@ def _saved(fitted: Any, folder: Path, **options: Any) -> Path:
     return save_private(fitted, folder, dataset="made up", **options)
 
 
+def _asked(queries: int = 1) -> PrivateHead:
+    """A head that answers so many queries."""
+    return _fitted_head(method="output", release="query", queries=queries)
+
+
 def _grey_images() -> tuple[np.ndarray, np.ndarray]:
     labels = np.arange(60) % 2
     images = dead_leaves(60, (1, 12, 9), seed=1).reshape(60, -1)
@@ -115,7 +120,7 @@ def test_a_saved_head_on_colour_images_answers_as_before_and_needs_the_same_filt
 
 
 def test_a_head_that_answers_per_query_keeps_its_account_and_its_bounds(tmp_path: Path) -> None:
-    head, (features, _) = _fitted_head(method="output", release="query", queries=4), _data()
+    head, (features, _) = _asked(4), _data()
     folder = _saved(head, tmp_path / "model")
     opened = open_private(folder)
     assert opened.remaining == 4
@@ -135,7 +140,7 @@ def test_an_interrupted_save_leaves_the_budget_in_one_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, interruption: type[BaseException]
 ) -> None:
     """Ctrl-C, or a signal handler that raises, just before or just after the folder gets its name."""
-    head, (features, _) = _fitted_head(method="output", release="query", queries=4), _data()
+    head, (features, _) = _asked(4), _data()
     replace_folder = serialization._replace
 
     def interrupted(target: Path, staging: Path) -> None:
@@ -160,7 +165,7 @@ def test_an_interrupted_save_leaves_the_budget_in_one_place(
 def test_nothing_is_answered_if_nobody_knows_where_the_budget_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    head, (features, _) = _fitted_head(method="output", release="query", queries=4), _data()
+    head, (features, _) = _asked(4), _data()
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
@@ -366,17 +371,13 @@ def test_a_folder_in_which_something_was_spent_is_not_overwritten(tmp_path: Path
     assert open_private(folder).remaining == 3
 
 
-def _head_for_one_answer() -> PrivateHead:
-    return _fitted_head(method="output", release="query", queries=1)
-
-
 def test_a_model_does_not_pay_from_the_account_of_a_model_saved_in_its_place(tmp_path: Path) -> None:
-    head, (features, _) = _head_for_one_answer(), _data()
+    head, (features, _) = _asked(), _data()
     folder = _saved(head, tmp_path / "model")
     opened = open_private(folder)
     folder.rename(tmp_path / "moved")
     for _ in range(3):
-        _saved(_head_for_one_answer(), folder)
+        _saved(_asked(), folder)
         with pytest.raises(DataUnavailable, match="belongs to another model"):
             head.predict(features[:1])
         with pytest.raises(DataUnavailable, match="belongs to another model"):
@@ -390,7 +391,7 @@ def test_a_model_does_not_pay_from_the_account_of_a_model_saved_in_its_place(tmp
 
 
 def test_a_folder_with_the_account_of_another_model_is_not_opened(tmp_path: Path) -> None:
-    first, second = (_saved(_head_for_one_answer(), tmp_path / name) for name in ("a", "b"))
+    first, second = (_saved(_asked(), tmp_path / name) for name in ("a", "b"))
     shutil.copy(first / "account.json", second)
     with pytest.raises(DataUnavailable, match="belongs to another model"):
         open_private(second)
@@ -400,7 +401,7 @@ def test_a_model_opened_by_a_relative_path_pays_from_its_own_account_after_chdir
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     features, _ = _data()
-    folder = _saved(_head_for_one_answer(), tmp_path / "model")
+    folder = _saved(_asked(), tmp_path / "model")
     shutil.copytree(folder, tmp_path / "other" / "model")
     monkeypatch.chdir(tmp_path)
     opened = open_private("model")
@@ -417,8 +418,8 @@ def test_an_answer_given_while_the_new_model_is_written_stops_the_overwriting(
 ) -> None:
     """The other process answers after the first check, or after the last one."""
     features, _ = _data()
-    folder = _saved(_head_for_one_answer(), tmp_path / "model")
-    opened, replacing, original = open_private(folder), _head_for_one_answer(), getattr(serialization, step)
+    folder = _saved(_asked(), tmp_path / "model")
+    opened, replacing, original = open_private(folder), _asked(), getattr(serialization, step)
     calls: list[Any] = []
 
     def answer_meanwhile(*arguments: Any, **options: Any) -> Any:
@@ -440,7 +441,7 @@ def test_a_model_that_is_being_replaced_gives_no_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     features, _ = _data()
-    folder = _saved(_head_for_one_answer(), tmp_path / "model")
+    folder = _saved(_asked(), tmp_path / "model")
     opened, replace = open_private(folder), serialization._replace
     assert opened.remaining == 1
 
@@ -450,7 +451,7 @@ def test_a_model_that_is_being_replaced_gives_no_answer(
         replace(*arguments)
 
     monkeypatch.setattr(serialization, "_replace", ask_before_the_rename)
-    _saved(_head_for_one_answer(), folder, overwrite=True)
+    _saved(_asked(), folder, overwrite=True)
     with pytest.raises(DataUnavailable, match="belongs to another model"):
         opened.predict(features[:1])
     assert open_private(folder).remaining == 1
@@ -460,7 +461,7 @@ def test_a_model_whose_replacement_fails_answers_as_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     features, _ = _data()
-    folder = _saved(_head_for_one_answer(), tmp_path / "model")
+    folder = _saved(_asked(), tmp_path / "model")
     opened = open_private(folder)
 
     def fail(*_: Path) -> None:
@@ -468,7 +469,7 @@ def test_a_model_whose_replacement_fails_answers_as_before(
 
     monkeypatch.setattr(serialization, "_replace", fail)
     with pytest.raises(QuietmaxError, match="No space left on device"):
-        _saved(_head_for_one_answer(), folder, overwrite=True)
+        _saved(_asked(), folder, overwrite=True)
     opened.predict(features[:1])
     assert open_private(folder).remaining == 0
 
@@ -476,7 +477,7 @@ def test_a_model_whose_replacement_fails_answers_as_before(
 def test_a_folder_that_appears_during_the_writing_is_not_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, write = _head_for_one_answer(), serialization._fill
+    first, write = _asked(), serialization._fill
     elsewhere = _saved(first, tmp_path / "elsewhere")
 
     def appear_meanwhile(*arguments: Any) -> None:
@@ -485,7 +486,7 @@ def test_a_folder_that_appears_during_the_writing_is_not_replaced(
 
     monkeypatch.setattr(serialization, "_fill", appear_meanwhile)
     with pytest.raises(InvalidInput, match="already exists"):
-        _saved(_head_for_one_answer(), tmp_path / "model")
+        _saved(_asked(), tmp_path / "model")
     assert open_private(tmp_path / "model").remaining == 1
 
 
@@ -553,5 +554,5 @@ def _save(kind: str, folder: Path, overwrite: bool) -> None:
         _saved(_fitted_teachers()[0], folder, overwrite=overwrite)
     else:
         seeded = {"random_state": 0} if kind == "seeded head" else {}
-        head = _head_for_one_answer() if kind == "head per query" else _fitted_head(**seeded)
+        head = _asked() if kind == "head per query" else _fitted_head(**seeded)
         _saved(head, folder, overwrite=overwrite)

@@ -288,22 +288,26 @@ def test_weights_that_were_not_released_and_are_marked_so_are_refused(
 
 
 SILENT: list[Any] = [None, -1, "x", [], {}, 1e308, True, [None], [False] * 2, [0, 0, 0], [[False]] * 3]
+DAMAGED_CLAIMS: list[Any] = [-1, [None], {}]
+DAMAGED_CLASSES: list[Any] = [None, ["no"], ["no", "yes", "perhaps"]]
+DAMAGED_WIDTHS: list[Any] = [None, [], [5, 2]]
 OTHER_CLASSES = replace(MEASURED, classes=("a", "b", "c"), inferred=())
 DAMAGED: list[tuple[str, dict[str, Any]]] = [
     *(
         (kind, changes)
         for kind in ("head, gradient", "head asked", "teachers", "dpsgd")
         for changes in (
-            *({"features": each} for each in (None, {})),
+            {"features": None},
+            {"features": {}},
             *({"inputs": each} for each in (3, 0, 1e308, 10**12)),
-            *({"classes": each} for each in (None, ["no"], ["no", "yes", "perhaps"])),
-            *({"guarantee": each} for each in (-1, [None], {})),
+            *({"classes": each} for each in DAMAGED_CLASSES),
+            *({"guarantee": each} for each in DAMAGED_CLAIMS),
             {"encoding": json.loads(OTHER_CLASSES.to_json())},
         )
     ),
     ("head, gradient", {"bias": None}),
     *(("teachers", {"silent": each}) for each in SILENT),
-    *((kind, {"widths": each}) for kind in ("teachers", "dpsgd") for each in (None, [], [5, 2])),
+    *((kind, {"widths": each}) for kind in ("teachers", "dpsgd") for each in DAMAGED_WIDTHS),
     *(("teachers", {"queries": 0}), ("teachers", {"method": "best"})),
 ]
 

@@ -212,18 +212,6 @@ def test_a_broken_teacher_votes_evenly_and_breaks_no_other() -> None:
     assert votes.sum(1) == pytest.approx(np.full(40, 3.0))
 
 
-def test_padding_brings_no_foreign_record_into_a_networks_arithmetic() -> None:
-    """A record of huge values in row 0 must not reach networks that do not own it, even through masked batches."""
-    features, labels = _blobs(20)
-    rows = [np.arange(1, 7), np.arange(7, 20)]
-    plain = train_independent(features, labels, 3, rows, settings=LINEAR, seeds=[1, 2], steps=9)
-    features[0] = np.float32(3e38)
-    assert torch.equal(
-        plain.weight_vectors(),
-        train_independent(features, labels, 3, rows, settings=LINEAR, seeds=[1, 2], steps=9).weight_vectors(),
-    )
-
-
 def test_any_torch_module_can_be_a_teacher() -> None:
     features, labels = _blobs(120)
 

@@ -15,15 +15,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
+from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.calibration import CalibratedClassifierCV
-from sklearn.compose import ColumnTransformer
 from sklearn.dummy import DummyClassifier
 from sklearn.ensemble import BaggingClassifier, StackingClassifier, VotingClassifier
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.multiclass import OneVsRestClassifier
-from sklearn.pipeline import Pipeline, make_pipeline
-from sklearn.preprocessing import Binarizer, FunctionTransformer, Normalizer, StandardScaler
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import Binarizer, Normalizer, StandardScaler
 
 from quietmax import _before_noise
 from quietmax._before_noise import Allowed
@@ -31,7 +30,7 @@ from quietmax.data.records import Records, hold_out
 from quietmax.data.schema import Schema
 from quietmax.data.tables import encode_table
 from quietmax.errors import InvalidInput
-from quietmax.estimators.training_set import Persons, _data_conditions, _names_of, _training_rows, queries
+from quietmax.estimators.training_set import Persons, _names_of, _training_rows, queries
 from tests.estimators.whole_set import TrainingSet, training_set
 
 SCHEMA = Schema(
@@ -349,57 +348,15 @@ def test_queries_are_frames_or_encoded_rows() -> None:
         queries(fitted, fitted.seen_.records[:, 1:])
 
 
-def test_an_inferred_encoding_is_a_condition() -> None:
-    open_schema = replace(SCHEMA, bounds={}, complete=("region",))
-    found = seen(encode_table(PEOPLE.drop(columns="customer"), open_schema, infer=True))
-    (condition,) = found.conditions
-    assert "age" in condition.assumptions[0]
-
-
 # --- Steps that were fitted before the estimator ----------------------------------------------------------------------
 
 X, Y = np.arange(24.0).reshape(12, 2), np.arange(12) % 2
 
 
-class Centred(TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """A transformer of the user's own that claims to need no fit."""
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.requires_fit = False
-        return tags
-
-    def fit(self, X: Any, y: Any = None) -> Centred:  # noqa: ARG002
-        return self
-
-    def transform(self, X: Any) -> Any:
-        return X - X.mean(0)
-
-
-@pytest.mark.parametrize(
-    ("before", "named"),
-    [
-        ([StandardScaler()], ("StandardScaler",)),
-        ([Binarizer()], ()),
-        ([Normalizer()], ("Normalizer",)),
-        (["passthrough"], ()),
-        ([None], ()),
-        ([FunctionTransformer(np.cumsum, kw_args={"axis": 0})], ("FunctionTransformer",)),
-        ([Centred()], ("Centred",)),
-        ([Binarizer(), StandardScaler()], ("StandardScaler",)),
-        ([ColumnTransformer([("all", StandardScaler(), [0, 1])])], ("ColumnTransformer",)),
-    ],
-)
-def test_a_step_of_a_pipeline_that_is_not_on_the_list_is_named(
-    before: list[Any], named: tuple[str, ...]
-) -> None:
-    steps = [(f"step {number}", step) for number, step in enumerate(before)]
-    pipeline = Pipeline([*steps, ("private", Bare(classes=(0, 1)))]).fit(X, Y)
-    found = pipeline[-1].seen_
-    assert found.own_code == named
-    assert len(found.conditions) == bool(named)
-    if named:
-        assert named[0] in found.conditions[0].assumptions[0]
+@pytest.mark.parametrize("steps", [[Binarizer()], ["passthrough"], [None], [Binarizer(), Binarizer()]])
+def test_steps_of_a_pipeline_that_are_on_the_list_are_no_condition(steps: list[Any]) -> None:
+    found = make_pipeline(*steps, Bare(classes=(0, 1))).fit(X, Y)[-1].seen_
+    assert (found.own_code, found.conditions) == ((), ())
 
 
 def test_a_pipeline_hands_groups_on() -> None:
@@ -475,10 +432,3 @@ def test_an_estimator_outside_a_pipeline_or_in_cross_validation_has_no_such_cond
     assert cross_val_score(Bare(), X, Y, cv=2, error_score="raise").tolist() == [0.5, 0.5]
     StandardScaler().fit(X)
     assert Bare().fit(X, Y).seen_.own_code == ()
-
-
-def test_conditions_name_every_reason_once() -> None:
-    found = _data_conditions(
-        classes_declared=False, encoding=None, code_before={"own_code": ("StandardScaler",)}
-    )
-    assert len(found) == 2

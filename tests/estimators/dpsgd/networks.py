@@ -28,7 +28,7 @@ def blobs(count: int = 90, classes: int = 3, columns: int = 5, seed: int = 0) ->
     return (centres[labels] + generator.normal(size=(count, columns))).astype(np.float32), labels
 
 
-def as_module(stack: MLP, index: int = 0) -> torch.nn.Module:
+def as_module(stack: MLP, index: int = 0) -> torch.nn.Sequential:
     """A network of a stack as a torch module, its parameters in the order kernel, bias, kernel, ..."""
     layers: list[torch.nn.Module] = []
     last = len(stack.kernels) - 1

@@ -169,14 +169,14 @@ def test_without_noise_and_clipping_it_is_torchs_own_optimiser(optimizer: str, d
     torch.testing.assert_close(ours, vector(module), rtol=1e-4, atol=1e-5)
 
 
-NO_RECORDS: Any = np.zeros((0, 200), np.float32), np.zeros(0, np.int64)
 NOISE_ALONE = PrivateSettings(sampling_rate=0.1, steps=1, learning_rate=1.0, max_grad_norm=0.5)
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_without_records_the_weights_move_by_noise_of_the_stated_spread(path: str) -> None:
     """20,100 draws: their mean square is off by 6% with probability < 1e-8."""
-    noise = moved(path, *NO_RECORDS, NOISE_ALONE, noise=2.0, size=400, classes=100)
+    features, labels = np.zeros((0, 200), np.float32), np.zeros(0, np.int64)
+    noise = moved(path, features, labels, NOISE_ALONE, noise=2.0, size=400, classes=100)
     assert float(noise.square().mean()) == pytest.approx((2.0 * 0.5 / (0.1 * 400)) ** 2, rel=0.06)
 
 

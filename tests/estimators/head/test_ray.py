@@ -22,7 +22,7 @@ from quietmax import HeadSettings, PrivateHead
 from quietmax._ray import Actors, RayEngine
 from quietmax.data.tables import table_rows
 from quietmax.errors import DataUnavailable, InvalidData, InvalidInput, QuietmaxError
-from quietmax.estimators.blocks import LocalEngine, Table
+from quietmax.estimators.blocks import Table
 from quietmax.estimators.head import estimator
 from quietmax.estimators.ray_blocks import RayBlocks
 from tests.estimators.made import made
@@ -68,13 +68,6 @@ def test_the_weights_do_not_depend_on_the_number_of_workers(
     permuted = people.sample(frac=1, random_state=workers)
     folder = files(tmp_path / "people", permuted, [7 * workers, 1000, 1001, 1500])
     assert_same(fit(folder, RayEngine(workers=workers)), expected)
-
-
-def test_the_weights_are_those_of_rows_out_of_memory(
-    tmp_path: Path, people: pd.DataFrame, expected: PrivateHead
-) -> None:
-    folder = files(tmp_path / "people", people, [500, 1700])
-    assert_same(fit(folder, LocalEngine(max_memory=1, cache_dir=tmp_path)), expected)
 
 
 def test_the_weights_do_not_depend_on_where_the_rows_come_from(
@@ -132,6 +125,10 @@ def _large(block: Table) -> Table:
     return block
 
 
+def two_tables(rows: np.ndarray) -> list[Table]:
+    return [Table(part, np.zeros(10, np.int64), 2) for part in np.split(rows, 2)]
+
+
 def test_workers_that_round_differently_are_an_error() -> None:
     rows = np.arange(40, dtype=np.float32).reshape(20, 2)
     for workers, function, wrong in (
@@ -142,9 +139,7 @@ def test_workers_that_round_differently_are_an_error() -> None:
         (2, _zeros_as_on_another_processor, True),
     ):
         with RayBlocks(2, RayEngine(workers=workers)) as blocks:
-            blocks.extend(
-                [Table(rows[:10], np.zeros(10, np.int64), 2), Table(rows[10:], np.zeros(10, np.int64), 2)]
-            )
+            blocks.extend(two_tables(rows))
             with pytest.raises(QuietmaxError, match="compute different numbers") if wrong else nullcontext():
                 blocks.update(function)
 
@@ -152,9 +147,7 @@ def test_workers_that_round_differently_are_an_error() -> None:
 def test_a_map_that_refuses_all_public_rows_is_an_error_and_not_left_out() -> None:
     rows = np.arange(100, 140, dtype=np.float32).reshape(20, 2)
     with RayBlocks(2, RayEngine(workers=2)) as blocks:
-        blocks.extend(
-            [Table(rows[:10], np.zeros(10, np.int64), 2), Table(rows[10:], np.zeros(10, np.int64), 2)]
-        )
+        blocks.extend(two_tables(rows))
         with pytest.raises(InvalidInput, match=r"must be compared on public rows.*\(large numbers only\)"):
             blocks.update(_large)
 
