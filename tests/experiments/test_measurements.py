@@ -113,56 +113,6 @@ def test_the_stored_measurements_exceed_the_papers_bound_where_the_documentation
         assert each.gradient > paper.sensitivity_table()[each.dataset]["rho"]
 
 
-# --- other architectures
-
-
-def test_every_case_is_trained_and_put_into_the_formulas(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    cases = (
-        (2, "tanh", "convexified cross-entropy"),
-        (1, "relu", "cross-entropy"),
-        (1, "sigmoid", "quadratic"),
-    )
-    monkeypatch.setitem(
-        MEASUREMENTS, "architectures", replace(MEASUREMENTS["architectures"], cases=lambda _: cases)
-    )
-    monkeypatch.setattr(ours, "_SPLITS", 2)
-    monkeypatch.setattr(ours, "_REMOVED", 2)
-    monkeypatch.setattr(ours, "TrainingSettings", lambda *given: replace(TrainingSettings(*given), epochs=1))
-    rows, done = measure_again("architectures", "mnist-5k", tmp_path)
-    assert [row.case for row in rows] == list(cases)
-    assert done == [(0, 3), (1, 3), (2, 3)]
-    for row in rows:
-        assert (row.repeats, row.removals) == (2, 2)
-        assert 0 < row.test_accuracy <= 1
-        assert row.observed_weights_l2 > 0
-    deep, unbounded, quadratic = rows
-    assert deep.logit == published_sensitivity_for(784, [128, 128], 10, 2_000).logit.value
-    assert unbounded.rho is not None
-    assert (quadratic.rho, quadratic.weights_l2, quadratic.logit, quadratic.exceeded) == (
-        None,
-        None,
-        None,
-        (),
-    )
-
-
-def test_the_stored_architectures_are_all_cases_on_both_data_sets_and_their_formulas_are_ours() -> None:
-    rows = MEASUREMENTS["architectures"].stored()
-    for name in ("location", "adult"):
-        cases = [row.case for row in rows if row.dataset == name]
-        assert cases == list(MEASUREMENTS["architectures"].cases(name))
-    assert cases[0] == (1, "tanh", "convexified cross-entropy")
-    for row in rows:
-        if row.dataset == "location" and row.rho is not None and row.activation != "relu":
-            now = published_sensitivity_for(
-                446, [128] * row.layers, 30, 1_200, activation_name=row.activation
-            )
-            assert row.rho == pytest.approx(now.rho.value, rel=1e-5)
-            assert row.logit == pytest.approx(now.logit.value, rel=1e-5)
-
-
 # --- alpha
 
 

@@ -2,8 +2,6 @@
 
 - The paper's Table 1 with numbers: upper bounds on the L2 sensitivity of the weights, beside the change that retraining
   without one record caused.
-- Losses, activations and depths beyond the paper's one hidden layer of 128 tanh units, put into its formulas. Its
-  Lipschitz constant is derived for the cross-entropy, so there are none for the quadratic loss.
 - The constant alpha of the convexified loss on the grid that the paper searched. It leaves as future work how alpha
   changes the leakage.
 - What explains the paper's numbers on CIFAR. It does not say how it scales pixels, and with its stated settings no
@@ -53,8 +51,7 @@ from quietmax.experiments.report import Figure, Line, Table, _number, write_figu
 from quietmax.experiments.runner import Progress, run_trials
 from quietmax.mechanisms.algorithm1 import Algorithm1
 from quietmax.mechanisms.base import Answerer
-from quietmax.models.mlp import activation
-from quietmax.models.stacked import Convexified, CrossEntropy, Loss, Quadratic, TrainingSettings
+from quietmax.models.stacked import Convexified, CrossEntropy, TrainingSettings
 from quietmax.models.training import (
     ALPHA_TOLERANCE,
     PAPER_GRID,
@@ -69,10 +66,8 @@ from quietmax.models.training import (
 )
 from quietmax.noise.sources import SeededNoise
 from quietmax.sensitivity.network import (
-    EmpiricalSensitivity,
     empirical_sensitivity,
     measured_facts,
-    published_sensitivity,
 )
 
 _MEASURED = ("location", "adult", "mnist", "cifar-10", "cifar-100")
@@ -126,15 +121,16 @@ class Measurement:
         return [row for row in rows if row.dataset in names]
 
 
-def _removed(data: Split, count: int, settings: TrainingSettings, seed: int) -> EmpiricalSensitivity:
-    """Retrain without each of a few records of the training set."""
-    queries = data.test.features[:_QUERIES]
-    return empirical_sensitivity(data.train, removals=count, queries=queries, settings=settings, seed=seed)
-
-
 def _short(value: float) -> str:
     """Format a number with three digits, and no exponent."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _by_dataset(rows: Sequence[Any]) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    for row in rows:
+        found.setdefault(row.dataset, []).append(row)
+    return found
 
 
 # --- upper bounds -------------------------------------------------------------------------------------------------
@@ -147,7 +143,9 @@ def _observe(name: str, _case: object, data_dir: Path | None, seed: int) -> list
     """Train the paper's network with all records and without each of a few, and compare."""
     data = split(source_records(DataSource.of(name), data_dir), size=dataset(name).records, seed=seed)
     count = _REMOVALS.get(name, _REMOVALS_OTHERWISE)
-    found = _removed(data, count, _settings(name), seed)
+    found = empirical_sensitivity(
+        data.train, removals=count, queries=data.test.features[:_QUERIES], settings=_settings(name), seed=seed
+    )
     row = Observed(
         name,
         len(data.train),
@@ -205,139 +203,6 @@ def _bounds_tables(rows: Sequence[BoundsRow]) -> Iterator[Table]:
             "The largest change by retraining without one record: a lower bound on the true sensitivity, so 'not "
             "exceeded' proves nothing. Mislabelled and extreme records were planted",
         )
-
-
-# --- other architectures ------------------------------------------------------------------------------------------
-
-_WIDTH, _SPLITS, _REMOVED = 128, 3, 6
-_LOSSES: dict[str, Callable[[float], Loss]] = {
-    "convexified cross-entropy": Convexified,
-    "cross-entropy": lambda _: CrossEntropy(),
-    "quadratic": lambda _: Quadratic(),
-    "convexified quadratic": lambda alpha: Convexified(alpha, base=Quadratic()),
-    "convexified quadratic, over samples": lambda alpha: Convexified(alpha, "samples", Quadratic()),
-}
-_ARCHITECTURES: tuple[tuple[int, str, str], ...] = (
-    *((1, "tanh", loss) for loss in _LOSSES),
-    *((1, name, "convexified cross-entropy") for name in ("sigmoid", "relu")),
-    *(
-        (layers, name, "convexified cross-entropy")
-        for layers in (2, 3)
-        for name in ("tanh", "sigmoid", "relu")
-    ),
-)
-"""Number of hidden layers of 128 neurons, their activation and the loss; the first is the paper's."""
-
-
-@dataclass(frozen=True)
-class ArchitectureRow(Row):
-    """One architecture on one data set."""
-
-    dataset: str  # Name of the data set
-    layers: int  # Number of hidden layers of 128 neurons
-    activation: str  # Their activation
-    loss: str  # The loss function
-    repeats: int  # Number of splits, and of records removed from the first of them, one at a time
-    removals: int
-    train_accuracy: float  # Means over the splits
-    train_spread: float | None  # Standard deviations; None for a single split
-    test_accuracy: float
-    test_spread: float | None
-    rho: float | None  # The paper's formulas, where it has them
-    weights_l2: float | None
-    logit: float | None
-    gradient: float  # Largest norm of the gradient of one record's loss: what rho claims to bound
-    observed_weights_l2: float  # The largest changes by removing one record
-    observed_logit: float
-
-    derived = ("exceeded",)
-
-    @property
-    def case(self) -> tuple[int, str, str]:
-        """Which of the architectures it is."""
-        return self.layers, self.activation, self.loss
-
-    @property
-    def exceeded(self) -> tuple[str, ...]:
-        """The formulas that a measurement exceeded: "rho", "weights_l2", "logit"."""
-        measured = {
-            "rho": (self.rho, self.gradient),
-            "weights_l2": (self.weights_l2, self.observed_weights_l2),
-            "logit": (self.logit, self.observed_logit),
-        }
-        return tuple(
-            name for name, (formula, seen) in measured.items() if formula is not None and seen > formula
-        )
-
-
-def _measure_architecture(
-    name: str, case: tuple[int, str, str], data_dir: Path | None, seed: int
-) -> list[ArchitectureRow]:
-    """Train an architecture on several splits, and on the first without each of a few records."""
-    layers, activation_name, loss = case
-    records = source_records(DataSource.of(name), data_dir)
-    parts = [split(records, size=dataset(name).records, seed=seed + each) for each in range(_SPLITS)]
-    settings = TrainingSettings((_WIDTH,) * layers, activation_name, _LOSSES[loss](dataset(name).alpha))
-    models = train_many(parts, settings=settings)
-    trained = Mean.of([accuracy(model, part.train) for model, part in zip(models, parts, strict=True)])
-    tested = Mean.of([accuracy(model, part.test) for model, part in zip(models, parts, strict=True)])
-    first = parts[0]
-    found = _removed(first, _REMOVED, settings, seed)
-    formulas: tuple[float | None, float | None, float | None] = (None, None, None)
-    if "quadratic" not in loss:
-        unbounded = activation(activation_name).bound is None
-        claimed = published_sensitivity(models[0], records=first.train.features if unbounded else None)
-        formulas = (claimed.rho.value, claimed.weights_l2.value, claimed.logit.value)
-    row = ArchitectureRow(
-        name,
-        *case,
-        len(parts),
-        _REMOVED,
-        trained.value,
-        trained.spread,
-        tested.value,
-        tested.spread,
-        *formulas,
-        measured_facts(models[0], first.train).gradient,
-        found.weights_l2.value,
-        found.logit.value,
-    )
-    return [row]
-
-
-def _show_architectures(rows: Sequence[ArchitectureRow], _: object) -> Shown:
-    def _against(formula: float | None, seen: float) -> str:
-        if formula is None:
-            return f"{_short(seen)} / -"
-        return f"{_short(seen)} {'>' if seen > formula else '<='} {_short(formula)}"
-
-    tables = [
-        Table(
-            f"{name}: hidden layers of 128 neurons",
-            mine,
-            {
-                "layers": lambda row: f"{row.layers} {row.activation}",
-                "loss": lambda row: row.loss.replace("cross-entropy", "CE"),
-                "train": lambda row: f"{row.train_accuracy:.3f}",
-                "test": lambda row: f"{row.test_accuracy:.3f}",
-                "gradient, rho": lambda row: _against(row.rho, row.gradient),
-                "weights, D2W": lambda row: _against(row.weights_l2, row.observed_weights_l2),
-                "logit, Dz": lambda row: _against(row.logit, row.observed_logit),
-            },
-            f"Means of {mine[0].repeats} splits; CE: cross-entropy. Measured against the paper's formula: the "
-            f"largest gradient of one record, and the largest change by removing one of {mine[0].removals} records. "
-            "The paper has no rho for the quadratic loss. For relu the neuron values in the formulas are measured",
-        )
-        for name, mine in _by_dataset(rows).items()
-    ]
-    return Shown(rows, tables, {"architectures.csv": list(map(asdict, rows))})
-
-
-def _by_dataset(rows: Sequence[Any]) -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = {}
-    for row in rows:
-        found.setdefault(row.dataset, []).append(row)
-    return found
 
 
 # --- alpha --------------------------------------------------------------------------------------------------------
@@ -844,14 +709,6 @@ def _cifar_tables(networks: Sequence[NetworkRow], private: Sequence[PrivateRow])
 MEASUREMENTS = {
     "bounds": Measurement(
         "bounds.csv", Observed, _MEASURED, lambda _: [()], _observe, _show_bounds, has_formulas=True
-    ),
-    "architectures": Measurement(
-        "architectures.csv",
-        ArchitectureRow,
-        ("location", "adult"),
-        lambda _: _ARCHITECTURES,
-        _measure_architecture,
-        _show_architectures,
     ),
     "alpha": _AlphaSweep("alpha.csv", AlphaRow, _MEASURED, lambda _: [()], _alpha_trials, _show_alpha),
     "cifar": Measurement(

@@ -24,18 +24,12 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from quietmax._ray import MOST_LOSSES, Actors, Lost, RayEngine
-from quietmax.accounting.dpsgd import PUBLISHED_ACCOUNTANTS
-from quietmax.attacks.builtin import Shadow
-from quietmax.data.registry import dataset
 from quietmax.errors import InvalidInput, QuietmaxError
-from quietmax.experiments.grid import DataSource, Effort, Group, Result, ResultStore, Trial
-from quietmax.experiments.methods import SharedInputs, measure, source_records
-from quietmax.experiments.paper import EPSILONS
-from quietmax.models.stacked import TrainingSettings, train_stack
+from quietmax.experiments.grid import Effort, Group, Result, ResultStore, Trial
+from quietmax.experiments.methods import SharedInputs, measure
 
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
@@ -284,94 +278,6 @@ def _work(connection: Connection, factory: ComputeFactory, parent: int) -> None:
             return
 
 
-# --- estimates ----------------------------------------------------------------------------------------------------
-
-# How long an evaluation will take on this machine. Networks of each shape are trained for a moment to find the time per
-# record. Everything else follows from the numbers of networks, records and epochs, and from fixed
-# ratios for the compared methods.
-
-_TIMED_RECORDS = 1_000
-_MIN_SECONDS, _TIMINGS = 0.3, 3
-_MAX_TIMED_NETWORKS = 10
-"""Networks timed together; with more of them the time per network hardly changes."""
-
-# Ratios measured on MNIST, Adult, Location and CIFAR. A network of DP-SGD as published is measured in ordinary ones.
-_PUBLISHED_NETWORKS = len(PUBLISHED_ACCOUNTANTS) * len(EPSILONS)
-_DPSGD_SECONDS = 1.1
-_SECONDS_PER_VALUE = {"head": 2.5e-8, "sampled-neuron": 2.5e-8, "teachers": 3e-8, "dpsgd": 0.8e-8}
-_SECONDS_PER_TRIAL = 0.15
-"""Answers, attack and audit of one trial."""
-_FEATURES_PER_PIXEL = 5.0
-"""Scattering features of an image."""
-_SMALLEST_IMAGE = 784
-"""Data sets with at least so many features are images."""
-
-
 def usable_cores() -> int:
     """Return the number of cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def estimated_seconds(trials: Sequence[Trial], *, data_dir: Path | None = None) -> float:
-    """Estimate the time of trials on registered data sets, on one core. What a group shares counts once."""
-    groups: dict[Group, list[str]] = {}
-    for trial in trials:
-        groups.setdefault(trial.group, []).append(trial.method)
-    return sum(_group_seconds(group, methods, data_dir) for group, methods in groups.items())
-
-
-def _group_seconds(group: Group, methods: Sequence[str], data_dir: Path | None) -> float:
-    """Time of the networks of a group, of its attacks, and of what each of its trials trains and answers."""
-    effort, registered = group.effort, dataset(group.source.name)
-    width, classes = registered.width or registered.features, registered.classes
-    layers, attack = (width, *TrainingSettings().hidden, classes), Shadow().network
-    seen = effort.epochs * effort.records
-    one, stacked = (
-        seen * _seconds_per_record(layers, min(networks, _MAX_TIMED_NETWORKS), 100)
-        for networks in (1, effort.shadows)
-    )
-    seconds = one * (1 + ("original" in methods))
-    if effort.attacks and set(methods) != {"original"}:
-        left = _record_count(group.source, data_dir) - 2 * effort.records
-        set_size = min(effort.records, max(left, 0) // 2)  # records of a shadow network
-        # Every shadow network answers its set and as many other records, to train one attack network per class.
-        answers = 2 * effort.shadows * set_size * effort.attack_epochs
-        per_answer = _seconds_per_record(
-            (classes, *attack.hidden, 2), min(classes, _MAX_TIMED_NETWORKS), attack.batch_size
-        )
-        released = 1 + ("teachers" in methods)  # labels need attack networks of their own
-        seconds += set_size / effort.records * effort.shadows * stacked + released * answers * per_answer
-    if any(name.startswith("published-") for name in methods):
-        seconds += _PUBLISHED_NETWORKS * _DPSGD_SECONDS * stacked
-    public = int(width * _FEATURES_PER_PIXEL) if width >= _SMALLEST_IMAGE else width
-    values = effort.records * public * classes
-    rates = (
-        next((rate for start, rate in _SECONDS_PER_VALUE.items() if name.startswith(start)), 0.0)
-        for name in methods
-    )
-    return seconds + sum(_SECONDS_PER_TRIAL + rate * values for rate in rates)
-
-
-@cache
-def _record_count(source: DataSource, data_dir: Path | None) -> int:
-    return len(source_records(source, data_dir).labels)
-
-
-@cache
-def _seconds_per_record(widths: tuple[int, ...], networks: int, batch: int) -> float:
-    """Measure the training time per network, record and epoch with a few epochs of a small stack."""
-    generator = np.random.default_rng(0)
-    features = generator.random((_TIMED_RECORDS, widths[0]), dtype=np.float32)
-    labels = generator.integers(widths[-1], size=_TIMED_RECORDS)
-    rows, seeds = [np.arange(_TIMED_RECORDS)] * networks, list(range(networks))
-
-    def _seconds(epochs: int) -> float:
-        settings = TrainingSettings(hidden=widths[1:-1], epochs=epochs, batch_size=batch)
-        started = time.process_time()
-        train_stack(features, labels, widths[-1], rows, settings=settings, seeds=seeds)
-        return time.process_time() - started
-
-    # The difference of two runs leaves out what is done once; the longer run is long enough for the clock.
-    epochs = int(np.clip(_MIN_SECONDS / max(_seconds(1), 1e-3), 2, 60))
-    differences = sorted(_seconds(1 + epochs) - _seconds(1) for _ in range(_TIMINGS))
-    return max(differences[_TIMINGS // 2], 1e-6) / (epochs * networks * _TIMED_RECORDS)
