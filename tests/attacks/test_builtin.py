@@ -215,11 +215,12 @@ def test_attack_data_are_the_plain_answers_of_the_shadow_networks(world: World) 
 def test_every_record_is_judged_by_the_network_of_its_true_class(world: World) -> None:
     attack = Shadow(network=SMALL)
     fitted = attack.fit(world.disjoint, "probabilities")
+    networks = attack.networks(world.disjoint, "probabilities")
     answers = attack.query(world.model, world.data).answers
     scores = fitted.scores(answers)
-    labels = world.data.records.labels[candidate_rows(world.data)]
+    labels = world.disjoint.candidate_labels
     for record in range(0, 200, 17):
-        judge = fitted.networks.network(int(labels[record]))
+        judge = networks.stack.network(int(labels[record]))
         answer = _released_probabilities(answers)[record : record + 1].astype(np.float32)
         outside, inside = judge.logits(answer)[0].tolist()
         assert scores[record] == pytest.approx(inside - outside, abs=1e-5)
@@ -234,9 +235,9 @@ def test_classes_without_shadow_records_are_judged_by_one_network_for_all(world:
     scarce = Split(data.records, data.train_rows, data.test_rows, kept, 0)
     pool = ShadowPool.train("disjoint", scarce, world.model.settings, 3)
     attack = Shadow(network=SMALL)
-    fitted = attack.fit(pool, "probabilities")
-    assert fitted.networks.networks == 3
-    assert fitted.network_of_class.tolist() == [0, 1, 2]
+    networks = attack.networks(pool, "probabilities")
+    assert networks.stack.networks == 3
+    assert networks.network_of_class.tolist() == [0, 1, 2]
     assert _attack_data(pool, "probabilities")[1].max() == 1
     assert "for 1 classes (2)" in attack.run(world.model, scarce, pool=pool).notes[-1]
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,10 +26,9 @@ from quietmax.audit.bounds import (
     _mass_needed,
     _mu_from_guesses,
     epsilon_from_guesses,
-    plot_findings,
 )
 from quietmax.audit.distinguishing import _bound_rating
-from quietmax.errors import InvalidInput, QuietmaxError
+from quietmax.errors import InvalidInput
 
 
 @given(trials=st.integers(1, 60), probability=st.floats(1e-6, 1), error=st.sampled_from([0.2, 0.01, 1e-6]))
@@ -263,30 +261,6 @@ def test_a_bound_far_beyond_the_claim_is_that_of_noise_that_is_rejected() -> Non
     p, q = counts._limits(0.99)
     assert p > quarter._permitted(q)
     assert steps._lower_bound(*counts._limits(0.99), 1e-5) == pytest.approx(quarter._epsilon(1e-5))
-
-
-# Claims, and the plot
-
-
-def test_the_plot_names_every_finding_and_its_verdict(tmp_path: Path) -> None:
-    path = plot_findings(
-        [("coin", 1.5, 1.0, "refuted"), ("one logit", 0.2, 0.5, "consistent")],
-        tmp_path / "audit.svg",
-        title="Audit of a coin",
-    )
-    # Matplotlib keeps each text of an SVG in a comment.
-    drawn = path.read_text(encoding="utf-8")
-    for text in ("Audit of a coin", "1.5 of 1: refuted", "0.2 of 0.5: consistent", "one logit"):
-        assert f"<!-- {text} -->" in drawn
-
-
-def test_findings_that_cannot_be_plotted_are_errors(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="at least one finding"):
-        plot_findings([], tmp_path / "audit.png")
-    with pytest.raises(InvalidInput, match="Only positive claims"):
-        plot_findings([("coin", 1.5, 0.0, "refuted")], tmp_path / "audit.png")
-    with pytest.raises(QuietmaxError, match="could not be written"):
-        plot_findings([("coin", 1.5, 1.0, "refuted")], tmp_path / "missing" / "audit.png")
 
 
 def test_a_claim_is_read_from_costs_and_guarantees() -> None:

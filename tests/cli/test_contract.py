@@ -38,7 +38,7 @@ CASES = {
     "audit sensitivity": (f"{SMALL} --removals 1 --epochs 0", ("absent.csv", 1, "absent.csv")),
     "audit training": (
         "worst-case --estimator teachers --times 64",
-        (f"{SMALL} --method never", 2, "--method"),
+        (f"{SMALL} --estimator oracle", 2, "--estimator"),
     ),
     "audit stability": (f"{SMALL} --removed 2 --epochs 0", (f"{SMALL} --removed 41", 2, "--removed")),
     "audit invariant": ("head --records 4", ("absent", 1, "absent")),

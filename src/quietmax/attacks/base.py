@@ -6,7 +6,7 @@ An attack learns from shadow networks and then scores a target's answers to the 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any
@@ -33,34 +33,27 @@ from quietmax.models.training import Model
 from quietmax.noise.sources import EXACT, NoiseSource
 
 
-class FittedAttack(ABC):
+@dataclass(frozen=True, eq=False)
+class FittedAttack:
     """An attack that has learned from shadow networks and can score the answers of any target.
 
-    Attributes
+    Parameters
     ----------
+    scores : callable
+        Scores every candidate from the target's answers to `Attack.queried_rows`. Larger for likelier members; all
+        scores are finite.
     threshold : float
         The threshold with the largest TPR - FPR on the shadow networks.
     notes : tuple of str
         What a reader of the report has to know.
+    decision : float or None
+        A record is called a member if its score is above this. None: above ``threshold``.
     """
 
+    scores: Callable[[Answers], Floats]
     threshold: float
-    notes: tuple[str, ...]
-
-    @property
-    def decision(self) -> float:
-        """A record is called a member if its score is above this; `threshold` unless the attack has its own rule."""
-        return self.threshold
-
-    @abstractmethod
-    def scores(self, answers: Answers) -> Floats:
-        """Score every candidate from the target's answers to `Attack.queried_rows`.
-
-        Returns
-        -------
-        array of shape (candidates,)
-            Larger for likelier members; all are finite.
-        """
+    notes: tuple[str, ...] = ()
+    decision: float | None = None
 
 
 @dataclass(frozen=True)
@@ -180,7 +173,7 @@ class Attack(ABC):
             released=released_by(result.answers),
             member_scores=scores[:members],
             nonmember_scores=scores[members:],
-            decision=fitted.decision,
+            decision=fitted.threshold if fitted.decision is None else fitted.decision,
             threshold=fitted.threshold,
             queries=result.queries,
             spent=result.spent,

@@ -53,18 +53,6 @@ OFFSETS = tuple(step / 10 for step in range(11))
 _SMALLEST_VARIANCE = 1e-6
 
 
-@dataclass(frozen=True, eq=False)
-class _FittedScore(FittedAttack):
-    """A function that scores answers, and the threshold that scores are compared with."""
-
-    score: Callable[[Answers], Floats]
-    threshold: float
-    notes: tuple[str, ...] = ()
-
-    def scores(self, answers: Answers) -> Floats:
-        return self.score(answers)
-
-
 # Threshold
 
 
@@ -120,17 +108,17 @@ class Threshold(Attack):
     def fit(self, pool: ShadowPool, released: Released, progress: Progress | None = None) -> FittedAttack:  # noqa: ARG002
         """Choose the threshold on the answers of the pool to its members and non-members; 1/2 for labels only."""
         self.check_pool(pool)
-        labels = pool.data.records.labels[candidate_rows(pool.data)]
+        labels = pool.candidate_labels
         if released == "labels":
             note = "The target releases labels only: a record with a correct label is called a member."
-            return _FittedScore(partial(correct, labels=labels), 0.5, (note,))
+            return FittedAttack(partial(correct, labels=labels), 0.5, (note,))
         statistic = _STATISTICS[self.statistic]
         rows = pool.reference_rows
         units = pool.units(rows)
         values = units.means(pool.values(rows, statistic, released))
         inside = units.all(pool.inside[:, rows])
         held_out = units.all(pool.drawn[:, rows]) & ~inside
-        return _FittedScore(
+        return FittedAttack(
             lambda answers: statistic(answers, labels), best_threshold(values[inside], values[held_out])
         )
 
@@ -139,25 +127,22 @@ class Threshold(Attack):
 
 
 @dataclass(frozen=True, eq=False)
-class FittedShadow(FittedAttack):
-    """Attack networks, and which of them judges which class."""
+class AttackNetworks:
+    """Trained attack networks of `Shadow`."""
 
-    networks: MLP  # The attack networks, stacked
+    stack: MLP
     network_of_class: NDArray[np.int64]  # The network that judges each class
-    labels: NDArray[np.int64]  # True labels of the candidates
-    released: Released  # What the networks were trained on
     threshold: float  # The best threshold on the shadow networks
-    notes: tuple[str, ...]  # What a reader of the report has to know
+    notes: tuple[str, ...]
 
-    @property
-    def decision(self) -> float:
-        """0: the attack network finds a member likelier than a non-member."""
-        return 0.0
+    def fitted(self, released: Released, labels: Labels) -> FittedAttack:
+        """Score by the log-odds of membership; a candidate is a member if these are positive."""
 
-    def scores(self, answers: Answers) -> Floats:
-        """Return the log-odds of membership, each from the attack network of its true class."""
-        features = _attack_features(answers, self.released, self.networks.widths[0])
-        return _membership_odds(self.networks, self.network_of_class, features, self.labels)
+        def scores(answers: Answers) -> Floats:
+            features = _attack_features(answers, released, self.stack.widths[0])
+            return _membership_odds(self.stack, self.network_of_class, features, labels)
+
+        return FittedAttack(scores, self.threshold, self.notes, decision=0.0)
 
 
 @dataclass(frozen=True)
@@ -187,12 +172,18 @@ class Shadow(Attack):
         """The paper's disjoint sets if there is a pool, else overlapping ones."""
         return super()._designs_for(data)[:1]
 
-    def fit(self, pool: ShadowPool, released: Released, progress: Progress | None = None) -> FittedShadow:
-        """Train one attack network per class, all at once.
+    def fit(self, pool: ShadowPool, released: Released, progress: Progress | None = None) -> FittedAttack:
+        """Train one attack network per class, all at once."""
+        self.check_pool(pool)
+        return self.networks(pool, released, progress).fitted(released, pool.candidate_labels)
+
+    def networks(
+        self, pool: ShadowPool, released: Released, progress: Progress | None = None
+    ) -> AttackNetworks:
+        """Train the attack networks.
 
         A class whose records are all members or all non-members is judged by a network trained on all classes.
         """
-        self.check_pool(pool)
         features, labels, inside, units = _attack_data(pool, released)
         by_class = [np.flatnonzero(labels == label) for label in range(pool.data.classes)]
         has_both = np.array([len(np.unique(inside[rows])) == 2 for rows in by_class])
@@ -202,7 +193,7 @@ class Shadow(Attack):
         if not has_both.all():
             rows.append(np.arange(len(labels)))
         seeds = np.random.default_rng((0xA77A, self.seed)).integers(2**62, size=len(rows))
-        networks = train_stack(
+        stack = train_stack(
             features,
             inside,
             2,
@@ -211,16 +202,10 @@ class Shadow(Attack):
             seeds=[int(seed) for seed in seeds],
             progress=progress,
         )
-        judged = units.means(_membership_odds(networks, network_of_class, features, labels))
+        judged = units.means(_membership_odds(stack, network_of_class, features, labels))
         was_inside = units.means(inside.astype(np.float64)) == 1
-        return FittedShadow(
-            networks,
-            network_of_class,
-            pool.data.records.labels[candidate_rows(pool.data)],
-            released,
-            threshold=best_threshold(judged[was_inside], judged[~was_inside]),
-            notes=_shadow_notes(np.flatnonzero(~has_both)),
-        )
+        threshold = best_threshold(judged[was_inside], judged[~was_inside])
+        return AttackNetworks(stack, network_of_class, threshold, _shadow_notes(np.flatnonzero(~has_both)))
 
     def _described(self, pool: ShadowPool) -> dict[str, Any]:
         return {**super()._described(pool), "network": settings_to_json(self.network)}
@@ -366,8 +351,7 @@ class LiRA(_ReferenceAttack):
         """Fit the distributions of all candidates; choose the threshold by attacking each network with the others."""
         self.check_pool(pool)
         statistic = correct if released == "labels" else _log_odds
-        candidates, rows = candidate_rows(pool.data), pool.reference_rows
-        labels = pool.data.records.labels[candidates]
+        candidates, rows, labels = candidate_rows(pool.data), pool.reference_rows, pool.candidate_labels
         values, inside = pool.values(candidates, statistic, released), pool.inside[:, candidates]
         ratio, known = self._ratio(values, inside, released, leave_one_out=False)
         if pool.design == "disjoint":
@@ -379,7 +363,7 @@ class LiRA(_ReferenceAttack):
                 f"{pool.networks} reference networks are too few for {self.mode} LiRA with {self.variance} variance; "
                 f"at least {max(8, 2 * _folds(pool.data))} are recommended."
             )
-        return _FittedScore(lambda answers: ratio(statistic(answers, labels)), best_threshold(*told))
+        return FittedAttack(lambda answers: ratio(statistic(answers, labels)), best_threshold(*told))
 
     def _ratio(
         self, values: Floats, inside: Mask, released: Released, *, leave_one_out: bool
@@ -531,7 +515,7 @@ class RMIA(_ReferenceAttack):
             others = ratios if population is None else ratios[candidates:]
             return _dominated(ratios[:candidates], others, gamma)
 
-        return _FittedScore(score, best_threshold(*against(offset)), tuple(notes))
+        return FittedAttack(score, best_threshold(*against(offset)), tuple(notes))
 
 
 class _Seen(NamedTuple):

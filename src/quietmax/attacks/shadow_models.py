@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from quietmax._ray import RayEngine, ray_map
 from quietmax._threads import parallel_map
-from quietmax.attacks.metrics import Floats, Released, Statistic
+from quietmax.attacks.metrics import Floats, Labels, Released, Statistic
 from quietmax.data.records import Holdout, Records, Split, is_held_out
 from quietmax.errors import InvalidInput
 from quietmax.mechanisms.base import Answers
@@ -179,6 +179,11 @@ class ShadowPool:
         if self.design == "overlapping":
             return candidate_rows(self.data)
         return _leftover_rows(self.data, _REFERENCE_RECORDS, 0)
+
+    @property
+    def candidate_labels(self) -> Labels:
+        """True labels of the candidates."""
+        return self.data.records.labels[candidate_rows(self.data)]
 
     def units(self, rows: Rows) -> Units:
         """Return the persons, or single records, of some ``rows``."""

@@ -9,13 +9,13 @@
 """
 
 from quietmax.audit.bounds import AuditReport
-from quietmax.audit.distinguishing import Neighbours, audit_mechanism, distinguish
+from quietmax.audit.distinguishing import Neighbours, audit_mechanism, distinguish, mechanism_with_share
 from quietmax.audit.invariant import InvariantReport, audit_invariant
-from quietmax.audit.noise_share import estimator_with_share, mechanism_with_share
 from quietmax.audit.stability import StabilityReport, audit_stability
 from quietmax.audit.training import (
     audit_training,
     audit_worst_case,
+    estimator_with_share,
     label_score,
     mislabelled,
 )

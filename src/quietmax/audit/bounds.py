@@ -43,10 +43,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -54,7 +53,6 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr, ndtri
 from scipy.stats import binom
 
-from quietmax._io import write_figure
 from quietmax.accounting.costs import Cost, PureCost
 from quietmax.accounting.dpsgd import Schedule, loss_delta
 from quietmax.accounting.guarantee import Definition, Guarantee, Unit
@@ -69,8 +67,6 @@ CONFIDENCE = 1 - 1e-6
 """Default confidence of a bound from draws of a release: one audit in a million refutes a true claim."""
 ENOUGH_POWER = 0.9
 """An audit notices something if a repetition would refute the claim with at least this probability."""
-_COLOURS: dict[Verdict, str] = {"refuted": "#c0392b", "consistent": "#1f77b4"}
-"""Not green: an audit says nothing about how much the claim allows."""
 _LARGEST_EPSILON = 64.0
 _LARGEST_EPSILON_OF_STEPS = 2.0**20
 _LARGEST_MU = 32.0
@@ -536,31 +532,3 @@ class AuditReport:
             for key, value in self.details.items()
             if isinstance(value, str | int | float)
         ]
-
-
-def plot_findings(
-    findings: Sequence[tuple[str, float, float, Verdict]], path: str | Path, *, title: str = ""
-) -> Path:
-    """Plot one bar per (name, found, claimed, verdict), as a multiple of what is claimed."""
-    from matplotlib.figure import Figure
-
-    if not findings:
-        raise InvalidInput("A plot requires at least one finding, got none.")
-    names, found, claims, verdicts = zip(*findings, strict=True)
-    if min(claims) <= 0:
-        raise InvalidInput(f"Only positive claims can be plotted, got {min(claims):g}.")
-    multiples = np.divide(found, claims)
-    figure = Figure(figsize=(6.4, 1.4 + 0.6 * len(findings)), layout="constrained")
-    axes = figure.add_subplot()
-    places = range(len(findings))
-    axes.barh(places, multiples, height=0.6, color=[_COLOURS[verdict] for verdict in verdicts])
-    axes.axvline(1.0, color="black", linewidth=1.2)
-    for place, multiple in zip(places, multiples, strict=True):
-        text = f"{found[place]:.3g} of {claims[place]:.3g}: {verdicts[place]}"
-        axes.annotate(text, (multiple, place), xytext=(4, 0), textcoords="offset points", va="center")
-    axes.set_yticks(places, names)
-    axes.invert_yaxis()
-    axes.set_xlim(0, 1.6 * max(1.0, *multiples))
-    axes.set_xlabel("found, as a multiple of the claim (line)")
-    axes.set_title(title, loc="left", fontsize="medium")
-    return write_figure(figure, path)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from operator import itemgetter
 from typing import Any, Literal
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from quietmax.accounting.costs import Budget, Cost, per_query
+from quietmax.accounting.costs import Budget, Cost, GaussianCost, PureCost, per_query
 from quietmax.accounting.guarantee import Guarantee, Unit
 from quietmax.audit.bounds import (
     CONFIDENCE,
@@ -31,7 +31,6 @@ from quietmax.audit.bounds import (
     Parameter,
     _check_confidence,
 )
-from quietmax.audit.noise_share import _cost_with_share, mechanism_with_share
 from quietmax.errors import InvalidInput
 from quietmax.mechanisms.algorithm1 import Algorithm1, budget_split
 from quietmax.mechanisms.base import (
@@ -39,8 +38,10 @@ from quietmax.mechanisms.base import (
     GaussianScores,
     Mechanism,
     NoisyMax,
+    ProvenMechanism,
     SampledNeuron,
     plugin_mechanisms,
+    selection_epsilon,
 )
 from quietmax.models.stacked import Progress
 from quietmax.noise.sources import EXACT, NoiseSource, SeededNoise
@@ -643,6 +644,59 @@ def audit_mechanism(
         subject=mechanism.name,
         details={"classes": width, "neighbours": pair.description, "noise_source": source.name},
     )
+
+
+# Mechanisms with less noise
+#
+# Nothing here weakens a release: half of the noise that a claim requires is that of an honest release with a larger
+# budget. Its own guarantee states the larger cost, and only an audit holds it against the smaller claim.
+
+
+def _check_share(share: float) -> None:
+    if not 0 < share <= 1:
+        raise InvalidInput(f"noise_share must be above 0 and at most 1, got {share}.")
+
+
+def _cost_with_share(cost: Cost, share: float) -> Cost:
+    """Return the cost whose noise is a share of that of another cost: the scale of noise is the inverse of a cost."""
+    _check_share(share)
+    return PureCost(cost.epsilon / share) if isinstance(cost, PureCost) else GaussianCost(cost.mu / share)
+
+
+def mechanism_with_share(mechanism: Mechanism, share: float) -> Mechanism:
+    """Return a prepared mechanism with the noise of a larger cost; its guarantee states that cost.
+
+    Parameters
+    ----------
+    mechanism : Mechanism
+        A prepared mechanism of this library.
+    share : float
+        The share of its noise.
+
+    Returns
+    -------
+    Mechanism
+        The mechanism with that share of the noise.
+
+    Examples
+    --------
+    >>> from quietmax.sensitivity import ScoreBounds, Sensitivity
+    >>> one = Sensitivity(1.0, "certified", "One record changes one vote.")
+    >>> votes = NoisyMax(bounds=ScoreBounds(one, one), per_query=PureCost(1.0))
+    >>> mechanism_with_share(votes, 0.5).guarantee(2).epsilon
+    2.0
+    """
+    _check_share(share)
+    if isinstance(mechanism, Algorithm1) and mechanism.epsilon_neuron is not None:
+        return replace(mechanism, epsilon_neuron=mechanism.epsilon_neuron / share)
+    if not isinstance(mechanism, ProvenMechanism) or mechanism.per_query is None:
+        raise InvalidInput(f"The noise of a {type(mechanism).__name__} cannot be scaled.")
+    if isinstance(mechanism, NoisyMax) and mechanism.method != "gaussian":
+        # A choice that is counted in mu has an epsilon of its own, which its noise is for.
+        epsilon = selection_epsilon(mechanism.per_query, mechanism.method)
+        return replace(mechanism, count_in=None, per_query=PureCost(epsilon / share))
+    scaled: Mechanism = replace(mechanism, per_query=_cost_with_share(mechanism.per_query, share))  # type: ignore[type-var]
+    return scaled
 
 
 # Mechanisms by name

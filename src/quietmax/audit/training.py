@@ -29,14 +29,16 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.base import clone
 
-from quietmax.accounting.costs import Cost
-from quietmax.accounting.guarantee import Guarantee, Unit
+from quietmax.accounting.costs import Cost, epsilon_of, mu_of
+from quietmax.accounting.guarantee import Guarantee
 from quietmax.attacks.shadow_models import concatenated
 from quietmax.audit.bounds import (
     AuditReport,
     Claim,
     CountedGuesses,
+    SampledSteps,
     _check_confidence,
     _mu_from_guesses,
     epsilon_from_guesses,
@@ -44,33 +46,29 @@ from quietmax.audit.bounds import (
 from quietmax.audit.distinguishing import (
     Draw,
     _check_choice,
+    _check_share,
     _released_again,
     distinguish,
+    mechanism_with_share,
 )
-from quietmax.audit.noise_share import _check_share, estimator_with_share, mechanism_with_share
 from quietmax.data.records import Records, Split
 from quietmax.errors import InvalidInput
 from quietmax.estimators.dpsgd.estimator import DPSGD, network_guarantee
-from quietmax.estimators.dpsgd.training import (
-    Plan,
-    default_length,
-    make_plan,
-    train_private_stack,
-)
+from quietmax.estimators.dpsgd.training import DPSGDSettings, make_plan, train_private_stack
 from quietmax.estimators.head.estimator import PrivateHead
-from quietmax.estimators.head.weights import HeadSettings
+from quietmax.estimators.head.weights import GradientPlan, HeadSettings
 from quietmax.estimators.teachers import Teachers, shard_of
-from quietmax.estimators.training_set import Basis, Persons
-from quietmax.mechanisms.base import Answerer, Answers
+from quietmax.estimators.training_set import Basis
+from quietmax.mechanisms.base import Answerer, Answers, NoisyMax
 from quietmax.models.features.tabular import Identity, UnitNorm
 from quietmax.models.mlp import initial_mlp
-from quietmax.models.stacked import CrossEntropy, Progress, TrainingSettings, train_stack
-from quietmax.models.training import Model
+from quietmax.models.stacked import Progress
 from quietmax.noise.sources import SeededNoise
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
 Trained = TypeVar("Trained")
+Estimator = TypeVar("Estimator", PrivateHead, Teachers, DPSGD)
 Fit = Callable[[Records], Trained]
 Score = Callable[[Trained, Records], NDArray[Any]]
 WorstCase = Literal["head", "head-query", "teachers", "dpsgd"]
@@ -79,7 +77,6 @@ TRAINING_CONFIDENCE = 0.99
 """Default confidence of an audit of training: canaries and trainings are few, draws of a mechanism many."""
 GUESSED_SHARES = (0.02, 0.1, 0.25, 0.5, 1.0)
 """Shares of the canaries to guess about, the surest ones first; all shares together use the permitted error."""
-_TRAININGS, _ANSWER_DRAWS = 200, 100_000
 DEFAULT_SAMPLES: dict[WorstCase, int] = {
     "head": 6_000,
     "head-query": 100_000,
@@ -354,108 +351,62 @@ def _claimed_for(claimed: Guarantee | Cost, records: Records) -> dict[str, Any]:
 
 # An estimator by name, audited on records
 
-ESTIMATORS = ("teachers", "head", "head-query", "dpsgd", "network")
 _TRAINED: dict[str, Callable[..., Any]] = {
     "head": PrivateHead,
     "head-query": partial(PrivateHead, release="query"),
     "teachers": Teachers,
     "dpsgd": DPSGD,
 }
-_ANSWERING = ("teachers", "head-query")
 
 
-def check_training_audit(estimator: str, method: str, noise_share: float) -> None:
-    """Raise `InvalidInput` unless `audit_estimator` takes these arguments."""
-    _check_choice("estimator", estimator, ESTIMATORS)
-    _check_choice("method", method, ("one-run", "repeated"))
+def check_estimator(estimator: str, noise_share: float) -> None:
+    """Raise `InvalidInput` unless an audit takes these arguments."""
+    _check_choice("estimator", estimator, WORST_CASES)
     _check_share(noise_share)
-    if noise_share != 1 and estimator == "network":
-        raise InvalidInput("`noise_share` cannot be combined with estimator='network', which draws no noise.")
 
 
 def audit_estimator(
     estimator: str,
     data: Split,
     *,
-    method: str = "one-run",
     canaries: int = 500,
-    times: int | None = None,
-    queries: int = 1,
-    epochs: int = 20,
     epsilon: float = 1.0,
     delta: float = 1e-5,
     noise_share: float = 1.0,
     confidence: float = TRAINING_CONFIDENCE,
     seed: int = 0,
-    progress: Progress | None = None,
 ) -> AuditReport:
-    """Audit an estimator, or a network without privacy, with mislabelled records from outside training and test parts.
+    """Audit one training of an estimator with mislabelled records as canaries.
 
-    Of a table of the user's own the canaries are from the holdout. ``times`` trainings are made, or, of what answers
-    queries, draws of the answers of two models.
+    They are from outside the training and test parts; of a table of the user's own, from the holdout.
     """
-    check_training_audit(estimator, method, noise_share)
-    train, repeated = data.train, method == "repeated"
-    outside = data.pool if data.holdout is None else data.test
-    chosen = mislabelled(outside, count=1 if repeated else canaries, seed=seed)
-    subject = f"{estimator} on {data.name}"
-    common: dict[str, Any] = {"confidence": confidence, "delta": delta, "subject": subject}
-    trainer = partial(_fit, estimator, train, epsilon, delta, epochs, seed)
-    many: Callable[..., AuditReport] = partial(distinguish, unit=chosen.unit, **common)
-    if repeated and estimator == "dpsgd":
-        length = default_length(train.features.shape[1])
-        plan = make_plan(_unit_count(train), epsilon=epsilon, delta=delta, length=length)
-        draws = _dpsgd_draws(train, chosen, plan, noise_share, seed, progress)
-        details = {"method": "repeated training", "records": len(train)}
-        return many(*draws, samples=times or _TRAININGS, details=details)
-    if repeated and estimator in _ANSWERING:
-        # Both from the same seed: the shards of teachers must not differ.
-        without, inside = trainer(queries)(train), trainer(queries)(_joined(train, chosen))
-        asked = [chosen.features[place % len(chosen)] * (1 - 0.001 * place) for place in range(queries)]
-        draws = _answer_draws(without, inside, np.stack(asked), noise_share, seed)
-        details = {"method": "repeated answers", "records": len(train), "queries": queries}
-        return many(*draws, samples=times or _ANSWER_DRAWS, details=details)
-    fit, claimed = trainer(len(chosen)), None
-    if estimator == "network":
-        claimed = Guarantee("approximate", epsilon=epsilon, delta=delta, because="Stated for an audit.")
+    check_estimator(estimator, noise_share)
+    train, outside = data.train, data.pool if data.holdout is None else data.test
+    chosen = mislabelled(outside, count=canaries, seed=seed)
+    public: dict[str, Any] = {"classes": range(train.classes), "declared_size": _unit_count(train)}
+    if estimator in ("teachers", "head-query"):
+        public["queries"] = len(chosen)
+    reference = _TRAINED[estimator](epsilon, delta, **public, random_state=seed % 2**32)
+    fit: Fit[Any] = partial(_fitted, reference)
+    claimed = None
     if noise_share != 1:
-        reference = fit(train)
-        fit, claimed = _fit_like(reference, seed, noise_share), reference.guarantee_
+        claimed = fit(train).guarantee_
+        fit = _fit_like(reference, seed, noise_share)
     return audit_training(
         fit,
         label_score,
         train,
         chosen,
         claimed,
-        method="repeated" if repeated else "one-run",
-        times=times or _TRAININGS,
+        confidence=confidence,
+        delta=delta,
         seed=seed,
-        progress=progress,
-        **common,
+        subject=f"{estimator} on {data.name}",
     )
 
 
-def _fit(
-    estimator: str, train: Records, epsilon: float, delta: float, epochs: int, seed: int, queries: int
-) -> Fit[Any]:
-    """Return a function that trains from another seed at every call."""
-    seeds = itertools.count(seed)
-    public: dict[str, Any] = {"classes": tuple(range(train.classes)), "declared_size": _unit_count(train)}
-    if estimator in _ANSWERING:
-        public["queries"] = queries
-
-    def fit(records: Records) -> Any:
-        state = next(seeds) % 2**32
-        if estimator == "network":
-            settings, rows = TrainingSettings(epochs=epochs, loss=CrossEntropy()), [np.arange(len(records))]
-            stack = train_stack(
-                records.features, records.labels, records.classes, rows, settings=settings, seeds=[state]
-            )
-            return Model(stack, settings, len(records), "audit", state)
-        private = _TRAINED[estimator](epsilon, delta, **public, random_state=state)
-        return private.fit(records.features, records.labels, groups=records.persons)
-
-    return fit
+def _fitted(estimator: Any, records: Records) -> Any:
+    return estimator.fit(records.features, records.labels, groups=records.persons)
 
 
 # Draws of what is released, without the canary and with it
@@ -483,72 +434,6 @@ def _repeated_draws(
         return lambda count: np.stack([once() for _ in range(count)])
 
     return draws(records), draws(_joined_with_one(records, canary))
-
-
-def _dpsgd_draws(
-    records: Records,
-    canary: Records,
-    plan: Plan,
-    share: float,
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> tuple[Draw, Draw, Guarantee]:
-    """Return draws of how far DP-SGD moved the canary's margin, trained without and with it, and the claim.
-
-    The margin is the logit of the canary's label minus the mean of the others, averaged over a person's rows. The
-    adversary sees the released weights and the initial ones, which no record enters. Many networks are trained at once,
-    each from its own seed.
-    """
-    everyone = _joined_with_one(records, canary)
-    persons = None if everyone.persons is None else Persons.of(everyone.persons)
-    widths = (everyone.features.shape[1], *plan.settings.hidden, records.classes)
-
-    def train(rows: Rows, seeds: list[int]) -> Floats:
-        stack = train_private_stack(
-            everyone.features,
-            everyone.labels,
-            records.classes,
-            [rows] * len(seeds),
-            settings=plan.settings,
-            noise_multipliers=[share * plan.noise_multiplier] * len(seeds),
-            seeds=seeds,
-            sizes=[_unit_count(records)] * len(seeds),
-            persons=persons,
-            progress=progress,
-        )
-        first = initial_mlp(widths, plan.settings.activation, tuple(seeds))
-        moved = stack.stacked_logits(canary.features) - first.stacked_logits(canary.features)
-        own = moved[:, np.arange(len(canary)), canary.labels]
-        margins = own - (moved.sum(2) - own) / (records.classes - 1)
-        return np.asarray(margins.double().numpy().mean(1))
-
-    draws = _neighbouring_draws(len(records), len(everyone), train, seed, at_once=512)
-    return *draws, _dpsgd_claim(plan, canary.unit)
-
-
-def _dpsgd_claim(plan: Plan, unit: Unit = "record") -> Guarantee:
-    return network_guarantee(plan, Basis(), exact=False, unit=unit)
-
-
-def _neighbouring_draws(
-    records: int, everyone: int, train: Callable[[Rows, list[int]], Floats], seed: int, *, at_once: int
-) -> tuple[Draw, Draw]:
-    """Return draws without the canary, whose rows come after the records, and with it; each network has a seed."""
-    taken = 0
-
-    def draws(rows: Rows) -> Draw:
-        def draw(wanted: int) -> Floats:
-            nonlocal taken
-            parts = []
-            for start in range(0, wanted, at_once):
-                networks = min(at_once, wanted - start)
-                parts.append(train(rows, [(seed << 32) + taken + place for place in range(networks)]))
-                taken += networks
-            return np.concatenate(parts)
-
-        return draw
-
-    return draws(np.arange(records)), draws(np.arange(everyone))
 
 
 def _answer_draws(
@@ -591,8 +476,8 @@ def _fit_like(fitted: Any, seed: int, share: float) -> Fit[Any]:
     seeds = itertools.count(seed)
 
     def fit(records: Records) -> Any:
-        weaker = estimator_with_share(fitted, share).set_params(random_state=next(seeds) % 2**32)
-        return weaker.fit(records.features, records.labels, groups=records.persons)
+        weaker = estimator_with_share(fitted, share)
+        return _fitted(weaker.set_params(random_state=next(seeds) % 2**32), records)
 
     return fit
 
@@ -647,8 +532,7 @@ def audit_worst_case(
     >>> audit_worst_case("teachers", epsilon=1.0, queries=4, noise_share=0.5, samples=20_000).verdict
     'refuted'
     """
-    _check_choice("estimator", estimator, WORST_CASES)
-    _check_share(noise_share)
+    check_estimator(estimator, noise_share)
     draws = DEFAULT_SAMPLES[estimator] if samples is None else samples
     if estimator == "head":
         drawn = _worst_head(epsilon, delta, noise_share, seed, 2 * draws, progress)
@@ -801,5 +685,96 @@ def _dpsgd(
             found.append(np.log1p(settings.sampling_rate * (ratio - 1)).sum(1))
         return np.column_stack(found)
 
-    draws = _neighbouring_draws(_DPSGD_SIZE, _DPSGD_SIZE + 1, statistics, seed, at_once=_NETWORKS_AT_ONCE)
-    return *draws, _dpsgd_claim(planned)
+    fresh = itertools.count(seed << 32)  # every network has a seed of its own
+
+    def draws(rows: Rows) -> Draw:
+        def draw(wanted: int) -> Floats:
+            counts = [min(_NETWORKS_AT_ONCE, wanted - start) for start in range(0, wanted, _NETWORKS_AT_ONCE)]
+            return np.concatenate(
+                [statistics(rows, list(itertools.islice(fresh, networks))) for networks in counts]
+            )
+
+        return draw
+
+    claim = network_guarantee(planned, Basis(), exact=False)
+    return draws(np.arange(_DPSGD_SIZE)), draws(np.arange(_DPSGD_SIZE + 1)), claim
+
+
+# Estimators with less noise
+
+
+def estimator_with_share(fitted: Estimator, share: float) -> Estimator:
+    """Return an estimator like a fitted one, not fitted, whose larger budget has a share of its noise.
+
+    All other settings are those that the fitted one has computed from its budget.
+
+    Parameters
+    ----------
+    fitted : PrivateHead, Teachers or DPSGD
+        A fitted estimator.
+    share : float
+        The share of its noise.
+
+    Returns
+    -------
+    PrivateHead, Teachers or DPSGD
+        The estimator. Its ``guarantee_`` will state the larger budget.
+    """
+    _check_share(share)
+    if isinstance(fitted, PrivateHead):
+        settings = _head_settings(fitted, share)
+    else:
+        own = _teacher_settings if isinstance(fitted, Teachers) else _dpsgd_settings
+        settings = own(fitted, share)
+    changed: Estimator = clone(fitted)
+    return changed.set_params(**settings)  # type: ignore[no-any-return]
+
+
+def _head_settings(fitted: PrivateHead, share: float) -> dict[str, object]:
+    plan, chosen = fitted.plan_, fitted.settings or HeadSettings()
+    settings: dict[str, object] = {"features": fitted.feature_map_}
+    if fitted.release == "query":
+        own = replace(chosen, regularisation=plan.regularisation)  # type: ignore[union-attr]
+        return {**settings, "settings": own, "epsilon": fitted.epsilon / share}
+    mu = mu_of(fitted.epsilon, fitted.delta) if fitted.mu is None else float(fitted.mu)
+    moments = fitted.guarantee_.parameters["mu_moments"]
+    kept = (
+        ("steps", "learning_rate", "max_grad_norm") if isinstance(plan, GradientPlan) else ("regularisation",)
+    )
+    own = replace(
+        chosen,
+        second_moments=0.0 if moments is None else (moments / mu) ** 2,
+        **{name: getattr(plan, name) for name in kept},
+    )
+    return settings | {"mu": mu / share, "settings": own}
+
+
+def _teacher_settings(fitted: Teachers, share: float) -> dict[str, object]:
+    mechanism = fitted.predictor_.mechanism
+    settings: dict[str, object] = {"teachers": len(fitted.ensemble_.silent)}
+    if isinstance(mechanism, NoisyMax):
+        settings["method"] = mechanism.method
+    if mechanism.measure == "pure":
+        return {**settings, "epsilon": fitted.epsilon / share}
+    return {**settings, "epsilon": epsilon_of(mu_of(fitted.epsilon, fitted.delta) / share, fitted.delta)}
+
+
+def _dpsgd_settings(fitted: DPSGD, share: float) -> dict[str, object]:
+    plan = fitted.plan_
+    if plan.analysis != "proven" or plan.accountant != "pld":
+        raise InvalidInput(
+            "A share of the noise of DP-SGD requires analysis='proven' and accountant='pld', got "
+            f"{plan.analysis!r} and {plan.accountant!r}."
+        )
+    multiplier = share * plan.noise_multiplier
+    if plan.settings.sampling_rate == 1.0:
+        epsilon = epsilon_of(float(np.sqrt(plan.settings.steps)) / multiplier, plan.delta)
+    else:
+        epsilon = SampledSteps(multiplier, plan.schedule)._epsilon(plan.delta)
+    kept = (
+        *("hidden", "activation", "sampling_rate", "steps", "centring_steps"),
+        *("max_grad_norm", "learning_rate", "decay", "optimizer", "l2"),
+    )
+    chosen = fitted.settings or DPSGDSettings()
+    own = replace(chosen, **{name: getattr(plan.settings, name) for name in kept})
+    return {"settings": own, "epsilon": epsilon, "delta": plan.delta, "features": fitted.feature_map_}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,7 +20,6 @@ app = typer.Typer(no_args_is_help=True)
 
 Data = Annotated[str, typer.Argument(help="Data set, or .csv, .parquet or .npz file.")]
 Epochs = Annotated[int, "Epochs of the network.", {"min": 0}]
-Plot = Annotated[Path | None, "Plot found beside claimed to this .png, .pdf or .svg file."]
 Epsilon = Annotated[float, "Claimed epsilon: of one answer, or of training and answers together."]
 Delta = Annotated[float, "Claimed delta; for Gaussian noise, mu is the largest within both."]
 
@@ -46,14 +44,13 @@ class _ReportOptions:
             help="If the claim is consistent, repeat the audit with half the noise: would it have noticed?",
         ),
     ] = True
-    plot: Plot = None
     as_json: Json = False
 
-    def run(self, how: str, audit: Callable[[float], AuditReport], *, draws_noise: bool = True) -> None:
-        """Audit, and print the report before the plot, so that a plot that fails does not lose it."""
-        from quietmax.audit.bounds import plot_findings, self_tested
+    def run(self, how: str, audit: Callable[[float], AuditReport]) -> None:
+        """Audit and print the report."""
+        from quietmax.audit.bounds import self_tested
 
-        tested = self.self_test and self.noise_share == 1 and draws_noise
+        tested = self.self_test and self.noise_share == 1
         report = self_tested(audit) if tested else audit(self.noise_share)
         title = f"Audit of {report.subject}{how}"
         if self.as_json:
@@ -66,10 +63,6 @@ class _ReportOptions:
                     report.self_test.sentence(report.parameter, report.claimed),
                     style=None if report.self_test.notices else "yellow",
                 )
-        if self.plot is not None:
-            name = f"{report.subject}\n{report.parameter}"
-            found = (name, report.lower_bound, report.claimed, report.verdict)
-            plot_findings([found], self.plot, title=title)
 
 
 @dataclass(frozen=True)
@@ -101,10 +94,8 @@ def _mechanism(*, options: _MechanismOptions, shown: _ReportOptions) -> None:
 
     Example: quietmax audit mechanism --mechanism algorithm1 --epsilon 1
     """
-    from quietmax._io import check_figure
     from quietmax.audit.distinguishing import audit_named_mechanism
 
-    check_figure(shown.plot)
     with progress_bar("searching for the worst neighbours", quiet=shown.as_json) as progress:
         shown.run(
             f" with {options.classes} classes",
@@ -126,7 +117,6 @@ def _sensitivity(
     queries: Annotated[int, "Test records whose logits are compared.", {"min": 0}] = 1000,
     epochs: Epochs = 100,
     alpha: Alpha = None,
-    plot: Plot = None,
     as_json: Json = False,
 ) -> None:
     """Retrain without single records, or persons, and compare the changes with the paper's bounds.
@@ -136,12 +126,9 @@ def _sensitivity(
 
     Example: quietmax audit sensitivity mnist-5k --removals 3
     """
-    from quietmax._io import check_figure
-    from quietmax.audit.bounds import plot_findings
     from quietmax.models.stacked import TrainingSettings
     from quietmax.sensitivity.network import empirical_sensitivity, published_sensitivity_for
 
-    check_figure(plot)
     split = source.load(data, quiet=as_json)
     settings = TrainingSettings(epochs=epochs, loss=loss_of(alpha, data))
     with progress_bar(f"training {removals + 1} networks", quiet=as_json) as progress:
@@ -171,9 +158,6 @@ def _sensitivity(
             checks,
             "A change above the bound refutes it; a change below proves nothing.",
         )
-    if plot is not None:
-        bars = [(each.quantity, each.empirical, each.bound, each.verdict) for each in checks]
-        plot_findings(bars, plot, title=title)
 
 
 @dataclass(frozen=True)
@@ -181,26 +165,21 @@ class _TrainingOptions:
     """What is trained, and how it is audited."""
 
     estimator: Annotated[
-        str,
-        "teachers, head (released weights), head-query (answers per query), dpsgd, or network (an ordinary network "
-        "without privacy).",
+        str, "teachers, head (released weights), head-query (answers per query) or dpsgd."
     ] = "head"
-    method: Annotated[str, "one-run or repeated."] = "one-run"
     canaries: Annotated[
         int,
-        "one-run: number of mislabelled records (persons with a person column), each added by a fair coin.",
+        "Number of mislabelled records (persons with a person column), each added by a fair coin.",
         {"min": 2},
     ] = 500
     times: Annotated[
         int | None,
-        "repeated, worst-case: trainings with, and as many without, one canary; for answers (teachers, head-query), "
-        "draws of the answers of two models. Default: 200, for answers 100,000; worst-case: 6,000 (head), 10,000 "
-        "(dpsgd) or 100,000.",
+        "worst-case: trainings with, and as many without, one canary; for answers (teachers, head-query), draws of "
+        "the answers of two models. Default: 6,000 (head), 10,000 (dpsgd) or 100,000.",
         {"min": 64},
     ] = None
-    queries: Annotated[int, "repeated, worst-case: answers of teachers and head-query.", {"min": 1}] = 1
+    queries: Annotated[int, "worst-case: answers of teachers and head-query.", {"min": 1}] = 1
     sampling_rate: Annotated[float, "worst-case, dpsgd: Poisson sampling rate; 1 for full batches."] = 1.0
-    epochs: Annotated[int, "network: epochs.", {"min": 0}] = 20
     epsilon: Epsilon = 1.0
     delta: Delta = 1e-5
     confidence: Annotated[float, "Confidence of the lower bound."] = 0.99
@@ -217,10 +196,11 @@ def _training(
 ) -> None:
     """Audit a training algorithm with canaries: mislabelled records that are in the training set or not.
 
-    With "worst-case" in place of a data set, the training sets are made so that one record changes the release as much
-    as we know how; this notices most. On real records one canary changes less. The canaries then come from the records
-    outside the training and test parts; of your own table, from the holdout, which is 0.2 here unless --holdout says
-    otherwise. With a person column a canary is a person with all rows. The noise is seeded, so a run can be repeated.
+    With "worst-case" in place of a data set, training is repeated on sets that are made so that one record changes the
+    release as much as we know how; this notices most. On real records there is one training with many canaries, which
+    come from the records outside the training and test parts; of your own table, from the holdout, which is 0.2 here
+    unless --holdout says otherwise. With a person column a canary is a person with all rows. The noise is seeded, so a
+    run can be repeated.
 
     Examples:
 
@@ -228,27 +208,25 @@ def _training(
 
     quietmax audit training mnist-5k --estimator head --canaries 500
     """
-    from quietmax._io import check_figure
-    from quietmax.audit.training import audit_estimator, audit_worst_case, check_training_audit
+    from quietmax.audit.training import audit_estimator, audit_worst_case, check_estimator
     from quietmax.data.sources import is_table_path
 
-    check_figure(shown.plot)
     worst = data == WORST_CASE
-    other = ("method", "canaries", "epochs") if worst else ("sampling_rate",)
+    other = ("canaries", "times") if worst else ("times", "queries", "sampling_rate")
     arguments = {name: value for name, value in vars(options).items() if name not in other}
-    audit: Callable[..., AuditReport]
-    if worst:
-        audit = partial(audit_worst_case, samples=arguments.pop("times"), **arguments)
-    else:
-        check_training_audit(options.estimator, options.method, shown.noise_share)
+    if not worst:
+        check_estimator(options.estimator, shown.noise_share)
         if source.holdout is None and is_table_path(data):
             source = replace(source, holdout=_CANARY_HOLDOUT)
-        audit = partial(audit_estimator, data=source.load(data, quiet=shown.as_json), **arguments)
     with progress_bar(f"training {options.estimator}", quiet=shown.as_json) as progress:
+        audit: Callable[..., AuditReport]
+        if worst:
+            audit = partial(audit_worst_case, samples=options.times, progress=progress)
+        else:
+            audit = partial(audit_estimator, data=source.load(data, quiet=shown.as_json))
         shown.run(
-            "" if worst else f", {options.method}",
-            lambda share: audit(noise_share=share, seed=source.seed, progress=progress),
-            draws_noise=options.estimator != "network",
+            "" if worst else ", one run",
+            lambda share: audit(noise_share=share, seed=source.seed, **arguments),
         )
 
 

@@ -29,7 +29,7 @@ from quietmax.accounting.costs import Budget
 from quietmax.accounting.dpsgd import ACCOUNTANTS, PUBLISHED_ACCOUNTANTS, Accountant
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.attacks.base import Attack, FittedAttack, shared_designs
-from quietmax.attacks.builtin import FittedShadow, Shadow, make_attack
+from quietmax.attacks.builtin import AttackNetworks, Shadow, make_attack
 from quietmax.attacks.metrics import AttackReport, Released, released_by
 from quietmax.attacks.shadow_models import Design, ShadowPool, candidate_rows
 from quietmax.attacks.targets import QueryResult
@@ -240,23 +240,22 @@ class SharedInputs:
             return attack.fit(self.pool_for(name), released)
 
         def _trained() -> Arrays:
-            fitted = attack.fit(self.pool_for(name), released)
+            trained = attack.networks(self.pool_for(name), released)
             return {
-                **_stack_to_arrays(fitted.networks),
-                "network_of_class": fitted.network_of_class,
-                "threshold": np.array([fitted.threshold]),
-                "notes": _to_bytes(list(fitted.notes)),
+                **_stack_to_arrays(trained.stack),
+                "network_of_class": trained.network_of_class,
+                "threshold": np.array([trained.threshold]),
+                "notes": _to_bytes(list(trained.notes)),
             }
 
         arrays = self._store.arrays(self.group, f"attack-{name}-{released}", _trained)
-        return FittedShadow(
+        networks = AttackNetworks(
             _stack_from_arrays(arrays),
             arrays["network_of_class"],
-            self.data.records.labels[candidate_rows(self.data)],
-            released,
-            threshold=float(arrays["threshold"][0]),
-            notes=tuple(_from_bytes(arrays["notes"])),
+            float(arrays["threshold"][0]),
+            tuple(_from_bytes(arrays["notes"])),
         )
+        return networks.fitted(released, self.data.records.labels[candidate_rows(self.data)])
 
 
 def source_records(source: DataSource, data_dir: str | Path | None = None) -> Records:
