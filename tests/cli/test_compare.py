@@ -8,7 +8,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet
 import pytest
 
 from quietmax.cli import compare as compare_module
@@ -104,10 +103,7 @@ def test_the_report_is_one_file_that_fetches_nothing_and_names_what_has_no_guara
     assert all(line["dashed"] for figure in json.loads(data[1]) for line in figure["lines"])
     with Path("out/results.csv").open() as file:
         lines = list(csv.DictReader(file))
-    table = pyarrow.parquet.read_table("out/results.parquet").to_pylist()
-    for rows in (lines, table):
-        assert [row["method"] for row in rows] == ["plain", "algorithm1-laplace"]
-    assert float(lines[1]["test_accuracy"]) == pytest.approx(table[1]["test_accuracy"], rel=1e-5)
+    assert [row["method"] for row in lines] == ["plain", "algorithm1-laplace"]
     for form, start in (("pdf", b"%PDF"), ("png", b"\x89PNG")):
         assert Path(f"out/figures/mnist-5k-leakage-shadow.{form}").read_bytes().startswith(start)
 

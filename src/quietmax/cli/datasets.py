@@ -11,7 +11,7 @@ def command(data_dir: DataDir = None, as_json: Json = False) -> None:
 
     Example: quietmax datasets
     """
-    from quietmax.data.registry import dataset_status, datasets, is_stand_in
+    from quietmax.data.registry import dataset_status, datasets
 
     found = {name: (each, dataset_status(name, data_dir)) for name, each in datasets().items()}
     if as_json:
@@ -34,7 +34,6 @@ def command(data_dir: DataDir = None, as_json: Json = False) -> None:
             "yes" if status.present else "no",
         )
         for name, (each, status) in sorted(found.items(), key=lambda entry: not entry[1][1].present)
-        if not is_stand_in(name)
     ]
     print_table(
         "Data sets (records: size of the training part, and of the test part)",
@@ -42,8 +41,6 @@ def command(data_dir: DataDir = None, as_json: Json = False) -> None:
         rows,
         optional=("alpha", "shadow models"),
     )
-    stand_ins = ", ".join(filter(is_stand_in, found))
-    console.print(f"Stand-ins (generated records of the same shape): {stand_ins}.")
     missing: dict[str, list[str]] = {}
     for name, (_, status) in found.items():
         if not status.present:

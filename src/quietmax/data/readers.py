@@ -22,7 +22,6 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit
 
 from quietmax import __version__
 from quietmax._lazy import lazy_module
@@ -532,59 +531,6 @@ def _binary_records(name: str, bits: NDArray[np.generic], labels: NDArray[np.int
             f"The file of '{name}' is empty or has labels outside 1 to {classes}; it is not the official file."
         )
     return Records(name, bits.astype(np.float32), labels - 1, classes)
-
-
-# Stand-ins: generated records in the shape of Purchase and Texas.
-
-STAND_IN = "-stand-in"
-"""Ending of the name of every stand-in."""
-STAND_IN_RECORDS = 40_000
-"""10,000 training records, as many test records, and a pool in which shadow sets of the same sizes are disjoint."""
-_STAND_IN_SEED = 2024
-_MIXTURE_CLASSES = 100
-_PURCHASE_RATE = 0.12
-"""Share of ones. No share is published for Purchase; this is Location's, which the same authors prepared."""
-_TEXAS_RATE = 0.005
-"""Share of ones. No share is published for Texas; a discharge with about 30 codes has this one."""
-_POPULARITY_SPREAD, _CLASS_SPREAD = 1.5, 0.8
-"""Standard deviations of a feature's log odds over the features, and over the classes of one feature."""
-_ROWS_AT_ONCE = 1_000
-
-
-def _generate(_directory: DataDirectory | None, name: str) -> Records:
-    """Generate the stand-in of Purchase or Texas: a Bernoulli mixture of 100 classes.
-
-    It has the features, the classes (by clustering, as in Purchase) and the kind of records of the original, and none
-    of its contents: nothing measured on it says anything about the original except what it costs to compute.
-    """
-    if name == "texas":
-        bits, labels = _bernoulli_mixture(_TEXAS_WIDTH, _TEXAS_RATE)
-        return _binary_records(f"{name}{STAND_IN}", bits, labels, _MIXTURE_CLASSES)
-    bits, labels = _bernoulli_mixture(PURCHASE_WIDTH, _PURCHASE_RATE)
-    return _purchase_records(f"{name}{STAND_IN}", bits, labels, int(name.removeprefix("purchase-")))
-
-
-def _bernoulli_mixture(width: int, rate: float) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Draw binary records and their classes, 1 to 100; the same for the same arguments.
-
-    The log odds of a feature in a class are a level, plus the feature's popularity, plus the class's own deviation.
-    The level makes the mean share of ones equal to `rate`.
-    """
-    generator = np.random.default_rng((_STAND_IN_SEED, width))
-    popularity = generator.normal(0.0, _POPULARITY_SPREAD, width)
-    log_odds = popularity + generator.normal(0.0, _CLASS_SPREAD, (_MIXTURE_CLASSES, width))
-    low, high = -40.0, 40.0
-    for _ in range(60):
-        level = (low + high) / 2
-        low, high = (level, high) if expit(log_odds + level).mean() < rate else (low, level)
-    shares = expit(log_odds + level).astype(np.float32)
-    records, weights = STAND_IN_RECORDS, generator.dirichlet(np.full(_MIXTURE_CLASSES, 5.0))
-    labels = generator.choice(_MIXTURE_CLASSES, records, p=weights)
-    bits = np.empty((records, width), dtype=np.uint8)
-    for start in range(0, records, _ROWS_AT_ONCE):
-        part = labels[start : start + _ROWS_AT_ONCE]
-        bits[start : start + _ROWS_AT_ONCE] = generator.random((len(part), width), np.float32) < shares[part]
-    return bits, labels.astype(np.int64) + 1
 
 
 # Census tables: Adult.

@@ -1,13 +1,10 @@
-"""Loading by name: the paper's eleven configurations, a survey, 5,000 digits, stand-ins, plug-ins, or a user's file.
-
-A stand-in has generated records in the shape of a data set whose files are not freely available, and a name of its own.
-"""
+"""Loading by name: the paper's eleven configurations, a survey, 5,000 digits, plug-ins, or a user's file."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -242,41 +239,7 @@ _FACTS: Mapping[str, dict[str, Any]] = {
     },
 }
 
-_ORIGINALS = {name: DataSet(name, *numbers, **_FACTS[name]) for name, numbers in _NUMBERS.items()}
-
-
-def _stand_in(name: str) -> DataSet:
-    """Return the stand-in of a data set of the paper: the same shape, no files."""
-    original = _ORIGINALS[name]
-    return replace(
-        original,
-        name=f"{name}{readers.STAND_IN}",
-        title=f"{original.title.split(' (')[0]} (stand-in: generated records)",
-        read=partial(readers._generate, name=name),
-        needs=(),
-        downloads=(),
-        folders=(),
-        page="",
-        note=f"{readers.STAND_IN_RECORDS:,} generated records in the shape of '{name}', to know what it costs to run.",
-    )
-
-
-_BUILT_IN = (
-    *_ORIGINALS.values(),
-    *(_stand_in(name) for name in _NUMBERS if name.startswith("purchase")),
-    _stand_in("texas"),
-)
-
-
-def is_stand_in(name: str) -> bool:
-    """Return whether a data set of this name is a stand-in, whose results are not compared with the paper."""
-    return name.endswith(readers.STAND_IN)
-
-
-def stand_in_for(name: str) -> str | None:
-    """Return the name of the stand-in of a data set."""
-    found = f"{name}{readers.STAND_IN}"
-    return found if found in datasets() else None
+_BUILT_IN = {name: DataSet(name, *numbers, **_FACTS[name]) for name, numbers in _NUMBERS.items()}
 
 
 def datasets() -> Mapping[str, DataSet]:
@@ -291,7 +254,7 @@ def datasets() -> Mapping[str, DataSet]:
     >>> datasets()["location"].classes
     30
     """
-    return with_plugins({dataset.name: dataset for dataset in _BUILT_IN}, ENTRY_POINT_GROUP, _read_plugin)
+    return with_plugins(_BUILT_IN, ENTRY_POINT_GROUP, _read_plugin)
 
 
 def _read_plugin(_: str, loaded: Any) -> tuple[str, DataSet]:
@@ -317,8 +280,6 @@ def dataset_status(name: str, data_dir: str | os.PathLike[str] | None = None) ->
     missing = chosen._missing(directory)
     if missing:
         return DataSetStatus(False, chosen._missing_message(missing, directory))
-    if is_stand_in(name):
-        return DataSetStatus(True, "present (generated)")
     return DataSetStatus(True, "present" if chosen.needs else "present (part of an installed package)")
 
 
@@ -452,8 +413,6 @@ def load_records(
         missing = chosen._missing(directory)
     if missing:
         hint = " The option `download` fetches official files." if chosen.downloads else ""
-        if (stand_in := stand_in_for(str(name))) is not None:
-            hint += f" Generated records of the same shape are in '{stand_in}'."
         raise DataUnavailable(chosen._missing_message(missing, directory) + hint)
     return chosen.read(directory) if encoding is None else chosen.read(directory, encoding=encoding)
 

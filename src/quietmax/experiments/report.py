@@ -19,10 +19,6 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-import pyarrow
-import pyarrow.parquet
-
-from quietmax.data.registry import is_stand_in
 from quietmax.errors import QuietmaxError, counted
 from quietmax.experiments import paper
 from quietmax.experiments.findings import (
@@ -49,10 +45,6 @@ from quietmax.experiments.runner import usable_cores
 SEEDED_NOISE = (
     "All figures are experiments with seeded noise, so that the run can be repeated; the status of a guarantee is that "
     "of the method when it is served with fresh noise."
-)
-STAND_INS = (
-    "A data set whose name ends in stand-in has generated records in the shape of one whose files are missing here: "
-    "its figures show what that one costs to run, and they are not compared with the paper."
 )
 OWNER_ONLY = (
     "For the owner of the records only: accuracies and leakages were computed from them without noise, networks "
@@ -213,24 +205,21 @@ def paper_tables(summaries: Sequence[Summary]) -> dict[str, Table]:
 
 
 def write_report(summaries: Sequence[Summary], folder: Path, info: ReportInfo) -> list[Path]:
-    """Write ``report.html``, ``results.csv``, ``results.parquet`` and the figures as PNG and PDF.
+    """Write ``report.html``, ``results.csv`` and the figures as PNG and PDF.
 
     A report on the paper also has each of its tables as a CSV file, in ``tables``. With a report on an owner's records,
     ``NOT-FOR-PUBLICATION.txt`` says that the folder must not be published.
     """
     if not summaries:
         return []
-    page, parquet = folder / "report.html", folder / "results.parquet"
+    page = folder / "report.html"
     rows = [each.flat() for each in summaries]
-    names = dict.fromkeys(name for row in rows for name in row)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         page.write_text(html(summaries, info), encoding="utf-8")
         if not info.paper:
             (folder / "NOT-FOR-PUBLICATION.txt").write_text(f"{OWNER_ONLY}\n", encoding="utf-8")
-        written = [page, write_csv(rows, folder / "results.csv", line_end="\r\n"), parquet]
-        columns = pyarrow.table({name: [row.get(name) for row in rows] for name in names})
-        pyarrow.parquet.write_table(columns, parquet)
+        written = [page, write_csv(rows, folder / "results.csv", line_end="\r\n")]
         if info.paper:
             tables = paper_tables(summaries).items()
             written += [
@@ -289,9 +278,8 @@ def _html_table(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
 
 def _lead(summaries: Sequence[Summary]) -> str:
     names = ", ".join(dict.fromkeys(escape(each.dataset) for each in summaries))
-    generated = f" {STAND_INS}" if any(is_stand_in(each.dataset) for each in summaries) else ""
     return (
-        f"{names}.{generated} Solid lines have a proven guarantee; dashed lines have none or a conditional one. "
+        f"{names}. Solid lines have a proven guarantee; dashed lines have none or a conditional one. "
         f"{SEEDED_NOISE}"
     )
 
