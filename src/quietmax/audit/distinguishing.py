@@ -32,6 +32,7 @@ from quietmax.audit.bounds import (
     _check_confidence,
 )
 from quietmax.errors import InvalidInput
+from quietmax.estimators.training_set import check_choice
 from quietmax.mechanisms.algorithm1 import Algorithm1, budget_split
 from quietmax.mechanisms.base import (
     Answers,
@@ -751,7 +752,7 @@ def _named_mechanism(
     name: str, classes: int, noise: Any, bounds: ScoreBounds, budget: Budget, share: float
 ) -> Mechanism:
     """Return a mechanism with its budget for one answer, and with a share of the noise that this requires."""
-    _check_choice("mechanism", name, (*_NOISES, *(plug_ins := plugin_mechanisms())))
+    check_choice("mechanism", name, (*_NOISES, *(plug_ins := plugin_mechanisms())))
     if name in plug_ins:
         own = plug_ins[name]
         cost = _cost_with_share(per_query(budget, own.measure, own.analysis), share)
@@ -760,7 +761,7 @@ def _named_mechanism(
         noise = "exponential"
     if name == "gaussian":
         noise = "gaussian"
-    _check_choice("noise", noise, _NOISES[name])
+    check_choice("noise", noise, _NOISES[name])
     cost = per_query(budget, "gaussian" if noise == "gaussian" else "pure")
     made: Mechanism
     if name == "algorithm1":
@@ -772,12 +773,6 @@ def _named_mechanism(
         kind = SampledNeuron if name == "sampled-neuron" else NoisyMax
         made = kind(noise, bounds=bounds, per_query=cost)
     return mechanism_with_share(made, share)
-
-
-def _check_choice(argument: str, given: str, allowed: Sequence[str]) -> None:
-    """Raise `InvalidInput` unless an argument is one of the allowed values."""
-    if given not in allowed:
-        raise InvalidInput(f"{argument} must be one of {', '.join(allowed)}; got {given!r}.")
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,6 @@ from quietmax.audit.bounds import (
 )
 from quietmax.audit.distinguishing import (
     Draw,
-    _check_choice,
     _check_share,
     _released_again,
     distinguish,
@@ -58,7 +57,7 @@ from quietmax.estimators.dpsgd.training import DPSGDSettings, make_plan, train_p
 from quietmax.estimators.head.estimator import PrivateHead
 from quietmax.estimators.head.weights import GradientPlan, HeadSettings
 from quietmax.estimators.teachers import Teachers, shard_of
-from quietmax.estimators.training_set import Basis
+from quietmax.estimators.training_set import Basis, check_choice
 from quietmax.mechanisms.base import Answerer, Answers, NoisyMax
 from quietmax.models.features.tabular import Identity, UnitNorm
 from quietmax.models.mlp import initial_mlp
@@ -361,7 +360,7 @@ _TRAINED: dict[str, Callable[..., Any]] = {
 
 def check_estimator(estimator: str, noise_share: float) -> None:
     """Raise `InvalidInput` unless an audit takes these arguments."""
-    _check_choice("estimator", estimator, WORST_CASES)
+    check_choice("estimator", estimator, WORST_CASES)
     _check_share(noise_share)
 
 
