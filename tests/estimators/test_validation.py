@@ -13,7 +13,8 @@ import pytest
 from quietmax.errors import InvalidInput
 from quietmax.estimators import DPSGD, PrivateHead, Teachers
 from quietmax.estimators.training_set import LARGEST_SIZE, _checked_records, _checked_size, _class_numbers
-from quietmax.models.features import FeatureMap, Identity, Scattering, Turned, UnitNorm
+from quietmax.models.features import FeatureMap, Identity, Scattering, UnitNorm
+from quietmax.models.features.images import Turned
 from tests.estimators.made import made
 
 SECRET = 0.72152971

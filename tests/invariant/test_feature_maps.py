@@ -19,22 +19,18 @@ from quietmax.models.features import (
     BatchedMap,
     FeatureMap,
     Identity,
-    Joined,
-    Mirrored,
     OneHot,
-    Patches,
     Pipeline,
     RandomFourier,
-    Reduced,
     Scaling,
     Scattering,
     TableFeatures,
-    Turned,
     UnitNorm,
     image_features,
 )
 from quietmax.models.features import images as scattering
 from quietmax.models.features.base import square_sums
+from quietmax.models.features.images import Joined, Mirrored, Patches, Reduced, Turned
 from tests.models.features.maps import COLUMNS, MAPS, ModuleMap
 
 Configuration = tuple[FeatureMap, int]

@@ -451,88 +451,73 @@ class _StackTrainer:
         width: int,
         padding: int = 0,
     ) -> None:
-        self._stack, self._inputs, self._targets = stack, inputs, targets
-        self._settings, self._padding = settings, padding
+        self._inputs, self._targets, self._settings, self._padding = inputs, targets, settings, padding
         self._activation = activation(settings.activation)
-        parameters = (stack.kernels, stack.biases)
-        self._gradients = tuple([torch.zeros_like(tensor) for tensor in group] for group in parameters)
-        self._means = tuple([torch.zeros_like(tensor) for tensor in group] for group in parameters)
-        self._squares = tuple([torch.zeros_like(tensor) for tensor in group] for group in parameters)
+        self._weights = [list(stack.kernels), list(stack.biases)]
+        self._gradients, self._means, self._squares = (
+            [[torch.zeros_like(tensor) for tensor in group] for group in self._weights] for _ in range(3)
+        )
         self._taken = [torch.zeros((), dtype=torch.float32) for _ in stack.kernels]
         self._signals = [
             torch.empty(stack.networks, width, neurons, dtype=inputs.dtype) for neurons in stack.widths
         ]
         self._slopes = [torch.empty_like(signal) for signal in self._signals[1:-1]]
-        self._views: _ActiveStack | None = None
+        self._narrow(stack.networks)
+
+    def _narrow(self, active: int) -> None:
+        """Train only the first networks from now on."""
+        for groups in (self._weights, self._gradients, self._means, self._squares):
+            groups[:] = [[tensor[:active] for tensor in group] for group in groups]
+        self._signals = [signal[:active] for signal in self._signals]
+        self._slopes = [slope[:active] for slope in self._slopes]
+        self._flipped = [kernel.transpose(1, 2) for kernel in self._weights[0]]
+        self._active = active
 
     def _step(self, records: Tensor, kept: Tensor | None) -> None:
         """Take one step on ``records``, row indices of shape (networks still training, width)."""
         gathered, weights = records, None
         if kept is not None:
             gathered, weights = torch.where(records < 0, self._padding, records), kept.to(self._inputs.dtype)
-        if self._views is None or self._views.active != len(records):
-            self._views = _ActiveStack(self, len(records))
-        slope = self._forward(self._views, gathered, weights)
-        self._backward(self._views, slope)
-        self._adam(self._views)
+        if self._active != len(records):
+            self._narrow(len(records))
+        self._backward(self._forward(gathered, weights))
+        self._adam()
 
-    def _forward(self, views: _ActiveStack, records: Tensor, kept: Tensor | None) -> Tensor:
+    def _forward(self, records: Tensor, kept: Tensor | None) -> Tensor:
         """Fill the signals of every layer and return d loss / d logits."""
+        kernels, biases = self._weights
         picked = records.view(-1)
-        torch.index_select(self._inputs, 0, picked, out=views.batch)
-        signal, *hidden, logits = views.signals
+        signal, *hidden, logits = self._signals
+        torch.index_select(self._inputs, 0, picked, out=signal.view(-1, signal.shape[-1]))
         for depth, outgoing in enumerate(hidden):
-            torch.baddbmm(views.biases[depth], signal, views.kernels[depth], out=outgoing)
+            torch.baddbmm(biases[depth], signal, kernels[depth], out=outgoing)
             signal = self._activation.apply_(outgoing)
-        torch.baddbmm(views.biases[-1], signal, views.flipped[-1], out=logits)
+        torch.baddbmm(biases[-1], signal, self._flipped[-1], out=logits)
         labels = torch.index_select(self._targets, 0, picked).view(records.shape)
         return logit_gradient(self._settings.loss, logits, labels, kept)
 
-    def _backward(self, views: _ActiveStack, slope: Tensor) -> None:
+    def _backward(self, slope: Tensor) -> None:
         """Fill the gradients of every layer, from the last to the first."""
-        last = len(views.kernels) - 1
+        kernels, (kernel_gradients, bias_gradients) = self._weights[0], self._gradients
+        last = len(kernels) - 1
         for depth in range(last, -1, -1):
-            incoming = views.signals[depth]
-            torch.sum(slope, 1, keepdim=True, out=views.gradients[1][depth])
+            incoming = self._signals[depth]
+            torch.sum(slope, 1, keepdim=True, out=bias_gradients[depth])
             if depth == last:
-                torch.bmm(slope.transpose(1, 2), incoming, out=views.gradients[0][depth])
+                torch.bmm(slope.transpose(1, 2), incoming, out=kernel_gradients[depth])
             else:
-                torch.bmm(incoming.transpose(1, 2), slope, out=views.gradients[0][depth])
+                torch.bmm(incoming.transpose(1, 2), slope, out=kernel_gradients[depth])
             if depth:
-                kernel = views.kernels[depth] if depth == last else views.flipped[depth]
-                outgoing = torch.bmm(slope, kernel, out=views.slopes[depth - 1])
+                kernel = kernels[depth] if depth == last else self._flipped[depth]
+                outgoing = torch.bmm(slope, kernel, out=self._slopes[depth - 1])
                 slope = self._activation.backward(outgoing, incoming)
 
-    def _adam(self, views: _ActiveStack) -> None:
+    def _adam(self) -> None:
         """Adam for kernels (with the L2 penalty's gradient ``2*l2*W``) and biases (without)."""
         torch._foreach_add_(self._taken, 1)
-        for group, decay in ((0, 2 * self._settings.l2), (1, 0.0)):
-            adam_step(
-                (views.kernels, views.biases)[group],
-                views.gradients[group],
-                views.means[group],
-                views.squares[group],
-                self._taken,
-                learning_rate=self._settings.learning_rate,
-                decay=decay,
-            )
-
-
-class _ActiveStack:
-    """Views of the first ``active`` networks and of their working memory, made once and used in every step."""
-
-    def __init__(self, trainer: _StackTrainer, active: int) -> None:
-        self.active = active
-        self.kernels = [kernel[:active] for kernel in trainer._stack.kernels]
-        self.flipped = [kernel.transpose(1, 2) for kernel in self.kernels]
-        self.biases = [bias[:active] for bias in trainer._stack.biases]
-        self.signals = [signal[:active] for signal in trainer._signals]
-        self.batch = self.signals[0].view(-1, self.signals[0].shape[-1])
-        self.slopes = [slope[:active] for slope in trainer._slopes]
-        self.gradients, self.means, self.squares = (
-            [[tensor[:active] for tensor in group] for group in groups]
-            for groups in (trainer._gradients, trainer._means, trainer._squares)
-        )
+        groups = zip(self._weights, self._gradients, self._means, self._squares, strict=True)
+        for group, decay in zip(groups, (2 * self._settings.l2, 0.0), strict=True):
+            adam_step(*group, self._taken, learning_rate=self._settings.learning_rate, decay=decay)
 
 
 def _kept(records: Tensor, excluded: Tensor | None) -> Tensor:

@@ -13,19 +13,15 @@ from quietmax.models.features import (
     Embedding,
     FeatureMap,
     Identity,
-    Joined,
-    Mirrored,
     OneHot,
-    Patches,
     Pipeline,
     RandomFourier,
-    Reduced,
     Scaling,
     Scattering,
     TableFeatures,
-    Turned,
     UnitNorm,
 )
+from quietmax.models.features.images import Joined, Mirrored, Patches, Reduced, Turned
 
 COLUMNS = 3 * 12 * 10
 

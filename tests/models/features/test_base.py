@@ -13,20 +13,16 @@ from quietmax.errors import InvalidInput
 from quietmax.models.features import (
     FeatureMap,
     Identity,
-    Joined,
-    Mirrored,
     OneHot,
-    Patches,
     Pipeline,
     RandomFourier,
-    Reduced,
     Scaling,
     Scattering,
     TableFeatures,
-    Turned,
     UnitNorm,
     image_features,
 )
+from quietmax.models.features.images import Joined, Mirrored, Patches, Reduced, Turned
 from tests.models.features.maps import COLUMNS, MAPS, ModuleMap, named, records
 
 

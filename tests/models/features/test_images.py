@@ -10,20 +10,10 @@ import safetensors.numpy
 import torch
 
 from quietmax.errors import DataUnavailable, InvalidInput
-from quietmax.models.features import (
-    FeatureMap,
-    Identity,
-    Joined,
-    Mirrored,
-    Patches,
-    Reduced,
-    Scattering,
-    Turned,
-    image_features,
-)
+from quietmax.models.features import FeatureMap, Identity, Scattering, image_features
 from quietmax.models.features import images as image_maps
 from quietmax.models.features.generic import feature_map_from_json, runs_user_code
-from quietmax.models.features.images import _scatter, dead_leaves
+from quietmax.models.features.images import Joined, Mirrored, Patches, Reduced, Turned, _scatter, dead_leaves
 
 # --- scattering ------------------------------------------------------------------------------------------------------
 

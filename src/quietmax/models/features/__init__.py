@@ -3,15 +3,7 @@
 from quietmax.models.features.base import BatchedMap, FeatureMap
 from quietmax.models.features.encoder import Embedding, Encoder, save_encoder
 from quietmax.models.features.generic import Pipeline, RandomFourier
-from quietmax.models.features.images import (
-    Joined,
-    Mirrored,
-    Patches,
-    Reduced,
-    Scattering,
-    Turned,
-    image_features,
-)
+from quietmax.models.features.images import Scattering, image_features
 from quietmax.models.features.tabular import (
     Identity,
     OneHot,
@@ -27,17 +19,12 @@ __all__ = [
     "Encoder",
     "FeatureMap",
     "Identity",
-    "Joined",
-    "Mirrored",
     "OneHot",
-    "Patches",
     "Pipeline",
     "RandomFourier",
-    "Reduced",
     "Scaling",
     "Scattering",
     "TableFeatures",
-    "Turned",
     "UnitNorm",
     "image_features",
     "save_encoder",

@@ -420,23 +420,6 @@ class Patches(BatchedMap):
     4. They are multiplied by `(C / trace C + 0.0003)^(-1/2)`, where C is the covariance of the differences between
        two crops of one synthetic image, over 4,000 pairs. Directions in which crops of one image differ get short.
     5. Every image's features are divided by their length.
-
-    Parameters
-    ----------
-    image_shape : (int, int, int)
-        Channels (3), height and width.
-    cells : int
-        Cells in each direction.
-
-    Raises
-    ------
-    InvalidInput
-        If a parameter is not valid.
-
-    Examples
-    --------
-    >>> Patches((3, 32, 32)).dimension(3072)
-    3200
     """
 
     image_shape: ImageShape
@@ -524,21 +507,6 @@ class Mirrored(_OnScattering):
     The mirror image's scattering paths are nearly those of the image, in other directions and at mirrored
     positions. So the right half of the mean nearly repeats the left half and is left out. The middle column of an odd
     number is kept. The features have length 1.
-
-    Parameters
-    ----------
-    feature_map : Scattering
-        The map.
-
-    Raises
-    ------
-    InvalidInput
-        If the map is another one.
-
-    Examples
-    --------
-    >>> Mirrored(Scattering((3, 32, 32))).dimension(3072)
-    7776
     """
 
     feature_map: Scattering
@@ -565,30 +533,11 @@ class Turned(_OnScattering):
     2. They are multiplied by `(C / trace C + 0.001)^(-1/2)`, where C holds the second moments of the differences
        between two drawings of the same synthetic curves. Directions in which these differ get short.
     3. Every image's features are divided by their length.
-
-    Parameters
-    ----------
-    feature_map : Scattering
-        The map.
-    degrees : tuple of float
-        The angles, between -90 and 90 degrees; at least one.
-    pairs : int
-        Number of pairs of drawings; a multiple of 16, or 0 to leave step 2 out.
-
-    Raises
-    ------
-    InvalidInput
-        If the map is another one, or an angle or the number of pairs is not valid.
-
-    Examples
-    --------
-    >>> Turned(Scattering((1, 28, 28))).dimension(784)
-    3969
     """
 
     feature_map: Scattering
     degrees: tuple[float, ...] = (-10.0, 0.0, 10.0)
-    pairs: int = 1024
+    pairs: int = 1024  # Pairs of drawings, a multiple of 16; 0 leaves step 2 out
     kind: ClassVar[str] = "turned"
 
     def __post_init__(self) -> None:
@@ -619,23 +568,7 @@ class Turned(_OnScattering):
 
 @dataclass(frozen=True)
 class Joined(BatchedMap):
-    """Features of several maps side by side: every map's features have the same length, all together length 1.
-
-    Parameters
-    ----------
-    maps : tuple of Scattering, Patches and Mirrored
-        At least one map, for one image shape.
-
-    Raises
-    ------
-    InvalidInput
-        If there is no map, another map, or another image shape.
-
-    Examples
-    --------
-    >>> Joined((Patches((3, 32, 32)), Mirrored(Scattering((3, 32, 32))))).dimension(3072)
-    10976
-    """
+    """Features of several maps side by side: every map's features have the same length, all together length 1."""
 
     maps: tuple[Scattering | Patches | Mirrored, ...]
     kind: ClassVar[str] = "joined"
@@ -675,23 +608,6 @@ class Reduced(_OnImages):
     """A map of smaller images: every image is first reduced by averaging blocks of pixels.
 
     Output pixel i of h averages the input pixels from `floor(i H / h)` to `ceil((i + 1) H / h)`, in each direction.
-
-    Parameters
-    ----------
-    image_shape : (int, int, int)
-        Channels, height and width of the records.
-    feature_map : Scattering, Patches, Mirrored, Turned or Joined
-        The map of the reduced images, with its own, smaller image shape.
-
-    Raises
-    ------
-    InvalidInput
-        If the map is another one, or its images are larger or have other channels.
-
-    Examples
-    --------
-    >>> Reduced((1, 224, 224), Scattering((1, 32, 32))).dimension(224 * 224)
-    5184
     """
 
     image_shape: ImageShape
