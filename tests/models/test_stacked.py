@@ -246,21 +246,6 @@ def test_leaving_out_the_only_record_of_a_batch_is_harmless(records: Blobs) -> N
     assert all(torch.isfinite(stack.weight_vectors()).all() for stack in stacks)
 
 
-def test_a_network_learns(records: Blobs) -> None:
-    features, labels = records
-    rows = np.arange(300)
-    stack = train_stack(
-        features,
-        labels,
-        CLASSES,
-        [rows],
-        settings=TrainingSettings((16,), epochs=60, learning_rate=0.01),
-        seeds=[0],
-    )
-    answers = stack.logits(features[300:]).argmax(-1).numpy()
-    assert (answers == labels[300:]).mean() > 0.9
-
-
 def test_progress_counts_up_to_the_last_step(records: Blobs) -> None:
     seen: list[tuple[int, int]] = []
     settings = TrainingSettings((4,), batch_size=10, epochs=9)

@@ -246,7 +246,8 @@ def _blocks(download: Download, progress: DownloadProgress | None, timeout: floa
     size = 0
     try:
         with urllib.request.urlopen(request, timeout=timeout) as response:
-            total = response.length
+            stated = response.headers.get("Content-Length", "")
+            total = int(stated) if stated.isdigit() else None
             while block := response.read(_BLOCK_BYTES):
                 size += len(block)
                 if progress is not None:

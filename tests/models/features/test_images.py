@@ -36,55 +36,6 @@ def test_scattering_equals_the_stored_output_of_kymatio(name: str, scales: int, 
     np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-6)
 
 
-@pytest.mark.parametrize(
-    ("scales", "angles", "shape"),
-    [
-        (1, 8, (9, 12)),
-        (2, 8, (28, 28)),
-        (2, 8, (32, 32)),
-        (2, 5, (30, 29)),
-        (3, 8, (40, 32)),
-        (4, 8, (64, 64)),
-    ],
-)
-def test_scattering_equals_kymatio_where_it_can_be_imported(
-    scales: int, angles: int, shape: tuple[int, ...]
-) -> None:
-    kymatio = pytest.importorskip(
-        "kymatio.scattering2d.frontend.torch_frontend",
-        reason="kymatio is not installed (no dependency of Quietmax)",
-    )
-    images = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
-    theirs = kymatio.ScatteringTorch2D(scales, shape, L=angles)(images).numpy()
-    assert relative_difference(_scatter(images, scales, angles).numpy(), theirs) < 1e-4
-
-
-def test_a_constant_image_has_its_value_at_order_zero_and_nothing_above() -> None:
-    paths = _scatter(torch.full((1, 28, 28), 3.0))
-    torch.testing.assert_close(paths[:, 0], torch.full((1, 7, 7), 3.0), rtol=1e-4, atol=1e-4)
-    assert paths[:, 1:].abs().max() < 1e-4
-
-
-def test_the_strongest_first_order_path_points_across_the_stripes() -> None:
-    rows, columns = torch.meshgrid(torch.arange(28.0), torch.arange(28.0), indexing="ij")
-    down, across = torch.cos(0.75 * torch.pi * rows), torch.cos(0.75 * torch.pi * columns)
-    energies = _scatter(torch.stack([down, across]))[:, 1:9].sum(dim=(2, 3))
-    strongest = energies.argmax(dim=1)
-    # wavelet directions are (3 - turn) * pi / 8 from the vertical axis: 0 is turn 3, -pi/2 is turn 7
-    assert strongest.tolist() == [3, 7]
-
-
-def test_scattering_features_have_length_one_and_ignore_brightness_scale() -> None:
-    images = dead_leaves(3, (1, 28, 28), seed=1).reshape(3, -1)
-    features = Scattering((1, 28, 28)).transform(images)
-    np.testing.assert_allclose(np.linalg.norm(features, axis=1), 1.0, rtol=1e-5)
-    np.testing.assert_allclose(Scattering((1, 28, 28)).transform(images * 255), features, atol=1e-5)
-
-
-def test_an_empty_image_has_finite_features() -> None:
-    assert np.isfinite(Scattering((1, 28, 28)).transform(np.zeros((1, 784)))).all()
-
-
 def test_whitening_flattens_the_spectrum_of_images_it_has_not_seen() -> None:
     images = dead_leaves(200, (1, 28, 28), seed=99).reshape(200, -1)
 
@@ -340,6 +291,7 @@ def test_colour_images_get_patches_from_7_pixels_on_grey_images_turned_scatterin
 @pytest.mark.parametrize(
     "feature_map",
     [
+        Scattering(SHAPE),
         Patches(SHAPE),
         Joined((Patches(SHAPE), Mirrored(Scattering(SHAPE)))),
         Reduced(SHAPE, Joined((Patches((3, 8, 7)), Mirrored(Scattering((3, 8, 7)))))),
