@@ -32,7 +32,6 @@ from quietmax.accounting import (
     per_query,
     pure_as_gaussian,
     queries_affordable,
-    total_needed,
 )
 from quietmax.accounting import costs as costs_module
 from quietmax.accounting import guarantee as guarantee_module
@@ -511,21 +510,14 @@ def test_the_whole_budget_can_be_spent_at_once(total) -> None:
     assert meter.share(1) == meter.remaining(0) == total
 
 
-@given(costs, st.integers(1, 10**5))
-def test_the_total_needed_for_k_queries_pays_for_k(cost, queries) -> None:
-    total = total_needed(cost, queries)
-    assert queries <= queries_affordable(total, cost) <= queries + 1
-    assert total.amount <= cost.amount * queries * (1 + Fraction(1, 10**9))
-
-
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_total_is_for_one_query_up_to_as_many_as_there_are_units(kind) -> None:
-    assert total_needed(kind(0.3), 1) == kind(0.3)
-    assert queries_affordable(total_needed(kind(0.3), LIMIT), kind(0.3)) == LIMIT
+def test_a_budget_is_shared_by_one_query_up_to_as_many_as_there_are_units(kind) -> None:
+    meter = Meter(kind(0.3))
+    assert meter.share(1) == kind(0.3)
+    assert queries_affordable(kind(0.3), meter.share(LIMIT)) == LIMIT
     for refused in (0, -1, LIMIT + 1):
-        for function in (Meter(kind(1.0)).share, lambda count: total_needed(kind(0.3), count)):
-            with pytest.raises(InvalidInput, match="The number of releases must be"):
-                function(refused)
+        with pytest.raises(InvalidInput, match="The number of releases must be"):
+            meter.share(refused)
 
 
 def test_a_float_kth_of_a_budget_pays_for_k_queries_or_one_less_and_never_for_too_many() -> None:

@@ -24,11 +24,11 @@ from quietmax.sensitivity.network import (
     Retraining,
     UpperBound,
     _mean_of_equivalent,
+    _plant,
     _record_gradient_norms,
     empirical_sensitivity,
     empirical_sensitivity_by,
     measured_facts,
-    plant,
     published_sensitivity_for,
     upper_bounds_for,
 )
@@ -297,7 +297,7 @@ def digits() -> Records:
 def test_changes_are_those_between_networks_trained_one_by_one(digits) -> None:
     """A plain loop: train with all records, then without each; compare weights and logits."""
     found = empirical_sensitivity(digits, removals=3, settings=SMALL, queries=digits.features[:7], seed=4)
-    planted, rows, kinds = plant(digits, removals=3, seed=4)
+    planted, rows, kinds = _plant(digits, removals=3, seed=4)
     asked = np.concatenate([digits.features[:7], planted.features[np.concatenate(rows)]])
 
     def trained(left_out):
@@ -326,7 +326,7 @@ def test_changes_are_those_between_networks_trained_one_by_one(digits) -> None:
 
 
 def test_planted_records_are_what_they_are_called(digits) -> None:
-    planted, rows, kinds = plant(digits, removals=6, seed=1)
+    planted, rows, kinds = _plant(digits, removals=6, seed=1)
     assert kinds == ["mislabelled", "extreme", "ordinary"] * 2
     for row, kind in zip(rows, kinds, strict=True):
         assert len(row) == 1
@@ -427,7 +427,7 @@ def visits() -> Records:
 
 
 def test_with_persons_all_rows_of_a_person_are_planted_and_left_out(visits) -> None:
-    planted, rows, kinds = plant(visits, removals=6, seed=2)
+    planted, rows, kinds = _plant(visits, removals=6, seed=2)
     for gone, kind in zip(rows, kinds, strict=True):
         (person,) = set(visits.persons[gone])
         np.testing.assert_array_equal(gone, np.flatnonzero(visits.persons == person))

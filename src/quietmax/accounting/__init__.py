@@ -12,7 +12,6 @@ from quietmax.accounting.costs import (
     per_query,
     pure_as_gaussian,
     queries_affordable,
-    total_needed,
 )
 from quietmax.accounting.guarantee import Guarantee
 
@@ -29,5 +28,4 @@ __all__ = [
     "per_query",
     "pure_as_gaussian",
     "queries_affordable",
-    "total_needed",
 ]

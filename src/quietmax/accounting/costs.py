@@ -520,7 +520,9 @@ class Meter:
 
         Up to 70 million releases, ``queries_affordable(meter.total, meter.share(k)) == k`` holds exactly.
         """
-        count = _checked_releases(releases)
+        count = _checked_count(releases, "The number of releases")
+        if not 1 <= count <= LIMIT:
+            raise InvalidInput(f"The number of releases must be between 1 and {LIMIT}, got {releases!r}.")
         return cost_of(self.total.measure, Fraction(LIMIT // count, LIMIT) * self.total.amount, up=False)
 
     def spent(self, units: int) -> Cost:
@@ -554,31 +556,3 @@ def queries_affordable(total: Cost, per_query_cost: Cost) -> int:
     if units == 0:
         raise InvalidInput("The cost of a release must be above 0, got 0.")
     return LIMIT // units
-
-
-def total_needed(per_query_cost: Cost, queries: int) -> Cost:
-    """Return the smallest total that pays for this many queries: the inverse of `queries_affordable`.
-
-    ``queries_affordable(total_needed(cost, k), cost) >= k``, though a charge is rounded up to the meter's units.
-
-    Parameters
-    ----------
-    per_query_cost : PureCost or GaussianCost
-        The cost of one query.
-    queries : int
-        The number of queries, from 1 to `LIMIT`.
-
-    Examples
-    --------
-    >>> total_needed(GaussianCost(0.1), 100)
-    GaussianCost(mu=1.0)
-    """
-    share = Fraction(LIMIT, LIMIT // _checked_releases(queries))
-    return cost_of(per_query_cost.measure, per_query_cost.amount * share)
-
-
-def _checked_releases(releases: int) -> int:
-    count = _checked_count(releases, "The number of releases")
-    if not 1 <= count <= LIMIT:
-        raise InvalidInput(f"The number of releases must be between 1 and {LIMIT}, got {releases!r}.")
-    return count

@@ -5,7 +5,6 @@ from quietmax.sensitivity.network import (
     EmpiricalSensitivity,
     PublishedSensitivity,
     empirical_sensitivity,
-    plant,
     published_sensitivity,
 )
 
@@ -15,6 +14,5 @@ __all__ = [
     "ScoreBounds",
     "Sensitivity",
     "empirical_sensitivity",
-    "plant",
     "published_sensitivity",
 ]

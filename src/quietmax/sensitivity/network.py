@@ -34,7 +34,6 @@ from quietmax.models.stacked import (
     Progress,
     Quadratic,
     TrainingSettings,
-    logit_gradient,
     loss_value,
     train_stack,
 )
@@ -217,22 +216,13 @@ def _measured_maxima(model: Model, records: NDArray[np.floating]) -> list[float]
 
 
 CONDITIONS = (
-    "convex loss",
-    "smooth loss",
-    "decreasing SGD step",
-    "constant SGD step",
-    "normalised data",
-    "binary classes",
-    "rho-Lipschitz loss",
-    "minimiser reached",
+    *("convex loss", "smooth loss", "decreasing SGD step", "constant SGD step"),
+    *("normalised data", "binary classes", "rho-Lipschitz loss", "minimiser reached"),
 )
 """All conditions in the order of Table 1; the last is not in it, but the proofs that need it take it for granted."""
 
 _NEGLIGIBLE = 0.01
 """Share of a bound that the distance to the minimiser may add: a gradient g of the objective adds up to 2 |g|/lam."""
-
-_ROWS_AT_ONCE = 2048
-
 
 @dataclass(frozen=True)
 class Condition:
@@ -413,47 +403,42 @@ def _mean_of_equivalent(network: MLP) -> MLP:
     return replace(network, kernels=tuple(kernels), biases=tuple(biases))
 
 
+def _layers(network: MLP, features: Tensor) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Return the parameters of a network, what comes into each layer and what leaves it before the activation."""
+    parameters = [tensor.clone().requires_grad_() for _, tensor in network.parameters()]
+    function = {"tanh": torch.tanh, "sigmoid": torch.sigmoid, "relu": torch.relu}[network.activation]
+    inputs: list[Tensor] = [features]
+    outputs: list[Tensor] = []
+    for kernel, bias in zip(parameters[:-2:2], parameters[1:-2:2], strict=True):
+        outputs.append(inputs[-1] @ kernel[0] + bias[0, 0])
+        inputs.append(function(outputs[-1]))
+    outputs.append(inputs[-1] @ parameters[-2][0].T + parameters[-1][0, 0])
+    return parameters, inputs, outputs
+
+
 def _record_gradient_norms(
     network: MLP, base: CrossEntropy | Quadratic, features: Tensor, labels: Tensor
-) -> NDArray[np.float64]:
+) -> Tensor:
     """Return the norm of the gradient of each record's own loss in the kernels, without biases as in the paper.
 
     It is, in one kernel, an outer product of what comes in and what flows back.
     """
-    used = activation(network.activation)
-    parts = []
-    for part, own in zip(
-        torch.split(features, _ROWS_AT_ONCE), torch.split(labels, _ROWS_AT_ONCE), strict=True
-    ):
-        signals = [part]
-        for kernel, bias in zip(network.kernels[:-1], network.biases[:-1], strict=True):
-            signals.append(used.apply_(signals[-1] @ kernel[0] + bias[0, 0]))
-        logits = signals[-1] @ network.kernels[-1][0].T + network.biases[-1][0, 0]
-        # One network per record, each with a batch of one: the mean over the batch is the record's own loss.
-        slope = logit_gradient(base, logits.unsqueeze(1), own.unsqueeze(1)).squeeze(1)
-        squares = torch.zeros(len(part), dtype=part.dtype)
-        for depth in range(len(signals) - 1, -1, -1):
-            squares += slope.square().sum(1) * signals[depth].square().sum(1)
-            if depth:
-                kernel = network.kernels[depth][0]
-                back = slope @ (kernel if depth == len(signals) - 1 else kernel.T)
-                slope = used.backward(back, signals[depth])
-        parts.append(squares.sqrt())
-    return torch.cat(parts).numpy()
+    _, inputs, outputs = _layers(network, features)
+    slopes = torch.autograd.grad(len(labels) * loss_value(base, outputs[-1], labels), outputs)
+    squares = [
+        slope.square().sum(1) * signal.detach().square().sum(1)
+        for slope, signal in zip(slopes, inputs, strict=True)
+    ]
+    return torch.stack(squares).sum(0).sqrt()
 
 
 def _objective(
     network: MLP, settings: TrainingSettings, features: Tensor, labels: Tensor
 ) -> tuple[float, float]:
     """Return the loss of all records without the penalty, and the norm of the gradient of loss and penalty."""
-    parameters = [tensor.clone().requires_grad_() for _, tensor in network.parameters()]
-    kernels, biases = parameters[::2], parameters[1::2]
-    function = {"tanh": torch.tanh, "sigmoid": torch.sigmoid, "relu": torch.relu}[network.activation]
-    signal = features
-    for kernel, bias in zip(kernels[:-1], biases[:-1], strict=True):
-        signal = function(signal @ kernel[0] + bias[0, 0])
-    loss = loss_value(settings.loss, signal @ kernels[-1][0].T + biases[-1][0, 0], labels)
-    penalty = settings.l2 * sum(kernel.square().sum() for kernel in kernels)
+    parameters, _, outputs = _layers(network, features)
+    loss = loss_value(settings.loss, outputs[-1], labels)
+    penalty = settings.l2 * sum(kernel.square().sum() for kernel in parameters[::2])
     gradients = torch.autograd.grad(loss + penalty, parameters)
     return float(loss.detach()), float(torch.stack([each.square().sum() for each in gradients]).sum().sqrt())
 
@@ -626,7 +611,7 @@ def empirical_sensitivity(
     >>> found.logit.basis, len(found.removals)
     ('empirical', 2)
     """
-    planted, rows, kind_of = plant(records, removals=removals, kinds=kinds, seed=seed)
+    planted, rows, kind_of = _plant(records, removals=removals, kinds=kinds, seed=seed)
     stack = train_stack(
         planted.features,
         planted.labels,
@@ -655,46 +640,18 @@ def empirical_sensitivity_by(
     seed: int = 0,
 ) -> EmpiricalSensitivity:
     """Measure the sensitivity of any deterministic training by retraining without single units."""
-    planted, rows, kind_of = plant(records, removals=removals, kinds=kinds, seed=seed)
+    planted, rows, kind_of = _plant(records, removals=removals, kinds=kinds, seed=seed)
     others = [retrain(planted.take(np.delete(np.arange(len(planted)), gone))) for gone in rows]
     return _compared(retrain(planted), others, rows, kind_of, records)
 
 
-def plant(
+def _plant(
     records: Records, *, removals: int, kinds: Sequence[Kind] = _KINDS, seed: int = 0
 ) -> tuple[Records, list[Rows], list[Kind]]:
-    """Choose units that will be removed and change them into units of the given kinds.
+    """Choose units and change them into units of the given kinds; return the records, the rows and kind of each unit.
 
     Mislabelled rows get the next class. Every feature of extreme rows is moved to the end of the range of all features
     that is farther away. Ordinary rows are left as they are.
-
-    Parameters
-    ----------
-    records : Records
-        The records before the change. With persons, all rows of a chosen person are changed.
-    removals : int
-        The number of units to choose.
-    kinds : sequence of {"mislabelled", "extreme", "ordinary"}
-        The kinds of the chosen units, in turn.
-    seed : int
-        Seed of the choice.
-
-    Returns
-    -------
-    tuple of (Records, list of arrays of int, list of str)
-        The changed records, the rows of each chosen unit, and the kinds of the units.
-
-    Raises
-    ------
-    InvalidInput
-        If there are too few units, or a kind is unknown.
-
-    Examples
-    --------
-    >>> points = Records("points", np.array([[0.0], [0.2], [1.0]]), np.array([0, 1, 1]), classes=2)
-    >>> changed, rows, _ = plant(points, removals=1, kinds=["mislabelled"], seed=0)
-    >>> (changed.labels[rows[0]] != points.labels[rows[0]]).tolist()
-    [True]
     """
     units = len(np.unique(records.units))
     if not 1 <= removals < units or not kinds or any(kind not in _KINDS for kind in kinds):
