@@ -583,18 +583,6 @@ def test_a_ledger_that_is_only_read_must_exist_with_the_newest_schema(address: s
             ledger.client("bob")
 
 
-def test_a_replica_of_a_postgresql_ledger_can_keep_a_head_file(
-    postgres_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("QUIETMAX_LEDGER_HEAD", str(tmp_path / "ledger.head"))
-    with Ledger(postgres_address) as ledger:
-        charge_patients(ledger)
-        with ledger._engine.begin() as connection:
-            connection.execute(text("DELETE FROM journal WHERE account = 2 AND sequence = 4"))
-    with Ledger(postgres_address) as ledger, pytest.raises(LedgerDamaged, match="row 4 of account 2"):
-        ledger.client("bob")
-
-
 @pytest.fixture
 def serving(path: Path):
     """A process that has charged ten times, charges once more at the first line it reads, and ends at the second."""

@@ -53,7 +53,7 @@ from tests.ledger.scenarios import (
 
 
 def test_results_are_immutable_and_frequent_objects_have_slots() -> None:
-    inside = {"AccountTransaction", "_Balance", "_Batch", "_NewRow", "_Request"}
+    inside = {"AccountTransaction", "_Balance", "_Batch", "_Request"}
     modules = (accounts_module, database_module, heads_module, transactions_module, verify_module)
     for each in (each for module in modules for each in vars(module).values() if is_dataclass(each)):
         assert each.__dataclass_params__.frozen is (each.__name__ not in inside), each

@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from sqlalchemy.pool import QueuePool
@@ -117,13 +118,6 @@ def test_a_charge_takes_the_lock_of_sqlite_soon_after_another_process_releases_i
         assert released or now[0] == pytest.approx(10.0, abs=0.01)
 
 
-def test_charges_and_answers_fill_a_batch_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger_module, "_MAX_BATCH", 4)
-    items = [(0.0, item) for item in (CHARGE, ANSWERS, ANSWERS, CHARGE, CHARGE)]
-    simulated, charges, answers, _ = _collect(monkeypatch, *items)
-    assert (len(charges), len(answers), len(simulated.items)) == (2, 2, 1)
-
-
 def test_answers_without_a_request_id_are_written_with_the_next_charge_or_soon(ledger: Ledger) -> None:
     account, units = open_with_unit_cost(ledger)
     query = query_key(ledger, b"model", b"query")
@@ -144,16 +138,6 @@ def test_refused_charges_are_counted_soon_even_if_nothing_else_is_written(ledger
     while [each.refused for each in ledger.subaccounts(account)] != [1]:
         assert time.monotonic() < deadline, "the refusal was never counted"
         time.sleep(0.05)
-
-
-def test_a_flood_of_refused_charges_is_counted_while_it_lasts(ledger: Ledger) -> None:
-    account, _ = open_with_unit_cost(ledger)
-    ann = ledger.client("ann")
-    deadline = time.monotonic() + 60
-    while not any(each.refused for each in ledger.subaccounts(account)):
-        assert time.monotonic() < deadline, "the refusals were never counted"
-        ledger.charge(Charge(account.id, ann, "m/1", LIMIT + 1, rows=1))
-    assert ledger.verify().sound
 
 
 def test_what_waits_is_written_when_the_ledger_is_closed(path: Path) -> None:
@@ -321,6 +305,8 @@ def test_a_batch_with_a_conflict_is_written_one_by_one(monkeypatch: pytest.Monke
 
 Item = tuple[float, Any]
 """An item of the queue, and the seconds after which it arrives."""
+WINDOW: Any = pytest.approx(ledger_module._MIN_WINDOW)
+REFUSED_INTERVAL: Any = pytest.approx(ledger_module._REFUSED_FLUSH_INTERVAL)
 
 
 class SimulatedQueue:
@@ -363,73 +349,62 @@ class SimulatedQueue:
         return next((place for place, (after, _) in enumerate(self.items) if after), len(self.items))
 
 
-def _collect(
+def _collecting(
     monkeypatch: pytest.MonkeyPatch,
     *items: Item,
     last_batch_size: int = 0,
     refused: int = 0,
     retries: tuple[Any, ...] = (),
-) -> tuple[SimulatedQueue, list[Any], list[Any], Any]:
-    """Let a writer collect one batch; return the queue, the charges, the answers and the writer."""
-    simulated = SimulatedQueue(*items)
-    monkeypatch.setattr(ledger_module, "time", simulated)
-    writer: Any = object.__new__(LedgerWriter)
-    writer._queue = writer._wake = simulated
-    writer._closing, writer._last_batch_size = False, last_batch_size
-    writer._window = ledger_module._MIN_WINDOW
+) -> Any:
+    """A writer without a thread whose queue is simulated."""
+    writer = _stopped_writer(monkeypatch)
+    writer._queue = writer._wake = SimulatedQueue(*items)
+    monkeypatch.setattr(ledger_module, "time", writer._queue)
+    writer._last_batch_size, writer._window = last_batch_size, ledger_module._MIN_WINDOW
     writer._retries, writer._refused = list(retries), Counter({(1, 1): refused} if refused else {})
+    return writer
+
+
+@pytest.mark.parametrize(
+    ("items", "options", "charges", "answers", "timeouts", "slept"),
+    [
+        # at once with all that waits: charges, and answers of a request id
+        ([(3, CHARGE), (0, ANSWERS), (0, CHARGE), (0.1, CHARGE)], {}, 2, 1, [None], []),
+        ([(3, REQUESTED)], {}, 0, 1, [None], []),
+        # answers that nobody waits for: after the flush interval, which a second one does not begin again
+        ([(3, ANSWERS)], {}, 0, 1, [None, FLUSH_INTERVAL], []),
+        ([(3, ANSWERS), (0.01, CHARGE)], {}, 1, 1, [None, FLUSH_INTERVAL], []),
+        ([(3, ANSWERS), (0.015, ANSWERS), (1, ANSWERS)], {}, 0, 2, [None, FLUSH_INTERVAL, ANY], []),
+        # refused charges: counted after their interval, or with what comes first
+        ([], {"refused": 2}, 0, 0, [REFUSED_INTERVAL], []),
+        ([(0.1, ANSWERS)], {"refused": 2}, 0, 1, [REFUSED_INTERVAL, FLUSH_INTERVAL], []),
+        # as many charges as the last batch had, within one batch window
+        ([(3, CHARGE), (0, CHARGE)], {"last_batch_size": 2}, 2, 0, [None], []),
+        ([(3, CHARGE), (9, CHARGE)], {"last_batch_size": 2}, 1, 0, [None], [WINDOW]),
+        ([(0, CHARGE)] * 3, {"last_batch_size": 9}, 3, 0, [None], [WINDOW]),
+        ([(3, REQUESTED)], {"last_batch_size": 2}, 0, 1, [None], []),
+        # a full batch
+        ([(0, CHARGE), *[(0, ANSWERS)] * 2, *[(0, CHARGE)] * 2], {}, 2, 2, [None], []),
+        # answers that failed: retried after a delay
+        ([], {"retries": (ANSWERS,)}, 0, 1, [FLUSH_INTERVAL], [ledger_module._RETRY_DELAY]),
+    ],
+)
+def test_a_batch_waits_for_what_shares_its_flush_and_no_longer(
+    items: list[Item],
+    options: dict[str, Any],
+    charges: int,
+    answers: int,
+    timeouts: list[Any],
+    slept: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ledger_module, "_MAX_BATCH", 4)
+    writer = _collecting(monkeypatch, *items, **options)
     batch = writer._next_batch()
-    return simulated, batch.charges, batch.answers, writer
-
-
-def test_charges_and_answers_with_a_request_id_are_written_at_once_with_all_that_waits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    simulated, charges, answers, _ = _collect(
-        monkeypatch, (3.0, CHARGE), (0.0, ANSWERS), (0.0, CHARGE), (0.1, CHARGE)
-    )
-    assert (charges, answers) == ([CHARGE, CHARGE], [ANSWERS])
-    assert (simulated.timeouts, simulated.slept) == ([None], [])
-    simulated, charges, answers, _ = _collect(monkeypatch, (3.0, REQUESTED))
-    assert (charges, answers, simulated.timeouts) == ([], [REQUESTED], [None])
-
-
-def test_answers_without_a_request_id_are_held_for_the_flush_interval(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    simulated, charges, answers, _ = _collect(monkeypatch, (3.0, ANSWERS))
-    assert (charges, answers) == ([], [ANSWERS])
-    assert simulated.timeouts == [None, FLUSH_INTERVAL]
-    simulated, charges, answers, _ = _collect(monkeypatch, (3.0, ANSWERS), (0.01, CHARGE))
-    assert (charges, answers) == ([CHARGE], [ANSWERS])
-    simulated, charges, answers, _ = _collect(monkeypatch, (3.0, ANSWERS), (0.015, ANSWERS), (0.015, ANSWERS))
-    assert (charges, answers) == ([], [ANSWERS, ANSWERS])  # a second one does not make the first wait longer
-    assert simulated.now == pytest.approx(1003.0 + ledger_module._FLUSH_INTERVAL)
-
-
-def test_refused_charges_are_counted_after_their_interval_or_with_what_comes_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    simulated, charges, answers, _ = _collect(monkeypatch, refused=2)
-    assert (charges, answers) == ([], [])
-    assert simulated.timeouts == [pytest.approx(ledger_module._REFUSED_FLUSH_INTERVAL)]
-    simulated, _, answers, _ = _collect(monkeypatch, (0.1, ANSWERS), refused=2)
-    assert answers == [ANSWERS]
-    assert simulated.timeouts[1:] == [FLUSH_INTERVAL]
-
-
-def test_a_batch_waits_for_as_many_charges_as_the_last_had_within_the_batch_window(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    simulated, charges, _, _ = _collect(monkeypatch, (3.0, CHARGE), (0.0, CHARGE), last_batch_size=2)
-    assert (len(charges), simulated.slept) == (2, [])
-    simulated, charges, _, _ = _collect(monkeypatch, (3.0, CHARGE), (9.0, CHARGE), last_batch_size=2)
-    assert len(charges) == 1
-    assert sum(simulated.slept) == pytest.approx(ledger_module._MIN_WINDOW)
-    simulated, charges, _, _ = _collect(monkeypatch, *[(0.0, CHARGE)] * 3, last_batch_size=9)
-    assert (len(charges), len(simulated.slept)) == (3, 1), "it waits once, and not for each charge"
-    simulated, _, answers, _ = _collect(monkeypatch, (3.0, REQUESTED), last_batch_size=2)
-    assert (len(answers), simulated.slept) == (1, [])
+    assert (len(batch.charges), len(batch.answers), writer._retries) == (charges, answers, [])
+    assert (writer._queue.timeouts, writer._queue.slept) == (timeouts, slept)
+    if len(timeouts) == 3:
+        assert writer._queue.now == pytest.approx(1003.0 + ledger_module._FLUSH_INTERVAL)
 
 
 @pytest.mark.parametrize(
@@ -445,22 +420,16 @@ def test_a_batch_waits_for_as_many_charges_as_the_last_had_within_the_batch_wind
 def test_the_batch_window_is_twice_the_last_wait_and_half_after_a_wait_in_vain(
     window: float, arrives_after: float | None, next_window: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    simulated, _, _, writer = _collect(monkeypatch, (0.0, CHARGE))
+    writer = _collecting(monkeypatch)
 
     def wait(seconds: float) -> bool:
-        simulated.now += seconds if arrives_after is None else arrives_after
+        writer._queue.now += seconds if arrives_after is None else arrives_after
         return arrives_after is not None
 
-    monkeypatch.setattr(simulated, "wait", wait)
+    monkeypatch.setattr(writer._queue, "wait", wait)
     writer._window = window
     writer._wait_for(1)
     assert writer._window == pytest.approx(next_window)
-
-
-def test_answers_that_failed_are_retried_after_a_delay(monkeypatch: pytest.MonkeyPatch) -> None:
-    simulated, charges, answers, writer = _collect(monkeypatch, retries=(ANSWERS,))
-    assert (charges, answers, writer._retries) == ([], [ANSWERS], [])
-    assert (simulated.slept, simulated.timeouts) == ([ledger_module._RETRY_DELAY], [FLUSH_INTERVAL])
 
 
 def test_a_clock_that_goes_back_is_noticed_also_after_a_restart(
@@ -482,21 +451,6 @@ def test_a_clock_that_goes_back_is_noticed_also_after_a_restart(
     with Ledger(path) as ledger:
         assert isinstance(ledger.charge(charge), Charged)
         assert len(caplog.messages) == 1
-
-
-def test_the_clock_may_go_back_by_a_second(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    writer: Any = object.__new__(LedgerWriter)
-    clock = SimpleNamespace(now=0)
-    clock.time_ns = lambda: 1000 * clock.now
-    monkeypatch.setattr(ledger_module, "time", clock)
-    for back, warnings in ((1_000_000, []), (1_000_001, ["1.0"]), (10**13, ["10000000.0"])):
-        caplog.clear()
-        writer._newest, clock.now = 2 * 10**15, 2 * 10**15 - back
-        assert writer._now() == clock.now
-        assert [message.split()[5] for message in caplog.messages] == warnings
-        assert writer._newest == (clock.now if warnings else 2 * 10**15)
 
 
 def test_a_removed_write_ahead_log_is_noticed_before_the_next_charge(path: Path) -> None:

@@ -29,11 +29,12 @@ from quietmax.errors import InvalidInput, counted
 from quietmax.ledger.database import (
     KEYS_ACCOUNT,
     PARSE_ERRORS,
-    START,
     AccountTransaction,
     Cursor,
     _damaged,
     _has_wrong_types,
+    _insert,
+    _insert_account,
     _lock_accounts,
     _read_transaction,
     _run,
@@ -425,7 +426,7 @@ def _client_number(connection: Connection, name: str, *, create: bool = False) -
     if found is None and create:
         if not _TOKEN_CLIENT_NAME.fullmatch(name):
             _check_name(name, "client")
-        _run(connection, "INSERT INTO clients (name) VALUES (:name)", name=name)
+        _insert(connection, "clients", name=name)
         found = _run(connection, number, name=name).scalar_one()
     if found is None:
         raise InvalidInput(
@@ -455,16 +456,7 @@ def _create_account(
     Meter(total)  # raises if the total is 0
     _check_opening(connection, name, because)
     described: dict[str, Any] = {"total": total.to_json(), "terms": terms.to_json()}
-    _run(
-        connection,
-        "INSERT INTO accounts (name, total, terms, limit_units, spent_units, sequence, head, opened)"
-        " VALUES (:name, :total, :terms, :limit, 0, 0, :head, :opened)",
-        name=name,
-        limit=LIMIT,
-        head=START,
-        opened=now(),
-        **{field: json.dumps(value) for field, value in described.items()},
-    )
+    _insert_account(connection, name, **described, limit_units=LIMIT)
     account = _lock_account(connection, _get_account(connection, name).id)
     _record(connection, account, "open", **described, because=because)
     _record(connection, keys_account, "account", id=account.account, name=name)
@@ -487,7 +479,7 @@ def _bind_training_set(
         _run(connection, "DELETE FROM training_sets WHERE digest = :digest", digest=digest)
         moved: dict[str, Any] = {"account": account.name, "before": before.name, "because": because}
         _record(connection, keys_account, "reassign", **bound, **moved)
-    _run(connection, "INSERT INTO training_sets (digest, account) VALUES (:digest, :id)", **bound)
+    _insert(connection, "training_sets", digest=digest, account=account.id)
 
 
 def _limit_client(
@@ -758,15 +750,10 @@ class Accounts:
         with self._write() as connection:
             keys_account = _lock_keys_account(connection)
             number = _client_number(connection, client, create=True)
-            key = ApiKey(
-                secrets.token_hex(8), client, number, role, created, expires, None, _hash_secret(secret)
-            )
-            _run(
-                connection,
-                "INSERT INTO keys (id, client, role, secret_hash, created, expires)"
-                " VALUES (:id, :client, :role, :secret_hash, :created, :expires)",
-                **{**asdict(key), "client": number},
-            )
+            hashed, key_id = _hash_secret(secret), secrets.token_hex(8)
+            key = ApiKey(key_id, client, number, role, created, expires, None, hashed)
+            stored = {name: value for name, value in asdict(key).items() if name != "client_id"}
+            _insert(connection, "keys", **{**stored, "client": number})
             keys_account.add(created, "key-created", client=client, detail=_key_detail(key))
             keys_account.save(Cursor(connection))
         return f"qm_{key.id}_{secret}", key
@@ -804,10 +791,9 @@ class Accounts:
         `expires` is in microseconds since 1970.
         """
         outdated = "DELETE FROM ended_sessions WHERE expires <= :now OR id = :id"
-        ended = "INSERT INTO ended_sessions (id, expires) VALUES (:id, :expires)"
         with self._write() as connection:
             _run(connection, outdated, now=now(), id=session)
-            _run(connection, ended, id=session, expires=expires)
+            _insert(connection, "ended_sessions", id=session, expires=expires)
 
     def ended_sessions(self) -> frozenset[str]:
         """Return the ids of the sessions that were closed and have not expired yet."""

@@ -450,6 +450,25 @@ def _stream(connection: Connection, statement: str, **values: object) -> Any:
     return connection.execute(text(statement).execution_options(yield_per=_STREAMED_ROWS), values)
 
 
+def _insert(connection: Connection, table: str, **values: object) -> None:
+    """Add a row to a table."""
+    names = ", ".join(f":{name}" for name in values)
+    _run(connection, f"INSERT INTO {table} ({', '.join(values)}) VALUES ({names})", **values)
+
+
+def _insert_account(
+    connection: Connection, name: str, *, total: object, terms: object, limit_units: int
+) -> None:
+    """Add an account that has spent nothing and has no journal row; the total and the terms are written as JSON."""
+    amounts = {
+        "limit_units": limit_units,
+        "spent_units": 0,
+        "total": json.dumps(total),
+        "terms": json.dumps(terms),
+    }
+    _insert(connection, "accounts", name=name, sequence=0, head=START, opened=now(), **amounts)
+
+
 # --- locked accounts ----------------------------------------------------------------------------------------------
 
 _LOCK_ACCOUNTS = (
@@ -461,21 +480,6 @@ _INSERT_JOURNAL = f"INSERT INTO journal ({', '.join(COLUMNS)}) VALUES ({', '.joi
 
 
 @dataclass(slots=True)
-class _NewRow:
-    """A journal row that is not in the chain yet, with the fields of `JournalEntry`."""
-
-    time: int
-    kind: str
-    client: str
-    model: str
-    answers: int
-    units: int
-    spent_units: int
-    limit_units: int
-    detail: str
-
-
-@dataclass(slots=True)
 class AccountTransaction:
     """A locked account inside a transaction: its balance, the end of its hash chain and the journal rows to write."""
 
@@ -484,7 +488,7 @@ class AccountTransaction:
     spent_units: int  # Its balance
     sequence: int  # The number of its last journal row
     head: str  # The hash of its last journal row
-    rows: list[_NewRow] = field(default_factory=list)  # The journal rows to write
+    rows: list[JournalEntry] = field(default_factory=list)  # The journal rows to write, not yet in the chain
 
     def add(
         self,
@@ -503,19 +507,13 @@ class AccountTransaction:
         """
         self.spent_units += units
         last = self.rows[-1] if self.rows and kind == "charge" else None
-        if last and (last.kind, last.client, last.model, last.detail, detail) == (
-            kind,
-            client,
-            model,
-            "",
-            "",
-        ):
-            last.answers += answers
-            last.units += units
-            last.spent_units = self.spent_units
-            return
+        shared = (kind, client, model, "", "")
+        if last and (last.kind, last.client, last.model, last.detail, detail) == shared:
+            del self.rows[-1]
+            answers, units = answers + last.answers, units + last.units
         balance = self.spent_units, self.limit_units
-        self.rows.append(_NewRow(now, kind, client, model, answers, units, *balance, detail))
+        stated = self.account, 0, now, kind, client, model, answers, units, *balance, detail, ""
+        self.rows.append(JournalEntry(*stated))
 
     def save(self, cursor: Cursor) -> None:
         """Write the balance and the journal rows."""
@@ -545,7 +543,6 @@ _ADVISORY_LOCK = 7_238_164_001
 _ADOPTED_PER_ROW = 500
 _ADOPTED_TABLES = ("accounts", "training_sets")
 _SALT_BYTES = 32
-_INSERT_META = "INSERT INTO meta (name, value) VALUES (:name, :value)"
 
 
 def _create_tables(connection: Connection, only: str = "") -> None:
@@ -557,21 +554,10 @@ def _create_tables(connection: Connection, only: str = "") -> None:
 
 def _create_ledger(connection: Connection) -> None:
     _create_tables(connection)
-    _run(
-        connection,
-        "INSERT INTO accounts (name, total, terms, limit_units, spent_units, sequence, head, opened)"
-        " VALUES (:name, '{}', '{}', 0, 0, 0, :head, :opened)",
-        name=KEYS_ACCOUNT,
-        head=START,
-        opened=now(),
-    )
-    values = {
-        "ledger": secrets.token_hex(16),
-        "query_salt": secrets.token_hex(_SALT_BYTES),
-        "query_hash": "gmac",
-    }
-    for name, value in values.items():
-        _run(connection, _INSERT_META, name=name, value=value)
+    _insert_account(connection, KEYS_ACCOUNT, total={}, terms={}, limit_units=0)
+    _insert(connection, "meta", name="ledger", value=secrets.token_hex(16))
+    _insert(connection, "meta", name="query_salt", value=secrets.token_hex(_SALT_BYTES))
+    _insert(connection, "meta", name="query_hash", value="gmac")
 
 
 def _rename_words(connection: Connection) -> None:
@@ -670,7 +656,7 @@ def _migrate(engine: Engine, migrations: Sequence[Callable[[Connection], None]] 
             apply(connection)
         if missing:
             _run(connection, "DELETE FROM meta WHERE name = 'version'")
-            _run(connection, _INSERT_META, name="version", value=str(len(migrations)))
+            _insert(connection, "meta", name="version", value=str(len(migrations)))
 
 
 def _is_migrated(engine: Engine) -> bool:
