@@ -10,7 +10,7 @@ bound would refute its proof.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -20,15 +20,14 @@ from quietmax.accounting import mu_of
 from quietmax.data import Records, load
 from quietmax.estimators import Teachers
 from quietmax.estimators.blocks import Table
+from quietmax.estimators.head.estimator import _centred, _clipped_features
 from quietmax.estimators.head.exact_sums import gradient_sum
 from quietmax.estimators.head.solver import MeanCrossEntropy, Objective, Tilted, _minimise
 from quietmax.estimators.head.weights import (
     TILTED_TOLERANCE,
-    _clipped_features,
     _gradient_plan,
     _gradient_sensitivity,
     _output_plan,
-    centred,
     default_features,
 )
 from quietmax.models.features import FeatureMap, Identity
@@ -37,12 +36,23 @@ from quietmax.sensitivity.network import (
     EmpiricalSensitivity,
     PublishedSensitivity,
     Quantity,
-    Retraining,
-    empirical_sensitivity_by,
+    _compared,
+    _plant,
     published_sensitivity_for,
 )
 
 EPSILON, DELTA, QUERIES = 1.0, 1e-5, 500
+Retraining = tuple[np.ndarray, np.ndarray]
+"""The weights of a training as one vector, and the logits of the queries."""
+
+
+def empirical_sensitivity_by(
+    retrain: Callable[[Records], Retraining], records: Records, *, removals: int
+) -> EmpiricalSensitivity:
+    """Measure the sensitivity of any deterministic training by retraining without single units."""
+    planted, rows, kinds = _plant(records, removals=removals)
+    others = [retrain(planted.take(np.delete(np.arange(len(planted)), gone))) for gone in rows]
+    return _compared(retrain(planted), others, rows, kinds, records)
 
 
 def main() -> None:
@@ -79,7 +89,7 @@ def main() -> None:
     def solved(objective: Objective, tolerance: float) -> EmpiricalSensitivity:
         def retrain(kept: Records) -> Retraining:
             weights = _minimise(table_of(kept), objective, tolerance).weights
-            return Retraining(weights.ravel(), queries @ weights.T)
+            return weights.ravel(), queries @ weights.T
 
         return empirical_sensitivity_by(retrain, mapped, removals=options.removals)
 
@@ -111,7 +121,7 @@ def main() -> None:
     def one_gradient(kept: Records) -> Retraining:
         table = table_of(kept)
         total = gradient_sum(table, np.zeros((classes, table.features)), steps.max_grad_norm)
-        return Retraining(total.ravel(), np.zeros((1, classes)))
+        return total.ravel(), np.zeros((1, classes))
 
     show(
         "head, gradient method, one sum",
@@ -124,7 +134,7 @@ def main() -> None:
             EPSILON, DELTA, 100, classes=range(classes), declared_size=options.records, random_state=0
         )
         teachers.fit(kept.features, kept.labels)
-        return Retraining(np.zeros(1), teachers.ensemble_.scores(data.test.features[:QUERIES]))
+        return np.zeros(1), teachers.ensemble_.scores(data.test.features[:QUERIES])
 
     one_vote = Sensitivity(1.0, "certified", "A record is in one teacher's shard (THEORY 3.4).")
     show(
@@ -147,7 +157,7 @@ def on_features(records: Records, feature_map: FeatureMap) -> Records:
 def table_of(records: Records) -> Table:
     """Records as the head sees them: clipped to length 1, with the constant feature, on the grid."""
     rows = _clipped_features(Identity(), records.features, 1.0)
-    return Table(centred(rows, np.zeros(rows.shape[1] - 1)), records.labels, records.classes)
+    return _centred(np.zeros(rows.shape[1] - 1), Table(rows, records.labels, records.classes))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ the records (THEORY 2.3).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -223,6 +223,7 @@ CONDITIONS = (
 
 _NEGLIGIBLE = 0.01
 """Share of a bound that the distance to the minimiser may add: a gradient g of the objective adds up to 2 |g|/lam."""
+
 
 @dataclass(frozen=True)
 class Condition:
@@ -557,14 +558,6 @@ class EmpiricalSensitivity:
         }
 
 
-@dataclass(frozen=True, eq=False)
-class Retraining:
-    """The result of one training."""
-
-    weights: Floats  # As one vector
-    logits: Floats  # Of the queries
-
-
 def empirical_sensitivity(
     records: Records,
     *,
@@ -627,22 +620,8 @@ def empirical_sensitivity(
         asked = np.concatenate([np.asarray(queries, dtype=np.float32), asked])
     weights = torch.cat([kernel.flatten(1) for kernel in stack.kernels], 1).double().numpy()
     logits = stack.stacked_logits(asked).double().numpy()
-    first, *others = (Retraining(*each) for each in zip(weights, logits, strict=True))
+    first, *others = zip(weights, logits, strict=True)
     return _compared(first, others, rows, kind_of, records)
-
-
-def empirical_sensitivity_by(
-    retrain: Callable[[Records], Retraining],
-    records: Records,
-    *,
-    removals: int = 6,
-    kinds: Sequence[Kind] = _KINDS,
-    seed: int = 0,
-) -> EmpiricalSensitivity:
-    """Measure the sensitivity of any deterministic training by retraining without single units."""
-    planted, rows, kind_of = _plant(records, removals=removals, kinds=kinds, seed=seed)
-    others = [retrain(planted.take(np.delete(np.arange(len(planted)), gone))) for gone in rows]
-    return _compared(retrain(planted), others, rows, kind_of, records)
 
 
 def _plant(
@@ -674,16 +653,17 @@ def _plant(
 
 
 def _compared(
-    first: Retraining,
-    others: Sequence[Retraining],
+    first: tuple[Floats, Floats],
+    others: Sequence[tuple[Floats, Floats]],
     rows: Sequence[Rows],
     kinds: Sequence[Kind],
     records: Records,
 ) -> EmpiricalSensitivity:
+    """Compare the weights and the logits of the first network with those of all others."""
     removals = []
-    for other, gone, kind in zip(others, rows, kinds, strict=True):
-        moved = other.weights - first.weights
-        largest, logit = np.abs(moved).max(), np.abs(other.logits - first.logits).max()
+    for (weights, logits), gone, kind in zip(others, rows, kinds, strict=True):
+        moved = weights - first[0]
+        largest, logit = np.abs(moved).max(), np.abs(logits - first[1]).max()
         removed = tuple(gone.tolist())
         removals.append(Removal(removed, kind, float(largest), float(np.linalg.norm(moved)), float(logit)))
-    return EmpiricalSensitivity(tuple(removals), len(records), len(first.logits), records.unit)
+    return EmpiricalSensitivity(tuple(removals), len(records), len(first[1]), records.unit)
