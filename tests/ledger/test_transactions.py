@@ -1,19 +1,19 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quietmax.accounting import PureCost
 from quietmax.accounting.costs import LIMIT
 from quietmax.errors import InvalidInput, LedgerDamaged
-from quietmax.ledger import Charge, ChargeResult, Ledger, LimitExceeded, Terms
-from quietmax.ledger.accounts import Subaccount
+from quietmax.ledger import AccountState, Charge, ChargeResult, Ledger, LimitExceeded, Terms
 from quietmax.ledger.database import Cursor, _write_transaction
 from quietmax.ledger.transactions import (
     Charged,
@@ -21,11 +21,11 @@ from quietmax.ledger.transactions import (
     Part,
     Replayed,
     RequestIdReused,
+    StoredAnswer,
     _store_answers,
 )
 from tests.ledger.scenarios import (
     charge_error,
-    exceeded,
     hold_writer,
     journal_kinds,
     open_patients,
@@ -33,14 +33,6 @@ from tests.ledger.scenarios import (
     pay,
     query_key,
     wait_until,
-)
-
-_steps = st.lists(
-    st.tuples(
-        st.integers(0, 2), st.integers(1, LIMIT // 3), st.integers(1, 3), st.none() | st.integers(0, 3)
-    ),
-    min_size=1,
-    max_size=25,
 )
 
 
@@ -90,40 +82,6 @@ def test_charges_of_one_client_for_one_model_in_one_transaction_share_a_journal_
     assert ledger.verify().sound
 
 
-def test_a_charge_debits_account_and_client_or_neither(ledger: Ledger) -> None:
-    account, units = open_with_unit_cost(ledger)
-    ann, bob = ledger.client("ann"), ledger.client("bob")
-    ledger.set_quota("patients", "ann", 0.3, "ann asked for three answers")
-    refused = [exceeded(ledger, Charge(account.id, ann, "m/1", units, rows=4))]
-    for _ in range(3):
-        pay(ledger, Charge(account.id, ann, "m/1", units, rows=1))
-    refused.append(exceeded(ledger, Charge(account.id, ann, "m/1", units, rows=1)))
-    assert [(result.limit, result.remaining_units) for result in refused] == [
-        ("quota", 3 * LIMIT // 10),
-        ("quota", 0),
-    ]
-    too_much = exceeded(ledger, Charge(account.id, bob, "m/1", units, rows=8))
-    assert (too_much.limit, too_much.remaining_units) == ("budget", 7 * LIMIT // 10)
-    assert isinstance(ledger.charge(Charge(account.id, bob, "m/1", units, rows=7)), Charged)
-    spent = {each.client: each.spent_units for each in ledger.subaccounts(account)}
-    assert spent == {"ann": 3 * LIMIT // 10, "bob": 7 * LIMIT // 10}
-    assert ledger.account("patients").remaining_units == 0
-
-
-def test_a_charge_reports_what_remains_for_its_client(ledger: Ledger) -> None:
-    account, units = open_with_unit_cost(ledger)
-    ann, bob = ledger.client("ann"), ledger.client("bob")
-    ledger.set_quota("patients", "ann", 0.3, "ann asked for three answers")
-    assert pay(ledger, Charge(account.id, ann, "m/1", units, rows=1)).remaining_units == 2 * LIMIT // 10
-    assert pay(ledger, Charge(account.id, bob, "m/1", units, rows=6)).remaining_units == 3 * LIMIT // 10
-    assert pay(ledger, Charge(account.id, bob, "m/1", units, rows=2)).remaining_units == LIMIT // 10
-    request = ledger.request_key(ann, "last")
-    last = Charge(account.id, ann, "m/1", units, rows=1, request=request, body=b"body")
-    assert pay(ledger, last).remaining_units == 0  # the budget ends before her quota
-    ledger.store_answers(NewAnswers(account.id, request=request, answer=b"answer"))
-    assert ledger.charge(last) == Replayed(b"answer", 0)
-
-
 def test_a_charge_of_nothing_writes_nothing(sqlite_ledger: Ledger) -> None:
     account = open_patients(sqlite_ledger)
     ann, bob = sqlite_ledger.client("ann"), sqlite_ledger.client("bob")
@@ -133,21 +91,6 @@ def test_a_charge_of_nothing_writes_nothing(sqlite_ledger: Ledger) -> None:
     assert pay(sqlite_ledger, Charge(account.id, bob, "m/1", 5, 1, queries=(query,))).units == 0
     assert sqlite_ledger.subaccounts(account) == []
     assert journal_kinds(sqlite_ledger) == ["open"]
-
-
-def test_a_client_whose_request_is_answered_from_the_cache_gets_no_subaccount(
-    sqlite_ledger: Ledger,
-) -> None:
-    account, ann = open_patients(sqlite_ledger), sqlite_ledger.client("ann")
-    query = query_key(sqlite_ledger, b"model", b"query")
-    sqlite_ledger.store_answers(NewAnswers(account.id, (query,), b"answer"))
-    cached = Charge(account.id, ann, "m/1", 5, 1, queries=(query,), request=b"id", body=b"body")
-    assert pay(sqlite_ledger, cached).units == 0
-    assert journal_kinds(sqlite_ledger) == ["open", "charge"]
-    assert sqlite_ledger.subaccounts(account) == []
-    assert pay(sqlite_ledger, replace(cached, queries=(), unit_cost=1)).units == 1
-    assert sqlite_ledger.subaccounts(account) == [Subaccount("ann", None, 1, 0)]
-    assert sqlite_ledger.verify().sound
 
 
 def test_the_row_of_a_charge_names_its_request_and_what_was_paid_before(sqlite_ledger: Ledger) -> None:
@@ -176,107 +119,6 @@ def test_a_charge_to_a_missing_account_is_reported_as_damage(sqlite_ledger: Ledg
     assert isinstance(charge_error(sqlite_ledger, charge), LedgerDamaged)
 
 
-def test_a_retry_of_a_request_is_free_and_gets_the_stored_answer_unless_its_body_differs(
-    ledger: Ledger,
-) -> None:
-    account, units = open_with_unit_cost(ledger)
-    ann = ledger.client("ann")
-    request = ledger.request_key(ann, "first")
-    charge = Charge(account.id, ann, "m/1", units, rows=2, request=request, body=b"body")
-    assert pay(ledger, charge).units == 2 * units
-    assert ledger.store_answers(NewAnswers(account.id, request=request, answer=b"two answers")).first
-    again = ledger.charge(charge)
-    assert isinstance(again, Replayed)
-    assert again.answer == b"two answers"
-    assert ledger.charge(replace(charge, body=b"other")) == RequestIdReused()
-    assert ledger.account("patients").spent_units == 2 * units
-
-
-def test_one_account_does_not_answer_a_request_that_another_one_has_paid_for(ledger: Ledger) -> None:
-    """As after the records were moved to another account: the id was charged, and never answered."""
-    account, units = open_with_unit_cost(ledger)
-    other = ledger.open_account("others", PureCost(1.0), Terms(1.0))
-    ann = ledger.client("ann")
-    request = ledger.request_key(ann, "moved")
-    charge = Charge(account.id, ann, "m/1", units, rows=1, request=request, body=b"body")
-    pay(ledger, charge)
-    assert ledger.charge(replace(charge, account=other.id)) == RequestIdReused()
-    gate, results = hold_writer(ledger), list[Any]()
-    for number in (account.id, other.id):
-        together = replace(charge, account=number, request=ledger.request_key(ann, "together"))
-        ledger.submit_charges([together], results.extend)
-    gate.set()
-    wait_until(lambda: len(results) == 2)
-    assert [type(each) for each in results] == [Charged, RequestIdReused]
-    assert ledger.account("others").spent_units == 0
-    assert ledger.verify().sound
-    ledger.store_answers(NewAnswers(account.id, request=request, answer=b"answer"))
-    again = ledger.charge(replace(charge, account=other.id))
-    assert isinstance(again, Replayed), "an answer that was released may be released again"
-    assert again.answer == b"answer"
-
-
-def test_a_retry_before_the_answer_was_stored_pays_nothing_and_only_the_first_answer_stays(
-    ledger: Ledger,
-) -> None:
-    account, units = open_with_unit_cost(ledger)
-    ann = ledger.client("ann")
-    request = ledger.request_key(ann, "lost")
-    query = query_key(ledger, b"model", b"query")
-    charge = Charge(account.id, ann, "m/1", units, rows=1, request=request, body=b"body", queries=(query,))
-    first, second = pay(ledger, charge), pay(ledger, charge)
-    assert (first.units, first.resumed) == (units, False)
-    assert (second.units, second.answers, second.resumed) == (0, 1, True)
-    won = ledger.store_answers(NewAnswers(account.id, (query,), b"drawn second", request, b"drawn second"))
-    lost = ledger.store_answers(NewAnswers(account.id, (query,), b"drawn first", request, b"drawn first"))
-    assert (won.first, lost.first) == (True, False)
-    assert lost.answer == b"drawn second"
-    asked = pay(ledger, Charge(account.id, ann, "m/1", units, rows=1, queries=(query,)))
-    assert dict(asked.cached) == {query: b"drawn second"}
-    assert ledger.account("patients").spent_units == units
-
-
-def test_two_draws_of_one_request_in_one_batch_leave_only_the_first(ledger: Ledger) -> None:
-    account, units = open_with_unit_cost(ledger)
-    ann = ledger.client("ann")
-    request, query = ledger.request_key(ann, "twice"), query_key(ledger, b"model", b"query")
-    charge = Charge(account.id, ann, "m/1", units, 1, queries=(query,), request=request)
-    assert pay(ledger, charge).units + pay(ledger, charge).units == units
-    gate, results = hold_writer(ledger), list[Any]()
-    for drawn in (b"first", b"second"):
-        ledger.submit_answers(NewAnswers(account.id, (query,), drawn, request, drawn), results.append)
-    gate.set()
-    wait_until(lambda: len(results) == 2)
-    assert [(kept.answer, kept.first) for kept in results] == [(b"first", True), (b"first", False)]
-    asked = pay(ledger, Charge(account.id, ann, "m/1", units, rows=1, queries=(query,)))
-    assert dict(asked.cached) == {query: b"first"}
-
-
-def test_a_resumed_request_pays_only_what_it_has_not_paid_yet(ledger: Ledger) -> None:
-    account, units = open_with_unit_cost(ledger)
-    ann = ledger.client("ann")
-    request = ledger.request_key(ann, "grown")
-    charge = Charge(account.id, ann, "m/1", units, rows=1, request=request, body=b"body")
-    ledger.charge(charge)
-    grown = Charge(account.id, ann, "m/1", units, rows=3, request=request, body=b"body")
-    assert pay(ledger, grown).units == 2 * units
-    assert pay(ledger, grown).units == 0
-    assert ledger.account("patients").spent_units == 3 * units
-
-
-def test_identical_queries_are_free_once_their_answer_is_stored(ledger: Ledger) -> None:
-    account, units = open_with_unit_cost(ledger)
-    ann, bob = ledger.client("ann"), ledger.client("bob")
-    queries = tuple(query_key(ledger, b"model", bytes([number])) for number in range(3))
-    assert pay(ledger, Charge(account.id, ann, "m/1", units, 3, queries=queries)).answers == 3
-    ledger.store_answers(NewAnswers(account.id, queries[:2], b"answer 0answer 1"))
-    charged = pay(ledger, Charge(account.id, bob, "m/1", units, 3, queries=queries))
-    assert (charged.answers, charged.units) == (1, units)
-    assert dict(charged.cached) == {queries[0]: b"answer 0", queries[1]: b"answer 1"}
-    another_version = query_key(ledger, b"retrained", bytes([0]))
-    assert pay(ledger, Charge(account.id, bob, "m/2", units, 1, queries=(another_version,))).answers == 1
-
-
 def test_an_answer_to_a_request_that_was_never_charged_is_reported_as_damage(sqlite_ledger: Ledger) -> None:
     with pytest.raises(LedgerDamaged, match="is missing from the ledger"):
         sqlite_ledger.store_answers(NewAnswers(1, request=b"unknown", answer=b"answer"))
@@ -284,60 +126,139 @@ def test_an_answer_to_a_request_that_was_never_charged_is_reported_as_damage(sql
         _store_answers(Cursor(connection), {}, [NewAnswers(1, request=b"unknown", answer=b"answer")], b"", 0)
 
 
-@settings(max_examples=25)
-@given(steps=_steps, together=st.booleans(), quota=st.none() | st.sampled_from([0.1, 0.5]))
-def test_any_sequence_of_charges_agrees_with_a_naive_count(
-    tmp_path_factory: pytest.TempPathFactory,
-    steps: list[tuple[int, int, int, int | None]],
-    together: bool,
-    quota: float | None,
-) -> None:
-    with Ledger(tmp_path_factory.mktemp("naive") / "ledger.sqlite") as ledger:
-        account, _ = open_with_unit_cost(ledger)
-        numbers = [ledger.client(name) for name in ("ann", "bob", "eve")]
-        if quota is not None:
-            ledger.set_quota("patients", "ann", quota, "a part for ann alone")
-        charges = [
-            Charge(
-                account.id,
-                numbers[who],
-                "m/1",
-                units,
-                rows=rows,
-                request=None if request is None else bytes([who, request]),
-                body=b"%d %d" % (units, rows),
-            )
-            for who, units, rows, request in steps
-        ]
-        if together:
-            gate, results = hold_writer(ledger), list[Any]()
-            for charge in charges:
-                ledger.submit_charges([charge], results.extend)
-            gate.set()
-            wait_until(lambda: len(results) == len(charges))
-        else:
-            results = [ledger.charge(charge) for charge in charges]
+# --- any sequence of charges, retries and answers -----------------------------------------------------------------
 
-        spent = 0
-        by_client: Counter[int] = Counter()
-        requests: dict[bytes | None, bytes] = {}
-        for charge, result in zip(charges, results, strict=True):
-            limit = LIMIT if quota is None or charge.client != numbers[0] else int(LIMIT * quota)
-            due = charge.unit_cost * charge.rows
-            if charge.request in requests:
-                if requests[charge.request] != charge.body:
-                    assert result == RequestIdReused()
-                    continue
-                due = 0
-            if spent + due > LIMIT or by_client[charge.client] + due > limit:
-                assert isinstance(result, LimitExceeded)
-                continue
-            assert isinstance(result, Charged)
-            assert result.units == due
-            spent += due
-            by_client[charge.client] += due
-            if charge.request is not None:
-                requests.setdefault(charge.request, charge.body)
-        assert ledger.account("patients").spent_units == spent
-        verification = ledger.verify()
-        assert verification.sound, verification.faults
+QUERIES = [bytes([number]) * 16 for number in range(4)]
+Asked = tuple[int, int, int, int | tuple[bytes, ...], int | None, bytes]
+"""Account, client, units of one answer, number of answers or queries, request id, and body."""
+_asked = st.tuples(
+    st.integers(0, 1),
+    st.integers(0, 1),
+    st.sampled_from([0, 7, LIMIT // 10, LIMIT // 3]),
+    st.integers(0, 3) | st.lists(st.sampled_from(QUERIES), min_size=1, unique=True).map(tuple),
+    st.none() | st.integers(0, 2),
+    st.sampled_from([b"body", b"body", b"body", b"other"]),
+)
+_steps = st.lists(
+    st.one_of(
+        st.lists(_asked, min_size=1, max_size=4),
+        st.lists(_asked, min_size=1, max_size=1),
+        st.tuples(st.just("store"), st.integers(0, 1), st.integers(0, 2), st.integers(1, 2)),
+        st.tuples(st.just("cache"), st.integers(0, 1), st.sampled_from(QUERIES)),
+        st.tuples(st.just("quota"), st.integers(0, 1), st.integers(0, 1), st.sampled_from([None, 0.4, 1.0])),
+    ),
+    min_size=10,
+    max_size=30,
+)
+
+
+@dataclass
+class NaiveRequest:
+    account: int
+    body: bytes
+    paid: int
+    queries: tuple[bytes, ...]
+    answer: bytes | None = None
+
+
+class NaiveLedger:
+    """What a ledger promises, without a database."""
+
+    def __init__(self) -> None:
+        self.spent: Counter[int] = Counter()
+        self.by_client: Counter[tuple[int, int]] = Counter()
+        self.quotas: dict[tuple[int, int], int | None] = {}
+        self.requests: dict[tuple[int, int], NaiveRequest] = {}
+        self.cache: dict[tuple[int, bytes], bytes] = {}
+
+    def left(self, account: int, client: int) -> dict[str, int]:
+        """What is left of the budget, and of the quota if there is one."""
+        left, quota = {"budget": LIMIT - self.spent[account]}, self.quotas.get((account, client))
+        return left if quota is None else {**left, "quota": quota - self.by_client[account, client]}
+
+    def charge(self, asked: Asked) -> ChargeResult:
+        account, client, units, wanted, number, body = asked
+        earlier = None if number is None else self.requests.get((client, number))
+        if earlier and (earlier.body != body or (earlier.answer is None and earlier.account != account)):
+            return RequestIdReused()
+        left = self.left(account, client)
+        if earlier and earlier.answer is not None:
+            return Replayed(earlier.answer, min(left.values()))
+        queries = wanted if isinstance(wanted, tuple) else ()
+        cached = {query: self.cache[account, query] for query in queries if (account, query) in self.cache}
+        answers = wanted if isinstance(wanted, int) else len(wanted) - len(cached)
+        due = max(answers * units - (earlier.paid if earlier else 0), 0)
+        for limit, amount in left.items():
+            if due > amount:
+                return LimitExceeded(limit, due, amount)  # type: ignore[arg-type]
+        self.spent[account] += due
+        self.by_client[account, client] += due
+        if number is not None:
+            paid = due + (earlier.paid if earlier else 0)
+            new = tuple(query for query in queries if query not in cached)
+            self.requests[client, number] = NaiveRequest(account, body, paid, new)
+        return Charged(due, answers, min(self.left(account, client).values()), cached, earlier is not None)
+
+    def store(self, request: NaiveRequest, draw: bytes) -> StoredAnswer:
+        if request.answer is not None:
+            return StoredAnswer(request.answer, False)
+        request.answer = draw
+        for query in request.queries:
+            self.cache.setdefault((request.account, query), draw)
+        return StoredAnswer(draw, True)
+
+
+def _check_balances(ledger: Ledger, naive: NaiveLedger, accounts: list[AccountState], run: int) -> None:
+    for number, account in enumerate(accounts):
+        assert ledger.account(account.name).spent_units == naive.spent[number]
+        shares = {each.client: (each.limit_units, each.spent_units) for each in ledger.subaccounts(account)}
+        for client in range(2):
+            stated = naive.quotas.get((number, client)), naive.by_client[number, client]
+            assert shares.get(f"c{run}-{client}", (None, 0)) == stated
+    verification = ledger.verify()
+    assert verification.sound, verification.faults
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=_steps)
+def test_any_sequence_of_charges_retries_and_answers_agrees_with_a_naive_ledger(
+    ledger: Ledger, steps: list[Any]
+) -> None:
+    """A retry is free, and of several draws the first that is stored leaves."""
+    naive, run = NaiveLedger(), ledger.heads()[-1][1].account  # other names in each example
+    names = [f"a{run}-{number}" for number in range(2)]
+    accounts = [ledger.open_account(name, PureCost(1.0), Terms(1.0)) for name in names]
+    clients = [ledger.client(f"c{run}-{number}") for number in range(2)]
+
+    def charge_of(asked: Asked) -> Charge:
+        account, client, units, wanted, number, body = asked
+        queries, rows = (wanted, 0) if isinstance(wanted, tuple) else ((), wanted)
+        request = None if number is None else ledger.request_key(clients[client], f"{number}")
+        options: dict[str, Any] = {"queries": queries, "request": request, "body": body}
+        return Charge(accounts[account].id, clients[client], "m/1", units, rows, **options)
+
+    for place, step in enumerate(steps):
+        results, expected = list[Any](), list[Any]()
+        if isinstance(step, list):
+            ledger.submit_charges([charge_of(asked) for asked in step], results.extend)
+            expected = [naive.charge(asked) for asked in step]
+        elif step[0] == "store" and (request := naive.requests.get(step[1:3])):
+            for draw in [b"%03d %d" % (place, number) for number in range(step[3])]:
+                key, answers = ledger.request_key(clients[step[1]], f"{step[2]}"), draw * len(request.queries)
+                stored = NewAnswers(accounts[request.account].id, request.queries, answers, key, draw)
+                ledger.submit_answers(stored, results.append)
+                expected.append(naive.store(request, draw))
+        elif step[0] == "cache":
+            draw = b"%03d  " % place
+            ledger.submit_answers(NewAnswers(accounts[step[1]].id, (step[2],), draw), results.append)
+            naive.cache.setdefault(step[1:], draw)
+            expected = [StoredAnswer(b"", True)]
+        while len(results) < len(expected):
+            time.sleep(0.0005)
+        assert results == expected
+        if step[0] == "quota":
+            share = None if step[3] is None else int(step[3] * LIMIT)
+            if share is None or share >= naive.by_client[step[1:3]]:
+                ledger.set_quota(names[step[1]], f"c{run}-{step[2]}", step[3], "a part for one client")
+                naive.quotas[step[1:3]] = share
+    _check_balances(ledger, naive, accounts, run)

@@ -405,9 +405,9 @@ class ChargeBatch:
         for charge in charges:
             if charge.queries:
                 queries.setdefault(charge.account, set()).update(charge.queries)
-        self._cached: dict[bytes, bytes] = {}
-        for account, keys in queries.items():
-            self._cached.update(answer_cache.find(cursor, account, keys))
+        self._cached = {
+            account: answer_cache.find(cursor, account, keys) for account, keys in queries.items()
+        }
         self._parts = _spent_by_part(
             cursor, {charge.account for charge in charges if charge.part is not None}
         )
@@ -467,8 +467,8 @@ class ChargeBatch:
         A training or an evaluation is charged once: what it costs does not depend on what was granted since.
         """
         cached: dict[bytes, bytes] = {}
-        if self._cached:
-            cached = {query: self._cached[query] for query in charge.queries if query in self._cached}
+        if found := self._cached.get(charge.account):
+            cached = {query: found[query] for query in charge.queries if query in found}
         answers = len(charge.queries) - len(cached) if charge.queries else charge.rows
         paid = 0 if earlier is None else earlier.units
         full = max(answers * charge.unit_cost - paid, 0)
