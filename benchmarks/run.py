@@ -82,8 +82,6 @@ BENCHMARKS = (
         ("--splits", "5"),
         needs_data=True,
         glance=(
-            "10,000 rows, arrays",
-            "10,000 rows, frame",
             "100,000 rows, arrays",
             "100,000 rows, frame",
             "1,000,000 rows, arrays",
