@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,13 @@ def _exit_code(*arguments: object) -> int:
         with pytest.raises(SystemExit) as ended:
             main()
     return int(ended.value.code or 0)
+
+
+def call(*arguments: object) -> Result:
+    """Run a command line in this process, also where no fixture is, and return (exit code, stdout, stderr)."""
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        code = _exit_code(*arguments)
+    return code, out.getvalue(), err.getvalue()
 
 
 @pytest.fixture

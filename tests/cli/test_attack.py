@@ -1,22 +1,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from quietmax.attacks import Endpoint
 from quietmax.attacks.builtin import registered_attacks
-from quietmax.cli import attack, load_command
+from quietmax.cli import load_command
 from quietmax.data import Split, load
 from quietmax.errors import QuietmaxError
 from quietmax.models import CrossEntropy, TrainingSettings, save_model, train
 from quietmax.privacy_card import leakage_file
+from tests.cli.conftest import call, output_of
 
 
 @pytest.fixture(scope="module")
@@ -47,26 +46,18 @@ def folder(data: Split, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(train(data, settings=settings), tmp_path_factory.mktemp("models") / "model")
 
 
-Attack = Callable[..., str]
+def run(*arguments: object) -> str:
+    return output_of(call("attack", *arguments))
 
 
-@pytest.fixture
-def run() -> Attack:
-    """Run the command alone and return its standard output; errors are raised."""
-    app = typer.Typer()
-    app.command()(attack.command)
-
-    def call(*arguments: object) -> str:
-        result = CliRunner().invoke(app, [str(each) for each in arguments])
-        if result.exception is not None:
-            raise result.exception
-        return result.stdout
-
-    return call
+def refused(complaint: str, *arguments: object) -> None:
+    code, out, err = call("attack", *arguments)
+    assert (code in (1, 2), out) == (True, "")
+    assert re.search(complaint, err), err
 
 
 def test_a_saved_model_is_attacked_with_several_attacks_and_plotted(
-    run: Attack, folder: Path, table: Path, data: Split, tmp_path: Path
+    folder: Path, table: Path, data: Split, tmp_path: Path
 ) -> None:
     plot = tmp_path / "roc.png"
     out = run(
@@ -83,7 +74,7 @@ def test_a_saved_model_is_attacked_with_several_attacks_and_plotted(
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_card_lists_every_variant_of_an_attack(run: Attack, folder: Path, table: Path) -> None:
+def test_the_card_lists_every_variant_of_an_attack(folder: Path, table: Path) -> None:
     names = ["threshold", "threshold-entropy", "lira", "lira-offline"]
     for name in names:
         out = run(folder, "--data", table, *HALF, "--attack", name, "--shadows", 4)
@@ -95,40 +86,35 @@ def test_the_card_lists_every_variant_of_an_attack(run: Attack, folder: Path, ta
 
 @pytest.mark.parametrize("name", ["missing/roc.png", "roc.sculpture", "roc", "."])
 def test_a_plot_that_cannot_be_written_is_an_error_before_the_target_is_queried(
-    run: Attack, folder: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    folder: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr("quietmax.attacks.base.run_together", lambda *_, **__: pytest.fail("queried"))
-    with pytest.raises(QuietmaxError, match="The figure cannot be written to"):
-        run(folder, "--data", table, *HALF, "--plot", tmp_path / name)
+    refused("The figure cannot be written to", folder, "--data", table, *HALF, "--plot", tmp_path / name)
 
 
 def test_a_plot_that_fails_does_not_lose_the_reports(
-    run: Attack, folder: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: object) -> None:
         raise QuietmaxError("The disk is full.")
 
     monkeypatch.setattr("quietmax.attacks.metrics.plot_reports", fails)
     leakage_file(folder).unlink(missing_ok=True)
-    shown: list[Any] = []
-    monkeypatch.setattr(attack, "print_json", shown.append)
     arguments = ("--data", table, *HALF, "--attack", "threshold", "--shadows", 2, "--json")
-    with pytest.raises(QuietmaxError, match="disk"):
-        run(folder, *arguments, "--plot", tmp_path / "roc.png")
-    assert shown[0]["reports"][0].attack == "threshold"
+    code, out, err = call("attack", folder, *arguments, "--plot", tmp_path / "roc.png")
+    assert (code, err) == (1, "quietmax: The disk is full.\n")
+    assert json.loads(out)["reports"][0]["attack"] == "threshold"
     assert json.loads(leakage_file(folder).read_text())["attacks"][0]["attack"] == "threshold"
 
 
-def test_shadow_is_the_default_attack_and_prints_a_table(
-    run: Attack, folder: Path, table: Path, data: Split
-) -> None:
+def test_shadow_is_the_default_attack_and_prints_a_table(folder: Path, table: Path, data: Split) -> None:
     out = run(folder, "--data", table, *HALF, "--shadows", 3)
     assert f"shadow against plain model: {len(data.train)} members" in out
     for word in ("leakage", "AUC", "TPR at 0.1% FPR", "95% interval", "Clopper-Pearson"):
         assert word in out
 
 
-def test_a_data_set_is_trained_on_first(run: Attack, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_data_set_is_trained_on_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "quietmax.models.stacked.TrainingSettings", lambda loss: TrainingSettings((4,), loss=loss, epochs=1)
     )
@@ -138,7 +124,7 @@ def test_a_data_set_is_trained_on_first(run: Attack, monkeypatch: pytest.MonkeyP
     assert values["reports"][0]["settings"]["models"] == 2
 
 
-def test_algorithm_1_is_attacked_at_an_epsilon_per_answer(run: Attack, folder: Path, table: Path) -> None:
+def test_algorithm_1_is_attacked_at_an_epsilon_per_answer(folder: Path, table: Path) -> None:
     arguments = (folder, "--data", table, *HALF, "--attack", "threshold", "--shadows", 4, "--json")
     plain = json.loads(run(*arguments))["reports"][0]
     noisy = json.loads(run(*arguments, "--mechanism", "algorithm1-laplace", "--epsilon", 0.1, "--seeded", 1))
@@ -149,9 +135,7 @@ def test_algorithm_1_is_attacked_at_an_epsilon_per_answer(run: Attack, folder: P
     assert report["auc"]["value"] < plain["auc"]["value"]
 
 
-def test_the_account_of_a_private_model_is_charged(
-    run: Attack, data: Split, table: Path, tmp_path: Path
-) -> None:
+def test_the_account_of_a_private_model_is_charged(data: Split, table: Path, tmp_path: Path) -> None:
     from quietmax.estimators import Teachers, save_private
 
     crowd = Teachers(1.0, 1e-5, queries=500, teachers=5, declared_size=150).fit(data.train)
@@ -165,7 +149,7 @@ def test_the_account_of_a_private_model_is_charged(
 
 
 def test_a_server_is_queried_instead_of_the_model_with_the_key_from_the_environment(
-    run: Attack, folder: Path, table: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server always says class 0, so it is right for as many members as non-members, give or take."""
     keys: set[str | None] = set()
@@ -208,43 +192,34 @@ def test_a_server_is_queried_instead_of_the_model_with_the_key_from_the_environm
         (["mnist-5k", "--target", "nowhere"], "must be an address"),
     ],
 )
-def test_wrong_usage_is_an_error(
-    run: Attack, monkeypatch: pytest.MonkeyPatch, arguments: Any, complaint: str
-) -> None:
+def test_wrong_usage_is_an_error(monkeypatch: pytest.MonkeyPatch, arguments: Any, complaint: str) -> None:
     monkeypatch.setattr(
         "quietmax.models.stacked.TrainingSettings", lambda loss: TrainingSettings((2,), loss=loss, epochs=0)
     )
-    with pytest.raises(QuietmaxError, match=complaint):
-        run(*arguments, "--records", 50)
+    refused(complaint, *arguments, "--records", 50)
 
 
 def test_the_table_of_the_training_and_its_declarations_are_required(
-    run: Attack, folder: Path, table: Path, tmp_path: Path
+    folder: Path, table: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(QuietmaxError, match="--data with its file"):
-        run(folder)
+    refused("--data with its file", folder)
     wider = tmp_path / "wider.toml"
     wider.write_text(SCHEMA.replace("[0, 1]", "[0, 2]"))
-    with pytest.raises(QuietmaxError, match="encoded differently"):
-        run(folder, "--data", table, *HALF, "--schema", wider)
+    refused("encoded differently", folder, "--data", table, *HALF, "--schema", wider)
 
 
 def test_the_holdout_must_be_that_of_the_training(
-    run: Attack, folder: Path, table: Path, data: Split, tmp_path: Path
+    folder: Path, table: Path, data: Split, tmp_path: Path
 ) -> None:
     from quietmax.estimators import PrivateHead, save_private
 
-    with pytest.raises(QuietmaxError, match=r"--holdout 0\.2 leaves .* must be as in training"):
-        run(folder, "--data", table, "--holdout", 0.2)
+    refused(r"--holdout 0\.2 leaves .* must be as in training", folder, "--data", table, "--holdout", 0.2)
     held_out = save_private(PrivateHead(declared_size=150).fit(data.train), tmp_path / "a", dataset="tosses")
-    with pytest.raises(QuietmaxError, match=r"--holdout must be 0\.5 as in the training"):
-        run(held_out, "--data", table, "--holdout", 0.2)
+    refused(r"--holdout must be 0\.5 as in the training", held_out, "--data", table, "--holdout", 0.2)
     everybody = load(table).train
     whole = save_private(PrivateHead(declared_size=300).fit(everybody), tmp_path / "b", dataset="tosses")
-    with pytest.raises(QuietmaxError, match="trained on everybody"):
-        run(whole, "--data", table, "--holdout", 0.2)
-    with pytest.raises(QuietmaxError, match="requires people who were not trained on"):
-        run(whole, "--data", table)
+    refused("trained on everybody", whole, "--data", table, "--holdout", 0.2)
+    refused("requires people who were not trained on", whole, "--data", table)
 
 
 def people(path: Path, persons: int, start: int, seed: int) -> Path:
@@ -259,7 +234,7 @@ def people(path: Path, persons: int, start: int, seed: int) -> Path:
 
 
 def test_other_people_serve_as_shadow_data_and_as_nonmembers_and_persons_are_told_apart(
-    run: Attack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The schema beside the attacked table describes the other table too; its rows are whole persons."""
     table, others = people(tmp_path / "people.csv", 40, 0, 1), people(tmp_path / "others.csv", 90, 500, 2)
@@ -280,10 +255,8 @@ def test_other_people_serve_as_shadow_data_and_as_nonmembers_and_persons_are_tol
     assert (shadow["settings"]["pool"], lira["settings"]["pool"]) == ("disjoint", "overlapping")
     assert shadow["auc"]["low"] > 0.6
     assert lira["auc"]["low"] > 0.6
-    with pytest.raises(QuietmaxError, match="must hold other people"):
-        run(table, "--shadow-data", table)
-    with pytest.raises(QuietmaxError, match="can only be combined with your own table"):
-        run("mnist-5k", "--shadow-data", others, "--records", 50)
+    refused("must hold other people", table, "--shadow-data", table)
+    refused("can only be combined with your own table", "mnist-5k", "--shadow-data", others, "--records", 50)
 
 
 def test_the_help_names_every_built_in_attack() -> None:

@@ -14,8 +14,8 @@ def test_the_demo_follows_the_owner_s_path_and_shows_the_paper(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("QUIETMAX_DATA", "")
-    found_once = list(run_steps(tmp_path / "demo", quiet=True))
-    monkeypatch.setattr("quietmax.cli.demo.run_steps", lambda *_, **__: iter(found_once))
+    found_once = list(run_steps(tmp_path / "demo"))
+    monkeypatch.setattr("quietmax.cli.demo.run_steps", lambda *_: iter(found_once))
     code, out, _ = run("demo", "--json")
     assert code == 0
     found = json.loads(out)
@@ -70,7 +70,7 @@ def test_a_second_demo_replaces_the_first_and_keeps_no_ledger_of_it(
     monkeypatch.setenv("QUIETMAX_DATA", "")
     (tmp_path / "ledger.sqlite").write_text("somebody's own")
     for _ in range(2):
-        steps = run_steps(tmp_path, quiet=True)
+        steps = run_steps(tmp_path)
         found = dict(next(steps) for _ in range(3))
         assert found["answers"]["answers"] == ["no", "yes"]
         assert found["survey"]["guarantee"].unit == "person"

@@ -83,9 +83,9 @@ def test_facts_about_a_table_are_arguments_of_load() -> None:
 
 
 def test_a_holdout_is_passed_on_only_if_it_is_given(people: Path) -> None:
-    everybody = DataOptions(schema=SCHEMA).load(str(people), quiet=True)
+    everybody = DataOptions(schema=SCHEMA).load(str(people))
     assert (len(everybody.train), len(everybody.test)) == (1200, 0)
-    parts = DataOptions(schema=SCHEMA, holdout=0.5, seed=2).load(str(people), quiet=True)
+    parts = DataOptions(schema=SCHEMA, holdout=0.5, seed=2).load(str(people))
     assert parts.holdout == Holdout(0.5, seed=2)
     assert len(parts.train) + len(parts.test) == 1200
-    assert len(DataOptions().load("mnist-5k", quiet=True).test) == 2000
+    assert len(DataOptions().load("mnist-5k").test) == 2000

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_type_h
 
 import typer
 
-from quietmax.cli._output import errors, print_note, progress_bar
+from quietmax.cli._output import as_document, errors, in_json, print_note, progress_bar
 from quietmax.errors import DataUnavailable, InvalidInput, counted, unknown_name
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def flag(name: str) -> str:
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command one option for each field of its parameters that are dataclasses.
+    """Give a command --json, and one option for each field of its parameters that are dataclasses.
 
     A text in the annotation of a field or parameter, ``Annotated[int, "Number of classes.", {"min": 2}]``, is the help
     of its option, and what follows are other settings of it. Texts in the annotation of a dataclass name the fields
@@ -81,15 +81,21 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
             annotation = _with_option(parameter.name, hints[parameter.name])
             parameters.append(parameter.replace(annotation=annotation, kind=Parameter.KEYWORD_ONLY))
 
+    own_json = any(parameter.name == "as_json" for parameter in parameters)
+    if not own_json:
+        parameters.append(Parameter("as_json", Parameter.KEYWORD_ONLY, default=False, annotation=Json))
+
     @wraps(command)
     def _flat(**given: Any) -> None:
+        as_json = given["as_json"] if own_json else given.pop("as_json")
         built = {
             name: group(
                 **{field.name: given.pop(field.name) for field in fields(group) if field.name in given}
             )
             for name, group in groups.items()
         }
-        command(**given, **built)
+        with as_document(wanted=as_json):
+            command(**given, **built)
 
     _flat.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     _flat.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -179,12 +185,12 @@ class SplitOptions:
     data_dir: DataDir = None
     download: Download = False
 
-    def load(self, name: str, *, quiet: bool, **facts: Any) -> Split:
+    def load(self, name: str, **facts: Any) -> Split:
         """Load and split a data set or table, with a progress bar."""
         from quietmax.data.registry import load
 
         chosen = {field.name: getattr(self, field.name) for field in fields(SplitOptions)}
-        with progress_bar("loading", quiet=quiet) as progress:
+        with progress_bar("loading") as progress:
             return load(
                 name, progress=lambda _, done, total: progress(done, total or done), **chosen, **facts
             )
@@ -194,9 +200,9 @@ class SplitOptions:
 class DataOptions(SplitOptions, TableOptions):
     """Which records of a data set or table to use, and how to read them."""
 
-    def load(self, name: str, *, quiet: bool, **facts: Any) -> Split:
+    def load(self, name: str, **facts: Any) -> Split:
         """Load and split a data set or table, with a progress bar."""
-        return super().load(name, quiet=quiet, **self.given(), **facts)
+        return super().load(name, **self.given(), **facts)
 
     def rows(self, name: str) -> TableRows:
         """Prepare a table that is read part by part."""
@@ -244,7 +250,7 @@ class EngineOptions:
             raise InvalidInput(f"{name} applies only to CSV, TSV and Parquet files and folders of them.")
         return several or given
 
-    def engine(self, *, quiet: bool) -> LocalEngine | RayEngine:
+    def engine(self) -> LocalEngine | RayEngine:
         """Where rows are kept, whether they stay there, and where a command computes."""
         from quietmax._ray import RayEngine
         from quietmax.estimators.blocks import LocalEngine
@@ -257,7 +263,7 @@ class EngineOptions:
         if self.cache_dir is not None and not self.cache_dir.expanduser().is_dir():
             raise InvalidInput(f"cache_dir must be a folder that exists, got '{self.cache_dir}'.")
         limit = None if self.max_memory is None else _memory_size(self.max_memory)
-        report = None if quiet else print_note
+        report = None if in_json() else print_note
         return LocalEngine(limit, self.cache_dir, report=report, resume=self.resume)
 
 
@@ -306,7 +312,6 @@ class RunOptions:
     data_dir: DataDir = None
     download: Download = False
     seed: Seed = 0
-    as_json: Json = False
 
     def available(self, given: Sequence[str], otherwise: Sequence[str] = ()) -> list[str]:
         """The given data sets, whose files must be there; if none is given, those of the others that are present."""
@@ -327,7 +332,7 @@ class RunOptions:
         """Run trials with a progress bar, and print those that failed."""
         from quietmax.experiments.runner import run_trials
 
-        with progress_bar(counted(len(set(trials)), "trial"), quiet=self.as_json) as advance:
+        with progress_bar(counted(len(set(trials)), "trial")) as advance:
             try:
                 done = run_trials(
                     trials,

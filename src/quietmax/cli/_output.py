@@ -31,8 +31,29 @@ errors = Console(stderr=True, markup=False, emoji=False, highlight=False)
 _COLOURS = {"proven": "green", "weak": "dark_orange", "conditional": "yellow", "refuted": "red"}
 
 
+@contextmanager
+def as_document(*, wanted: bool) -> Iterator[None]:
+    """With --json, print documents alone; otherwise everything else. A command states both, one after the other."""
+    console.quiet = wanted
+    try:
+        yield
+    finally:
+        console.quiet = False
+
+
+def in_json() -> bool:
+    """Whether a JSON document is wanted."""
+    return console.quiet
+
+
 def print_json(value: Any) -> None:
-    """Print one JSON document; infinities and NaN, which JSON does not have, become null."""
+    """Print a JSON document if one is wanted; infinities and NaN, which JSON does not have, become null."""
+    if in_json():
+        write_json(value)
+
+
+def write_json(value: Any) -> None:
+    """Print a JSON document; infinities and NaN, which JSON does not have, become null."""
     sys.stdout.write(json.dumps(_jsonable(value), indent=2, allow_nan=False) + "\n")
 
 
@@ -153,23 +174,24 @@ def print_written(paths: Iterable[Path]) -> None:
         console.print(f"wrote {path}", soft_wrap=True)
 
 
-def finish_run(done: Run, *, quiet: bool) -> None:
+def finish_run(done: Run) -> None:
     """Print the counts of a run of trials; exit with code 1 if one failed."""
-    if not quiet:
-        console.print(
-            f"{counted(done.computed, 'trial')} computed in {done.seconds:.0f} s, "
-            f"{len(done.results) - done.computed} found, {len(done.failures)} failed."
-        )
+    console.print(
+        f"{counted(done.computed, 'trial')} computed in {done.seconds:.0f} s, "
+        f"{len(done.results) - done.computed} found, {len(done.failures)} failed."
+    )
     if done.failures:
         raise typer.Exit(1)
 
 
 @contextmanager
-def progress_bar(description: str, *, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
+def progress_bar(description: str) -> Iterator[Callable[[int, int], None]]:
     """Show a progress bar with the remaining time on stderr, if stderr is a terminal."""
     text = TextColumn("{task.description}", markup=False)
     columns = (text, BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=errors, transient=True, disable=quiet or not errors.is_terminal) as bar:
+    with Progress(
+        *columns, console=errors, transient=True, disable=in_json() or not errors.is_terminal
+    ) as bar:
         task = bar.add_task(description, total=None)
 
         def _advance(done: int, total: int) -> None:

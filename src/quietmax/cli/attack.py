@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from quietmax.cli._options import DataOptions, Json, Ray, loss_of, mechanism_of, with_groups
+from quietmax.cli._options import DataOptions, Ray, loss_of, mechanism_of, with_groups
 from quietmax.cli._output import console, print_json, print_table, progress_bar
 from quietmax.errors import InvalidInput
 
@@ -113,9 +113,7 @@ class _AttackOptions:
 
 
 @with_groups
-def command(
-    *, options: _AttackOptions, target: _TargetOptions, source: DataOptions, as_json: Json = False
-) -> None:
+def command(*, options: _AttackOptions, target: _TargetOptions, source: DataOptions) -> None:
     """Run membership-inference attacks on a model and report how well they work.
 
     The attacker trains shadow networks on records of the same data and queries the model for its training and test
@@ -144,7 +142,7 @@ def command(
     engine = None if options.ray is None else RayEngine(options.ray)
     check_figure(options.plot)
     data, source, own, private = _find(options.subject, options.data, source)
-    split = _with_others(data, source, source.load(data, quiet=as_json), options.shadow_data)
+    split = _with_others(data, source, source.load(data), options.shadow_data)
     check_nonmembers(split)
     model: Model | TrainingSettings
     if own is not None:
@@ -152,46 +150,43 @@ def command(
     else:  # settings are enough if something else is queried
         model = TrainingSettings(loss=loss_of(None, data))
         if private is None and target.target is None:
-            with progress_bar("training the target", quiet=as_json) as progress:
+            with progress_bar("training the target") as progress:
                 model = train(split, settings=model, progress=progress)
     known = datasets().get(data)
     models = options.shadows or (known.shadow_models if known else _DEFAULT_SHADOWS)
     names = dict.fromkeys(options.attack or ["shadow"])
     chosen = [make_attack(name, models=models, seed=source.seed) for name in names]
     queried = target.target_for(model, private)
-    with progress_bar("training shadow networks and attacking", quiet=as_json) as progress:
+    with progress_bar("training shadow networks and attacking") as progress:
         reports = run_together(chosen, model, split, target=queried, engine=engine, progress=progress)
     stored = None if own is None and private is None else options.subject
-    if as_json:
-        print_json(
-            {
-                "dataset": split.name,
-                "records": len(split.train),
-                "unit": split.records.unit,
-                "model": stored,
-                "mechanism": target.mechanism,
-                "epsilon_per_answer": target.epsilon,
-                "reports": reports,
-                "plot": None if options.plot is None else str(options.plot),
-                "caveat": OBSERVED,
-            }
-        )
-    else:
-        for report in reports:
-            print_table(report.title, ("", "value", "95% interval"), report.table())
-            for note in report.notes:
-                console.print(f"  {note}")
-        console.print(INTERVALS, style="dim")
-        console.print(OBSERVED)
+    print_json(
+        {
+            "dataset": split.name,
+            "records": len(split.train),
+            "unit": split.records.unit,
+            "model": stored,
+            "mechanism": target.mechanism,
+            "epsilon_per_answer": target.epsilon,
+            "reports": reports,
+            "plot": None if options.plot is None else str(options.plot),
+            "caveat": OBSERVED,
+        }
+    )
+    for report in reports:
+        print_table(report.title, ("", "value", "95% interval"), report.table())
+        for note in report.notes:
+            console.print(f"  {note}")
+    console.print(INTERVALS, style="dim")
+    console.print(OBSERVED)
     if stored is not None and target.target is None:
         noisy = (
             f"{target.mechanism}, epsilon {target.epsilon:g} per answer" if target.epsilon else "the model"
         )
         record_leakage(stored, [{**report.to_json(), "released_by": noisy} for report in reports])
-        if not as_json:
-            console.print(
-                f"Stored beside {stored} in {leakage_file(stored).name}; 'quietmax card {stored}' shows them."
-            )
+        console.print(
+            f"Stored beside {stored} in {leakage_file(stored).name}; 'quietmax card {stored}' shows them."
+        )
     if options.plot is not None:
         plot_reports(reports, options.plot)
 

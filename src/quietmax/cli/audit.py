@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quietmax.cli._options import Alpha, Json, Model, Seed, SplitOptions, loss_of, with_groups
+from quietmax.cli._options import Alpha, Model, Seed, SplitOptions, loss_of, with_groups
 from quietmax.cli._output import console, print_json, print_rows, print_table, progress_bar
 from quietmax.errors import QuietmaxError, counted
 
@@ -44,7 +44,6 @@ class _ReportOptions:
             help="If the claim is consistent, repeat the audit with half the noise: would it have noticed?",
         ),
     ] = True
-    as_json: Json = False
 
     def run(self, how: str, audit: Callable[[float], AuditReport]) -> None:
         """Audit and print the report."""
@@ -53,16 +52,14 @@ class _ReportOptions:
         tested = self.self_test and self.noise_share == 1
         report = self_tested(audit) if tested else audit(self.noise_share)
         title = f"Audit of {report.subject}{how}"
-        if self.as_json:
-            print_json(report.to_json())
-        else:
-            print_table(title, ("", ""), report.rows())
-            console.print(report.meaning, style=_COLOURS[report.verdict])
-            if report.self_test is not None:
-                console.print(
-                    report.self_test.sentence(report.parameter, report.claimed),
-                    style=None if report.self_test.notices else "yellow",
-                )
+        print_json(report.to_json())
+        print_table(title, ("", ""), report.rows())
+        console.print(report.meaning, style=_COLOURS[report.verdict])
+        if report.self_test is not None:
+            console.print(
+                report.self_test.sentence(report.parameter, report.claimed),
+                style=None if report.self_test.notices else "yellow",
+            )
 
 
 @dataclass(frozen=True)
@@ -96,7 +93,7 @@ def _mechanism(*, options: _MechanismOptions, shown: _ReportOptions) -> None:
     """
     from quietmax.audit.distinguishing import audit_named_mechanism
 
-    with progress_bar("searching for the worst neighbours", quiet=shown.as_json) as progress:
+    with progress_bar("searching for the worst neighbours") as progress:
         shown.run(
             f" with {options.classes} classes",
             lambda share: audit_named_mechanism(**vars(options), noise_share=share, progress=progress),
@@ -117,7 +114,6 @@ def _sensitivity(
     queries: Annotated[int, "Test records whose logits are compared.", {"min": 0}] = 1000,
     epochs: Epochs = 100,
     alpha: Alpha = None,
-    as_json: Json = False,
 ) -> None:
     """Retrain without single records, or persons, and compare the changes with the paper's bounds.
 
@@ -129,9 +125,9 @@ def _sensitivity(
     from quietmax.models.stacked import TrainingSettings
     from quietmax.sensitivity.network import empirical_sensitivity, published_sensitivity_for
 
-    split = source.load(data, quiet=as_json)
+    split = source.load(data)
     settings = TrainingSettings(epochs=epochs, loss=loss_of(alpha, data))
-    with progress_bar(f"training {removals + 1} networks", quiet=as_json) as progress:
+    with progress_bar(f"training {removals + 1} networks") as progress:
         found = empirical_sensitivity(
             split.train,
             removals=removals,
@@ -145,19 +141,17 @@ def _sensitivity(
     )
     checks = found.against(formulas)
     title = f"Removing one {found.unit} of {split.name}, {found.records:,} records"
-    if as_json:
-        verdict = max(check.verdict for check in checks)  # refuted if one is
-        print_json({"dataset": split.name, "verdict": verdict, "bounds": checks, **found.to_json()})
-    else:
-        columns = {"removed": "{.kind}", "one weight": "{.weight:.4f}", "weights (L2)": "{.weights_l2:.4f}"}
-        print_rows(title, {**columns, "one logit": "{.logit:.4f}"}, found.removals)
-        print_rows(
-            "Comparison with the paper's bounds",
-            {"quantity": "{.quantity}", "empirical": "{.empirical:.4f}", "bound": "{.bound:.4f}"}
-            | {"verdict": "{.verdict}"},
-            checks,
-            "A change above the bound refutes it; a change below proves nothing.",
-        )
+    verdict = max(check.verdict for check in checks)  # refuted if one is
+    print_json({"dataset": split.name, "verdict": verdict, "bounds": checks, **found.to_json()})
+    columns = {"removed": "{.kind}", "one weight": "{.weight:.4f}", "weights (L2)": "{.weights_l2:.4f}"}
+    print_rows(title, {**columns, "one logit": "{.logit:.4f}"}, found.removals)
+    print_rows(
+        "Comparison with the paper's bounds",
+        {"quantity": "{.quantity}", "empirical": "{.empirical:.4f}", "bound": "{.bound:.4f}"}
+        | {"verdict": "{.verdict}"},
+        checks,
+        "A change above the bound refutes it; a change below proves nothing.",
+    )
 
 
 @dataclass(frozen=True)
@@ -218,12 +212,12 @@ def _training(
         check_estimator(options.estimator, shown.noise_share)
         if source.holdout is None and is_table_path(data):
             source = replace(source, holdout=_CANARY_HOLDOUT)
-    with progress_bar(f"training {options.estimator}", quiet=shown.as_json) as progress:
+    with progress_bar(f"training {options.estimator}") as progress:
         audit: Callable[..., AuditReport]
         if worst:
             audit = partial(audit_worst_case, samples=options.times, progress=progress)
         else:
-            audit = partial(audit_estimator, data=source.load(data, quiet=shown.as_json))
+            audit = partial(audit_estimator, data=source.load(data))
         shown.run(
             "" if worst else ", one run",
             lambda share: audit(noise_share=share, seed=source.seed, **arguments),
@@ -241,7 +235,6 @@ def _stability(
     draws: Annotated[int, "Draws of each noise.", {"min": 1}] = 32,
     epochs: Epochs = 100,
     alpha: Alpha = None,
-    as_json: Json = False,
 ) -> None:
     """Measure On-Average-Remove-One stability by retraining, and the effect of noise on the weights.
 
@@ -250,8 +243,8 @@ def _stability(
     from quietmax.audit.stability import audit_stability
     from quietmax.models.stacked import TrainingSettings
 
-    split = source.load(data, quiet=as_json)
-    with progress_bar(f"training {removed + 1} networks", quiet=as_json) as progress:
+    split = source.load(data)
+    with progress_bar(f"training {removed + 1} networks") as progress:
         report = audit_stability(
             split.train,
             removed=removed,
@@ -261,9 +254,7 @@ def _stability(
             seed=source.seed,
             progress=progress,
         )
-    if as_json:
-        print_json({"dataset": split.name, **report.to_json()})
-        return
+    print_json({"dataset": split.name, **report.to_json()})
     rows = [("plain", report.plain, f"bound {report.bound.value:.4f}", report.verdict)]
     for each in report.noisy:
         change = f"change {each.change.low:+.4f} to {each.change.high:+.4f}"
@@ -287,7 +278,6 @@ def _invariant(
     model: Model,
     records: Annotated[int, "Number of synthetic records.", {"min": 3}] = 200,
     seed: Seed = 0,
-    as_json: Json = False,
 ) -> None:
     """Check on this machine that no record changes what is computed from another record before the noise.
 
@@ -300,14 +290,12 @@ def _invariant(
     from quietmax.estimators.serialization import open_private
 
     report = audit_model_invariant(open_private(model), records=records, seed=seed)
-    if as_json:
-        print_json({"model": str(model), **report.to_json()})
-    else:
-        print_rows(
-            f"Invariant of {model}, {report.records:,} synthetic records, 1 and 2 threads",
-            {"part": "{.part}", "comparisons": "{.comparisons:,}", "verdict": "{.verdict}"},
-            report.checks,
-            "A difference is a counterexample. No difference is evidence for this machine, not a proof.",
-        )
+    print_json({"model": str(model), **report.to_json()})
+    print_rows(
+        f"Invariant of {model}, {report.records:,} synthetic records, 1 and 2 threads",
+        {"part": "{.part}", "comparisons": "{.comparisons:,}", "verdict": "{.verdict}"},
+        report.checks,
+        "A difference is a counterexample. No difference is evidence for this machine, not a proof.",
+    )
     if report.broken is not None:
         raise QuietmaxError(f"The invariant is broken on this machine: {report.broken}.")

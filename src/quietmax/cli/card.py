@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from quietmax.cli._options import Json, Model, with_groups
-from quietmax.cli._output import amount, console, print_json, print_table
+from quietmax.cli._options import Model, with_groups
+from quietmax.cli._output import amount, console, print_json, print_table, write_json
 from quietmax.errors import InvalidInput, QuietmaxError, counted
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ def command(
         "database; it is only read.",
     ] = None,
     account: Annotated[str | None, "Account in the ledger. Default: that of the model's data set."] = None,
-    as_json: Json = False,
 ) -> None:
     """Show the privacy card of a model: what somebody can learn at most, for whom, and how good the model is.
 
@@ -51,7 +50,7 @@ def command(
     quietmax card private --format nist-800-226 --ledger ledger.sqlite
     """
     from quietmax._io import atomic_write
-    from quietmax.privacy_card import read_card
+    from quietmax.privacy_card import nist_checklist, read_card, registry_entry
 
     if ledger is not None and form == "card":
         raise InvalidInput("`ledger` requires `form` opendp-registry or nist-800-226.")
@@ -65,14 +64,19 @@ def command(
             atomic_write(html, lambda staging: staging.write_text(card.to_html(), encoding="utf-8"))
         except OSError as problem:
             raise QuietmaxError(f"Cannot write the card to {html}: {problem.strerror}.") from problem
-    if form != "card":
-        _print_form(card, form, None if ledger is None else _read_ledger(ledger, card, account), as_json)
-    elif as_json:
+    if form == "card":
         print_json(card.to_json())
-    else:
         print_table(card.title, ("", ""), card.rows(), prose=True)
         if html is not None:
             console.print(f"Wrote {html}.", soft_wrap=True)
+        return
+    record = None if ledger is None else _read_ledger(ledger, card, account)
+    if form == "opendp-registry":
+        write_json(registry_entry(card, record))
+        return
+    items = nist_checklist(card, record)
+    print_json([item._asdict() for item in items])
+    print_table("Checklist after NIST SP 800-226", ("factor", "question", "answer"), items, prose=True)
 
 
 def _read_ledger(address: str, card: PrivacyCard, account: str | None) -> LedgerRecord:
@@ -104,16 +108,3 @@ def _read_ledger(address: str, card: PrivacyCard, account: str | None) -> Ledger
         heads = [f"{name}:{head.sequence}:{head.hash}" for name, head in ledger.heads() if name in named]
     log = f" Audit log at the time of this form: {', '.join(heads)}." if heads else ""
     return LedgerRecord(budget, releases, access + log)
-
-
-def _print_form(card: PrivacyCard, form: Form, ledger: LedgerRecord | None, as_json: bool) -> None:
-    """Print the card as a form for reviewers."""
-    from quietmax.privacy_card import nist_checklist, registry_entry
-
-    if form == "opendp-registry":
-        print_json(registry_entry(card, ledger))
-    elif as_json:
-        print_json([item._asdict() for item in nist_checklist(card, ledger)])
-    else:
-        title, columns = "Checklist after NIST SP 800-226", ("factor", "question", "answer")
-        print_table(title, columns, nist_checklist(card, ledger), prose=True)

@@ -143,25 +143,23 @@ def command(
     )
     written = write_report(summaries, options.output, info)
     about = f"{SEEDED_NOISE} {OWNER_ONLY}"
-    if options.as_json:
-        print_json(
-            {
-                "about": about,
-                "results": [each.flat() for each in summaries],
-                "failures": {str(trial): failure for trial, failure in done.failures.items()},
-                "computed": done.computed,
-                "written": [str(path) for path in written],
-            }
-        )
-    else:
-        table = results_table(summaries)
-        print_table(
-            table.title,
-            list(table.columns),
-            table.lines,
-            "Audited: lower bound on epsilon; where every answer is charged, on the epsilon or mu of one answer. "
-            + about,
-            optional=list(table.columns)[:1:-1],
-        )
-        print_written(written)
-    finish_run(done, quiet=options.as_json)
+    print_json(
+        {
+            "about": about,
+            "results": [each.flat() for each in summaries],
+            "failures": {str(trial): failure for trial, failure in done.failures.items()},
+            "computed": done.computed,
+            "written": [str(path) for path in written],
+        }
+    )
+    shown = results_table(summaries)
+    print_table(
+        shown.title,
+        list(shown.columns),
+        shown.lines,
+        "Audited: lower bound on epsilon; where every answer is charged, on the epsilon or mu of one answer. "
+        + about,
+        optional=list(shown.columns)[:1:-1],
+    )
+    print_written(written)
+    finish_run(done)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from quietmax.cli._options import DataDir, Json
+from quietmax.cli._options import DataDir, with_groups
 from quietmax.cli._output import console, print_json, print_table
 
 
-def command(data_dir: DataDir = None, as_json: Json = False) -> None:
+@with_groups
+def command(data_dir: DataDir = None) -> None:
     """List the data sets, their sizes and whether their files are present.
 
     Example: quietmax datasets
@@ -14,15 +15,13 @@ def command(data_dir: DataDir = None, as_json: Json = False) -> None:
     from quietmax.data.registry import dataset_status, datasets
 
     found = {name: (each, dataset_status(name, data_dir)) for name, each in datasets().items()}
-    if as_json:
-        facts = ("title", "records", "holdout", "features", "classes", "shadow_models", "alpha")
-        print_json(
-            [
-                {"name": name, **{fact: getattr(each, fact) for fact in facts}, **status._asdict()}
-                for name, (each, status) in found.items()
-            ]
-        )
-        return
+    facts = ("title", "records", "holdout", "features", "classes", "shadow_models", "alpha")
+    print_json(
+        [
+            {"name": name, **{fact: getattr(each, fact) for fact in facts}, **status._asdict()}
+            for name, (each, status) in found.items()
+        ]
+    )
     rows = [
         (
             name,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quietmax.cli._options import Json
+from quietmax.cli._options import with_groups
 from quietmax.cli._output import console, print_guarantee, print_json, print_rows, print_table, progress_bar
 from quietmax.errors import BudgetExhausted
 
@@ -44,32 +44,27 @@ EPOCHS = 20
 SHADOWS = 2
 
 
+@with_groups
 def command(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Folder for the table, the model and the pages.")
     ] = Path("quietmax-demo"),
-    as_json: Json = False,
 ) -> None:
     """Make a private service of a survey of people; then show the paper on MNIST digits.
 
     Example: quietmax demo
     """
-    found = {}
-    for name, result in run_steps(output, quiet=as_json):
-        found[name] = result
-    if as_json:
-        print_json(found)
+    print_json(dict(run_steps(output)))
 
 
-def run_steps(output: Path, *, quiet: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Run all steps of the demo, one after the other; each prints what it found unless it must be quiet."""
+def run_steps(output: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Run all steps of the demo, one after the other; each prints what it found."""
     from quietmax.data.registry import load
 
     def _step(description: str, work: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
-        with progress_bar(description, quiet=quiet):
+        with progress_bar(description):
             found = work(*arguments)
-        if not quiet:
-            _PRINTERS[work](found)
+        _PRINTERS[work](found)
         return found
 
     yield "table", (table := _step("drafting a schema for the survey", _table, output))

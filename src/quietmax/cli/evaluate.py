@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
-from quietmax.cli._options import DataDir, EngineOptions, Json, Model, with_groups
+from quietmax.cli._options import DataDir, EngineOptions, Model, with_groups
 from quietmax.cli._output import console, print_guarantee, print_json, print_table, progress_bar
 from quietmax.errors import InvalidInput
 
@@ -31,7 +31,6 @@ def command(
     ] = False,
     memory: Annotated[EngineOptions, "resume"],
     data_dir: DataDir = None,
-    as_json: Json = False,
 ) -> None:
     """Evaluate a private model: noisy counts that may be published, with accuracy, recall and calibration.
 
@@ -54,10 +53,10 @@ def command(
     opened = open_private(model)
     if opened.remaining is not None:
         raise InvalidInput(PAID_PER_ANSWER)
-    engine = memory.engine(quiet=as_json)
+    engine = memory.engine()
     in_parts = memory.reads_parts(data) or memory.ray is not None
     records = evaluated_rows(opened, data, in_parts=in_parts, data_dir=data_dir)
-    with progress_bar("evaluating", quiet=as_json) as progress:
+    with progress_bar("evaluating") as progress:
         evaluation = evaluate_folder(
             *(model, opened, records),
             epsilon=epsilon,
@@ -65,9 +64,7 @@ def command(
             exact=exact,
             engine=replace(engine, progress=progress),
         )
-    if as_json:
-        print_json(evaluation.to_json())
-        return
+    print_json(evaluation.to_json())
     _print(evaluation)
     if evaluation.guarantee is not None:
         console.print(

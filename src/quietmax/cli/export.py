@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
-from quietmax.cli._options import Json, Model, with_groups
+from quietmax.cli._options import Model, with_groups
 from quietmax.cli._output import console, print_guarantee, print_json
 from quietmax.errors import InvalidInput, QuietmaxError
 
@@ -18,7 +18,6 @@ def command(
     onnx: Annotated[Path | None, "Write an ONNX file: encoding, features and weights in one graph."] = None,
     skops: Annotated[Path | None, "Write a scikit-learn classifier as a skops file, without pickle."] = None,
     mlflow: Annotated[Path | None, "Write a new folder with an MLflow model."] = None,
-    as_json: Json = False,
 ) -> None:
     """Export a model whose weights were released, with its guarantee as metadata.
 
@@ -40,10 +39,8 @@ def command(
             write(model, place)
         except OSError as problem:
             raise QuietmaxError(f"Cannot write {place}: {problem.strerror or problem}.") from problem
-    if as_json:
-        written = {name: str(place) for name, (_, place) in wanted.items()}
-        print_json({"written": written, **classifier.metadata_})
-        return
+    written = {name: str(place) for name, (_, place) in wanted.items()}
+    print_json({"written": written, **classifier.metadata_})
     for _, place in wanted.values():
         console.print(f"Wrote {place}.", soft_wrap=True)
     print_guarantee(classifier.guarantee_)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from quietmax._io import atomic_write
-from quietmax.cli._options import Json, with_groups
-from quietmax.cli._output import amount, console, print_json, print_table
+from quietmax.cli._options import with_groups
+from quietmax.cli._output import amount, console, in_json, print_json, print_rows, print_table
 from quietmax.errors import InvalidInput, QuietmaxError, counted
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def _open(address: str | None, *, create: bool = False, accept_loss: str | None 
 
 @app.command("status")
 @with_groups
-def _status(address: Address = None, as_json: Json = False) -> None:
+def _status(address: Address = None) -> None:
     """Show every account: budget, spent, remaining and clients; and the last row of its audit log, to write down.
 
     Example: quietmax ledger status
@@ -66,10 +66,8 @@ def _status(address: Address = None, as_json: Json = False) -> None:
         heads = {
             name: f"{name}:{head.sequence}:{head.hash}" for name, head in ledger.heads() if head.sequence
         }
-        if as_json:
-            shown = [_account_json(ledger, account) for account in accounts]
-            print_json({"ledger": ledger.address, "accounts": shown, "heads": list(heads.values())})
-            return
+        shown = [_account_json(ledger, account) for account in accounts]
+        print_json({"ledger": ledger.address, "accounts": shown, "heads": list(heads.values())})
         for account in accounts:
             _print_account(ledger, account)
             _print_spending(ledger, account)
@@ -106,7 +104,6 @@ def _grant(
         "Quota of the client as a fraction of the budget, 0 to 1. Default: no quota.",
     ] = None,
     address: Address = None,
-    as_json: Json = False,
 ) -> None:
     """Set the budget of an account, or the quota of a client. What was spent stays spent.
 
@@ -131,7 +128,7 @@ def _grant(
             before = ledger.account(account).terms
             terms = Terms(epsilon, before.delta if delta is None else delta, before.analysis)
             changed = ledger.grant(account, terms, because)
-        _print_changed(ledger, changed, as_json)
+        _print_changed(ledger, changed)
 
 
 @app.command("revoke")
@@ -141,21 +138,18 @@ def _revoke(
     because: Because,
     client: Annotated[str | None, "Revoke the quota of this client only."] = None,
     address: Address = None,
-    as_json: Json = False,
 ) -> None:
     """Take back what is unspent: the account, or the client, gets no more answers.
 
     Example: quietmax ledger revoke people --because "The study is over."
     """
     with _open(address) as ledger:
-        _print_changed(ledger, ledger.revoke(account, client, because), as_json)
+        _print_changed(ledger, ledger.revoke(account, client, because))
 
 
-def _print_changed(ledger: Ledger, account: AccountState, as_json: bool) -> None:
-    if as_json:
-        print_json(account.to_json())
-    else:
-        _print_account(ledger, account)
+def _print_changed(ledger: Ledger, account: AccountState) -> None:
+    print_json(account.to_json())
+    _print_account(ledger, account)
 
 
 def _print_account(ledger: Ledger, account: AccountState) -> None:
@@ -216,7 +210,6 @@ def _export(
         Path | None, typer.Option("--output", "-o", help="File to write. Default: standard output.")
     ] = None,
     address: Address = None,
-    as_json: Json = False,
 ) -> None:
     """Export the audit log, one JSON object per line; with --json as one document.
 
@@ -224,25 +217,23 @@ def _export(
     """
     with _open(address) as ledger:
         entries = (entry.to_json() for entry in ledger.export(account))
-        if output is None:
-            _write_entries(sys.stdout, entries, as_json)
-            return
 
-        def _write(path: Path) -> None:
+        def _write(stream: TextIO) -> None:
+            if in_json():
+                stream.write(json.dumps(list(entries), indent=2) + "\n")
+            stream.writelines(json.dumps(entry) + "\n" for entry in entries)
+
+        def _write_file(path: Path) -> None:
             with path.open("w", encoding="utf-8") as stream:
-                _write_entries(stream, entries, as_json)
+                _write(stream)
 
+        if output is None:
+            _write(sys.stdout)
+            return
         try:
-            atomic_write(output, _write)
+            atomic_write(output, _write_file)
         except OSError as error:
             raise QuietmaxError(f"Cannot write the audit log to {output}: {error.strerror}.") from error
-
-
-def _write_entries(stream: TextIO, entries: Iterable[dict[str, Any]], as_json: bool) -> None:
-    if as_json:
-        stream.write(json.dumps(list(entries), indent=2) + "\n")
-    else:
-        stream.writelines(json.dumps(entry) + "\n" for entry in entries)
 
 
 @app.command("verify")
@@ -253,7 +244,6 @@ def _verify(
         "A row written down earlier, ACCOUNT:ROW:HASH, that must still be in the audit log. Can be repeated.",
     ] = None,
     address: Address = None,
-    as_json: Json = False,
 ) -> None:
     """Find edited, missing or reordered rows, and balances, quotas or keys that the audit log does not explain.
 
@@ -262,9 +252,8 @@ def _verify(
     anchors = dict(_parse_anchor(text) for text in anchor or [])
     with _open(address) as ledger:
         found = ledger.verify(anchors)
-    if as_json:
-        print_json(found.to_json())
-    elif found.sound:
+    print_json(found.to_json())
+    if found.sound:
         searched = f"{counted(found.rows, 'row')} of {counted(found.accounts, 'account')}"
         console.print(f"No faults found in {searched}.", style="green")
     if not found.sound:
@@ -288,7 +277,7 @@ def _parse_anchor(text: str) -> tuple[str, tuple[int, str]]:
 
 @app.command("accept-loss")
 @with_groups
-def _accept_loss(because: Because, address: Address = None, as_json: Json = False) -> None:
+def _accept_loss(because: Because, address: Address = None) -> None:
     """Go on with a ledger that has lost charges. What is known to be lost is charged to the client "lost".
 
     If whole accounts are lost, a new account needs a reason from then on: its records may have had a budget already.
@@ -299,9 +288,7 @@ def _accept_loss(because: Because, address: Address = None, as_json: Json = Fals
     """
     with _open(address, accept_loss=because) as ledger:
         accounts, lost = ledger.accounts(), ledger.lost_accounts()
-        if as_json:
-            print_json({"accounts": [account.to_json() for account in accounts], "lost_accounts": lost})
-            return
+        print_json({"accounts": [account.to_json() for account in accounts], "lost_accounts": lost})
         for account in accounts:
             _print_account(ledger, account)
     if lost:
@@ -318,7 +305,6 @@ def _accept_loss(because: Because, address: Address = None, as_json: Json = Fals
 def _prune(
     days: Annotated[float, "Keep what was stored in the last so many days; at least 1/24 (an hour)."],
     address: Address = None,
-    as_json: Json = False,
 ) -> None:
     """Delete stored requests and cached answers of long ago. Budgets and the audit log stay.
 
@@ -328,13 +314,11 @@ def _prune(
     """
     with _open(address) as ledger:
         requests, batches = ledger.prune(days)
-    if as_json:
-        print_json({"requests": requests, "batches": batches})
-    else:
-        console.print(
-            f"Deleted {counted(requests, 'stored request')} and "
-            f"{counted(batches, 'batch', 'batches')} of cached answers."
-        )
+    print_json({"requests": requests, "batches": batches})
+    console.print(
+        f"Deleted {counted(requests, 'stored request')} and "
+        f"{counted(batches, 'batch', 'batches')} of cached answers."
+    )
 
 
 @key_app.command("create")
@@ -344,7 +328,6 @@ def _create_key(
     role: Annotated[str, "client, or admin, who also sees the spending of all clients."] = "client",
     days: Annotated[float | None, "Days until the key expires. Default: never."] = None,
     address: Address = None,
-    as_json: Json = False,
 ) -> None:
     """Create an API key. It is shown once; the ledger keeps only its hash.
 
@@ -352,30 +335,23 @@ def _create_key(
     """
     with _open(address, create=True) as ledger:
         shown, key = ledger.create_key(client, role, days)  # type: ignore[arg-type]
-    if as_json:
-        print_json({"key": shown, **key.to_json()})
-        return
+    print_json({"key": shown, **key.to_json()})
     console.print(f"API key of {client} ({role}). It is not shown again:")
-    sys.stdout.write(shown + "\n")
+    console.print(shown, soft_wrap=True)
 
 
 @key_app.command("list")
 @with_groups
-def _list_keys(address: Address = None, as_json: Json = False) -> None:
+def _list_keys(address: Address = None) -> None:
     """List all API keys, without their secrets.
 
     Example: quietmax ledger key list
     """
     with _open(address) as ledger:
         keys = ledger.keys()
-    if as_json:
-        print_json({"keys": [key.to_json() for key in keys]})
-        return
-    print_table(
-        "API keys",
-        ("id", "client", "role", "created", "expires"),
-        ((key.id, key.client, key.role, _date(key.created), _expiry(key)) for key in keys),
-    )
+    print_json({"keys": [key.to_json() for key in keys]})
+    columns = {"id": "{0.id}", "client": "{0.client}", "role": "{0.role}", "created": "{1}", "expires": "{2}"}
+    print_rows("API keys", columns, ((key, _date(key.created), _expiry(key)) for key in keys))
 
 
 @key_app.command("revoke")
@@ -385,7 +361,6 @@ def _revoke_key(
         str, typer.Argument(metavar="ID", help="Id of the key, as 'quietmax ledger key list' prints it.")
     ],
     address: Address = None,
-    as_json: Json = False,
 ) -> None:
     """Revoke an API key at once.
 
@@ -393,10 +368,8 @@ def _revoke_key(
     """
     with _open(address) as ledger:
         key = ledger.revoke_key(key_id)
-    if as_json:
-        print_json(key.to_json())
-    else:
-        console.print(f"The key {key.id} of {key.client} is revoked.")
+    print_json(key.to_json())
+    console.print(f"The key {key.id} of {key.client} is revoked.")
 
 
 def _date(microseconds: int) -> str:

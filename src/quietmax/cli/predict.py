@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from quietmax.cli._options import Json, Ray, arguments_of, flag, mechanism_of, with_groups
+from quietmax.cli._options import Ray, arguments_of, flag, mechanism_of, with_groups
 from quietmax.cli._output import console, print_guarantee, print_json, print_table, progress_bar
 from quietmax.errors import BudgetExhausted, InvalidInput, counted
 
@@ -58,7 +58,6 @@ def command(
     ] = None,
     ray: Ray = None,
     network: NetworkOptions,
-    as_json: Json = False,
 ) -> None:
     """Answer the queries in a file or folder, and print the guarantee with its status.
 
@@ -91,20 +90,18 @@ def command(
             f"{', '.join(given)} cannot be used with a private model, which has its own mechanism and budget."
         )
     if output is not None:
-        _answer_files(model, input_file, output, ray, as_json)
+        _answer_files(model, input_file, output, ray)
         return
     if ordinary:
         answers, guarantee = _network_answers(model, input_file, network)
     else:
         answers, guarantee = _private_answers(model, input_file)
-    if as_json:
-        print_json({**answers, "guarantee": guarantee.to_json()})
-    else:
-        _print_answers(answers)
-        print_guarantee(guarantee)
+    print_json({**answers, "guarantee": guarantee.to_json()})
+    _print_answers(answers)
+    print_guarantee(guarantee)
 
 
-def _answer_files(folder: Path, queries: Path, output: Path, ray: str | None, as_json: bool) -> None:
+def _answer_files(folder: Path, queries: Path, output: Path, ray: str | None) -> None:
     """Write one file of answers for each file of queries, and report."""
     from quietmax._ray import RayEngine
     from quietmax.estimators.batch_answers import answer_files
@@ -112,11 +109,9 @@ def _answer_files(folder: Path, queries: Path, output: Path, ray: str | None, as
 
     engine = None if ray is None else RayEngine(ray)
     private = open_private(folder)
-    with progress_bar("answering", quiet=as_json) as progress:
+    with progress_bar("answering") as progress:
         done = answer_files(folder, private, queries, output, progress=progress, engine=engine)
-    if as_json:
-        print_json({**vars(done), "output": str(output), "guarantee": private.guarantee.to_json()})
-        return
+    print_json({**vars(done), "output": str(output), "guarantee": private.guarantee.to_json()})
     skipped = f" Files that had been answered before: {done.skipped:,}." if done.skipped else ""
     console.print(
         f"Answers are in {output}. Files answered: {done.written:,}, with "

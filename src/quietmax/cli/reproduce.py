@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quietmax.cli._options import Json, Names, RunOptions, listed, with_groups
+from quietmax.cli._options import Names, RunOptions, listed, with_groups
 from quietmax.cli._output import console, finish_run, print_json, print_table, print_written, progress_bar
 from quietmax.errors import QuietmaxError, unknown_name
 
@@ -77,7 +77,6 @@ def _report(
     output: Annotated[
         Path | None, "Folder to write to. Default: quietmax-results, or nothing with --tables."
     ] = None,
-    as_json: Json = False,
 ) -> None:
     """Show tables, and make a report with figures, from stored trials and measurements, without training anything.
 
@@ -103,7 +102,7 @@ def _report(
     if selection.tables is None:
         output = output or Path("quietmax-results")
         info = ReportInfo(_TITLE, efforts(found), min((each.group.seed for each in found), default=0))
-    _show(chosen, names, Run(found), measured, output, as_json, info)
+    _show(chosen, names, Run(found), measured, output, info)
 
 
 @dataclass(frozen=True)
@@ -137,13 +136,13 @@ def _run(*, selection: _Selection, grid: _Grid) -> None:
     measured: dict[str, list[Any]] = {}
     for name in (each for each in chosen if each in _MEASUREMENTS):
         datasets = grid.available(named, _measurement(name).datasets)
-        with progress_bar(name, quiet=grid.as_json) as progress:
+        with progress_bar(name) as progress:
             measured[name] = _measurement(name).measured(
                 datasets, grid.output, grid.data_dir, grid.seed, progress
             )
     needed = {part for name in chosen for part in _EXPERIMENTS.get(name, ())}
     if not needed:
-        _show(chosen, named, Run({}), measured, grid.output, grid.as_json)
+        _show(chosen, named, Run({}), measured, grid.output)
         return
     datasets = grid.available(named, list(accuracy_table()))
     parts = [part for part in _EVERYTHING if part in needed]
@@ -153,8 +152,8 @@ def _run(*, selection: _Selection, grid: _Grid) -> None:
     done = grid.run(trials)
     settings = f"Profile {grid.profile}: {efforts((*done.results, *done.failures))}"
     info = ReportInfo(_TITLE, settings, grid.seed, done.failed)
-    _show(chosen, named, done, measured, grid.output, grid.as_json, info)
-    finish_run(done, quiet=grid.as_json)
+    _show(chosen, named, done, measured, grid.output, info)
+    finish_run(done)
 
 
 def _measurement(name: str) -> Any:
@@ -169,7 +168,6 @@ def _show(
     run: Run,
     measured: Mapping[str, Sequence[Any]],
     folder: Path | None,
-    as_json: bool,
     info: ReportInfo | None = None,
 ) -> None:
     """Show the chosen tables, and write them; or the report, if there is information for one."""
@@ -191,15 +189,13 @@ def _show(
         elif run.results:
             trials = write_trials(run.results, folder / "trials.csv")
             written += [trials, *write_report(summaries, folder, info)]
-    if as_json:
-        document: dict[str, object] = {name: table.rows for name, table in tables.items()}
-        document |= {name: each.document for name, each in ours.items()}
-        if info is not None:
-            failures = {str(trial): failure for trial, failure in run.failures.items()}
-            document |= {"about": SEEDED_NOISE, "results": [each.flat() for each in summaries]}
-            document |= {"computed": run.computed, "failures": failures}
-        print_json({**document, "written": list(map(str, written))})
-        return
+    document: dict[str, object] = {name: table.rows for name, table in tables.items()}
+    document |= {name: each.document for name, each in ours.items()}
+    if info is not None:
+        failures = {str(trial): failure for trial, failure in run.failures.items()}
+        document |= {"about": SEEDED_NOISE, "results": [each.flat() for each in summaries]}
+        document |= {"computed": run.computed, "failures": failures}
+    print_json({**document, "written": list(map(str, written))})
     if info is not None:
         _print_coverage(summaries)
     for table in (*tables.values(), *(each for found in ours.values() for each in found.tables)):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quietmax.cli._options import Json, with_groups
-from quietmax.cli._output import console, print_json, print_table
+from quietmax.cli._options import with_groups
+from quietmax.cli._output import console, in_json, print_json, print_table
 from quietmax.errors import DataUnavailable, InvalidData, InvalidInput, counted
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ def _draft(
         Path | None, typer.Option("--output", "-o", help="File for the draft. Default: the standard output.")
     ] = None,
     overwrite: Annotated[bool, "Replace an existing file."] = False,
-    as_json: Json = False,
 ) -> None:
     """Propose a schema for a table, for its owner to check and confirm.
 
@@ -45,16 +44,16 @@ def _draft(
     """
     from quietmax.data.draft import draft_schema
 
-    in_json = as_json
+    as_document = in_json()
     if output is not None:
         if output.suffix.lower() not in (".toml", ".json"):
             raise InvalidInput(f"--output must end in .toml or .json, got '{output}'.")
         if output.exists() and not overwrite:
             raise InvalidInput(f"The file {output} exists; --overwrite replaces it.")
-        in_json = output.suffix.lower() == ".json"
+        as_document = output.suffix.lower() == ".json"
     proposed = draft_schema(table, label=label, person=person)
     schema = proposed.schema.to_dict()
-    text = json.dumps(schema, indent=2, ensure_ascii=False) + "\n" if in_json else proposed.to_toml()
+    text = json.dumps(schema, indent=2, ensure_ascii=False) + "\n" if as_document else proposed.to_toml()
     if output is None:
         sys.stdout.write(text)
         return
@@ -73,7 +72,6 @@ def _check(
         Path | None,
         "TOML or JSON file. Default: the .toml file of the same name beside the table.",
     ] = None,
-    as_json: Json = False,
 ) -> None:
     """Show what a table loses when it is read as the schema declares: clipped, unknown and missing values.
 
@@ -87,10 +85,8 @@ def _check(
 
     declared = find_schema(table, schema)
     report = check_table(table, declared)
-    if as_json:
-        print_json(report)
-    else:
-        _print_report(report)
+    print_json(report)
+    _print_report(report)
     problems = [*report.problems]
     if declared == Schema():
         beside = table.with_suffix(".toml")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from quietmax.cli._options import Json, with_groups
+from quietmax.cli._options import with_groups
 from quietmax.cli._output import print_json, print_table
 from quietmax.errors import InvalidInput
 
@@ -26,7 +26,6 @@ def command(
         float | None, "L2 penalty as Keras counts it (2*lambda in the paper). Default: 0.001."
     ] = None,
     activation: Annotated[str | None, "tanh, sigmoid or relu. Default: tanh."] = None,
-    as_json: Json = False,
 ) -> None:
     """Compute the sensitivities that the paper publishes for a network.
 
@@ -52,9 +51,7 @@ def command(
             l2=0.001 if l2 is None else l2,
             activation_name=activation or "tanh",
         )
-    if as_json:
-        print_json(found.to_json())
-        return
+    print_json(found.to_json())
     print_table(
         "Published sensitivity",
         ("quantity", "value", "basis"),

@@ -16,7 +16,6 @@ from quietmax.cli._options import (
     Alpha,
     DataOptions,
     EngineOptions,
-    Json,
     arguments_of,
     loss_of,
     with_groups,
@@ -146,7 +145,6 @@ class _Training(DataOptions):
         None
     )
     overwrite: Annotated[bool, "Replace an existing model in that folder."] = False
-    as_json: Json = False
 
     def check(self) -> None:
         """Raise if the model could not be written, before anything is trained."""
@@ -178,8 +176,8 @@ def _network(*, alpha: Alpha = None, settings: NetworkOptions, training: _Traini
     if "hidden" in arguments:
         arguments["hidden"] = tuple(arguments["hidden"])
     chosen = TrainingSettings(**arguments, loss=loss_of(alpha, training.data))
-    split = training.load(training.data, quiet=training.as_json)
-    with progress_bar("training", quiet=training.as_json) as progress:
+    split = training.load(training.data)
+    with progress_bar("training") as progress:
         model = train(split, settings=chosen, progress=progress)
     if training.output is not None:
         save_model(model, training.output, overwrite=training.overwrite)
@@ -191,10 +189,8 @@ def _network(*, alpha: Alpha = None, settings: NetworkOptions, training: _Traini
         "model": None if training.output is None else str(training.output),
         "not_for_publication": ["records", "train_accuracy", "test_accuracy", "model"],
     }
-    if not training.as_json:
-        caption = "Do not publish these numbers or the model if the records are private: no noise was added."
-        training.print("Trained (answers are not private)", result, caption)
-        return
+    caption = "Do not publish these numbers or the model if the records are private: no noise was added."
+    training.print("Trained (answers are not private)", result, caption)
     if chosen.activation != "relu" and chosen.l2 > 0:
         result["sensitivity"] = published_sensitivity(model).to_json()
     print_json(result)
@@ -275,13 +271,13 @@ def _train(
     from quietmax.estimators.serialization import save_private
 
     training.check()
-    engine = memory.engine(quiet=training.as_json)
+    engine = memory.engine()
     split: Split | TableRows
     image_shape = None
     if memory.reads_parts(training.data):
         split = training.rows(training.data)
     else:
-        split = training.load(training.data, quiet=training.as_json)
+        split = training.load(training.data)
         image_shape = split.records.image_shape
     estimator.set_params(image_shape=image_shape)
     features = str(estimator.features)
@@ -290,16 +286,14 @@ def _train(
     else:
         _check_plugin_map(features, image_shape, split)
     started = time.perf_counter()
-    with progress_bar(f"training {name}", quiet=training.as_json) as progress:
+    with progress_bar(f"training {name}") as progress:
         estimator.set_params(engine=replace(engine, progress=progress))
         estimator.fit(split.train)
     seconds = time.perf_counter() - started
     if training.output is not None:
         save_private(estimator, training.output, dataset=split.name, overwrite=training.overwrite)
     result = _result(name, estimator, split, seconds, training)
-    if training.as_json:
-        print_json({**result, "guarantee": estimator.guarantee_.to_json()})
-        return
+    print_json({**result, "guarantee": estimator.guarantee_.to_json()})
     unprotected = " and ".join(result["not_for_publication"]).replace("_", " ")
     shown = {**result, "size": f"{result['size']:,} {result['unit']}s ({result['size_from']})"}
     caption = f"Do not publish: {unprotected}. The guarantee does not cover them."
@@ -361,7 +355,7 @@ def _result(
     guarantee, paid_per_answer = estimator.guarantee_, hasattr(estimator, "predictor_")
     assumed = "declared" if estimator.declared_size is not None else _COUNTED
     # Released weights answer the test records at no cost; answers that are paid for are not spent here.
-    test_accuracy = None if paid_per_answer else _accuracy(estimator, split, quiet=training.as_json)
+    test_accuracy = None if paid_per_answer else _accuracy(estimator, split)
     result = {
         "dataset": split.name,
         "estimator": name,
@@ -380,10 +374,10 @@ def _result(
     return {**result, "warnings": list(_warnings(result))}
 
 
-def _accuracy(estimator: Any, split: Split | TableRows, *, quiet: bool) -> float | None:
+def _accuracy(estimator: Any, split: Split | TableRows) -> float | None:
     """The exact share of test records whose class the estimator predicts; None if there are none."""
     right = total = 0
-    with progress_bar("testing", quiet=quiet) as progress:
+    with progress_bar("testing") as progress:
         for records in _test_records(split, progress):
             right += int((estimator.predict(records) == estimator.classes_[records.labels]).sum())
             total += len(records)
