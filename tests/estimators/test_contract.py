@@ -125,8 +125,10 @@ def test_who_was_held_out_is_a_fact_of_the_guarantee(new: Any) -> None:
     fitted = new(classes=None).fit(parts.train)
     assert fitted.holdout_ == parts.holdout
     assert fitted.guarantee_.parameters["holdout"] == {"share": 0.3, "seed": 1}
-    with pytest.raises(InvalidInput, match="held out by their own split"):
-        new(classes=None).fit(parts.test)
+    one_too_many = parts.records.take(np.append(parts.train_rows, parts.test_rows[:1]))
+    for wrong in (parts.test, parts.records, one_too_many):
+        with pytest.raises(InvalidInput, match=r"held out by their own split.*`split\.train`"):
+            new(classes=None).fit(wrong)
     with pytest.raises(InvalidInput, match="Nobody is left to train on"):
         new(classes=None).fit(hold_out(encode_table(FRAME, SCHEMA), 0.999_999).train)
 
@@ -183,6 +185,8 @@ def test_an_estimator_whose_last_fit_failed_is_not_fitted(new: Any, tmp_path: Pa
     ):
         with pytest.raises(NotFittedError):
             use()
+    with pytest.raises(InvalidInput, match="fit it again"):
+        fitted.evaluate(RECORDS, LABELS, mu=1.0)
 
 
 def test_a_class_that_inherits_from_an_estimator_may_look_at_the_records_first(new: Any) -> None:

@@ -28,16 +28,14 @@ from quietmax.models import CrossEntropy, TrainingSettings
 from quietmax.models.features import UnitNorm
 from quietmax.models.stacked import train_independent
 from quietmax.predictor import Predictor
+from tests.estimators.made import blobs
 
 FAST = TrainingSettings(hidden=(8,), loss=CrossEntropy(), learning_rate=0.02, epochs=15, batch_size=16)
 LINEAR = TrainingSettings(hidden=(), loss=CrossEntropy(), learning_rate=0.05, epochs=5, batch_size=8)
 
 
-def _blobs(count: int = 400, classes: int = 3, seed: int = 0):
-    generator = np.random.default_rng(seed)
-    labels = generator.integers(0, classes, count)
-    centres = 3 * np.random.default_rng(99).normal(size=(classes, 5))
-    return (centres[labels] + generator.normal(size=(count, 5))).astype(np.float32), labels
+def _blobs(count: int = 400, seed: int = 0) -> Any:
+    return blobs(count, seed=seed)
 
 
 def _teachers(**changes) -> Teachers:

@@ -1,4 +1,4 @@
-"""Points to train on, and every way to train a network from the same initial weights."""
+"""Every way to train a network from the same initial weights."""
 
 from __future__ import annotations
 
@@ -19,13 +19,6 @@ from quietmax.models.mlp import MLP, initial_mlp
 PATHS = ("stack", "exact", "module", "module, seeded")
 """K networks with seeded noise, one with exact noise, and a module with either."""
 ACTIVATIONS = {"tanh": torch.nn.Tanh, "relu": torch.nn.ReLU, "sigmoid": torch.nn.Sigmoid}
-
-
-def blobs(count: int = 90, classes: int = 3, columns: int = 5, seed: int = 0) -> Any:
-    generator = np.random.default_rng(seed)
-    labels = generator.integers(0, classes, count)
-    centres = 3 * np.random.default_rng(99).normal(size=(classes, columns))
-    return (centres[labels] + generator.normal(size=(count, columns))).astype(np.float32), labels
 
 
 def as_module(stack: MLP, index: int = 0) -> torch.nn.Sequential:

@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from quietmax.accounting.dpsgd import Schedule, noise_multiplier
-from quietmax.data.schema import Schema
 from quietmax.errors import DataUnavailable, InvalidInput
 from quietmax.estimators import DPSGDSettings, open_private, save_private
 from quietmax.estimators.dpsgd import estimator, training
@@ -21,6 +19,7 @@ from quietmax.estimators.head.exact_sums import _unit_rows, clipped_rows, on_gri
 from quietmax.estimators.training_set import Persons
 from quietmax.models.features import UnitNorm
 from tests.estimators.made import made
+from tests.estimators.table_of_people import PLAIN, table_of_people
 
 
 def _features(count: int = 700, columns: int = 5, seed: int = 0) -> Any:
@@ -190,30 +189,13 @@ def test_without_centring_the_network_sees_the_features_as_they_are(changes: dic
     assert "clipped gradients" in private.guarantee_.because
 
 
-def _table(count: int = 900) -> tuple[pd.DataFrame, Schema]:
-    generator = np.random.default_rng(2)
-    age, job = (
-        generator.integers(0, 100, count),
-        generator.choice(["a", "b", "c", "d"], count, p=[0.7, 0.1, 0.1, 0.1]),
-    )
-    label = np.where((age > 50) ^ (job == "b"), "yes", "no")
-    schema = Schema(
-        label="ill",
-        classes=("no", "yes"),
-        bounds={"age": (0.0, 100.0)},
-        categories={"job": ("a", "b", "c", "d")},
-        complete=("age", "job"),
-    )
-    return pd.DataFrame({"age": age, "job": job, "ill": label}), schema
-
-
 def test_a_table_gets_the_features_of_a_head_and_their_scale_and_is_saved_with_them(tmp_path: Path) -> None:
-    frame, schema = _table()
-    private = DPSGD(8.0, 1e-5, schema=schema, declared_size=900).fit(frame)
+    frame = table_of_people(900, 900)
+    private = DPSGD(8.0, 1e-5, schema=PLAIN, declared_size=900).fit(frame)
     assert private.guarantee_.status == "proven"
     assert private.guarantee_.parameters["features"]["kind"] == "table"
     assert private.guarantee_.parameters["inputs"] == "scaled"
-    assert private.score(frame, frame["ill"]) > 0.85
+    assert private.score(frame, frame["ill"]) > 0.7
     folder = save_private(private, tmp_path / "model", dataset="people")
     opened = open_private(folder)
     assert opened.guarantee == private.guarantee_

@@ -16,8 +16,7 @@ from quietmax.estimators.dpsgd.training import (
     PrivateSettings,
     train_private_module,
 )
-from tests.estimators.dpsgd.networks import blobs
-from tests.estimators.made import made
+from tests.estimators.made import blobs, made
 
 pytest.importorskip("opacus")
 

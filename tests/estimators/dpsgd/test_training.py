@@ -25,7 +25,8 @@ from quietmax.estimators.training_set import Persons
 from quietmax.models import Convexified
 from quietmax.models.mlp import initial_mlp
 from quietmax.models.stacked import loss_value
-from tests.estimators.dpsgd.networks import PATHS, as_module, blobs, moved, stack, start, trained, vector
+from tests.estimators.dpsgd.networks import PATHS, as_module, moved, stack, start, trained, vector
+from tests.estimators.made import blobs
 
 SETTINGS = PrivateSettings(hidden=(7,), sampling_rate=0.3, steps=12, learning_rate=0.5)
 

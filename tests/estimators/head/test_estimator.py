@@ -94,15 +94,9 @@ def test_without_a_declared_size_a_noisy_count_is_released_and_paid_for() -> Non
 @pytest.mark.parametrize("loss", ["cross-entropy", "convexified"])
 def test_the_fitted_minimisers_of_neighbours_are_within_the_certified_sensitivity(loss: str) -> None:
     """End to end, with noise too small to see."""
-    settings = {
-        "mu": 1e9,
-        "method": "output",
-        "regularisation": 0.02,
-        "centring": 0.0,
-        "loss": loss,
-        "alpha": 0.01,
-    }
-    whole = made(PrivateHead, **settings, classes=(0, 1, 2), declared_size=30).fit(TABLE[:30], LABELS[:30])
+    settings = {"mu": 1e9, "method": "output", "regularisation": 0.02, "centring": 0.0}
+    settings |= {"loss": loss, "alpha": 0.01, "classes": (0, 1, 2), "declared_size": 30}
+    whole = made(PrivateHead, **settings).fit(TABLE[:30], LABELS[:30])
     bound = whole.sensitivity_.value
     rng = np.random.default_rng(1)
     for trial in range(40):
@@ -112,7 +106,7 @@ def test_the_fitted_minimisers_of_neighbours_are_within_the_certified_sensitivit
         labels = LABELS[:30].copy()
         labels[trial % 30] = rng.integers(3)
         fitted = [
-            made(PrivateHead, **settings, classes=(0, 1, 2), declared_size=30).fit(*data)
+            made(PrivateHead, **settings).fit(*data)
             for data in ((extreme, labels), (extreme[kept], labels[kept]))
         ]
         assert np.linalg.norm(fitted[0].coef_ - fitted[1].coef_) <= bound
@@ -121,14 +115,8 @@ def test_the_fitted_minimisers_of_neighbours_are_within_the_certified_sensitivit
 
 
 def test_one_step_on_neighbours_with_the_same_noise_differs_by_at_most_one_clipped_gradient() -> None:
-    settings = {
-        "steps": 1,
-        "centring": 0.0,
-        "random_state": 5,
-        "max_grad_norm": 0.3,
-        "learning_rate": 30.0,
-        **PUBLIC,
-    }
+    settings = {"steps": 1, "centring": 0.0, "max_grad_norm": 0.3, "learning_rate": 30.0} | PUBLIC
+    settings["random_state"] = 5
     whole = made(PrivateHead, **settings).fit(TABLE, LABELS)
     for removed in range(0, 400, 20):
         kept = np.delete(np.arange(400), removed)
@@ -404,28 +392,22 @@ def uneven(records: int = 20_000) -> tuple[np.ndarray, np.ndarray]:
 def test_second_moments_help_where_columns_have_very_different_spread() -> None:
     rows, labels = uneven(40_000)
     settings: dict[str, Any] = {"declared_size": 20_000, "classes": (0, 1), "random_state": 0}
-    plain = PrivateHead(1.0, 1e-5, settings=HeadSettings(second_moments=0.0), **settings).fit(
-        rows[:20_000], labels[:20_000]
-    )
-    whitened = made(PrivateHead, 1.0, 1e-5, **settings).fit(rows[:20_000], labels[:20_000])
+    train, others = (rows[:20_000], labels[:20_000]), (rows[20_000:], labels[20_000:])
+    plain = made(PrivateHead, 1.0, 1e-5, second_moments=0.0, **settings).fit(*train)
+    whitened = made(PrivateHead, 1.0, 1e-5, **settings).fit(*train)
     assert plain.whitening_ is None
     assert whitened.whitening_.shape == (14, 14)
     assert whitened.plan_.steps < plain.plan_.steps
     assert whitened.guarantee_.mu == pytest.approx(plain.guarantee_.mu, rel=1e-9)
-    gain = whitened.score(rows[20_000:], labels[20_000:]) - plain.score(rows[20_000:], labels[20_000:])
-    assert gain > 0.02
+    assert whitened.score(*others) > plain.score(*others) + 0.02
 
 
 def test_a_whitened_head_predicts_from_each_row_alone() -> None:
     rows, labels = uneven(6000)
-    head = PrivateHead(
-        mu=1.0, settings=HeadSettings(second_moments=0.1), classes=(0, 1), declared_size=6000
-    ).fit(rows, labels)
-    together = head.decision_function(rows[:50])
-    for number in range(50):
-        np.testing.assert_allclose(
-            head.decision_function(rows[number : number + 1]), together[number], rtol=1e-12
-        )
+    public = {"classes": (0, 1), "declared_size": 6000}
+    head = made(PrivateHead, mu=1.0, second_moments=0.1, **public).fit(rows, labels)
+    alone = [head.decision_function(row[None])[0] for row in rows[:50]]
+    np.testing.assert_allclose(alone, head.decision_function(rows[:50]), rtol=1e-12)
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
@@ -449,12 +431,8 @@ def people(count: int = 3000) -> pd.DataFrame:
 
 
 def test_features_of_tables_are_scaled_by_the_released_centre_at_no_cost(tmp_path: Path) -> None:
-    schema = Schema(
-        label="late",
-        classes=("no", "yes"),
-        bounds={"age": (0, 100)},
-        categories={"region": ("north", "south")},
-    )
+    regions = {"region": ("north", "south")}
+    schema = Schema(label="late", classes=("no", "yes"), bounds={"age": (0, 100)}, categories=regions)
     frame = people()
     head = PrivateHead(2.0, 1e-5, schema=schema, declared_size=3000).fit(frame)
     claim = head.guarantee_
@@ -471,12 +449,8 @@ def test_features_of_tables_are_scaled_by_the_released_centre_at_no_cost(tmp_pat
     np.testing.assert_array_equal(opened.predict_proba(opened.encode(frame)), head.predict_proba(frame))
     assert opened.guarantee == claim
     # without a centre there is nothing to scale by
-    assert (
-        PrivateHead(schema=schema, declared_size=3000, settings=HeadSettings(centring=0.0))
-        .fit(frame)
-        .whitening_
-        is None
-    )
+    plain = made(PrivateHead, schema=schema, declared_size=3000, centring=0.0).fit(frame)
+    assert plain.whitening_ is None
 
 
 @pytest.mark.parametrize("steps", [0, 0.5, -3, "10"])

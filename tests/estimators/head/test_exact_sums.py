@@ -72,17 +72,23 @@ def contributions(table: Table, weights: np.ndarray, max_grad_norm: float) -> np
     return np.array(parts)
 
 
-def with_persons(rng: np.random.Generator, table: Table, persons: int) -> tuple[Table, np.ndarray]:
-    """The same rows, given to persons at random, and the person of each row."""
+def with_persons(rng: np.random.Generator, table: Table, persons: int | None) -> tuple[Table, np.ndarray]:
+    """The same rows, given to persons at random, and the person of each row; None: every row is a person."""
+    if persons is None:
+        return table, np.arange(len(table))
     owner = rng.integers(persons, size=len(table))
     return Table(table.rows, table.labels, table.classes, np.bincount(owner)[owner]), owner
 
 
-def without(table: Table, owner: np.ndarray, person: int) -> Table:
-    """The table without all rows of a person."""
-    kept = owner != person
-    assert table.repeats is not None
-    return Table(table.rows[kept], table.labels[kept], table.classes, table.repeats[kept])
+def released(table: Table, weights: np.ndarray) -> list[np.ndarray]:
+    """The sums that are released with noise."""
+    return [gradient_sum(table, weights, 0.2), _row_sum(table), _moment_sum(table)]
+
+
+def chosen(table: Table, rows: np.ndarray) -> Table:
+    """Some rows of a table, whose persons keep their number of rows."""
+    repeats = None if table.repeats is None else table.repeats[rows]
+    return Table(table.rows[rows], table.labels[rows], table.classes, repeats)
 
 
 def units(values: np.ndarray, bits: int) -> list[int]:
@@ -90,18 +96,6 @@ def units(values: np.ndarray, bits: int) -> list[int]:
     scaled = [math.ldexp(float(value), bits) for value in np.ravel(values)]
     assert all(each == int(each) for each in scaled)
     return [int(each) for each in scaled]
-
-
-def test_the_gradient_sum_is_the_exact_sum_of_every_records_own_contribution() -> None:
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        table = random_table(rng, int(rng.integers(1, 60)), int(rng.integers(1, 9)), int(rng.integers(2, 5)))
-        weights = rng.normal(size=(table.classes, table.features)) * 10 ** rng.uniform(-2, 3)
-        scaled = np.ldexp(contributions(table, weights, 0.3), 2 * BITS)
-        assert (scaled == np.rint(scaled)).all()
-        exact = scaled.astype(np.int64).sum(axis=0)
-        rounded = (exact + 2**9) >> 10
-        np.testing.assert_array_equal(gradient_sum(table, weights, 0.3), rounded * GRID)
 
 
 def test_no_record_contributes_more_than_the_clip_and_some_contribute_all_of_it() -> None:
@@ -125,37 +119,26 @@ def test_without_clipping_a_mislabelled_record_contributes_nearly_the_square_roo
     assert 0.99 * math.sqrt(2) < length <= math.sqrt(2)
 
 
-def test_removing_any_record_moves_the_released_sum_by_at_most_the_certified_sensitivity() -> None:
-    rng = np.random.default_rng(2)
-    largest = 0.0
-    for _ in range(60):
-        table = random_table(rng, int(rng.integers(2, 40)), int(rng.integers(1, 6)), int(rng.integers(2, 6)))
-        weights = rng.normal(size=(table.classes, table.features)) * 10 ** rng.uniform(-1, 2)
-        max_grad_norm = float(10 ** rng.uniform(-1.0, 0.0))
-        bound = certified.head_gradient(max_grad_norm, coordinates=weights.size, grid=GRID).value
-        whole = gradient_sum(table, weights, max_grad_norm)
-        for removed in range(len(table)):
-            kept = np.delete(np.arange(len(table)), removed)
-            moved = whole - gradient_sum(
-                Table(table.rows[kept], table.labels[kept], table.classes), weights, max_grad_norm
-            )
-            assert np.linalg.norm(moved) <= bound
-            largest = max(largest, float(np.linalg.norm(moved) / bound))
-    assert largest > 0.99
-
-
-@pytest.mark.parametrize("height", [16, 37, 4096])
-def test_the_sum_depends_on_neither_the_order_of_the_records_nor_the_blocks(
-    monkeypatch: pytest.MonkeyPatch, height: int
+@pytest.mark.parametrize("persons", [None, 120], ids=["records", "persons"])
+@pytest.mark.parametrize("change", ["order", "chunks of 16", "chunks of 37", "rows in float64", "threads"])
+def test_no_sum_depends_on_the_order_of_the_rows_on_blocks_or_on_threads(
+    monkeypatch: pytest.MonkeyPatch, change: str, persons: int | None
 ) -> None:
     rng = np.random.default_rng(3)
-    table = random_table(rng, 500, 700, 3)
-    weights = rng.normal(size=(3, 701)) * 5
-    whole = gradient_sum(table, weights, 0.2)
-    order = rng.permutation(500)
-    monkeypatch.setattr(blocks, "_chunk_rows", lambda _: height)
-    shuffled = Table(table.rows[order], table.labels[order], 3)
-    np.testing.assert_array_equal(gradient_sum(shuffled, weights, 0.2), whole)
+    table, _ = with_persons(rng, random_table(rng, 3000, 40, 3), persons)
+    weights = rng.normal(size=(3, 41)) * 5
+    whole = released(table, weights)
+    if change == "order":
+        table = chosen(table, rng.permutation(3000))
+    elif change.startswith("chunks"):
+        monkeypatch.setattr(blocks, "_chunk_rows", lambda _: int(change[-2:]))
+    elif change == "threads":
+        torch.set_num_threads(3)
+        assert len(table.pieces(torch.get_num_threads())) == 3
+    else:
+        monkeypatch.setattr(exact_sums, "EXACT_ROWS", 16)
+    for found, expected in zip(released(table, weights), whole, strict=True):
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_the_sum_of_more_rows_than_float64_holds_exactly_is_that_of_its_parts() -> None:
@@ -170,28 +153,6 @@ def test_the_sum_of_more_rows_than_float64_holds_exactly_is_that_of_its_parts() 
     np.testing.assert_allclose(
         gradient_sum(table, weights, 0.2), np.sum(parts, axis=0), rtol=0, atol=5 * GRID
     )
-
-
-@pytest.mark.parametrize("most", [16, 100])
-def test_the_sum_does_not_depend_on_how_many_rows_are_summed_in_float64(
-    monkeypatch: pytest.MonkeyPatch, most: int
-) -> None:
-    rng = np.random.default_rng(32)
-    table = random_table(rng, 500, 700, 3)
-    weights = rng.normal(size=(3, 701)) * 5
-    whole = gradient_sum(table, weights, 0.2)
-    monkeypatch.setattr(exact_sums, "EXACT_ROWS", most)
-    np.testing.assert_array_equal(gradient_sum(table, weights, 0.2), whole)
-
-
-def test_the_sum_does_not_depend_on_the_number_of_threads() -> None:
-    rng = np.random.default_rng(9)
-    table = random_table(rng, 3000, 40, 3)
-    weights = rng.normal(size=(3, 41)) * 5
-    whole = gradient_sum(table, weights, 0.2)
-    torch.set_num_threads(3)
-    assert len(table.pieces(torch.get_num_threads())) == 3
-    np.testing.assert_array_equal(gradient_sum(table, weights, 0.2), whole)
 
 
 def test_logits_of_rows_and_weights_on_their_grids_are_exact() -> None:
@@ -272,13 +233,6 @@ def test_rows_stay_finite_and_short_for_every_radius(radius: float) -> None:
 
 def test_an_empty_row_without_constant_stays_zero() -> None:
     np.testing.assert_array_equal(_unit_rows(np.zeros((1, 2)), np.zeros(2), 0.0), np.zeros((1, 3)))
-
-
-def test_the_sum_of_rows_is_exact() -> None:
-    rng = np.random.default_rng(7)
-    rows = clipped_rows(rng.normal(size=(3000, 4)).astype(np.float32), 1.0).astype(np.float32)
-    scaled = np.ldexp(rows.astype(np.float64), BITS).astype(np.int64)
-    np.testing.assert_array_equal(np.ldexp(sum_of(rows), BITS), scaled.sum(axis=0))
 
 
 def test_a_decision_on_centred_unit_rows_is_an_affine_decision_on_features() -> None:
@@ -363,12 +317,10 @@ def test_clamping_and_rounding_move_neighbours_apart_by_at_most_one_step(size: i
         for _ in range(50):
             one = start + int(rng.integers(-(2**42), 2**42))
             other = one + int(rng.integers(-(2**41), 2**41))
-            found = [
-                ExactSum(np.array([each >> 32]), np.array([each & (2**32 - 1)]))._to_grid(
-                    drop=step.bit_length() - 1
-                )[0]
-                for each in (one, other)
+            pairs = [
+                ExactSum(np.array([each >> 32]), np.array([each & (2**32 - 1)])) for each in (one, other)
             ]
+            found = [pair._to_grid(drop=step.bit_length() - 1)[0] for pair in pairs]
             assert abs(int(found[0]) - int(found[1])) * step <= abs(one - other) + step
             assert all(abs(each) <= 2**53 for each in found)
 
@@ -422,60 +374,47 @@ def test_one_of_two_people_who_share_a_value_moves_a_sum_by_up_to_twice_the_boun
     both = rows[[0] + [1] * 99].astype(np.float32)
     together = Table(both, np.zeros(100, np.int64), 2, np.full(100, 100))
     alone = Table(both[:1], np.zeros(1, np.int64), 2, np.ones(1, np.int64))
-    moved = {
-        "centre": (_row_sum(together) - _row_sum(alone), 1.0),
-        "gradient": (
-            gradient_sum(together, np.zeros((2, 2)), 0.2) - gradient_sum(alone, np.zeros((2, 2)), 0.2),
-            0.2,
-        ),
-    }
-    for change, bound in moved.values():
-        assert 1.9 * bound < np.linalg.norm(change) < 2 * bound
+    sums = zip(released(together, np.zeros((2, 2))), released(alone, np.zeros((2, 2))), strict=True)
+    for (one, other), bound in zip(sums, (0.2, 1.0), strict=False):
+        assert 1.9 * bound < np.linalg.norm(one - other) < 2 * bound
 
 
-def test_the_sums_over_persons_are_the_exact_sums_of_their_rows() -> None:
+@pytest.mark.parametrize("persons", [None, 12], ids=["records", "persons"])
+def test_every_sum_is_the_exact_sum_of_what_each_row_adds_alone(persons: int | None) -> None:
     rng = np.random.default_rng(10)
     for _ in range(20):
-        table, _ = with_persons(rng, random_table(rng, 50, int(rng.integers(1, 6)), 3), 12)
-        weights = rng.normal(size=(3, table.features)) * 10 ** rng.uniform(-1, 2)
+        plain = random_table(rng, int(rng.integers(1, 60)), int(rng.integers(1, 9)), int(rng.integers(2, 5)))
+        table, _ = with_persons(rng, plain, persons)
+        weights = rng.normal(size=(table.classes, table.features)) * 10 ** rng.uniform(-2, 3)
         each = [units(part, 2 * BITS) for part in contributions(table, weights, 0.3)]
         expected = [((sum(column) + 2**9) >> 10) * GRID for column in zip(*each, strict=True)]
         np.testing.assert_array_equal(gradient_sum(table, weights, 0.3).ravel(), expected)
-        assert table.repeats is not None
-        scaled = np.array(
-            [
-                units(on_grid(row.astype(np.float64) * np.sqrt(1.0 / count)), BITS)
-                for row, count in zip(table.rows, table.repeats, strict=True)
-            ],
-            object,
-        )
-        exact = (scaled.T @ scaled + 2**19) >> 20
+        rows = table.rows.astype(np.float64)
+        shares = np.ones((len(rows), 1)) if table.shares is None else table.shares[:, None]
+        roots = np.array([units(row, BITS) for row in on_grid(rows * np.sqrt(shares))], object)
+        exact = (roots.T @ roots + 2**19) >> 20
         np.testing.assert_array_equal(_moment_sum(table), exact.astype(np.float64) * MOMENTS_GRID)
-        shares = [
-            units(on_grid(row.astype(np.float64) / count), BITS)
-            for row, count in zip(table.rows, table.repeats, strict=True)
-        ]
-        assert units(_row_sum(table), BITS) == [sum(column) for column in zip(*shares, strict=True)]
+        parts = [units(row, BITS) for row in on_grid(rows * shares)]
+        assert units(_row_sum(table), BITS) == [sum(column) for column in zip(*parts, strict=True)]
 
 
-def test_removing_any_person_moves_every_released_sum_by_at_most_the_certified_sensitivity() -> None:
+@pytest.mark.parametrize("persons", [None, 8], ids=["records", "persons"])
+def test_removing_anybody_moves_every_released_sum_by_at_most_the_certified_sensitivity(
+    persons: int | None,
+) -> None:
     rng = np.random.default_rng(11)
     largest = np.zeros(3)
     for _ in range(40):
-        table, owner = with_persons(rng, random_table(rng, 40, int(rng.integers(1, 6)), 3), 8)
-        weights = rng.normal(size=(3, table.features)) * 10 ** rng.uniform(0, 2)
-        bounds = np.array([
-            certified.head_gradient(0.2, coordinates=weights.size, grid=GRID).value,
-            1.0,
-            certified.head_moments(features=table.features, grid=MOMENTS_GRID).value,
-        ])  # fmt: skip
+        plain = random_table(rng, 40, int(rng.integers(1, 6)), int(rng.integers(2, 6)))
+        table, owner = with_persons(rng, plain, persons)
+        weights = rng.normal(size=(table.classes, table.features)) * 10 ** rng.uniform(-1, 2)
+        gradient = certified.head_gradient(0.2, coordinates=weights.size, grid=GRID)
+        moments = certified.head_moments(features=table.features, grid=MOMENTS_GRID)
+        bounds = np.array([gradient.value, 1.0, moments.value])
+        whole = released(table, weights)
         for person in set(owner.tolist()):
-            fewer = without(table, owner, person)
-            moved = np.array([
-                np.linalg.norm(gradient_sum(table, weights, 0.2) - gradient_sum(fewer, weights, 0.2)),
-                np.linalg.norm(_row_sum(table) - _row_sum(fewer)),
-                np.linalg.norm(_moment_sum(table) - _moment_sum(fewer)),
-            ])  # fmt: skip
+            fewer = released(chosen(table, np.flatnonzero(owner != person)), weights)
+            moved = [np.linalg.norm(one - other) for one, other in zip(whole, fewer, strict=True)]
             assert (moved <= bounds).all()
             largest = np.maximum(largest, moved / bounds)
     assert (largest > 0.99).all()
@@ -488,21 +427,6 @@ def test_the_number_of_persons_is_counted_whatever_their_rows() -> None:
     )
     assert table.units == 500
     assert Table(table.rows, table.labels, 2).units == len(owner)
-
-
-def test_the_second_moments_depend_on_neither_the_order_of_the_rows_nor_the_threads() -> None:
-    rng = np.random.default_rng(12)
-    table, _ = with_persons(rng, random_table(rng, 3000, 20, 2), 700)
-    whole, order = _moment_sum(table), rng.permutation(3000)
-    assert table.repeats is not None
-    torch.set_num_threads(3)
-    assert len(table.pieces(torch.get_num_threads())) == 3
-    np.testing.assert_array_equal(_moment_sum(table), whole)
-    shuffled = Table(table.rows[order], table.labels[order], 2, table.repeats[order])
-    np.testing.assert_array_equal(_moment_sum(shuffled), whole)
-    np.testing.assert_array_equal(whole, whole.T)
-    roots = np.sqrt(1.0 / table.repeats)[:, None] * table.rows
-    np.testing.assert_allclose(whole, roots.T @ roots, atol=3000 * 2.0**-19)
 
 
 def test_whitened_rows_are_exact_products_divided_by_their_length() -> None:
