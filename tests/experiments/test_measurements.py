@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
-from quietmax.data.records import Records
 from quietmax.errors import InvalidInput, QuietmaxError
 from quietmax.experiments import grid, paper
 from quietmax.experiments import measurements as ours
@@ -23,7 +20,6 @@ from quietmax.experiments.measurements import (
     NetworkRow,
     alpha_choices,
     network_rows,
-    private_rows,
 )
 from quietmax.experiments.paper import Observed, _condition_lines, bounds_table
 from quietmax.experiments.runner import Run
@@ -174,81 +170,32 @@ def test_the_stored_alphas_cover_the_papers_grid_and_give_its_alpha_on_location_
 
 # --- CIFAR
 
-SETTINGS = CifarSettings("cifar-10", "pixel/255", 1e-3, 3, "convexified", 2.0)
-PUBLISHED = replace(SETTINGS, learning_rate=1e-2, epochs=100, loss="cross-entropy", alpha=None)
 
+def test_cifar_is_measured_by_trials_with_its_scaling_and_learning_rate(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ran: list[grid.Trial] = []
 
-@pytest.fixture
-def images(monkeypatch: pytest.MonkeyPatch) -> Records:
-    """Small images of three planes, ten classes; 60 train a network."""
-    features = np.random.default_rng(0).random((200, 12), dtype=np.float32)
-    records = Records("cifar-10", features, np.arange(200) % 10, classes=10)
-    monkeypatch.setattr(ours, "dataset", lambda _: SimpleNamespace(records=60, alpha=2.0))
-    monkeypatch.setattr(ours, "load_records", lambda *_, **__: records)
-    return records
+    def run_trials(trials: list[grid.Trial], *_: object, **__: object) -> Run:
+        ran.extend(trials)
+        return Run({trial: {"train_accuracy": 0.9, "test_accuracy": 0.4} for trial in trials})
 
-
-def measured(settings: CifarSettings, *, private: bool = False, splits: int = 1) -> list[CifarTrial]:
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setitem(ours._CIFAR_CASES, (settings, private), splits)
-        patched.setattr(ours, "_PRIVATE_EPSILONS", (1.0, 1000.0))
-        return ours._measure_cifar("cifar-10", (settings, private), None, 0)
-
-
-@pytest.mark.usefixtures("images")
-def test_a_case_trains_one_network_per_split_and_answers_with_algorithm1_at_every_epsilon() -> None:
-    trials = measured(SETTINGS, splits=2)
-    assert [trial.split for trial in trials if trial.method == "plain"] == [0, 1]
-    for noise in ("gaussian", "laplace"):
-        found = [trial for trial in trials if (trial.method, trial.split) == (f"algorithm1-{noise}", 1)]
-        assert [trial.epsilon for trial in found] == list(paper.EPSILONS)
-    assert all(0.01 <= (trial.worst_share or 0) <= 1 for trial in trials if trial.method == "plain")
-    assert {trial.case for trial in trials} == {(SETTINGS, False)}
-    assert measured(SETTINGS, splits=2) == trials
-
-
-@pytest.mark.usefixtures("images")
-def test_losses_alphas_and_scalings_train_differently() -> None:
-    cases = (
-        SETTINGS,
-        replace(SETTINGS, alpha=1.0),
-        replace(SETTINGS, scaling="pixel/255 - 0.5"),
-        replace(SETTINGS, loss="cross-entropy", alpha=None),
+    monkeypatch.setattr(ours, "run_trials", run_trials)
+    rows, _ = measure_again("cifar", "cifar-100", tmp_path)
+    assert len({trial.key for trial in ran}) == len(ran) == 2 + 2 * len(paper.EPSILONS)
+    (effort,) = {trial.group.effort for trial in ran}
+    assert (effort.scaling, effort.learning_rate, effort.alpha, effort.attacks) == (
+        "pixel/255",
+        1e-4,
+        1.0,
+        (),
     )
-    plain = [measured(replace(case, epochs=30))[0] for case in cases]
-    assert len({(trial.train_accuracy, trial.test_accuracy) for trial in plain}) == len(cases)
-    assert plain[-1].worst_share is None
-
-
-@pytest.mark.usefixtures("images")
-def test_dpsgd_is_trained_at_every_epsilon_with_the_learning_rate_of_the_case() -> None:
-    trials = measured(PUBLISHED, private=True)
-    assert [(each.case, each.epsilon) for each in trials] == [
-        ((PUBLISHED, True), 1.0),
-        ((PUBLISHED, True), 1000.0),
-    ]
-    slower = measured(replace(PUBLISHED, learning_rate=1e-6), private=True)
-    assert (trials[1].train_accuracy or 0) > (slower[1].train_accuracy or 0)
-
-
-@pytest.mark.usefixtures("images")
-def test_measuring_continues_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = (SETTINGS, False)
-    second = (replace(SETTINGS, loss="cross-entropy", alpha=None), False)
-    trained: list[CifarSettings] = []
-
-    def training(settings: CifarSettings, parts: Any) -> Any:
-        trained.append(settings)
-        return network_trials(settings, parts)
-
-    network_trials = ours._network_trials
-    monkeypatch.setattr(ours, "_network_trials", training)
-    monkeypatch.setattr(ours, "_CIFAR_CASES", {first: 1})
-    before, _ = measure_again("cifar", "cifar-10", tmp_path)
-    monkeypatch.setattr(ours, "_CIFAR_CASES", {first: 1, second: 1})
-    after, done = measure_again("cifar", "cifar-10", tmp_path)
-    assert (trained, done) == ([first[0], second[0]], [(0, 2), (1, 2)])
-    assert [trial.case for trial in after] == [trial.case for trial in before] + [second]
+    tenth = CifarSettings("cifar-100", "pixel/255", 1e-4, 100, "convexified", 1.0)
+    plain = [row.settings for row in rows if row.method == "plain"]
+    assert plain == [tenth, replace(tenth, loss="cross-entropy", alpha=None)]
+    assert {row.settings for row in rows if row.method != "plain"} == {tenth}
+    with pytest.raises(InvalidInput, match="mnist"):
+        measure_again("cifar", "mnist", tmp_path)
 
 
 def _trial(method: str, epsilon: float | None, test: float, split: int = 0) -> CifarTrial:
@@ -276,28 +223,12 @@ def test_rows_compare_means_over_splits_with_the_papers_table_and_curves() -> No
     assert row.largest_difference == pytest.approx(1 - printed[10.0])
 
 
-def test_the_accuracy_loss_of_dpsgd_is_against_the_network_of_the_same_settings() -> None:
-    private = replace(_trial("published-rdp", 1.0, 0.3), loss="cross-entropy", alpha=None)
-    other = replace(private, scaling="pixel/255 - 0.5")
-    first, second = private_rows([_trial("plain", None, 0.4), private, other])
-    assert first.accuracy_loss == pytest.approx(0.25)
-    assert first.paper_test_accuracy == pytest.approx(0.4236 * (1 - 0.3191))
-    assert second.accuracy_loss is None
-
-
-def test_only_cifar_has_cases_and_all_are_stored() -> None:
-    measurement = MEASUREMENTS["cifar"]
-    with pytest.raises(InvalidInput, match="mnist"):
-        measurement.cases("mnist")
-    stored: dict[tuple[CifarSettings, bool], set[tuple[int, float | None]]] = {}
-    for trial in measurement.stored():
-        if not trial.method.startswith("algorithm1"):
-            stored.setdefault(trial.case, set()).add((trial.split, trial.epsilon))
-    assert stored.keys() >= {case for name in measurement.datasets for case in measurement.cases(name)}
-    for (settings, private), splits in ours._CIFAR_CASES.items():
-        assert settings.scaling in ours._SCALINGS
-        epsilons = ours._PRIVATE_EPSILONS if private else (None,)
-        assert stored[settings, private] >= {(split, each) for split in range(splits) for each in epsilons}
+def test_every_network_of_cifar_is_stored() -> None:
+    stored = {(row.settings, row.split) for row in MEASUREMENTS["cifar"].stored() if row.method == "plain"}
+    for name, scaling, rate, epochs, alpha, splits in ours._CIFAR_CASES:
+        settings = CifarSettings(name, scaling, rate, epochs, "convexified", alpha)
+        assert stored >= {(settings, split) for split in range(splits)}
+        assert (replace(settings, loss="cross-entropy", alpha=None), 0) in stored
 
 
 def _stored() -> dict[tuple[Any, ...], NetworkRow]:
@@ -305,19 +236,12 @@ def _stored() -> dict[tuple[Any, ...], NetworkRow]:
     return {(row.dataset, row.scaling, row.learning_rate, row.epochs, row.alpha): row for row in rows}
 
 
-def test_a_tenth_of_the_stated_learning_rate_gives_all_rows_of_the_paper_and_its_dpsgd() -> None:
+def test_a_tenth_of_the_stated_learning_rate_gives_all_rows_of_the_paper() -> None:
     rows = _stored()
     for name, alpha in (("cifar-10", 2.0), ("cifar-10", None), ("cifar-100", 1.0), ("cifar-100", None)):
         row = rows[name, "pixel/255", 1e-4, 100, alpha]
         assert row.agrees, (name, alpha)
         assert row.within == row.points == (0 if alpha is None else 2 * len(paper.EPSILONS))
-    private = [
-        row
-        for row in private_rows(MEASUREMENTS["cifar"].stored())
-        if (row.scaling, row.learning_rate, row.loss) == ("pixel/255", 1e-4, "convexified")
-    ]
-    assert private
-    assert all(abs(row.test_accuracy - row.paper_test_accuracy) < 0.02 for row in private)
 
 
 def test_the_stated_learning_rate_gives_neither_row_of_cifar_10_and_the_accuracy_depends_on_the_split() -> (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -273,6 +274,23 @@ def test_the_holdout_is_the_test_part_and_is_stored_in_keys_only_where_there_is_
     assert not len(shared.data.pool_rows)
     assert shared.group.to_json()["effort"]["holdout"] == 0.2
     assert "holdout" not in Group(table, Effort(480, 2)).to_json()["effort"]
+
+
+def test_a_scaling_and_a_learning_rate_change_the_network_and_not_what_proven_methods_see(
+    store: ResultStore,
+) -> None:
+    def shared(**settings: Any) -> SharedInputs:
+        return SharedInputs(
+            Group(DataSource("mnist-5k"), Effort(200, 2, epochs=3, attacks=(), **settings)), store
+        )
+
+    stated, other = shared(), shared(scaling="pixel/255 - 0.5", learning_rate=1e-4)
+    assert stated.group.to_json()["effort"].keys() | {"scaling", "learning_rate"} == (
+        other.group.to_json()["effort"].keys()
+    )
+    assert (stated.model.settings.learning_rate, other.model.settings.learning_rate) == (1e-3, 1e-4)
+    np.testing.assert_array_equal(stated.data.records.features - 0.5, other.data.records.features)
+    np.testing.assert_array_equal(stated.public.features, other.public.features)
 
 
 def test_published_dpsgd_loses_less_accuracy_with_less_noise(

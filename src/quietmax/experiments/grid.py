@@ -88,6 +88,8 @@ class Effort:
     attack_epochs: int = 100  # Epochs of the attack networks
     attacks: tuple[str, ...] = ("shadow",)  # Names of the attacks. Without any, no shadow network is trained
     holdout: float | None = None  # Share of the persons (without persons: of the rows) that is the test part
+    scaling: str | None = None  # One of `methods.SCALINGS`; None: that of the stored run
+    learning_rate: float | None = None  # Of the network and its shadow networks; None: the paper's
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ class Group:
         return f"{_file_name(self.source.title)}-{self.repeat}-{_digest(self.to_json())}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return everything the networks depend on; the holdout only if there is one. See `Trial.to_json`."""
+        """Return everything the networks depend on; of the effort only what is set. See `Trial.to_json`."""
         declared = {
             _DECLARED_IN_KEYS.get(name, name): value
             for name, value in json.loads(self.source.declared).items()
@@ -404,6 +406,7 @@ def _value(row: Mapping[str, str], name: str, hint: Any) -> Any:
 
 # A trial in the table of trials: the settings of its effort, then these numbers and strings of its result.
 _SETTINGS = ("records", "shadows", "alpha", "epochs", "attack_epochs")
+_UNSTATED = ("holdout", "scaling", "learning_rate")
 _NUMBERS: dict[str, type] = {
     "classes": int,
     "train_accuracy": float,
@@ -432,8 +435,10 @@ def write_trials(results: Mapping[Trial, Result], path: Path) -> Path:
 
 def _trial_row(trial: Trial, result: Result) -> dict[str, Any]:
     group, effort = trial.group, trial.group.effort
-    if group.source.digest or effort.holdout is not None:
-        raise InvalidInput(f"Only trials on registered data sets can be written to one table, got {trial}.")
+    if group.source.digest or any(getattr(effort, name) is not None for name in _UNSTATED):
+        raise InvalidInput(
+            f"Only trials on registered data sets with the paper's settings can be written to one table, got {trial}."
+        )
     row: dict[str, Any] = {
         "dataset": group.source.name,
         "method": trial.method,
@@ -485,7 +490,7 @@ def read_trials(paths: Sequence[Path]) -> dict[Trial, Result]:
 
 def _trial_of_row(row: Mapping[str, str]) -> tuple[Trial, Result]:
     attacks = tuple(row["attacks"].split())
-    effort = _instance(Effort, row, attacks=attacks, holdout=None)
+    effort = _instance(Effort, row, attacks=attacks, **dict.fromkeys(_UNSTATED))
     group = _instance(Group, row, source=DataSource(row["dataset"]), effort=effort)
     result: Result = {name: _value(row, name, kind | None) for name, kind in _NUMBERS.items()}
     result |= {name: row[name] for name in _STRINGS} | {"records": effort.records}

@@ -16,14 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
-from quietmax.accounting.costs import Budget
-from quietmax.data.records import Records, Split, split
-from quietmax.data.registry import dataset, load_records
+from quietmax.data.records import split
+from quietmax.data.registry import dataset
 from quietmax.errors import QuietmaxError, counted, unknown_name
-from quietmax.estimators.dpsgd.training import train_sweep
 from quietmax.experiments import paper
 from quietmax.experiments.findings import ACCURACY_TOLERANCE, CURVE_TOLERANCE, PAPER_SERIES, Mean
 from quietmax.experiments.grid import (
@@ -49,22 +45,15 @@ from quietmax.experiments.paper import (
 )
 from quietmax.experiments.report import Figure, Line, Table, _number, write_figures
 from quietmax.experiments.runner import Progress, run_trials
-from quietmax.mechanisms.algorithm1 import Algorithm1
-from quietmax.mechanisms.base import Answerer
-from quietmax.models.stacked import Convexified, CrossEntropy, TrainingSettings
 from quietmax.models.training import (
     ALPHA_TOLERANCE,
     PAPER_GRID,
     AlphaTrial,
-    Model,
-    accuracy,
     accuracy_loss,
     alpha_trial,
     choose_alpha,
     train,
-    train_many,
 )
-from quietmax.noise.sources import SeededNoise
 from quietmax.sensitivity.network import (
     empirical_sensitivity,
     measured_facts,
@@ -95,10 +84,10 @@ class Measurement:
     """A stored table: its rows, and how they are measured and shown."""
 
     file: str  # The CSV file that the package carries
-    kind: type[Any]  # Of its rows, a dataclass; rows with the same ``case`` were measured together
+    kind: type[Any]  # Of its rows, a dataclass
     datasets: Sequence[str]  # What is measured by default
-    cases: Callable[[str], Sequence[Any]]  # What is measured on a data set
-    measure: Callable[[str, Any, Path | None, int], list[Any]]  # Data set, case, data folder and seed -> rows
+    measured: Callable[[Sequence[str], Path, Path | None, int, Progress], list[Any]]
+    """Measure data sets with a folder for results, the data folder and a seed; the same call continues."""
     show: Callable[[Sequence[Any], Sequence[str] | None], Shown]  # Rows, and the data sets if named
     has_formulas: bool = False  # Whether there is something to show on data sets without rows
 
@@ -106,19 +95,25 @@ class Measurement:
         """Return the rows that the package carries."""
         return _stored_rows(self.kind, self.file, None if self.has_formulas else names)
 
-    def measured(
+
+@dataclass(frozen=True)
+class _ByTrials:
+    """A measurement by trials of the paper's grid, with other settings."""
+
+    trials: Callable[[str, int], list[Trial]]  # Of a data set, with a seed
+    rows: Callable[[Mapping[Trial, Result]], list[Any]]
+
+    def __call__(
         self, names: Sequence[str], folder: Path, data_dir: Path | None, seed: int, progress: Progress
     ) -> list[Any]:
-        """Measure the cases that a folder does not have yet, and store them there."""
-        path = folder / self.file
-        rows: list[Any] = _read_rows(self.kind, path) if path.is_file() else []
-        cases = [(name, case) for name in names for case in self.cases(name)]
-        for done, (name, case) in enumerate(cases):
-            progress(done, len(cases))
-            if not any((row.dataset, row.case) == (name, case) for row in rows):
-                rows += self.measure(name, case, data_dir, seed)
-                write_csv(map(asdict, rows), path)
-        return [row for row in rows if row.dataset in names]
+        trials = [trial for name in names for trial in self.trials(name, seed)]
+        done = run_trials(trials, folder, data_dir=data_dir, progress=progress)
+        if done.failures:
+            failed = counted(len(done.failures), "trial")
+            raise QuietmaxError(
+                f"{failed} failed, which the same command tries again: {'; '.join(done.failed)}."
+            )
+        return self.rows(done.results)
 
 
 def _short(value: float) -> str:
@@ -139,14 +134,27 @@ _REMOVALS = {"location": 12, "adult": 12}
 _REMOVALS_OTHERWISE = 6
 
 
-def _observe(name: str, _case: object, data_dir: Path | None, seed: int) -> list[Observed]:
+def _measured_bounds(
+    names: Sequence[str], folder: Path, data_dir: Path | None, seed: int, progress: Progress
+) -> list[Observed]:
+    path = folder / "bounds.csv"
+    rows = _read_rows(Observed, path) if path.is_file() else []
+    for done, name in enumerate(names):
+        progress(done, len(names))
+        if name not in {row.dataset for row in rows}:
+            rows.append(_observe(name, data_dir, seed))
+            write_csv(map(asdict, rows), path)
+    return [row for row in rows if row.dataset in names]
+
+
+def _observe(name: str, data_dir: Path | None, seed: int) -> Observed:
     """Train the paper's network with all records and without each of a few, and compare."""
     data = split(source_records(DataSource.of(name), data_dir), size=dataset(name).records, seed=seed)
     count = _REMOVALS.get(name, _REMOVALS_OTHERWISE)
     found = empirical_sensitivity(
         data.train, removals=count, queries=data.test.features[:_QUERIES], settings=_settings(name), seed=seed
     )
-    row = Observed(
+    return Observed(
         name,
         len(data.train),
         count,
@@ -157,7 +165,6 @@ def _observe(name: str, _case: object, data_dir: Path | None, seed: int) -> list
         max(found.removals, key=lambda removal: removal.weights_l2).kind,
         *astuple(measured_facts(train(data, settings=_settings(name)), data.train)),
     )
-    return [row]
 
 
 def _show_bounds(observed: Sequence[Observed], names: Sequence[str] | None) -> Shown:
@@ -245,24 +252,7 @@ class AlphaRow(Row):
         return self.train_accuracy - self.test_accuracy
 
 
-@dataclass(frozen=True)
-class _AlphaSweep(Measurement):
-    """Alpha is measured by trials, which the runner stores one by one."""
-
-    def measured(
-        self, names: Sequence[str], folder: Path, data_dir: Path | None, seed: int, progress: Progress
-    ) -> list[AlphaRow]:
-        trials = [trial for name in names for trial in self.measure(name, (), data_dir, seed)]
-        done = run_trials(trials, folder, data_dir=data_dir, progress=progress)
-        if done.failures:
-            failed = counted(len(done.failures), "trial")
-            raise QuietmaxError(
-                f"{failed} failed, which the same command tries again: {'; '.join(done.failed)}."
-            )
-        return _alpha_rows(done.results)
-
-
-def _alpha_trials(name: str, _case: object, _data_dir: Path | None, seed: int) -> list[Trial]:
+def _alpha_trials(name: str, seed: int) -> list[Trial]:
     """One trial per alpha and repeat, and one of the original loss per repeat."""
     repeats, less, alphas = _SWEEPS.get(name, _SWEEPS["mnist"])
     attacks = _ATTACKS if less["shadows"] else ()
@@ -402,22 +392,13 @@ def _alpha_figures(choice: AlphaChoice, rows: Sequence[AlphaRow]) -> Iterator[Fi
 
 # --- CIFAR --------------------------------------------------------------------------------------------------------
 
-_SCALINGS: dict[str, Callable[[NDArray[np.float32]], NDArray[np.float32]]] = {
-    "pixel/255": lambda features: features,
-    "pixel/255 - 0.5": lambda features: features - np.float32(0.5),
-}
-"""How pixels become features. The records have pixel/255."""
-_BATCHES = 20
-"""Number of batches from which the share of the worst record is estimated."""
-_PRIVATE_EPSILONS = (1.0, 10.0, 100.0)
-
 
 @dataclass(frozen=True)
 class CifarSettings:
-    """What is changed from one case to another."""
+    """What is changed from one network to another."""
 
     dataset: str  # "cifar-10" or "cifar-100"
-    scaling: str  # One of `_SCALINGS`
+    scaling: str  # One of `SCALINGS`
     learning_rate: float  # Step size of Adam; the paper states 0.001
     epochs: int  # Passes over the training set; the paper states 100
     loss: str  # "cross-entropy" or "convexified"
@@ -428,122 +409,72 @@ class CifarSettings:
         """These settings alone."""
         return CifarSettings(*(getattr(self, each.name) for each in fields(CifarSettings)))
 
-    def _trial(self, part: Split, method: str, epsilon: float | None, *measured: float | None) -> CifarTrial:
-        """What was measured with these settings on a split."""
-        return CifarTrial(*[*astuple(self.settings), part.seed, method, epsilon, *measured])
-
 
 @dataclass(frozen=True)
 class CifarTrial(CifarSettings):
     """One measured accuracy."""
 
     split: int  # Seed of the split, the initial weights and the order of records
-    method: str  # "plain", "algorithm1-gaussian", "algorithm1-laplace" or "published-rdp"
+    method: str  # "plain", "algorithm1-gaussian" or "algorithm1-laplace"
     epsilon: float | None  # None for the plain network
-    train_accuracy: float | None  # Accuracy on the training records; None for Algorithm 1
+    train_accuracy: float | None  # Accuracy on the training records; stored for plain networks only
     test_accuracy: float  # Accuracy on the test records
-    worst_share: float | None = None  # Largest share of one record in the gradient of its batch, on average
-
-    @property
-    def case(self) -> tuple[CifarSettings, bool]:
-        """The settings, and whether it is DP-SGD as published."""
-        return self.settings, self.method == "published-rdp"
 
 
-_CIFAR_CASES: dict[tuple[CifarSettings, bool], int] = {
-    (
-        CifarSettings(name, scaling, rate, epochs, "convexified" if alpha else "cross-entropy", alpha),
-        private,
-    ): splits
-    for name, private, scaling, rate, epochs, alpha, splits in (
-        ("cifar-10", False, "pixel/255", 1e-4, 100, None, 3),
-        ("cifar-10", False, "pixel/255", 1e-4, 100, 2.0, 3),
-        ("cifar-10", False, "pixel/255 - 0.5", 1e-4, 100, None, 1),
-        ("cifar-10", False, "pixel/255 - 0.5", 1e-4, 100, 2.0, 1),
-        ("cifar-10", False, "pixel/255", 1e-3, 100, None, 1),
-        ("cifar-10", False, "pixel/255", 1e-3, 100, 2.0, 1),
-        ("cifar-10", False, "pixel/255", 1e-3, 10, None, 1),
-        ("cifar-10", False, "pixel/255", 1e-3, 10, 2.0, 1),
-        ("cifar-10", False, "pixel/255 - 0.5", 1e-3, 100, None, 1),
-        ("cifar-10", False, "pixel/255 - 0.5", 1e-3, 100, 2.0, 3),
-        ("cifar-10", False, "pixel/255 - 0.5", 1e-3, 100, 1.0, 1),
-        ("cifar-100", False, "pixel/255", 1e-4, 100, None, 1),
-        ("cifar-100", False, "pixel/255", 1e-4, 100, 1.0, 1),
-        ("cifar-10", True, "pixel/255", 1e-4, 100, 2.0, 1),
-        ("cifar-10", True, "pixel/255", 1e-3, 100, 2.0, 1),
-        ("cifar-100", True, "pixel/255", 1e-4, 100, 1.0, 1),
-    )
-}
-"""Settings, and whether DP-SGD as published is trained -> number of splits."""
+# Data set, scaling of pixels, learning rate, epochs, alpha, and number of splits.
+_CIFAR_CASES = (
+    ("cifar-10", "pixel/255", 1e-4, 100, 2.0, 3),
+    ("cifar-10", "pixel/255 - 0.5", 1e-4, 100, 2.0, 1),
+    ("cifar-10", "pixel/255", 1e-3, 100, 2.0, 1),
+    ("cifar-10", "pixel/255", 1e-3, 10, 2.0, 1),
+    ("cifar-10", "pixel/255 - 0.5", 1e-3, 100, 2.0, 3),
+    ("cifar-10", "pixel/255 - 0.5", 1e-3, 100, 1.0, 1),
+    ("cifar-100", "pixel/255", 1e-4, 100, 1.0, 1),
+)
 
 
-def _cifar_cases(name: str) -> list[tuple[CifarSettings, bool]]:
-    cases = [case for case in _CIFAR_CASES if case[0].dataset == name]
+def _cifar_trials(name: str, seed: int) -> list[Trial]:
+    """The plain network and Algorithm 1 with each of the settings; with the paper's alpha, also the original loss."""
+    cases = [case for case in _CIFAR_CASES if case[0] == name]
     if not cases:
         raise unknown_name("data set of this comparison", name, ("cifar-10", "cifar-100"))
-    return cases
-
-
-def _measure_cifar(
-    name: str, case: tuple[CifarSettings, bool], data_dir: Path | None, seed: int
-) -> list[CifarTrial]:
-    """Train the networks of one case; with the convexified loss, also answer with Algorithm 1."""
-    (settings, private), records = case, load_records(name, data_dir=data_dir)
-    scaled = replace(records, features=np.ascontiguousarray(_SCALINGS[settings.scaling](records.features)))
-    size = dataset(name).records
-    parts = [split(scaled, size=size, seed=seed + each) for each in range(_CIFAR_CASES[case])]
-    return list((_private_trials if private else _network_trials)(settings, parts))
-
-
-def _network_trials(settings: CifarSettings, parts: Sequence[Split]) -> Iterator[CifarTrial]:
-    loss = CrossEntropy() if settings.alpha is None else Convexified(settings.alpha)
-    training = TrainingSettings(loss=loss, learning_rate=settings.learning_rate, epochs=settings.epochs)
-    for part, model in zip(parts, train_many(parts, settings=training), strict=True):
-        share = None if settings.alpha is None else _worst_share(model, part.train, settings.alpha)
-        right = accuracy(model, part.train), accuracy(model, part.test)
-        yield settings._trial(part, "plain", None, *right, share)
-        if settings.alpha is None:
-            continue
-        for noise in ("gaussian", "laplace"):
-            for place, epsilon in enumerate(paper.EPSILONS):
-                source = SeededNoise(part.seed * 1000 + place)
-                mechanism, budget = Algorithm1(noise), Budget(epsilon, queries=1)
-                answers = Answerer.prepare(model, mechanism, budget, noise=source).answer(part.test.features)
-                tested = float((answers.labels == part.test.labels).mean())
-                yield settings._trial(part, f"algorithm1-{noise}", epsilon, None, tested)
-
-
-def _private_trials(settings: CifarSettings, parts: Sequence[Split]) -> Iterator[CifarTrial]:
-    sweep = train_sweep(
-        parts,
-        epsilons=_PRIVATE_EPSILONS,
-        accountants=("rdp",),
-        alpha=settings.alpha,
-        learning_rate=settings.learning_rate,
-    )
-    for place, part in enumerate(parts):
-        for epsilon in _PRIVATE_EPSILONS:
-            network = sweep.network(place, "rdp", epsilon)
-            right = [
-                float((network.logits(each.features).argmax(-1).numpy() == each.labels).mean())
-                for each in (part.train, part.test)
+    trials = []
+    for _, scaling, rate, epochs, alpha, splits in cases:
+        effort = Effort(
+            dataset(name).records, 0, alpha, epochs, attacks=(), scaling=scaling, learning_rate=rate
+        )
+        for repeat in range(splits):
+            group = Group(DataSource.of(name), effort, repeat, seed)
+            methods = ("plain", "original") if alpha == dataset(name).alpha else ("plain",)
+            trials += [Trial(group, method) for method in methods]
+            trials += [
+                Trial(group, f"algorithm1-{noise}", epsilon, 1)
+                for noise in ("gaussian", "laplace")
+                for epsilon in paper.EPSILONS
             ]
-            yield settings._trial(part, "published-rdp", epsilon, *right)
+    return trials
 
 
-def _worst_share(model: Model, records: Records, alpha: float) -> float:
-    """The largest share of one record in the gradient of its batch, the mean over some batches of training records.
-
-    A record's weight is proportional to exp(alpha * its loss).
-    """
-    width = min(model.settings.batch_size, len(records))
-    taken = width * min(_BATCHES, len(records) // width)
-    losses = torch.nn.functional.cross_entropy(
-        model.network.logits(records.features[:taken]),
-        torch.from_numpy(records.labels[:taken]),
-        reduction="none",
-    )
-    return float(torch.softmax(alpha * losses.view(-1, width), -1).amax(-1).mean())
+def _cifar_rows(results: Mapping[Trial, Result]) -> list[CifarTrial]:
+    rows = []
+    for trial, result in results.items():
+        group, effort, original = trial.group, trial.group.effort, trial.method == "original"
+        rows.append(
+            CifarTrial(
+                group.source.name,
+                str(effort.scaling),
+                float(effort.learning_rate or 0.0),
+                effort.epochs,
+                "cross-entropy" if original else "convexified",
+                None if original else effort.alpha,
+                group.seed + group.repeat,
+                "plain" if original else trial.method,
+                trial.epsilon,
+                result["train_accuracy"],
+                result["test_accuracy"],
+            )
+        )
+    return rows
 
 
 @dataclass(frozen=True)
@@ -555,7 +486,6 @@ class NetworkRow(CifarSettings, Row):
     test_accuracy: Mean
     paper_train_accuracy: float  # The paper's, for the same loss
     paper_test_accuracy: float
-    worst_share: float | None  # As in `CifarTrial`, the mean over the splits
     points: (
         int  # Points of Algorithm 1's accuracy loss, and how many are within `CURVE_TOLERANCE` of the paper's
     )
@@ -586,7 +516,6 @@ def network_rows(trials: Sequence[CifarTrial]) -> list[NetworkRow]:
         plain = [trial for trial in mine if trial.method == "plain"]
         printed = paper.accuracy_table()[settings.dataset]
         kind = "original" if settings.alpha is None else "convexified"
-        shares = [trial.worst_share for trial in plain if trial.worst_share is not None]
         differences = _curve_differences(mine)
         rows.append(
             NetworkRow(
@@ -596,7 +525,6 @@ def network_rows(trials: Sequence[CifarTrial]) -> list[NetworkRow]:
                 test_accuracy=Mean.of([trial.test_accuracy for trial in plain]),
                 paper_train_accuracy=printed[f"{kind}_train_acc"],
                 paper_test_accuracy=printed[f"{kind}_test_acc"],
-                worst_share=float(np.mean(shares)) if shares else None,
                 points=len(differences),
                 within=sum(abs(each) <= CURVE_TOLERANCE for each in differences),
                 largest_difference=max(differences, key=abs, default=None),
@@ -620,54 +548,14 @@ def _curve_differences(trials: Sequence[CifarTrial]) -> list[float]:
     return differences
 
 
-@dataclass(frozen=True)
-class PrivateRow(CifarSettings, Row):
-    """DP-SGD as published, with the accountant RDP, beside the paper's."""
-
-    epsilon: float  # The paper's epsilon
-    test_accuracy: float  # Ours, and what the paper's accuracy loss and its accuracy without privacy give
-    paper_test_accuracy: float
-    accuracy_loss: float | None  # None if the network without privacy was not measured
-    paper_accuracy_loss: float
-
-
-def private_rows(trials: Sequence[CifarTrial]) -> list[PrivateRow]:
-    """Compare DP-SGD with the paper's."""
-    baselines = {
-        (trial.dataset, trial.scaling, trial.learning_rate, trial.split): trial.test_accuracy
-        for trial in trials
-        if (trial.method, trial.loss, trial.epochs) == ("plain", "convexified", 100)
-        and trial.alpha == dataset(trial.dataset).alpha
-    }
-    rows = []
-    for trial in trials:
-        if trial.method != "published-rdp" or trial.epsilon is None:
-            continue
-        printed = paper.curve(trial.dataset, "acc_loss", "rdp")[trial.epsilon]
-        plain = paper.accuracy_table()[trial.dataset]["convexified_test_acc"]
-        baseline = baselines.get((trial.dataset, trial.scaling, trial.learning_rate, trial.split))
-        rows.append(
-            PrivateRow(
-                **asdict(trial.settings),
-                epsilon=trial.epsilon,
-                test_accuracy=trial.test_accuracy,
-                paper_test_accuracy=plain * (1 - printed),
-                accuracy_loss=None if baseline is None else accuracy_loss(trial.test_accuracy, baseline),
-                paper_accuracy_loss=printed,
-            )
-        )
-    return rows
-
-
 def _show_cifar(trials: Sequence[CifarTrial], _: object) -> Shown:
-    networks, private = network_rows(trials), private_rows(trials)
-    document = {"networks": networks, "dpsgd": private}
-    tables = list(_cifar_tables(networks, private))
-    return Shown(document, tables, {"cifar.csv": list(map(asdict, trials))})
+    networks = network_rows(trials)
+    return Shown(
+        {"networks": networks}, list(_cifar_tables(networks)), {"cifar.csv": list(map(asdict, trials))}
+    )
 
 
-def _cifar_tables(networks: Sequence[NetworkRow], private: Sequence[PrivateRow]) -> Iterator[Table]:
-    alike = _by_dataset(private)
+def _cifar_tables(networks: Sequence[NetworkRow]) -> Iterator[Table]:
     for name, mine in _by_dataset(networks).items():
         printed = dict.fromkeys((row.loss, row.paper_train_accuracy, row.paper_test_accuracy) for row in mine)
         yield Table(
@@ -688,31 +576,17 @@ def _cifar_tables(networks: Sequence[NetworkRow], private: Sequence[PrivateRow])
             + ". Rate: learning rate; after the loss: alpha; last column: points of Algorithm 1's accuracy loss "
             f"within {CURVE_TOLERANCE:g} of the paper's curves",
         )
-        if name in alike:
-            yield Table(
-                f"{name}: DP-SGD as published, accountant RDP",
-                alike[name],
-                {
-                    "pixels": lambda row: row.scaling,
-                    "rate": lambda row: f"{row.learning_rate:g}",
-                    "loss": lambda row: row.loss,
-                    "eps": lambda row: f"{row.epsilon:g}",
-                    "test": lambda row: f"{row.test_accuracy:.3f}",
-                    "paper": lambda row: f"{row.paper_test_accuracy:.3f}",
-                    "lost": lambda row: _number(row.accuracy_loss, ".3f"),
-                    "paper ": lambda row: f"{row.paper_accuracy_loss:.3f}",
-                },
-                "Test accuracy, and the accuracy lost against the network without privacy of the same settings",
-            )
 
 
 MEASUREMENTS = {
     "bounds": Measurement(
-        "bounds.csv", Observed, _MEASURED, lambda _: [()], _observe, _show_bounds, has_formulas=True
+        "bounds.csv", Observed, _MEASURED, _measured_bounds, _show_bounds, has_formulas=True
     ),
-    "alpha": _AlphaSweep("alpha.csv", AlphaRow, _MEASURED, lambda _: [()], _alpha_trials, _show_alpha),
+    "alpha": Measurement(
+        "alpha.csv", AlphaRow, _MEASURED, _ByTrials(_alpha_trials, _alpha_rows), _show_alpha
+    ),
     "cifar": Measurement(
-        "cifar.csv", CifarTrial, ("cifar-10", "cifar-100"), _cifar_cases, _measure_cifar, _show_cifar
+        "cifar.csv", CifarTrial, ("cifar-10", "cifar-100"), _ByTrials(_cifar_trials, _cifar_rows), _show_cifar
     ),
 }
 """Our own measurements, by the names of their tables."""

@@ -68,8 +68,10 @@ Fitted = TypeVar("Fitted")
 _STORED_DESIGNS: dict[Design, str] = {"disjoint": "outside", "overlapping": "around"}
 """The names of stored shadow networks."""
 
+SCALINGS = {"pixel/255": 0.0, "pixel/255 - 0.5": 0.5}
+"""How pixels become features of the paper's networks -> what is subtracted from the features of the records."""
 _CENTRED = frozenset({"cifar-10", "cifar-100"})
-"""Data sets whose pixels are shifted by one half for the paper's networks.
+"""Data sets whose pixels are shifted by one half unless the effort of a group has another scaling.
 
 The paper does not say how it scales pixels. With its stated learning rate, this shift gives CIFAR-100's convexified
 row. What gives the other numbers of CIFAR is measured in `quietmax.experiments.measurements`.
@@ -97,7 +99,8 @@ class SharedInputs:
     @cached_property
     def data(self) -> Split:
         """The records in the paper's encoding, split by the repeat's seed."""
-        records, effort = source_records(self.group.source, self._data_dir), self.group.effort
+        effort = self.group.effort
+        records = source_records(self.group.source, self._data_dir, effort.scaling)
         seed = self.group.seed + self.group.repeat
         if effort.holdout is not None:
             return hold_out(records, effort.holdout, seed=seed)
@@ -107,7 +110,12 @@ class SharedInputs:
     def _settings(self) -> TrainingSettings:
         """How the network and its shadows are trained."""
         effort = self.group.effort
-        return TrainingSettings(loss=Convexified(effort.alpha), epochs=effort.epochs)
+        settings = TrainingSettings(loss=Convexified(effort.alpha), epochs=effort.epochs)
+        return (
+            settings
+            if effort.learning_rate is None
+            else replace(settings, learning_rate=effort.learning_rate)
+        )
 
     @cached_property
     def model(self) -> Model:
@@ -130,8 +138,8 @@ class SharedInputs:
             same = split(encoded, size=len(data.train_rows), seed=data.seed)
             assert np.array_equal(same.train_rows, data.train_rows), "encodings must not change the split"
             return encoded
-        centred = source.name in _CENTRED
-        return load_records(source.name, data_dir=self._data_dir) if centred else data.records
+        shifted = _shift(source, self.group.effort.scaling)
+        return load_records(source.name, data_dir=self._data_dir) if shifted else data.records
 
     @property
     def _encoding_inferred(self) -> bool:
@@ -196,6 +204,7 @@ class SharedInputs:
                 epsilons=EPSILONS,
                 accountants=PUBLISHED_ACCOUNTANTS,
                 alpha=self.group.effort.alpha,
+                learning_rate=self.group.effort.learning_rate,
             )
             return _stack_to_arrays(sweep.networks)
 
@@ -258,14 +267,21 @@ class SharedInputs:
         return networks.fitted(released, self.data.records.labels[candidate_rows(self.data)])
 
 
-def source_records(source: DataSource, data_dir: str | Path | None = None) -> Records:
+def source_records(
+    source: DataSource, data_dir: str | Path | None = None, scaling: str | None = None
+) -> Records:
     """Load the records of a source as the paper's networks see them."""
     if is_table_path(source.name):
         return load_records(source.name, **json.loads(source.declared))
     records = load_records(source.name, data_dir=data_dir)
-    if source.name in _CENTRED:
-        return replace(records, features=records.features - np.float32(0.5))
-    return records
+    shift = _shift(source, scaling)
+    return replace(records, features=records.features - np.float32(shift)) if shift else records
+
+
+def _shift(source: DataSource, scaling: str | None) -> float:
+    if scaling is None:
+        return 0.5 if source.name in _CENTRED else 0.0
+    return SCALINGS[scaling]
 
 
 def training_size(

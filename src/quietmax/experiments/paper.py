@@ -233,8 +233,6 @@ class Observed:
     gradient: float
     objective_gradient: float
 
-    case = ()  # There is one for each data set
-
 
 @dataclass(frozen=True)
 class BoundsRow:
