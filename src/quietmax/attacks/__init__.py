@@ -9,11 +9,11 @@
 (200, 200, 400)
 """
 
-from quietmax.attacks.base import Attack, FittedAttack, LeakageCurve, leakage_curve
+from quietmax.attacks.base import Attack, FittedAttack, leakage_curve
 from quietmax.attacks.builtin import RMIA, LiRA, Shadow, Threshold
-from quietmax.attacks.metrics import AttackReport, Estimate, RocCurve
+from quietmax.attacks.metrics import AttackReport, Estimate
 from quietmax.attacks.shadow_models import ShadowPool
-from quietmax.attacks.targets import Endpoint, QueryResult
+from quietmax.attacks.targets import Endpoint
 
 __all__ = [
     "RMIA",
@@ -22,10 +22,7 @@ __all__ = [
     "Endpoint",
     "Estimate",
     "FittedAttack",
-    "LeakageCurve",
     "LiRA",
-    "QueryResult",
-    "RocCurve",
     "Shadow",
     "ShadowPool",
     "Threshold",

@@ -243,24 +243,12 @@ def shared_designs(attacks: Sequence[Attack], data: Split) -> list[Design]:
 
 @dataclass(frozen=True, eq=False)
 class LeakageCurve:
-    """Reports of one attack against a model without noise, and behind a mechanism at several epsilons per answer.
-
-    Parameters
-    ----------
-    mechanism : str
-        Name of the mechanism.
-    plain : AttackReport
-        The report against the model without noise.
-    epsilons : tuple of float
-        Epsilon of each answer.
-    reports : tuple of AttackReport
-        One report per epsilon.
-    """
+    """Reports of one attack against a model without noise, and behind a mechanism at several epsilons per answer."""
 
     mechanism: str
-    plain: AttackReport
-    epsilons: tuple[float, ...]
-    reports: tuple[AttackReport, ...]
+    plain: AttackReport  # Against the model without noise
+    epsilons: tuple[float, ...]  # Of each answer
+    reports: tuple[AttackReport, ...]  # One per epsilon
 
     @property
     def leakages(self) -> tuple[float, ...]:

@@ -100,18 +100,10 @@ class Estimate:
 
 @dataclass(frozen=True, eq=False)
 class RocCurve:
-    """The ROC curve: how many records are called members at every distinct threshold, the strictest first.
+    """The ROC curve: how many records are called members at every distinct threshold, the strictest first."""
 
-    Parameters
-    ----------
-    true_positives : array of shape (points,)
-        Members that are called members. Starts with 0, ends with all members.
-    false_positives : array of shape (points,)
-        Non-members that are called members. Starts with 0, ends with all non-members.
-    """
-
-    true_positives: NDArray[np.int64]
-    false_positives: NDArray[np.int64]
+    true_positives: NDArray[np.int64]  # Members that are called members: from 0 to all members
+    false_positives: NDArray[np.int64]  # Non-members that are: from 0 to all non-members
 
     @property
     def tpr(self) -> Floats:

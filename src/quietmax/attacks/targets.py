@@ -35,24 +35,12 @@ _MAX_REPLY_BYTES = 256 * 2**20
 
 @dataclass(frozen=True, eq=False)
 class QueryResult:
-    """The answers of a target.
+    """The answers of a target."""
 
-    Parameters
-    ----------
-    answers : Answers
-        One answer per query.
-    queries : int
-        Number of queries; of a target with a budget, the number it charged for.
-    spent : Cost or None
-        What the queries cost; None if the target has no budget.
-    target : str
-        Name of the target for reports.
-    """
-
-    answers: Answers
-    queries: int
-    spent: Cost | None
-    target: str
+    answers: Answers  # One per query
+    queries: int  # Number of queries; of a target with a budget, the number it charged for
+    spent: Cost | None  # None if the target has no budget
+    target: str  # Name for reports
 
 
 def query_target(target: Target, features: Features, classes: int) -> QueryResult:

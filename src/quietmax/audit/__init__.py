@@ -10,8 +10,8 @@
 
 from quietmax.audit.bounds import AuditReport
 from quietmax.audit.distinguishing import Neighbours, audit_mechanism, distinguish, mechanism_with_share
-from quietmax.audit.invariant import InvariantReport, audit_invariant
-from quietmax.audit.stability import StabilityReport, audit_stability
+from quietmax.audit.invariant import audit_invariant
+from quietmax.audit.stability import audit_stability
 from quietmax.audit.training import (
     audit_training,
     audit_worst_case,
@@ -22,9 +22,7 @@ from quietmax.audit.training import (
 
 __all__ = [
     "AuditReport",
-    "InvariantReport",
     "Neighbours",
-    "StabilityReport",
     "audit_invariant",
     "audit_mechanism",
     "audit_stability",

@@ -65,21 +65,11 @@ class InvariantCheck:
 
 @dataclass(frozen=True)
 class InvariantReport:
-    """The result of an invariant audit.
-
-    Parameters
-    ----------
-    subject : str
-        What was audited.
-    records : int
-        Number of synthetic records.
-    checks : tuple of InvariantCheck
-        One entry per part that the subject has.
-    """
+    """The result of an invariant audit."""
 
     subject: str
-    records: int
-    checks: tuple[InvariantCheck, ...]
+    records: int  # Number of synthetic records
+    checks: tuple[InvariantCheck, ...]  # One per part that the subject has
 
     @property
     def broken(self) -> str | None:

@@ -57,28 +57,14 @@ class NoisyStability:
 
 @dataclass(frozen=True)
 class StabilityReport:
-    """The measured stability beside the paper's bound, and the corollary at each amount of noise.
+    """The measured stability beside the paper's bound, and the corollary at each amount of noise."""
 
-    Parameters
-    ----------
-    plain : Estimate
-        The quantity without noise.
-    bound : Sensitivity
-        The paper's bound.
-    noisy : tuple of NoisyStability
-        One entry per amount of noise.
-    records, removed : int
-        Numbers of training records, and of those that were removed one at a time.
-    confidence : float
-        Confidence of all intervals together.
-    """
-
-    plain: Estimate
-    bound: Sensitivity
-    noisy: tuple[NoisyStability, ...]
+    plain: Estimate  # The quantity without noise
+    bound: Sensitivity  # The paper's
+    noisy: tuple[NoisyStability, ...]  # One per amount of noise
     records: int
-    removed: int
-    confidence: float
+    removed: int  # How many of them were removed, one at a time
+    confidence: float  # Of all intervals together
 
     @property
     def verdict(self) -> Verdict:
