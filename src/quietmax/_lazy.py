@@ -12,6 +12,8 @@ from importlib import import_module
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from quietmax.errors import DataUnavailable
+
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
@@ -43,6 +45,18 @@ class _LazyModule(ModuleType):
 def lazy_module(name: str) -> Any:
     """Return a module that is imported when it is first used."""
     return _LazyModule(name)
+
+
+def required(package: str, what: str, *modules: str) -> Any:
+    """Import a package, and modules of it, that an extra of the same name installs."""
+    try:
+        for module in modules:
+            import_module(f"{package}.{module}")
+        return import_module(package)
+    except ImportError:
+        raise DataUnavailable(
+            f"{what} requires the package {package}. Install: pip install 'quietmax[{package}]'."
+        ) from None
 
 
 def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:

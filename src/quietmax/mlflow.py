@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quietmax import __version__
-from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError
+from quietmax._lazy import required
+from quietmax.errors import InvalidInput, QuietmaxError
 from quietmax.export.released import METADATA, ReleasedClassifier, write_files
 
 if TYPE_CHECKING:
     import pandas as pd
 
 FLAVOR_NAME = "quietmax"
+_MLFLOW = ("mlflow", "The MLflow flavour", "artifacts", "models", "pyfunc")
 _DATA, _REQUIREMENTS, _PYTHON_ENV = "model", "requirements.txt", "python_env.yaml"
 
 
@@ -61,7 +63,7 @@ def save_model(
     --------
     >>> save_model("income", "income-mlflow")  # doctest: +SKIP
     """
-    _require_mlflow()
+    required(*_MLFLOW)
     from mlflow import pyfunc
     from mlflow.models import Model
 
@@ -118,7 +120,7 @@ def log_model(
     >>> log_model("income", name="income").model_uri  # doctest: +SKIP
     'models:/m-2f1d...'
     """
-    _require_mlflow()
+    required(*_MLFLOW)
     from mlflow.models import Model
 
     return Model.log(
@@ -153,7 +155,7 @@ def load_model(model_uri: str | Path) -> ReleasedClassifier:
     --------
     >>> load_model("income-mlflow").predict(frame)  # doctest: +SKIP
     """
-    mlflow = _require_mlflow()
+    mlflow = required(*_MLFLOW)
     folder = mlflow.artifacts.download_artifacts(artifact_uri=str(model_uri))
     return ReleasedClassifier.open(Path(folder) / _DATA)
 
@@ -212,16 +214,3 @@ def _signature(classifier: ReleasedClassifier) -> Any:
     label = "string" if classifier.classes_.dtype.kind == "U" else "long"
     answers = [ColSpec("double", f"probability of {name}") for name in classifier.classes_]
     return ModelSignature(inputs, Schema([ColSpec(label, "label"), *answers]))
-
-
-def _require_mlflow() -> Any:
-    """Import the package mlflow."""
-    try:
-        import mlflow.artifacts
-        import mlflow.models
-        import mlflow.pyfunc
-    except ImportError:
-        raise DataUnavailable(
-            "The MLflow flavour requires the package mlflow. Install: pip install 'quietmax[mlflow]'."
-        ) from None
-    return mlflow

@@ -5,10 +5,8 @@ saw. It is made from the model folder and from the attack results that `quietmax
 Attack results are computed from private records and have no guarantee, so they are not kept in a folder that may be
 published, and a card that shows them says on top that it is not for publication.
 
-Also the card in forms that reviewers know. `registry_entry` has the fields of the Differential Privacy Deployments
-Registry of OpenDP, as the entries in its public repository had them in 2025. `nist_checklist` follows the factors of
-NIST SP 800-226 (March 2025). Both were written from public documentation; neither publisher has reviewed them. What the
-software cannot know is marked, for people to fill in.
+`nist_checklist` answers the factors of NIST SP 800-226 (March 2025) from the card. It was written from the public
+document; NIST has not reviewed it. What the software cannot know is marked, for people to fill in.
 """
 
 from __future__ import annotations
@@ -23,7 +21,6 @@ from pathlib import Path
 from string import Template
 from typing import Any, NamedTuple
 
-from quietmax import __version__
 from quietmax._io import atomic_write
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.records import Holdout
@@ -65,7 +62,6 @@ _MOST_CELLS = 16
 """Cells of the confusion matrix that the card shows; a larger one is left to the JSON."""
 BLANK = "[to be filled in]"
 """Stands in a form wherever the software cannot know the answer."""
-_FLAVORS = {"pure": "Pure DP", "approximate": "Approximate DP", "gaussian": "Gaussian DP"}
 _PAGE = Template(Path(__file__).with_suffix(".html").read_text(encoding="utf-8"))
 
 
@@ -502,7 +498,7 @@ def _number(description: Mapping[str, Any], name: str) -> float | None:
     raise ValueError(f"{name} must be a number, at least 0")
 
 
-# --- Forms for reviewers ----------------------------------------------------------------------------------------------
+# --- A form for reviewers --------------------------------------------------------------------------------------------
 
 
 class LedgerRecord(NamedTuple):
@@ -519,63 +515,6 @@ class Item(NamedTuple):
     topic: str  # The factor that the line belongs to
     question: str  # What a reviewer asks
     answer: str  # What the model folder and the ledger say, or `BLANK`
-
-
-def registry_entry(card: PrivacyCard, ledger: LedgerRecord | None = None) -> dict[str, Any]:
-    """Return an entry for the Differential Privacy Deployments Registry."""
-    claim, facts = _claimed(card)
-    free, epsilon = card.queries is None, card.epsilon_at_delta
-    protected = f"{card._protects}. Neighbouring data sets differ by one added or removed {claim.unit}."
-    return {
-        "url_slug": BLANK,
-        "status": "Draft",
-        "tier": BLANK,
-        "deployment": {
-            "product": {
-                "name": BLANK,
-                "data_curators": [BLANK],
-                "intended_use": BLANK,
-                "data_product_type": "Machine learning model",
-                "data_product_region": BLANK,
-                "description": f"A classifier ({card.kind}) trained on {card.dataset}. {BLANK}",
-                "publication_date": BLANK,
-                "data_product_sector": BLANK,
-            },
-            "dp_flavor": {
-                "name": _FLAVORS[claim.definition],
-                "data_domain": BLANK,
-                "unprotected_quantities": " ".join(claim.assumptions) or "None.",
-            },
-            "privacy_loss": {
-                "privacy_unit": claim.unit,
-                "privacy_unit_description": protected,
-                "privacy_parameters": {}
-                if epsilon is None
-                else {"epsilon": epsilon, "delta": card.delta or 0.0},
-                "privacy_parameters_description": f"Status: {claim.status}. {claim.reason}",
-            },
-            "model": {
-                "model_name": "Central",
-                "actors": BLANK,
-                "release_type": BLANK,
-                "data_source_type": "Static",
-                "access_type": "Non-interactive" if free else "Interactive",
-                "access_type_description": _charged(card, ledger),
-            },
-            "accounting": {
-                "post_processing": "Answers are computed from what was released, without further noise."
-                if free
-                else BLANK,
-                "composition": f"{claim.reason} {ledger.releases}" if ledger else claim.reason,
-            },
-            "implementation": {
-                "pre_processing_eda_hyperparameter_tuning": BLANK,
-                "mechanisms": f"Quietmax {__version__}. {_noise(facts)}",
-                "justification": BLANK,
-            },
-            "resources": {"sources": BLANK, "registry_authors": [BLANK]},
-        },
-    }
 
 
 def nist_checklist(card: PrivacyCard, ledger: LedgerRecord | None = None) -> list[Item]:

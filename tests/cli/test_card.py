@@ -180,10 +180,6 @@ def test_the_forms_state_what_the_ledger_has_charged_and_leave_the_rest_to_peopl
     assert len(heads) == 2
     assert all(head in access for head in heads)
     assert BLANK in access
-    form = run("card", votes, "--format", "opendp-registry", "--ledger", ledger)
-    entry = json_of(form)["deployment"]
-    assert f"spent mu {state.spent.mu:.6g}" in entry["model"]["access_type_description"]
-    assert "other/3, votes/1" in entry["accounting"]["composition"]
     assert {each.name: each.read_bytes() for each in ledger.parent.iterdir()} == before
 
 

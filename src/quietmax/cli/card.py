@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from quietmax.cli._options import Model, with_groups
-from quietmax.cli._output import amount, console, print_json, print_table, write_json
+from quietmax.cli._output import amount, console, print_json, print_table
 from quietmax.errors import InvalidInput, QuietmaxError, counted
 
 if TYPE_CHECKING:
     from quietmax.privacy_card import LedgerRecord, PrivacyCard
 
 _NOT_IN_LEDGER = "The ledger has no account for this training set yet."
-Form = Literal["card", "opendp-registry", "nist-800-226"]
+Form = Literal["card", "nist-800-226"]
 
 
 @with_groups
@@ -28,14 +28,13 @@ def command(
         Form,
         typer.Option(
             "--format",
-            help="The card, an entry for the OpenDP deployments registry (JSON, which is YAML), or a checklist after "
-            "NIST SP 800-226. What the software cannot know is marked.",
+            help="The card, or a checklist after NIST SP 800-226, which marks what the software cannot know.",
         ),
     ] = "card",
     ledger: Annotated[
         str | None,
-        "With another --format: also state what this ledger has charged. A SQLite file or the address of a PostgreSQL "
-        "database; it is only read.",
+        "With --format nist-800-226: also state what this ledger has charged. A SQLite file or the address of a "
+        "PostgreSQL database; it is only read.",
     ] = None,
     account: Annotated[str | None, "Account in the ledger. Default: that of the model's data set."] = None,
 ) -> None:
@@ -50,10 +49,10 @@ def command(
     quietmax card private --format nist-800-226 --ledger ledger.sqlite
     """
     from quietmax._io import atomic_write
-    from quietmax.privacy_card import nist_checklist, read_card, registry_entry
+    from quietmax.privacy_card import nist_checklist, read_card
 
     if ledger is not None and form == "card":
-        raise InvalidInput("`ledger` requires `form` opendp-registry or nist-800-226.")
+        raise InvalidInput("`ledger` requires `form` nist-800-226.")
     if account is not None and ledger is None:
         raise InvalidInput("`account` requires `ledger`.")
     card = read_card(model)
@@ -71,9 +70,6 @@ def command(
             console.print(f"Wrote {html}.", soft_wrap=True)
         return
     record = None if ledger is None else _read_ledger(ledger, card, account)
-    if form == "opendp-registry":
-        write_json(registry_entry(card, record))
-        return
     items = nist_checklist(card, record)
     print_json([item._asdict() for item in items])
     print_table("Checklist after NIST SP 800-226", ("factor", "question", "answer"), items, prose=True)

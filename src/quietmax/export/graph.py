@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from quietmax._lazy import required
 from quietmax.data.cells import MISSING_MARKERS, NO, YES, exact_number
 from quietmax.data.encoding import (
     BooleanColumn,
@@ -29,7 +30,7 @@ from quietmax.data.encoding import (
     HashedColumn,
     NumericColumn,
 )
-from quietmax.errors import DataUnavailable, InvalidInput
+from quietmax.errors import InvalidInput
 
 OPSET, IR_VERSION = 20, 9
 """Version of the standard operators, the first with regular expressions, and of the file format that belongs to it."""
@@ -37,22 +38,11 @@ OPSET, IR_VERSION = 20, 9
 _TYPES = {np.float32: "FLOAT", np.float64: "DOUBLE", np.int64: "INT64", np.bool_: "BOOL", np.str_: "STRING"}
 
 
-def _require_onnx() -> Any:
-    """Import the package onnx."""
-    try:
-        import onnx
-    except ImportError:
-        raise DataUnavailable(
-            "An export to ONNX requires the package onnx. Install: pip install 'quietmax[onnx]'."
-        ) from None
-    return onnx
-
-
 class Graph:
     """An ONNX graph under construction."""
 
     def __init__(self, reserved: Collection[str]) -> None:
-        self._onnx = _require_onnx()
+        self._onnx = required("onnx", "An export to ONNX")
         self._reserved = set(reserved)
         self._count = 0
         self.nodes: list[Any] = []

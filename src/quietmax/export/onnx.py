@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from quietmax import __version__
 from quietmax._io import atomic_write
+from quietmax._lazy import required
 from quietmax.errors import InvalidInput
 from quietmax.estimators.dpsgd.estimator import Centring, PrivateNetwork
 from quietmax.estimators.dpsgd.training import ROW_LENGTH
@@ -33,7 +34,6 @@ from quietmax.export.graph import (
     _any_of,
     _encode_column,
     _input_type,
-    _require_onnx,
     _side_by_side,
 )
 from quietmax.export.released import _metadata, _open_released
@@ -80,13 +80,6 @@ def export_onnx(folder: str | Path, file: str | Path) -> None:
         The model folder.
     file : str or Path
         The file to write.
-
-    Raises
-    ------
-    InvalidInput
-        If the model must not be exported, or ONNX operators cannot compute it.
-    DataUnavailable
-        If the package onnx is not installed, or the folder is damaged.
     """
     content = _onnx_model(folder).SerializeToString()
     atomic_write(Path(file), lambda staging: staging.write_bytes(content))
@@ -94,7 +87,7 @@ def export_onnx(folder: str | Path, file: str | Path) -> None:
 
 def _onnx_model(folder: str | Path) -> Any:
     """Return a released model as an ONNX model; see `export_onnx`."""
-    onnx, model = _require_onnx(), _open_released(folder)
+    onnx, model = required("onnx", "An export to ONNX"), _open_released(folder)
     columns = model.encoding.columns if model.encoding else ()
     names = [column.name for column in columns] or [_FEATURES]
     label, probabilities = (_free(name, names) for name in (_LABEL, _PROBABILITIES))

@@ -22,8 +22,9 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 
 from quietmax import __version__
 from quietmax._io import atomic_write
+from quietmax._lazy import required
 from quietmax.accounting.guarantee import Guarantee
-from quietmax.errors import DataUnavailable, InvalidInput
+from quietmax.errors import InvalidInput
 from quietmax.estimators.serialization import PrivateModel, has_exact_noise, open_private
 from quietmax.models.features.generic import encoders
 from quietmax.models.serialization import read_description
@@ -47,19 +48,6 @@ class ReleasedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ----------
     files : mapping of str to bytes
         The files of the model folder by name.
-
-    Attributes
-    ----------
-    classes_ : array of shape (classes,)
-        The labels.
-    n_features_in_ : int
-        Number of columns of a table, or of numbers of a record.
-    feature_names_in_ : array of str
-        Names of the columns. Only if the model was trained on a table.
-    guarantee_ : Guarantee
-        What is guaranteed of the model.
-    metadata_ : dict
-        The guarantee and the provenance, as in every exported file.
     """
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
@@ -225,23 +213,11 @@ def export_skops(folder: str | Path, file: str | Path) -> None:
         The model folder.
     file : str or Path
         The file to write.
-
-    Raises
-    ------
-    InvalidInput
-        If the model must not be exported.
-    DataUnavailable
-        If the package skops is not installed, or the folder is damaged.
     """
-    try:
-        from skops.io import dumps
-    except ImportError:
-        raise DataUnavailable(
-            "An export to skops requires the package skops. Install: pip install 'quietmax[skops]'."
-        ) from None
+    skops = required("skops", "An export to skops", "io")
     classifier = ReleasedClassifier.open(folder)
     about = json.dumps(classifier.metadata_, indent=2, ensure_ascii=False) + "\n"
-    content = io.BytesIO(dumps(classifier))
+    content = io.BytesIO(skops.io.dumps(classifier))
     with zipfile.ZipFile(content, "a") as archive:
         archive.writestr(METADATA, about)
     atomic_write(Path(file), lambda staging: staging.write_bytes(content.getvalue()))
