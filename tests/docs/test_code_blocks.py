@@ -25,7 +25,6 @@ NOT_RUN = {
     "docs/how-to/deploy.md": 6,
     "docs/how-to/extend.md": 5,
     "docs/how-to/large-data.md": 2,
-    "docs/how-to/own-encoder.md": 1,
     "docs/quick-start.md": 1,
     "docs/reproduce.md": 1,
 }
