@@ -22,7 +22,6 @@ from quietmax.server import Service, Settings, batching
 from quietmax.server.batching import Pipeline
 from tests.server.running_service import (
     CLASSES,
-    FEATURES,
     LEDGER_DOWN,
     TABLE,
     Running,
@@ -147,16 +146,6 @@ def test_tries_of_one_id_that_draw_at_the_same_time_report_one_new_answer(
         assert service.ledger.verify().sound
 
 
-def test_equal_queries_in_other_number_formats_share_their_answer(plain: Running) -> None:
-    row = np.arange(FEATURES, dtype=np.float64)[None]
-    first = plain.infer(row).json()
-    whole = inference(row)
-    whole["inputs"][0].update(datatype="INT64", data=[-0.0, 1, 2, 3, 4, 5])
-    again = plain.http.post("/v2/models/plain/infer", json=whole).json()
-    assert again["outputs"] == first["outputs"]
-    assert again["parameters"]["cost"] == 0
-
-
 def test_cached_answers_follow_their_rows_in_any_order_with_copies_and_signs_of_zero(start: Start) -> None:
     rows = some_rows(4)
     rows[3] = 0.0
@@ -208,26 +197,6 @@ def test_cached_answers_to_columns_follow_their_rows_and_are_shared_with_encoded
         assert told(service.infer_columns(clipped, "survey"))[1] == 1
         assert told(service.infer_columns({**clipped, "income": [1e300]}, "survey"))[1] == 0, "clipped alike"
         assert service.http.get("/v2/models/survey/budget").json()["remaining_answers"] == 35
-
-
-def test_a_retry_of_columns_with_the_same_id_is_free_and_another_body_is_refused_with_409(
-    start: Start,
-) -> None:
-    with start("survey", settings=Settings(answer_cache=False)) as service:
-        first = service.infer_columns(PEOPLE, "survey", id="mine").json()
-        assert first["parameters"]["new_answers"] == 4
-        with ThreadPoolExecutor(8) as pool:
-            responses = list(pool.map(lambda _: service.infer_columns(PEOPLE, "survey", id="mine"), range(8)))
-        responses.append(service.infer(TABLE.encode(pd.DataFrame(PEOPLE)), "survey", id="mine"))
-        for response in responses:
-            assert response.json()["outputs"] == first["outputs"]
-            assert response.json()["parameters"]["cost"] == 0
-        other = service.infer_columns(_some(PEOPLE, [0, 1, 2]), "survey", id="mine")
-        assert other.status_code == 409
-        malformed = service.infer_columns({**PEOPLE, "age": ["x"] * 4}, "survey", id="new")
-        assert malformed.status_code == 422
-        assert service.infer_columns(PEOPLE, "survey", id="new").status_code == 200, "an error takes no id"
-        assert service.http.get("/v2/models/survey/budget").json()["remaining_answers"] == 32
 
 
 def test_every_answer_is_charged_before_noise_is_drawn(

@@ -225,12 +225,6 @@ def test_the_page_fits_the_screen_and_fetches_nothing_from_elsewhere(page: Any, 
     assert page.wrong == []
 
 
-def test_the_page_says_that_a_guarantee_is_not_proven(page: Any, service: Running) -> None:
-    _log_in(page, service.key)
-    assert page.locator(".badge.refuted", has_text="refuted").is_visible()
-    assert page.get_by_text("No proven guarantee (refuted)").first.is_visible()
-
-
 def test_a_wrong_key_is_refused_and_a_logged_out_browser_sees_nothing(page: Any, service: Running) -> None:
     page.goto("/")
     page.get_by_label("API key").fill("qm_0123456789abcdef_" + "x" * 43)
@@ -396,19 +390,6 @@ def test_an_account_with_several_models_says_what_all_of_them_mean_together(
         total = Guarantee.of(limit, status="proven", because="Their sum.").max_accuracy()
         assert total > 0.9
         assert f"is right at most {math.ceil(1000 * total) / 10:g}% of the time" in text
-
-
-def test_one_unknown_value_is_called_a_value(loans_page: tuple[Any, Running]) -> None:
-    from playwright.sync_api import expect
-
-    page, _ = loans_page
-    page.get_by_label("or paste the lines").fill(
-        _csv_file(some_loans(1)).replace("north", "east").replace("south", "east")
-    )
-    page.get_by_role("button", name="Get answers").click()
-    expect(page.locator(".status")).to_have_text(
-        "1 row answered. 1 value is not among the declared categories (région)."
-    )
 
 
 def test_a_dropped_csv_file_is_answered_as_a_table_and_as_a_file(

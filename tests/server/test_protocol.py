@@ -382,7 +382,7 @@ def test_connections_in_their_handshake_are_replaced_before_those_that_were_used
             assert honest.recv(2**16).startswith(b"HTTP/1.1 200")
 
 
-def test_responses_that_nobody_reads_do_not_delay_a_stop(
+def test_unfinished_requests_and_responses_that_nobody_reads_do_not_delay_a_stop(
     start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with ExitStack() as opened:
@@ -394,6 +394,8 @@ def test_responses_that_nobody_reads_do_not_delay_a_stop(
             unfinished = opened.enter_context(_connected(service))
             unfinished.sendall(metrics % service.key.encode() + b"POST /login HTTP/1.1\r\nHost: x\r\n")
             assert unread.recv(1) == unfinished.recv(1) == b"H"
+            opened.enter_context(_connected(service)).sendall(GET[:20])
+            opened.enter_context(_connected(service)).sendall(_infer_head(service, 2, "/login"))
             time.sleep(0.5)
             started = time.monotonic()
         assert time.monotonic() - started < 5

@@ -101,67 +101,6 @@ def test_a_certificate_that_becomes_broken_stays_in_use_as_it_was(
     assert listener.ssl_context is context
 
 
-_STOPPED = """
-import asyncio, os, signal, socket, sys, threading, time
-from pathlib import Path
-from quietmax.ledger import Ledger
-from quietmax.server import Service, Settings
-from quietmax.server.deployment import deploy
-from quietmax.server.repository import load_models
-from quietmax.server.run import run
-from quietmax.server.settings import Listener
-
-folder, signals = Path(sys.argv[1]), int(sys.argv[2])
-ledger = Ledger(folder / "ledger.sqlite")
-service = Service(ledger, deploy(ledger, load_models([str(folder / "head")])), Settings(anonymous=True, timeout=60))
-listener = Listener(port=0)
-opened = listener.open_socket()
-address = opened.getsockname()
-
-async def never(*_):
-    await asyncio.sleep(600)
-
-def stop():
-    head = b"POST /v2/models/head/infer HTTP/1.1\\r\\nHost: localhost\\r\\nContent-Length: 2\\r\\n\\r\\n"
-    slow_body, slow_head = socket.create_connection(address), socket.create_connection(address)
-    slow_body.sendall(head.replace(b"/v2/models/head/infer", b"/login"))
-    slow_head.sendall(head[:20])
-    if signals == 2:
-        service.auth.authenticate = never
-        in_flight = socket.create_connection(address)
-        in_flight.sendall(head + b"{}")
-    time.sleep(0.5)
-    print(time.monotonic(), flush=True)
-    for _ in range(signals):
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(0.5)
-    time.sleep(600)
-
-threading.Thread(target=stop, daemon=True).start()
-run(service, listener, opened)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("signals", "code"), [(1, 0), (2, 128 + signal.SIGTERM)])
-def test_unfinished_requests_do_not_delay_a_stop_and_a_second_signal_stops_at_once(
-    models: Path, tmp_path: Path, signals: int, code: int
-) -> None:
-    (tmp_path / "head").symlink_to(models / "head")
-    process = subprocess.Popen(
-        [sys.executable, "-c", _STOPPED, str(tmp_path), str(signals)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        out, _ = process.communicate(timeout=120)
-        assert process.returncode == code
-        assert time.monotonic() - float(out) < 10, "15 seconds is what requests in flight are given"
-    finally:
-        process.kill()
-        process.wait()
-
-
 _SERVE_ONE_REQUEST = """
 import sys, urllib.request
 from quietmax.ledger.ledger import Ledger
@@ -470,15 +409,6 @@ def test_one_ctrl_c_reaches_supervisor_and_workers_and_still_stops_gracefully(
             process.send_signal(signal.SIGINT)
         psutil.wait_procs([supervised, *workers], 60)
     assert (tmp_path / "stopped").read_bytes() == b".."
-
-
-def test_a_hang_up_stops_neither_the_supervisor_nor_a_worker(models: Path, tmp_path: Path) -> None:
-    with _workers(2, models, tmp_path) as (supervised, url):
-        before = supervised.children()
-        supervised.send_signal(signal.SIGHUP)
-        time.sleep(0.5)
-        assert supervised.children() == before
-        assert httpx.get(f"{url}/v2/health/ready", timeout=60).status_code == 200
 
 
 def test_only_the_worker_that_died_is_restarted(models: Path, tmp_path: Path) -> None:

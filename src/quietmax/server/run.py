@@ -92,14 +92,13 @@ def _grpc_server(service: Service, listener: Listener) -> AbstractAsyncContextMa
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server with limited connections. It stops on the first signal, and at once on the second."""
+    """uvicorn's server with limited connections. It stops on a signal."""
 
     def __init__(self, service: Service, listener: Listener, share: ConnectionShare | None = None) -> None:
         super().__init__(_uvicorn_config(service, listener))
         self._log = service.log
         self._share = share or ConnectionShare._of_workers(1)[0]
         self._connections = Connections(service, self._share, grpc=listener.grpc_port is not None)
-        self._received: set[int] = set()
         self._context = listener.ssl_context
         self._accepting: list[asyncio.Task[None]] = []
         self._checking: asyncio.Task[None] | None = None
@@ -120,14 +119,8 @@ class _Server(uvicorn.Server):
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def handle_exit(self, sig: int, _frame: FrameType | None) -> None:
-        """Stop gracefully on the first signal, and at once on the second: what was charged stays charged.
-
-        The terminal sends Ctrl-C to the supervisor, too, which sends SIGTERM: two different signals are one request.
-        """
-        if sig in self._received:
-            os._exit(128 + sig)
-        self._received.add(sig)
+    def handle_exit(self, _sig: int, _frame: FrameType | None) -> None:
+        """Stop gracefully. The supervisor, which gets the second signal too, kills what does not stop."""
         self.should_exit = True
 
     def handle_reload(self, _sig: int, _frame: FrameType | None) -> None:
