@@ -296,7 +296,7 @@ def unauthorized(rng: random.Random, target: Target) -> bytes:
 def elsewhere(rng: random.Random, target: Target) -> bytes:
     """Any body to any other path."""
     path = rng.choice(
-        ["/login", "/logout", "/try", f"/try?model={target.charged}", "/state", "/", "/metrics", "/v2", "/v2/models",
+        ["/contents", "/state", "/", "/metrics", "/v2", "/v2/models",
          f"/v2/models/{target.charged}", f"/v2/models/{target.charged}/budget", "/nowhere"]
     )  # fmt: skip
     body = rng.choice([b"", b"{}", b"[", b"key=x", rng.randbytes(200), encoded(junk(rng)), b"x" * 70_000])

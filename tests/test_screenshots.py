@@ -148,7 +148,7 @@ def readme_query() -> dict[str, Any]:
 
 
 def test_the_page_of_the_readme_states_the_bounds_of_its_schema(readme_address: str) -> None:
-    page = httpx.get(readme_address).text
+    page = httpx.get(f"{readme_address}/contents").text
     bounds = Schema.from_dict(tomllib.loads(README_SCHEMA)).bounds
     assert len(bounds) == 6
     for column, (low, high) in bounds.items():

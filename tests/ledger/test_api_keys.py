@@ -7,7 +7,6 @@ from sqlalchemy import inspect, text
 
 from quietmax.errors import InvalidInput
 from quietmax.ledger import ApiKey, Charge, ChargeResult, Ledger
-from quietmax.ledger import accounts as accounts_module
 from quietmax.ledger.accounts import find_key
 from quietmax.ledger.database import Cursor, _lock_accounts, _write_transaction, now
 from quietmax.ledger.transactions import AnswerCache, ChargeBatch, Charged, InvalidKey
@@ -147,19 +146,3 @@ def test_a_charge_with_a_token_fails_once_the_token_has_expired(ledger: Ledger) 
     charge = Charge(account.id, ledger.client("oidc:ann@login.example.org"), "model/1", unit, 1, expires=end)
     assert isinstance(_decide_at(ledger, charge, end - 1), Charged)
     assert _decide_at(ledger, charge, end) == InvalidKey()
-
-
-def test_a_session_stays_ended_until_it_would_have_expired(
-    sqlite_ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    moment = now()
-    monkeypatch.setattr(accounts_module, "now", lambda: moment)
-    for session, expires in (("past", moment - 1), ("just now", moment), ("later", moment + 1)):
-        sqlite_ledger.end_session(session, expires)
-    assert sqlite_ledger.ended_sessions() == {"later"}
-    sqlite_ledger.end_session("later", moment + 2)  # a second time
-    sqlite_ledger.end_session("another", moment + 3)
-    assert sqlite_ledger.ended_sessions() == {"later", "another"}
-    with sqlite_ledger._engine.connect() as connection:
-        rows = connection.execute(text("SELECT id, expires FROM ended_sessions")).all()
-    assert sorted(map(tuple, rows)) == [("another", moment + 3), ("later", moment + 2)]

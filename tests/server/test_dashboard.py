@@ -27,16 +27,12 @@ from quietmax.ledger import Terms
 from quietmax.models import Model, TrainingSettings, save_model
 from quietmax.models.mlp import initial_mlp
 from quietmax.server import Client, Settings
-from quietmax.server.errors import HttpError
 from tests.server.running_service import (
-    LEDGER_DOWN,
     TABLE,
     Running,
     Start,
-    inference,
     running,
     some_loans,
-    some_rows,
 )
 
 QUERIES = 3
@@ -48,50 +44,16 @@ BAR_SHOWS = """share => {
 }"""
 
 
-def test_the_pages_refuse_requests_of_other_sites(plain: Running) -> None:
-    with httpx.Client(base_url=plain.url) as browser:
-        browser.post("/login", data={"key": plain.key})
-        query = inference(some_rows(1))
-        for headers in ({"origin": "https://attacker.example"}, {"sec-fetch-site": "cross-site"}):
-            assert browser.post("/try?model=plain", json=query, headers=headers).status_code == 403
-            assert browser.post("/login", data={"key": plain.key}, headers=headers).status_code == 403
-        assert plain.ledger.account("people").spent_units == 0
-        own = {"origin": plain.url, "sec-fetch-site": "same-origin"}
-        assert browser.post("/try?model=plain", json=query, headers=own).status_code == 200
-
-
-def test_an_invalid_query_is_refused_without_a_charge(start: Start) -> None:
-    limits = Settings(max_bytes=5000)
-    with start("plain", settings=limits) as plain, httpx.Client(base_url=plain.url) as browser:
-        browser.post("/login", data={"key": plain.key})
-        for where, query, status in (
-            ("", b"{}", 400),
-            ("?model=nobody", b"{}", 404),
-            ("?model=plain&version=2", b"{}", 404),
-            ("?model=plain", b"", 400),
-            ("?model=plain", b"[]", 400),
-            ("?model=plain", b"{}", 400),
-            ("?model=plain", json.dumps(inference(some_rows(1))).encode()[:-1], 400),
-            ("?model=plain", json.dumps(inference(np.ones((1, 2)))).encode(), 422),
-            ("?model=plain", json.dumps(inference(np.full((1, 6), 1e30))).encode(), 422),
-            ("?model=plain", b"x" * 5001, 413),
-        ):
-            refused = browser.post(f"/try{where}", content=query)
-            assert refused.status_code == status, (where, query)
-            assert refused.json()["error"].endswith(".")
-        assert browser.post("/login", data={"key": "x" * 5000}).status_code == 413
-        assert plain.ledger.account("people").spent_units == 0
-
-
 def test_the_page_has_no_external_resource_and_allows_only_its_own_script(plain: Running) -> None:
-    login = plain.http.post("/login", data={"key": plain.admin})
-    response = plain.http.get("/", headers={"cookie": login.headers["set-cookie"].partition(";")[0]})
-    policy = response.headers["content-security-policy"]
-    assert policy.startswith("default-src 'none'")
-    assert "unsafe" not in policy
-    for word in ("http://", "https://", "//cdn", "src="):
-        assert word not in response.text
-    assert response.headers["cache-control"] == "no-store"
+    admin = {"authorization": f"Bearer {plain.admin}"}
+    for path in ("/", "/contents"):
+        response = plain.http.get(path, headers=admin)
+        policy = response.headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'")
+        assert "unsafe" not in policy
+        for word in ("http://", "https://", "//cdn", "src="):
+            assert word not in response.text
+        assert response.headers["cache-control"] == "no-store"
     assert "as owner (administrator)" in response.text
 
 
@@ -107,19 +69,9 @@ def test_names_on_the_page_are_escaped(models: Path, tmp_path: Path) -> None:
         budget=Terms(10.0),
         settings=Settings(anonymous=True),
     ) as service:
-        page = httpx.get(service.url).text
+        page = httpx.get(f"{service.url}/contents").text
     assert "<script>alert" not in page
     assert "&lt;script&gt;alert" in page
-
-
-def test_a_login_while_the_ledger_is_down_is_503_and_not_a_wrong_key(
-    plain: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def fail(*_: object) -> None:
-        raise HttpError(503, str(LEDGER_DOWN))
-
-    monkeypatch.setattr(plain.service.auth, "_login", fail)
-    assert httpx.post(f"{plain.url}/login", data={"key": plain.key}).status_code == 503
 
 
 @pytest.fixture(scope="module")
@@ -331,7 +283,7 @@ def test_the_form_requires_what_may_not_be_missing_and_tells_what_is_clipped(
     page.get_by_label("age").fill("250")
     send.click()
     expect(output).to_have_text("région needs a value.")
-    assert not [url for url in page.requested if "/try" in url], "nothing was sent so far"
+    assert not [url for url in page.requested if "/infer" in url], "nothing was sent so far"
     page.get_by_label("région").select_option("north")
     send.click()
     output.locator("table").wait_for()
@@ -382,7 +334,7 @@ def test_an_account_with_several_models_says_what_all_of_them_mean_together(
     shutil.copytree(models / "plain", tmp_path / "other")
     settings = Settings(anonymous=True)
     with start(*names, budget=Terms(20.0, 1e-5), queries=5, account="all", settings=settings) as service:
-        text = unescape(httpx.get(service.url).text)
+        text = unescape(httpx.get(f"{service.url}/contents").text)
         limit = service.ledger.account("all").limit
     assert ("What all models of this account mean together" in text) == (words is not None)
     assert words is None or words in text
@@ -420,7 +372,7 @@ def test_a_dropped_csv_file_is_answered_as_a_table_and_as_a_file(
     assert saved.customer[0] == 'Müller; "C0"'
     first = page.locator(".answers tbody tr").first.locator("td").all_inner_texts()
     assert first[:3] == ["1", labels[0], f"{probabilities[0].max():.3f}"]
-    assert sum("/try" in url for url in page.requested) == 3, "in batches of 500"
+    assert sum("/infer" in url for url in page.requested) == 3, "in batches of 500"
     assert _fits_the_screen(page)
     assert page.wrong == []
 
@@ -447,7 +399,7 @@ def test_a_file_is_chosen_or_pasted_too_and_a_wrong_one_is_not_sent(loans_page: 
         paste.fill(text)
         expect(status).to_have_text(told)
         assert get.is_disabled()
-    assert not [url for url in page.requested if "/try" in url]
+    assert not [url for url in page.requested if "/infer" in url]
     paste.fill(lines.replace("north", "east").replace("south", "east"))
     get.click()
     expect(status).to_have_text("3 rows answered. 3 values are not among the declared categories (région).")
@@ -491,7 +443,7 @@ def test_the_page_shows_nothing_that_was_inferred_from_the_records(models: Path,
             queries=20,
             settings=Settings(anonymous=True),
         ) as service:
-            pages.append(httpx.get(service.url).text)
+            pages.append(httpx.get(f"{service.url}/contents").text)
     for secret in ("south", "100000"):
         assert secret not in pages[0]
         assert secret in pages[1], "what was declared is shown"
@@ -513,7 +465,7 @@ def test_the_badge_is_green_only_if_an_adversary_is_right_at_most_three_times_in
     with start("teachers", budget=budget, settings=Settings(anonymous=True)) as service:
         deployment = service.service.deployment("teachers")
         assert deployment.status == "proven"
-        text = unescape(httpx.get(service.url).text)
+        text = unescape(httpx.get(f"{service.url}/contents").text)
         assert f'<span class="badge {grade}" data-field="grade">{in_words}</span>' in text
         assert _served_line(deployment).startswith(f"teachers/1 ({in_words}): account patients")
 

@@ -160,14 +160,14 @@ def _infer_head(service: Running, length: int | str, path: str = "/v2/models/hea
 def test_a_body_that_does_not_arrive_ends_the_connection_on_every_route(start: Start) -> None:
     with start("head", settings=Settings(timeout=0.5)) as service, ExitStack() as opened:
         waiting = {}
-        for path in ("/login", "/v2/models/head/infer", "/logout", "/v2/health/live", "/nowhere"):
+        for path in ("/v2/models/head/infer", "/contents", "/v2/health/live", "/nowhere"):
             waiting[path] = opened.enter_context(_connected(service))
             waiting[path].sendall(_infer_head(service, 1000, path) + b"{")
         started = time.monotonic()
         for path, connection in waiting.items():
             answer = _everything(connection)
             assert answer.count(b"HTTP/1.1") == 1
-            if path in ("/login", "/v2/models/head/infer"):
+            if path == "/v2/models/head/infer":
                 assert answer.startswith(b"HTTP/1.1 408")
                 assert b"The body did not arrive in time. Nothing was charged." in answer
         assert time.monotonic() - started < 5
@@ -250,7 +250,7 @@ def test_a_request_that_was_received_is_not_replaced(start: Start) -> None:
             "The Authorization header must be sent once.",
         ),
         (
-            b"POST /login HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nk\r\n0\r\n"
+            b"POST /v2 HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nk\r\n0\r\n"
             b"Authorization: Bearer x\r\n\r\n",
             "Authorization must be sent before the body.",
         ),
@@ -392,10 +392,10 @@ def test_unfinished_requests_and_responses_that_nobody_reads_do_not_delay_a_stop
             unread = opened.enter_context(_connected(service))
             unread.sendall(metrics % service.key.encode() * 8)
             unfinished = opened.enter_context(_connected(service))
-            unfinished.sendall(metrics % service.key.encode() + b"POST /login HTTP/1.1\r\nHost: x\r\n")
+            unfinished.sendall(metrics % service.key.encode() + b"POST /v2 HTTP/1.1\r\nHost: x\r\n")
             assert unread.recv(1) == unfinished.recv(1) == b"H"
             opened.enter_context(_connected(service)).sendall(GET[:20])
-            opened.enter_context(_connected(service)).sendall(_infer_head(service, 2, "/login"))
+            opened.enter_context(_connected(service)).sendall(_infer_head(service, 2))
             time.sleep(0.5)
             started = time.monotonic()
         assert time.monotonic() - started < 5

@@ -59,8 +59,7 @@ def test_the_seed_of_a_model_is_shown_nowhere(tmp_path: Path) -> None:
         metadata = service.http.get("/v2/models/seeded")
         assert metadata.json()["parameters"]["guarantee_status"] == "conditional"
         assert metadata.json()["parameters"]["guarantee"]["parameters"]["noise_source"]["exact"] is False
-        login = service.http.post("/login", data={"key": service.admin})
-        page = service.http.get("/", headers={"cookie": login.headers["set-cookie"].partition(";")[0]})
+        page = service.http.get("/contents", headers={"authorization": f"Bearer {service.admin}"})
         answered = service.infer(features[:1].astype(np.float32), "seeded")
         budget = service.http.get("/v2/models/seeded/budget")
         for response in (metadata, page, answered, budget):
@@ -75,8 +74,7 @@ def test_answers_metadata_and_page_warn_of_an_unproven_guarantee(
     metadata = plain.http.get("/v2/models/plain").json()["parameters"]
     assert metadata["guarantee_status"] == "refuted"
     assert "theory page, section 2.1" in metadata["warning"]
-    login = plain.http.post("/login", data={"key": plain.admin})
-    page = plain.http.get("/", headers={"cookie": login.headers["set-cookie"].partition(";")[0]}).text
+    page = plain.http.get("/contents", headers={"authorization": f"Bearer {plain.admin}"}).text
     assert "No proven guarantee (refuted)" in page
     assert "plain/1 (refuted) answers from this account without a proven guarantee" in page
     assert plain.http.get("/v2/models/plain/budget").json()["unproven_models"] == ["plain/1 (refuted)"]

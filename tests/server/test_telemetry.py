@@ -21,7 +21,7 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 
 from quietmax.server.telemetry import Log, _libraries_logged
-from tests.server.running_service import LEDGER_DOWN, Running, inference, log_schema, some_rows
+from tests.server.running_service import LEDGER_DOWN, Running, log_schema, some_rows
 
 
 def _lines(stream: io.BytesIO) -> list[dict[str, Any]]:
@@ -32,17 +32,16 @@ def test_the_log_names_requests_but_never_inputs_outputs_ids_or_keys(plain: Runn
     rows = some_rows(1)
     answer = plain.infer(rows, id="my-secret-id").json()
     plain.infer(rows, id="x" * 200)
-    httpx.post(f"{plain.url}/login", data={"key": plain.admin})
-    httpx.post(f"{plain.url}/login", data={"key": "qm_wrong"})
+    httpx.get(f"{plain.url}/contents", headers={"authorization": "Bearer qm_wrong"})
     plain.service.log.flush()
     text = plain.log.getvalue().decode()
     lines = [json.loads(line) for line in text.splitlines()]
-    assert [line["event"] for line in lines] == ["started", "request", "request", "login", "login_failed"]
+    assert [line["event"] for line in lines] == ["started", "request", "request", "request"]
     assert lines[1]["model"] == "plain"
     assert (lines[1]["client"], lines[1]["rows"], lines[1]["status"]) == ("ann", 1, 200)
     assert lines[2]["status"] == 400
-    assert (lines[3]["client"], lines[3]["status"], lines[3]["address"]) == ("owner", 303, "127.0.0.1")
-    assert (lines[4]["client"], lines[4]["status"], lines[4]["route"]) == (None, 401, "/login")
+    assert (lines[3]["client"], lines[3]["status"], lines[3]["route"]) == (None, 401, "/contents")
+    assert lines[3]["address"] == "127.0.0.1"
     for secret in (
         plain.key,
         plain.key.split("_", 2)[2],
@@ -229,10 +228,6 @@ def test_real_lines_of_the_log_follow_the_documented_schema(
     plain.infer(some_rows(1))
     plain.infer([[0.0]])
     httpx.get(f"{plain.url}/nowhere")
-    httpx.post(f"{plain.url}/login", data={"key": "qm_wrong"})
-    with httpx.Client(base_url=plain.url) as browser:
-        browser.post("/login", data={"key": plain.key})
-        assert browser.post("/try?model=plain", json=inference(some_rows(2, 1))).status_code == 200
     httpx.get(plain.url, headers={"x": "y" * 40_000})
 
     def fail(*_: Any) -> None:
@@ -246,9 +241,7 @@ def test_real_lines_of_the_log_follow_the_documented_schema(
     for line in plain.lines():
         jsonschema.validate(line, schema)
     told = {line["event"] for line in plain.lines()}
-    assert told == {"started", "request", "login", "login_failed", "refused", "not_ready", "failed"}
-    (tried,) = [line for line in plain.lines() if line.get("route") == "/try"]
-    assert (tried["client"], tried["rows"], tried["status"], tried["model"]) == ("ann", 2, 200, "plain")
+    assert told == {"started", "request", "refused", "not_ready", "failed"}
 
 
 def test_every_event_and_field_that_the_service_logs_is_in_the_schema() -> None:

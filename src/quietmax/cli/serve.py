@@ -14,7 +14,7 @@ import sys
 import tomllib
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -24,7 +24,7 @@ from typer.core import TyperCommand
 from quietmax.cli._options import Json, with_groups
 from quietmax.cli._output import errors, print_json
 from quietmax.errors import InvalidData, InvalidInput, QuietmaxError, counted, unknown_name
-from quietmax.server.settings import Listener, ServiceOptions, Settings, read_session_secret
+from quietmax.server.settings import Listener, Settings
 
 if TYPE_CHECKING:
     from quietmax.ledger.accounts import Terms
@@ -255,10 +255,6 @@ def command(
     ] = None,
     *,
     config: Config = None,  # noqa: ARG001 (its callback has read the file)
-    session_secret_file: Annotated[
-        Path | None,
-        "File with the secret that signs sessions of the dashboard, for several replicas. Default: random.",
-    ] = None,
     workers: Annotated[int, "Worker processes behind the port.", {"min": 1}] = 1,
     check: Annotated[
         bool,
@@ -267,7 +263,7 @@ def command(
     as_json: Json = False,
     chosen: _Models,
     listener: Listener,
-    options: ServiceOptions,
+    settings: Annotated[Settings, "max_header_bytes", "max_headers", "max_in_flight"],
 ) -> None:
     """Serve models over the Open Inference Protocol v2. The ledger charges every answer before it is drawn.
 
@@ -292,7 +288,8 @@ def command(
     _use_one_thread()
     if not models and chosen.repository is None:
         raise InvalidInput("At least one model must be named in `models`, or a `repository`.")
-    settings = _settings(options, listener, session_secret_file)
+    if settings.anonymous:
+        listener.check_anonymous()
     address = configured_url(chosen.ledger, chosen.ledger_file, chosen.ledger_password_file)
     loaded, repository = chosen.load(models or []), None
     if chosen.repository is not None:
@@ -330,16 +327,6 @@ def command(
             log.event("serving", **told)
             log.flush()  # before the lines of the workers
         supervise(create_service, listener, opened, log, workers)
-
-
-def _settings(options: ServiceOptions, listener: Listener, session_secret_file: Path | None) -> Settings:
-    """Return the settings that the options state."""
-    if options.anonymous:
-        listener.check_anonymous()
-    settings = Settings(**vars(options), secure_cookies=listener.secure_cookies)
-    if session_secret_file is None:
-        return settings
-    return replace(settings, session_secret=read_session_secret(session_secret_file))
 
 
 def _use_one_thread() -> None:

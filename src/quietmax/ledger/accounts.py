@@ -784,19 +784,3 @@ class Accounts:
             if _has_wrong_types(key):
                 raise _damaged(f"The key {key.id!r} cannot be read")
         return found
-
-    def end_session(self, session: str, expires: int) -> None:
-        """Record that a session of the dashboard was closed, for all processes, until it would have expired.
-
-        `expires` is in microseconds since 1970.
-        """
-        outdated = "DELETE FROM ended_sessions WHERE expires <= :now OR id = :id"
-        with self._write() as connection:
-            _run(connection, outdated, now=now(), id=session)
-            _insert(connection, "ended_sessions", id=session, expires=expires)
-
-    def ended_sessions(self) -> frozenset[str]:
-        """Return the ids of the sessions that were closed and have not expired yet."""
-        with _read_transaction(self._engine) as connection:
-            ended = _run(connection, "SELECT id FROM ended_sessions WHERE expires > :now", now=now())
-            return frozenset(ended.scalars())

@@ -10,20 +10,19 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from urllib.parse import parse_qs
 
 import orjson
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quietmax import __version__
 from quietmax.errors import QuietmaxError
 from quietmax.server import dashboard
-from quietmax.server.auth import SESSION_SECONDS, Caller, _is_cross_site, _is_local
+from quietmax.server.auth import Caller, _is_local
 from quietmax.server.codec import _read_request
 from quietmax.server.deployment import Deployment
 from quietmax.server.errors import HttpError, _internal_error
@@ -37,8 +36,6 @@ _VERSION_ROUTE = "/v2/models/{name}/versions/{version}/infer"
 _JSON_LENGTH = b"inference-header-content-length"
 _REQUEST_ID = b"x-request-id"
 _RECORD = "quietmax.record"
-_COOKIE = "quietmax_session"
-_MAX_LOGIN_BYTES = 2**12
 
 Handler = Callable[[Service, Request], Awaitable[Response]]
 
@@ -78,7 +75,7 @@ class InferenceEndpoint:
             await self._infer(record, path[1], path[2], scope, receive, send)
 
     async def _pass_on(self, record: Record, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let Starlette answer, and log what an audit asks for: logins, and requests that were refused or failed."""
+        """Let Starlette answer, and log requests that were refused or failed."""
 
         async def _send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -91,8 +88,7 @@ class InferenceEndpoint:
         try:
             await self._app(scope, receive, _send_with_id)
         finally:
-            audited = record.event != "request" or record.status in AUDITED or record.status >= 500
-            if audited and not record.logged:
+            if record.status in AUDITED or record.status >= 500:
                 record._write(self._service.log, time.perf_counter() - started)
 
     async def _infer(
@@ -226,12 +222,10 @@ def _record(request: Request) -> Record:
     return record if isinstance(record, Record) else Record()
 
 
-async def _caller(service: Service, request: Request, *, allow_stale: bool = False) -> Caller:
+async def _caller(service: Service, request: Request, **how: bool) -> Caller:
     """Return who sends a request, and note it for the log."""
     scope = request.scope
-    caller = await service.auth.authenticate(
-        scope["headers"], local=_is_local(scope), allow_stale=allow_stale
-    )
+    caller = await service.auth.authenticate(scope["headers"], local=_is_local(scope), **how)
     _record(request).client = caller.client
     return caller
 
@@ -303,98 +297,19 @@ async def _infer(service: Service, request: Request) -> Response:
     raise _internal_error()
 
 
-async def _session(service: Service, request: Request) -> Caller | None:
-    """Return whose session of the dashboard sends a request; None without a session that is open."""
-    scope = request.scope
-    caller = await service.auth._authenticate_session(
-        request.cookies.get(_COOKIE), scope["headers"], local=_is_local(scope)
-    )
-    _record(request).client = None if caller is None else caller.client
-    return caller
+async def _page(service: Service, _request: Request) -> Response:
+    """The page, which asks for an API key."""
+    return dashboard._page(service)
 
 
-async def _required_session(service: Service, request: Request) -> Caller:
-    caller = await _session(service, request)
-    if caller is None:
-        raise HttpError(401, "The session has ended.")
-    return caller
-
-
-def _check_same_site(request: Request) -> None:
-    if _is_cross_site(request.scope["headers"]):
-        raise HttpError(403, "Requests from other sites are not allowed.")
-
-
-async def _page(service: Service, request: Request) -> Response:
-    """The dashboard, or the login page."""
-    caller = await _session(service, request)
-    if caller is None:
-        return dashboard._login_page(wrong=False)
-    service.auth._check_page_rate(caller)
-    return await dashboard._page(service, caller)
+async def _contents(service: Service, request: Request) -> Response:
+    """What the page shows, as HTML."""
+    return await dashboard._contents(service, await _caller(service, request, page=True))
 
 
 async def _state(service: Service, request: Request) -> Response:
-    """The contents of the dashboard as JSON."""
-    caller = await _required_session(service, request)
-    service.auth._check_page_rate(caller)
-    return JSONResponse(await dashboard._state(service, caller))
-
-
-async def _try(service: Service, request: Request) -> Response:
-    """Send an inference request from the dashboard; it is charged like any other."""
-    _check_same_site(request)
-    caller = await _required_session(service, request)
-    service.auth._check_rate(caller)
-    model = request.query_params.get("model")
-    if model is None:
-        raise HttpError(400, "The query of the URL must name a `model`.")
-    record = _record(request)
-    with service._recorded(record):
-        deployment = record.deployment = service.deployment(model, request.query_params.get("version"))
-        body = await _read_body(request.receive, service.settings.max_bytes)
-        query = await _read_request(body, None, deployment, service.settings.max_rows)
-        record.rows = len(query.rows)
-        content, _ = await service._answer(deployment, query, caller)
-        record.status = 200
-    return Response(content, media_type="application/json")
-
-
-async def _login(service: Service, request: Request) -> Response:
-    """Open a session with the API key in the form field `key`."""
-    _check_same_site(request)
-    record = _record(request)
-    try:
-        service.auth._check_login(record.address)
-        body = await _read_body(request.receive, _MAX_LOGIN_BYTES)
-        key = parse_qs(body.decode("utf-8", "replace")).get("key", [""])[0]
-        cookie, caller = await service.auth._login(key, record.address)
-    except HttpError as error:
-        if error.status in (401, 429):
-            record.event = "login_failed"
-        if error.status != 401:
-            raise
-        return dashboard._login_page(wrong=True)
-    record.event, record.client = "login", caller.client
-    response = RedirectResponse("/", 303)
-    response.set_cookie(
-        _COOKIE,
-        cookie,
-        max_age=SESSION_SECONDS,
-        httponly=True,
-        samesite="strict",
-        secure=service.settings.secure_cookies,
-    )
-    return response
-
-
-async def _logout(service: Service, request: Request) -> Response:
-    """Close the session: its cookie is no longer accepted."""
-    _check_same_site(request)
-    await service.auth._logout(request.cookies.get(_COOKIE))
-    response = RedirectResponse("/", 303)
-    response.delete_cookie(_COOKIE)
-    return response
+    """What changes on the page, as JSON."""
+    return JSONResponse(await dashboard._state(service, await _caller(service, request, page=True)))
 
 
 _MODEL_PATHS = ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
@@ -409,8 +324,6 @@ _ROUTES: list[tuple[str, Handler]] = [
     *((f"GET {model}/budget", _budget) for model in _MODEL_PATHS),
     *((f"POST {model}/infer", _infer) for model in _MODEL_PATHS),
     ("GET /", _page),
+    ("GET /contents", _contents),
     ("GET /state", _state),
-    ("POST /try", _try),
-    ("POST /login", _login),
-    ("POST /logout", _logout),
 ]

@@ -1,10 +1,8 @@
-"""Authentication: API keys and tokens in the Authorization header, sessions of the dashboard, anonymous access.
+"""Authentication: API keys and tokens in the Authorization header, and anonymous access.
 
 API keys are read from the ledger and kept for a second, so that a revoked key stops working within that time; a charge
-checks its key once more in its own transaction, or the expiry of its token. A session is a signed statement of a key's
-id, an id of its own and an end; no cookie holds the key itself. The signature covers the hash of the key and needs a
-secret that is not in the ledger, so that a copy of the ledger signs nothing. A session that was closed is listed in the
-ledger until it expires.
+checks its key once more in its own transaction, or the expiry of its token. The page sends its key like any other
+client, and keeps it in its memory alone: there are no cookies and no sessions.
 
 Tokens are JWTs, checked against the keys that an OpenID Connect issuer publishes. Keys come only from the issuer's
 discovery document, never from what a token names (`jku`, `x5u`, `jwk`). They are fetched again when they are five
@@ -15,13 +13,9 @@ service flood the issuer. While the issuer is unavailable, the last keys work fo
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
-import ipaddress
 import json
 import logging
 import math
-import secrets
 import time
 import urllib.request
 from collections.abc import Callable, Hashable
@@ -45,13 +39,10 @@ if TYPE_CHECKING:
 else:
     jwt = lazy_module("jwt")
 
-SESSION_SECONDS = 8 * 3600
 _FRESH_SECONDS = 1.0
 _MAX_CLIENT_IDS = 65_536
 _PROXY_HEADERS = (b"forwarded", b"via", b"x-real-ip", b"x-client-ip", b"cf-connecting-ip", b"true-client-ip")
 _INVALID_KEY = "The API key is wrong, revoked or expired."
-_MICROSECONDS = 1_000_000
-_FAILED_LOGIN_RATE, _FAILED_LOGIN_BURST = 0.2, 10
 _PAGE_RATE, _PAGE_BURST = 5.0, 20
 """The page asks for its contents every two seconds, whatever the rate limit of the client."""
 
@@ -67,15 +58,6 @@ class Caller:
     expires: int | None = None  # When the token expires, in microseconds since 1970. None: there is no token
 
 
-@dataclass(frozen=True, slots=True)
-class _Session:
-    """A session of the dashboard: its id, its key, and its end in seconds since 1970."""
-
-    id: str
-    key: ApiKey
-    end: int
-
-
 class Authenticator:
     """Finds out who sends a request."""
 
@@ -83,14 +65,11 @@ class Authenticator:
         self._ledger = ledger
         self._settings = settings
         self._keys: dict[str, ApiKey] = {}
-        self._ended_sessions: frozenset[str] = frozenset()
-        self._ended_here: set[str] = set()  # those that a read in flight may not have seen
         self._read_at = -_FRESH_SECONDS
         self._reading: asyncio.Task[None] | None = None
         rate, burst = settings.rate_limit, settings.rate_burst
         self._rate_limiter = RateLimiter(rate, burst)
         self._page_limiter = RateLimiter(rate and max(rate, _PAGE_RATE), max(burst or 0, _PAGE_BURST))
-        self._failed_logins = RateLimiter(_FAILED_LOGIN_RATE, _FAILED_LOGIN_BURST)
         self._tokens = None if settings.oidc_issuer is None else TokenVerifier(settings)
         self._client_ids: dict[str, int] = {}  # of tokens
         self._anonymous = (
@@ -98,19 +77,15 @@ class Authenticator:
         )
 
     async def authenticate(
-        self, headers: Headers, *, local: bool = False, allow_stale: bool = False
+        self, headers: Headers, *, local: bool = False, allow_stale: bool = False, page: bool = False
     ) -> Caller:
-        """Return the caller of an API request, and count it against the client's rate limit."""
+        """Return the caller of a request, and count it against the client's rate limit.
+
+        What the page asks every two seconds has a limit of its own, so that an open page uses up no other requests.
+        """
         caller = await self._authenticate(headers, local, allow_stale)
-        self._check_rate(caller)
+        (self._page_limiter if page else self._rate_limiter)._check(caller.client_id)
         return caller
-
-    def _check_rate(self, caller: Caller) -> None:
-        self._rate_limiter._check(caller.client_id)
-
-    def _check_page_rate(self, caller: Caller) -> None:
-        """Count a request of the page against a limit of its own, so that an open page uses up no other requests."""
-        self._page_limiter._check(caller.client_id)
 
     async def _authenticate(self, headers: Headers, local: bool, allow_stale: bool) -> Caller:
         authorization = dict(headers).get(b"authorization")
@@ -143,62 +118,6 @@ class Authenticator:
             self._client_ids[name] = number
         return Caller(name, number, None, identity.admin, identity.expires)
 
-    def _check_login(self, address: str | None) -> None:
-        """Raise if too many logins from an address have failed."""
-        wait = self._failed_logins._remaining_wait(_network(address))
-        if wait:
-            raise HttpError(
-                429,
-                "Too many logins from this address have failed.",
-                headers={"retry-after": str(math.ceil(wait))},
-            )
-
-    async def _login(self, key: str, address: str | None = None) -> tuple[str, Caller]:
-        self._check_login(address)
-        await self._refresh(force=True)
-        try:
-            caller = self._caller_of_key(key)
-        except HttpError:
-            self._failed_logins._wait(_network(address))
-            raise
-        self._check_page_rate(caller)
-        content = f"{caller.key}.{secrets.token_hex(16)}.{int(time.time()) + SESSION_SECONDS}"
-        return f"{content}.{self._signature(content, self._keys[str(caller.key)])}", caller
-
-    async def _logout(self, cookie: str | None) -> None:
-        """Close a session, for all processes that share the ledger."""
-        await self._refresh()
-        session = self._session(cookie)
-        if session is None:
-            return
-        self._check_page_rate(_caller(session.key))
-        self._ended_here.add(session.id)
-        await _from_ledger(
-            self._settings.timeout, self._ledger.end_session, session.id, session.end * _MICROSECONDS
-        )
-
-    async def _authenticate_session(
-        self, cookie: str | None, headers: Headers, *, local: bool = False
-    ) -> Caller | None:
-        await self._refresh()
-        session = self._session(cookie)
-        if session is not None:
-            return _caller(session.key)
-        return None if self._anonymous is None else self._anonymous_caller(headers, local)
-
-    def _session(self, cookie: str | None) -> _Session | None:
-        """Return the session of a cookie, if it is genuine, open and of a valid key."""
-        content, _, signature = (cookie or "").rpartition(".")
-        key_id, _, rest = content.partition(".")
-        session_id, _, end = rest.partition(".")
-        key = self._keys.get(key_id)
-        if key is None or not hmac.compare_digest(signature.encode(), self._signature(content, key).encode()):
-            return None
-        session = _Session(session_id, key, int(end))
-        if session.end <= time.time() or session.id in self._ended_sessions | self._ended_here:
-            return None
-        return session if key.is_valid(time.time_ns() // 1000) else None
-
     def _caller_of_key(self, token: str) -> Caller:
         key = find_key(self._keys, token.strip(), time.time_ns() // 1000)
         if key is None:
@@ -219,9 +138,9 @@ class Authenticator:
             raise HttpError(403, "Anonymous access requires a loopback address as the Host header.")
         return self._anonymous
 
-    async def _refresh(self, *, force: bool = False) -> None:
+    async def _refresh(self) -> None:
         """Read the keys again if they are not fresh. Concurrent calls share one read."""
-        if not force and time.monotonic() - self._read_at <= _FRESH_SECONDS:
+        if time.monotonic() - self._read_at <= _FRESH_SECONDS:
             return
         if self._reading is None:
             self._reading = asyncio.ensure_future(self._read_keys())
@@ -238,15 +157,9 @@ class Authenticator:
 
     async def _read_keys(self) -> None:
         started = time.monotonic()
-        keys, ended = await asyncio.to_thread(lambda: (self._ledger.keys(), self._ledger.ended_sessions()))
+        keys = await asyncio.to_thread(self._ledger.keys)
         self._keys = {key.id: key for key in keys}
-        self._ended_sessions = ended
-        self._ended_here -= ended
         self._read_at = started
-
-    def _signature(self, content: str, key: ApiKey) -> str:
-        signed = f"{content}.{key.secret_hash}".encode()
-        return hmac.new(self._settings.session_secret, signed, hashlib.sha256).hexdigest()
 
 
 def _is_local(scope: Scope) -> bool:
@@ -271,17 +184,6 @@ def _is_cross_site(headers: Headers) -> bool:
     return (site is not None and site not in (b"same-origin", b"none")) or (
         origin is not None and origin.partition(b"://")[2] != values.get(b"host")
     )
-
-
-def _network(address: str | None) -> str | None:
-    """Return the address, or for IPv6 the network that belongs to one customer.
-
-    >>> _network("192.0.2.7"), _network("2001:db8::1:2"), _network(None)
-    ('192.0.2.7', '2001:db8::/64', None)
-    """
-    if address is None or ":" not in address:
-        return address
-    return str(ipaddress.ip_network((address.partition("%")[0], 64), strict=False))
 
 
 def _caller(key: ApiKey) -> Caller:
@@ -569,18 +471,12 @@ class RateLimiter:
         self._clock = clock
         self._busy_until: dict[Hashable, float] = {}
 
-    def _remaining_wait(self, client: Hashable) -> float:
-        """Return 0 if a request is within the limit now, else the seconds until it would be. Nothing is counted."""
-        now = self._clock()
-        wait = self._busy_until.get(client, now) - now - self._tolerance
-        return wait if wait > 1e-9 else 0.0
-
     def _wait(self, client: Hashable) -> float:
         """Count a request; return 0 if it is within the limit, else the seconds until one would be."""
-        wait = self._remaining_wait(client)
-        if wait:
-            return wait
         now = self._clock()
+        wait = self._busy_until.get(client, now) - now - self._tolerance
+        if wait > 1e-9:
+            return wait
         if len(self._busy_until) >= _MAX_CLIENT_IDS and client not in self._busy_until:
             self._forget(now)
         self._busy_until[client] = max(self._busy_until.get(client, now), now) + self._interval

@@ -9,12 +9,11 @@ from __future__ import annotations
 import importlib.util
 import math
 import re
-import secrets
 import socket
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 from urllib.parse import urlsplit
@@ -23,7 +22,6 @@ from quietmax.errors import InvalidInput
 
 ANONYMOUS = "anonymous"
 """The client name of requests without an API key."""
-_SESSION_SECRET_BYTES = 32
 _ISSUER = re.compile(r"https?://[!-~]{1,190}")
 _BACKLOG = 2048
 _COUNT: dict[str, Any] = {"min": 1}
@@ -41,8 +39,21 @@ class _AnswerOptions:
 
 
 @dataclass(frozen=True)
-class ServiceOptions(_AnswerOptions):
-    """Limits and options of a service that `quietmax serve` takes. Limits hold for each server process."""
+class Settings(_AnswerOptions):
+    """Limits and options of a service. Limits hold for each server process.
+
+    Its parameters are options of `quietmax serve` by their names in the configuration file, such as
+    ``Settings(max_rows=100, anonymous=True)``, and these:
+
+    Parameters
+    ----------
+    max_header_bytes : int
+        Largest size of the headers of a request in bytes, with its URL.
+    max_headers : int
+        Most headers of a request.
+    max_in_flight : int
+        Most inference requests of a worker at the same time.
+    """
 
     PANEL: ClassVar = "Limits and access"
 
@@ -85,6 +96,9 @@ class ServiceOptions(_AnswerOptions):
     oidc_admin_value: Annotated[str | None, "Value that --oidc-admin-claim must be equal to or contain."] = (
         None
     )
+    max_header_bytes: int = 32 * 2**10
+    max_headers: int = 100
+    max_in_flight: int = 1024
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -118,44 +132,6 @@ class ServiceOptions(_AnswerOptions):
             raise InvalidInput("`oidc_audience` and `oidc_client_claim` must not be empty.")
         if (self.oidc_admin_claim is None) != (self.oidc_admin_value is None):
             raise InvalidInput("`oidc_admin_claim` and `oidc_admin_value` require each other.")
-
-
-@dataclass(frozen=True)
-class Settings(ServiceOptions):
-    """Limits and options of a service.
-
-    Its parameters are options of `quietmax serve` by their names in the configuration file, such as
-    ``Settings(max_rows=100, anonymous=True)``, and these:
-
-    Parameters
-    ----------
-    max_header_bytes : int
-        Largest size of the headers of a request in bytes, with its URL.
-    max_headers : int
-        Most headers of a request.
-    max_in_flight : int
-        Most inference requests of a worker at the same time.
-    secure_cookies : bool
-        Send the session cookie of the dashboard over TLS only.
-    session_secret : bytes
-        Signs the sessions of the dashboard; at least 32 bytes. Processes that share it accept each other's sessions.
-        Default: a random one, so that sessions end when the service is started again.
-    """
-
-    max_header_bytes: int = 32 * 2**10
-    max_headers: int = 100
-    max_in_flight: int = 1024
-    secure_cookies: bool = False
-    session_secret: bytes = field(
-        default_factory=lambda: secrets.token_bytes(_SESSION_SECRET_BYTES), repr=False, compare=False
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if len(self.session_secret) < _SESSION_SECRET_BYTES:
-            raise InvalidInput(
-                f"session_secret must have at least {_SESSION_SECRET_BYTES} bytes, got {len(self.session_secret)}."
-            )
 
 
 @dataclass(frozen=True)
@@ -205,11 +181,6 @@ class Listener:
             ) from error
         object.__setattr__(self, "ssl_context", context)
         object.__setattr__(self, "tls_content", content)
-
-    @property
-    def secure_cookies(self) -> bool:
-        """Whether browsers reach the service over TLS."""
-        return self.tls_certificate is not None or self.behind_proxy
 
     def check_anonymous(self) -> None:
         """Raise `InvalidInput` unless only this machine can reach the service, as anonymous access requires."""
@@ -261,19 +232,6 @@ class Listener:
         scheme = "http" if self.tls_certificate is None else "https"
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{scheme}://{host}:{opened.getsockname()[1]}"
-
-
-def read_session_secret(path: Path) -> bytes:
-    """Read the secret that signs sessions of the dashboard from a file."""
-    try:
-        secret = path.read_bytes().strip()
-    except OSError as error:
-        raise InvalidInput(f"Cannot read the session secret {path}: {error.strerror}.") from error
-    if len(secret) < _SESSION_SECRET_BYTES:
-        raise InvalidInput(
-            f"The session secret {path} must have at least {_SESSION_SECRET_BYTES} bytes, got {len(secret)}."
-        )
-    return secret
 
 
 def _is_private_url(url: str) -> bool:

@@ -228,9 +228,7 @@ class Record:
     address: str | None = None  # The address that the request came from: that of the proxy, if there is one
     request: str = ""  # Id of the request, for the log and the header `x-request-id`
     route: str | None = None  # The pattern of the path; None if there is no such path
-    event: str = "request"  # Name of the event in the log
     error: str | None = None  # What only the log tells about an error
-    logged: bool = False  # Whether it is in the log
 
     @property
     def model(self) -> tuple[str, str]:
@@ -238,11 +236,10 @@ class Record:
         return ("", "") if self.deployment is None else (self.deployment.name, self.deployment.version)
 
     def _write(self, log: Log, seconds: float) -> None:
-        self.logged = True
         model, version = self.model
         error = {} if self.error is None else {"error": self.error}
         log.event(
-            self.event,
+            "request",
             request=self.request,
             address=self.address,
             route=self.route,

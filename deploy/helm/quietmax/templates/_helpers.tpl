@@ -17,8 +17,3 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
-
-{{- /* The secret that signs sessions: the one that is named, else the one of the chart. */ -}}
-{{- define "quietmax.sessionSecret" -}}
-{{- .Values.sessionSecret | default (printf "%s-session" (include "quietmax.name" .)) -}}
-{{- end }}

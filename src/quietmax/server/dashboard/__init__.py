@@ -34,22 +34,22 @@ _MAX_BATCH_ROWS = 500
 """Rows of a CSV file that the page sends in one request."""
 
 
-async def _page(service: Service, caller: Caller) -> Response:
+def _page(service: Service) -> Response:
+    """Return the page: a form for an API key, and a script that fetches the contents with it."""
+    max_rows = min(service.settings.max_rows, _MAX_BATCH_ROWS)
+    return _html("page.html", max_rows=max_rows, anonymous=service.settings.anonymous)
+
+
+async def _contents(service: Service, caller: Caller) -> Response:
     return _html(
-        "page.html",
+        "contents.html",
         state=await _state(service, caller),
         columns={
             deployment.label: _fields(deployment.encoding)
             for deployment in service.deployments
             if deployment.encoding is not None
         },
-        max_rows=min(service.settings.max_rows, _MAX_BATCH_ROWS),
     )
-
-
-def _login_page(*, wrong: bool) -> Response:
-    """Return the login page, after a key that was wrong as the answer to it."""
-    return _html("login.html", 401 if wrong else 200, wrong=wrong)
 
 
 @lru_cache(maxsize=1)
@@ -65,17 +65,16 @@ def _templates() -> Environment:
     )
 
 
-def _html(template: str, status: int = 200, **values: Any) -> Response:
+def _html(template: str, **values: Any) -> Response:
     nonce = secrets.token_urlsafe(16)
     content = _templates().get_template(template).render(nonce=nonce, **values)
     policy = (
         f"default-src 'none'; style-src 'nonce-{nonce}'; script-src 'nonce-{nonce}'; connect-src 'self'; "
-        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'; img-src data:"
+        "form-action 'none'; base-uri 'none'; frame-ancestors 'none'; img-src data:"
     )
     return HTMLResponse(
         content,
-        status,
-        {
+        headers={
             "content-security-policy": policy,
             "x-content-type-options": "nosniff",
             "referrer-policy": "same-origin",
