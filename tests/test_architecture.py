@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -132,3 +133,10 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
         if path.name != "__init__.py"
     }
     list(TopologicalSorter(graph).static_order())
+
+
+def test_the_page_on_architecture_describes_every_package_and_names_modules_that_exist() -> None:
+    page = (ROOT.parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([a-z_][a-z0-9_.]*)`", page))
+    assert named <= {name.removeprefix("quietmax.") for name in _modules()}
+    assert set(_packages()) - {"__init__"} <= named

@@ -35,18 +35,6 @@ def test_every_test_that_a_page_names_exists() -> None:
     assert _missing("see `test_that_nobody_wrote`") == ["test_that_nobody_wrote"]
 
 
-def test_the_page_on_architecture_describes_every_package_and_names_modules_that_exist() -> None:
-    source = ROOT / "src" / "quietmax"
-    modules = {
-        ".".join(path.relative_to(source).with_suffix("").parts).removesuffix(".__init__")
-        for path in source.rglob("*.py")
-    } - {"__init__"}
-    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"`([a-z_][a-z0-9_.]*)`", page)) - {"proven", "deploy", "benchmarks"}
-    assert named <= modules
-    assert {module for module in modules if "." not in module} <= named
-
-
 def test_the_list_of_errors_is_long_and_has_sentences_that_end_and_show_no_python() -> None:
     found = script("docs/making/error_list.py").refusals()
     assert len(found) > 300
