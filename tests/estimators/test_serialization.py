@@ -17,8 +17,7 @@ import torch
 from sklearn.base import clone
 
 from quietmax.accounting import Budget, epsilon_of
-from quietmax.data import Encoding, Records, Schema, hold_out
-from quietmax.data.encoding import NumericColumn
+from quietmax.data import Schema, hold_out
 from quietmax.data.tables import encode_table
 from quietmax.errors import BudgetExhausted, DataUnavailable, InvalidInput, QuietmaxError
 from quietmax.estimators import (
@@ -119,21 +118,6 @@ def test_a_saved_head_on_colour_images_answers_as_before_and_needs_the_same_filt
         open_private(folder)
 
 
-def test_a_head_that_answers_per_query_keeps_its_account_and_its_bounds(tmp_path: Path) -> None:
-    head, (features, _) = _asked(4), _data()
-    folder = _saved(head, tmp_path / "model")
-    opened = open_private(folder)
-    assert opened.remaining == 4
-    opened.predict(features[:3])
-    again = open_private(folder)
-    assert again.remaining == 1
-    stored: Any = again.classifier
-    fitted: Any = head.predictor_
-    assert stored.model.bounds == fitted.model.bounds
-    with pytest.raises(BudgetExhausted):
-        again.predict(features[5:7])
-
-
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, TimeoutError])
 def test_an_interrupted_save_leaves_the_budget_in_one_place(
@@ -210,32 +194,6 @@ def test_a_head_whose_epsilon_or_delta_is_not_that_of_its_mu_is_refused(
     description = json.loads(path.read_text())
     path.write_text(json.dumps({**description, stated: description[stated] * (1 + change)}))
     with pytest.raises(DataUnavailable, match=r"states mu 0\.49") if refused else nullcontext():
-        open_private(folder)
-
-
-def test_an_encoding_measured_on_the_records_makes_a_saved_guarantee_conditional(tmp_path: Path) -> None:
-    measured = Encoding(
-        tuple(NumericColumn(name, 0.0, 1.0) for name in "abcdef"),
-        "y",
-        ("0", "1", "2"),
-        inferred=("the bounds of a",),
-    )
-    features, labels = _data()
-    records = Records("made up", np.repeat(features, 2, axis=1), labels, 3, encoding=measured)
-    head = PrivateHead(epsilon=50.0, declared_size=400).fit(records)
-    folder = _saved(head, tmp_path / "model")
-    assert {file.stat().st_mode & 0o777 for file in folder.iterdir()} == {0o600}, (
-        "it holds what is not public"
-    )
-    guarantee = open_private(folder).guarantee
-    assert guarantee == head.guarantee_
-    assert guarantee.status == "conditional"
-    assert guarantee.assumptions[-1].startswith("What was read off the records is public: ")
-    path = folder / "model.json"
-    path.write_text(path.read_text().replace('"status": "conditional"', '"status": "proven"'))
-    with pytest.raises(
-        DataUnavailable, match="states status 'proven', but the rest of it implies 'conditional'"
-    ):
         open_private(folder)
 
 
@@ -395,21 +353,6 @@ def test_a_folder_with_the_account_of_another_model_is_not_opened(tmp_path: Path
     shutil.copy(first / "account.json", second)
     with pytest.raises(DataUnavailable, match="belongs to another model"):
         open_private(second)
-
-
-def test_a_model_opened_by_a_relative_path_pays_from_its_own_account_after_chdir(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    features, _ = _data()
-    folder = _saved(_asked(), tmp_path / "model")
-    shutil.copytree(folder, tmp_path / "other" / "model")
-    monkeypatch.chdir(tmp_path)
-    opened = open_private("model")
-    monkeypatch.chdir(tmp_path / "other")
-    opened.predict(features[:1])
-    assert (open_private(folder).remaining, open_private("model").remaining) == (0, 1)
-    with pytest.raises(BudgetExhausted):
-        opened.predict(features[1:2])
 
 
 @pytest.mark.parametrize(("step", "call"), [("_fill", 1), ("check_target", 2)])

@@ -340,7 +340,12 @@ def test_an_encoding_that_was_measured_and_is_marked_as_declared_is_refused(tmp_
     records = Records("made up", np.repeat(FEATURES, 2, axis=1), LABELS, 2, encoding=MEASURED)
     settings = PUBLIC | {"classes": None}
     folder = save_private(made(PrivateHead, **settings).fit(records), tmp_path / "model", dataset="made up")
-    assert open_private(folder).guarantee.status == "conditional"
+    assert {file.stat().st_mode & 0o777 for file in folder.iterdir()} == {
+        0o600
+    }  # it holds what is not public
+    guarantee = open_private(folder).guarantee
+    assert guarantee.status == "conditional"
+    assert guarantee.assumptions[-1].startswith("What was read off the records is public: ")
     declared = json.loads(Encoding(MEASURED.columns, MEASURED.label, MEASURED.classes).to_json())
     _refused(_edit(folder, lambda found: found.update(encoding=declared)))
     exact = PrivateHead(**PUBLIC).fit(FEATURES, LABELS).guarantee_.assumptions
