@@ -187,51 +187,6 @@ def test_a_type_that_the_container_declares_is_kept(made: Any) -> None:
     assert len(set(names)) == 12
 
 
-def test_a_string_that_is_no_valid_unicode_is_an_error_that_does_not_show_it() -> None:
-    half = "secret\ud800"
-    with pytest.raises(InvalidInput, match="valid Unicode") as caught:
-        seen([[0.0], [1.0]], [0, 1], groups=["ann", half])
-    assert "secret" not in repr(caught.value)
-    frame = PEOPLE.assign(customer=pd.Series(["ann", half, "bob", half], dtype=object))
-    with pytest.raises(
-        InvalidInput, match=r"Row 2 \(and 1 more\) has a string that is not valid Unicode"
-    ) as caught:
-        seen(frame, schema=PERSONAL)
-    assert "secret" not in repr(caught.value)
-    with pytest.raises(InvalidInput, match="Row 2 has a label outside the classes") as caught:
-        seen(PEOPLE.drop(columns="ill"), ["no", half, "yes", "no"], schema=PERSONAL)
-    assert "secret" not in repr(caught.value)
-
-
-def test_objects_that_polars_cannot_export_are_an_error() -> None:
-    with pytest.raises(InvalidInput, match="flat sequence"):
-        seen([[0.0], [1.0]], [0, 1], groups=polars.Series([object(), object()], dtype=polars.Object))
-
-
-@pytest.mark.parametrize("missing", [None, np.nan, "", "NA", pd.NA])
-def test_a_row_without_a_person_is_an_error_that_shows_no_value(missing: Any) -> None:
-    with pytest.raises(InvalidInput, match="name a person for every row") as caught:
-        seen([[0.0], [1.0]], [0, 1], groups=["secret", missing])
-    assert "secret" not in str(caught.value)
-
-
-def test_groups_of_the_wrong_length_or_shape_are_errors() -> None:
-    with pytest.raises(InvalidInput, match="one entry for each row"):
-        seen([[0.0], [1.0]], [0, 1], groups=["ann"])
-    for wrong in (
-        [["ann"], ["bob"]],
-        "ab",
-        b"ab",
-        {"ann": 1, "bob": 2},
-        pd.DataFrame({"a": [1], "b": [2]}),
-        7,
-    ):
-        with pytest.raises(InvalidInput, match="flat sequence"):
-            seen([[0.0], [1.0]], [0, 1], groups=wrong)
-    with pytest.raises(InvalidInput, match="flat sequence"):
-        seen([[0.0], [1.0]], [0, 1], groups=np.array([["ann"], ["bob"]]))
-
-
 @pytest.mark.parametrize(
     "made",
     [lambda frame: frame, pyarrow.Table.from_pandas, polars.from_pandas],
@@ -245,12 +200,6 @@ def test_a_frame_is_encoded_by_the_schema(made: Any) -> None:
     assert (found.unit, found.units) == ("person", 3)
     assert found.encoding is not None
     assert found.conditions == ()
-
-
-def test_a_frame_of_strings_without_a_schema_is_an_error_that_names_the_schema() -> None:
-    with pytest.raises(InvalidInput, match="needs a `schema`") as caught:
-        seen(PEOPLE[["age", "region"]], PEOPLE["ill"])
-    assert "north" not in str(caught.value)
 
 
 def test_labels_and_persons_may_come_beside_the_frame() -> None:
@@ -269,22 +218,9 @@ def test_records_are_taken_as_they_are() -> None:
     np.testing.assert_array_equal(found.records, same.records)
     assert found.classes.tolist() == ["no", "yes"]
     assert found.unit == "person"
-    plain = Records("points", np.eye(3, dtype=np.float32), np.array([0, 1, 0]), classes=3)
-    assert seen(plain).classes.tolist() == [0, 1, 2]
-    assert seen(plain).classes_declared
-    assert seen(plain, classes=("a", "b", "c")).classes.tolist() == ["a", "b", "c"]
-
-
-@pytest.mark.parametrize("schema", [SCHEMA, PERSONAL])
-def test_rows_that_are_read_in_pieces_have_the_unit_of_the_whole_set(schema: Schema) -> None:
-    unit, ignored = ("record", ["customer"]) if schema.person is None else ("person", [])
-    frame = PEOPLE.drop(columns=ignored)
-    records = encode_table(frame, schema)
-    assert _training_rows(Bare(), records, None, None).unit == seen(records).unit == unit
-    assert _training_rows(Bare(schema), frame, None, None).unit == unit
-    plain, labels = records.features, records.labels
-    assert _training_rows(Bare(), plain, labels, None).unit == "record"
-    assert _training_rows(Bare(), plain, labels, ["ann", "bob", "ann", "cid"]).unit == "person"
+    assert seen(POINTS).classes.tolist() == [0, 1, 2]
+    assert seen(POINTS).classes_declared
+    assert seen(POINTS, classes=("a", "b", "c")).classes.tolist() == ["a", "b", "c"]
 
 
 def test_it_is_known_where_rows_lie_before_they_are_read(tmp_path: Path) -> None:
@@ -317,19 +253,53 @@ def test_only_a_holdout_of_somebody_is_kept() -> None:
     assert Bare().fit(parts.train).holdout_ == parts.holdout
 
 
-def test_what_is_said_twice_is_an_error() -> None:
-    records = encode_table(PEOPLE, PERSONAL)
-    with pytest.raises(InvalidInput, match="leave out `schema` and `y`"):
-        seen(records, schema=PERSONAL)
-    with pytest.raises(InvalidInput, match="leave out `schema` and `y`"):
-        seen(records, [0, 1, 0, 1])
-    with pytest.raises(InvalidInput, match="leave out `groups`"):
-        seen(records, groups=[1, 2, 1, 3])
-    with pytest.raises(InvalidInput, match="leave out `classes`"):
-        seen(records, classes=("yes", "no"))
-    plain = Records("points", np.eye(3, dtype=np.float32), np.array([0, 1, 0]), classes=3)
-    with pytest.raises(InvalidInput, match="3 classes"):
-        seen(plain, classes=("a", "b"))
+ENCODED = encode_table(PEOPLE, PERSONAL)
+POINTS = Records("points", np.eye(3, dtype=np.float32), np.array([0, 1, 0]), classes=3)
+NO_UNICODE = "secret\ud800"
+NO_SEQUENCES: list[Any] = [
+    *([["ann"], ["bob"]], np.array([["ann"], ["bob"]]), "ab", b"ab", 7, {"ann": 1, "bob": 2}),
+    *(pd.DataFrame({"a": [1], "b": [2]}), polars.Series([object(), object()], dtype=polars.Object)),
+]
+REFUSED: list[tuple[Any, dict[str, Any], str]] = [
+    (ENCODED, {"schema": PERSONAL}, "leave out `schema` and `y`"),
+    (ENCODED, {"y": [0, 1, 0, 1]}, "leave out `schema` and `y`"),
+    (ENCODED, {"groups": [1, 2, 1, 3]}, "leave out `groups`"),
+    (ENCODED, {"classes": ("yes", "no")}, "leave out `classes`"),
+    (POINTS, {"classes": ("a", "b")}, "3 classes"),
+    (PEOPLE[["age", "region"]], {"y": PEOPLE["ill"]}, "needs a `schema`"),
+    (
+        PEOPLE.drop(columns="ill"),
+        {"y": ["no", NO_UNICODE, "yes", "no"], "schema": PERSONAL},
+        "Row 2 has a label",
+    ),
+    (
+        PEOPLE.assign(customer=pd.Series(["ann", NO_UNICODE, "bob", NO_UNICODE], dtype=object)),
+        {"schema": PERSONAL},
+        r"Row 2 \(and 1 more\) has a string that is not valid Unicode",
+    ),
+    *(
+        ([[0.0], [1.0]], {"y": [0, 1], "groups": groups}, match)
+        for groups, match in [
+            (["ann"], "one entry for each row"),
+            (["ann", NO_UNICODE], "valid Unicode"),
+            *(
+                (["secret", missing], "name a person for every row")
+                for missing in (None, np.nan, "", "NA", pd.NA)
+            ),
+            *((wrong, "flat sequence") for wrong in NO_SEQUENCES),
+        ]
+    ),
+]
+
+
+@pytest.mark.parametrize(("X", "more", "match"), REFUSED)
+def test_what_is_said_twice_or_makes_no_sense_is_an_error_that_shows_no_value(
+    X: Any, more: dict[str, Any], match: str
+) -> None:
+    with pytest.raises(InvalidInput, match=match) as caught:
+        seen(X, **more)
+    assert "secret" not in repr(caught.value)
+    assert "north" not in str(caught.value)
 
 
 def test_queries_are_frames_or_encoded_rows() -> None:
