@@ -83,3 +83,23 @@ def moved(path: str, features: Any, labels: Any, settings: PrivateSettings, **op
     """How far a training moves the weights."""
     first = start(features.shape[1], settings, options.get("classes", 3), options.get("seed", 3))
     return trained(path, features, labels, settings, **options) - vector(as_module(first))
+
+
+def naive_sums(
+    module: torch.nn.Module,
+    inputs: torch.Tensor,
+    labels: torch.Tensor,
+    max_grad_norm: float,
+    weights: Any = None,
+) -> list[torch.Tensor]:
+    """One record at a time: its gradient by autograd, clipped, weighted and added."""
+    totals = [torch.zeros_like(parameter) for parameter in module.parameters()]
+    for number, (row, label) in enumerate(zip(inputs, labels, strict=True)):
+        module.zero_grad()
+        torch.nn.functional.cross_entropy(module(row.unsqueeze(0)), label.unsqueeze(0)).backward()
+        found = [each.grad for each in module.parameters() if each.grad is not None]
+        norm = float(torch.cat([each.flatten() for each in found]).norm())
+        share = 1.0 if weights is None else float(weights[number])
+        for total, each in zip(totals, found, strict=True):
+            total += share * each * min(1.0, max_grad_norm / norm)
+    return totals

@@ -21,7 +21,7 @@ from quietmax.estimators.dpsgd.gradients import (
 )
 from quietmax.estimators.head.exact_sums import ExactSum
 from quietmax.models.mlp import initial_mlp
-from tests.estimators.dpsgd.networks import ACTIVATIONS, as_module
+from tests.estimators.dpsgd.networks import ACTIVATIONS, as_module, naive_sums
 
 SHAPES = {"linear": (11, 3), "one hidden layer": (11, 6, 4), "two hidden layers": (11, 6, 5, 3)}
 
@@ -61,19 +61,6 @@ def _as_module(gradients, index):
         yield bias[index, 0]
 
 
-def _naive(module, inputs, labels, max_grad_norm):
-    """One record at a time: gradient by autograd, clipped, added."""
-    totals = [torch.zeros_like(parameter) for parameter in module.parameters()]
-    for row, label in zip(inputs, labels, strict=True):
-        module.zero_grad()
-        torch.nn.functional.cross_entropy(module(row.unsqueeze(0)), label.unsqueeze(0)).backward()
-        found = [parameter.grad for parameter in module.parameters()]
-        norm = torch.sqrt(sum(each.square().sum() for each in found))
-        for total, each in zip(totals, found, strict=True):
-            total += each * min(1.0, max_grad_norm / float(norm))
-    return totals
-
-
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("widths", SHAPES.values(), ids=SHAPES)
 def test_the_clipped_sums_equal_a_loop_over_the_records(widths: tuple[int, ...], activation: str) -> None:
@@ -81,7 +68,7 @@ def test_the_clipped_sums_equal_a_loop_over_the_records(widths: tuple[int, ...],
     inputs, labels = _records(40, widths[0], widths[-1])
     for index, max_grad_norm in enumerate([0.05, 1.0, 1e6]):
         gradients = _sums(stack, inputs, labels, max_grad_norm)
-        wanted = _naive(as_module(stack, index), inputs, labels, max_grad_norm)
+        wanted = naive_sums(as_module(stack, index), inputs, labels, max_grad_norm)
         for ours, theirs in zip(_as_module(gradients, index), wanted, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5 * min(max_grad_norm, 1.0))
 

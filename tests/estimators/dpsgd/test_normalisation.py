@@ -18,7 +18,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from scipy.special import softmax
 
 import quietmax
 from quietmax import DPSGD, Schema
@@ -28,7 +27,7 @@ from quietmax.estimators.dpsgd.gradients import ModuleSums
 from quietmax.estimators.dpsgd.training import PrivateSettings, StoredRows, make_plan
 from quietmax.estimators.head.exact_sums import clipped_rows
 from quietmax.estimators.training_set import Persons
-from tests.estimators.dpsgd.networks import PATHS, as_module, moved, start, vector
+from tests.estimators.dpsgd.networks import PATHS, as_module, moved, naive_sums, start, vector
 from tests.estimators.made import made
 
 pytest.importorskip("opacus")
@@ -49,16 +48,11 @@ def _module(*_: Any) -> torch.nn.Module:
 
 
 def _clipped_sum(features: Any, labels: Any, batch: Any, persons: Persons | None) -> Any:
-    """Sum the clipped gradients of a linear model at the initial weights, record by record in float64."""
-    kernel = start(5, STEP).kernels[0][0].double().numpy()
-    total = np.zeros((3, 6))
-    for row in batch:
-        slope = softmax(kernel @ features[row].astype(np.float64))
-        slope[labels[row]] -= 1
-        gradient = np.outer(slope, np.append(features[row], 1.0))
-        weight = 1 if persons is None else 1 / persons.rows[row]
-        total += weight * gradient * min(1, CLIP / np.linalg.norm(gradient))
-    return np.append(total[:, :5].ravel(), total[:, 5])
+    """The clipped gradients of a linear model at the initial weights, summed record by record."""
+    weights = None if persons is None else 1 / persons.rows[batch]
+    inputs, targets = torch.from_numpy(features[batch]), torch.from_numpy(labels[batch])
+    sums = naive_sums(_module(), inputs, targets, CLIP, weights)
+    return torch.cat([each.flatten() for each in sums]).double().numpy()
 
 
 @pytest.fixture

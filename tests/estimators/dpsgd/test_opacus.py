@@ -16,6 +16,7 @@ from quietmax.estimators.dpsgd.training import (
     PrivateSettings,
     train_private_module,
 )
+from tests.estimators.dpsgd.networks import naive_sums
 from tests.estimators.made import blobs, made
 
 pytest.importorskip("opacus")
@@ -63,13 +64,7 @@ def test_the_clipped_sum_of_a_module_equals_a_loop_over_its_records(build: Any) 
     module = build()
     features, labels = _blobs(20)
     inputs, targets = torch.from_numpy(features), torch.from_numpy(labels)
-    wanted = [torch.zeros_like(parameter) for parameter in module.parameters()]
-    for row, label in zip(inputs, targets, strict=True):
-        module.zero_grad()
-        torch.nn.functional.cross_entropy(module(row.unsqueeze(0)), label.unsqueeze(0)).backward()
-        norm = torch.sqrt(sum(parameter.grad.square().sum() for parameter in module.parameters()))
-        for total, parameter in zip(wanted, module.parameters(), strict=True):
-            total += parameter.grad * min(1.0, 0.5 / float(norm))
+    wanted = naive_sums(module, inputs, targets, 0.5)
     for ours, theirs in zip(_clipped_sums(module, inputs, targets), wanted, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
