@@ -222,12 +222,6 @@ def test_keys_are_created_listed_and_revoked(run: Run, path: Path, run_json: Run
     assert out.count("revoked 20") == 2
 
 
-@pytest.mark.parametrize("address", [":memory:", "sqlite://", "postgresql://host:abc/db", "mysql://host/db"])
-def test_an_invalid_address_is_an_error(run: Run, address: str) -> None:
-    result = run("ledger", "key", "create", "ann", "--ledger", address)
-    assert_error(result, 2, "address must be a file, sqlite:///FILE or postgresql://USER@HOST/DATABASE")
-
-
 def test_prune_reports_what_it_deleted_and_keeps_at_least_an_hour(
     run: Run, path: Path, run_json: RunJson
 ) -> None:

@@ -36,5 +36,5 @@ def test_the_shape_can_be_read_from_a_model_folder(run: Run, network: Path) -> N
 
 
 def test_a_shape_or_a_model_is_required_and_not_both(run: Run, network: Path) -> None:
-    for option in (("--features", 784), ("--l2", 0.1), ("--activation", "tanh")):
+    for option in (("--features", 784), ("--hidden", 128)):
         assert_error(run("sensitivity", *option, "--model", network), 2, "--model can only be combined")

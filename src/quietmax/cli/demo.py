@@ -8,9 +8,7 @@ from __future__ import annotations
 import io
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,12 +17,9 @@ import typer
 
 from quietmax.cli._options import with_groups
 from quietmax.cli._output import console, print_guarantee, print_json, print_rows, print_table, progress_bar
-from quietmax.errors import BudgetExhausted
 
 if TYPE_CHECKING:
     from quietmax.data.records import Split
-    from quietmax.ledger.ledger import Ledger
-    from quietmax.server.client import Client
 
 PERSON = "respondent"
 HOLDOUT = 0.2
@@ -37,8 +32,6 @@ QUESTIONS = (
     | {"occupation": 3, "occupation_husb": 5},
 )
 """Two women who were not asked in the survey."""
-ANSWERS = 4
-"""Answers that the budget of the model that is charged per answer pays for, epsilon 1 each."""
 DIGITS = 2000
 EPOCHS = 20
 SHADOWS = 2
@@ -71,7 +64,6 @@ def run_steps(output: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     people = load(table["table"], holdout=HOLDOUT)
     yield "survey", _step("training on the survey", _survey, people, output)
     yield "answers", _step("asking over HTTP", _answers, output)
-    yield "charged", _step("serving a model that charges every answer", _query_until_exhausted, people)
     yield "digits", _step("training and attacking networks on digits", _digits)
     yield "paper", _step("writing the paper's tables and figures from the stored run", _paper, output)
     yield "open", _step("", _to_open, output)
@@ -166,17 +158,7 @@ def _print_survey(survey: dict[str, Any]) -> None:
 
 
 def _answers(output: Path) -> dict[str, Any]:
-    """Serve the model and ask about two women."""
-    for file in output.glob("demo.sqlite*"):  # the ledger of an earlier demo, whose model was replaced
-        file.unlink()
-    with _served(output / "affair", output / "demo.sqlite") as (client, _):
-        labels = client.predict("affair", list(QUESTIONS))
-    return {"questions": list(QUESTIONS), "answers": [str(label) for label in labels]}
-
-
-@contextmanager
-def _served(folder: Path, database: Path) -> Iterator[tuple[Client, Ledger]]:
-    """Serve a model in a thread, with a new ledger; yields a client and the ledger."""
+    """Serve the model in a thread, with a new ledger, and ask about two women."""
     from quietmax.ledger.ledger import Ledger
     from quietmax.server.client import Client
     from quietmax.server.deployment import deploy
@@ -185,12 +167,15 @@ def _served(folder: Path, database: Path) -> Iterator[tuple[Client, Ledger]]:
     from quietmax.server.service import Service
     from quietmax.server.telemetry import Log
 
-    with Ledger(database) as ledger:
+    for file in output.glob("demo.sqlite*"):  # the ledger of an earlier demo, whose model was replaced
+        file.unlink()
+    with Ledger(output / "demo.sqlite") as ledger:
         key, _ = ledger.create_key("demo")
-        deployments = deploy(ledger, load_models([str(folder)]))
+        deployments = deploy(ledger, load_models([str(output / "affair")]))
         service = Service(ledger, deployments, log=Log(io.BytesIO()))
         with run_in_thread(service) as url, Client(url, key) as client:
-            yield client, ledger
+            labels = client.predict("affair", list(QUESTIONS))
+    return {"questions": list(QUESTIONS), "answers": [str(label) for label in labels]}
 
 
 def _print_answers(found: dict[str, Any]) -> None:
@@ -200,48 +185,6 @@ def _print_answers(found: dict[str, Any]) -> None:
     women = (f"woman {number}" for number in range(1, len(questions) + 1))
     print_table("", ("", *women), [*rows, ("answer: affair", *found["answers"])])
     console.print("Training has paid for every answer: ask as often as you like.")
-
-
-def _query_until_exhausted(people: Split) -> dict[str, Any]:
-    """Serve a head that charges epsilon 1 for each answer, and query it over HTTP until the budget is exhausted."""
-    from quietmax.estimators.head.estimator import PrivateHead
-    from quietmax.estimators.serialization import save_private
-
-    head = PrivateHead(
-        epsilon=float(ANSWERS), release="query", queries=ANSWERS, declared_size=DECLARED_PERSONS
-    ).fit(people.train)
-    labels: list[str] = []
-    left: list[int] = []
-    with tempfile.TemporaryDirectory(prefix="quietmax-demo-") as name:
-        place = Path(name)
-        save_private(head, place / "charged", dataset=people.name)
-        with _served(place / "charged", place / "ledger.sqlite") as (client, ledger):
-            while True:
-                try:
-                    answer = client.infer("charged", people.test.features[len(labels)][None])
-                except BudgetExhausted as error:
-                    return {
-                        "labels": labels,
-                        "answers_left": left,
-                        "error": str(error),
-                        "spent_fraction": client.budget("charged")["spent_fraction"],
-                        "journal_is_sound": ledger.verify().sound,
-                    }
-                labels.append(str(answer.labels[0]))
-                left.append(int(answer.parameters["remaining_answers"]))
-
-
-def _print_charged(charged: dict[str, Any]) -> None:
-    _heading(f"4. Another model, which charges epsilon 1 for each answer, with a budget for {ANSWERS}")
-    answers = enumerate(zip(charged["labels"], charged["answers_left"], strict=True), start=1)
-    rows = ((str(number), label, str(left)) for number, (label, left) in answers)
-    print_table("", ("query", "private answer", "answers left"), rows)
-    console.print(f"The next query got HTTP 403: {charged['error']}")
-    console.print(
-        f"{charged['spent_fraction']:.0%} of the budget is spent; the ledger's journal is "
-        f"{'intact' if charged['journal_is_sound'] else 'damaged'}. In this demo each model has a budget of its own. "
-        "In earnest, all models of the same people share one."
-    )
 
 
 def _digits() -> dict[str, Any]:
@@ -280,7 +223,7 @@ def _digits() -> dict[str, Any]:
 
 
 def _print_digits(digits: dict[str, Any]) -> None:
-    _heading(f"5. Images, and a paper (Lu and others, 2022) that claims the same: {DIGITS:,} MNIST digits")
+    _heading(f"4. Images, and a paper (Lu and others, 2022) that claims the same: {DIGITS:,} MNIST digits")
     names = {
         "the paper's network": "network",
         "the paper's Algorithm 1": "algorithm1",
@@ -329,7 +272,7 @@ def _paper(output: Path) -> dict[str, Any]:
 
 
 def _print_paper(found: dict[str, Any]) -> None:
-    _heading("6. The paper again")
+    _heading("5. The paper again")
     console.print(
         f"{found['equal_to_the_paper']} of {found['sensitivities']} numbers of its sensitivity table come out the "
         f"same to the printed digits. The report shows {found['trials']:,} stored trials beside its curves."
@@ -365,7 +308,6 @@ _PRINTERS: dict[Callable[..., dict[str, Any]], Callable[[dict[str, Any]], None]]
     _table: _print_table_step,
     _survey: _print_survey,
     _answers: _print_answers,
-    _query_until_exhausted: _print_charged,
     _digits: _print_digits,
     _paper: _print_paper,
     _to_open: _print_to_open,

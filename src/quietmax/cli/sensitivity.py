@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from quietmax.cli._options import with_groups
-from quietmax.cli._output import print_json, print_table
+from quietmax.cli._output import print_json, print_rows
 from quietmax.errors import InvalidInput
 
 
@@ -22,10 +22,6 @@ def command(
     ] = None,
     classes: Annotated[int | None, "Number of classes."] = None,
     records: Annotated[int | None, "Number of training records."] = None,
-    l2: Annotated[
-        float | None, "L2 penalty as Keras counts it (2*lambda in the paper). Default: 0.001."
-    ] = None,
-    activation: Annotated[str | None, "tanh, sigmoid or relu. Default: tanh."] = None,
 ) -> None:
     """Compute the sensitivities that the paper publishes for a network.
 
@@ -37,24 +33,17 @@ def command(
     from quietmax.sensitivity.network import published_sensitivity, published_sensitivity_for
 
     if model is not None:
-        if any(value is not None for value in (features, hidden, classes, records, l2, activation)):
+        if any(value is not None for value in (features, hidden, classes, records)):
             raise InvalidInput("--model can only be combined with --json; the folder states everything.")
         found = published_sensitivity(load_model(model))
     elif features is None or classes is None or records is None:
         raise InvalidInput("Either --model or all of --features, --classes and --records are required.")
     else:
-        found = published_sensitivity_for(
-            features,
-            hidden or [128],
-            classes,
-            records,
-            l2=0.001 if l2 is None else l2,
-            activation_name=activation or "tanh",
-        )
+        found = published_sensitivity_for(features, hidden or [128], classes, records)
     print_json(found.to_json())
-    print_table(
+    print_rows(
         "Published sensitivity",
-        ("quantity", "value", "basis"),
-        ((name, f"{entry.value:.6g}", entry.basis) for name, entry in vars(found).items()),
-        caption="The paper's formulas; not upper bounds (theory, section 2).",
+        {"quantity": "{0}", "value": "{1.value:.6g}", "basis": "{1.basis}"},
+        vars(found).items(),
+        "The paper's formulas; not upper bounds (theory, section 2).",
     )
