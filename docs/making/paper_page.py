@@ -298,7 +298,8 @@ def main() -> None:
     """Write the page and its figures."""
     PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), blocks()), encoding="utf-8")
     summaries = summarize(read_trials([STORED_TRIALS]))
-    drawn = [figure for figure in figures(summaries) if figure.kind in ("accuracy-loss", "leakage-shadow")]
+    shown = (("location", "accuracy-loss"), ("location", "leakage-shadow"))
+    drawn = [figure for figure in figures(summaries) if (figure.dataset, figure.kind) in shown]
     write_figures(drawn, FIGURES, ["png"])
     write_stability_figure(summaries, FIGURES / "stability.png")
 
