@@ -160,12 +160,6 @@ def test_mu_is_safe_and_tight_to_ten_digits(epsilon, delta) -> None:
     assert true_delta(mu, epsilon) <= delta < true_delta(mu * (1 + 1e-10), epsilon)
 
 
-def test_without_epsilon_delta_is_the_total_variation() -> None:
-    for mu in (1e-6, 0.1, 1.0, 10.0):
-        assert delta_of(mu, 0.0) == pytest.approx(2 * norm.cdf(mu / 2) - 1, rel=1e-9)
-    assert mu_of(0.0, 1e-300) == pytest.approx(1e-300 * math.sqrt(2 * math.pi), rel=1e-9)
-
-
 @pytest.mark.parametrize(("sigma", "steps"), [(1.0, 1), (4.0, 10), (30.0, 1000)])
 def test_dp_accounting_agrees_for_composed_gaussian_mechanisms(sigma, steps) -> None:
     reference = pld.from_gaussian_mechanism(sigma, value_discretization_interval=1e-4).self_compose(steps)

@@ -78,25 +78,6 @@ def test_epsilon_is_from_1e_4_to_1e6_and_delta_from_1e_9_to_below_one(accountant
 
 
 @pytest.mark.parametrize(("epsilon", "delta", "schedule"), CASES)
-def test_published_noise_is_the_formula_of_the_table(epsilon, delta, schedule) -> None:
-    epochs = schedule.epochs
-    assert published("nc", epsilon, delta, schedule) == pytest.approx(
-        epochs * math.sqrt(2 * math.log(1.25 * epochs / delta)) / epsilon, rel=1e-14
-    )
-    inner = math.log(2 / delta)
-    assert published("ac", epsilon, delta, schedule) == pytest.approx(
-        math.sqrt(epochs * math.log(2.5 * epochs / delta))
-        * (math.sqrt(inner + 2 * epsilon) + math.sqrt(inner))
-        / epsilon,
-        rel=1e-14,
-    )
-    log = math.log(1 / delta)
-    assert published("zcdp", epsilon, delta, schedule) == pytest.approx(
-        math.sqrt(epochs / 2) * (math.sqrt(log + epsilon) + math.sqrt(log)) / epsilon, rel=1e-14
-    )
-
-
-@pytest.mark.parametrize(("epsilon", "delta", "schedule"), CASES)
 def test_concentrated_privacy_of_all_steps_is_epsilon_rounded_up(epsilon, delta, schedule) -> None:
     sigma = mpmath.mpf(proven("zcdp", epsilon, delta, schedule))
     with mpmath.workdps(40):
@@ -116,19 +97,12 @@ def _sampled(sigma: float, delta: float, rate: float) -> mpmath.mpf:
 
 
 @pytest.mark.parametrize(("epsilon", "delta", "schedule"), CASES)
-def test_naive_composition_gives_every_sampled_step_an_equal_share(epsilon, delta, schedule) -> None:
-    sigma, steps = proven("nc", epsilon, delta, schedule), schedule.steps
-    assert float(_sampled(sigma, delta / steps, schedule.sampling_rate)) == pytest.approx(
-        epsilon / steps, rel=1e-7
-    )
-
-
-@pytest.mark.parametrize(("epsilon", "delta", "schedule"), CASES)
-def test_advanced_composition_spends_half_of_delta_on_the_steps_and_half_on_itself(
-    epsilon, delta, schedule
-) -> None:
-    sigma, steps = proven("ac", epsilon, delta, schedule), schedule.steps
-    share = float(_sampled(sigma, delta / (2 * steps), schedule.sampling_rate))
+def test_naive_and_advanced_composition_give_every_sampled_step_its_share(epsilon, delta, schedule) -> None:
+    """Advanced composition spends half of delta on the steps and half on itself."""
+    steps, rate = schedule.steps, schedule.sampling_rate
+    share = float(_sampled(proven("nc", epsilon, delta, schedule), delta / steps, rate))
+    assert steps * share == pytest.approx(epsilon, rel=1e-7)
+    share = float(_sampled(proven("ac", epsilon, delta, schedule), delta / (2 * steps), rate))
     assert _advanced_composition(share, steps, delta / 2) == pytest.approx(epsilon, rel=1e-7)
 
 
@@ -249,37 +223,6 @@ def test_no_delta_below_1e_12_is_claimed() -> None:
     assert loss_delta(50.0, 30.0, Schedule(0.01, 10)) == 1e-12
 
 
-def _spread(sigma, schedule):
-    """The standard deviations of one step's loss, by a million draws with and without the record."""
-    generator, rate = np.random.default_rng(0), schedule.sampling_rate
-    noise = sigma * generator.standard_normal(1_000_000)
-
-    def loss(x):
-        return np.log1p(rate * np.expm1((2 * x - 1) / (2 * sigma**2)))
-
-    return loss(noise).std(), loss(noise + (generator.random(noise.size) < rate)).std()
-
-
-@pytest.mark.parametrize(
-    ("sigma", "schedule"), [(1.0, Schedule(0.1, 1)), (4.0, Schedule(0.5, 10)), (0.9, Schedule(0.02, 1))]
-)
-def test_the_grid_is_a_thirty_second_of_the_losss_spread(sigma, schedule) -> None:
-    narrow = min(_spread(sigma, schedule))
-    assert module._interval(sigma, schedule) == pytest.approx(narrow / 32, rel=0.02)
-
-
-def test_the_grid_is_coarser_where_it_would_have_too_many_points() -> None:
-    many = Schedule(0.5, 10**9)
-    wide = max(_spread(0.7, many))
-    assert module._interval(0.7, many) == pytest.approx(17 * wide * math.sqrt(10**9) / 2**19, rel=0.01)
-    assert module._interval(1e-4, Schedule(1.0, 1)) == pytest.approx((24e4 + 1e8) / 2**16, rel=1e-9)
-    # Little noise and few records: one step's losses lie far apart though they hardly ever differ.
-    lone = Schedule(1e-6, 1)
-    x = 0.05
-    far = (math.log(1e-6) + (2 * (12 * x + 1) - 1) / (2 * x * x)) / 2**16
-    assert module._interval(x, lone) == pytest.approx(far, rel=0.01)
-
-
 def test_warnings_are_silenced_only_while_counting() -> None:
     logger = logging.getLogger("absl")
     level = logger.level
@@ -383,13 +326,6 @@ def test_the_quadrature_intervals_are_short_and_each_lies_in_one_cell_of_the_gri
         assert np.diff(edges).max() <= 1.5 / (12.0 + scale) * (1 + 1e-12)
         ends = module._loss(edges, scale, 0.3) / interval
         assert (np.floor(ends[1:] - 1e-6) <= np.floor(ends[:-1] + 1e-6)).all()
-
-
-@pytest.mark.parametrize("scale", [0.3, 4.0, 30.0])
-def test_the_quadrature_intervals_are_no_shorter_than_they_must_be(scale) -> None:
-    """With a coarse grid; where the loss is 0 an interval is divided all the same."""
-    edges = module._edges(scale, 0.3, 1e6, removed=False)[0]
-    assert np.diff(edges).max() == pytest.approx(1.5 / (12.0 + scale), rel=0.01)
 
 
 @pytest.mark.parametrize("larger", [True, False])
@@ -636,14 +572,6 @@ def test_a_delta_beyond_all_floats_is_infinite_and_not_an_error(monkeypatch) -> 
     assert module._composed_delta(step, 3, 0.2) == math.inf
 
 
-@pytest.mark.parametrize("mean", [-0.2, 0.15, 0.150001, 0.4, 0.4999999])
-def test_the_tilt_moves_the_mean_to_where_it_is_wanted(mean) -> None:
-    losses = 0.5 * np.array([-1.0, 0.0, 1.0])  # their mean is 0.15
-    tilt = module._tilt(np.log(MASSES), losses, mean)
-    assert tilt >= 0.0
-    assert _tilted(tilt, 0.5)[0] @ losses == pytest.approx(max(mean, 0.15), rel=1e-9)
-
-
 @pytest.mark.parametrize(("steps", "rate", "sigma"), [(10**12, 0.5, 1e7), (1, 0.5, 1 / 4096)])
 def test_up_to_its_limits_the_sampled_bound_is_used_and_never_beyond(monkeypatch, steps, rate, sigma) -> None:
     monkeypatch.setattr(module, "_one_step", lambda *_, **__: None)
@@ -824,11 +752,7 @@ def test_nothing_is_printed_while_calibrating(capfd) -> None:
 @pytest.mark.parametrize(
     ("arguments", "options", "match"),
     [
-        ((0.0, 1e-5, PAPER), {}, "epsilon"),
         ((math.nan, 1e-5, PAPER), {}, "epsilon"),
-        ((1.0, 0.0, PAPER), {}, "delta"),
-        ((1.0, 1e-12, PAPER), {}, "delta"),
-        ((1.0, 1.0, PAPER), {}, "delta"),
         ((1.0, 1e-5, PAPER), {"accountant": "gdp"}, "accountant"),
         ((1.0, 1e-5, PAPER), {"accountant": "pld", "analysis": "published"}, "accountant"),
         ((1.0, 1e-5, PAPER), {"analysis": "hoped"}, "analysis"),
