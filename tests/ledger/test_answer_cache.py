@@ -161,25 +161,3 @@ def test_an_answer_that_is_stored_after_an_equal_one_was_pruned_is_found(ledger:
     assert pay(ledger, charge).units == 1
     ledger.store_answers(NewAnswers(account.id, (query,), b"new"))
     assert dict(pay(ledger, charge).cached) == {query: b"new"}, "it is paid for once"
-
-
-@pytest.mark.parametrize(("most", "read"), [(1, 1), (3, 3), (4, 4), (5, 5), (9, 5)])
-def test_only_the_newest_answers_are_read_after_a_restart(
-    path: Path, most: int, read: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cache_module, "_ROWS_PER_READ", 2)
-    seen: list[Any] = []
-
-    class SeenCursor(Cursor):
-        def fetch(self, statement: str, values: Any = ()) -> list[tuple[Any, ...]]:
-            rows = super().fetch(statement, values)
-            seen.extend(row[0] for row in rows if statement.startswith("SELECT id, keys"))
-            return rows
-
-    with Ledger(path) as ledger:
-        account = charge_patients(ledger)
-        for number in range(5):
-            ledger.store_answers(NewAnswers(account.id, (bytes([number]) * 16,), b"x"))
-        with _read_transaction(ledger._engine) as connection:
-            AnswerCache(most).find(SeenCursor(connection), account.id, [])
-    assert seen == [1, 2, 3, 4, 5][-read:]

@@ -286,20 +286,6 @@ def test_the_head_file_is_flushed_every_few_seconds_and_when_it_is_closed(
     assert len(flushed) == 2, "what is closed is flushed already"
 
 
-def test_a_check_reads_each_slot_of_the_file_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Ledger(path) as ledger:
-        charge_patients(ledger)
-        read, pread = list[int](), os.pread
-
-        def count(file: int, size: int, offset: int) -> bytes:
-            read.append(offset)
-            return pread(file, size, offset)
-
-        monkeypatch.setattr(os, "pread", count)
-        ledger.check_damage()
-        assert read == [256, 512]
-
-
 def test_the_head_file_names_the_last_row_after_several_writers(address: str, head_file: Path) -> None:
     """Each writes over rows of the others, which it finds in the journal."""
     with ExitStack() as stack:
