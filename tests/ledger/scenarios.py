@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,12 @@ def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "the condition did not become true"
-        time.sleep(0.005)
+        time.sleep(0.001)
+
+
+def wait_for(results: Sequence[object], count: int) -> None:
+    """Wait until callbacks have given so many results, or fail."""
+    wait_until(lambda: len(results) == count)
 
 
 def edit(path: Path, statement: str) -> None:

@@ -17,7 +17,7 @@ from tests.ledger.scenarios import (
     open_with_unit_cost,
     pay,
     query_key,
-    wait_until,
+    wait_for,
 )
 
 
@@ -90,7 +90,7 @@ def test_answers_of_a_rolled_back_transaction_are_not_found(
         ledger.submit_answers(NewAnswers(account.id, (query,), b"answer", deadline=0.0), results.append)
         ledger.submit_charges([charge], results.extend)
         gate.set()
-        wait_until(lambda: len(results) == 2)
+        wait_for(results, 2)
         assert all(isinstance(result, Failed) for result in results)
     assert pay(ledger, charge).answers == 1
     assert ledger.account("patients").spent_units == units

@@ -2,15 +2,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import time
+from collections import Counter
 from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from quietmax.accounting import GaussianCost, PureCost, delta_of, epsilon_of, mu_of
 from quietmax.accounting.costs import LIMIT
@@ -29,7 +31,7 @@ from quietmax.ledger import transactions as transactions_module
 from quietmax.ledger import verify as verify_module
 from quietmax.ledger.accounts import SpendingPoint
 from quietmax.ledger.database import START, AccountTransaction, JournalEntry
-from quietmax.ledger.ledger import ledger_exists
+from quietmax.ledger.ledger import TRAINING_CLIENT, ledger_exists
 from quietmax.ledger.transactions import (
     Charged,
     NewAnswers,
@@ -41,12 +43,11 @@ from tests.ledger.scenarios import (
     charge_error,
     charge_for,
     edit,
-    hold_writer,
     journal_kinds,
     open_patients,
     pay,
     query_key,
-    wait_until,
+    wait_for,
     writer_driver,
 )
 
@@ -189,35 +190,45 @@ def test_an_evaluation_of_the_holdout_is_free_next_to_the_training(ledger: Ledge
     assert ledger.account("people") == state
 
 
-def test_the_balance_is_that_of_the_larger_side_whatever_comes_first(ledger: Ledger) -> None:
-    account = open_gaussian(ledger, 1.0)
-    ledger.charge_evaluation(account, "head/1", "evaluation", GaussianCost(0.6), split=SPLIT)
-    assert ledger.account("people").spent.mu == pytest.approx(0.6)
-    ledger.charge_training(account, "head/1", "model", GaussianCost(0.5), split=SPLIT)
-    assert ledger.account("people").spent.mu == pytest.approx(0.6)
-    ledger.charge_training(account, "head/2", "another model", GaussianCost(0.5), split=SPLIT)
-    assert ledger.account("people").spent.mu == pytest.approx(math.sqrt(0.5))
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["training", "evaluation", "charge"]),
+            st.sampled_from([None, SPLIT, "another"]),
+            st.integers(0, LIMIT // 4),
+        ),
+        max_size=10,
+    )
+)
+def test_of_each_split_the_larger_side_counts_and_what_concerns_everybody_adds_up(
+    ledger: Ledger, steps: list[tuple[Any, str | None, int]]
+) -> None:
+    """For another split, a person may be on the other side. Answers that are paid one by one concern everybody."""
+    name, client = f"people-{len(ledger.accounts())}", ledger.client(TRAINING_CLIENT)
+    account = ledger.open_account(name, GaussianCost(1.0), Terms(4.4, 1e-5))
+    spent, everybody, total = Counter[Part](), 0, 0
+    charges, expected, results = [], [], list[Any]()
+    for number, (kind, split, units) in enumerate(steps):
+        part = Part(split, "training" if kind == "training" else "holdout") if split else None
+        part = None if kind == "charge" else part
+        request = ledger.request_key(account.id, f"{number}")
+        charges.append(
+            Charge(account.id, client, "m/1", units, 1, request=request, body=b"body", kind=kind, part=part)
+        )
+        after = spent + Counter({part: units} if part else {})
+        sides = [[after[Part(each, side)] for side in ("training", "holdout")] for each in (SPLIT, "another")]
+        increase = everybody + (0 if part else units) + sum(map(max, sides)) - total
+        expected.append(increase if total + increase <= LIMIT else None)
+        if total + increase <= LIMIT:
+            spent, everybody, total = after, everybody + (0 if part else units), total + increase
+    if charges:
+        ledger.submit_charges(charges, results.extend)
+        wait_for(results, len(charges))
+    assert [each.units if isinstance(each, Charged) else None for each in results] == expected
+    assert ledger.account(name).spent_units == total
+    assert Counter(ledger.parts(account)) == spent
     assert ledger.verify().sound
-
-
-def test_evaluations_of_people_who_may_be_in_the_training_set_add_up(ledger: Ledger) -> None:
-    account = open_gaussian(ledger, 1.0)
-    ledger.charge_training(account, "head/1", "model", GaussianCost(0.6))
-    ledger.charge_evaluation(account, "head/1", "evaluation", GaussianCost(0.5))
-    assert ledger.account("people").spent.mu == pytest.approx(math.hypot(0.6, 0.5))
-    # Another split puts other people on each side: somebody is charged for both.
-    ledger.charge_training(account, "head/2", "model 2", GaussianCost(0.3), split=SPLIT)
-    ledger.charge_evaluation(account, "head/2", "evaluation 2", GaussianCost(0.3), split="another")
-    assert ledger.account("people").spent.mu == pytest.approx(math.sqrt(0.36 + 0.25 + 0.09 + 0.09))
-    assert ledger.verify().sound
-
-
-def test_answers_paid_one_by_one_are_charged_to_everybody(ledger: Ledger) -> None:
-    account = open_gaussian(ledger, 1.0)
-    ledger.charge_evaluation(account, "votes/1", "evaluation", GaussianCost(0.6), split=SPLIT)
-    unit_cost = account.units(GaussianCost(0.1))
-    pay(ledger, Charge(account.id, ledger.client("ann"), "votes/1", unit_cost, rows=3))
-    assert ledger.account("people").spent.mu == pytest.approx(math.sqrt(0.36 + 0.03))
 
 
 def test_the_holdout_of_a_guarantee_that_does_not_compose_is_evaluated_once(ledger: Ledger) -> None:
@@ -240,24 +251,6 @@ def test_an_evaluation_does_not_fit_into_a_budget_that_was_lowered(ledger: Ledge
     with pytest.raises(QuietmaxError, match="Evaluating the model dpsgd/1 spent more than remains"):
         ledger.charge_evaluation(lowered, "dpsgd/1", "evaluation", GaussianCost(mu_of(1.0, 1e-5)))
     assert ledger.account("people") == lowered
-
-
-def test_both_sides_in_one_batch_are_charged_in_parallel(ledger: Ledger) -> None:
-    account = open_gaussian(ledger, 1.0)
-    client = ledger.client("training")
-    results: list[ChargeResult] = []
-    hold = hold_writer(ledger)
-    for number, (side, units) in enumerate([("training", 100), ("holdout", 120), ("training", 30)]):
-        part = Part(SPLIT, side)  # type: ignore[arg-type]
-        charge = Charge(
-            account.id, client, "m/1", units, rows=1, request=bytes([number]), kind="training", part=part
-        )
-        ledger.submit_charges([charge], results.extend)
-    hold.set()
-    wait_until(lambda: len(results) == 3)
-    assert [result.units for result in results if isinstance(result, Charged)] == [100, 20, 10]
-    assert ledger.account("people").spent_units == 130
-    assert ledger.verify().sound
 
 
 def test_the_keys_of_many_queries_are_those_of_each(sqlite_ledger: Ledger) -> None:

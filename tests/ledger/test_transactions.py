@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,7 +31,7 @@ from tests.ledger.scenarios import (
     open_with_unit_cost,
     pay,
     query_key,
-    wait_until,
+    wait_for,
 )
 
 
@@ -68,7 +67,7 @@ def test_charges_of_one_client_for_one_model_in_one_transaction_share_a_journal_
         charge = Charge(account.id, client, model, units, rows=1, request=request, body=b"body")
         ledger.submit_charges([charge], results.extend)
     hold.set()
-    wait_until(lambda: len(results) == 7)
+    wait_for(results, 7)
     rows = [row for row in ledger.export("patients") if row.kind == "charge"]
     assert [(row.client, row.model, row.answers, bool(row.detail)) for row in rows] == [
         ("ann", "m/1", 2, False),
@@ -253,8 +252,7 @@ def test_any_sequence_of_charges_retries_and_answers_agrees_with_a_naive_ledger(
             ledger.submit_answers(NewAnswers(accounts[step[1]].id, (step[2],), draw), results.append)
             naive.cache.setdefault(step[1:], draw)
             expected = [StoredAnswer(b"", True)]
-        while len(results) < len(expected):
-            time.sleep(0.0005)
+        wait_for(results, len(expected))
         assert results == expected
         if step[0] == "quota":
             share = None if step[3] is None else int(step[3] * LIMIT)

@@ -30,6 +30,7 @@ from tests.ledger.scenarios import (
     open_with_unit_cost,
     pay,
     query_key,
+    wait_for,
     wait_until,
 )
 
@@ -48,7 +49,7 @@ def test_concurrent_charges_share_a_transaction(ledger: Ledger) -> None:
     for _ in range(500):
         ledger.submit_charges([Charge(account.id, ann, "m/1", LIMIT // 400, rows=1)], results.extend)
     gate.set()
-    wait_until(lambda: len(results) == 500)
+    wait_for(results, 500)
     assert Counter(type(result) for result in results) == {Charged: 400, LimitExceeded: 100}
     assert ledger.writer.batches - before == 1
     assert ledger.verify().sound
@@ -64,12 +65,12 @@ def test_a_batch_is_written_when_it_is_as_large_as_the_last(
     for _ in range(3):
         ledger.submit_charges([Charge(account.id, ann, "m/1", 1, rows=1)], results.extend)
     gate.set()
-    wait_until(lambda: len(results) == 3)
+    wait_for(results, 3)
     monkeypatch.setattr(ledger.writer, "_window", 600.0)
     before = ledger.writer.batches
     for _ in range(3):
         ledger.submit_charges([Charge(account.id, ann, "m/1", 1, rows=1)], results.extend)
-    wait_until(lambda: len(results) == 6)
+    wait_for(results, 6)
     assert ledger.writer.batches - before == 1
 
 
@@ -83,7 +84,7 @@ def test_charges_that_are_submitted_together_get_their_results_together_and_in_o
         calls: list[Any] = []
         charges = [Charge(account.id, ann, "m/1", units, rows=1) for units in (1, 2, LIMIT, 3, 4)]
         ledger.submit_charges(charges, calls.append)
-        wait_until(lambda: len(calls) == 1)
+        wait_for(calls, 1)
         assert [getattr(each, "units", None) for each in calls[0]] == [1, 2, LIMIT, 3, 4]
         assert isinstance(calls[0][2], LimitExceeded)
     ledger.submit_charges(charges, calls.append)
