@@ -83,29 +83,27 @@ class HeadFile:
     def load(self, connection: Connection) -> None:
         """Set `damage` unless every row that the file names is in the journal; else record the heads of the ledger."""
         try:
-            lost = self._lost(connection)
-        except LedgerDamaged as damage:
-            lost = str(damage)
-        if lost is None:
+            self._compare(connection)
             self.record(_read_heads(connection))
-        else:
+        except LedgerDamaged as damage:
             self.damage = LedgerDamaged(
-                f"{lost} Put the newest copy of the ledger in place, or charge what is known to be lost and go on with "
-                "'quietmax ledger accept-loss'."
+                f"{damage} Put the newest copy of the ledger in place, or charge what is known to be lost and go on "
+                "with 'quietmax ledger accept-loss'."
             )
 
-    def _lost(self, connection: Connection) -> str | None:
-        """Return what the ledger has lost, in a sentence; None if nothing."""
+    def _compare(self, connection: Connection) -> None:
+        """Raise `LedgerDamaged` if the file names a row that is not in the journal, or cannot be read."""
         ledger, heads = self.read()
         if ledger not in (None, self._ledger):
-            return f"The ledger is not the one that {self.path} belongs to, so what was spent is unknown."
+            raise LedgerDamaged(
+                f"The ledger is not the one that {self.path} belongs to, so what was spent is unknown."
+            )
         for head in heads:
             if head.sequence and _journal_hash(connection, head) != head.hash:
-                return (
+                raise LedgerDamaged(
                     f"The ledger has lost charges: row {head.sequence} of account {head.account} is in {self.path}, "
                     "but not in the audit log."
                 )
-        return None
 
     def check_locked(self, cursor: Cursor, locked: Iterable[AccountTransaction]) -> None:
         """Raise `LedgerDamaged` if the ledger has lost rows that this process or the file knows of."""
@@ -144,10 +142,9 @@ class HeadFile:
         with self._lock:
             numbers = self._known if wanted is None else [each for each in wanted if each in self._known]
             expected = [self._known[number] for number in numbers]
-            try:
-                return expected + self._stored_heads(wanted)
-            except OSError:  # `record` reports it
-                return expected
+            with suppress(OSError):  # `record` reports it
+                expected += self._stored_heads(wanted)
+            return expected
 
     def _check(self, cursor: Cursor, current: Mapping[int, Head], expected: Iterable[Head]) -> None:
         """Compare the heads that must be in the journal with those of the accounts; look up where they differ."""
