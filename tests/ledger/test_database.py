@@ -171,7 +171,6 @@ def test_no_row_of_any_table_can_be_written_twice(charged_ledger: Ledger) -> Non
     account = charged_ledger.open_account("others", PureCost(1.0), Terms(1.0), digest="records")
     charged_ledger.charge_training(account, "head/1", "digest", PureCost(0.5))
     charged_ledger.store_answers(NewAnswers(account.id, (b"q" * 16,), b"answer"))
-    charged_ledger.end_session("session", now() + 10**9)
     for table in inspect(charged_ledger._engine).get_table_names():
         with (
             charged_ledger._engine.connect() as connection,

@@ -545,15 +545,9 @@ _ADOPTED_TABLES = ("accounts", "training_sets")
 _SALT_BYTES = 32
 
 
-def _create_tables(connection: Connection, only: str = "") -> None:
-    """Create all tables and indexes, or those whose statement contains a word."""
-    for statement in _TABLES.format(**_COLUMN_TYPES[connection.dialect.name]).split(";\n"):
-        if only in statement and statement.strip():
-            connection.exec_driver_sql(statement)
-
-
 def _create_ledger(connection: Connection) -> None:
-    _create_tables(connection)
+    for statement in _TABLES.format(**_COLUMN_TYPES[connection.dialect.name]).rstrip(";\n").split(";\n"):
+        connection.exec_driver_sql(statement)
     _insert_account(connection, KEYS_ACCOUNT, total={}, terms={}, limit_units=0)
     _insert(connection, "meta", name="ledger", value=secrets.token_hex(16))
     _insert(connection, "meta", name="query_salt", value=secrets.token_hex(_SALT_BYTES))
@@ -568,8 +562,6 @@ def _rename_words(connection: Connection) -> None:
 def _forget_session_secret(connection: Connection) -> None:
     """Delete the secret that signed sessions: whoever read a copy of the ledger could sign an administrator's."""
     _run(connection, "DELETE FROM meta WHERE name = 'session_secret'")
-    if "ended_sessions" not in inspect(connection).get_table_names():
-        _create_tables(connection, "ended_sessions")
 
 
 def _adopt_requests(connection: Connection) -> None:
@@ -611,6 +603,11 @@ def _adopt_accounts(connection: Connection) -> None:
     _adopt(connection, next(row.id for row in opened if row.name == KEYS_ACCOUNT), details)
 
 
+def _drop_sessions(connection: Connection) -> None:
+    """Delete the table of closed sessions: the page has none any more."""
+    _run(connection, "DROP TABLE IF EXISTS ended_sessions")
+
+
 def _chunks(items: Iterable[Any]) -> Iterator[list[Any]]:
     """Yield as many items at a time as one journal row adopts."""
     remaining = iter(items)
@@ -642,6 +639,7 @@ MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _forget_session_secret,
     _adopt_requests,
     _adopt_accounts,
+    _drop_sessions,
 )
 """The steps of the schema. The n-th step leads to version n."""
 

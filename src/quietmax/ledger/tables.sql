@@ -88,9 +88,3 @@ CREATE TABLE answers (
 );
 
 CREATE INDEX answers_by_account ON answers (account, id);
-
--- Sessions of the dashboard that were closed before they expire.
-CREATE TABLE ended_sessions (
-    id TEXT NOT NULL PRIMARY KEY,
-    expires BIGINT NOT NULL
-);
