@@ -32,168 +32,138 @@ _MAPS = "tests/invariant/test_feature_maps.py"
 _TABLES = "tests/invariant/test_tables.py"
 _FOREIGN = "tests/invariant/test_foreign_code.py"
 
+
+def _named(types: str) -> tuple[str, ...]:
+    """The full names of types, written as ``module: name name; module: name``."""
+    parts = (part.partition(": ") for part in types.split("; "))
+    return tuple(f"{module}.{name}" for module, _, names in parts for name in names.split())
+
+
 ALLOWED = (
     Allowed(
         "estimator",
-        (
-            "quietmax.estimators.head.estimator.PrivateHead",
-            "quietmax.estimators.teachers.Teachers",
-            "quietmax.estimators.dpsgd.estimator.DPSGD",
+        _named(
+            "quietmax.estimators.head.estimator: PrivateHead; quietmax.estimators.teachers: Teachers; "
+            "quietmax.estimators.dpsgd.estimator: DPSGD"
         ),
         "sums are exact, and each teacher is trained alone; no subclass, and no method set on the object",
         "tests/invariant/test_estimators.py",
     ),
     Allowed(
         "step",
-        ("sklearn.pipeline.Pipeline",),
+        _named("sklearn.pipeline: Pipeline"),
         "runs its steps in order; each must be on this list, and `memory` must be None",
         _FOREIGN,
     ),
     Allowed(
         "step",
-        ("sklearn.preprocessing.FunctionTransformer",),
+        _named("sklearn.preprocessing: FunctionTransformer"),
         "hands the records on, since it must have no function",
         _FOREIGN,
     ),
     Allowed(
         "step",
-        ("sklearn.preprocessing.Binarizer",),
+        _named("sklearn.preprocessing: Binarizer"),
         "compares each number with one public number, which rounds nothing",
         _FOREIGN,
     ),
     Allowed(
         "map",
-        (
-            *(f"quietmax.models.features.tabular.{name}" for name in ("Identity", "Scaling", "OneHot")),
-            "quietmax.models.features.tabular.UnitNorm",
-            "quietmax.models.features.tabular.TableFeatures",
-            "quietmax.models.features.encoder.Embedding",
+        _named(
+            "quietmax.models.features.tabular: Identity Scaling OneHot UnitNorm TableFeatures; "
+            "quietmax.models.features.encoder: Embedding"
         ),
         "single operations per number, and sums whose order depends on the width alone",
         _MAPS,
     ),
     Allowed(
         "map",
-        (
-            "quietmax.models.features.generic.RandomFourier",
-            "quietmax.models.features.images.Scattering",
-            *(f"quietmax.models.features.images.{name}" for name in ("Patches", "Mirrored", "Turned")),
-            "quietmax.models.features.images.Joined",
-            "quietmax.models.features.images.Reduced",
+        _named(
+            "quietmax.models.features.generic: RandomFourier; quietmax.models.features.images: Scattering "
+            "Patches Mirrored Turned Joined Reduced"
         ),
         "batches of one shape and alignment, checked at every place on public records before training",
         _MAPS,
     ),
     Allowed(
         "map",
-        ("quietmax.models.features.encoder.Encoder",),
+        _named("quietmax.models.features.encoder: Encoder"),
         "as above; an ONNX file gets one record at a time, on one thread, with no operation of its own",
         "tests/invariant/test_encoder.py",
     ),
     Allowed(
         "map",
-        ("quietmax.models.features.generic.Pipeline",),
+        _named("quietmax.models.features.generic: Pipeline"),
         "runs its maps in order; each must be on this list",
         _MAPS,
     ),
     Allowed(
         "encoding",
-        (
-            "quietmax.data.schema.Schema",
-            "quietmax.data.encoding.Encoding",
-            "quietmax.data.records.Holdout",
-            *(f"quietmax.data.encoding.{kind}Column" for kind in ("Numeric", "Categorical", "Boolean")),
-            *(f"quietmax.data.encoding.{kind}Column" for kind in ("Date", "Hashed")),
+        _named(
+            "quietmax.data.schema: Schema; quietmax.data.encoding: Encoding NumericColumn CategoricalColumn "
+            "BooleanColumn DateColumn HashedColumn; quietmax.data.records: Holdout"
         ),
         "each cell is read alone, by its declared type",
         _TABLES,
     ),
     Allowed(
         "encoding",
-        ("quietmax.data.encoding.TextColumn",),
+        _named("quietmax.data.encoding: TextColumn"),
         "each text is embedded alone, without padding, on one thread, by files with a fixed SHA-256",
         "tests/invariant/test_text.py",
     ),
     Allowed(
         "training",
-        (
-            "quietmax.models.stacked.TrainingSettings",
-            *(f"quietmax.models.stacked.{name}" for name in ("CrossEntropy", "Quadratic", "Convexified")),
-        ),
+        _named("quietmax.models.stacked: TrainingSettings CrossEntropy Quadratic Convexified"),
         "the built-in networks of teachers are trained apart from each other",
         "tests/invariant/test_estimators.py",
     ),
     Allowed(
         "training",
-        (
-            "quietmax.estimators.head.weights.HeadSettings",
-            "quietmax.estimators.dpsgd.training.DPSGDSettings",
+        _named(
+            "quietmax.estimators.head.weights: HeadSettings; quietmax.estimators.dpsgd.training: DPSGDSettings"
         ),
         "hold public numbers and names, each of which is checked",
         _FOREIGN,
     ),
     Allowed(
         "records",
-        (
-            "builtins.list",
-            "builtins.tuple",
-            "builtins.range",
-            "numpy.ndarray",
-            "numpy.memmap",
-            "torch.Tensor",
-        ),
+        _named("builtins: list tuple range; numpy: ndarray memmap; torch: Tensor"),
         "each number is converted alone; the numbers of an array must be of a type of NumPy",
         _FOREIGN,
     ),
     Allowed(
         "records",
-        (
-            "pandas.DataFrame",
-            "pandas.Series",
-            "pandas.Index",
-            "pandas.RangeIndex",
-            *(f"pandas.{kind}Index" for kind in ("Categorical", "Datetime", "Period", "Timedelta")),
-            "pandas.arrays.*",
-            "polars.DataFrame",
-            "polars.Series",
-            "pyarrow.lib.*",
+        _named(
+            "pandas: DataFrame Series Index RangeIndex CategoricalIndex DatetimeIndex PeriodIndex "
+            "TimedeltaIndex; pandas.arrays: *; polars: DataFrame Series; pyarrow.lib: *"
         ),
         "each cell is converted alone; of extension types, only the columns listed below",
         _TABLES,
     ),
     Allowed(
         "records",
-        (
-            "builtins.str",
-            "pathlib.PosixPath",
-            "pathlib.WindowsPath",
-            *(f"quietmax.data.sources.{kind}Part" for kind in ("Parquet", "Text", "Frame")),
-            "quietmax.data.tables.TableRows",
-            "quietmax.data.records.Records",
+        _named(
+            "builtins: str; pathlib: PosixPath WindowsPath; quietmax.data.sources: ParquetPart TextPart "
+            "FramePart; quietmax.data.tables: TableRows; quietmax.data.records: Records"
         ),
         "rows of files and frames are encoded alike, whatever part they are in",
         _TABLES,
     ),
     Allowed(
         "column",
-        ("numpy.dtypes.*", "pandas.arrays.*", "polars.*", "pyarrow.lib.*"),
+        _named("numpy.dtypes: *; pandas.arrays: *; polars: *; pyarrow.lib: *"),
         "the types of these four; a type of another package converts with code of its own",
         _TABLES,
     ),
     Allowed(
         "cell",
-        (
-            *(f"builtins.{name}" for name in ("bool", "int", "float", "str", "bytes")),
-            "types.NoneType",
-            *(f"numpy.{name}{bits}" for name in ("int", "uint") for bits in (8, 16, 32, 64)),
-            *(f"numpy.{name}" for name in ("bool", "bool_", "float16", "float32", "float64", "longdouble")),
-            *(f"numpy.{name}" for name in ("longlong", "ulonglong", "intc", "uintc", "str_", "bytes_")),
-            *(f"numpy.{name}" for name in ("datetime64", "timedelta64")),
-            *(f"datetime.{name}" for name in ("date", "datetime", "time", "timedelta", "timezone")),
-            "zoneinfo.ZoneInfo",
-            *("decimal.Decimal", "uuid.UUID", "pathlib.PosixPath", "pathlib.WindowsPath"),
-            *(f"pandas.{name}" for name in ("Timestamp", "Timedelta", "Period", "Interval")),
-            *(f"pandas.api.typing.{name}" for name in ("NAType", "NaTType")),
+        _named(
+            "builtins: bool int float str bytes; types: NoneType; numpy: int8 int16 int32 int64 uint8 uint16 "
+            "uint32 uint64 bool bool_ float16 float32 float64 longdouble longlong ulonglong intc uintc str_ "
+            "bytes_ datetime64 timedelta64; datetime: date datetime time timedelta timezone; zoneinfo: "
+            "ZoneInfo; decimal: Decimal; uuid: UUID; pathlib: PosixPath WindowsPath; pandas: Timestamp "
+            "Timedelta Period Interval; pandas.api.typing: NAType NaTType"
         ),
         "compares, hashes and converts as Python, NumPy and pandas define it; no subclass",
         _TABLES,
