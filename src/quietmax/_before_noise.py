@@ -100,8 +100,8 @@ ALLOWED = (
     Allowed(
         "encoding",
         _named(
-            "quietmax.data.schema: Schema; quietmax.data.encoding: Encoding NumericColumn CategoricalColumn "
-            "BooleanColumn DateColumn HashedColumn; quietmax.data.records: Holdout"
+            "quietmax.data.schema: Schema; quietmax.data.encoding: Encoding; quietmax.data.records: Holdout; "
+            "quietmax.data.encoding: NumericColumn CategoricalColumn BooleanColumn DateColumn HashedColumn"
         ),
         "each cell is read alone, by its declared type",
         _TABLES,
