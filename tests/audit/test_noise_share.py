@@ -11,7 +11,8 @@ import pytest
 
 from quietmax import DPSGD, DPSGDSettings, HeadSettings, PrivateHead, Teachers
 from quietmax.accounting import GaussianCost, PureCost
-from quietmax.audit import estimator_with_share, mechanism_with_share
+from quietmax.audit import mechanism_with_share
+from quietmax.audit.training import estimator_with_share
 from quietmax.errors import InvalidInput
 from quietmax.estimators.serialization import open_private, save_private
 from quietmax.mechanisms import Algorithm1, GaussianScores, NoisyMax, SampledNeuron

@@ -86,13 +86,6 @@ def test_the_corollary_that_noise_makes_training_more_stable_is_refuted() -> Non
     assert noisy.proof_verdict == "refuted"
 
 
-def test_very_small_noise_changes_nothing() -> None:
-    report = audit_stability(strangers(), removed=5, settings=SETTINGS, noise=(1e-7,), draws=2)
-    (noisy,) = report.noisy
-    assert noisy.both_noisy.value == pytest.approx(report.plain.value, abs=1e-4)
-    assert noisy.as_written.value == pytest.approx(report.plain.value, abs=1e-4)
-
-
 def test_the_verdict_follows_the_interval() -> None:
     level, above, below = Estimate(0.0, -1.0, 1.0), Estimate(2.0, 1.0, 3.0), Estimate(-2.0, -3.0, -1.0)
     assert NoisyStability(0.1, level, level, above, closer=0.0).verdict == "refuted"

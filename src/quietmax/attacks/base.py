@@ -150,17 +150,10 @@ class Attack(ABC):
         AttackReport
             How well members were told from non-members.
         """
-        settings = _checked(model, data, target, pool)
-        if pool is None:
-            design = self._designs_for(data)[0]
-            _check_size(design, data)
-        else:
-            self.check_pool(pool)
-        result = self.query(model if target is None else target, data)
-        chosen = pool or ShadowPool.train(
-            design, data, settings, self.models, seed=self.seed, engine=engine, progress=progress
+        (report,) = run_together(
+            [self], model, data, target=target, pool=pool, engine=engine, progress=progress
         )
-        return self.report(self.fit(chosen, released_by(result.answers), progress), result, chosen)
+        return report
 
     def report(self, fitted: FittedAttack, result: QueryResult, pool: ShadowPool) -> AttackReport:
         """Score the target's answers and compute the report. A person's score is the mean over their rows."""
@@ -201,6 +194,7 @@ def run_together(
     data: Split,
     *,
     target: Target = None,
+    pool: ShadowPool | None = None,
     engine: RayEngine | None = None,
     progress: Progress | None = None,
 ) -> list[AttackReport]:
@@ -210,22 +204,29 @@ def run_together(
     """
     if not attacks:
         raise InvalidInput("run_together requires at least one attack, got none.")
-    settings = _checked(model, data, target)
-    designs = shared_designs(attacks, data)
-    for design in designs:
-        _check_size(design, data)
-    rows = np.unique(np.concatenate([attack.queried_rows(data) for attack in attacks]))
-    result = query_target(model if target is None else target, data.records.features[rows], data.classes)
+    settings = _checked(model, data, target, pool)
     pools: dict[Design, ShadowPool] = {}
+    if pool is None:
+        designs = shared_designs(attacks, data)
+        if "disjoint" in designs:
+            _disjoint_set_size(data)  # an error before the target is charged
+    else:
+        for attack in attacks:
+            attack.check_pool(pool)
+        designs, pools = [pool.design] * len(attacks), {pool.design: pool}
+    queried = [attack.queried_rows(data) for attack in attacks]
+    rows = queried[0] if len(attacks) == 1 else np.unique(np.concatenate(queried))
+    result = query_target(model if target is None else target, data.records.features[rows], data.classes)
     reports = []
-    for attack, design in zip(attacks, designs, strict=True):
+    for attack, design, own in zip(attacks, designs, queried, strict=True):
         if design not in pools:
             networks = max(other.models for other in attacks if design in other._designs_for(data))
             pools[design] = ShadowPool.train(
                 design, data, settings, networks, seed=attack.seed, engine=engine, progress=progress
             )
-        own = np.searchsorted(rows, attack.queried_rows(data))
-        answers = _selected(result.answers, own)
+        answers = result.answers
+        if len(attacks) > 1:
+            answers = _selected(answers, np.searchsorted(rows, own))
         fitted = attack.fit(pools[design], released_by(answers), progress)
         reports.append(attack.report(fitted, replace(result, answers=answers), pools[design]))
     if len(reports) == 1:
@@ -310,12 +311,6 @@ def leakage_curve(
         for result in (plain, *(attack.query(target, data) for target in targets))
     ]
     return LeakageCurve(mechanism.name, reports[0], tuple(epsilons), tuple(reports[1:]))
-
-
-def _check_size(design: Design, data: Split) -> None:
-    """Raise if the pool is too small for a design, before the target is charged."""
-    if design == "disjoint":
-        _disjoint_set_size(data)
 
 
 def _checked(

@@ -15,7 +15,6 @@ from quietmax.audit.stability import audit_stability
 from quietmax.audit.training import (
     audit_training,
     audit_worst_case,
-    estimator_with_share,
     label_score,
     mislabelled,
 )
@@ -29,7 +28,6 @@ __all__ = [
     "audit_training",
     "audit_worst_case",
     "distinguish",
-    "estimator_with_share",
     "label_score",
     "mechanism_with_share",
     "mislabelled",

@@ -706,18 +706,6 @@ def estimator_with_share(fitted: Estimator, share: float) -> Estimator:
     """Return an estimator like a fitted one, not fitted, whose larger budget has a share of its noise.
 
     All other settings are those that the fitted one has computed from its budget.
-
-    Parameters
-    ----------
-    fitted : PrivateHead, Teachers or DPSGD
-        A fitted estimator.
-    share : float
-        The share of its noise.
-
-    Returns
-    -------
-    PrivateHead, Teachers or DPSGD
-        The estimator. Its ``guarantee_`` will state the larger budget.
     """
     _check_share(share)
     if isinstance(fitted, PrivateHead):
