@@ -129,7 +129,7 @@ def test_a_failed_trial_is_named_the_others_are_reported_and_the_exit_code_is_1(
         ("mnist-5k --methods heed", "did you mean 'head'"),
         ("mnist-5k --epsilons many", "Invalid value for '--epsilons'"),
         ("mnist-5k --epsilons=-1", "--epsilons must be positive numbers"),
-        ("mnist-5k --queries 1.5", "Invalid value for '--queries'"),
+        ("mnist-5k --queries 1.5", "--queries must be positive integers, as in 1,100, got 1.5"),
         ("mnist-5k --attacks telepathy", "attack 'telepathy'"),
         ("mnist-5k --attacks lira --shadows 1", "--shadows must be at least 2"),
         ("mnist-5k --label y", "do not apply to the data set 'mnist-5k'"),

@@ -39,9 +39,8 @@ class _Comparison(RunOptions):
     ] = None
     epsilons: Annotated[list[float] | None, "As in: --epsilons 0.1 1 10, the default."] = None
     queries: Annotated[
-        list[int] | None,
-        "Number of answers that epsilon pays for, where every answer is charged. Repeatable. Default: 1.",
-        {"min": 1},
+        list[str] | None,
+        "Numbers of answers that epsilon pays for, where every answer is charged, as in 1,100. Default: 1.",
     ] = None
     attacks: Annotated[list[str] | None, "One or more attacks. Default: shadow."] = None
     repeats: Annotated[int, "Random splits to average over.", {"min": 1}] = 1
@@ -92,11 +91,15 @@ class _Comparison(RunOptions):
         epsilons = sorted(set(self.epsilons or (0.1, 1.0, 10.0)))
         if not all(0 < epsilon < math.inf for epsilon in epsilons):
             raise InvalidInput(f"--epsilons must be positive numbers, got {epsilons}.")
-        counts = sorted(set(self.queries or (1,)))
+        counts = listed(self.queries) or ["1"]
+        if not all(count.isdecimal() and int(count) for count in counts):
+            raise InvalidInput(f"--queries must be positive integers, as in 1,100, got {','.join(counts)}.")
         return [
             trial
             for repeat in range(self.repeats)
-            for trial in method_trials(Group(source, effort, repeat, self.seed), chosen, epsilons, counts)
+            for trial in method_trials(
+                Group(source, effort, repeat, self.seed), chosen, epsilons, sorted(set(map(int, counts)))
+            )
         ]
 
 
@@ -121,7 +124,7 @@ def command(
 
     quietmax compare mnist-5k --epsilons 1 10 --attacks threshold
 
-    quietmax compare people.csv --epsilons 1 --queries 1 --queries 100
+    quietmax compare people.csv --epsilons 1 --queries 1,100
     """
     from quietmax.experiments.findings import summarize
     from quietmax.experiments.grid import DataSource
