@@ -10,8 +10,22 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from quietmax.data.readers import adult_schema, adult_table
+from quietmax.data import Schema
+from quietmax.data.readers import _ADULT_CLASSES, _ADULT_COLUMNS, _ADULT_LABEL, adult_table
 from quietmax.data.registry import dataset
+
+
+def adult_schema() -> Schema:
+    """Return the public facts about Adult as an owner would declare them for `adult_table`."""
+    facts = {name: each for name, each in _ADULT_COLUMNS.items() if name != "fnlwgt"}
+    return Schema(
+        label=_ADULT_LABEL,
+        classes=_ADULT_CLASSES,
+        bounds={name: each for name, each in facts.items() if not isinstance(each, str)},
+        scales={"capital-gain": "log", "capital-loss": "log"},
+        categories={name: tuple(each.split(", ")) for name, each in facts.items() if isinstance(each, str)},
+        ignore=("fnlwgt",),
+    )
 
 
 def write_adult(folder: Path) -> Path:

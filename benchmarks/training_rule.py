@@ -30,11 +30,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from adult_table import adult_schema
 from image_accuracy import stored_features
 from quietmax import PrivateHead
 from quietmax.data import Records, load_records
 from quietmax.data.encoding import Encoding, NumericColumn
-from quietmax.data.readers import adult_schema, adult_table
+from quietmax.data.readers import adult_table
 from quietmax.data.registry import dataset
 from quietmax.models.features.generic import describe_map
 

@@ -649,19 +649,6 @@ def adult_table(directory: DataDirectory) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)
 
 
-def adult_schema() -> Schema:
-    """Return the public facts about Adult as an owner would declare them for `adult_table`."""
-    facts = {name: each for name, each in _ADULT_COLUMNS.items() if name != "fnlwgt"}
-    return Schema(
-        label=_ADULT_LABEL,
-        classes=_ADULT_CLASSES,
-        bounds={name: each for name, each in facts.items() if not isinstance(each, str)},
-        scales={"capital-gain": "log", "capital-loss": "log"},
-        categories={name: tuple(each.split(", ")) for name, each in facts.items() if isinstance(each, str)},
-        ignore=("fnlwgt",),
-    )
-
-
 # A survey of married women (Fair), inside the statsmodels package.
 
 FAIR_SCHEMA = Schema(
