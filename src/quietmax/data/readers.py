@@ -16,9 +16,8 @@ import urllib.request
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,9 +34,6 @@ if TYPE_CHECKING:
     import pandas as pd
 else:
     pd = lazy_module("pandas")
-
-_Result = TypeVar("_Result")
-_Reader = Callable[["DataFile", IO[bytes]], _Result]
 
 _COMPRESSIONS = ("", ".gz", ".xz")
 DownloadProgress = Callable[[str, int, int | None], None]
@@ -128,33 +124,8 @@ class DataDirectory:
                     return folder / name
         return None
 
-    def _read_streams(self, files: Sequence[DataFile], read: _Reader[_Result]) -> dict[str, _Result]:
-        """Return what `read` makes of each file and its decompressed stream; each archive is opened once."""
-        places: dict[Path, list[DataFile]] = {}
-        for file in files:
-            path = self.find(file)
-            if path is None:
-                folders = ", ".join(str(folder) for folder in self.folders)
-                raise DataUnavailable(
-                    f"The file {file.name} is missing; it must be in one of the folders {folders}."
-                )
-            places.setdefault(path, []).append(file)
-        results: dict[str, _Result] = {}
-        for path, held in places.items():
-            try:
-                results.update((file.name, read(file, stream)) for file, stream in _streams(path, held))
-            except _UNREADABLE as error:
-                known = isinstance(error, OSError) and error.strerror
-                raise DataUnavailable(
-                    f"The file {path} cannot be read: {known or 'it is damaged or truncated'}."
-                ) from error
-            absent = ", ".join(file.name for file in held if file.name not in results)
-            if absent:
-                raise DataUnavailable(f"The archive {path} has no member {absent}. {_REPLACE}")
-        return results
-
     def read_bytes(self, files: Sequence[DataFile]) -> dict[str, bytes]:
-        """Read the decompressed bytes of every file and compare them with known checksums.
+        """Read the decompressed bytes of every file and compare them with known checksums; open each archive once.
 
         Parameters
         ----------
@@ -171,18 +142,39 @@ class DataDirectory:
         DataUnavailable
             If a file is missing, cannot be read, is empty or has another checksum.
         """
-        return self._read_streams(files, self._checked_content)
+        places: dict[Path, list[DataFile]] = {}
+        for file in files:
+            path = self.find(file)
+            if path is None:
+                folders = ", ".join(str(folder) for folder in self.folders)
+                raise DataUnavailable(
+                    f"The file {file.name} is missing; it must be in one of the folders {folders}."
+                )
+            places.setdefault(path, []).append(file)
+        contents: dict[str, bytes] = {}
+        for path, held in places.items():
+            try:
+                contents.update((file.name, stream.read()) for file, stream in _streams(path, held))
+            except _UNREADABLE as error:
+                known = isinstance(error, OSError) and error.strerror
+                raise DataUnavailable(
+                    f"The file {path} cannot be read: {known or 'it is damaged or truncated'}."
+                ) from error
+            absent = ", ".join(file.name for file in held if file.name not in contents)
+            if absent:
+                raise DataUnavailable(f"The archive {path} has no member {absent}. {_REPLACE}")
+            for file in held:
+                self._check(file, path, contents[file.name])
+        return contents
 
-    def _checked_content(self, file: DataFile, stream: IO[bytes]) -> bytes:
-        content = stream.read()
+    def _check(self, file: DataFile, path: Path, content: bytes) -> None:
         if not content:
-            raise DataUnavailable(f"The file {self.find(file)} is empty. {_REPLACE}")
+            raise DataUnavailable(f"The file {path} is empty. {_REPLACE}")
         if self.verify and file.sha256 not in (None, hashlib.sha256(content).hexdigest()):
             raise DataUnavailable(
-                f"{file.name} in {self.find(file)} is not the official file: its content does not have the SHA-256 "
-                f"checksum {file.sha256}. {_REPLACE}"
+                f"{file.name} in {path} is not the official file: its content does not have the SHA-256 checksum "
+                f"{file.sha256}. {_REPLACE}"
             )
-        return content
 
 
 _REPLACE = "Replace it with the official file."
@@ -418,8 +410,7 @@ _PIECE_BYTES = 1 << 24
 
 def _read_location(directory: DataDirectory) -> Records:
     """Read Location: 5,010 check-in profiles, each a label 1 to 30 in quotes and 446 values."""
-    content = directory.read_bytes([LOCATION_FILE])[LOCATION_FILE.name]
-    bits, labels = _labelled_bits(LOCATION_FILE, io.BytesIO(content), width=_LOCATION_WIDTH)
+    bits, labels = _labelled_bits(directory, LOCATION_FILE, _LOCATION_WIDTH)
     return _binary_records("location", bits, labels, 30)
 
 
@@ -431,8 +422,7 @@ def _read_purchase(directory: DataDirectory, classes: int) -> Records:
     file.  A label then depends on all records, so the encoding lists the labels as inferred, and no guarantee for
     such a model is `proven`.
     """
-    read = partial(_labelled_bits, width=PURCHASE_WIDTH)
-    bits, labels = directory._read_streams([PURCHASE_FILE], read)[PURCHASE_FILE.name]
+    bits, labels = _labelled_bits(directory, PURCHASE_FILE, PURCHASE_WIDTH)
     return _purchase_records(f"purchase-{classes}", bits, labels, classes)
 
 
@@ -459,8 +449,10 @@ def _purchase_records(name: str, bits: NDArray[np.uint8], labels: NDArray[np.int
 
 def _read_texas(directory: DataDirectory) -> Records:
     """Read Texas: `feats` has 6,169 values per line, `labels` one label 1 to 100 per line."""
-    results = directory._read_streams([TEXAS_FEATURES_FILE, TEXAS_LABELS_FILE], _read_texas_file)
-    bits, labels = results[TEXAS_FEATURES_FILE.name][0], results[TEXAS_LABELS_FILE.name][1]
+    bits, _ = _labelled_bits(directory, TEXAS_FEATURES_FILE, _TEXAS_WIDTH, before=b"0,")
+    labels = _integers(
+        TEXAS_LABELS_FILE, directory.read_bytes([TEXAS_LABELS_FILE])[TEXAS_LABELS_FILE.name].split(), 0
+    )
     if len(bits) != len(labels):
         raise DataUnavailable(
             f"{TEXAS_FEATURES_FILE.name} has {len(bits)} records, but {TEXAS_LABELS_FILE.name} has {len(labels)} "
@@ -469,20 +461,12 @@ def _read_texas(directory: DataDirectory) -> Records:
     return _binary_records("texas", bits, labels, 100)
 
 
-def _read_texas_file(file: DataFile, stream: IO[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Read lines of values without a label (here 0), or labels without values."""
-    if file == TEXAS_LABELS_FILE:
-        labels = _integers(file, stream.read().split(), 0)
-        return np.empty((len(labels), 0), dtype=np.uint8), labels
-    return _labelled_bits(file, stream, width=_TEXAS_WIDTH, before=b"0,")
-
-
 def _labelled_bits(
-    file: DataFile, stream: IO[bytes], *, width: int, before: bytes = b""
+    directory: DataDirectory, file: DataFile, width: int, before: bytes = b""
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Read lines of a label and `width` values 0 or 1, separated by commas."""
     blocks, labels, read = [np.empty((0, width), dtype=np.uint8)], [np.empty(0, dtype=np.int64)], 0
-    for lines in _pieces(stream):
+    for lines in _pieces(io.BytesIO(directory.read_bytes([file])[file.name])):
         whole = [before + line for line in lines]
         blocks.append(_bits(file, [line[-2 * width :] for line in whole], width, read))
         labels.append(_integers(file, [line[: -2 * width].strip(b'" ') for line in whole], read))
