@@ -727,7 +727,7 @@ class Accounts:
                 )
             _record(connection, locked, "exclusive", model=model, digest=digest)
 
-    # Clients, API keys and sessions
+    # Clients and API keys
 
     def client(self, name: str) -> int:
         """Return the id of a client; the client is created if new."""
