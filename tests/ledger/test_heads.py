@@ -244,15 +244,20 @@ def test_a_row_of_another_process_is_replaced_only_by_a_newer_one_and_if_it_is_i
     assert other.error is None
 
 
-def test_an_older_row_of_the_journal_is_replaced_at_once(path: Path) -> None:
+@pytest.mark.parametrize("forged", [False, True])
+def test_an_older_row_in_the_head_file_is_replaced_if_it_is_in_the_journal(path: Path, forged: bool) -> None:
     """Another process may write its row late, between the check and the commit of this one."""
     with Ledger(path) as ledger:
-        charge_patients(ledger)
-        rows = list(ledger.export("patients"))
-        write_slot(path, Head(2, 3, 2000, rows[2].hash))
-        ledger._heads.record([Head(2, 5, 4000, "e" * 64)])
-        assert stored(head_of(path))[1][-1] == Head(2, 5, 4000, "e" * 64)
-        assert (ledger._heads.damage, ledger._heads.error) == (None, None)
+        charge = Charge(charge_patients(ledger).id, 1, "m/1", 1, rows=1)
+        hashed = "f" * 64 if forged else list(ledger.export("patients"))[2].hash
+        older, newer = Head(2, 3, 2000, hashed), Head(2, 5, 4000, "e" * 64)
+        write_slot(path, older)
+        ledger._heads.record([newer])
+        assert stored(head_of(path))[1][-1] == (older if forged else newer)
+        assert (ledger._heads.damage is not None, ledger._heads.error) == (forged, None)
+        if forged:
+            error = str(charge_error(ledger, charge))
+            assert "row 3 of account 2 is not the one that was committed" in error
 
 
 def test_heads_without_a_file_or_of_a_ledger_that_is_only_read_are_kept_in_memory(
@@ -442,17 +447,6 @@ def test_a_key_that_was_revoked_does_not_come_back_with_a_restored_ledger(
         ledger.keys()
     with pytest.raises(LedgerDamaged, match="account 1 was at row 3 and is at row 2"):
         ledger.create_key("eve")
-
-
-def test_a_row_of_another_ledger_in_the_head_file_is_not_replaced(path: Path) -> None:
-    with Ledger(path) as ledger:
-        account = charge_patients(ledger)
-        forged = Head(2, 3, 2000, "f" * 64)
-        write_slot(path, forged)
-        ledger._heads.record([Head(2, 5, 4000, "e" * 64)])  # as if it came between the check and the commit
-        assert stored(head_of(path))[1][-1] == forged
-        error = charge_error(ledger, Charge(account.id, 1, "m/1", 1, rows=1))
-        assert "row 3 of account 2 is not the one that was committed" in str(error)
 
 
 def test_a_single_writer_looks_nothing_up_and_several_writers_one_row(
