@@ -240,18 +240,6 @@ def test_columns_are_encoded_as_the_table_of_the_training_was(table_deployment: 
     np.testing.assert_array_equal(_rows_of(table_deployment, shuffled), request.rows)
 
 
-@pytest.mark.parametrize("shape", [[3], [3, 1]])
-@pytest.mark.parametrize("nested", [False, True])
-def test_a_column_has_one_or_two_dimensions(
-    table_deployment: Deployment, shape: list[int], nested: bool
-) -> None:
-    request = column_inference(PEOPLE)
-    for tensor in request["inputs"]:
-        tensor["shape"] = shape
-        tensor["data"] = [[cell] for cell in tensor["data"]] if nested else tensor["data"]
-    np.testing.assert_array_equal(_rows_of(table_deployment, request), TABLE.encode(pd.DataFrame(PEOPLE)))
-
-
 @pytest.mark.parametrize("datatype", [name for name in COLUMN_DATATYPES if name != "BOOL"])
 def test_the_same_values_in_any_datatype_listed_or_binary_are_the_same_query(
     table_deployment: Deployment, datatype: str
@@ -278,65 +266,55 @@ def test_the_same_values_in_any_datatype_listed_or_binary_are_the_same_query(
     np.testing.assert_array_equal(_rows_of(table_deployment, {"inputs": binary}, text + packed), expected)
 
 
-@pytest.mark.parametrize(
-    ("datatype", "cells"),
-    [
-        ("FP64", [None]),
-        ("FP32", [None]),
-        ("INT64", [None]),
-        ("UINT8", [None]),
-        ("BOOL", [None]),
-        ("BYTES", [None]),
-        ("BYTES", [""]),
-        ("BYTES", ["NA"]),
-    ],
-)
-def test_a_missing_value_is_null_or_an_empty_string(
-    table_deployment: Deployment, datatype: str, cells: list[Any]
-) -> None:
-    request = column_inference({"age": cells, "income": [5], "région": ["north"]})
-    request["inputs"][0]["datatype"] = datatype
-    expected = TABLE.encode(pd.DataFrame({"age": [None], "income": [5], "région": ["north"]}))
-    np.testing.assert_array_equal(_rows_of(table_deployment, request), expected)
+def _column(name: str, datatype: str, data: Any, shape: Any = None, **parameters: Any) -> dict[str, Any]:
+    """A column as an input tensor; data of None: they are binary."""
+    described = {"name": name, "datatype": datatype, "shape": shape or [1 if data is None else len(data)]}
+    return {**described, "data": data, "parameters": parameters}
 
 
-def test_a_missing_value_is_nan_in_binary_data(table_deployment: Deployment) -> None:
-    request = column_inference({"age": [0.0], "income": [5], "région": ["north"]})
-    request["inputs"][0].update(data=None, parameters={"binary_data_size": 8})
-    rows = _rows_of(table_deployment, request, struct.pack("<d", float("nan")))
-    assert (
-        rows[0].tolist()
-        == TABLE.encode(pd.DataFrame({"age": [None], "income": [5], "région": ["north"]}))[0].tolist()
-    )
-
-
-def test_booleans_are_zero_and_one_listed_and_binary(table_deployment: Deployment) -> None:
-    request = column_inference({"age": [True, False], "income": [5, 6], "région": ["north", "south"]})
-    request["inputs"][0]["datatype"] = "BOOL"
-    expected = TABLE.encode(pd.DataFrame({"age": [1, 0], "income": [5, 6], "région": ["north", "south"]}))
-    np.testing.assert_array_equal(_rows_of(table_deployment, request), expected)
-    request["inputs"][0].update(data=None, parameters={"binary_data_size": 2})
-    np.testing.assert_array_equal(_rows_of(table_deployment, request, b"\x01\x00"), expected)
-
-
-def test_a_request_of_the_pandas_codec_of_mlserver_is_understood(table_deployment: Deployment) -> None:
-    """The inputs as `PandasCodec.encode_request` of MLServer 1.7.1 writes them."""
-    request = {
-        "parameters": {"content_type": "pd"},
-        "inputs": [
-            {"name": "age", "shape": [2, 1], "datatype": "FP64", "data": [30.0, None]},
-            {"name": "income", "shape": [2, 1], "datatype": "INT64", "data": [1, 2]},
-            {
-                "name": "région",
-                "shape": [2, 1],
-                "datatype": "BYTES",
-                "parameters": {"content_type": "str"},
-                "data": ["north", "south"],
-            },
+_NORTH, _FIVE = _column("région", "BYTES", ["north"]), _column("income", "INT64", [5])
+_MISSING = {"age": [None], "income": [5], "région": ["north"]}
+_PEOPLE_TENSORS = column_inference(PEOPLE)["inputs"]
+_READ: dict[str, tuple[list[dict[str, Any]], bytes, dict[str, list[Any]]]] = {
+    "two dimensions": ([{**each, "shape": [3, 1]} for each in _PEOPLE_TENSORS], b"", PEOPLE),
+    "nested lists": (
+        [{**each, "data": [[cell] for cell in each["data"]]} for each in _PEOPLE_TENSORS],
+        b"",
+        PEOPLE,
+    ),
+    **{
+        f"{cell!r} as {datatype}": ([_column("age", datatype, [cell]), _FIVE, _NORTH], b"", _MISSING)
+        for cell, datatypes in ((None, "FP64 FP32 INT64 UINT8 BOOL BYTES"), ("", "BYTES"), ("NA", "BYTES"))
+        for datatype in datatypes.split()
+    },
+    "binary NaN": (
+        [_column("age", "FP64", None, binary_data_size=8), _FIVE, _NORTH],
+        struct.pack("<d", float("nan")),
+        _MISSING,
+    ),
+    "booleans": ([_column("age", "BOOL", [True]), _FIVE, _NORTH], b"", {**_MISSING, "age": [1]}),
+    "binary booleans": (
+        [_column("age", "BOOL", None, binary_data_size=1), _FIVE, _NORTH],
+        b"\x01",
+        {**_MISSING, "age": [1]},
+    ),
+    "as PandasCodec.encode_request of MLServer 1.7.1 writes them": (
+        [
+            _column("age", "FP64", [30.0, None], [2, 1]),
+            _column("income", "INT64", [1, 2], [2, 1]),
+            _column("région", "BYTES", ["north", "south"], [2, 1], content_type="str"),
         ],
-    }
-    expected = pd.DataFrame({"age": [30, None], "income": [1, 2], "région": ["north", "south"]})
-    np.testing.assert_array_equal(_rows_of(table_deployment, request), TABLE.encode(expected))
+        b"",
+        {"age": [30, None], "income": [1, 2], "région": ["north", "south"]},
+    ),
+}
+
+
+@pytest.mark.parametrize("form", _READ)
+def test_columns_are_read_in_every_form(table_deployment: Deployment, form: str) -> None:
+    inputs, binary, expected = _READ[form]
+    rows = _rows_of(table_deployment, {"parameters": {"content_type": "pd"}, "inputs": inputs}, binary)
+    np.testing.assert_array_equal(rows, TABLE.encode(pd.DataFrame(expected)))
 
 
 def test_the_content_type_datetime_means_iso_dates_whatever_the_column_declares(
