@@ -11,7 +11,6 @@ import httpx
 import numpy as np
 import pytest
 import tritonclient.http as triton  # type: ignore[import-untyped]
-from starlette.applications import Starlette
 from tritonclient.utils import (  # type: ignore[import-untyped]
     InferenceServerException,
     triton_to_np_dtype,
@@ -20,7 +19,7 @@ from tritonclient.utils import (  # type: ignore[import-untyped]
 from quietmax.accounting.costs import LIMIT
 from quietmax.data import Encoding
 from quietmax.server import Service, Settings, codec
-from quietmax.server.app import InferenceEndpoint
+from quietmax.server.app import create_app
 from quietmax.server.codec import _decode_request
 from quietmax.server.errors import HttpError
 from tests.server.running_service import (
@@ -241,7 +240,7 @@ def test_a_connection_that_ends_within_the_body_charges_nothing(idle: Service) -
             "client": ("127.0.0.1", 1),
             "http_version": "1.1",
         }
-        await InferenceEndpoint(Starlette(), idle)(scope, receive, send)
+        await create_app(idle)(scope, receive, send)
 
     run_async(infer())
     assert sent[0]["status"] == 400

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from quietmax.accounting.costs import LIMIT
 from quietmax.ledger import Terms
 from quietmax.server import Settings, auth
-from quietmax.server.auth import RateLimiter, _is_local
+from quietmax.server.app import _is_local
+from quietmax.server.auth import RateLimiter
 from tests.server.running_service import (
     Running,
     Start,

@@ -1,47 +1,70 @@
-"""The routes: Open Inference Protocol v2, the privacy budget extension, metrics and the dashboard.
+"""The routes over HTTP: Open Inference Protocol v2, the privacy budget extension, metrics and the page.
 
-Inference requests have an endpoint of their own, a plain ASGI application: it is the one path that must be fast.
-Starlette routes all others.
+This is a plain ASGI application: there are few routes, only inference has a body, and inference must be fast.
 """
 
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
 
 import orjson
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quietmax import __version__
 from quietmax.errors import QuietmaxError
 from quietmax.server import dashboard
-from quietmax.server.auth import Caller, _is_local
+from quietmax.server.auth import Caller
 from quietmax.server.codec import _read_request
 from quietmax.server.deployment import Deployment
-from quietmax.server.errors import HttpError, _internal_error
-from quietmax.server.service import AUDITED, Service
+from quietmax.server.errors import HttpError
+from quietmax.server.protocol import Receive, Scope, Send
+from quietmax.server.service import Service
+from quietmax.server.settings import _is_loopback
 from quietmax.server.telemetry import CONTENT_TYPE, Headers, Record
 
 EXTENSIONS = ["binary_tensor_data", "privacy_budget"]
-_PATH = re.compile(r"/v2/models/([^/]{1,64})(?:/versions/([^/]{1,64}))?/infer")
-_ROUTE = "/v2/models/{name}/infer"
-_VERSION_ROUTE = "/v2/models/{name}/versions/{version}/infer"
 _JSON_LENGTH = b"inference-header-content-length"
-_REQUEST_ID = b"x-request-id"
-_RECORD = "quietmax.record"
+_JSON = (b"content-type", b"application/json")
+_BINARY = (b"content-type", b"application/octet-stream")
 
-Handler = Callable[[Service, Request], Awaitable[Response]]
+Answer = tuple[int, Headers, bytes]
+"""Status, headers and body of a response."""
 
 
-def create_app(service: Service, beside: AbstractAsyncContextManager[None] | None = None) -> ASGIApp:
-    """Create the ASGI application of a service: the inference endpoint in front of the other routes.
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request, and who serves it."""
+
+    service: Service
+    record: Record  # What the log will tell
+    scope: Scope
+    receive: Receive
+    names: Mapping[str, str | None]  # Name and version in the path
+
+    async def caller(self, **how: bool) -> Caller:
+        """Return who sends the request, and note it for the log."""
+        caller = await self.service.auth.authenticate(
+            self.scope["headers"], local=_is_local(self.scope), **how
+        )
+        self.record.client = caller.client
+        return caller
+
+    @property
+    def deployment(self) -> Deployment:
+        """The model in the path."""
+        return self.service.deployment(str(self.names["name"]), self.names.get("version"))
+
+
+Handler = Callable[[Request], Awaitable[Answer]]
+
+
+def create_app(
+    service: Service, beside: AbstractAsyncContextManager[None] | None = None
+) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
+    """Create the ASGI application of a service.
 
     Parameters
     ----------
@@ -50,83 +73,120 @@ def create_app(service: Service, beside: AbstractAsyncContextManager[None] | Non
     beside : async context manager or None
         Entered after the start and left before the stop: a server of another protocol.
     """
-    return InferenceEndpoint(_create_api(service, beside), service)
 
-
-class InferenceEndpoint:
-    """Answers inference requests, and passes all others on."""
-
-    def __init__(self, app: ASGIApp, service: Service) -> None:
-        self._app = app
-        self._service = service
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        client = scope.get("client")
-        record = self._service._new_record(address=None if client is None else str(client[0]))
-        path = _PATH.fullmatch(scope["path"]) if scope["method"] == "POST" else None
-        if path is None:
-            await self._pass_on(record, scope, receive, send)
+    async def _app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await _live_on(service, beside or nullcontext(), receive, send)
         else:
-            record.route = _ROUTE if path[2] is None else _VERSION_ROUTE
-            await self._infer(record, path[1], path[2], scope, receive, send)
+            await _serve(service, scope, receive, send)
 
-    async def _pass_on(self, record: Record, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let Starlette answer, and log requests that were refused or failed."""
+    return _app
 
-        async def _send_with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                record.status = message["status"]
-                message["headers"] = [*message["headers"], (_REQUEST_ID, record.request.encode())]
-            await send(message)
 
-        scope[_RECORD] = record
-        started = time.perf_counter()
-        try:
-            await self._app(scope, receive, _send_with_id)
-        finally:
-            if record.status in AUDITED or record.status >= 500:
-                record._write(self._service.log, time.perf_counter() - started)
+async def _live_on(
+    service: Service, beside: AbstractAsyncContextManager[None], receive: Receive, send: Send
+) -> None:
+    """Start the service, and stop it when the server asks for that."""
+    await receive()
+    try:
+        await service.start()
+        await beside.__aenter__()
+    except Exception as error:
+        await send({"type": "lifespan.startup.failed", "message": ""})
+        service.log.event("not_started", error=str(error) if isinstance(error, QuietmaxError) else None)
+        raise
+    await send({"type": "lifespan.startup.complete"})
+    await receive()
+    await beside.__aexit__(None, None, None)
+    await service.stop()
+    await send({"type": "lifespan.shutdown.complete"})
 
-    async def _infer(
-        self, record: Record, name: str, version: str | None, scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        service = self._service
-        headers: Headers = scope["headers"]
-        try:
-            with service._recorded(record):
-                caller = await service.auth.authenticate(headers, local=_is_local(scope))
-                record.client = caller.client
-                deployment = record.deployment = service.deployment(name, version)
-                json_length = self._check_headers(headers)
-                body = await _read_body(receive, service.settings.max_bytes)
-                request = await _read_request(body, json_length, deployment, service.settings.max_rows)
-                record.rows = len(request.rows)
-                content, json_length = await service._answer(deployment, request, caller)
-                record.status = 200
-                await _send(send, 200, _content_headers(record, content, json_length), content)
-        except HttpError as error:
-            content = orjson.dumps(error.to_json())
-            own = [(key.encode(), value.encode()) for key, value in error.headers.items()]
-            await _send(send, error.status, [*_content_headers(record, content, None), *own], content)
 
-    def _check_headers(self, headers: Headers) -> int | None:
-        """Check the headers of the body; return the length of its JSON if binary tensors follow."""
-        limit = self._service.settings.max_bytes
-        json_length: int | None = None
-        for name, value in headers:
-            if name == b"content-length" and value.isdigit() and int(value) > limit:
-                raise _too_large(limit)
-            if name == _JSON_LENGTH:
-                if not value.isdigit() or len(value) > 12:
-                    raise HttpError(400, "Inference-Header-Content-Length must be an integer.")
-                json_length = int(value)
-            if name == b"content-encoding" and value.lower() not in (b"", b"identity"):
-                raise HttpError(415, "Compressed request bodies are not supported.")
-        return json_length
+async def _serve(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer one request. Errors are JSON, and each response has an id that the log has, too."""
+    client = scope.get("client")
+    record = service._new_record(address=None if client is None else str(client[0]))
+    handler, record.route, names = _find(scope["method"], scope["path"])
+    try:
+        with service._recorded(record, inference=handler is _infer):
+            status, headers, content = await handler(Request(service, record, scope, receive, names))
+            record.status = status
+    except HttpError as error:
+        status, headers, content = _json(error.to_json(), error.status, error.headers)
+    length = (b"content-length", b"%d" % len(content))
+    headers = [*headers, length, (b"x-request-id", record.request.encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": content})
+
+
+def _find(method: str, path: str) -> tuple[Handler, str | None, Mapping[str, str | None]]:
+    """Return who answers a request, the pattern of its path, and the names in it."""
+    allowed = []
+    for pattern, route, valid, handler in _ROUTES:
+        found = pattern.fullmatch(path)
+        if found is not None and method == valid:
+            return handler, route, found.groupdict()
+        allowed += [valid] if found is not None else []
+
+    async def _refuse(_: Request) -> Answer:
+        if allowed:
+            raise HttpError(
+                405, "This path does not support the method.", headers={"allow": ", ".join(allowed)}
+            )
+        raise HttpError(404, "There is no such path.")
+
+    return _refuse, None, {}
+
+
+def _json(document: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
+    own = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
+    return status, [_JSON, *own], orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _is_local(scope: Scope) -> bool:
+    """Tell whether a request comes from this machine, as far as that can be known.
+
+    HTTP/1.0 and requests without a Host do not count: proxies send them, and local clients do not. A proxy on this
+    machine that speaks HTTP/1.1 and adds no header cannot be told from a local client.
+    """
+    client = scope.get("client")
+    return (
+        client is not None
+        and _is_loopback(client[0])
+        and scope.get("http_version") == "1.1"
+        and b"host" in dict(scope["headers"])
+    )
+
+
+async def _infer(request: Request) -> Answer:
+    """Private answers for rows. Errors charge nothing; an exhausted budget is 403 with `remaining`."""
+    service, record = request.service, request.record
+    caller = await request.caller()
+    deployment = record.deployment = request.deployment
+    limits = service.settings
+    json_length = _check_headers(request.scope["headers"], limits.max_bytes)
+    body = await _read_body(request.receive, limits.max_bytes)
+    query = await _read_request(body, json_length, deployment, limits.max_rows)
+    record.rows = len(query.rows)
+    content, json_length = await service._answer(deployment, query, caller)
+    if json_length is None:
+        return 200, [_JSON], content
+    return 200, [_BINARY, (_JSON_LENGTH, b"%d" % json_length)], content
+
+
+def _check_headers(headers: Headers, limit: int) -> int | None:
+    """Check the headers of the body; return the length of its JSON if binary tensors follow."""
+    json_length: int | None = None
+    for name, value in headers:
+        if name == b"content-length" and value.isdigit() and int(value) > limit:
+            raise _too_large(limit)
+        if name == _JSON_LENGTH:
+            if not value.isdigit() or len(value) > 12:
+                raise HttpError(400, "Inference-Header-Content-Length must be an integer.")
+            json_length = int(value)
+        if name == b"content-encoding" and value.lower() not in (b"", b"identity"):
+            raise HttpError(415, "Compressed request bodies are not supported.")
+    return json_length
 
 
 async def _read_body(receive: Receive, limit: int) -> bytes:
@@ -147,183 +207,94 @@ def _too_large(limit: int) -> HttpError:
     return HttpError(413, f"The body must have at most {limit} bytes.", headers={"connection": "close"})
 
 
-def _content_headers(record: Record, content: bytes, json_length: int | None) -> Headers:
-    media_type = b"application/json" if json_length is None else b"application/octet-stream"
-    headers = [
-        (b"content-type", media_type),
-        (b"content-length", b"%d" % len(content)),
-        (_REQUEST_ID, record.request.encode()),
-    ]
-    return headers if json_length is None else [*headers, (_JSON_LENGTH, b"%d" % json_length)]
-
-
-async def _send(send: Send, status: int, headers: Headers, content: bytes) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": content})
-
-
-def _create_api(service: Service, beside: AbstractAsyncContextManager[None] | None = None) -> Starlette:
-    """Create the application with all other routes."""
-
-    @asynccontextmanager
-    async def _lifespan(_: Starlette) -> AsyncIterator[None]:
-        await service.start()
-        async with beside or nullcontext():
-            yield
-        await service.stop()
-
-    async def _unexpected_error(request: Request, error: Exception) -> Response:
-        service.log.failure(error, request=_record(request).request)
-        return JSONResponse(_internal_error().to_json(), 500)
-
-    app = Starlette(
-        routes=[_route(service, path, handler) for path, handler in _ROUTES],
-        exception_handlers={
-            HttpError: _http_error,
-            HTTPException: _routing_error,
-            Exception: _unexpected_error,
-        },
-        lifespan=_lifespan,
-    )
-    app.router.redirect_slashes = False  # the target would be whatever the Host header says
-    return app
-
-
-def _route(service: Service, route: str, handler: Handler) -> Route:
-    method, path = route.split()
-
-    async def _endpoint(request: Request) -> Response:
-        _record(request).route = path
-        return await handler(service, request)
-
-    made = Route(path, _endpoint)
-    made.methods = {method}  # and no HEAD
-    return made
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HttpError)
-    _record(request).error = error.detail
-    return JSONResponse(error.to_json(), error.status, error.headers)
-
-
-async def _routing_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    message = {
-        404: "There is no such path.",
-        405: "This path does not support the method.",
-    }.get(error.status_code, str(error.detail))
-    return JSONResponse({"error": message}, error.status_code, error.headers)
-
-
-def _record(request: Request) -> Record:
-    """Return the record of a request that is not answered by the inference endpoint."""
-    record = request.scope.get(_RECORD)
-    return record if isinstance(record, Record) else Record()
-
-
-async def _caller(service: Service, request: Request, **how: bool) -> Caller:
-    """Return who sends a request, and note it for the log."""
-    scope = request.scope
-    caller = await service.auth.authenticate(scope["headers"], local=_is_local(scope), **how)
-    _record(request).client = caller.client
-    return caller
-
-
-def _asked(service: Service, request: Request) -> Deployment:
-    return service.deployment(request.path_params["name"], request.path_params.get("version"))
-
-
-async def _server_metadata(_service: Service, _request: Request) -> Response:
+async def _server_metadata(_: Request) -> Answer:
     """Name, version and extensions of the server."""
-    return JSONResponse({"name": "quietmax", "version": __version__, "extensions": EXTENSIONS})
+    return _json({"name": "quietmax", "version": __version__, "extensions": EXTENSIONS})
 
 
-async def _live(_service: Service, _request: Request) -> Response:
+async def _live(_: Request) -> Answer:
     """Whether the process runs."""
-    return JSONResponse({"live": True})
+    return _json({"live": True})
 
 
-async def _ready(service: Service, _request: Request) -> Response:
+async def _ready(request: Request) -> Answer:
     """Whether requests are answered: the ledger can be read and written."""
-    error = await service._readiness_error()
-    if error is not None:
-        return JSONResponse({"error": error}, 503, {"retry-after": "1"})
-    return JSONResponse({"ready": True})
+    error = await request.service._readiness_error()
+    return _json({"ready": True}) if error is None else _json({"error": error}, 503, {"retry-after": "1"})
 
 
-async def _metrics(service: Service, request: Request) -> Response:
+async def _metrics(request: Request) -> Answer:
     """Prometheus metrics; with any API key, also while the ledger is unavailable."""
-    await _caller(service, request, allow_stale=True)
+    service = request.service
+    await request.caller(allow_stale=True)
     try:
         accounts = await service._read(service.ledger.accounts)
     except QuietmaxError:
         accounts = None
-    return Response(service.metrics._exposition(accounts), media_type=CONTENT_TYPE)
+    return 200, [(b"content-type", CONTENT_TYPE.encode())], service.metrics._exposition(accounts)
 
 
-async def _models(service: Service, request: Request) -> Response:
+async def _models(request: Request) -> Answer:
     """All models and versions."""
-    await _caller(service, request)
-    listed = [{"name": each.name, "version": each.version} for each in service.deployments]
-    return JSONResponse({"models": listed})
+    await request.caller()
+    listed = [{"name": each.name, "version": each.version} for each in request.service.deployments]
+    return _json({"models": listed})
 
 
-async def _metadata(service: Service, request: Request) -> Response:
+async def _metadata(request: Request) -> Answer:
     """Inputs, outputs, cost and guarantee of a model."""
-    await _caller(service, request)
-    return JSONResponse(await service.metadata(_asked(service, request)))
+    await request.caller()
+    return _json(await request.service.metadata(request.deployment))
 
 
-async def _model_ready(service: Service, request: Request) -> Response:
+async def _model_ready(request: Request) -> Answer:
     """Whether a model answers requests."""
-    await _caller(service, request)
-    _asked(service, request)
-    return await _ready(service, request)
+    await request.caller()
+    _ = request.deployment
+    return await _ready(request)
 
 
-async def _budget(service: Service, request: Request) -> Response:
+async def _budget(request: Request) -> Answer:
     """Spent and remaining privacy budget behind a model (extension privacy_budget)."""
-    caller = await _caller(service, request)
-    return JSONResponse(await service.budget(_asked(service, request), caller))
+    caller = await request.caller()
+    return _json(await request.service.budget(request.deployment, caller))
 
 
-async def _infer(service: Service, request: Request) -> Response:
-    """Private answers for rows of features.
-
-    Errors charge nothing; an exhausted budget is 403 with `remaining`.
-    """
-    _asked(service, request)  # a name that the inference endpoint passes on is too long for a model
-    raise _internal_error()
-
-
-async def _page(service: Service, _request: Request) -> Response:
+async def _page(request: Request) -> Answer:
     """The page, which asks for an API key."""
-    return dashboard._page(service)
+    return 200, *dashboard._page(request.service)
 
 
-async def _contents(service: Service, request: Request) -> Response:
+async def _contents(request: Request) -> Answer:
     """What the page shows, as HTML."""
-    return await dashboard._contents(service, await _caller(service, request, page=True))
+    return 200, *await dashboard._contents(request.service, await request.caller(page=True))
 
 
-async def _state(service: Service, request: Request) -> Response:
+async def _state(request: Request) -> Answer:
     """What changes on the page, as JSON."""
-    return JSONResponse(await dashboard._state(service, await _caller(service, request, page=True)))
+    return _json(await dashboard._state(request.service, await request.caller(page=True)))
+
+
+def _compiled(route: str) -> re.Pattern[str]:
+    """Return the expression of a route, in which {name} stands for a part of the path."""
+    return re.compile(re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", route))
 
 
 _MODEL_PATHS = ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
-_ROUTES: list[tuple[str, Handler]] = [
-    ("GET /v2", _server_metadata),
-    ("GET /v2/health/live", _live),
-    ("GET /v2/health/ready", _ready),
-    ("GET /metrics", _metrics),
-    ("GET /v2/models", _models),
-    *((f"GET {model}", _metadata) for model in _MODEL_PATHS),
-    *((f"GET {model}/ready", _model_ready) for model in _MODEL_PATHS),
-    *((f"GET {model}/budget", _budget) for model in _MODEL_PATHS),
-    *((f"POST {model}/infer", _infer) for model in _MODEL_PATHS),
-    ("GET /", _page),
-    ("GET /contents", _contents),
-    ("GET /state", _state),
+_ROUTES = [
+    (_compiled(route), route, method, handler)
+    for method, route, handler in (
+        *(("POST", f"{model}/infer", _infer) for model in _MODEL_PATHS),
+        ("GET", "/v2", _server_metadata),
+        ("GET", "/v2/health/live", _live),
+        ("GET", "/v2/health/ready", _ready),
+        ("GET", "/metrics", _metrics),
+        ("GET", "/v2/models", _models),
+        *(("GET", model, _metadata) for model in _MODEL_PATHS),
+        *(("GET", f"{model}/ready", _model_ready) for model in _MODEL_PATHS),
+        *(("GET", f"{model}/budget", _budget) for model in _MODEL_PATHS),
+        ("GET", "/", _page),
+        ("GET", "/contents", _contents),
+        ("GET", "/state", _state),
+    )
 ]

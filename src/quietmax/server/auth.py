@@ -24,8 +24,6 @@ from importlib.util import find_spec
 from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from starlette.types import Scope
-
 from quietmax._lazy import lazy_module
 from quietmax.errors import QuietmaxError
 from quietmax.ledger.accounts import ApiKey, find_key, token_client_name
@@ -160,21 +158,6 @@ class Authenticator:
         keys = await asyncio.to_thread(self._ledger.keys)
         self._keys = {key.id: key for key in keys}
         self._read_at = started
-
-
-def _is_local(scope: Scope) -> bool:
-    """Tell whether a request comes from this machine, as far as that can be known.
-
-    HTTP/1.0 and requests without a Host do not count: proxies send them, and local clients do not. A proxy on this
-    machine that speaks HTTP/1.1 and adds no header cannot be told from a local client.
-    """
-    client = scope.get("client")
-    return (
-        client is not None
-        and _is_loopback(client[0])
-        and scope.get("http_version") == "1.1"
-        and b"host" in dict(scope["headers"])
-    )
 
 
 def _is_cross_site(headers: Headers) -> bool:

@@ -12,7 +12,7 @@ import mmap
 import resource
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 import httptools
 import orjson
-from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from quietmax.server.settings import Settings
@@ -28,6 +27,9 @@ from quietmax.server.settings import Settings
 if TYPE_CHECKING:
     from quietmax.server.service import Service
 
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 BODIES_FULL = "The service holds too many request bodies. Send the request again later. Nothing was charged."
 """What a client is told whose body does not fit. The status is 503."""
 MAX_CONTROL_BYTES = 2**16

@@ -169,8 +169,8 @@ class Service:
         return Record(request=f"{self._request_prefix}-{next(self._request_count):x}", **known)
 
     @contextmanager
-    def _recorded(self, record: Record) -> Iterator[Record]:
-        """Count and log an inference request, whatever its protocol; another error than HttpError becomes a 500."""
+    def _recorded(self, record: Record, *, inference: bool = True) -> Iterator[Record]:
+        """Log a request, and count it if it is for inference; another error than HttpError becomes a 500."""
         started = time.perf_counter()
         try:
             yield record
@@ -183,8 +183,10 @@ class Service:
             raise _internal_error() from error
         finally:
             seconds = time.perf_counter() - started
-            self.metrics._count_request(*record.model, record.status, seconds)
-            if self.settings.request_log or record.status in AUDITED:
+            if inference:
+                self.metrics._count_request(*record.model, record.status, seconds)
+            logged = inference and self.settings.request_log
+            if logged or record.status in AUDITED or record.status >= 500:
                 record._write(self.log, seconds)
 
     def deployment(self, name: str, version: str | None = None) -> Deployment:

@@ -9,8 +9,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from starlette.responses import HTMLResponse, Response
-
 from quietmax.accounting.guarantee import Guarantee, Status
 from quietmax.data.cells import as_string, parse_date
 from quietmax.data.encoding import (
@@ -25,22 +23,25 @@ from quietmax.ledger.accounts import AccountState, SpendingPoint
 from quietmax.server.auth import Caller
 from quietmax.server.deployment import Deployment
 from quietmax.server.service import Service, _cost_amount
+from quietmax.server.telemetry import Headers
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+Html = tuple[Headers, bytes]
+"""Headers and body of a page."""
 _CHART_WIDTH, _CHART_HEIGHT = 600, 160
 _MAX_BATCH_ROWS = 500
 """Rows of a CSV file that the page sends in one request."""
 
 
-def _page(service: Service) -> Response:
+def _page(service: Service) -> Html:
     """Return the page: a form for an API key, and a script that fetches the contents with it."""
     max_rows = min(service.settings.max_rows, _MAX_BATCH_ROWS)
     return _html("page.html", max_rows=max_rows, anonymous=service.settings.anonymous)
 
 
-async def _contents(service: Service, caller: Caller) -> Response:
+async def _contents(service: Service, caller: Caller) -> Html:
     return _html(
         "contents.html",
         state=await _state(service, caller),
@@ -65,22 +66,21 @@ def _templates() -> Environment:
     )
 
 
-def _html(template: str, **values: Any) -> Response:
+def _html(template: str, **values: Any) -> Html:
     nonce = secrets.token_urlsafe(16)
     content = _templates().get_template(template).render(nonce=nonce, **values)
     policy = (
         f"default-src 'none'; style-src 'nonce-{nonce}'; script-src 'nonce-{nonce}'; connect-src 'self'; "
         "form-action 'none'; base-uri 'none'; frame-ancestors 'none'; img-src data:"
     )
-    return HTMLResponse(
-        content,
-        headers={
-            "content-security-policy": policy,
-            "x-content-type-options": "nosniff",
-            "referrer-policy": "same-origin",
-            "cache-control": "no-store",
-        },
-    )
+    headers = {
+        "content-type": "text/html; charset=utf-8",
+        "content-security-policy": policy,
+        "x-content-type-options": "nosniff",
+        "referrer-policy": "same-origin",
+        "cache-control": "no-store",
+    }
+    return [(name.encode(), value.encode()) for name, value in headers.items()], content.encode()
 
 
 async def _state(service: Service, caller: Caller) -> dict[str, Any]:
