@@ -273,7 +273,7 @@ def _column(name: str, datatype: str, data: Any, shape: Any = None, **parameters
 
 
 _NORTH, _FIVE = _column("région", "BYTES", ["north"]), _column("income", "INT64", [5])
-_MISSING = {"age": [None], "income": [5], "région": ["north"]}
+_MISSING: dict[str, list[Any]] = {"age": [None], "income": [5], "région": ["north"]}
 _PEOPLE_TENSORS = column_inference(PEOPLE)["inputs"]
 _READ: dict[str, tuple[list[dict[str, Any]], bytes, dict[str, list[Any]]]] = {
     "two dimensions": ([{**each, "shape": [3, 1]} for each in _PEOPLE_TENSORS], b"", PEOPLE),
