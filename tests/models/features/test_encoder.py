@@ -149,7 +149,7 @@ def test_only_safetensors_and_onnx_files_are_read(tmp_path: Path) -> None:
 def test_a_file_must_be_named_with_its_sha256(tmp_path: Path) -> None:
     path = tmp_path / "net.safetensors"
     digest = save_encoder(nn.ReLU(), path)
-    with pytest.raises(InvalidInput, match=f"must be named with its SHA-256 .* {digest}"):
+    with pytest.raises(InvalidInput, match=f"must be named with its `sha256`. .* {digest}"):
         Encoder(path)
     with pytest.raises(DataUnavailable, match=f"has the SHA-256 {digest}, but {'0' * 64} was expected"):
         Encoder(path, "0" * 64)
