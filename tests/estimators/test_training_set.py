@@ -202,7 +202,9 @@ def test_a_frame_is_encoded_by_the_schema(made: Any) -> None:
     assert found.conditions == ()
 
 
-def test_labels_and_persons_may_come_beside_the_frame() -> None:
+@pytest.mark.parametrize("at_once", [2, 100])
+def test_labels_and_persons_may_come_beside_the_frame(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quietmax.data.tables.rows_at_once", lambda _: at_once)
     frame = PEOPLE[["age", "region"]]
     found = seen(frame, PEOPLE["ill"], groups=PEOPLE["customer"], schema=SCHEMA)
     same = seen(PEOPLE, schema=PERSONAL)
