@@ -226,7 +226,7 @@ def run_together(
             )
         answers = result.answers
         if len(attacks) > 1:
-            answers = _selected(answers, np.searchsorted(rows, own))
+            answers = selected_answers(answers, np.searchsorted(rows, own))
         fitted = attack.fit(pools[design], released_by(answers), progress)
         reports.append(attack.report(fitted, replace(result, answers=answers), pools[design]))
     if len(reports) == 1:
@@ -342,6 +342,7 @@ def _checked(
     return model.settings
 
 
-def _selected(answers: Answers, rows: Rows) -> Answers:
+def selected_answers(answers: Answers, rows: Rows) -> Answers:
+    """Return the answers to some of the queries."""
     probabilities = answers.probabilities
     return Answers(answers.labels[rows], None if probabilities is None else probabilities[rows])

@@ -28,7 +28,7 @@ from quietmax._lazy import with_plugins
 from quietmax.accounting.costs import Budget
 from quietmax.accounting.dpsgd import ACCOUNTANTS, PUBLISHED_ACCOUNTANTS, Accountant
 from quietmax.accounting.guarantee import Guarantee
-from quietmax.attacks.base import Attack, FittedAttack, shared_designs
+from quietmax.attacks.base import Attack, FittedAttack, selected_answers, shared_designs
 from quietmax.attacks.builtin import AttackNetworks, Shadow, make_attack
 from quietmax.attacks.metrics import AttackReport, Released, released_by
 from quietmax.attacks.shadow_models import Design, ShadowPool, candidate_rows
@@ -592,7 +592,9 @@ def measure(trial: Trial, shared: SharedInputs) -> Result:
     test_accuracy = float(right[np.searchsorted(rows, data.test_rows)].mean())
     baseline = float((shared.model.predict(data.test.features) == data.test.labels).mean())
     reports = {
-        name: _attack(name, shared, _part(answers, np.searchsorted(rows, queried[name])), len(rows))
+        name: _attack(
+            name, shared, selected_answers(answers, np.searchsorted(rows, queried[name])), len(rows)
+        )
         for name in attacks
     }
     return {
@@ -620,11 +622,6 @@ def _attack(name: str, shared: SharedInputs, answers: Answers, queries: int) -> 
     fitted = shared._fitted(name, released_by(answers))
     found = QueryResult(answers, queries, None, "trial")
     return shared._attacks[name].report(fitted, found, shared.pool_for(name))
-
-
-def _part(answers: Answers, places: NDArray[np.intp]) -> Answers:
-    probabilities = answers.probabilities
-    return Answers(answers.labels[places], None if probabilities is None else probabilities[places])
 
 
 def _claim(trial: Trial, chosen: Method, prepared: PreparedMethod, shared: SharedInputs) -> dict[str, Any]:
