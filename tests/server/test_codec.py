@@ -23,7 +23,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quietmax.accounting import Guarantee
 from quietmax.accounting.costs import LIMIT
 from quietmax.data.encoding import Column, DateColumn, Encoding, NumericColumn
 from quietmax.ledger import Terms
@@ -64,27 +63,26 @@ malformed = script("benchmarks/malformed.py")
 def test_binary_tensors_of_the_wrong_size_are_refused(plain: Running) -> None:
     rows = some_rows(1).astype("<f4").tobytes()
 
-    def ask(size, content, announced=None):
-        tensor = {
-            "name": "features",
-            "shape": [1, FEATURES],
-            "datatype": "FP32",
-            "parameters": {"binary_data_size": size},
-        }
+    def ask(tensor: dict[str, Any], content: bytes, announced: Any = None) -> int:
         head = json.dumps({"inputs": [tensor]}).encode()
         length = len(head) if announced is None else announced
         return plain.post_body(head + content, **{"inference-header-content-length": str(length)}).status_code
 
-    assert ask(len(rows), rows) == 200
-    assert ask(len(rows), rows[:-1]) == 422
-    assert ask(len(rows) - 4, rows[:-4]) == 422
-    assert ask(len(rows), rows + b"x") == 422
-    assert ask("24", rows) == 422
-    assert ask(True, rows) == 422
-    assert ask(len(rows), rows, announced=10**6) == 400
-    assert ask(len(rows), rows, announced="x") == 400
-    assert ask(len(rows), rows, announced=-1) == 400
-    assert ask(len(rows), struct.pack("<6f", *[float("nan")] * 6)) == 422
+    def sized(size: Any) -> dict[str, Any]:
+        return _one(data=..., parameters={"binary_data_size": size})["inputs"][0]
+
+    assert ask(sized(len(rows)), rows) == 200
+    for tensor, content, announced, status in (
+        (sized(len(rows)), rows[:-1], None, 422),
+        (sized(len(rows) - 4), rows[:-4], None, 422),
+        (sized(len(rows)), rows + b"x", None, 422),
+        (sized("24"), rows, None, 422),
+        (sized(True), rows, None, 422),
+        (_one()["inputs"][0], b"1234", None, 422),
+        (sized(len(rows)), struct.pack("<6f", *[float("nan")] * 6), None, 422),
+        *((sized(len(rows)), rows, announced, 400) for announced in (10**6, "x", -1)),
+    ):
+        assert ask(tensor, content, announced) == status
     assert plain.ledger.account("people").spent_units == LIMIT // 20
 
 
@@ -138,49 +136,51 @@ _MALFORMED: list[tuple[Any, int]] = [
 ]
 
 
+@pytest.fixture(scope="module")
+def service(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """The models `plain` and `table`, whose account nothing may be charged to."""
+    place = f"sqlite:///{tmp_path_factory.mktemp('malformed') / 'ledger.sqlite'}"
+    served = [f"{name}={models / name}" for name in ("plain", "table")]
+    with running(place, served, budget=Terms(10.0), queries=20) as started:
+        yield started
+
+
+def _check_refused(service: Running, model: str, body: bytes, status: int, told: str, **headers: str) -> None:
+    response = service.http.post(f"/v2/models/{model}/infer", content=body, headers=headers)
+    assert response.status_code == status, response.text
+    assert told in response.json()["error"]
+    check_message(response)
+    assert service.ledger.account("people").spent_units == 0
+
+
 @pytest.mark.parametrize(("request_body", "status"), _MALFORMED)
 def test_a_malformed_request_is_refused_and_charges_nothing(
-    malformed_service: Running, request_body: Any, status: int
+    service: Running, request_body: Any, status: int
 ) -> None:
-    response = malformed_service.post_body(json.dumps(request_body))
-    assert response.status_code == status, response.text
-    check_message(response)
-    assert malformed_service.ledger.account("people").spent_units == 0
+    _check_refused(service, "plain", json.dumps(request_body).encode(), status, "")
+
+
+_TEXT = json.dumps(_one()).encode()
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        b"",
-        b"{",
-        b"\xff\xfe",
-        b'{"inputs": NaN}',
-        b'{"inputs": [Infinity]}',
-        b'{"a": 1,}',
+        *(b"", b"{", b"\xff\xfe", b'{"inputs": NaN}', b'{"inputs": [Infinity]}', b'{"a": 1,}'),
         b'{"a":' * 5_000,
         b'{"inputs": "\xed\xa0\x80"}',
-        json.dumps(_one()).encode().replace(b'"data"', b'"data": [9], "data"'),
-        json.dumps(_one()).encode().replace(b'"name"', b'"name": "other", "name"'),
-        json.dumps(_one()).encode()[:-1] + b', "inputs": []}',
-        json.dumps(_one()).encode().replace(b'"name"', b'"\\u006eame": "other", "name"'),
-        json.dumps(_one()).encode()[:-1] + b', "id": "a", "id": "b"}',
-        json.dumps(_one()).encode() + b"x",
-        json.dumps(_one()).encode()[:-1] + b', "id": "\\ud800"}',
+        _TEXT + b"x",
+        _TEXT.replace(b'"data"', b'"data": [9], "data"'),
+        _TEXT.replace(b'"name"', b'"name": "other", "name"'),
+        _TEXT.replace(b'"name"', b'"\\u006eame": "other", "name"'),
+        *(
+            _TEXT[:-1] + end
+            for end in (b', "inputs": []}', b', "id": "a", "id": "b"}', b', "id": "\\ud800"}')
+        ),
     ],
 )
-def test_text_that_is_not_valid_json_is_refused(malformed_service: Running, text: Any) -> None:
-    response = malformed_service.post_body(text)
-    assert response.status_code == 400, response.text
-    check_message(response)
-    assert malformed_service.ledger.account("people").spent_units == 0
-
-
-@pytest.fixture(scope="module")
-def malformed_service(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-
-    place = f"sqlite:///{tmp_path_factory.mktemp('malformed') / 'ledger.sqlite'}"
-    with running(place, [f"plain={models / 'plain'}"], budget=Terms(10.0), queries=20) as service:
-        yield service
+def test_text_that_is_not_valid_json_is_refused(service: Running, text: bytes) -> None:
+    _check_refused(service, "plain", text, 400, "")
 
 
 def test_images_are_taken_in_their_own_shape(tmp_path: Path) -> None:
@@ -194,14 +194,6 @@ def test_images_are_taken_in_their_own_shape(tmp_path: Path) -> None:
     }
     assert _decode_request(json.dumps(request).encode(), None, deployment, 5).rows.shape == (2, FEATURES)
     assert deployment.status == "conditional"
-
-
-def test_binary_data_after_the_json_require_a_tensor(plain: Running) -> None:
-    text = json.dumps(inference(some_rows(1))).encode()
-    headers = {"inference-header-content-length": str(len(text))}
-    refused = plain.http.post("/v2/models/plain/infer", content=text + b"1234", headers=headers)
-    assert refused.status_code == 422
-    assert "binary_data_size" in refused.json()["error"]
 
 
 def test_packed_answers_are_unpacked_unchanged() -> None:
@@ -321,8 +313,7 @@ def test_the_content_type_datetime_means_iso_dates_whatever_the_column_declares(
     table_deployment: Deployment,
 ) -> None:
     column = DateColumn("joined", "2020-01-01 00:00:00", "2020-01-11 00:00:00", format="%Y-%d-%m")
-    encoding = Encoding((column,), "ill", ("no", "yes"))
-    deployment = replace(table_deployment, encoding=encoding, inputs=2)
+    deployment = _with_columns(table_deployment, column)
     tensor: dict[str, Any] = {"name": "joined", "shape": [4], "datatype": "BYTES"}
     tensor["data"] = ["2020-01-06", "2020-01-06T00:00Z", "2020-01-06 02:00:00+02:00", ""]
     tensor["parameters"] = {"content_type": "datetime"}
@@ -349,9 +340,8 @@ def test_encoded_rows_are_accepted_beside_columns(table_deployment: Deployment) 
 
 
 def test_a_column_named_features_is_a_column(table_deployment: Deployment) -> None:
-    encoding = Encoding((NumericColumn("features", 0, 10, missing=False),), "ill", ("no", "yes"))
-    deployment = replace(table_deployment, encoding=encoding, inputs=1)
-    request = {"inputs": [{"name": "features", "shape": [2], "datatype": "FP64", "data": [5, 10]}]}
+    deployment = _with_columns(table_deployment, NumericColumn("features", 0, 10, missing=False))
+    request = {"inputs": [_column("features", "FP64", [5, 10])]}
     assert _rows_of(deployment, request).tolist() == [[0.5], [1.0]]
 
 
@@ -419,13 +409,25 @@ def _people(name: str = "age", /, **changes: Any) -> dict[str, Any]:
     ],
 )
 def test_malformed_columns_are_refused_and_charge_nothing(
-    table_service: Running, request_body: Any, status: int, told: str
+    service: Running, request_body: Any, status: int, told: str
 ) -> None:
-    response = table_service.http.post("/v2/models/table/infer", json=request_body)
-    assert response.status_code == status, response.text
-    assert told in response.json()["error"]
-    check_message(response)
-    assert table_service.ledger.account("people").spent_units == 0
+    _check_refused(service, "table", json.dumps(request_body).encode(), status, told)
+
+
+_COLUMNS_TEXT = json.dumps(_people()).encode()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        _COLUMNS_TEXT.replace(b'"data": [30]', b'"data": [31], "data": [30]'),
+        _COLUMNS_TEXT.replace(b'"shape"', b'"name": "age", "shape"', 1),
+        _COLUMNS_TEXT.replace(b'"shape"', b'"\\u006eame": "age", "shape"', 1),
+    ],
+)
+def test_a_key_that_is_repeated_among_columns_is_refused(service: Running, text: bytes) -> None:
+    assert text != _COLUMNS_TEXT
+    _check_refused(service, "table", text, 400, "")
 
 
 @pytest.mark.parametrize(
@@ -442,40 +444,13 @@ def test_malformed_columns_are_refused_and_charge_nothing(
     ],
 )
 def test_malformed_binary_columns_are_refused_and_charge_nothing(
-    table_service: Running, datatype: str, content: bytes, told: str
+    service: Running, datatype: str, content: bytes, told: str
 ) -> None:
     size = {"binary_data_size": len(content)}
-    for extra in (b"", b"x"):
-        text = json.dumps(_people(data=None, datatype=datatype, parameters=size)).encode()
-        response = table_service.http.post(
-            "/v2/models/table/infer",
-            content=text + content + extra,
-            headers={"inference-header-content-length": str(len(text))},
-        )
-        assert response.status_code == 422, response.text
-        check_message(response)
-        assert told in response.json()["error"] or extra
-    assert table_service.ledger.account("people").spent_units == 0
-
-
-def test_a_key_that_is_repeated_among_columns_is_refused(table_service: Running) -> None:
-    sound = json.dumps(_people()).encode()
-    for text in (
-        sound.replace(b'"data": [30]', b'"data": [31], "data": [30]'),
-        sound.replace(b'"shape"', b'"name": "age", "shape"', 1),
-        sound.replace(b'"shape"', b'"\\u006eame": "age", "shape"', 1),
-    ):
-        assert text != sound
-        refused = table_service.http.post("/v2/models/table/infer", content=text)
-        assert refused.status_code == 400, refused.text
-    assert table_service.ledger.account("people").spent_units == 0
-
-
-@pytest.fixture(scope="module")
-def table_service(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    place = f"sqlite:///{tmp_path_factory.mktemp('table') / 'ledger.sqlite'}"
-    with running(place, [f"table={models / 'table'}"], budget=Terms(10.0), queries=20) as service:
-        yield service
+    text = json.dumps(_people(data=None, datatype=datatype, parameters=size)).encode()
+    headers = {"inference-header-content-length": str(len(text))}
+    for extra, sentence in ((b"", told), (b"x", "")):
+        _check_refused(service, "table", text + content + extra, 422, sentence, **headers)
 
 
 def test_mutated_requests_of_columns_cause_no_error_of_the_service_and_only_answers_are_charged(
@@ -506,7 +481,7 @@ def test_mutated_requests_of_columns_cause_no_error_of_the_service_and_only_answ
 def test_a_long_cell_takes_no_longer_than_many_short_ones(
     table_deployment: Deployment, column: str, cell: str
 ) -> None:
-    deployment = replace(table_deployment, encoding=LOANS, inputs=len(LOANS.feature_names))
+    deployment = _with_columns(table_deployment, *LOANS.columns)
     cells = {"age": 30, "income": 5, "région": "north", "smoker": "yes", "joined": "", "seen": "", "zip": "1"}
     request = column_inference({name: [value] for name, value in {**cells, column: cell}.items()})
     started = time.process_time()
@@ -528,58 +503,48 @@ _CELLS = st.one_of(
 
 
 @settings(max_examples=400)
-@given(st.sampled_from(LOANS.columns), _CELLS, st.booleans())
-def test_any_string_in_any_column_is_encoded_or_refused(column: Column, cell: str | None, iso: bool) -> None:
-    encoding = Encoding((column,), "ill", ("no", "yes"))
+@given(column=st.sampled_from(LOANS.columns), cell=_CELLS, iso=st.booleans())
+def test_any_string_in_any_column_is_encoded_or_refused(
+    table_deployment: Deployment, column: Column, cell: str | None, iso: bool
+) -> None:
     tensor: dict[str, Any] = {"name": column.name, "shape": [1], "datatype": "BYTES", "data": [cell]}
     if iso:
         tensor["parameters"] = {"content_type": "datetime"}
-    body = orjson.dumps({"inputs": [tensor]})
-    _check_encoded_or_refused(encoding, body)
+    _check_encoded_or_refused(table_deployment, column, orjson.dumps({"inputs": [tensor]}))
 
 
 @settings(max_examples=200)
 @given(
-    st.sampled_from(LOANS.columns),
-    st.sampled_from([name for name in COLUMN_DATATYPES if name != "BYTES"]),
-    st.binary(min_size=8, max_size=8),
+    column=st.sampled_from(LOANS.columns),
+    datatype=st.sampled_from([name for name in COLUMN_DATATYPES if name != "BYTES"]),
+    content=st.binary(min_size=8, max_size=8),
 )
 def test_any_number_in_any_column_is_encoded_or_refused(
-    column: Column, datatype: str, content: bytes
+    table_deployment: Deployment, column: Column, datatype: str, content: bytes
 ) -> None:
-    encoding = Encoding((column,), "ill", ("no", "yes"))
     part = content[: COLUMN_DATATYPES[datatype].itemsize]
     tensor = {"name": column.name, "shape": [1], "datatype": datatype}
     text = orjson.dumps({"inputs": [{**tensor, "parameters": {"binary_data_size": len(part)}}]})
-    _check_encoded_or_refused(encoding, text + part, len(text))
+    _check_encoded_or_refused(table_deployment, column, text + part, len(text))
 
 
-def _check_encoded_or_refused(encoding: Encoding, body: bytes, json_length: int | None = None) -> None:
-    refused, rows = None, np.zeros((1, len(encoding.feature_names)), np.float32)
+def _with_columns(deployment: Deployment, *columns: Column) -> Deployment:
+    encoding = Encoding(columns, "ill", ("no", "yes"))
+    return replace(deployment, encoding=encoding, inputs=len(encoding.feature_names))
+
+
+def _check_encoded_or_refused(
+    deployment: Deployment, column: Column, body: bytes, json_length: int | None = None
+) -> None:
+    served = _with_columns(deployment, column)
+    refused, rows = None, np.zeros((1, served.inputs), np.float32)
     try:
-        rows = _decode_request(body, json_length, _deployment_of(encoding), 5).rows
+        rows = _decode_request(body, json_length, served, 5).rows
     except HttpError as error:
         refused = error
     assert refused is None or (refused.status == 422 and len(refused.message) < 400)
-    assert rows.shape == (1, len(encoding.feature_names))
+    assert rows.shape == (1, served.inputs)
     assert ((rows >= 0) & (rows <= 1)).all()
-
-
-def _deployment_of(encoding: Encoding) -> Deployment:
-    guarantee = Guarantee("pure", epsilon=1.0, status="proven", because="Test.")
-    return Deployment(
-        "m",
-        "1",
-        kind="head",
-        inputs=len(encoding.feature_names),
-        classes=encoding.classes,
-        dataset="d",
-        mechanism="none",
-        answer=lambda rows: Answers(np.zeros(len(rows), np.int64), None),
-        guarantee=guarantee,
-        digest=b"",
-        encoding=encoding,
-    )
 
 
 @given(st.lists(st.text()))
@@ -602,34 +567,11 @@ NUMBERS = [
 ]
 TOKENS = [
     *NUMBERS,
-    *(
-        "NaN",
-        "Infinity",
-        "-Infinity",
-        "nan",
-        "true",
-        "false",
-        "null",
-        '"1"',
-        '""',
-        "{}",
-        "[]",
-        "[1]",
-        "[[1]]",
-    ),
+    *("NaN", "Infinity", "-Infinity", "nan", "true", "false", "null", '"1"', '""', "{}", "[]", "[1]"),
     *("01", "+1", "1.", ".5", "-", "1e", "0x1", "1_0", "1 2", ",", ",,", "[", "]", "{", "}", ":", '"', "\\"),
     *("\\u0064ata", '"data":[1,2,3],', '"data" : [1],', '"id":"data",', "\n", "\t ", "\x0c", "\x00", "\xa0"),
-    *(
-        '"parameters":{"data":[1]},',
-        '"outputs":[],',
-        '"id":"[1,2]",',
-        "/* */",
-        "//",
-        '"data"',
-        "],[",
-        "],",
-        ",[",
-    ),
+    *('"parameters":{"data":[1]},', '"outputs":[],', '"id":"[1,2]",', "/* */", "//", '"data"', "[[1]]"),
+    *("],[", "],", ",["),
 ]
 
 
@@ -644,14 +586,8 @@ def _body(rng: random.Random) -> str:
     else:
         data = f"[{space}" + f",{space}".join(numbers) + f"{space}]"
     datatype = rng.choice(["FP32", "FP64", "INT8", "INT64", "UINT8"])
-    fields = [
-        *(
-            '"name": "features"',
-            f'"shape": [{rows}, 3]',
-            f'"datatype":"{datatype}"',
-            f'"data"{space}:{space}{data}',
-        ),
-    ]
+    fields = ['"name": "features"', f'"shape": [{rows}, 3]', f'"datatype":"{datatype}"']
+    fields.append(f'"data"{space}:{space}{data}')
     rng.shuffle(fields)
     others = ['"inputs":[{' + f",{space}".join(fields) + "}]"]
     others += rng.sample(
@@ -718,17 +654,8 @@ def test_every_number_has_the_bits_that_the_standard_library_gives_it(numbers: l
     "data",
     [
         *("[[1, 2], [3]]", "[[1], 2]", "[1, [2]]", "[[[1]]]", "[]", "[1, true]", '[1, "2"]', "[1, 2,]"),
-        *(
-            "[1, NaN]",
-            "[1",
-            "{}",
-            "[[1] [2]]",
-            "[,[1]]",
-            "[[1], []]",
-            "[1, {}]",
-            "[1, null]",
-            '[1], "\\u0061": 1',
-        ),
+        *("[1, NaN]", "[1", "{}", "[[1] [2]]", "[,[1]]", "[[1], []]", "[1, {}]", "[1, null]"),
+        '[1], "\\u0061": 1',
     ],
 )
 def test_what_is_no_list_of_numbers_is_left_to_the_parser_of_the_whole_body(data: str) -> None:

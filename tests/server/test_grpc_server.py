@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import json
 import os
 import shutil
 import signal
@@ -298,10 +297,10 @@ def test_the_log_and_the_metrics_count_requests_of_both_protocols(charged: Runni
     with pytest.raises(InferenceServerException):
         _infer(charged, "plain", some_rows(2), key="qm_wrong")
     charged.infer(some_rows(2))
-    charged.service.log.flush()
-    lines = [json.loads(line) for line in charged.log.getvalue().splitlines()]
     requests = [
-        (each["client"], each["rows"], each["status"]) for each in lines if each["event"] == "request"
+        (each["client"], each["rows"], each["status"])
+        for each in charged.lines()
+        if each["event"] == "request"
     ]
     assert requests == [("ann", 2, 200), (None, 0, 401), ("ann", 2, 200)]
     assert charged.key.encode() not in charged.log.getvalue()
@@ -342,20 +341,6 @@ def test_while_the_ledger_is_away_the_status_is_unavailable(
         assert not client.is_server_ready()
 
 
-def test_with_a_certificate_grpc_speaks_tls_and_nothing_else(
-    start: Start, certificate: tuple[Path, Path]
-) -> None:
-    with start("head", tls=certificate, grpc=True) as running:
-        with triton.InferenceServerClient(
-            running.grpc, ssl=True, root_certificates=str(certificate[0])
-        ) as client:
-            result = client.infer("head", _features(some_rows(1)), headers=_headers(running.key))
-            assert result.as_numpy("label").shape == (1,)
-        with _client(running) as client, pytest.raises(InferenceServerException) as caught:
-            client.is_server_live()
-        assert caught.value.status() == "StatusCode.UNAVAILABLE"
-
-
 def test_the_port_is_kept_for_the_service_and_refused_to_another(start: Start) -> None:
     with start("head", grpc=True) as running:
         port = int(str(running.grpc).rpartition(":")[2])
@@ -368,15 +353,16 @@ def test_the_port_is_kept_for_the_service_and_refused_to_another(start: Start) -
         assert again.grpc_port == port
 
 
-def _ask_until_ready(client: triton.InferenceServerClient, key: str, request_id: str) -> list[int]:
+def _labels_when_ready(port: int, model: str, key: str, request_id: str = "", **tls: Any) -> list[int]:
+    """Ask for one answer until the service is available."""
     deadline = time.monotonic() + 60
     while True:
         try:
-            result = client.infer(
-                "teachers", _features(some_rows(1)), headers=_headers(key), request_id=request_id
-            )
-            labels: list[int] = result.as_numpy("label").tolist()
-            return labels
+            with triton.InferenceServerClient(f"127.0.0.1:{port}", **tls) as client:
+                rows, headers = _features(some_rows(1)), _headers(key)
+                result = client.infer(model, rows, headers=headers, request_id=request_id)
+                labels: list[int] = result.as_numpy("label").tolist()
+                return labels
         except InferenceServerException as error:
             if error.status() != "StatusCode.UNAVAILABLE" or time.monotonic() > deadline:
                 raise
@@ -402,16 +388,17 @@ def test_workers_that_were_killed_answer_grpc_again_and_a_retry_is_not_charged(
     options = ("--grpc-port", 0, "--workers", 2)
     with serve_command(tmp_path / "ledger.sqlite", tmp_path / "teachers", *options) as command:
         service, port = command.process, command.told["grpc_port"]
-        with triton.InferenceServerClient(f"127.0.0.1:{port}") as client:
-            first = _ask_until_ready(client, key, "once")
-            until(lambda: len(_listening(service, port)) == 2)
-            workers = _listening(service, port)
-            for child in workers:
-                os.kill(child, signal.SIGKILL)
-            assert _ask_until_ready(client, key, "once") == first
-            assert not _listening(service, port) & workers
+        first = _labels_when_ready(port, "teachers", key, "once")
+        until(lambda: len(_listening(service, port)) == 2)
+        workers = _listening(service, port)
+        for child in workers:
+            os.kill(child, signal.SIGKILL)
+        assert _labels_when_ready(port, "teachers", key, "once") == first
+        assert not _listening(service, port) & workers
         service.send_signal(signal.SIGTERM)
         assert service.wait(30) == 0
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        assert [row.answers for row in ledger.export("patients") if row.kind == "charge"] == [1]
 
 
 def test_the_rate_limit_of_a_client_counts_requests_over_grpc(start: Start) -> None:
@@ -526,7 +513,7 @@ def with_tls(
     return partial(serve_command, tmp_path / "ledger.sqlite", tmp_path / "head", *options)
 
 
-def test_a_new_certificate_is_used_after_sighup_for_grpc_too(
+def test_with_a_certificate_grpc_speaks_tls_and_nothing_else_and_uses_a_new_one_after_sighup(
     with_tls: Callable[..., AbstractContextManager[Command]],
     tmp_path: Path,
     new_certificate: Callable[[Path], tuple[Path, Path]],
@@ -536,7 +523,9 @@ def test_a_new_certificate_is_used_after_sighup_for_grpc_too(
     certificate, later = tmp_path / "tls" / "certificate.pem", new_certificate(tmp_path / "later")
     with with_tls() as command:
         port = command.told["grpc_port"]
-        _infer_with_tls(port, certificate, key)
+        _labels_when_ready(port, "head", key, ssl=True, root_certificates=str(certificate))
+        with triton.InferenceServerClient(f"127.0.0.1:{port}") as client, _refused("UNAVAILABLE"):
+            client.is_server_live()
 
         def presented() -> str:
             return ssl.get_server_certificate(("127.0.0.1", port), timeout=30)
@@ -546,23 +535,7 @@ def test_a_new_certificate_is_used_after_sighup_for_grpc_too(
             shutil.copy(new, tmp_path / "tls")
         command.process.send_signal(signal.SIGHUP)
         until(lambda: presented() == later[0].read_text())
-        _infer_with_tls(port, later[0], key)
-
-
-def _infer_with_tls(port: int, certificate: Path, key: str) -> None:
-    deadline = time.monotonic() + 60
-    while True:
-        with triton.InferenceServerClient(
-            f"127.0.0.1:{port}", ssl=True, root_certificates=str(certificate)
-        ) as client:
-            try:
-                result = client.infer("head", _features(some_rows(1)), headers=_headers(key))
-                assert result.as_numpy("label").shape == (1,)
-                return
-            except InferenceServerException as error:
-                if error.status() != "StatusCode.UNAVAILABLE" or time.monotonic() > deadline:
-                    raise
-        time.sleep(0.1)
+        _labels_when_ready(port, "head", key, ssl=True, root_certificates=str(later[0]))
 
 
 def test_streams_and_connections_that_send_nothing_do_not_delay_a_stop(start: Start) -> None:
@@ -669,16 +642,6 @@ def test_what_grpc_itself_writes_does_not_stop_the_service_when_nobody_reads_it(
 
 
 FOLDER = Path(__file__).parents[2] / "src" / "quietmax" / "server"
-MESSAGES = [
-    message
-    for method in service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods
-    if method.name
-    in (
-        "ModelInfer",
-        *("ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata"),
-    )
-    for message in (method.input_type, method.output_type)
-]
 
 
 @pytest.fixture(scope="module")
@@ -705,32 +668,22 @@ def _fields(message: Descriptor) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("theirs", MESSAGES, ids=lambda message: message.name)
-def test_a_message_has_the_fields_that_triton_defines(theirs: Descriptor) -> None:
-    assert _fields(message_class(theirs.name).DESCRIPTOR) == _fields(theirs)
-
-
 def test_the_service_has_the_methods_and_messages_that_triton_defines() -> None:
     ours = message_class("ModelInferRequest").DESCRIPTOR.file.services_by_name[SERVICE.rpartition(".")[2]]
     theirs = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods_by_name
     assert len(ours.methods) == 6
     for method in ours.methods:
         known = theirs[method.name]
-        assert method.input_type.full_name == known.input_type.full_name
-        assert method.output_type.full_name == known.output_type.full_name
+        for own, other in (
+            (method.input_type, known.input_type),
+            (method.output_type, known.output_type),
+        ):
+            assert (own.full_name, _fields(own)) == (other.full_name, _fields(other))
 
 
 def test_the_stored_descriptors_are_those_of_the_proto_file(tmp_path: Path) -> None:
     script("docs/making/inference_messages.py").compile_messages(tmp_path / "compiled.binpb")
     assert (tmp_path / "compiled.binpb").read_bytes() == (FOLDER / "inference.binpb").read_bytes()
-
-
-def _typed_message() -> Any:
-    """A valid request with typed contents."""
-    message = service_pb2.ModelInferRequest(model_name="head", id="a")
-    tensor = message.inputs.add(name="features", datatype="FP32", shape=[2, FEATURES])
-    tensor.contents.fp32_contents.extend(some_rows(2).ravel().tolist())
-    return message
 
 
 def _decode(message: Any, deployment: Deployment) -> Any:
@@ -776,17 +729,12 @@ def test_half_floats_are_read_raw_only(head: Deployment) -> None:
     assert (_decode(message, head).rows == 0.5).all()
 
 
-def _columns() -> Any:
+def test_typed_columns_are_encoded_and_class_names_sent_as_bytes(survey: Deployment) -> None:
     message = service_pb2.ModelInferRequest(model_name="survey")
     message.inputs.add(name="age", datatype="INT8", shape=[2]).contents.int_contents.extend([30, 40])
     message.inputs.add(name="income", datatype="FP64", shape=[2, 1]).contents.fp64_contents.extend([1.0, 9.0])
     region = message.inputs.add(name="région", datatype="BYTES", shape=[2])
     region.contents.bytes_contents.extend([b"north", b"ouest"])
-    return message
-
-
-def test_typed_columns_are_encoded_and_class_names_sent_as_bytes(survey: Deployment) -> None:
-    message = _columns()
     request = _decode(message, survey)
     assert request.unknown == {"région": 1}
     encoded = _encode_response(message, request, Answers(np.array([1, 0]), None), {"cost": 0.5}, survey)
@@ -837,7 +785,7 @@ MALFORMED: dict[str, tuple[int, Callable[[Any], object]]] = {
 
 @pytest.mark.parametrize("change", MALFORMED)
 def test_a_malformed_message_is_refused_with_a_sentence(head: Deployment, change: str) -> None:
-    message = _typed_message()
+    message = _message(some_rows(2), id="a")
     assert _decode(message, head).id == "a"
     status, apply = MALFORMED[change]
     apply(message)
@@ -895,19 +843,17 @@ def test_a_message_of_countless_tiny_parts_is_refused_before_it_is_parsed(
 
 
 def test_a_large_valid_message_is_parsed(head: Deployment, survey: Deployment) -> None:
-    message = service_pb2.ModelInferRequest()
-    tensor = message.inputs.add(name="features", datatype="FP32", shape=[5000, FEATURES])
+    features = service_pb2.ModelInferRequest()
+    tensor = features.inputs.add(name="features", datatype="FP32", shape=[5000, FEATURES])
     tensor.contents.fp32_contents.extend([0.5] * 5000 * FEATURES)
-    content = message.SerializeToString()
-    assert len(content) > 2**16
-    assert _decode_request(_parse_request(content, 5000), head, 5000).rows.shape == (5000, FEATURES)
     columns = service_pb2.ModelInferRequest()
-    for name, value in (("age", b"30"), ("income", b"9000"), ("r\u00e9gion", b"north")):
+    for name, value in (("age", b"30"), ("income", b"9000"), ("région", b"north")):
         column = columns.inputs.add(name=name, datatype="BYTES", shape=[5000])
         column.contents.bytes_contents.extend([value] * 5000)
-    content = columns.SerializeToString()
-    assert len(content) > 2**16
-    assert len(_decode_request(_parse_request(content, 5000), survey, 5000).rows) == 5000
+    for message, deployment in ((features, head), (columns, survey)):
+        content = message.SerializeToString()
+        assert len(content) > 2**16
+        assert len(_decode_request(_parse_request(content, 5000), deployment, 5000).rows) == 5000
 
 
 def test_a_shape_of_thousands_of_dimensions_is_refused() -> None:

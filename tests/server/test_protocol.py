@@ -188,7 +188,9 @@ def test_more_connections_than_allowed_replace_idle_ones_and_are_logged_and_coun
         assert line["limit"] == 20
 
 
-def test_connections_in_their_handshake_count_too(start: Start, certificate: Any) -> None:
+def test_with_a_certificate_only_tls_is_spoken_and_connections_in_their_handshake_count_too(
+    start: Start, certificate: Any
+) -> None:
     with (
         start("head", tls=certificate, settings=Settings(max_connections=20)) as service,
         ExitStack() as opened,
@@ -196,7 +198,10 @@ def test_connections_in_their_handshake_count_too(start: Start, certificate: Any
         for _ in range(60):
             opened.enter_context(_connected(service))
         trusted = ssl.create_default_context(cafile=certificate[0])
-        assert httpx.get(f"{service.url}/v2/health/ready", verify=trusted).status_code == 200
+        ready = f"{service.url}/v2/health/ready"
+        assert httpx.get(ready, verify=trusted).status_code == 200
+        with pytest.raises(httpx.HTTPError):
+            httpx.get(ready.replace("https", "http"), timeout=120)
 
 
 def test_connections_leave_descriptors_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ import re
 import shutil
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 import time
@@ -38,36 +37,27 @@ from quietmax.server.telemetry import Log, Metrics
 from tests.server.running_service import (
     inference,
     is_ready,
-    running,
     some_rows,
     until,
 )
 
 
 def test_anonymous_or_unencrypted_service_beyond_loopback_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"API keys would be sent to 0\.0\.0\.0 without encryption"):
-        Listener(host="0.0.0.0")
-    with pytest.raises(InvalidInput, match="Anonymous access requires a loopback address"):
-        Listener(host="0.0.0.0", behind_proxy=True).check_anonymous()
-    with pytest.raises(InvalidInput, match="Anonymous access requires a loopback address"):
-        Listener(behind_proxy=True).check_anonymous()
-    with pytest.raises(InvalidInput, match="requires both `tls_certificate` and `tls_key`"):
-        Listener(tls_certificate=tmp_path / "c.pem")
-    with pytest.raises(InvalidInput, match="There is no file"):
-        Listener(tls_certificate=tmp_path / "c.pem", tls_key=tmp_path / "k.pem")
+    for name in ("certificate", "key"):
+        (tmp_path / name).write_text("nothing of the kind")
+    files = {f"tls_{name}": tmp_path / name for name in ("certificate", "key")}
+    for options, message in (
+        ({"host": "0.0.0.0"}, r"API keys would be sent to 0\.0\.0\.0 without encryption"),
+        ({"tls_certificate": tmp_path / "key"}, "requires both `tls_certificate` and `tls_key`"),
+        ({**files, "tls_key": tmp_path / "absent"}, "There is no file"),
+        (files, "must be a PEM certificate and its private key"),
+    ):
+        with pytest.raises(InvalidInput, match=message):
+            Listener(**options)  # type: ignore[arg-type]
+    for listener in (Listener(host="0.0.0.0", behind_proxy=True), Listener(behind_proxy=True)):
+        with pytest.raises(InvalidInput, match="Anonymous access requires a loopback address"):
+            listener.check_anonymous()
     Listener().check_anonymous()
-
-
-def test_with_a_certificate_the_service_speaks_tls_and_nothing_else(
-    models: Path, tmp_path: Path, certificate: tuple[Path, Path]
-) -> None:
-    with running(
-        f"sqlite:///{tmp_path / 'ledger.sqlite'}", [f"head={models / 'head'}"], tls=certificate
-    ) as service:
-        trusted = ssl.create_default_context(cafile=certificate[0])
-        assert httpx.get(f"{service.url}/v2/health/ready", verify=trusted, timeout=120).status_code == 200
-        with pytest.raises(httpx.HTTPError):
-            httpx.get(f"{service.url.replace('https', 'http')}/v2/health/ready", timeout=120)
 
 
 def test_a_port_in_use_is_refused() -> None:
@@ -77,26 +67,6 @@ def test_a_port_in_use_is_refused() -> None:
             InvalidInput, match=rf"Cannot listen on 127.0.0.1:{number} \(Address already in use\)"
         ):
             Listener(port=number).open_socket()
-
-
-def test_a_file_that_is_no_certificate_is_refused_at_once(tmp_path: Path) -> None:
-    for name in ("certificate", "key"):
-        (tmp_path / name).write_text("nothing of the kind")
-    with pytest.raises(InvalidInput, match="must be a PEM certificate and its private key"):
-        Listener("127.0.0.1", 0, tmp_path / "certificate", tmp_path / "key")
-
-
-def test_a_certificate_that_becomes_broken_stays_in_use_as_it_was(
-    tmp_path: Path, certificate: tuple[Path, Path]
-) -> None:
-    files = tuple(shutil.copy(file, tmp_path) for file in certificate)
-    listener = Listener("127.0.0.1", 0, *map(Path, files))
-    context = listener.ssl_context
-    assert context is not None
-    Path(files[0]).write_text("nothing of the kind")
-    with pytest.raises(InvalidInput, match="must be a PEM certificate"):
-        listener._load_certificate()
-    assert listener.ssl_context is context
 
 
 _SERVE_ONE_REQUEST = """
@@ -184,38 +154,32 @@ def _ended() -> None:
     return None
 
 
-@pytest.mark.parametrize("end", [_ended, _killed])
-def test_a_service_that_ends_by_itself_is_restarted(
-    starts: Callable[..., int], end: Callable[[], None]
+@pytest.mark.parametrize(
+    ("ends", "changed"),
+    [
+        ([_ended], {}),
+        ([_killed], {}),
+        ([_ledger_down] * (supervisor._MAX_FAILURES + 2), {"_MAX_RESTART_DELAY": 0.05}),
+        ([_broken] * 6, {"_MIN_UPTIME": 0.0}),
+        ([], {}),
+    ],
+    ids=["ended", "killed", "ledger down", "broken after a while", "asked to stop"],
+)
+def test_a_service_that_ends_by_itself_is_restarted_until_the_supervisor_is_asked_to_stop(
+    starts: Callable[..., int],
+    monkeypatch: pytest.MonkeyPatch,
+    ends: list[Callable[[], None]],
+    changed: dict[str, float],
 ) -> None:
-    assert starts(end, _stop_the_parent) == 2
-
-
-def test_a_service_whose_ledger_is_down_is_restarted_until_it_is_back(
-    starts: Callable[..., int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(supervisor, "_MAX_RESTART_DELAY", 0.05)
-    assert (
-        starts(*[_ledger_down] * (supervisor._MAX_FAILURES + 2), _stop_the_parent)
-        == supervisor._MAX_FAILURES + 3
-    )
+    for name, value in changed.items():
+        monkeypatch.setattr(supervisor, name, value)
+    assert starts(*ends, _stop_the_parent, _ended) == len(ends) + 1
 
 
 def test_a_service_that_dies_at_every_start_is_given_up(starts: Callable[..., int], tmp_path: Path) -> None:
     with pytest.raises(QuietmaxError, match="died several times right after its start"):
         starts(*[_broken] * 9)
     assert (tmp_path / "starts").stat().st_size == supervisor._MAX_FAILURES
-
-
-def test_a_service_that_ran_for_a_while_does_not_count_as_failed_at_its_start(
-    starts: Callable[..., int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(supervisor, "_MIN_UPTIME", 0.0)
-    assert starts(*[_broken] * 6, _stop_the_parent) == 7
-
-
-def test_a_supervisor_that_is_asked_to_stop_restarts_nothing(starts: Callable[..., int]) -> None:
-    assert starts(_stop_the_parent, _ended) == 1
 
 
 class _Recorded(Service):
@@ -309,11 +273,17 @@ def test_sixteen_connections_opened_at_once_are_shared_by_the_workers(models: Pa
             assert shares[0] >= 6, shares
 
 
+def _infer_head(url: str, client: httpx.Client | None = None) -> None:
+    """Send a query that must be answered."""
+    send = httpx.post if client is None else client.post
+    sent = send(f"{url}/v2/models/head/infer", json=inference(some_rows(1)), timeout=60)
+    assert sent.status_code == 200
+
+
 def test_metrics_cover_all_workers_and_outlive_a_killed_one(models: Path, tmp_path: Path) -> None:
     def counted() -> int:
-        found = re.findall(
-            r'quietmax_requests_total\{.*status="200".*\} (.*)', httpx.get(f"{url}/metrics", timeout=60).text
-        )
+        text = httpx.get(f"{url}/metrics", timeout=60).text
+        found = re.findall(r'quietmax_requests_total\{.*status="200".*\} (.*)', text)
         return round(sum(map(float, found)))
 
     with _workers(2, models, tmp_path) as (supervised, url):
@@ -321,9 +291,7 @@ def test_metrics_cover_all_workers_and_outlive_a_killed_one(models: Path, tmp_pa
             assert all(_connections(worker, url) > 1 for worker in supervised.children())
             for client in clients:
                 for _ in range(5):
-                    assert (
-                        client.post("/v2/models/head/infer", json=inference(some_rows(1))).status_code == 200
-                    )
+                    _infer_head(url, client)
         assert counted() == 30
         text = httpx.get(f"{url}/metrics", timeout=60).text
         assert text.count("quietmax_ledger_up 1.0") == 1
@@ -333,52 +301,44 @@ def test_metrics_cover_all_workers_and_outlive_a_killed_one(models: Path, tmp_pa
         victim.wait(60)
         until(lambda: len(supervised.children()) == 2)
         _all_listen(url, supervised, 2)
-        sent = httpx.post(f"{url}/v2/models/head/infer", json=inference(some_rows(1)), timeout=60)
-        assert sent.status_code == 200
+        _infer_head(url)
         assert counted() == 31
 
 
+@pytest.mark.parametrize("ends", [signal.SIGKILL, signal.SIGTERM])
 def test_all_workers_go_with_the_supervisor_and_so_does_the_folder_of_their_metrics(
-    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    models: Path, metrics: Path, tmp_path: Path, ends: signal.Signals
 ) -> None:
-    _put_metrics(monkeypatch, tmp_path)
-    for ends in (
-        signal.SIGKILL,
-        signal.SIGTERM,
-    ):  # a killed one leaves the folder to workers that still answer
-        with _workers(3, models, tmp_path) as (supervised, url):
-            workers = supervised.children()
-            assert len(list(tmp_path.glob("quietmax-metrics-*"))) == 1
-            supervised.send_signal(ends)
-            _, alive = psutil.wait_procs([supervised, *workers], 60)
-            assert not alive
-            with pytest.raises(httpx.HTTPError):
-                httpx.get(f"{url}/v2/health/live", timeout=5)
-            assert len(list(tmp_path.glob("quietmax-metrics-*"))) == (ends == signal.SIGKILL)
-        for folder in tmp_path.glob("quietmax-metrics-*"):
-            shutil.rmtree(folder)
+    """A killed supervisor leaves the folder to workers that still answer."""
+    with _workers(3, models, tmp_path) as (supervised, url):
+        workers = supervised.children()
+        assert len(list(metrics.iterdir())) == 1
+        supervised.send_signal(ends)
+        _, alive = psutil.wait_procs([supervised, *workers], 60)
+        assert not alive
+        with pytest.raises(httpx.HTTPError):
+            httpx.get(f"{url}/v2/health/live", timeout=5)
+        assert len(list(metrics.iterdir())) == (ends == signal.SIGKILL)
 
 
-def _put_metrics(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
-    """Put the folder of the metrics here."""
-    prefix = "quietmax-metrics-"
-    monkeypatch.setattr(supervisor, "_metrics_folder", lambda: TemporaryDirectory(prefix=prefix, dir=place))
-
-
-def _answers(url: str) -> tuple[int, int]:
-    """The statuses of an inference request and of the metrics."""
-    sent = httpx.post(f"{url}/v2/models/head/infer", json=inference(some_rows(1)), timeout=60)
-    return sent.status_code, httpx.get(f"{url}/metrics", timeout=60).status_code
+@pytest.fixture
+def metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the folder of the metrics is made."""
+    place = tmp_path / "metrics"
+    place.mkdir()
+    monkeypatch.setattr(supervisor, "_metrics_folder", lambda: TemporaryDirectory(dir=place))
+    return place
 
 
 def test_workers_whose_folder_of_metrics_was_removed_by_somebody_else_go_on_answering(
-    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    models: Path, metrics: Path, tmp_path: Path
 ) -> None:
-    _put_metrics(monkeypatch, tmp_path)
     with _workers(2, models, tmp_path) as (_, url):
-        (folder,) = tmp_path.glob("quietmax-metrics-*")
+        (folder,) = metrics.iterdir()
         shutil.rmtree(folder)
-        assert [_answers(url) for _ in range(4)] == [(200, 200)] * 4
+        for _ in range(4):
+            _infer_head(url)
+            assert httpx.get(f"{url}/metrics", timeout=60).status_code == 200
 
 
 def test_a_second_signal_stops_workers_that_do_not_stop(
@@ -409,27 +369,18 @@ def test_one_ctrl_c_reaches_supervisor_and_workers_and_still_stops_gracefully(
     assert (tmp_path / "stopped").read_bytes() == b".."
 
 
-def test_only_the_worker_that_died_is_restarted(models: Path, tmp_path: Path) -> None:
-    with _workers(2, models, tmp_path) as (supervised, _):
-        killed, spared = supervised.children()
-        killed.kill()
-        killed.wait(60)
-        until(lambda: len(supervised.children()) == 2)
-        assert spared in supervised.children()
-        until(lambda: (tmp_path / "log").read_text().count("died") == 1)
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_a_worker_that_somebody_else_asks_to_stop_is_restarted(
-    models: Path, tmp_path: Path, count: int
+@pytest.mark.parametrize(("count", "asked"), [(1, signal.SIGTERM), (2, signal.SIGTERM), (2, signal.SIGKILL)])
+def test_only_the_worker_that_died_or_was_asked_to_stop_by_somebody_else_is_restarted(
+    models: Path, tmp_path: Path, count: int, asked: signal.Signals
 ) -> None:
     with _workers(count, models, tmp_path) as (supervised, url):
         stopped, *spared = supervised.children()
-        stopped.terminate()
+        stopped.send_signal(asked)
         stopped.wait(60)
         until(lambda: len(supervised.children()) == count)
         assert set(spared) < set(supervised.children())
-        assert (tmp_path / "stopped").read_bytes() == b"."  # gracefully
+        assert (tmp_path / "stopped").exists() is (asked is signal.SIGTERM), "gracefully"
+        until(lambda: (tmp_path / "log").read_text().count("died") == 1)
         until(lambda: is_ready(url))
 
 
