@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,8 @@ from tests.server.running_service import (
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `plain` (ordinary), `teachers` (40 answers), `asked` (head charged per answer, 40 answers),
-    `head` (released weights), and models of a table: `table` (ordinary), `survey` (teachers, 40 answers) and `loans`
-    (head, released weights).
+    `head` (released weights), and models of a table: `table` (ordinary), `inferred` (the same with an encoding that was
+    not declared), `survey` (teachers, 40 answers) and `loans` (head, released weights).
     """
     folder = tmp_path_factory.mktemp("models")
     rng = np.random.default_rng(0)
@@ -56,7 +57,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     save_private(asked.fit(features, labels), folder / "asked", dataset="members")
     network = initial_mlp((len(TABLE.feature_names), 8, 2), "tanh", (0,))
-    save_model(Model(network, TrainingSettings((8,)), 160, "people", 0, encoding=TABLE), folder / "table")
+    inferred = replace(TABLE, inferred=("bounds of age", "categories of région"))
+    for name, encoding in (("table", TABLE), ("inferred", inferred)):
+        save_model(Model(network, TrainingSettings((8,)), 160, "people", 0, encoding=encoding), folder / name)
     survey = Teachers(
         2.0, 1e-5, 40, 5, network=TrainingSettings((8,), epochs=2), declared_size=400, schema=TABLE_SCHEMA
     )
@@ -87,7 +90,7 @@ def start(tmp_path: Path, models: Path) -> Start:
 
     @contextmanager
     def _start(*names: str, **options: Any) -> Iterator[Running]:
-        if {"plain", "table"} & set(names):
+        if {"plain", "table", "inferred"} & set(names):
             options = {"budget": Terms(10.0), "queries": 20, **options}
         for name in names:
             if not (tmp_path / name).exists():

@@ -8,7 +8,6 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from statistics import NormalDist
@@ -24,14 +23,10 @@ from quietmax.accounting.guarantee import Guarantee
 from quietmax.cli.serve import _served_line
 from quietmax.errors import counted
 from quietmax.ledger import Terms
-from quietmax.models import Model, TrainingSettings, save_model
-from quietmax.models.mlp import initial_mlp
 from quietmax.server import Client, Settings
 from tests.server.running_service import (
-    TABLE,
     Running,
     Start,
-    running,
     some_loans,
 )
 
@@ -57,43 +52,14 @@ def test_the_page_has_no_external_resource_and_allows_only_its_own_script(plain:
     assert "as owner (administrator)" in response.text
 
 
-def test_names_on_the_page_are_escaped(models: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "odd"
-    shutil.copytree(models / "plain", folder)
-    description = json.loads((folder / "model.json").read_text())
-    description["dataset"] = "<script>alert(1)</script>"
-    (folder / "model.json").write_text(json.dumps(description))
-    with running(
-        f"sqlite:///{tmp_path / 'l.sqlite'}",
-        [str(folder)],
-        budget=Terms(10.0),
-        settings=Settings(anonymous=True),
-    ) as service:
+def test_names_on_the_page_are_escaped(start: Start, models: Path, tmp_path: Path) -> None:
+    description = shutil.copytree(models / "plain", tmp_path / "plain") / "model.json"
+    named = {**json.loads(description.read_text()), "dataset": "<script>alert(1)</script>"}
+    description.write_text(json.dumps(named))
+    with start("plain", settings=Settings(anonymous=True)) as service:
         page = httpx.get(f"{service.url}/contents").text
     assert "<script>alert" not in page
     assert "&lt;script&gt;alert" in page
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("browser") / "digits"
-    network = initial_mlp((6, 8, 4), "tanh", (0,))
-    save_model(Model(network, TrainingSettings((8,)), 160, "people", 0), folder)
-    return folder
-
-
-@pytest.fixture
-def service(chromium: str, model: Path, tmp_path: Path) -> Iterator[Running]:  # noqa: ARG001
-    shutil.copytree(model, tmp_path / "digits")
-    place = f"sqlite:///{tmp_path / 'ledger.sqlite'}"
-    with running(place, [f"digits={tmp_path / 'digits'}"], budget=Terms(10.0), queries=QUERIES) as started:
-        yield started
-
-
-@pytest.fixture(params=[DESK, PHONE], ids=["desk", "phone"])
-def page(browser: Any, service: Running, request: pytest.FixtureRequest) -> Iterator[Any]:
-    with _opened(browser, service, request.param) as opened:
-        yield opened
 
 
 @contextmanager
@@ -110,15 +76,30 @@ def _opened(browser: Any, service: Running, viewport: dict[str, int]) -> Iterato
     context.close()
 
 
+@pytest.fixture(params=[DESK, PHONE], ids=["desk", "phone"])
+def viewport(request: pytest.FixtureRequest) -> dict[str, int]:
+    size: dict[str, int] = request.param
+    return size
+
+
+@pytest.fixture
+def plain_page(browser: Any, start: Start, viewport: dict[str, int]) -> Iterator[tuple[Any, Running]]:
+    with start("plain", queries=QUERIES) as service, _opened(browser, service, viewport) as page:
+        yield page, service
+
+
+@pytest.fixture
+def loans_page(browser: Any, start: Start, viewport: dict[str, int]) -> Iterator[tuple[Any, Running]]:
+    with start("loans") as service, _opened(browser, service, viewport) as page:
+        _log_in(page, service.key, "loans.csv")
+        yield page, service
+
+
 def _log_in(page: Any, key: str, account: str = "people") -> None:
     page.goto("/")
     page.get_by_label("API key").fill(key)
     page.get_by_role("button", name="Log in").click()
     page.get_by_role("heading", name=f"Budget of {account}").wait_for()
-
-
-def _percent(page: Any) -> float:
-    return float(page.locator('[data-field="percent"]').inner_text().rstrip("%"))
 
 
 def _send_query(page: Any, number: int) -> str:
@@ -129,23 +110,35 @@ def _send_query(page: Any, number: int) -> str:
     return str(page.locator("output").inner_text())
 
 
+def _check_page(page: Any, service: Running) -> None:
+    """The page fits the screen, fetches nothing from elsewhere and has no error."""
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    assert all(url.startswith(service.url) for url in page.requested)
+    assert [text for text in page.wrong if "403" not in text] == []
+
+
 def test_a_client_logs_in_sends_queries_and_is_refused_when_the_budget_is_exhausted(
-    page: Any, service: Running, screenshot: Any
+    plain_page: tuple[Any, Running], screenshot: Any
 ) -> None:
     from playwright.sync_api import expect
 
+    page, service = plain_page
+    percent = page.locator('[data-field="percent"]')
     page.goto("/")
     screenshot(page, "login")
     _log_in(page, service.key)
-    assert _percent(page) == 0
+    expect(percent).to_have_text("0.0%", timeout=TIMEOUT)
     screenshot(page, "fresh")
+    small = page.evaluate(
+        "[...document.querySelectorAll('button, textarea, input')]"
+        ".filter(each => each.getBoundingClientRect().height < 32).length"
+    )
+    assert small == 0, "everything to be pressed is large enough for a finger"
     for asked in range(1, QUERIES + 1):
         said = _send_query(page, asked)
         assert said.startswith("Class ")
         assert f"; {counted(QUERIES - asked, 'answer')} left." in said
-        expect(page.locator('[data-field="percent"]')).to_have_text(
-            f"{100 * asked / QUERIES:.1f}%", timeout=TIMEOUT
-        )
+        expect(percent).to_have_text(f"{100 * asked / QUERIES:.1f}%", timeout=TIMEOUT)
         page.wait_for_function(BAR_SHOWS, arg=asked / QUERIES)
     screenshot(page, "spent")
     said = _send_query(page, 9)
@@ -155,29 +148,15 @@ def test_a_client_logs_in_sends_queries_and_is_refused_when_the_budget_is_exhaus
     screenshot(page, "refused")
     said = _send_query(page, 1)
     assert "answered before" in said, "a cached answer is free even when the budget is exhausted"
-    assert (
-        service.ledger.account("people").remaining_units
-        < service.ledger.account("people").limit_units // QUERIES
-    )
-    assert [text for text in page.wrong if "403" not in text] == []
+    account = service.ledger.account("people")
+    assert account.remaining_units < account.limit_units // QUERIES
+    _check_page(page, service)
 
 
-def test_the_page_fits_the_screen_and_fetches_nothing_from_elsewhere(page: Any, service: Running) -> None:
-    _log_in(page, service.admin)
-    _send_query(page, 1)
-    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), (
-        "nothing to scroll sideways"
-    )
-    small = page.evaluate(
-        "[...document.querySelectorAll('button, textarea, input')]"
-        ".filter(each => each.getBoundingClientRect().height < 32).length"
-    )
-    assert small == 0, "everything to be pressed is large enough for a finger"
-    assert all(url.startswith(service.url) for url in page.requested)
-    assert page.wrong == []
-
-
-def test_a_wrong_key_is_refused_and_a_logged_out_browser_sees_nothing(page: Any, service: Running) -> None:
+def test_a_wrong_key_is_refused_and_a_logged_out_browser_sees_nothing(
+    plain_page: tuple[Any, Running],
+) -> None:
+    page, service = plain_page
     page.goto("/")
     page.get_by_label("API key").fill("qm_0123456789abcdef_" + "x" * 43)
     page.get_by_role("button", name="Log in").click()
@@ -188,13 +167,15 @@ def test_a_wrong_key_is_refused_and_a_logged_out_browser_sees_nothing(page: Any,
     assert page.evaluate("fetch('/state').then(response => response.status)") == 401
 
 
-def test_spending_by_others_appears_without_reloading(page: Any, service: Running) -> None:
+def test_spending_by_others_appears_without_reloading(plain_page: tuple[Any, Running]) -> None:
     from playwright.sync_api import expect
 
+    page, service = plain_page
     _log_in(page, service.admin)
-    service.infer(np.ones((1, 6)), model="digits")
+    service.infer(np.ones((1, 6)))
     expect(page.locator('[data-field="clients"] tr', has_text="ann")).to_be_visible(timeout=TIMEOUT)
     expect(page.locator('[data-field="percent"]')).to_have_text(f"{100 / QUERIES:.1f}%", timeout=TIMEOUT)
+    _check_page(page, service)
 
 
 FORM = {"age": "40", "income": "75000.5", "joined": "2015-06-30", "zip": "8001", "seen": "2024-03-01T08:30"}
@@ -222,17 +203,6 @@ def _drop(page: Any, content: str) -> None:
     page.dispatch_event(".drop", "drop", {"dataTransfer": transfer})
 
 
-def _fits_the_screen(page: Any) -> bool:
-    return bool(page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"))
-
-
-@pytest.fixture(params=[DESK, PHONE], ids=["desk", "phone"])
-def loans_page(browser: Any, start: Start, request: pytest.FixtureRequest) -> Iterator[tuple[Any, Running]]:
-    with start("loans") as service, _opened(browser, service, request.param) as page:
-        _log_in(page, service.key, "loans.csv")
-        yield page, service
-
-
 def test_the_form_of_a_table_is_filled_in_with_the_keyboard_and_answered_with_a_class_name(
     loans_page: tuple[Any, Running], screenshot: Any
 ) -> None:
@@ -258,16 +228,9 @@ def test_the_form_of_a_table_is_filled_in_with_the_keyboard_and_answered_with_a_
     assert expected.probabilities is not None
     answer = f"Class {expected.labels[0]} with probability {expected.probabilities.max():.3f}."
     assert output.inner_text().startswith(f"{answer} Free: paid at training.")
-    cells = output.locator("td").all_inner_texts()
-    assert cells == [
-        "no",
-        f"{expected.probabilities[0, 0]:.3f}",
-        "yes",
-        f"{expected.probabilities[0, 1]:.3f}",
-    ]
-    assert _fits_the_screen(page)
-    assert all(url.startswith(service.url) for url in page.requested)
-    assert page.wrong == []
+    no, yes = (f"{share:.3f}" for share in expected.probabilities[0])
+    assert output.locator("td").all_inner_texts() == ["no", no, "yes", yes]
+    _check_page(page, service)
 
 
 def test_the_form_requires_what_may_not_be_missing_and_tells_what_is_clipped(
@@ -373,8 +336,7 @@ def test_a_dropped_csv_file_is_answered_as_a_table_and_as_a_file(
     first = page.locator(".answers tbody tr").first.locator("td").all_inner_texts()
     assert first[:3] == ["1", labels[0], f"{probabilities[0].max():.3f}"]
     assert sum("/infer" in url for url in page.requested) == 3, "in batches of 500"
-    assert _fits_the_screen(page)
-    assert page.wrong == []
+    _check_page(page, service)
 
 
 def test_a_file_is_chosen_or_pasted_too_and_a_wrong_one_is_not_sent(loans_page: tuple[Any, Running]) -> None:
@@ -430,19 +392,10 @@ def test_a_file_with_more_rows_than_the_budget_pays_for_is_answered_as_far_as_it
         assert [text for text in page.wrong if "403" not in text] == []
 
 
-def test_the_page_shows_nothing_that_was_inferred_from_the_records(models: Path, tmp_path: Path) -> None:
-    inferred = replace(TABLE, inferred=("bounds of age", "categories of région"))
-    network = initial_mlp((len(inferred.feature_names), 8, 2), "tanh", (0,))
-    model = Model(network, TrainingSettings((8,)), 160, "people", 0, encoding=inferred)
+def test_the_page_shows_nothing_that_was_inferred_from_the_records(start: Start) -> None:
     pages = []
-    for place in (save_model(model, tmp_path / "inferred"), models / "table"):
-        with running(
-            f"sqlite:///{tmp_path / 'l.sqlite'}",
-            [f"m={place}"],
-            budget=Terms(10.0),
-            queries=20,
-            settings=Settings(anonymous=True),
-        ) as service:
+    for name in ("inferred", "table"):
+        with start(name, settings=Settings(anonymous=True)) as service:
             pages.append(httpx.get(f"{service.url}/contents").text)
     for secret in ("south", "100000"):
         assert secret not in pages[0]
