@@ -28,7 +28,6 @@ from quietmax.server.repository import load_models
 from quietmax.spending import FileAccount
 from tests.server.running_service import (
     LEDGER_DOWN,
-    Start,
     some_rows,
 )
 
@@ -97,7 +96,7 @@ def test_a_gaussian_model_is_not_paid_from_a_pure_account(folder: Path, ledger: 
 
 
 def test_the_budget_of_a_folder_moves_into_the_ledger_and_nothing_is_left_in_it(
-    folder: Path, ledger: Ledger
+    folder: Path, ledger: Ledger, tmp_path: Path
 ) -> None:
     rows = some_rows(7).astype(np.float32)
     open_private(folder / "teachers").predict(rows)
@@ -108,15 +107,9 @@ def test_the_budget_of_a_folder_moves_into_the_ledger_and_nothing_is_left_in_it(
     deploy(ledger, load_models([str(folder / "teachers")]))
     assert ledger.account("patients").spent_units == 7 * deployment.unit_cost, "migrated once"
     assert [row.kind for row in ledger.export("patients")] == ["open", "migrated-budget", "answered"]
-
-
-def test_another_ledger_takes_an_emptied_folder_as_spent(
-    folder: Path, ledger: Ledger, tmp_path: Path
-) -> None:
-    deploy(ledger, load_models([str(folder / "teachers")]))
-    with Ledger(tmp_path / "second.sqlite") as second:
-        (deployment,) = deploy(second, load_models([str(folder / "teachers")]))
-        assert deployment.account.remaining_units < deployment.unit_cost
+    with Ledger(tmp_path / "another.sqlite") as another:
+        (emptied,) = deploy(another, load_models([str(folder / "teachers")]))
+        assert emptied.account.remaining_units < emptied.unit_cost
 
 
 def test_an_answer_from_the_folder_during_the_migration_is_charged_too(
@@ -202,13 +195,8 @@ def test_it_takes_the_account_whole_once_and_nothing_can_be_granted_afterwards(
 ) -> None:
     for _ in range(2):
         deployment = _deploy(ledger, folders, "strong")
-        assert (
-            deployment.account.remaining_units,
-            deployment.total_guarantee(deployment.account).epsilon,
-        ) == (
-            0,
-            1.0,
-        )
+        assert deployment.account.remaining_units == 0
+        assert deployment.total_guarantee(deployment.account).epsilon == 1.0
     with pytest.raises(InvalidInput, match="reserved for the model strong/1"):
         ledger.grant("people", Terms(2.0, 1e-5), "more budget for another model")
     with pytest.raises(InvalidInput, match="but its account allows epsilon"):
@@ -261,89 +249,66 @@ def test_it_is_not_served_from_an_account_that_was_lowered_below_its_terms(
 
 
 def test_answers_given_outside_that_the_account_cannot_pay_stop_the_service(
-    start: Start, tmp_path: Path, models: Path
+    folder: Path, ledger: Ledger
 ) -> None:
     """A folder that answered before, and an account of which nothing is left."""
-    with start("teachers") as service:
-        account = next(iter(service.service.deployments)).account.name
-        service.ledger.revoke(account, None, "The study is over.")
-    shutil.copytree(models / "teachers", tmp_path / "again")
-    FileAccount(tmp_path / "again" / "account.json").charge(3, 40)
-    with Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}") as ledger:
-        loaded = load_models([str(tmp_path / "again")])
-        with pytest.raises(QuietmaxError, match="quietmax ledger grant"):
-            deploy(ledger, loaded)
+    deploy(ledger, load_models([str(shutil.copytree(folder / "teachers", folder / "first"))]))
+    ledger.revoke("patients", None, "The study is over.")
+    FileAccount(folder / "teachers" / "account.json").charge(3, 40)
+    with pytest.raises(QuietmaxError, match="quietmax ledger grant"):
+        deploy(ledger, load_models([str(folder / "teachers")]))
 
 
 def test_a_ledger_that_fails_during_the_migration_stops_the_service(
-    tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Ledger, "charge", lambda *_: Failed(LEDGER_DOWN))
-    with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        loaded = load_models([str(models / "teachers")])
-        with pytest.raises(LedgerUnavailable, match="down"):
-            deploy(ledger, loaded)
+    with pytest.raises(LedgerUnavailable, match="down"):
+        deploy(ledger, load_models([str(folder / "teachers")]))
 
 
-def test_a_migrated_folder_may_be_moved_later(tmp_path: Path, models: Path) -> None:
-    shutil.copytree(models / "teachers", tmp_path / "here")
-    FileAccount(tmp_path / "here" / "account.json").charge(3, 40)
-    with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        (deployment,) = deploy(ledger, load_models([str(tmp_path / "here")]))
-        spent = ledger.account("patients").spent_units
-        assert spent == 3 * deployment.unit_cost
-        (tmp_path / "here").rename(tmp_path / "there")
-        deploy(ledger, load_models([str(tmp_path / "there")]))
-        assert ledger.account("patients").spent_units == spent
-
-
-def test_another_model_put_into_a_marked_folder_is_charged_for_its_own_answers(
-    tmp_path: Path, models: Path
+@pytest.mark.parametrize(
+    ("steps", "spent"),
+    [
+        ([("here", 3, ""), ("there", None, "")], 3),
+        ([("here", 0, ""), ("here", 4, "trained again")], 4),
+        ([("here", 3, ""), ("here", 5, ""), ("here", 2, "")], 10),
+        ([("one", 3, ""), ("two", 5, "")], 8),
+    ],
+    ids=[
+        "moved",
+        "another model in a marked folder",
+        "put back after it had been moved",
+        "a copy made before",
+    ],
+)
+def test_the_answers_of_every_folder_are_charged_once_and_leave_nothing_in_it(
+    tmp_path: Path, models: Path, ledger: Ledger, steps: list[tuple[str, int | None, str]], spent: int
 ) -> None:
-    shutil.copytree(models / "teachers", tmp_path / "here")
-    with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        deploy(ledger, load_models([str(tmp_path / "here")]))
-        description = json.loads((models / "teachers" / "model.json").read_text())
-        (tmp_path / "here" / "model.json").write_text(json.dumps({**description, "note": "trained again"}))
-        shutil.copy(models / "teachers" / "account.json", tmp_path / "here")
-        FileAccount(tmp_path / "here" / "account.json").charge(4, 40)
-        (deployment,) = deploy(ledger, load_models([str(tmp_path / "here")]))
-        assert ledger.account("patients").spent_units == 4 * deployment.unit_cost
-        assert FileAccount(tmp_path / "here" / "account.json").answered == 40
-
-
-def test_an_account_that_was_put_back_after_it_had_been_moved_is_charged_and_emptied_again(
-    tmp_path: Path, models: Path
-) -> None:
-    shutil.copytree(models / "teachers", tmp_path / "here")
-    with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        for count in (3, 5, 2):
-            shutil.copy(models / "teachers" / "account.json", tmp_path / "here")
-            FileAccount(tmp_path / "here" / "account.json").charge(count, 40)
-            for _ in range(2):
-                (deployment,) = deploy(ledger, load_models([str(tmp_path / "here")]))
-            assert FileAccount(tmp_path / "here" / "account.json").answered == 40
-        assert ledger.account("patients").spent_units == 10 * deployment.unit_cost
-
-
-def test_a_copy_made_before_is_charged_for_its_own_answers(tmp_path: Path, models: Path) -> None:
-    for name, count in (("one", 3), ("two", 5)):
-        shutil.copytree(models / "teachers", tmp_path / name)
-        FileAccount(tmp_path / name / "account.json").charge(count, 40)
-    with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        for name in ("one", "two"):
-            (deployment,) = deploy(ledger, load_models([str(tmp_path / name)]))
-        assert ledger.account("patients").spent_units == 8 * deployment.unit_cost
-
-
-def test_a_model_has_no_account_before_it_is_deployed(folder: Path) -> None:
-    (model,) = load_models([str(folder / "head")])
-    with pytest.raises(QuietmaxError, match="The model head/1 is not bound to an account"):
-        _ = model.account
+    """A step puts a folder in its place that has given some answers, or moves the one of the step before."""
+    before = tmp_path
+    for name, answered, note in steps:
+        place = tmp_path / name
+        account = FileAccount(place / "account.json")
+        if answered is None:
+            before.rename(place)
+        else:
+            shutil.copytree(models / "teachers", place, dirs_exist_ok=True)
+            account.charge(answered, 40)
+        if note:
+            description = json.loads((place / "model.json").read_text())
+            (place / "model.json").write_text(json.dumps({**description, "note": note}))
+        for _ in range(2):
+            (deployment,) = deploy(ledger, load_models([str(place)]))
+        assert account.answered == 40
+        before = place
+    assert ledger.account("patients").spent_units == spent * deployment.unit_cost
 
 
 def test_a_model_without_a_budget_requires_one_for_a_new_account(folder: Path, ledger: Ledger) -> None:
     (model,) = load_models([str(folder / "head")])
+    with pytest.raises(QuietmaxError, match="The model head/1 is not bound to an account"):
+        _ = model.account
     unbudgeted = replace(model, terms=None)
     with pytest.raises(InvalidInput, match=r"'visitors' does not exist and .* `budget` is required"):
         deploy(ledger, [unbudgeted])
@@ -359,47 +324,57 @@ def test_a_cost_per_answer_of_zero_is_refused(folder: Path, ledger: Ledger) -> N
     assert ledger.accounts() == []
 
 
-def test_evaluations_of_the_holdout_are_free_and_others_are_charged(tmp_path: Path, ledger: Ledger) -> None:
-    rng = np.random.default_rng(0)
-    features = rng.random((2000, 3)).astype(np.float32)
-    records = Records("people", features, (features[:, 0] > 0.5).astype(np.int64), 2)
-    fitted = PrivateHead(epsilon=1.0, delta=1e-5, declared_size=1600).fit(hold_out(records, 0.2).train)
-    folder = save_private(fitted, tmp_path / "income", dataset="people")
+def _records(scale: int = 1) -> Records:
+    features = np.random.default_rng(0).random((2000, 3)).astype(np.float32)
+    return Records("people", scale * features, (features[:, 0] > 0.5).astype(np.int64), 2)
+
+
+@pytest.fixture
+def held_out() -> PrivateHead:
+    """A head of the records that were not held out."""
+    return PrivateHead(epsilon=1.0, delta=1e-5, declared_size=1600).fit(hold_out(_records(), 0.2).train)
+
+
+def _charged(ledger: Ledger) -> list[tuple[str, int]]:
+    return [(row.kind, row.units) for row in ledger.export("people") if row.kind != "answered"]
+
+
+TRAINED_AND_EVALUATED = [("open", 0), ("training", LIMIT), ("evaluation", 0)]
+
+
+def test_evaluations_of_the_holdout_are_free_and_others_are_charged(
+    tmp_path: Path, ledger: Ledger, held_out: PrivateHead
+) -> None:
+    folder = save_private(held_out, tmp_path / "income", dataset="people")
     deploy(ledger, load_models([str(folder)]))
-    evaluate_folder(folder, open_private(folder), records)
+    evaluate_folder(folder, open_private(folder), _records())
     for _ in range(2):
         deploy(ledger, load_models([str(folder)]))
-    rows = [(row.kind, row.units) for row in ledger.export("people") if row.kind != "answered"]
-    assert rows == [("open", 0), ("training", LIMIT), ("evaluation", 0)]
+    assert _charged(ledger) == TRAINED_AND_EVALUATED
     assert ledger.account("people").remaining_units == 0
-    evaluate_folder(folder, open_private(folder), records, mu=0.1)
+    evaluate_folder(folder, open_private(folder), _records(), mu=0.1)
     with pytest.raises(QuietmaxError, match="Evaluating the model income/1 spent more than remains"):
         deploy(ledger, load_models([str(folder)]))
     ledger.grant("people", Terms(2.0, 1e-5), "A second evaluation was allowed.")
     deploy(ledger, load_models([str(folder)]))
     spent = ledger.account("people").spent
     assert isinstance(spent, GaussianCost)
-    assert spent.mu == pytest.approx((fitted.guarantee_.mu**2 + 0.01) ** 0.5)
+    assert spent.mu == pytest.approx((held_out.guarantee_.mu**2 + 0.01) ** 0.5)
     assert ledger.verify().sound
 
 
 def test_every_evaluation_is_charged_once_whatever_folder_it_comes_from(
-    tmp_path: Path, ledger: Ledger
+    tmp_path: Path, ledger: Ledger, held_out: PrivateHead
 ) -> None:
-    rng = np.random.default_rng(0)
-    features = rng.random((2000, 3)).astype(np.float32)
-    records = Records("people", features, (features[:, 0] > 0.5).astype(np.int64), 2)
-    fitted = PrivateHead(epsilon=1.0, delta=1e-5, declared_size=1600).fit(hold_out(records, 0.2).train)
-    first = save_private(fitted, tmp_path / "first", dataset="people")
+    first = save_private(held_out, tmp_path / "first", dataset="people")
     unspent = (first / "evaluation.json").read_bytes()
-    evaluate_folder(first, open_private(first), records)
-    second = save_private(fitted, tmp_path / "second", dataset="people")
+    evaluate_folder(first, open_private(first), _records())
+    second = save_private(held_out, tmp_path / "second", dataset="people")
     deploy(ledger, load_models([str(first), str(second)]))
-    rows = [(row.kind, row.units) for row in ledger.export("people") if row.kind != "answered"]
-    assert rows == [("open", 0), ("training", LIMIT), ("evaluation", 0)]
+    assert _charged(ledger) == TRAINED_AND_EVALUATED
     # The same budget spent again, from an old copy of the file: another evaluation.
     (first / "evaluation.json").write_bytes(unspent)
-    evaluate_folder(first, open_private(first), records)
+    evaluate_folder(first, open_private(first), _records())
     with pytest.raises(QuietmaxError, match="Evaluating the model first/1 spent more than remains"):
         deploy(ledger, load_models([str(first)]))
     (first / "evaluation.json").unlink()
@@ -409,15 +384,11 @@ def test_every_evaluation_is_charged_once_whatever_folder_it_comes_from(
 
 def test_the_same_rows_at_another_scale_are_another_split(tmp_path: Path, ledger: Ledger) -> None:
     """Rows that one model was trained on are held out by the other: their costs add up."""
-    rng = np.random.default_rng(0)
-    features = rng.random((2000, 3)).astype(np.float32)
-    labels = (features[:, 0] > 0.5).astype(np.int64)
     folders = []
     for scale, mu in ((1, 1.0), (2, 0.1)):
-        records = Records("people", scale * features, labels, 2)
-        fitted = PrivateHead(mu=mu, declared_size=1000).fit(hold_out(records, 0.5).train)
+        fitted = PrivateHead(mu=mu, declared_size=1000).fit(hold_out(_records(scale), 0.5).train)
         folders.append(save_private(fitted, tmp_path / f"scale{scale}", dataset="people"))
-    evaluate_folder(folders[1], open_private(folders[1]), records, mu=1.0)
+    evaluate_folder(folders[1], open_private(folders[1]), _records(2), mu=1.0)
     deploy(ledger, load_models([str(folder) for folder in folders]), budget=Terms(10.0, 1e-5))
     spent = ledger.account("people").spent
     assert isinstance(spent, GaussianCost)
@@ -425,26 +396,28 @@ def test_the_same_rows_at_another_scale_are_another_split(tmp_path: Path, ledger
 
 
 def test_a_check_opens_charges_and_migrates_nothing(folder: Path, ledger: Ledger) -> None:
-    before = {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    def state() -> tuple[Any, ...]:
+        files = {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+        return files, [(each.name, each.spent_units) for each in ledger.accounts()]
+
     loaded = load_models([str(folder / name) for name in ("head", "asked", "teachers")])
+    before = state()
     check_deployments(ledger, loaded)
     check_deployments(None, loaded)
-    assert ledger.accounts() == []
-    assert {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()} == before
+    assert state() == before
     deploy(ledger, loaded)
-    balances = [(each.name, each.spent_units) for each in ledger.accounts()]
+    deployed = state()
     check_deployments(ledger, loaded)  # what was charged is not due again
-    assert [(each.name, each.spent_units) for each in ledger.accounts()] == balances
+    assert state() == deployed != before
 
 
 def test_a_check_finds_a_training_that_the_account_cannot_pay_for(folder: Path, ledger: Ledger) -> None:
     (model,) = load_models([str(folder / "head")])
     deploy(ledger, [model])
     retrained = replace(model, version="2", digest=bytes(32))
-    with pytest.raises(QuietmaxError, match="spent more than remains in the account 'visitors'"):
-        check_deployments(ledger, [retrained])
-    with pytest.raises(QuietmaxError, match="spent more than remains in the account 'visitors'"):
-        deploy(ledger, [retrained])
+    for check in (check_deployments, deploy):
+        with pytest.raises(QuietmaxError, match="spent more than remains in the account 'visitors'"):
+            check(ledger, [retrained])
     with pytest.raises(QuietmaxError, match="has already spent more than the budget"):
         check_deployments(None, [model], budget=Terms(0.1, 1e-5))
 

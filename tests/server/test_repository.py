@@ -92,34 +92,36 @@ def test_served_answers_draw_exact_noise_only(models: Path, monkeypatch: pytest.
 
 
 def test_a_model_without_proven_guarantee_is_refused_unless_accepted(folder: Path) -> None:
-    with pytest.raises(
-        InvalidInput, match=r"is refuted, not proven: .*theory page, section 2.* requires `accept_unproven`"
+    rng = np.random.default_rng(0)
+    seeded = PrivateHead(
+        1.0, 1e-5, features=Identity(), declared_size=60, classes=range(2), random_state=0
+    ).fit(rng.normal(size=(60, 3)), rng.integers(0, 2, 60))
+    save_private(seeded, folder / "seeded", dataset="d")
+    for name, message in (
+        ("plain", r"is refuted, not proven: .*theory page, section 2.* requires `accept_unproven`"),
+        ("seeded", "is conditional, not proven"),
     ):
-        load_models([str(folder / "plain")], budget=Terms(1.0))
+        with pytest.raises(InvalidInput, match=message):
+            load_models([str(folder / name)], budget=Terms(1.0))
     (deployment,) = load_models([str(folder / "plain")], budget=Terms(1.0), accept_unproven=True)
     assert deployment.status == "refuted"
     for name in ("head", "teachers", "asked"):
         assert load_models([str(folder / name)])[0].status == "proven"
 
 
-def test_a_head_trained_with_a_seed_is_refused_like_any_other_that_is_not_proven(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    head = PrivateHead(
-        1.0, 1e-5, features=Identity(), declared_size=60, classes=range(2), random_state=0
-    ).fit(rng.normal(size=(60, 3)), rng.integers(0, 2, 60))
-    save_private(head, tmp_path / "seeded", dataset="d")
-    with pytest.raises(InvalidInput, match="is conditional, not proven"):
-        load_models([str(tmp_path / "seeded")])
-
-
-def test_a_folder_that_claims_to_be_proven_without_being_a_known_kind_is_refused(folder: Path) -> None:
-    path = folder / "plain" / "model.json"
-    description = json.loads(path.read_text())
-    path.write_text(json.dumps({**description, "kind": "pickle"}))
-    with pytest.raises(InvalidInput, match=r"must be one of mlp, head, teachers, dpsgd, but .* has 'pickle'"):
-        load_models([str(folder / "plain")])
-    with pytest.raises(DataUnavailable, match="no model in"):
-        load_models([str(folder)])
+def test_folders_that_cannot_be_served_are_refused(folder: Path) -> None:
+    path = shutil.copytree(folder / "plain", folder / "other") / "model.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "kind": "pickle"}))
+    head = folder / "head"
+    refused: list[tuple[list[Any], type[Exception], str]] = [
+        ([folder / "other"], InvalidInput, r"must be one of mlp, head, teachers, dpsgd, but .* has 'pickle'"),
+        ([folder], DataUnavailable, "no model in"),
+        ([folder / "plain"], InvalidInput, "`budget` is required"),
+        ([head, f"head={head}"], InvalidInput, "must be unique, got two models called head/1"),
+    ]
+    for models, kind, message in refused:
+        with pytest.raises(kind, match=message):
+            load_models(list(map(str, models)), accept_unproven=True)
 
 
 def test_a_further_kind_is_one_function(
@@ -164,16 +166,6 @@ def test_models_are_named_after_their_folder_or_as_stated(text: str, name: str, 
 def test_invalid_names_of_models_are_refused(text: str) -> None:
     with pytest.raises(InvalidInput):
         _parse_model(text)
-
-
-def test_two_models_of_one_name_and_version_are_refused(folder: Path) -> None:
-    with pytest.raises(InvalidInput, match="must be unique, got two models called head/1"):
-        load_models([str(folder / "head"), f"head={folder / 'head'}"])
-
-
-def test_an_ordinary_model_requires_a_budget(folder: Path) -> None:
-    with pytest.raises(InvalidInput, match="`budget` is required"):
-        load_models([str(folder / "plain")], accept_unproven=True)
 
 
 def test_the_digest_of_a_served_model_changes_with_weights_and_mechanism(folder: Path) -> None:
