@@ -19,7 +19,6 @@ import argparse
 import ast
 import importlib.abc
 import importlib.util
-import json
 import os
 import random
 import re
@@ -352,32 +351,14 @@ def exit_code(child: int, seconds: float) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def tried_before(results: Path | None) -> dict[tuple[str, int, str], bool]:
-    """Return which mutants of an earlier run were killed, by place, number and change."""
-    if results is None or not results.exists():
-        return {}
-    lines = map(json.loads, results.read_text(encoding="utf-8").splitlines())
-    return {(line["place"], line["number"], line["what"]): line["killed"] for line in lines}
-
-
-def run_area(name: str, sample: list[Mutant], results: Path | None) -> int:
+def run_area(name: str, sample: list[Mutant]) -> int:
     """Try a sample of an area's mutants, print the survivors, and return how many were killed."""
-    area, before = AREAS[name], tried_before(results)
-    begun = time.monotonic()
+    area, begun = AREAS[name], time.monotonic()
     assert not killed(None, tests_for(area, None), 1000.0), f"unchanged, the tests of {name} fail"
     patience = 30.0 + 3.0 * (time.monotonic() - begun)  # after that a mutant counts as hanging
     dead = 0
     for mutant in sample:
-        key = (mutant.place, mutant.number, mutant.what)
-        gone = before.get(key)
-        if gone is None:
-            gone = killed(mutant, tests_for(area, mutant.path), patience)
-            if results is not None:
-                with results.open("a", encoding="utf-8") as file:
-                    file.write(
-                        json.dumps(dict(zip(("place", "number", "what"), key, strict=True), killed=gone))
-                        + "\n"
-                    )
+        gone = killed(mutant, tests_for(area, mutant.path), patience)
         dead += gone
         if not gone:
             print(f"survived: {mutant.place}  {mutant.what}", flush=True)
@@ -390,11 +371,6 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--areas", nargs="+", default=list(AREAS), choices=list(AREAS))
     parser.add_argument("--only", default="", help="Only of modules whose path contains this.")
-    parser.add_argument(
-        "--results",
-        type=Path,
-        help="Append a JSON object per mutant; those it has already are not tried again.",
-    )
     options = parser.parse_args()
     os.chdir(ROOT)
     for name in HEAVY:
@@ -403,7 +379,7 @@ def main() -> None:
     for area in options.areas:
         everything = [mutant for mutant in mutants(area) if options.only in mutant.place]
         sample = random.Random(options.seed).sample(everything, len(everything))[: options.mutants]
-        gone = run_area(area, sample, options.results)
+        gone = run_area(area, sample)
         print(f"{area}: {gone} of {len(sample)} killed, drawn from {len(everything)}", flush=True)
         drawn, dead = drawn + len(sample), dead + gone
     print(f"{dead} of {drawn} killed: {dead / drawn:.1%}")

@@ -13,14 +13,16 @@ import pytest
 
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.records import Holdout
+from quietmax.errors import InvalidInput
 from quietmax.estimators import PrivateHead, save_private
 from quietmax.estimators.evaluation import BINS, Evaluation, EvaluationCharge, _noisy_evaluation
 from quietmax.estimators.training_set import SETTINGS_PUBLIC, _person_assumptions
 from quietmax.ledger import Ledger
 from quietmax.ledger.accounts import Terms
-from quietmax.privacy_card import OBSERVED, PrivacyCard, read_card
+from quietmax.privacy_card import BLANK, OBSERVED, PrivacyCard, nist_checklist, read_card
 from quietmax.server.deployment import deploy
 from quietmax.server.repository import load_models
+from tests.export.people import train
 
 GUARANTEE = Guarantee(
     "gaussian",
@@ -89,18 +91,13 @@ def test_the_card_says_in_plain_words_what_somebody_can_learn_and_who_is_protect
     assert "paid at training, any number of answers" in text
     assert "accuracy 0." in text or "accuracy 1.000" in text
     assert "held-out people" in text
-    assert "doubles" not in text
-    assert "add-remove" not in text
-    assert "THEORY" not in text
+    assert not any(word in text for word in ("doubles", "add-remove", "THEORY"))
     assert "(theory page, section 3.1)" in text
-
-
-def test_the_card_names_the_column_that_tells_who_is_a_person() -> None:
     column = make_card(person_column="customer_id")
+    assert column.to_json()["protects"] == dict(column.rows())["protects"]
     assert dict(column.rows())["protects"].startswith(
         "one person: all rows with the same value in column 'customer_id'. 20% of the people in the table"
     )
-    assert column.to_json()["protects"] == dict(column.rows())["protects"]
 
 
 def test_the_words_cover_one_model_and_say_that_others_add_to_it() -> None:
@@ -247,6 +244,41 @@ def test_the_card_of_a_pure_guarantee_states_its_epsilon_and_advises_no_evaluati
     assert (card.epsilon_at_delta, card.delta) == (2.0, 0.0)
     assert dict(card.rows())["in (epsilon, delta)"] == "(2, 0)"
     assert dict(card.rows())["accuracy"] == "not evaluated; a model that is paid per answer cannot be"
+
+
+def checklist(card: PrivacyCard) -> dict[str, str]:
+    return {item.question: item.answer for item in nist_checklist(card)}
+
+
+def test_the_checklist_covers_every_factor_and_marks_what_it_cannot_know(
+    tmp_path: Path, paid_per_answer: Path
+) -> None:
+    items = nist_checklist(card := read_card(train(tmp_path / "head")))
+    factors = {
+        "Unit of privacy",
+        "Bounds",
+        "Sensitivity",
+        "Noise",
+        "Budget",
+        "Side channels",
+        "Data collection",
+    }
+    assert {item.topic for item in items} >= factors
+    assert {item.answer for item in items if item.topic in ("Data collection", "Side channels")} == {BLANK}
+    answers, paid = checklist(card), checklist(read_card(paid_per_answer))
+    definition, rounding = (
+        "Which definition, and how large is epsilon?",
+        "Are floating-point attacks excluded?",
+    )
+    assert "0.5" in answers["How is the influence of one unit limited?"]
+    assert "epsilon 8 at delta 1e-05" in answers[definition]
+    assert paid[definition] == "pure: epsilon 2 at delta 0"
+    assert answers[rounding].startswith("Yes: sums and noise are multiples of a public grid")
+    assert paid[rounding] == BLANK, "only released weights are added without rounding"
+    moved = checklist(replace(read_card(paid_per_answer), moved=True))["What is charged, and what is left?"]
+    assert moved == "Charged by a ledger since the model was served; the guarantee is for 5."
+    with pytest.raises(InvalidInput, match="ordinary network"):
+        nist_checklist(make_card(guarantee=None))
 
 
 def test_of_many_classes_the_lowest_recalls_are_shown() -> None:

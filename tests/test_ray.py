@@ -48,6 +48,13 @@ SCHEMA = Schema(
     categories={"job": ("a", "b")},
     person="who",
 )
+SCHEMA_FILE = """
+label = "ill"
+classes = ["no", "yes"]
+person = "who"
+bounds = { age = [0, 100] }
+categories = { job = ["a", "b"] }
+"""
 TWO = RayEngine(workers=2)
 QUICK = TrainingSettings(hidden=(4,), epochs=4, batch_size=10)
 
@@ -182,6 +189,15 @@ def test_workers_that_do_not_start_are_an_error(monkeypatch: pytest.MonkeyPatch)
 # --- Teachers and shadow networks -------------------------------------------------------------------------------------
 
 
+def die_once(mark: Path) -> None:
+    """Kill the first worker that comes here."""
+    try:
+        os.close(os.open(mark, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def train_and_die_once(mark: Path, *arguments: Any) -> Any:
     """Train a stack; the first worker to come dies in the middle of it."""
     own = mark.with_suffix(f".{os.getpid()}")
@@ -189,11 +205,7 @@ def train_and_die_once(mark: Path, *arguments: Any) -> Any:
     def step(done: int, steps: int) -> None:
         own.write_text(f"{done} {steps}")
         if 2 * done >= steps:
-            try:
-                os.close(os.open(mark, os.O_CREAT | os.O_EXCL))
-            except FileExistsError:
-                return
-            os.kill(os.getpid(), signal.SIGKILL)
+            die_once(mark)
 
     return partial(train_networks, progress=step)(*arguments)
 
@@ -250,11 +262,6 @@ def test_attacks_report_the_same(split: Split) -> None:
     assert [report.to_json() for report in here] == [report.to_json() for report in there]
 
 
-def test_dpsgd_has_no_ray(people: pd.DataFrame) -> None:
-    with pytest.raises(InvalidInput, match="engine must be 'local' or a LocalEngine"):
-        DPSGD(schema=SCHEMA, engine="ray").fit(people)
-
-
 # --- Evaluations and answers ------------------------------------------------------------------------------------------
 
 
@@ -282,15 +289,8 @@ def test_an_estimator_evaluates_with_its_own_engine(folder: Path) -> None:
 def answer_and_die_once(mark: Path, *arguments: Any) -> int:
     """Answer a file; the first worker to come dies when all answers are written to its temporary file."""
 
-    def advance(share: float) -> None:
-        if share == 1.0:
-            try:
-                os.close(os.open(mark, os.O_CREAT | os.O_EXCL))
-            except FileExistsError:
-                return
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    return partial(ANSWER_FILE, advance=advance)(*arguments)
+    die = partial(die_once, mark)
+    return partial(ANSWER_FILE, advance=lambda share: die() if share == 1.0 else None)(*arguments)
 
 
 ANSWER_FILE = batch_answers._answer_file
@@ -340,26 +340,27 @@ def test_a_bad_file_of_queries_is_named_and_nothing_half_is_written(
 # --- What users see ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers", [0, -1, 1.5])
-def test_the_number_of_workers_is_checked(workers: Any) -> None:
-    with pytest.raises(InvalidInput, match="workers must be a positive integer"):
-        RayEngine(workers=workers)
-
-
-def test_more_workers_than_cores_are_an_error() -> None:
-    with pytest.raises(InvalidInput, match="workers must be at most 2"):
-        list(ray_map(RayEngine(workers=3), slow_double, [(1,)]))
-
-
-@pytest.mark.parametrize("address", ["people.csv", "ray://host:1", "host", "a b:1", ""])
-def test_the_address_is_checked(address: str) -> None:
-    with pytest.raises(InvalidInput, match="must be host:port, 'auto' or 'local'"):
-        RayEngine(address)
-
-
-def test_an_engine_that_is_none_is_an_error(people: pd.DataFrame) -> None:
-    with pytest.raises(InvalidInput, match="engine must be 'local', 'ray', a LocalEngine or a RayEngine"):
-        PrivateHead(schema=SCHEMA, engine="spark").fit(people)
+@pytest.mark.parametrize(
+    ("use", "arguments", "message"),
+    [
+        *(
+            (RayEngine, {"workers": workers}, "workers must be a positive integer")
+            for workers in (0, -1, 1.5)
+        ),
+        *(
+            (RayEngine, {"address": address}, "must be host:port, 'auto' or 'local'")
+            for address in ("people.csv", "ray://host:1", "host", "a b:1", "")
+        ),
+        (lambda engine: [*ray_map(engine, slow_double, [])], {"engine": RayEngine(workers=3)}, "at most 2"),
+        (PrivateHead, {"engine": "spark"}, "must be 'local', 'ray', a LocalEngine or a RayEngine"),
+        (DPSGD, {"engine": "ray"}, "engine must be 'local' or a LocalEngine"),
+    ],
+)
+def test_an_engine_that_cannot_be_used_is_an_error(
+    people: pd.DataFrame, use: Any, arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        use(**arguments).set_params(schema=SCHEMA).fit(people)
 
 
 def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -396,7 +397,9 @@ def test_an_address_where_nobody_answers_is_an_error(monkeypatch: pytest.MonkeyP
 
 
 def command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["quietmax", *map(str, arguments)])
+    """Run a command line; spaces separate the words of a string."""
+    words = (word for each in arguments for word in str(each).split())
+    monkeypatch.setattr(sys, "argv", ["quietmax", *words])
     with pytest.raises(SystemExit) as ended:
         main()
     return int(ended.value.code or 0)
@@ -411,16 +414,7 @@ def test_a_cluster_that_is_not_there_is_one_line_on_the_terminal(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     code = command(
-        monkeypatch,
-        "predict",
-        "--model",
-        model,
-        "--input",
-        folder,
-        "-o",
-        tmp_path / "out",
-        "--ray",
-        "127.0.0.1:1",
+        monkeypatch, "predict --ray 127.0.0.1:1 --model", model, "--input", folder, "-o", tmp_path / "o"
     )
     out, err = capfd.readouterr()
     assert (code, out) == (1, "")
@@ -443,52 +437,43 @@ def test_every_command_computes_on_ray(
 
     monkeypatch.setattr(Actors, "__init__", noted)
     schema = tmp_path / "people.toml"
-    schema.write_text(
-        'label = "ill"\nclasses = ["no", "yes"]\nperson = "who"\n[bounds]\nage = [0, 100]\n'
-        '[categories]\njob = ["a", "b"]\n'
-    )
-    declared = ("--schema", schema, "--declared-size", 300, "--json")
-    head, votes = tmp_path / "head", tmp_path / "votes"
+    schema.write_text(SCHEMA_FILE)
+    declared = f"--schema {schema} --declared-size 300"
+    head, out = tmp_path / "head", tmp_path / "out"
     for words in (
-        ("train", "head", "--ray", folder, "--holdout", 0.4, *declared, "-o", head),
-        ("evaluate", head, "--data", folder, "--json", "--ray"),
-        (
-            "predict",
-            "--model",
-            head,
-            "--input",
-            folder,
-            "--output",
-            tmp_path / "out",
-            "--ray",
-            "auto",
-            "--json",
-        ),
-        ("attack", "mnist-5k", "--records", 100, "--shadows", 2, "--json", "--ray"),
-        ("train", "teachers", folder, *declared, "--queries", 1, "--teachers", 4, "-o", votes, "--ray"),
+        f"train head --ray {folder} --holdout 0.4 {declared} -o {head}",
+        f"evaluate {head} --data {folder} --ray",
+        f"predict --model {head} --input {folder} --output {out} --ray auto",
+        "attack mnist-5k --records 100 --shadows 2 --ray",
+        f"train teachers {folder} {declared} --queries 1 --teachers 4 -o {tmp_path / 'votes'} --ray",
     ):
-        assert command(monkeypatch, *words) == 0, capfd.readouterr().err
-        out, err = capfd.readouterr()
+        assert command(monkeypatch, words, "--json") == 0, capfd.readouterr().err
+        told, err = capfd.readouterr()
         assert err == ""
-        json.loads(out)
+        json.loads(told)
     assert used == [None] * 5
-    assert len(contents(tmp_path / "out")) == 5
+    assert len(contents(out)) == 5
 
 
-@pytest.mark.parametrize("option", ["--max-memory=1G", "--cache-dir=.", "--resume"])
-def test_options_of_this_machine_cannot_be_combined_with_ray(
-    folder: Path, option: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("train head {folder} --max-memory=1G --ray", "--max-memory cannot be combined with --ray."),
+        ("train head {folder} --cache-dir=. --ray", "--cache-dir cannot be combined with --ray."),
+        ("train head {folder} --resume --ray", "--resume cannot be combined with --ray."),
+        ("predict --model {model} --input {folder}/0.parquet --ray", "--ray requires --output"),
+    ],
+)
+def test_what_cannot_be_combined_with_ray_is_wrong_usage(
+    model: Path,
+    folder: Path,
+    words: str,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    assert command(monkeypatch, "train", "head", folder, option, "--ray") == 2
-    assert f"{option.partition('=')[0]} cannot be combined with --ray." in capfd.readouterr().err
-
-
-def test_answers_that_are_printed_need_no_ray(
-    model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    query = folder / "0.parquet"
-    assert command(monkeypatch, "predict", "--model", model, "--input", query, "--ray") == 2
-    assert "--ray requires --output" in capfd.readouterr().err
+    assert command(monkeypatch, words.format(model=model, folder=folder)) == 2
+    assert message in capfd.readouterr().err
 
 
 # --- A cluster of our own ---------------------------------------------------------------------------------------------
@@ -513,10 +498,7 @@ def test_a_command_that_is_stopped_leaves_no_process_and_no_model(
     people: pd.DataFrame, tmp_path: Path, stop: signal.Signals
 ) -> None:
     schema = tmp_path / "people.toml"
-    schema.write_text(
-        'label = "ill"\nclasses = ["no", "yes"]\nperson = "who"\n[bounds]\nage = [0, 100]\n'
-        '[categories]\njob = ["a", "b"]\n'
-    )
+    schema.write_text(SCHEMA_FILE)
     (tmp_path / "people").mkdir()
     pd.concat([people] * 500).to_parquet(tmp_path / "people" / "0.parquet", index=False)
     words = ("train", "head", tmp_path / "people", "--schema", schema, "-o", tmp_path / "head", "--ray")

@@ -111,17 +111,24 @@ def test_the_page_answers_and_looks_right(
     page.goto(address)
     screenshot(page, "page")
     assert_looks_right(page)
-    for column, value in QUESTIONS[1].items():
-        field = page.get_by_label(column, exact=True)
+    ask(page, QUESTIONS[1])
+    screenshot(page, "answer")
+    assert_looks_right(page)
+
+
+def ask(page: Any, row: dict[str, Any]) -> Any:
+    """Fill the form of the page and send it; return the table of the answer."""
+    for column, value in row.items():
+        field = page.get_by_label(re.compile(rf"^{column}\b"))
         if field.evaluate("each => each.tagName") == "SELECT":
             field.select_option(str(value))
         else:
             field.fill(str(value))
     page.get_by_role("button", name="Send query").click()
-    page.locator("form.try output table").wait_for()
-    screenshot(page, "answer")
+    answer = page.locator("form.try output table")
+    answer.wait_for()
     assert page.locator("form.try output").inner_text().startswith("Class yes")
-    assert_looks_right(page)
+    return answer
 
 
 @pytest.fixture(scope="module")
@@ -167,16 +174,7 @@ def test_the_page_of_the_readme_answers_its_query(browser: Any, readme_address: 
     context = browser.new_context(viewport={"width": 900, "height": 900}, device_scale_factor=1.5)
     page = context.new_page()
     page.goto(readme_address)
-    for column, value in readme_query().items():
-        field = page.get_by_label(re.compile(rf"^{column}\b"))
-        if field.evaluate("each => each.tagName") == "SELECT":
-            field.select_option(str(value))
-        else:
-            field.fill(str(value))
-    page.get_by_role("button", name="Send query").click()
-    answer = page.locator("form.try output table")
-    answer.wait_for()
-    assert page.locator("form.try output").inner_text().startswith("Class yes")
+    answer = ask(page, readme_query())
     if folder := os.environ.get("QUIETMAX_SCREENSHOTS"):
         page.evaluate("scrollTo(0, 0)")
         box, end = page.locator("section[data-model]").bounding_box(), answer.bounding_box()

@@ -191,6 +191,8 @@ def test_copies_share_the_budget_or_are_refused() -> None:
     for copied in (copy.deepcopy, pickle.dumps, joblib.hash):
         with pytest.raises((InvalidInput, pickle.PicklingError), match="spent twice"):
             copied(estimator)
+    with pytest.raises(InvalidInput, match="spent twice"):
+        copy.copy(estimator.predictor_)
     for copied in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(InvalidInput, match="spent again"):
             copied(MemoryAccount())
@@ -204,12 +206,21 @@ def test_the_mark_of_this_process_stays() -> None:
 
 @pytest.mark.parametrize(
     "content",
-    ["", '{"answered": "-1000"}', '{"answered": 1e400}', '{"answered": 2.5}', '{"answered": "٣"}', "7"],
+    [
+        "",
+        "{half a",
+        '{"answered": "-1"}',
+        '{"answered": 1e400}',
+        '{"answered": 2.5}',
+        '{"answered": "٣"}',
+        "7",
+    ],
 )
 def test_an_account_that_holds_no_integer_from_zero_up_answers_nothing(tmp_path, content) -> None:
     path = tmp_path / "account"
     path.write_text(content)
-    for ask in (lambda: FileAccount(path).answered, lambda: FileAccount(path).charge(1, 10)):
+    account = FileAccount(path)
+    for ask in (lambda: account.answered, lambda: predictor(account).predict(FEATURES[:1])):
         with pytest.raises(DataUnavailable, match=r"is damaged\. The number of charged answers is unknown"):
             ask()
     assert path.read_text() == content
@@ -254,6 +265,8 @@ def test_the_owner_states_the_balance_of_a_new_account_once(tmp_path) -> None:
             FileAccount.create(tmp_path / "wrong", answered=wrong)
     with pytest.raises(QuietmaxError, match="cannot be created"):
         FileAccount.create(tmp_path / "absent" / "account")
+    with pytest.raises(QuietmaxError, match="cannot be opened"):
+        FileAccount(account.path / "within").charge(1, 10)
 
 
 def test_an_account_can_be_read_where_it_cannot_be_written(tmp_path, monkeypatch) -> None:

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from quietmax._ray import RayEngine
 from quietmax._threads import parallel_map
 from quietmax.attacks import ShadowPool
 from quietmax.attacks.shadow_models import _leftover_rows, candidate_rows
@@ -102,17 +101,6 @@ def test_networks_that_are_trained_at_the_same_time_fit_into_the_memory(
     monkeypatch.setattr("quietmax.attacks.shadow_models.MAX_MEMORY", 2 * one)
     assert len(ShadowPool.train("disjoint", world.data, QUICK, 5).stacks) == 3
     assert together == [1, 1, 1]
-
-
-@pytest.mark.slow
-def test_networks_are_the_same_on_ray_workers(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("ray")
-    monkeypatch.setattr("quietmax.models.stacked.LARGEST_STACK", 2)
-    here = ShadowPool.train("overlapping", world.data, QUICK, 5, seed=2)
-    there = ShadowPool.train("overlapping", world.data, QUICK, 5, seed=2, engine=RayEngine(workers=2))
-    assert len(there.stacks) == 3
-    for one, other in zip(here.each(), there.each(), strict=True):
-        assert torch.equal(one.weight_vectors(), other.weight_vectors())
 
 
 def test_leftover_records_are_chosen_by_the_seed_and_never_candidates(world: World) -> None:

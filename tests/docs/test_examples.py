@@ -51,27 +51,12 @@ NOTEBOOKS = {
 }
 
 
-def _printed(script: str, folder: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / script)],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_every_example_is_listed():
-    assert {path.relative_to(EXAMPLES).as_posix() for path in EXAMPLES.rglob("*.py")} == set(PROMISED)
-    assert {path.relative_to(EXAMPLES).as_posix() for path in EXAMPLES.rglob("*.ipynb")} == set(NOTEBOOKS)
-
-
-def test_the_list_of_examples_names_every_file():
+def test_every_example_is_listed_here_and_in_the_readme():
+    there = {
+        path.relative_to(EXAMPLES).as_posix() for kind in ("*.py", "*.ipynb") for path in EXAMPLES.rglob(kind)
+    }
     named = set(re.findall(r"`(\d-[\w/-]+\.\w+)`", (EXAMPLES / "README.md").read_text(encoding="utf-8")))
-    assert named == {*PROMISED, *NOTEBOOKS}
+    assert there == named == {*PROMISED, *NOTEBOOKS}
 
 
 @pytest.mark.parametrize("script", PROMISED)
@@ -86,11 +71,23 @@ def test_the_small_version_of_an_example_prints_what_it_promises(script, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", PROMISED)
-def test_an_example_prints_what_it_promises(script, tmp_path):
-    printed = _printed(script, tmp_path)
-    for words in PROMISED[script]:
-        assert words in printed
+@pytest.mark.parametrize("example", [*PROMISED, *NOTEBOOKS])
+def test_an_example_prints_what_it_promises(example, tmp_path):
+    program = (EXAMPLES / example).read_text(encoding="utf-8")
+    if example in NOTEBOOKS:  # its cells, in order
+        cells = json.loads(program)["cells"]
+        program = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"},
+    )
+    assert done.returncode == 0, done.stderr
+    for words in (PROMISED | NOTEBOOKS)[example]:
+        assert words in done.stdout, done.stdout
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS)
@@ -105,24 +102,6 @@ def test_a_notebook_is_stored_without_outputs_and_each_cell_is_a_program(noteboo
         if cell["cell_type"] == "code":
             assert (cell["outputs"], cell["execution_count"]) == ([], None)
             compile("".join(cell["source"]), cell["id"], "exec")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("notebook", NOTEBOOKS)
-def test_the_cells_of_a_notebook_run_in_order_and_print_what_they_promise(notebook, tmp_path):
-    cells = json.loads((EXAMPLES / notebook).read_text(encoding="utf-8"))["cells"]
-    program = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"},
-    )
-    assert done.returncode == 0, done.stderr
-    for words in NOTEBOOKS[notebook]:
-        assert words in done.stdout, done.stdout
 
 
 ROOT = Path(__file__).parents[2]

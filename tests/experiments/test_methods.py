@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,8 +18,6 @@ from quietmax.errors import InvalidInput
 from quietmax.experiments import methods as methods_module
 from quietmax.experiments.grid import DataSource, Effort, Group, ResultStore, Trial
 from quietmax.experiments.methods import (
-    Method,
-    PreparedMethod,
     SharedInputs,
     _fair_guesses,
     measure,
@@ -65,16 +65,19 @@ def test_a_proven_methods_claim_is_weakened_by_nothing_but_the_seed(
         assert claim.cost.mu == pytest.approx(total / math.sqrt(3))
 
 
-def test_published_dpsgd_exists_only_at_the_papers_epsilons(group: Group, shared: SharedInputs) -> None:
-    with pytest.raises(InvalidInput, match="only at the paper's values of epsilon"):
-        method("published-rdp").prepare(Trial(group, "published-rdp", 3.0), shared)
-    with pytest.raises(InvalidInput, match="got 3, 4"):
-        method_trials(group, ["published-rdp"], [1.0, 3.0, 4.0], [1])
-
-
-def test_a_private_method_requires_an_epsilon(group: Group, shared: SharedInputs) -> None:
-    with pytest.raises(InvalidInput, match="requires an epsilon"):
-        method("head").prepare(Trial(group, "head"), shared)
+@pytest.mark.parametrize(
+    ("name", "epsilon", "message"),
+    [
+        ("teacher", 1.0, "did you mean 'teachers'"),
+        ("head", None, "requires an epsilon"),
+        ("published-rdp", 3.0, "only at the paper's values of epsilon"),
+    ],
+)
+def test_a_method_that_cannot_be_prepared_is_an_error(
+    name: str, epsilon: float | None, message: str, group: Group, shared: SharedInputs
+) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        method(name).prepare(Trial(group, name, epsilon), shared)
 
 
 def test_proven_methods_answer_every_record(group: Group, shared: SharedInputs) -> None:
@@ -100,37 +103,20 @@ def test_trials_have_numbers_of_answers_only_where_answers_are_charged(group: Gr
         ("teachers", 1.0, 10),
         ("teachers", 2.0, 10),
     ]
-
-
-def test_an_unknown_method_is_an_error_that_suggests_the_nearest_name() -> None:
-    with pytest.raises(InvalidInput, match="did you mean 'teachers'"):
-        method("teacher")
-    with pytest.raises(InvalidInput, match="Valid: "):
-        method("zzzzz")
-
-
-class _Entry:
-    def __init__(self, name: str, value: object) -> None:
-        self.name, self._value = name, value
-
-    def load(self) -> object:
-        if isinstance(self._value, Exception):
-            raise self._value
-        return self._value
-
-
-def _prepare(*_: object) -> PreparedMethod:
-    raise NotImplementedError
+    with pytest.raises(InvalidInput, match="got 3, 4"):
+        method_trials(group, ["published-rdp"], [1.0, 3.0, 4.0], [1])
 
 
 def test_another_package_adds_a_method_by_an_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    mine = Method("mine", "my method", "proven", _prepare)
-    entries = [_Entry("mine", mine), _Entry("taken", methods()["head"]), _Entry("broken", ImportError("no"))]
+    mine = replace(methods()["head"], name="mine")
+    loaded = {"entry": mine, "taken": methods()["head"], "other": 3}
+    entries = [SimpleNamespace(name=name, load=lambda each=each: each) for name, each in loaded.items()]
     monkeypatch.setattr("quietmax._lazy.entry_points", lambda **_: entries)
     methods.cache_clear()
     try:
-        with pytest.warns(UserWarning, match="already in use"):
+        with pytest.warns(UserWarning, match=r"already in use|must be a quietmax\.experiments") as warned:
             assert methods()["mine"] is mine
+        assert len(warned) == 2
     finally:
         methods.cache_clear()
 

@@ -16,22 +16,11 @@ from typing import Any
 import pytest
 import torch
 
-from quietmax._ray import MOST_LOSSES, Lost
+from quietmax._ray import MOST_LOSSES, Lost, RayEngine
 from quietmax.errors import InvalidInput
 from quietmax.experiments import runner
-from quietmax.experiments.grid import (
-    Result,
-    ResultStore,
-    Trial,
-)
-from quietmax.experiments.runner import (
-    Compute,
-    compute_trial,
-    measuring,
-    run,
-    run_trials,
-    start_workers,
-)
+from quietmax.experiments.grid import Result, ResultStore, Trial
+from quietmax.experiments.runner import Compute, compute_trial, measuring, run, run_trials, start_workers
 from tests.experiments.same_process import SameProcess
 from tests.experiments.toy_grid import EFFORT, tiny_trials
 
@@ -233,42 +222,14 @@ def test_an_error_of_quietmax_is_its_message_and_any_other_has_its_type_and_plac
     assert "test_runner.py" in failure
 
 
-class _FakeActors:
-    """Three actors in this process, one of which is lost once; the real ones are tested above."""
-
-    count = 3
-
-    def __init__(self, engine: Any, kind: Any, arguments: Any) -> None:
-        self.engine, self._actor = engine, kind(*arguments(0))
-        self._sent: list[tuple[int, Trial]] = []
-        self.lost = 0
-
-    def send(self, worker: int, method: str, trial: Trial) -> None:
-        assert hasattr(self._actor, method)
-        self._sent.append((worker, trial))
-
-    def next(self) -> tuple[int, Any]:
-        worker, trial = self._sent.pop(0)
-        if trial.epsilon == 10.0 and not self.lost:
-            self.lost += 1
-            return worker, Lost("killed")
-        return worker, self._actor.compute(trial)
-
-    def close(self) -> None:
-        self.closed = True
-
-
 @pytest.mark.usefixtures("one_thread")
-def test_workers_are_local_processes_unless_ray_is_chosen(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    started: list[Any] = []
-    monkeypatch.setattr(runner, "LocalWorkers", lambda _, count: started.append(count))
-    monkeypatch.setattr(runner, "Actors", _FakeActors)
-    start_workers(number_factory, 3)
-    assert started == [3]
-    workers: Any = start_workers(number_factory, None, "host:1")
-    assert (workers.engine.address, workers.engine.workers) == ("host:1", None)
-    done = run(tiny_trials(), ResultStore(tmp_path), lambda: workers)
-    assert (workers.lost, workers.closed) == (1, True)
-    assert len(done.results) == len(tiny_trials())
+def test_workers_are_local_processes_unless_ray_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real workers, which die, are tested above."""
+    for name in ("LocalWorkers", "Actors"):
+        monkeypatch.setattr(runner, name, lambda *given, name=name: (name, *given))
+    assert start_workers(number_factory, 3) == ("LocalWorkers", number_factory, 3)  # type: ignore[comparison-overlap]
+    started: Any = start_workers(number_factory, None, "host:1")
+    name, engine, kind, arguments = started
+    assert (name, engine) == ("Actors", RayEngine("host:1"))
+    trial = tiny_trials()[0]
+    assert kind(*arguments(0)).compute(trial) == (number(trial), "")

@@ -118,6 +118,13 @@ def test_all_scores_of_a_query_are_noised_and_rounded_together(monkeypatch) -> N
 # --- the sampled neuron: its shares of the budget, and what it releases (THEORY 3.3) ---
 
 
+def assert_distributed(odds, distribution, low, high) -> None:
+    """The log-odds between two limits have a distribution, as far as it lies between them."""
+    below, above = distribution.cdf([low, high])
+    kept = odds[(odds > low) & (odds < high)]
+    assert stats.kstest(kept, lambda x: (distribution.cdf(x) - below) / (above - below)).pvalue > FALSE_ALARM
+
+
 @pytest.mark.parametrize("noise", ["laplace", "gaussian"])
 def test_the_sampled_neurons_log_odds_have_the_stated_distribution(noise) -> None:
     limits, scores = bounds(), np.array([8.0, 0.0, 0.5])  # far ahead: label 0 is practically always chosen
@@ -136,12 +143,7 @@ def test_the_sampled_neurons_log_odds_have_the_stated_distribution(noise) -> Non
         else stats.norm(true_odds, limits.spread / 1.5)
     )
     # Compare below the region where 1 - p rounds to 0 and above where p >= 1/C clips.
-    kept = (odds > 0) & (odds < 20)
-
-    def clipped(x):
-        return (distribution.cdf(x) - distribution.cdf(0)) / (distribution.cdf(20) - distribution.cdf(0))
-
-    assert stats.kstest(odds[kept], clipped).pvalue > FALSE_ALARM
+    assert_distributed(odds, distribution, 0, 20)
 
 
 def test_with_two_classes_nothing_is_sampled_and_all_goes_to_the_log_odds() -> None:
@@ -150,15 +152,8 @@ def test_with_two_classes_nothing_is_sampled_and_all_goes_to_the_log_odds() -> N
     answers = mechanism.release(np.tile([0.2, 0.9], (20_000, 1)), EXACT)
     assert answers.probabilities is not None
     odds = np.log(answers.probabilities[:, 1]) - np.log(answers.probabilities[:, 0])
-    kept = np.abs(odds) < 15
-    distribution = stats.laplace(0.7, limits.spread)
-
-    def inside(x):
-        return (distribution.cdf(x) - distribution.cdf(-15)) / (distribution.cdf(15) - distribution.cdf(-15))
-
-    assert stats.kstest(odds[kept], inside).pvalue > FALSE_ALARM
+    assert_distributed(odds, stats.laplace(0.7, limits.spread), -15, 15)
     assert (answers.labels == (odds > 0)).all()
-    assert mechanism.guarantee(2).parameters["selection"] == "none"
 
 
 def test_noise_cannot_flip_the_chosen_label() -> None:
@@ -220,18 +215,15 @@ def test_the_neuron_is_chosen_as_asked_for(selection, monkeypatch) -> None:
     assert [name for name, spy in spies.items() if spy.given] == [selection]
 
 
-@pytest.mark.parametrize("share", [-0.1, 0.0, 1.0, math.nan])
-def test_a_part_of_the_budget_goes_to_the_choice_but_never_all_or_nothing(share) -> None:
-    with pytest.raises(InvalidInput, match="sampling_share"):
-        SampledNeuron(sampling_share=share)
+def test_a_part_of_the_budget_goes_to_the_choice_but_never_all_or_nothing() -> None:
+    for share in (-0.1, 0.0, 1.0, math.nan):
+        with pytest.raises(InvalidInput, match="sampling_share"):
+            SampledNeuron(sampling_share=share)
     assert SampledNeuron(sampling_share=0.999).sampling_share == 0.999
-
-
-def test_the_guarantee_says_how_the_budget_is_shared() -> None:
     mechanism = SampledNeuron(bounds=BOUNDS, per_query=PureCost(1.0), sampling_share=0.6)
-    shares = {classes: mechanism.guarantee(classes).parameters["sampling_share"] for classes in (2, 3, 4)}
-    assert shares == {2: 0.0, 3: 0.6, 4: 0.6}
-    assert mechanism.guarantee(3).parameters["selection"] == "exponential"
+    stated = {classes: mechanism.guarantee(classes).parameters for classes in (2, 3, 4)}
+    assert {classes: each["sampling_share"] for classes, each in stated.items()} == {2: 0.0, 3: 0.6, 4: 0.6}
+    assert [each["selection"] for each in stated.values()] == ["none", "exponential", "exponential"]
 
 
 @given(st.floats(1e-6, 1e3), st.floats(0.01, 0.99))

@@ -102,31 +102,29 @@ def uniforms_to_check() -> np.ndarray:
     return np.concatenate([spread, near_one, at_the_formula_switch, generator.random(1500)])
 
 
-def test_the_trusted_normal_quantile_errs_sixty_four_times_less_than_is_trusted() -> None:
+@pytest.mark.parametrize(
+    ("function", "inputs", "error", "trusted"),
+    [
+        (ndtri, 0.5 * uniforms_to_check(), lambda x, y: (mpmath.ncdf(y) - x) / mpmath.npdf(y), 2.0**-43),
+        (np.log, uniforms_to_check(), lambda x, y: mpmath.log(x) - y, 2.0**-43),
+        (
+            np.exp,
+            np.append(-np.geomspace(1e-9, 700, 2000), 0.0),
+            lambda x, y: y / mpmath.exp(x) - 1,
+            2.0**-44,
+        ),
+    ],
+    ids=["normal quantile", "logarithm", "exponential"],
+)
+def test_a_trusted_function_errs_sixty_four_times_less_than_is_trusted(
+    function, inputs, error, trusted
+) -> None:
     with mpmath.workdps(40):
-        uniform = uniforms_to_check()
-        worst = 0.0
-        for value, quantile in zip(0.5 * uniform, ndtri(0.5 * uniform), strict=True):
-            point = mpmath.mpf(float(quantile))
-            error = (mpmath.ncdf(point) - mpmath.mpf(float(value))) / mpmath.npdf(point)
-            worst = max(worst, abs(float(error)))
-    assert worst < 2.0**-43 / 64
-
-
-def test_the_trusted_logarithm_and_exponential_err_sixty_four_times_less_than_is_trusted() -> None:
-    with mpmath.workdps(40):
-        uniform = uniforms_to_check()
-        logarithms = [
-            abs(float(mpmath.log(mpmath.mpf(float(u))) - mpmath.mpf(float(v))))
-            for u, v in zip(uniform, np.log(uniform), strict=True)
+        errors = [
+            abs(float(error(mpmath.mpf(float(x)), mpmath.mpf(float(y)))))
+            for x, y in zip(inputs, function(inputs), strict=True)
         ]
-        exponents = np.concatenate([-np.geomspace(1e-9, 700, 2000), [0.0]])
-        exponentials = [
-            abs(float(mpmath.mpf(float(v)) / mpmath.exp(mpmath.mpf(float(e))) - 1))
-            for e, v in zip(exponents, np.exp(exponents), strict=True)
-        ]
-    assert max(logarithms) < 2.0**-43 / 64
-    assert max(exponentials) < 2.0**-44 / 64
+    assert max(errors) < trusted / 64
 
 
 def test_the_margins_cover_what_is_trusted() -> None:
@@ -221,11 +219,8 @@ def test_permute_and_flip_ranks_rightly_when_uniform_numbers_are_tiny(lines_in_t
             words[line] >>= np.uint64(generator.integers(17, 50))
         gaps = np.floor(generator.exponential(6.0, (6, 1)))
         gaps -= gaps.min()
-        keys = [
-            -np.log((float(word) + 0.5) / 2.0**64) - gap for word, gap in zip(words, gaps[:, 0], strict=True)
-        ]
         (chosen,) = taped(words.tobytes()).permute_and_flip_choice(gaps, 1.0)
-        assert chosen == int(np.argmax(keys))
+        assert chosen == int(np.argmax(-np.log((words + 0.5) / 2.0**64) - gaps[:, 0]))
 
 
 def test_permute_and_flip_decides_between_two_words_of_zeros_by_further_bits() -> None:
@@ -334,11 +329,6 @@ def draw_in_child(queue) -> None:
     queue.put(EXACT.gaussian(2.0**30, 50).tolist())
 
 
-def test_both_sources_offer_the_same_interface() -> None:
-    assert isinstance(ExactNoise(), NoiseSource)
-    assert isinstance(SeededNoise(0), NoiseSource)
-
-
 def test_the_default_source_of_every_release_is_exact() -> None:
     assert release_gaussian([0.0], sensitivity=1.0, mu=1.0).source == "exact"
     assert release_laplace([0.0], sensitivity=1.0, epsilon=1.0).source == "exact"
@@ -397,6 +387,7 @@ def test_a_seed_must_be_given_as_a_whole_number_or_a_generator(seed) -> None:
 @pytest.mark.parametrize("source", [ExactNoise(), SeededNoise(0)], ids=["exact", "seeded"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_shapes_are_as_asked_and_scales_outside_the_proven_range_are_refused(source, family) -> None:
+    assert isinstance(source, NoiseSource)
     draw = getattr(source, family)
     for shape, expected in ((0, (0,)), (5, (5,)), ((2, 3), (2, 3)), ((), ())):
         assert np.shape(draw(1.0, shape)) == expected

@@ -61,8 +61,6 @@ def test_every_certified_sensitivity_says_that_it_is_and_where_it_comes_from() -
         lambda: certified.head_tilted(alpha=0.0, mass=1.0, regularisation=1.0, classes=2),
         lambda: certified.head_tilted(alpha=1.0, mass=-1.0, regularisation=1.0, classes=2),
         lambda: certified.weight_bound(1.0, 1),
-        lambda: certified.score_bounds(Sensitivity(1.0, "published", "the paper"), classes=2),
-        lambda: certified.score_bounds(Sensitivity(1.0, "empirical", "retraining"), classes=2),
     ],
 )
 def test_constants_without_meaning_are_refused(make) -> None:
@@ -87,23 +85,18 @@ def test_differences_and_log_odds_move_by_at_most_the_spread(one, vector, classe
             assert abs((first[v] - first[w]) - (second[v] - second[w])) <= limits.spread * (1 + 1e-9)
 
 
-def test_the_spread_is_reached() -> None:
-    one_bound = bounds(0.5, 100.0)  # opposite moves of two logits
-    assert one_bound.spread == pytest.approx(1.0)
-    two_bound = bounds(100.0, 0.6)
-    move = np.array([1.0, -1.0]) * 0.6 / math.sqrt(2)
-    assert two_bound.spread == pytest.approx(move[0] - move[1])
-
-
-def test_votes_have_a_spread_of_two() -> None:
+def test_the_spread_is_reached_by_opposite_moves_of_two_logits_and_two_for_votes() -> None:
+    assert bounds(0.5, 100.0).spread == pytest.approx(1.0)
+    assert bounds(100.0, 0.6).spread == pytest.approx(2 * 0.6 / math.sqrt(2))
     assert bounds(1.0, math.sqrt(2)).spread == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("basis", ["published", "empirical"])
 def test_only_certified_sensitivities_make_bounds(basis) -> None:
     entry = Sensitivity(0.5, basis, "made up")
-    with pytest.raises(InvalidInput, match="certified"):
-        ScoreBounds(entry, entry)
+    for make in (lambda: ScoreBounds(entry, entry), lambda: certified.score_bounds(entry, classes=2)):
+        with pytest.raises(InvalidInput, match="certified"):
+            make()
 
 
 def test_a_sensitivity_keeps_plain_types_only() -> None:
