@@ -31,12 +31,6 @@ ROWS: dict[Any, int] = {PrivateHead: 1500, DPSGD: 600, Teachers: 300}
 WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
     "head, records": (PrivateHead, {"schema": PLAIN}),
     "head, persons": (PrivateHead, {}),
-    "head, declared size": (PrivateHead, {"declared_size": 500}),
-    "head, second moments": (PrivateHead, {"second_moments": 0.1, "features": "unit-norm"}),
-    "head, large size": (
-        PrivateHead,
-        {"schema": PLAIN, "declared_size": 10**8, "steps": 3, "second_moments": 0.1},
-    ),
     "dpsgd, records": (DPSGD, {"schema": PLAIN}),
     "dpsgd, small batches": (DPSGD, {"sampling_rate": 0.005, "hidden": (3,), "optimizer": "momentum"}),
     "dpsgd, all in every step": (DPSGD, {"sampling_rate": 1.0, "centring_steps": 0}),

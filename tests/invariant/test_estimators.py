@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -33,7 +34,7 @@ from quietmax.estimators.training_set import (
     _class_numbers,
 )
 from quietmax.models import MLP, TrainingSettings
-from quietmax.models.features import FeatureMap, Identity, RandomFourier, Scattering, UnitNorm
+from quietmax.models.features import FeatureMap, RandomFourier, Scattering, UnitNorm
 from quietmax.models.mlp import initial_mlp
 from quietmax.models.stacked import train_independent
 from quietmax.sensitivity import certified
@@ -41,13 +42,6 @@ from tests.estimators.whole_set import TrainingSet, training_set
 
 SMALL_IMAGES = Scattering((1, 7, 7))
 THREADS = pytest.mark.parametrize("threads", [1, 2])
-
-
-@pytest.fixture(autouse=True)
-def _threads_as_before():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def digits(rows: int, columns: int = 49, seed: int = 0) -> np.ndarray:
@@ -135,26 +129,6 @@ def test_one_label_of_another_type_moves_the_gradient_sum_within_its_bound(
     assert 0.0 < moved <= certified.head_gradient(clip, coordinates=12, grid=GRID).value
 
 
-def test_removing_a_label_of_another_type_changes_one_teacher() -> None:
-    records = digits(201, 5)
-    labels = [2**53, 2**53 + 1] * 100 + [1.0]
-
-    def weights(size: int) -> np.ndarray:
-        teachers = Teachers(teachers=5, classes=(2**53, 2**53 + 1, 1), declared_size=200, random_state=0)
-        return weights_of(teachers.fit(records[:size], labels[:size]).ensemble_)
-
-    assert (weights(201) != weights(200)).any(axis=1).sum() == 1
-
-
-@pytest.mark.parametrize("radius", [1e-272, 1e-12])
-def test_a_record_with_huge_features_moves_the_centring_sum_by_at_most_one(radius: float) -> None:
-    records = digits(40, 3)
-    records[0] = 1e38
-    whole = sum_of(_clipped_features(Identity(), records, radius))
-    others = sum_of(_clipped_features(Identity(), records[1:], radius))
-    assert np.linalg.norm(whole - others) <= 1.0
-
-
 @pytest.mark.parametrize("features", [SMALL_IMAGES, RandomFourier(count=30), UnitNorm(0.4)])
 @THREADS
 def test_the_rows_of_a_head_depend_on_their_own_records_alone(features: FeatureMap, threads: int) -> None:
@@ -195,48 +169,35 @@ def test_a_gradient_sum_is_the_sum_of_what_each_record_adds_alone(threads: int) 
             assert np.abs(everyone - without - units(np.array([removed]))).max() <= 1.5
 
 
-@pytest.mark.parametrize("activation", ["tanh", "sigmoid", "relu"])
+@pytest.mark.parametrize(
+    ("activation", "removed"),
+    [*((name, (0, 5, 511, 512, 699)) for name in ("tanh", "sigmoid", "relu")), ("tanh", (0, 50, 85, 1000))],
+    ids=["tanh", "sigmoid", "relu", "persons"],
+)
 @THREADS
-def test_a_dpsgd_sum_changes_by_exactly_what_the_removed_record_adds_alone(
-    activation: str, threads: int
+def test_a_dpsgd_sum_changes_by_exactly_what_a_removed_record_or_person_adds_alone(
+    activation: str, removed: tuple[int, ...], threads: int
 ) -> None:
     torch.set_num_threads(threads)
+    by_person = 1000 in removed
     network = initial_mlp((30, 17, 5, 3), activation, (2,), torch.float64)
     inputs = torch.from_numpy(digits(700, 30))
     inputs[5] *= 2.0**100
     labels = torch.arange(700) % 3
+    names = np.arange(700)
+    if by_person:
+        names = np.where(names < 600, names // 7, 1000)
+    weights = torch.from_numpy(1 / Persons.of(names).rows) if by_person else None
 
     def total(chosen: np.ndarray) -> list[torch.Tensor]:
-        return list(exact_clipped_sum(network, inputs[chosen], labels[chosen], 0.8).tensors())
-
-    everyone = total(np.arange(700))
-    for removed in (0, 5, 511, 512, 699):
-        others, alone = total(np.delete(np.arange(700), removed)), total(np.array([removed]))
-        assert all(torch.equal(a, b + c) for a, b, c in zip(everyone, others, alone, strict=True))
-        assert sum(float(each.square().sum()) for each in alone) <= 0.8**2
-
-
-@THREADS
-def test_a_dpsgd_sum_changes_by_exactly_what_the_removed_person_adds_alone(threads: int) -> None:
-    torch.set_num_threads(threads)
-    network = initial_mlp((30, 17, 3), "tanh", (2,), torch.float64)
-    inputs = torch.from_numpy(digits(700, 30))
-    inputs[5] *= 2.0**100
-    labels = torch.arange(700) % 3
-    names = np.where(np.arange(700) < 600, np.arange(700) // 7, 1000)
-    persons = Persons.of(names)
-    weights = torch.from_numpy(1 / persons.rows)
-
-    def total(chosen: np.ndarray) -> list[torch.Tensor]:
-        sums = exact_clipped_sum(network, inputs[chosen], labels[chosen], 0.8, weights[chosen])
-        return list(sums.tensors())
+        shares = None if weights is None else weights[chosen]
+        return list(exact_clipped_sum(network, inputs[chosen], labels[chosen], 0.8, shares).tensors())
 
     everyone = total(np.random.default_rng(0).permutation(700))
-    for removed in (0, 50, 85, 1000):
-        own = names == removed
-        others, alone = total(np.flatnonzero(~own)), total(np.flatnonzero(own))
+    for each in removed:
+        others, alone = total(np.flatnonzero(names != each)), total(np.flatnonzero(names == each))
         assert all(torch.equal(a, b + c) for a, b, c in zip(everyone, others, alone, strict=True))
-        assert 0 < sum(float(each.square().sum()) for each in alone) <= 0.8**2
+        assert 0 < sum(float(part.square().sum()) for part in alone) <= 0.8**2
 
 
 STRANGERS = {
@@ -281,44 +242,42 @@ def test_a_stranger_in_a_frame_changes_nothing_about_anybody_else(stranger: dict
     assert disturbed.persons.count == plain.persons.count + 1
 
 
+MIXED_LABELS = [2**53, 2**53 + 1] * 100 + [1.0]
+SHARDED: dict[str, tuple[Any, dict[str, Any], tuple[Any, ...]]] = {
+    "records": (np.arange(501) % 3, {"teachers": 25, "classes": (0, 1, 2)}, (0,)),
+    "a label of another type": (MIXED_LABELS, {"teachers": 5, "classes": (2**53, 2**53 + 1, 1)}, (200,)),
+    "persons": (np.arange(300) % 3, {"teachers": 7, "classes": (0, 1, 2)}, (999, 30, 74)),
+}
+
+
+@pytest.mark.parametrize(("labels", "settings", "removed"), SHARDED.values(), ids=SHARDED)
 @THREADS
-def test_removing_a_person_changes_one_teacher(threads: int) -> None:
+def test_removing_a_record_or_person_changes_one_teacher_and_one_vote(
+    labels: Any, settings: dict[str, Any], removed: tuple[Any, ...], threads: int
+) -> None:
     torch.set_num_threads(threads)
-    records, labels = digits(300, 5), np.arange(300) % 3
-    people = np.where(np.arange(300) < 90, 999, np.arange(300) // 4)
+    records, queries = digits(len(labels), seed=3), SMALL_IMAGES.transform(digits(300, seed=5))
+    names = np.arange(len(labels))
+    if 999 in removed:
+        names = np.where(names < 90, 999, names // 4)
 
-    def weights(kept: np.ndarray) -> np.ndarray:
-        teachers = Teachers(teachers=7, classes=(0, 1, 2), declared_size=60, random_state=0)
-        fitted = teachers.fit(records[kept], labels[kept], groups=people[kept])
-        return weights_of(fitted.ensemble_)
+    def ensemble(kept: np.ndarray) -> TeacherEnsemble:
+        teachers = Teachers(**settings, features=SMALL_IMAGES, declared_size=60, random_state=0)
+        groups = names[kept] if 999 in removed else None
+        return teachers.fit(records[kept], [labels[row] for row in kept], groups=groups).ensemble_
 
-    everyone = weights(np.arange(300))
-    for person in (999, 30, 74):
-        assert (everyone != weights(np.flatnonzero(people != person))).any(axis=1).sum() == 1
+    whole = ensemble(np.arange(len(labels)))
+    for each in removed:
+        without = ensemble(np.flatnonzero(names != each))
+        assert (weights_of(whole) != weights_of(without)).any(axis=1).sum() == 1
+        moved = np.abs(whole.scores(queries) - without.scores(queries))
+        assert moved.max() <= 1.0
+        assert moved.sum(axis=1).max() <= 2.0
 
 
 def weights_of(ensemble: TeacherEnsemble) -> np.ndarray:
     assert isinstance(ensemble.teachers, MLP)
     return ensemble.teachers.weight_vectors().numpy().view(np.uint32)
-
-
-@THREADS
-def test_removing_a_record_changes_one_teacher_and_one_vote(threads: int) -> None:
-    torch.set_num_threads(threads)
-    records, labels = digits(501, seed=3), np.arange(501) % 3
-    queries = SMALL_IMAGES.transform(digits(300, seed=5))
-
-    def ensemble(first: int) -> TeacherEnsemble:
-        teachers = Teachers(
-            teachers=25, features=SMALL_IMAGES, classes=(0, 1, 2), declared_size=500, random_state=0
-        )
-        return teachers.fit(records[first:], labels[first:]).ensemble_
-
-    whole, without = ensemble(0), ensemble(1)
-    assert (weights_of(whole) != weights_of(without)).any(axis=1).sum() == 1
-    moved = np.abs(whole.scores(queries) - without.scores(queries))
-    assert moved.max() <= 1.0
-    assert moved.sum(axis=1).max() <= 2.0
 
 
 @pytest.mark.parametrize("settings", [LINEAR, NETWORK], ids=["linear", "hidden"])

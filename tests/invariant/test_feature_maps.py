@@ -44,10 +44,6 @@ def _few_images_for_whitening(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     scattering._whitening.cache_clear()
     yield
     scattering._whitening.cache_clear()
-    torch.set_num_threads(before_all_tests)
-
-
-before_all_tests = torch.get_num_threads()
 
 
 def _image_maps() -> Iterator[Configuration]:

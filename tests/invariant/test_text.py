@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -27,14 +25,6 @@ ENCODING = Encoding(
 )
 
 
-@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 def texts(seed: int) -> list[str]:
     generator = np.random.default_rng(seed)
     return [" ".join(generator.choice(WORDS, length)) for length in LENGTHS]
@@ -50,8 +40,9 @@ def table(seed: int) -> pd.DataFrame:
 ALONE = np.concatenate([embed([text]) for text in texts(0)])
 
 
-@pytest.mark.usefixtures("threads")
-def test_an_embedding_is_the_same_alone_and_beside_others_in_any_order() -> None:
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_embedding_is_the_same_alone_and_beside_others_in_any_order(threads: int) -> None:
+    torch.set_num_threads(threads)
     together = texts(0)
     order = np.random.default_rng(1).permutation(len(together))
     assert np.array_equal(bits(embed(together)), bits(ALONE))
@@ -60,8 +51,11 @@ def test_an_embedding_is_the_same_alone_and_beside_others_in_any_order() -> None
     assert np.array_equal(bits(embed(mixed)[5:-5]), bits(np.concatenate([ALONE, ALONE])))
 
 
-@pytest.mark.usefixtures("threads")
-def test_the_rows_of_a_table_with_texts_keep_their_features_when_others_are_removed_or_added() -> None:
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_rows_of_a_table_with_texts_keep_their_features_when_others_are_removed_or_added(
+    threads: int,
+) -> None:
+    torch.set_num_threads(threads)
     whole, more = table(0), pd.concat([table(5)[:4], table(0)], ignore_index=True)
     feature_map = table_features(ENCODING, 1000, 2, 0.3)
     expected = _clipped_features(feature_map, ENCODING.encode(whole), 1.0)

@@ -14,7 +14,6 @@ from quietmax.accounting import Guarantee
 from quietmax.accounting.dpsgd import Schedule, noise_multiplier
 from quietmax.data import load, load_records, split
 from quietmax.errors import InvalidInput
-from quietmax.estimators import DPSGDSettings
 from quietmax.estimators.dpsgd.estimator import DPSGD, NUMERICAL, PLACES, POISSON
 from quietmax.models.features import Scattering
 from tests.estimators.made import made
@@ -89,22 +88,6 @@ def test_the_published_analysis_is_conditional_shuffles_and_names_its_assumption
     assert (settings.sampling, settings.optimizer, settings.learning_rate) == ("shuffled", "adam", 0.001)
     assert (settings.steps, settings.max_grad_norm, settings.l2) == (300, 1.0, 0.001)
     assert fitted.plan_.schedule.epochs == 100
-
-
-@pytest.mark.parametrize("seed", [None, 1])
-def test_steps_whose_batch_is_empty_are_taken_with_noise_alone(seed: int | None) -> None:
-    """Thirty records at a rate of 0.001: nearly all of 20 batches are empty, and with probability 0.55 all."""
-    features = np.random.default_rng(0).random((30, 3))
-    private = DPSGD(
-        1.0,
-        1e-5,
-        declared_size=30,
-        classes=(0, 1),
-        settings=DPSGDSettings(sampling_rate=0.001, steps=20),
-        random_state=seed,
-    )
-    private.fit(features, np.arange(30) % 2)
-    assert np.abs(private.decision_function(features)).min() > 0
 
 
 @pytest.mark.parametrize(

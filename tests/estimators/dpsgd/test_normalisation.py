@@ -102,7 +102,7 @@ def test_a_centring_step_is_divided_by_the_public_expected_number(
         DECLARED, epsilon=1.0, delta=1e-5, inputs="centred", sampling_rate=RATE, centring_steps=2
     )
     plan = replace(plan, noise_multiplier=NOISE)
-    for batch in (np.arange(1), np.arange(6, 13)):
+    for batch in (np.arange(0), np.arange(1), np.arange(6, 13)):
         monkeypatch.setattr(estimator, "_draw_batches", lambda *_, batch=batch, **__: iter([batch] * 2))
         centre = estimator._released_centre(features, plan, radius=4.0, seed=seed)
         wanted = clipped_rows(features[batch], 4.0).sum(0) / (RATE * DECLARED)
