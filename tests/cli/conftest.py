@@ -6,7 +6,7 @@ import io
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -18,35 +18,35 @@ from tests.cli.own_table import DECLARED, write_people
 
 Result = tuple[int, str, str]
 """Exit code, stdout, stderr."""
-Run = Callable[..., Result]
 
 
-def _exit_code(*arguments: object) -> int:
-    """Run a command line in this process."""
-    with pytest.MonkeyPatch.context() as patched:
+class Captured(io.StringIO):
+    """A stream whose `isatty` tests can replace."""
+
+
+def run(*arguments: object) -> Result:
+    """Run a command line in this process and return (exit code, stdout, stderr)."""
+    with (
+        pytest.MonkeyPatch.context() as patched,
+        redirect_stdout(io.StringIO()) as out,
+        redirect_stderr(Captured()) as err,
+    ):
         patched.setattr(sys, "argv", ["quietmax", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
             main()
-    return int(ended.value.code or 0)
+    return int(ended.value.code or 0), out.getvalue(), err.getvalue()
 
 
-def call(*arguments: object) -> Result:
-    """Run a command line in this process, also where no fixture is, and return (exit code, stdout, stderr)."""
-    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
-        code = _exit_code(*arguments)
-    return code, out.getvalue(), err.getvalue()
+def printed(*arguments: object) -> str:
+    """What a command that must succeed prints on stdout."""
+    code, out, err = run(*arguments)
+    assert code == 0, err
+    return out
 
 
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run a command line in this process and return (exit code, stdout, stderr)."""
-
-    def call(*arguments: object) -> Result:
-        code = _exit_code(*arguments)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
+def document(*arguments: object) -> Any:
+    """The JSON document that a command that must succeed prints."""
+    return json.loads(printed(*arguments, "--json"))
 
 
 def assert_error(result: Result, code: int, *words: str) -> None:
@@ -75,16 +75,11 @@ def all_commands() -> Iterator[tuple[list[str], Any]]:
         yield from _commands(load_command(name), [name])
 
 
-def output_of(result: Result) -> str:
-    """What a command that succeeded printed on stdout."""
-    code, out, err = result
-    assert code == 0, err
-    return out
-
-
-def json_of(result: Result) -> Any:
-    """The JSON document that a command that succeeded printed."""
-    return json.loads(output_of(result))
+@pytest.fixture(autouse=True)
+def in_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test starts in an empty folder, which also gets the ledger."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("QUIETMAX_LEDGER", "ledger.sqlite")
 
 
 @pytest.fixture
@@ -111,7 +106,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("network", "--epochs", 60, "--learning-rate", 0.01),
         ("teachers", "--queries", 10, "--declared-size", 480),
     ):
-        assert _exit_code("train", name, people, *DECLARED, *options, "-o", root / name) == 0
+        printed("train", name, people, *DECLARED, *options, "-o", root / name)
     return root
 
 

@@ -15,7 +15,7 @@ from quietmax.data import Split, load
 from quietmax.errors import QuietmaxError
 from quietmax.models import CrossEntropy, TrainingSettings, save_model, train
 from quietmax.privacy_card import leakage_file
-from tests.cli.conftest import call, output_of
+from tests.cli.conftest import document, printed, run
 
 
 @pytest.fixture(scope="module")
@@ -46,25 +46,18 @@ def folder(data: Split, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(train(data, settings=settings), tmp_path_factory.mktemp("models") / "model")
 
 
-def run(*arguments: object) -> str:
-    return output_of(call("attack", *arguments))
-
-
 def refused(complaint: str, *arguments: object) -> None:
-    code, out, err = call("attack", *arguments)
+    code, out, err = run("attack", *arguments)
     assert (code in (1, 2), out) == (True, "")
     assert re.search(complaint, err), err
 
 
 def test_a_saved_model_is_attacked_with_several_attacks_and_plotted(
-    folder: Path, table: Path, data: Split, tmp_path: Path
+    folder: Path, table: Path, data: Split
 ) -> None:
-    plot = tmp_path / "roc.png"
-    out = run(
-        folder, "--data", table, *HALF, "--attack", "threshold", "--attack", "lira", "--attack", "rmia-offline",
-        "--shadows", 8, "--plot", plot, "--json",
-    )  # fmt: skip
-    values = json.loads(out)
+    plot = Path("roc.png")
+    attacks = ("--attack", "threshold", "--attack", "lira", "--attack", "rmia-offline")
+    values = document("attack", folder, "--data", table, *HALF, *attacks, "--shadows", 8, "--plot", plot)
     assert [report["attack"] for report in values["reports"]] == ["threshold", "lira", "rmia-offline"]
     assert {report["settings"]["pool"] for report in values["reports"]} == {"overlapping"}
     assert values["reports"][1]["auc"]["value"] > 0.9
@@ -77,7 +70,7 @@ def test_a_saved_model_is_attacked_with_several_attacks_and_plotted(
 def test_the_card_lists_every_variant_of_an_attack(folder: Path, table: Path) -> None:
     names = ["threshold", "threshold-entropy", "lira", "lira-offline"]
     for name in names:
-        out = run(folder, "--data", table, *HALF, "--attack", name, "--shadows", 4)
+        out = printed("attack", folder, "--data", table, *HALF, "--attack", name, "--shadows", 4)
         assert leakage_file(folder).name in "".join(out.split())  # the command says where they are stored
     assert leakage_file(folder).stat().st_mode & 0o777 == 0o600
     kept = [entry["attack"] for entry in json.loads(leakage_file(folder).read_text())["attacks"]]
@@ -93,7 +86,7 @@ def test_a_plot_that_cannot_be_written_is_an_error_before_the_target_is_queried(
 
 
 def test_a_plot_that_fails_does_not_lose_the_reports(
-    folder: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: object) -> None:
         raise QuietmaxError("The disk is full.")
@@ -101,14 +94,14 @@ def test_a_plot_that_fails_does_not_lose_the_reports(
     monkeypatch.setattr("quietmax.attacks.metrics.plot_reports", fails)
     leakage_file(folder).unlink(missing_ok=True)
     arguments = ("--data", table, *HALF, "--attack", "threshold", "--shadows", 2, "--json")
-    code, out, err = call("attack", folder, *arguments, "--plot", tmp_path / "roc.png")
+    code, out, err = run("attack", folder, *arguments, "--plot", "roc.png")
     assert (code, err) == (1, "quietmax: The disk is full.\n")
     assert json.loads(out)["reports"][0]["attack"] == "threshold"
     assert json.loads(leakage_file(folder).read_text())["attacks"][0]["attack"] == "threshold"
 
 
 def test_shadow_is_the_default_attack_and_prints_a_table(folder: Path, table: Path, data: Split) -> None:
-    out = run(folder, "--data", table, *HALF, "--shadows", 3)
+    out = printed("attack", folder, "--data", table, *HALF, "--shadows", 3)
     assert f"shadow against plain model: {len(data.train)} members" in out
     for word in ("leakage", "AUC", "TPR at 0.1% FPR", "95% interval", "Clopper-Pearson"):
         assert word in out
@@ -118,16 +111,15 @@ def test_a_data_set_is_trained_on_first(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(
         "quietmax.models.stacked.TrainingSettings", lambda loss: TrainingSettings((4,), loss=loss, epochs=1)
     )
-    out = run("mnist-5k", "--records", 200, "--shadows", 2, "--attack", "threshold", "--json")
-    values = json.loads(out)
+    values = document("attack", "mnist-5k", "--records", 200, "--shadows", 2, "--attack", "threshold")
     assert (values["dataset"], values["records"], values["model"]) == ("mnist-5k", 200, None)
     assert values["reports"][0]["settings"]["models"] == 2
 
 
 def test_algorithm_1_is_attacked_at_an_epsilon_per_answer(folder: Path, table: Path) -> None:
-    arguments = (folder, "--data", table, *HALF, "--attack", "threshold", "--shadows", 4, "--json")
-    plain = json.loads(run(*arguments))["reports"][0]
-    noisy = json.loads(run(*arguments, "--mechanism", "algorithm1-laplace", "--epsilon", 0.1, "--seeded", 1))
+    attack = ("attack", folder, "--data", table, *HALF, "--attack", "threshold", "--shadows", 4)
+    plain = document(*attack)["reports"][0]
+    noisy = document(*attack, "--mechanism", "algorithm1-laplace", "--epsilon", 0.1, "--seeded", 1)
     report = noisy["reports"][0]
     assert noisy["epsilon_per_answer"] == 0.1
     assert report["target"] == "algorithm1"
@@ -135,13 +127,14 @@ def test_algorithm_1_is_attacked_at_an_epsilon_per_answer(folder: Path, table: P
     assert report["auc"]["value"] < plain["auc"]["value"]
 
 
-def test_the_account_of_a_private_model_is_charged(data: Split, table: Path, tmp_path: Path) -> None:
+def test_the_account_of_a_private_model_is_charged(data: Split, table: Path) -> None:
     from quietmax.estimators import Teachers, save_private
 
     crowd = Teachers(1.0, 1e-5, queries=500, teachers=5, declared_size=150).fit(data.train)
-    folder = save_private(crowd, tmp_path / "private", dataset="tosses")
-    out = run(folder, "--data", table, "--attack", "threshold", "--shadows", 2, "--json")
-    report = json.loads(out)["reports"][0]
+    folder = save_private(crowd, Path("private"), dataset="tosses")
+    report = document("attack", folder, "--data", table, "--attack", "threshold", "--shadows", 2)["reports"][
+        0
+    ]
     assert report["released"] == "labels"
     assert (report["members"], report["nonmembers"]) == (len(data.train), len(data.test))
     assert report["queries"] == 300
@@ -164,60 +157,29 @@ def test_a_server_is_queried_instead_of_the_model_with_the_key_from_the_environm
     monkeypatch.setattr(Endpoint, "_send", send)
     monkeypatch.setenv("QUIETMAX_KEY", "opensesame")
     url = "http://127.0.0.1:9/v2/models/tosses"
-    out = run(
-        folder, "--data", table, *HALF, "--attack", "threshold", "--shadows", 2, "--target", url, "--json"
-    )
-    report = json.loads(out)["reports"][0]
+    report = document(
+        "attack", folder, "--data", table, *HALF, "--attack", "threshold", "--shadows", 2, "--target", url
+    )["reports"][0]
     assert keys == {"opensesame"}
     assert (report["target"], report["released"]) == (url, "labels")
     assert abs(report["auc"]["value"] - 0.5) < 0.2
 
 
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["nothing-here"], "must be a model folder, a data set"),
-        (["mnist-5k", "--data", "x.csv"], "--data can only be combined with a model folder"),
-        (["mnist-5k", "--attack", "shadw"], "did you mean 'shadow'"),
-        (
-            ["mnist-5k", "--mechanism", "magic"],
-            "Unknown mechanism 'magic'. Valid: algorithm1, algorithm1-laplace",
-        ),
-        (["mnist-5k", "--mechanism", "algorithm1"], "--mechanism algorithm1 requires --epsilon"),
-        (["mnist-5k", "--epsilon", "1"], "can only be combined with a mechanism"),
-        (
-            ["mnist-5k", "--mechanism", "algorithm1", "--epsilon", "1", "--target", "http://a/b"],
-            "own mechanism",
-        ),
-        (["mnist-5k", "--target", "nowhere"], "must be an address"),
-    ],
-)
-def test_wrong_usage_is_an_error(monkeypatch: pytest.MonkeyPatch, arguments: Any, complaint: str) -> None:
-    monkeypatch.setattr(
-        "quietmax.models.stacked.TrainingSettings", lambda loss: TrainingSettings((2,), loss=loss, epochs=0)
-    )
-    refused(complaint, *arguments, "--records", 50)
-
-
-def test_the_table_of_the_training_and_its_declarations_are_required(
-    folder: Path, table: Path, tmp_path: Path
-) -> None:
+def test_the_table_of_the_training_and_its_declarations_are_required(folder: Path, table: Path) -> None:
     refused("--data with its file", folder)
-    wider = tmp_path / "wider.toml"
+    wider = Path("wider.toml")
     wider.write_text(SCHEMA.replace("[0, 1]", "[0, 2]"))
     refused("encoded differently", folder, "--data", table, *HALF, "--schema", wider)
 
 
-def test_the_holdout_must_be_that_of_the_training(
-    folder: Path, table: Path, data: Split, tmp_path: Path
-) -> None:
+def test_the_holdout_must_be_that_of_the_training(folder: Path, table: Path, data: Split) -> None:
     from quietmax.estimators import PrivateHead, save_private
 
     refused(r"--holdout 0\.2 leaves .* must be as in training", folder, "--data", table, "--holdout", 0.2)
-    held_out = save_private(PrivateHead(declared_size=150).fit(data.train), tmp_path / "a", dataset="tosses")
+    held_out = save_private(PrivateHead(declared_size=150).fit(data.train), Path("a"), dataset="tosses")
     refused(r"--holdout must be 0\.5 as in the training", held_out, "--data", table, "--holdout", 0.2)
     everybody = load(table).train
-    whole = save_private(PrivateHead(declared_size=300).fit(everybody), tmp_path / "b", dataset="tosses")
+    whole = save_private(PrivateHead(declared_size=300).fit(everybody), Path("b"), dataset="tosses")
     refused("trained on everybody", whole, "--data", table, "--holdout", 0.2)
     refused("requires people who were not trained on", whole, "--data", table)
 
@@ -234,20 +196,19 @@ def people(path: Path, persons: int, start: int, seed: int) -> Path:
 
 
 def test_other_people_serve_as_shadow_data_and_as_nonmembers_and_persons_are_told_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The schema beside the attacked table describes the other table too; its rows are whole persons."""
-    table, others = people(tmp_path / "people.csv", 40, 0, 1), people(tmp_path / "others.csv", 90, 500, 2)
+    table, others = people(Path("people.csv"), 40, 0, 1), people(Path("others.csv"), 90, 500, 2)
     bounds = "".join(f"x{number} = [0, 1]\n" for number in range(20))
     table.with_suffix(".toml").write_text(
         f'label = "ill"\nclasses = ["no", "yes"]\nperson = "who"\n[bounds]\n{bounds}'
     )
     settings = TrainingSettings((16,), loss=CrossEntropy(), learning_rate=0.02, epochs=60, batch_size=20)
     monkeypatch.setattr("quietmax.models.stacked.TrainingSettings", lambda loss: settings)  # noqa: ARG005
-    out = run(
-        table, "--shadow-data", others, "--attack", "shadow", "--attack", "lira", "--shadows", 8, "--json"
+    values = document(
+        "attack", table, "--shadow-data", others, "--attack", "shadow", "--attack", "lira", "--shadows", 8
     )
-    values = json.loads(out)
     assert values["unit"] == "person"
     shadow, lira = values["reports"]
     assert {shadow["members"], lira["members"]} == {40}

@@ -11,7 +11,7 @@ import pytest
 
 from quietmax.cli import load_command
 from quietmax.cli.serve import ServeOption, _check_variables, options_of
-from tests.cli.conftest import Run, assert_error
+from tests.cli.conftest import assert_error, run
 from tests.docs.scripts import script
 
 option_table = script("docs/making/option_table.py")
@@ -48,11 +48,11 @@ def sample(setting: ServeOption) -> tuple[Any, str]:
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=IDS)
 def test_every_option_can_be_set_by_its_variable_and_its_key(
-    setting: ServeOption, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    setting: ServeOption, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     value, text = sample(setting)
     name = setting.option.name
-    file = tmp_path / "serve.toml"
+    file = Path("serve.toml")
     if setting.in_file:
         file.write_text(f"{setting.key} = {json.dumps(value)}\n")
         from_file = parsed("--config", str(file))[name]
@@ -64,9 +64,9 @@ def test_every_option_can_be_set_by_its_variable_and_its_key(
 
 
 def test_the_command_line_comes_first_then_the_environment_then_the_file(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    file = tmp_path / "serve.toml"
+    file = Path("serve.toml")
     file.write_text("port = 1001\nmax_rows = 11\nrequest_log = false\n")
     monkeypatch.setenv("QUIETMAX_CONFIG", str(file))
     assert (parsed()["port"], parsed()["max_rows"], parsed()["request_log"]) == (1001, 11, False)
@@ -97,7 +97,7 @@ def test_an_empty_variable_and_a_variable_that_kubernetes_sets_count_as_not_set(
     ],
 )
 def test_a_misspelt_variable_is_refused_with_the_nearest_valid_name(
-    run: Run, monkeypatch: pytest.MonkeyPatch, name: str, nearest: str
+    monkeypatch: pytest.MonkeyPatch, name: str, nearest: str
 ) -> None:
     monkeypatch.setenv(name, "8080")
     result = run("serve", "model")
@@ -141,39 +141,29 @@ def test_variables_of_kubernetes_of_tests_and_of_other_commands_are_no_misspelt_
         ('account = "\udcff"', "is not a TOML file"),
     ],
 )
-def test_a_wrong_file_is_one_sentence_that_names_it(
-    run: Run, tmp_path: Path, text: str, message: str
-) -> None:
-    file = tmp_path / "serve.toml"
+def test_a_wrong_file_is_one_sentence_that_names_it(text: str, message: str) -> None:
+    file = Path("serve.toml")
     file.write_bytes(text.encode("utf-8", "surrogateescape"))
     assert_error(run("serve", "--config", file), 1, "serve.toml", message)
 
 
 @pytest.mark.parametrize("text", ["port = 8080.5", "port = true", "anonymous = 2", "budget = true"])
-def test_a_value_of_another_type_is_named_with_the_place_that_sets_it(
-    run: Run, tmp_path: Path, text: str
-) -> None:
-    file = tmp_path / "serve.toml"
+def test_a_value_of_another_type_is_named_with_the_place_that_sets_it(text: str) -> None:
+    file = Path("serve.toml")
     file.write_text(text)
     assert_error(run("serve", "--config", file), 2, f"--{text.split()[0]}", f"(set by {file})")
 
 
-def test_a_file_that_is_not_there_is_named(run: Run, tmp_path: Path) -> None:
-    assert_error(run("serve", "--config", tmp_path / "absent.toml"), 1, "absent.toml", "No such file")
+def test_a_file_that_is_not_there_is_named() -> None:
+    assert_error(run("serve", "--config", "absent.toml"), 1, "absent.toml", "No such file")
 
 
-def test_a_value_out_of_range_is_named_with_the_place_that_sets_it(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "serve.toml"
+def test_a_value_out_of_range_is_named_with_the_place_that_sets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = Path("serve.toml")
     file.write_text("port = 70000\n")
     assert_error(run("serve", "--config", file), 2, "--port", f"(set by {file})")
     monkeypatch.setenv("QUIETMAX_PORT", "80000")
     assert_error(run("serve", "--config", file), 2, "--port", "(set by QUIETMAX_PORT)")
-
-
-def test_a_service_without_models_is_wrong_usage(run: Run) -> None:
-    assert_error(run("serve"), 2, "At least one model must be named")
 
 
 def test_the_table_of_the_documentation_has_every_option_with_all_its_names() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import shutil
 from pathlib import Path
@@ -11,104 +10,254 @@ from pathlib import Path
 import pytest
 
 from quietmax.accounting import PureCost
+from quietmax.cli import reproduce
 from quietmax.ledger import Ledger, Terms
-from tests.cli.conftest import Run, all_commands, assert_error
-from tests.cli.own_table import DECLARED
+from tests.cli.conftest import all_commands, assert_error, run
+from tests.cli.own_table import SCHEMA
 
 SMALL = "mnist-5k --records 40"
-PEOPLE = f"people.csv {' '.join(DECLARED)} --declared-size 1000"
+PEOPLE = "people.csv --declared-size 1000"
+ALL = {" ".join(path): command for path, command in all_commands()}
 ELSEWHERE = {
     *("demo", "serve", "compare", "reproduce run", "ledger accept-loss"),
 }
 """Commands that run long or need more than a folder; the tests of their own modules run them with --json."""
-# Arguments that work in the folder of the fixture; and arguments of which one value is wrong, with a word of the error.
-CASES = {
-    "datasets": ("", None),
-    "schema draft": ("people.csv --label income", ("absent.csv", 1, "absent.csv")),
-    "schema check": ("people.csv --schema people.json", ("absent.csv", 1, "absent.csv")),
-    "train network": (f"{SMALL} --epochs 1", ("absent.csv --label y", 1, "absent.csv")),
-    "train head": (PEOPLE, (f"{PEOPLE} --epsilon -1 -o out", 2, "--epsilon")),
-    "train teachers": (f"{PEOPLE} --queries 2", (f"{PEOPLE} --queries 2 --delta 2 -o out", 2, "--delta")),
-    "train dpsgd": (f"{PEOPLE} --steps 1", (f"{PEOPLE} --accountant moments -o out", 2, "--accountant")),
-    "predict": ("--model head --input people.csv", ("--model absent --input people.csv", 1, "absent")),
-    "evaluate": ("head --data people.csv --exact", ("head --data absent.csv --exact", 1, "absent.csv")),
-    "sensitivity": ("--features 9 --classes 2 --records 9", ("--features 9", 2, "--classes")),
-    "attack": (f"{SMALL} --attack threshold --shadows 2", ("absent", 2, "must be a model folder")),
-    "audit mechanism": ("--samples 1000 --classes 2", ("--noise-share 0", 2, "--noise-share")),
-    "audit sensitivity": (f"{SMALL} --removals 1 --epochs 0", ("absent.csv", 1, "absent.csv")),
-    "audit training": (
-        "worst-case --estimator teachers --times 64",
-        (f"{SMALL} --estimator oracle", 2, "--estimator"),
-    ),
-    "audit stability": (f"{SMALL} --removed 2 --epochs 0", (f"{SMALL} --removed 41", 2, "--removed")),
-    "audit invariant": ("head --records 4", ("absent", 1, "absent")),
-    "card": ("head", ("absent", 1, "absent")),
-    "export": ("head --onnx new.onnx", ("head", 2, "--onnx")),
-    "ledger status": ("", ("--ledger absent.sqlite", 2, "absent.sqlite")),
-    "ledger grant": (
-        "people --epsilon 2 --because 'The board allowed it.'",
-        ("people --because no", 2, "--epsilon"),
-    ),
-    "ledger revoke": (
-        "people --because 'The study is over.'",
-        ("nobody --because 'It is over.'", 2, "nobody"),
-    ),
-    "ledger export": ("", ("--account nobody -o log.jsonl", 2, "nobody")),
-    "ledger verify": ("", ("--anchor people", 2, "--anchor")),
-    "ledger prune": ("--days 30", ("--days 0", 2, "between 1/24 and 36500")),
-    "ledger key create": ("ann", ("ann --role owner", 2, "--role must be")),
-    "ledger key list": ("", ("--ledger absent.sqlite", 2, "absent.sqlite")),
-    "ledger key revoke": ("KEY", ("0123456789abcdef", 2, "0123456789abcdef")),
-    "reproduce report": ("--tables correlations bounds", ("--tables alpha --datasets mnits", 2, "mnits")),
+WORKING = {
+    "datasets": "",
+    "schema draft": "people.csv --label income",
+    "schema check": "people.csv",
+    "train network": f"{SMALL} --epochs 1",
+    "train head": PEOPLE,
+    "train teachers": f"{PEOPLE} --queries 2",
+    "train dpsgd": f"{PEOPLE} --steps 1",
+    "predict": "--model head --input people.csv",
+    "evaluate": "head --data people.csv --exact",
+    "sensitivity": "--features 9 --classes 2 --records 9",
+    "attack": f"{SMALL} --attack threshold --shadows 2",
+    "audit mechanism": "--samples 1000 --classes 2",
+    "audit sensitivity": f"{SMALL} --removals 1 --epochs 0",
+    "audit training": "worst-case --estimator teachers --times 64",
+    "audit stability": f"{SMALL} --removed 2 --epochs 0",
+    "audit invariant": "head --records 4",
+    "card": "head",
+    "export": "head --onnx new.onnx",
+    "ledger status": "",
+    "ledger grant": "people --epsilon 2 --because 'The board allowed it.'",
+    "ledger revoke": "people --because 'The study is over.'",
+    "ledger export": "",
+    "ledger verify": "",
+    "ledger prune": "--days 30",
+    "ledger key create": "ann",
+    "ledger key list": "",
+    "ledger key revoke": "KEY",
+    "reproduce report": "--tables correlations bounds",
 }
-SCHEMA = {
-    "label": "income",
-    "classes": ["lo", "hi"],
-    "bounds": {"age": [18, 90]},
-    "categories": {"sex": ["F", "M"]},
-}
-ALL = {" ".join(path): command for path, command in all_commands()}
+WRONG = [
+    ("trian", 2, "No such command 'trian'. Did you mean 'train'? (see 'quietmax --help')."),
+    ("predict --model", 2, "Option '--model' requires an argument (see 'quietmax --help')."),
+    ("predict --epsilon x", 2, "Invalid value for '--epsilon'"),
+    ("predict --model absent --input people.csv", 1, "absent"),
+    ("schema draft absent.csv", 1, "absent.csv"),
+    ("schema check absent.csv", 1, "absent.csv"),
+    ("train head", 2, "Missing argument 'data' (see 'quietmax train head --help')."),
+    ("train network mnits --output out", 2, "mnist"),
+    ("train network absent.csv --label y --output out", 1, "absent.csv"),
+    ("train network mnist-5k --records 4000 --output out", 2, "4000"),
+    ("train network mnist-5k --alpha -1 --output out", 2, "--alpha must be a positive number"),
+    ("train network mnist-5k --activation step --output out", 2, "step"),
+    ("train network mnist-5k --label y --output out", 2, "--label"),
+    ("train network bare.csv --records 100 --output out", 2, "--holdout"),
+    ("train network bare.csv --records 100 --holdout 0.2 --output out", 2, "only one of them"),
+    ("train network bare.csv --label income --output out", 2, "`categories`"),
+    ("train network people.csv --schema deep.toml --output out", 2, "nested too deeply"),
+    ("train network people.csv --schema deep.json --output out", 2, "nested too deeply"),
+    (f"train head {PEOPLE} --epsilon -1 --output out", 2, "--epsilon"),
+    ("train head people.csv --records 100 --output out", 2, "--records applies only to registered data sets"),
+    (
+        "train head people.csv --holdout 1.5 --output out",
+        2,
+        "--holdout must be a number of at least 0 and below 1",
+    ),
+    ("train head people.csv --features sift --output out", 2, "--features must be one of auto, identity"),
+    (
+        f"train head {PEOPLE} --queries 5 --method gradient --output out",
+        2,
+        "--method 'output', got 'gradient'",
+    ),
+    ("train head people.csv --queries 5 --output out", 2, "requires --declared-size"),
+    (
+        "train head people.csv --max-memory 1G --records 9",
+        2,
+        "--records applies only to registered data sets",
+    ),
+    (
+        "train head mnist-5k --max-memory 1G --output out",
+        2,
+        "--max-memory applies only to CSV, TSV and Parquet files",
+    ),
+    ("train head people.csv --resume --output out", 2, "--resume requires a --cache-dir"),
+    (
+        "train head people.csv --ray local --max-memory 1G --output out",
+        2,
+        "--max-memory cannot be combined with --ray",
+    ),
+    (f"train head {PEOPLE} --features scattering --output out", 2, "--features scattering"),
+    (f"train teachers {PEOPLE} --queries 1 --features scattering --output out", 2, "image"),
+    (f"train dpsgd {PEOPLE} --features scattering --output out", 2, "image"),
+    (f"train teachers {PEOPLE} --queries 2 --delta 2 --output out", 2, "--delta"),
+    ("train teachers people.csv --output out", 2, "Missing option '--queries'"),
+    ("train teachers people.csv --queries 1 --resume --output out", 2, "No such option: --resume"),
+    (f"train dpsgd {PEOPLE} --accountant moments --output out", 2, "--accountant"),
+    ("train dpsgd people.csv --analysis published --output out", 2, "with --analysis published, got 'pld'"),
+    ("train dpsgd people.csv --sampling-rate 2 --output out", 2, "--sampling-rate must be above 0"),
+    ("evaluate head --data absent.csv --exact", 1, "absent.csv"),
+    ("evaluate network --data people.csv", 2, "not a private one"),
+    ("evaluate teachers --data people.csv", 2, "paid per answer cannot be evaluated"),
+    ("evaluate teachers --data people.csv --exact", 2, "paid per answer cannot be evaluated"),
+    ("evaluate teachers --data people.csv --epsilon 1", 2, "paid per answer cannot be evaluated"),
+    ("predict --model network --input people.csv", 2, "--epsilon is required"),
+    ("predict --model network --input people.csv --mechanism gaussian --epsilon 1", 2, "Valid: algorithm1,"),
+    (
+        "predict --model head --input people.csv --epsilon 5",
+        2,
+        "--epsilon cannot be used with a private model",
+    ),
+    ("predict --model head --input people.csv --seeded 5", 2, "--seeded cannot be used with a private model"),
+    (
+        "predict --model head --input people.csv --mechanism algorithm1",
+        2,
+        "--mechanism cannot be used with a private model",
+    ),
+    ("sensitivity --features 9", 2, "--classes"),
+    ("sensitivity --features 784 --model network", 2, "--model can only be combined"),
+    ("sensitivity --hidden 128 --model network", 2, "--model can only be combined"),
+    ("attack absent", 2, "must be a model folder, a data set"),
+    (f"attack {SMALL} --data x.csv", 2, "--data can only be combined with a model folder"),
+    (f"attack {SMALL} --attack shadw", 2, "did you mean 'shadow'"),
+    (
+        f"attack {SMALL} --mechanism magic",
+        2,
+        "Unknown mechanism 'magic'. Valid: algorithm1, algorithm1-laplace",
+    ),
+    (f"attack {SMALL} --mechanism algorithm1", 2, "--mechanism algorithm1 requires --epsilon"),
+    (f"attack {SMALL} --epsilon 1", 2, "can only be combined with a mechanism"),
+    (f"attack {SMALL} --mechanism algorithm1 --epsilon 1 --target http://a/b", 2, "own mechanism"),
+    (f"attack {SMALL} --target nowhere", 2, "must be an address"),
+    ("audit mechanism --mechanism magic", 2, "--mechanism must be one of"),
+    ("audit mechanism --noise pink", 2, "--noise must"),
+    ("audit mechanism --noise-share 0", 2, "--noise-share must be above 0"),
+    ("audit sensitivity absent.csv", 1, "absent.csv"),
+    ("audit training mnist-5k --estimator oracle", 2, "--estimator must"),
+    ("audit training worst-case --estimator oracle", 2, "--estimator must be one of head, head-query"),
+    (f"audit stability {SMALL} --removed 41", 2, "--removed"),
+    ("audit stability people.csv --records 50", 2, "--holdout"),
+    ("audit invariant absent", 1, "absent"),
+    ("compare nowhere --output out", 2, "data set 'nowhere'"),
+    ("compare mnist-5k --methods heed --output out", 2, "did you mean 'head'"),
+    ("compare mnist-5k --epsilons many --output out", 2, "Invalid value for '--epsilons'"),
+    ("compare mnist-5k --epsilons=-1 --output out", 2, "--epsilons must be positive numbers"),
+    (
+        "compare mnist-5k --queries 1.5 --output out",
+        2,
+        "--queries must be positive integers, as in 1,100, got 1.5",
+    ),
+    ("compare mnist-5k --attacks telepathy --output out", 2, "attack 'telepathy'"),
+    ("compare mnist-5k --attacks lira --shadows 1 --output out", 2, "--shadows must be at least 2"),
+    ("compare mnist-5k --label y --output out", 2, "do not apply to the data set 'mnist-5k'"),
+    (
+        "compare mnist-5k --methods head,published-rdp --epsilons 1 3 --output out",
+        2,
+        "100, 500, 1000), got 3",
+    ),
+    ("compare people.csv --records 100 --output out", 2, "--holdout is the share of a table"),
+    ("compare people.csv --holdout 0 --output out", 2, "--holdout must be above 0 and below 1"),
+    ("reproduce report --datasets", 2, "'--datasets' requires an argument"),
+    ("reproduce report --datasets --json", 2, "'--json'"),
+    ("reproduce report --tables alpha --datasets mnits", 2, "mnits"),
+    ("reproduce report --tables sensitivities --datasets mnits", 2, "mnits"),
+    ("reproduce report --tables acuracy", 2, "did you mean 'accuracy'"),
+    ("reproduce report --tables alpha --datasets texas", 2, "quietmax reproduce run"),
+    ("reproduce report --tables cifar --datasets texas", 2, "quietmax reproduce run"),
+    ("reproduce report --results people.csv", 1, "not a table of trials: it has no column 'attacks'"),
+    ("reproduce report --results none.csv", 1, "cannot be read"),
+    ("reproduce run --datasets mnits --data-dir . --output out", 2, "mnits"),
+    ("reproduce run --datasets mnist-5k --repeats 0 --output out", 2, "repeats"),
+    (
+        "reproduce run --datasets mnist-5k --profile fast --output out",
+        2,
+        "profile must be quick or paper, got 'fast'",
+    ),
+    ("reproduce run --datasets purchase-2 --data-dir . --output out", 1, "dataset_purchase"),
+    ("reproduce run --data-dir . --output out", 1, "is present. 'quietmax datasets' lists"),
+    *(
+        (f"reproduce run --tables {table} --data-dir . --output out", 1, "quietmax datasets")
+        for table in reproduce._MEASUREMENTS
+    ),
+    ("card absent", 1, "no model"),
+    ("card head --account a", 2, "--account requires --ledger"),
+    ("card head --ledger ledger.sqlite", 2, "--ledger requires --format"),
+    ("card head --format nist-800-226 --ledger absent.sqlite", 2, "must exist"),
+    ("card head --html absent/card.html", 1, "Cannot write the card"),
+    ("export head", 2, "--onnx"),
+    ("export head --onnx /proc/none/a", 1, "/proc/none/a"),
+    ("export head --skops /proc/none/a", 1, "/proc/none/a"),
+    ("export head --mlflow /proc/none/a", 1, "/proc/none/a"),
+    ("export head --mlflow network", 2, "already exists"),
+    ("ledger status --ledger absent.sqlite", 2, "absent.sqlite"),
+    ("ledger grant people --because no", 2, "--epsilon"),
+    ("ledger revoke nobody --because 'It is over.'", 2, "nobody"),
+    ("ledger key create", 2, "(see 'quietmax ledger key create --help')."),
+    ("ledger key create ann --role owner", 2, "--role must be"),
+    ("ledger key list --ledger absent.sqlite", 2, "absent.sqlite"),
+    ("ledger key revoke 0123456789abcdef", 2, "0123456789abcdef"),
+    ("serve", 2, "At least one model must be named"),
+    *((f"{name} --nonsense", 2, f"'quietmax {name} --help'") for name in ALL),
+]
+"""Command lines with one error, the exit code and what the message says."""
 
 
-@pytest.fixture
-def folder(trained: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The current folder: a copy of `trained` with a schema, and a ledger with an account and a key elsewhere."""
-    folder = Path(shutil.copytree(trained, tmp_path / "folder"))
-    (folder / "people.json").write_text(json.dumps(SCHEMA))
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("QUIETMAX_LEDGER", str(tmp_path / "ledger.sqlite"))
-    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+@pytest.fixture(scope="module")
+def shared_folder(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of `trained` with a schema, tables that cannot be used, and a ledger with an account."""
+    folder = Path(shutil.copytree(trained, tmp_path_factory.mktemp("contract") / "folder"))
+    shutil.copy(SCHEMA, folder / "people.toml")
+    shutil.copy(folder / "people.csv", folder / "bare.csv")
+    (folder / "deep.json").write_text("[" * 100_000)
+    (folder / "deep.toml").write_text("a = " + "[" * 100_000)
+    with Ledger(folder / "ledger.sqlite") as ledger:
         ledger.open_account("people", PureCost(1.0), Terms(1.0))
-        monkeypatch.setenv("KEY", ledger.create_key("bob")[1].id)
     return folder
 
 
 def test_every_command_is_tested_here_or_elsewhere() -> None:
-    assert set(ALL) == {*CASES, *ELSEWHERE}
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_json_is_one_document_and_nothing_else(run: Run, folder: Path, name: str) -> None:
-    assert folder.is_dir()
-    words = shlex.split(CASES[name][0].replace("KEY", os.environ["KEY"]))
-    code, out, err = run(*name.split(), *words, "--json")
-    assert code == 0, err
-    json.loads(out)
-    assert err == ""
-
-
-@pytest.mark.parametrize("name", [name for name, (_, bad) in CASES.items() if bad])
-def test_bad_input_is_one_sentence_and_writes_nothing(run: Run, folder: Path, name: str) -> None:
-    bad = CASES[name][1]
-    assert bad is not None
-    before = sorted(folder.rglob("*"))
-    assert_error(run(*name.split(), *shlex.split(bad[0])), bad[1], bad[2])
-    assert sorted(folder.rglob("*")) == before
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_wrong_usage_exits_with_2_and_names_the_help(run: Run, name: str) -> None:
-    assert_error(
-        run(*name.split(), "--nonsense"), 2, "No such option: --nonsense", f"'quietmax {name} --help'"
+    assert set(ALL) == {*WORKING, *ELSEWHERE}
+    assert {name for name in ALL if any(words.startswith(name) for words, _, _ in WRONG)} == set(ALL)
+    assert all(
+        "--json" in [option for each in command.params for option in each.opts] for command in ALL.values()
     )
-    assert "--json" in [option for each in ALL[name].params for option in each.opts]
+
+
+@pytest.mark.parametrize("name", WORKING)
+def test_json_is_one_document_and_nothing_else(
+    shared_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(shutil.copytree(shared_folder, tmp_path / "folder"))
+    with Ledger(Path("ledger.sqlite")) as ledger:
+        key = ledger.create_key("bob")[1].id
+    code, out, err = run(*name.split(), *shlex.split(WORKING[name].replace("KEY", key)), "--json")
+    assert (code, err) == (0, "")
+    json.loads(out)
+
+
+def _contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize(("words", "code", "message"), WRONG, ids=[words for words, _, _ in WRONG])
+def test_wrong_usage_is_one_line_and_writes_nothing(
+    shared_folder: Path, monkeypatch: pytest.MonkeyPatch, words: str, code: int, message: str
+) -> None:
+    monkeypatch.chdir(shared_folder)
+    before = _contents(shared_folder)
+    assert_error(run(*shlex.split(words)), code, message)
+    assert _contents(shared_folder) == before

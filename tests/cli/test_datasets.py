@@ -4,22 +4,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Run, json_of, output_of
+from tests.cli.conftest import document, printed
 
 
-def test_all_thirteen_data_sets_are_listed(run: Run) -> None:
-    names = [entry["name"] for entry in json_of(run("datasets", "--json"))]
+def test_all_thirteen_data_sets_are_listed() -> None:
+    names = [entry["name"] for entry in document("datasets")]
     assert len(names) == 13
     assert {"fair", "mnist-5k"} <= set(names)
-    shown = " ".join(output_of(run("datasets")).split())
+    shown = " ".join(printed("datasets").split())
     assert all(name in shown for name in names)
 
 
 def test_what_is_present_comes_first_and_equal_needs_are_named_once(
-    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("QUIETMAX_DATA", str(tmp_path))
-    _, out, _ = run("datasets", "--data-dir", tmp_path)
+    out = printed("datasets", "--data-dir", tmp_path)
     assert out.index("fair") < out.index("adult")
     assert out.count("dataset_purchase.tgz") == 1
     assert "purchase-2, purchase-10, purchase-20, purchase-50, purchase-100: dataset_purchase in" in out

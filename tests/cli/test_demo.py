@@ -6,15 +6,13 @@ from pathlib import Path
 import pytest
 
 from quietmax.cli.demo import run_steps
-from tests.cli.conftest import Run
+from tests.cli.conftest import run
 
 
 @pytest.mark.slow
-def test_the_demo_follows_the_owner_s_path_and_shows_the_paper(
-    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_demo_follows_the_owner_s_path_and_shows_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUIETMAX_DATA", "")
-    found_once = list(run_steps(tmp_path / "demo"))
+    found_once = list(run_steps(Path("demo")))
     monkeypatch.setattr("quietmax.cli.demo.run_steps", lambda *_: iter(found_once))
     code, out, _ = run("demo", "--json")
     assert code == 0
@@ -61,10 +59,10 @@ def test_a_second_demo_replaces_the_first_and_keeps_no_ledger_of_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("QUIETMAX_DATA", "")
-    (tmp_path / "ledger.sqlite").write_text("somebody's own")
+    Path("ledger.sqlite").write_text("somebody's own")
     for _ in range(2):
         steps = run_steps(tmp_path)
         found = dict(next(steps) for _ in range(3))
         assert found["answers"]["answers"] == ["no", "yes"]
         assert found["survey"]["guarantee"].unit == "person"
-    assert (tmp_path / "ledger.sqlite").read_text() == "somebody's own"
+    assert Path("ledger.sqlite").read_text() == "somebody's own"

@@ -32,7 +32,7 @@ from quietmax.estimators.blocks import FILES_IN_MEMORY, Blocks
 from quietmax.estimators.dpsgd.training import StoredRows
 from quietmax.estimators.head.estimator import PrivateHead as Head
 from quietmax.estimators.serialization import open_private, save_private
-from tests.cli.conftest import Run, assert_error, json_of, output_of
+from tests.cli.conftest import assert_error, document, printed, run
 from tests.cli.own_table import DECLARED, SCHEMA, write_people
 
 FILES = 50
@@ -73,9 +73,9 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def model(originals: Path, tmp_path: Path) -> Path:
+def model(originals: Path) -> Path:
     """The head of `originals`, which a test may change."""
-    return Path(shutil.copytree(originals / "model", tmp_path / "model"))
+    return Path(shutil.copytree(originals / "model", "model"))
 
 
 @pytest.fixture(params=[".parquet", ".csv"])
@@ -91,9 +91,9 @@ def parquet(originals: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> Path:
+def cache() -> Path:
     """A folder for temporary files."""
-    folder = tmp_path / "cache"
+    folder = Path("cache")
     folder.mkdir()
     return folder
 
@@ -120,25 +120,23 @@ def _contents(folder: Path) -> dict[str, bytes]:
     ids=["head", "dpsgd", "teachers"],
 )
 def test_private_models_learn_from_a_folder_or_pattern_with_all_rows_in_temporary_files(
-    run: Run, files: Path, queries: Path, cache: Path, tmp_path: Path, command: tuple[object, ...]
+    files: Path, queries: Path, cache: Path, command: tuple[object, ...]
 ) -> None:
     name, *options = command
-    model, data = tmp_path / "model", files if name == "head" else files / "part-*"
+    model, data = Path("model"), files if name == "head" else files / "part-*"
     memory = ("--max-memory", "0", "--cache-dir", cache)
     declared = (*DECLARED, "--declared-size", 1000, "--epsilon", 4)
-    trained = json_of(run("train", name, data, *declared, *options, *memory, "--json", "-o", model))
+    trained = document("train", name, data, *declared, *options, *memory, "--json", "-o", model)
     assert trained["guarantee"]["status"] == "proven"
     assert list(cache.iterdir()) == []
     if name == "head":
-        assert json_of(run("predict", "--model", model, "--input", queries, "--json"))["labels"] == [
+        assert document("predict", "--model", model, "--input", queries)["labels"] == [
             "lo",
             "hi",
         ]
 
 
-def test_nested_folders_are_read_and_hidden_files_are_not(
-    run: Run, model: Path, files: Path, tmp_path: Path
-) -> None:
+def test_nested_folders_are_read_and_hidden_files_are_not(model: Path, files: Path) -> None:
     nested = files / "year=2024" / "month=01"
     nested.mkdir(parents=True)
     suffix = next(files.glob("part-01.*")).suffix
@@ -147,16 +145,16 @@ def test_nested_folders_are_read_and_hidden_files_are_not(
         (files / name).write_text("not a table")
     (files / "_temporary").mkdir()
     (files / "_temporary" / f"part-98{suffix}").write_text("not a table")
-    answers = tmp_path / "answers"
-    assert json_of(run(*_answer(model, files, answers, "--json")))["queries"] == 1200
+    answers = Path("answers")
+    assert document(*_answer(model, files, answers, "--json"))["queries"] == 1200
     written = {path.relative_to(answers).as_posix() for path in answers.rglob("part-*")}
     assert written == {
         f"year=2024/month=01/part-01{suffix}",
         *(f"part-{n:02}{suffix}" for n in range(2, FILES + 1)),
     }
-    schema = tmp_path / "schema.toml"
+    schema = Path("schema.toml")
     schema.write_text(SCHEMA.read_text().replace("90]", "90], year = [2000, 2030]"))
-    result = run(*_train(files, tmp_path / "head", "--schema", schema))  # names of folders are not columns
+    result = run(*_train(files, Path("head"), "--schema", schema))  # names of folders are not columns
     assert_error(result, 2, "has no column 'year'")
 
 
@@ -191,26 +189,24 @@ def _damage(folder: Path, kind: str) -> Path:
     ],
 )
 def test_a_bad_file_is_named_and_nothing_is_written_or_spent(
-    run: Run,
     originals: Path,
     model: Path,
     cache: Path,
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     suffix: str,
     kind: str,
     words: str,
     command: str,
 ) -> None:
-    folder = Path(shutil.copytree(originals / suffix, tmp_path / "parts"))
+    folder = Path(shutil.copytree(originals / suffix, Path("parts").absolute()))
     file = _damage(folder, kind)
     releases: list[object] = []
     for place, name in ((Head, "_make_releases"), (evaluation_module, "_noisy_evaluation")):
         monkeypatch.setattr(place, name, lambda *given: releases.append(given))  # they draw all noise
-    before, answers = _contents(model), tmp_path / "answers"
+    before, answers = _contents(model), Path("answers")
     memory = ("--max-memory", "0", "--cache-dir", cache)
     commands = {
-        "train": _train(folder, tmp_path / "head", *memory),
+        "train": _train(folder, Path("head"), *memory),
         "evaluate": ("evaluate", model, "--data", folder, "--epsilon", 1, "--json", *memory),
         "predict": _answer(model, folder, answers),
     }
@@ -222,37 +218,33 @@ def test_a_bad_file_is_named_and_nothing_is_written_or_spent(
     assert releases == []
     assert _contents(model) == before
     assert list(cache.iterdir()) == []
-    assert not (tmp_path / "head").exists()
+    assert not Path("head").exists()
     written = {path.name for path in answers.iterdir()} if answers.exists() else set()
     finished = {f"part-{number:02}{suffix}" for number in range(1, 37)}
     assert written in (set(), {ANSWERS_FILE, *finished})
 
 
 @pytest.mark.parametrize("kind", ["other order", "no rows"])
-def test_a_file_that_only_looks_different_is_read(
-    run: Run, model: Path, files: Path, tmp_path: Path, kind: str
-) -> None:
+def test_a_file_that_only_looks_different_is_read(model: Path, files: Path, kind: str) -> None:
     exact = ("evaluate", model, "--exact", "--json", "--data", files)
-    answers = [tmp_path / "first", tmp_path / "second"]
-    whole = json_of(run(*exact))
-    output_of(run(*_answer(model, files, answers[0])))
+    answers = [Path("first"), Path("second")]
+    whole = document(*exact)
+    printed(*_answer(model, files, answers[0]))
     file = _damage(files, kind)
-    assert (json_of(run(*exact)) == whole) == (kind != "no rows")
-    output_of(run(*_answer(model, files, answers[1])))
+    assert (document(*exact) == whole) == (kind != "no rows")
+    printed(*_answer(model, files, answers[1]))
     first, second = (_read(folder / file.name) for folder in answers)
     assert second.equals(first.iloc[: len(second)].astype(second.dtypes))
     assert len(second) == (0 if kind == "no rows" else len(first))
-    output_of(run(*_train(files, tmp_path / "head")))
+    printed(*_train(files, Path("head")))
 
 
-def test_a_new_column_in_one_file_is_refused_except_in_queries(
-    run: Run, model: Path, parquet: Path, tmp_path: Path
-) -> None:
+def test_a_new_column_in_one_file_is_refused_except_in_queries(model: Path, parquet: Path) -> None:
     file = _damage(parquet, "extra column")
-    for command in (("evaluate", model, "--exact", "--data", parquet), _train(parquet, tmp_path / "head")):
+    for command in (("evaluate", model, "--exact", "--data", parquet), _train(parquet, Path("head"))):
         assert_error(run(*command), 1, str(file), "which the first file does not have")
-    assert not (tmp_path / "head").exists()
-    output_of(run(*_answer(model, parquet, tmp_path / "answers")))
+    assert not Path("head").exists()
+    printed(*_answer(model, parquet, Path("answers")))
 
 
 # --- Ctrl-C
@@ -285,7 +277,6 @@ class Reports:
     ids=["head", "dpsgd", "teachers"],
 )
 def test_an_interrupted_training_leaves_no_model_and_no_temporary_files(
-    run: Run,
     originals: Path,
     cache: Path,
     tmp_path: Path,
@@ -294,7 +285,7 @@ def test_an_interrupted_training_leaves_no_model_and_no_temporary_files(
 ) -> None:
     name, *options = command
     options += ["--declared-size", 1000, "--epsilon", 4, "--json", "--max-memory", "0", "--cache-dir", cache]
-    train, model = ("train", name, originals / ".parquet", *DECLARED, *options), tmp_path / "private"
+    train, model = ("train", name, originals / ".parquet", *DECLARED, *options), Path("private")
     reports = Reports()
     monkeypatch.setattr(train_command, "progress_bar", reports)
     assert run(*train)[0] == 0
@@ -308,7 +299,7 @@ def test_an_interrupted_training_leaves_no_model_and_no_temporary_files(
 
 
 def test_an_interrupted_evaluation_costs_nothing(
-    run: Run, parquet: Path, model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    parquet: Path, model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = _contents(model)
     evaluate = ("evaluate", model, "--data", parquet, "--json", "--max-memory", "0", "--cache-dir", cache)
@@ -323,11 +314,9 @@ def test_an_interrupted_evaluation_costs_nothing(
     assert list(cache.iterdir()) == []
 
 
-def test_interrupted_answers_are_continued(
-    run: Run, files: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answers, whole = tmp_path / "answers", tmp_path / "whole"
-    output_of(run(*_answer(model, files, whole)))
+def test_interrupted_answers_are_continued(files: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers, whole = Path("answers"), Path("whole")
+    printed(*_answer(model, files, whole))
     monkeypatch.setattr(predict_command, "progress_bar", Reports(21))
     assert_error(run(*_answer(model, files, answers)), 130, "Interrupted")
     finished = _contents(answers)
@@ -335,30 +324,30 @@ def test_interrupted_answers_are_continued(
     for name, content in finished.items():
         assert name == ANSWERS_FILE or content == (whole / name).read_bytes()
     monkeypatch.setattr(predict_command, "progress_bar", Reports())
-    assert json_of(run(*_answer(model, files, answers, "--json")))["skipped"] == len(finished) - 1
+    assert document(*_answer(model, files, answers, "--json"))["skipped"] == len(finished) - 1
     continued, complete = _contents(answers), _contents(whole)
     assert all(continued[name] == complete[name] for name in os.listdir(files))
 
 
 def test_an_interrupted_training_can_be_continued(
-    run: Run, parquet: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    parquet: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train = _train(parquet, tmp_path / "head", "--resume", "--cache-dir", cache)
+    train = _train(parquet, Path("head"), "--resume", "--cache-dir", cache)
     reports = Reports()
     monkeypatch.setattr(train_command, "progress_bar", reports)
-    assert run(*_train(parquet, tmp_path / "other"))[0] == 0
+    assert run(*_train(parquet, Path("other")))[0] == 0
     monkeypatch.setattr(train_command, "progress_bar", Reports(reports.most // 2))
     assert_error(run(*train), 130, "Interrupted")
     assert len(list(cache.iterdir())) == 1
     monkeypatch.setattr(train_command, "progress_bar", progress_bar)
-    output_of(run(*train))
+    printed(*train)
     assert list(cache.iterdir()) == []
-    assert_error(run(*_train(parquet, tmp_path / "third", "--resume")), 2, "--resume", "--cache-dir")
+    assert_error(run(*_train(parquet, Path("third"), "--resume")), 2, "--resume", "--cache-dir")
 
 
 @pytest.mark.parametrize(("name", "owner"), [("head", Blocks), ("dpsgd", StoredRows)])
 def test_ctrl_c_before_anybody_owns_the_rows_removes_them_too(
-    run: Run, parquet: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, name: str, owner: type
+    parquet: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, name: str, owner: type
 ) -> None:
     seen: list[Path] = []
 
@@ -383,10 +372,10 @@ def test_ctrl_c_before_anybody_owns_the_rows_removes_them_too(
     ],
 )
 def test_a_signal_ends_the_program_and_removes_what_it_wrote(
-    originals: Path, cache: Path, tmp_path: Path, stop: signal.Signals
+    originals: Path, cache: Path, stop: signal.Signals
 ) -> None:
     options = ("--declared-size", 1000, "--steps", 2_000_000, "--max-memory", "0", "--cache-dir", cache)
-    command = ("train", "dpsgd", originals / ".csv", *DECLARED, *options, "-o", tmp_path / "private")
+    command = ("train", "dpsgd", originals / ".csv", *DECLARED, *options, "-o", "private")
     program = [sys.executable, "-m", "quietmax", *map(str, command)]
     before = signal.signal(
         stop, signal.SIG_DFL
@@ -412,40 +401,40 @@ def test_a_signal_ends_the_program_and_removes_what_it_wrote(
     assert len(before_it) <= 1
     assert all(f"emporary files in {cache}" in line for line in before_it)
     assert list(cache.iterdir()) == []
-    assert not (tmp_path / "private").exists()
+    assert not Path("private").exists()
 
 
 # --- Temporary files
 
 
 def test_the_size_of_temporary_files_is_stated_before_they_are_written(
-    run: Run, originals: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    originals: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train = [each for each in _train(originals / ".parquet", tmp_path / "head") if each != "--json"]
+    train = [each for each in _train(originals / ".parquet", "head") if each != "--json"]
     train += ["--max-memory", "0", "--cache-dir", cache]
     code, _, err = run(*train)
     assert code == 0, err
     assert f"temporary files in {cache}" in err
     free = shutil.disk_usage(cache)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
-    result = run(*train[:-4], "-o", tmp_path / "other", *train[-4:])
+    result = run(*train[:-4], "-o", "other", *train[-4:])
     assert_error(result, 1, "GB free", "--cache-dir", "--max-memory")
     assert list(cache.iterdir()) == []
-    assert not (tmp_path / "other").exists()
+    assert not Path("other").exists()
 
 
-def test_options_of_memory_are_checked(run: Run, parquet: Path, tmp_path: Path) -> None:
+def test_options_of_memory_are_checked(parquet: Path) -> None:
     assert _memory_size("2G") == _memory_size("2gb") == _memory_size(" 2 GiB") == 2**31
     assert _memory_size("500MB") == 500 * 2**20
     assert _memory_size("512M") == FILES_IN_MEMORY  # the help text states it
     assert "Default: 512M" in " ".join(run("train", "head", "--help")[1].replace("│", " ").split())
     assert _memory_size("0") == 0
     for wrong in ("much", "-1G", "1e9", "4X"):
-        result = run(*_train(parquet, tmp_path / "head", f"--max-memory={wrong}"))
+        result = run(*_train(parquet, Path("head"), f"--max-memory={wrong}"))
         assert_error(result, 2, "--max-memory must be a size")
-    result = run(*_train(parquet, tmp_path / "head", "--cache-dir", tmp_path / "none"))
+    result = run(*_train(parquet, Path("head"), "--cache-dir", "none"))
     assert_error(result, 2, "--cache-dir must be a folder")
-    assert_error(run(*_train(parquet, tmp_path / "head", "--infer")), 2, "--infer", "part by part")
+    assert_error(run(*_train(parquet, Path("head"), "--infer")), 2, "--infer", "part by part")
     for command in (("schema", "draft", parquet), ("train", "network", parquet, *DECLARED)):
         assert_error(run(*command), 1, f"{parquet} is a folder")
 
@@ -454,16 +443,16 @@ def test_options_of_memory_are_checked(run: Run, parquet: Path, tmp_path: Path) 
 
 
 def test_answers_to_a_folder_are_those_to_its_table_and_a_second_run_skips_them(
-    run: Run, head: Path, people: Path, files: Path, tmp_path: Path
+    head: Path, people: Path, files: Path
 ) -> None:
-    answers = tmp_path / "answers"
+    answers = Path("answers")
 
     def counts(queries: Path = files) -> tuple[int, int, int]:
-        done = json_of(run(*_answer(head, queries, answers, "--json")))
+        done = document(*_answer(head, queries, answers, "--json"))
         return done["written"], done["skipped"], done["queries"]
 
     assert counts() == (FILES, 0, 1200)
-    expected = json_of(run("predict", "--model", head, "--input", people, "--json"))["labels"]
+    expected = document("predict", "--model", head, "--input", people)["labels"]
     for number, queries in enumerate(sorted(files.iterdir())):
         found = _read(answers / queries.name)
         assert found["label"].tolist() == expected[number::FILES]
@@ -472,7 +461,7 @@ def test_answers_to_a_folder_are_those_to_its_table_and_a_second_run_skips_them(
     assert counts()[:2] == (1, FILES - 1)
     os.utime(files / queries.name, (0, 0))  # another file, although it is older than its answers
     assert counts()[:2] == (1, FILES - 1)
-    other = Path(shutil.copytree(files, tmp_path / "other"))  # with the times of the files
+    other = Path(shutil.copytree(files, Path("other")))  # with the times of the files
     assert counts(other)[1] == 0, "files of the same name, size and time in another folder are others"
     file = min(other.iterdir())
     before, content = file.stat(), file.read_bytes()
@@ -482,12 +471,12 @@ def test_answers_to_a_folder_are_those_to_its_table_and_a_second_run_skips_them(
 
 
 def test_a_folder_of_answers_belongs_to_one_model_and_one_run(
-    run: Run, head: Path, people: Path, parquet: Path, tmp_path: Path
+    head: Path, people: Path, parquet: Path
 ) -> None:
-    answers, other, mine = tmp_path / "answers", tmp_path / "other", tmp_path / "mine"
+    answers, other, mine = Path("answers"), "other", Path("mine")
     answer = _answer(head, parquet, answers)
-    output_of(run(*answer))
-    output_of(run(*_train(people, other)))
+    printed(*answer)
+    printed(*_train(people, other))
     mine.mkdir()
     shutil.copy(next(parquet.glob("part-37.*")), mine)
     for wrong, *words in (
@@ -502,14 +491,12 @@ def test_a_folder_of_answers_belongs_to_one_model_and_one_run(
     fcntl.flock(place, fcntl.LOCK_EX)
     assert_error(run(*answer), 2, "--output", "no other run")
     os.close(place)
-    output_of(run(*answer))
+    printed(*answer)
 
 
 @pytest.mark.parametrize("limit", [0, 20])
-def test_a_full_disk_is_named_and_the_next_run_starts_again(
-    head: Path, parquet: Path, tmp_path: Path, limit: int
-) -> None:
-    model, answers = open_private(head), tmp_path / "answers"
+def test_a_full_disk_is_named_and_the_next_run_starts_again(head: Path, parquet: Path, limit: int) -> None:
+    model, answers = open_private(head), Path("answers")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     try:
@@ -521,12 +508,10 @@ def test_a_full_disk_is_named_and_the_next_run_starts_again(
 
 
 @pytest.mark.parametrize("kind", ["head", "network"])
-def test_a_model_that_is_paid_per_answer_writes_no_folders(
-    run: Run, people: Path, originals: Path, tmp_path: Path, kind: str
-) -> None:
-    paid = tmp_path / "paid"
+def test_a_model_that_is_paid_per_answer_writes_no_folders(people: Path, originals: Path, kind: str) -> None:
+    paid = Path("paid")
     options = ("--epochs", 1) if kind == "network" else ("--declared-size", 1000, "--queries", 3)
-    output_of(run("train", kind, people, *DECLARED, *options, "-o", paid))
-    result = run(*_answer(paid, originals / ".csv", tmp_path / "answers"))
+    printed("train", kind, people, *DECLARED, *options, "-o", paid)
+    result = run(*_answer(paid, originals / ".csv", "answers"))
     assert_error(result, 2, "paid per answer", "--output")
-    assert not (tmp_path / "answers").exists()
+    assert not Path("answers").exists()

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.cli.conftest import Run, output_of
+from tests.cli.conftest import document, printed
 
 PERSONS = 400
 REGIONS = ("Île-de-France", "Bretagne", "Provence, Alpes")
@@ -74,9 +74,9 @@ def _in_some_case(generator: np.random.Generator, text: str) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    write_messy_table(tmp_path / "loans.csv")
+    write_messy_table(Path("loans.csv"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("QUIETMAX_LEDGER", str(tmp_path / "ledger.sqlite"))
+    monkeypatch.setenv("QUIETMAX_LEDGER", str(Path("ledger.sqlite")))
     monkeypatch.setenv("NO_PROXY", "*")
     return tmp_path
 
@@ -113,10 +113,7 @@ def _ask(url: str, model: str, **columns: tuple[str, list[Any]]) -> dict[str, An
     return answer
 
 
-def test_a_messy_file_becomes_a_served_model_in_five_commands(run: Run, folder: Path) -> None:
-    def printed(*words: str) -> str:
-        return output_of(run(*words))
-
+def test_a_messy_file_becomes_a_served_model_in_five_commands(folder: Path) -> None:
     # 1. A draft finds everything, and nothing of it is confirmed.
     draft = printed("schema", "draft", "loans.csv", "--label", "Defaulted")
     proposed = tomllib.loads(draft)
@@ -145,17 +142,17 @@ def test_a_messy_file_becomes_a_served_model_in_five_commands(run: Run, folder: 
     (folder / "loans.toml").write_text(edited, encoding="utf-8")
 
     # 2. The check tells the owner what is lost.
-    checked = json.loads(printed("schema", "check", "loans.csv", "--json"))
+    checked = document("schema", "check", "loans.csv")
     assert (checked["persons"], checked["unconfirmed"]) == (PERSONS, [])
 
     # 3. Training, with a fifth of the customers held out.
     options = ("--holdout", "0.2", "--epsilon", "4", "--declared-size", "320", "--output", "defaulted")
-    trained = json.loads(printed("train", "head", "loans.csv", *options, "--json"))
+    trained = document("train", "head", "loans.csv", *options)
     assert (trained["unit"], trained["size"], trained["size_from"]) == ("person", 320, "declared")
     assert (trained["guarantee"]["status"], trained["guarantee"]["unit"]) == ("proven", "person")
 
     # 4. An accuracy that may be published, on the customers who were held out.
-    evaluation = json.loads(printed("evaluate", "defaulted", "--data", "loans.csv", "--json"))
+    evaluation = document("evaluate", "defaulted", "--data", "loans.csv")
     assert evaluation["publishable"]
     assert evaluation["composition"] == "parallel"
     assert evaluation["guarantee"]["mu"] == trained["guarantee"]["mu"]
@@ -182,7 +179,7 @@ def test_a_messy_file_becomes_a_served_model_in_five_commands(run: Run, folder: 
     assert answer["parameters"]["paid_at_training"]
 
 
-def test_a_column_of_free_text_goes_all_the_way_from_the_draft_to_the_service(run: Run, folder: Path) -> None:
+def test_a_column_of_free_text_goes_all_the_way_from_the_draft_to_the_service(folder: Path) -> None:
     said = {
         "yes": "paid everything on time, a friendly customer",
         "no": "refused to pay, the lawyer was informed",
@@ -194,35 +191,32 @@ def test_a_column_of_free_text_goes_all_the_way_from_the_draft_to_the_service(ru
     with (folder / "notes.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([("note", "age", "repaid"), *rows])
 
-    def printed(*words: str) -> str:
-        return output_of(run(*words))
-
     draft = printed("schema", "draft", "notes.csv", "--label", "repaid")
     assert tomllib.loads(draft)["text"] == ["note"]
     assert "free text" in tomllib.loads(draft)["confirm"]["text"]["note"]
     (folder / "notes.toml").write_text(draft[: draft.index("\n[confirm]\n")] + "\n", encoding="utf-8")
-    checked = json.loads(printed("schema", "check", "notes.csv", "--json"))
+    checked = document("schema", "check", "notes.csv")
     assert [(column["name"], column["kind"]) for column in checked["columns"]] == [
         ("note", "text"),
         ("age", "numeric"),
     ]
 
     options = ("--holdout", "0.3", "--epsilon", "50", "--declared-size", "84", "--output", "repaid")
-    trained = json.loads(printed("train", "head", "notes.csv", *options, "--json"))["guarantee"]
+    trained = document("train", "head", "notes.csv", *options)["guarantee"]
     assert trained["status"] == "proven"
     assert any(
         each.startswith("The sentence encoder all-MiniLM-L6-v2 (SHA-256 53aa5117")
         and each.endswith("was made without the private records.")
         for each in trained["assumptions"]
     )
-    evaluation = json.loads(printed("evaluate", "repaid", "--data", "notes.csv", "--json"))
+    evaluation = document("evaluate", "repaid", "--data", "notes.csv")
     assert evaluation["publishable"]
     new = (said["no"], "30"), (said["yes"], ""), ("", "40")
     with (folder / "new.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([("note", "age"), *new])
-    predict = ("predict", "--model", "repaid", "--input", "new.csv", "--json")
+    predict = ("predict", "--model", "repaid", "--input", "new.csv")
     # Over many fits the logits of these two texts were 7 and 4 standard deviations away from 0.
-    assert json.loads(printed(*predict))["labels"][:2] == ["no", "yes"]
+    assert document(*predict)["labels"][:2] == ["no", "yes"]
 
     with _serving("repaid=repaid", "--anonymous") as url:
         columns = {"note": ("BYTES", [note for note, _ in new]), "age": ("BYTES", [age for _, age in new])}

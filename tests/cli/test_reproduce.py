@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from quietmax.cli import reproduce
 from quietmax.cli._options import RunOptions
 from quietmax.experiments import grid, measurements, methods, report, runner
 from quietmax.experiments.grid import Effort, _Workload, write_trials
 from quietmax.models import TrainingSettings
 from quietmax.models.features import UnitNorm
-from tests.cli.conftest import Run, assert_error, json_of, output_of
+from tests.cli.conftest import document, printed, run
 from tests.experiments.made_up import the_papers_own
 from tests.experiments.same_process import start_in_this_process
 
@@ -30,22 +29,20 @@ def tiny_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "write_figures", lambda *_: [])  # slow, and tested with `compare`
 
 
-def test_tables_without_data_show_the_papers_number_ours_and_the_difference(run: Run) -> None:
+def test_tables_without_data_show_the_papers_number_ours_and_the_difference() -> None:
     report = ("reproduce", "report", "--tables", "sensitivities", "correlations", "own-correlations")
-    found = json_of(run(*report, "--json"))
+    found = document(*report)
     for table in report[3:]:
         assert {"paper", "ours", "difference", "agrees"} <= set(found[table][0])
-    assert output_of(run(*report)).count("difference") == 3
-    rows = json_of(run(*report[:4], "--datasets", "mnist,adult", "--json"))["sensitivities"]
+    assert printed(*report).count("difference") == 3
+    rows = document(*report[:4], "--datasets", "mnist,adult")["sensitivities"]
     assert {row["dataset"] for row in rows} == {"mnist", "adult"}
 
 
 @pytest.mark.usefixtures("tiny_profile")
-def test_a_run_makes_every_trial_and_a_run_for_some_tables_computes_nothing_more(
-    run: Run, tmp_path: Path
-) -> None:
-    command = ("reproduce", "run", "--datasets", "mnist-5k", "--output", tmp_path / "out")
-    shown = output_of(run(*command))
+def test_a_run_makes_every_trial_and_a_run_for_some_tables_computes_nothing_more() -> None:
+    command = ("reproduce", "run", "--datasets", "mnist-5k", "--output", "out")
+    shown = printed(*command)
     for words in (
         "Finding 5: CONFIRMED",
         "Many answers",
@@ -53,51 +50,49 @@ def test_a_run_makes_every_trial_and_a_run_for_some_tables_computes_nothing_more
         "0 failed",
     ):
         assert words in shown, words
-    found = json_of(run(*command, "--json"))
+    found = document(*command)
     assert found["computed"] == 0
     assert len(found["findings"]) == 5
     analyses = {row["analysis"] for row in found["multi-query"]}
     assert analyses == {"published", "published-example", "any number"}
-    stored = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "trials").rglob("*.json")}
+    stored = {path: path.stat().st_mtime_ns for path in Path("out/trials").rglob("*.json")}
     for table in ("accuracy", "curves", "findings", "multi-query"):
-        assert "0 trials computed" in output_of(run(*command, "--tables", table))
-        assert set(json_of(run(*command, "--tables", table, "--json"))) > {table, "results"}
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "trials").rglob("*.json")} == stored
+        assert "0 trials computed" in printed(*command, "--tables", table)
+        assert set(document(*command, "--tables", table)) > {table, "results"}
+    assert {path: path.stat().st_mtime_ns for path in Path("out/trials").rglob("*.json")} == stored
 
 
 @pytest.mark.usefixtures("tiny_profile")
 def test_the_table_of_accuracies_compares_both_losses_and_the_leakage(
-    run: Run, tmp_path: Path, real_data: Path
+    tmp_path: Path, real_data: Path
 ) -> None:
     options = ("--datasets", "location", "--data-dir", real_data, "--output", tmp_path, "--json")
-    found = json_of(run("reproduce", "run", "--tables", "accuracy", *options))["accuracy"]
+    found = document("reproduce", "run", "--tables", "accuracy", *options)["accuracy"]
     assert [row["quantity"] for row in found] == [
         *(f"convexified {each}" for each in ("train accuracy", "test accuracy", "gap")),
         *("leakage, plain network", "oaro"),
         *(f"original {each}" for each in ("train accuracy", "test accuracy", "gap")),
     ]
-    assert (tmp_path / "tables" / "accuracy.csv").read_text().startswith("of,quantity,paper,ours")
+    assert Path("tables/accuracy.csv").read_text().startswith("of,quantity,paper,ours")
 
 
-def test_the_report_needs_only_the_table_of_trials(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_report_needs_only_the_table_of_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "write_figures", lambda *_: [])
     monkeypatch.setattr(runner, "run", lambda *_, **__: pytest.fail("something was trained"))
-    table = tmp_path / "trials.csv"
+    table = Path("trials.csv")
     write_trials(the_papers_own("location") | the_papers_own("mnist"), table)
     command = ("reproduce", "report", "--results", table, "--output")
-    shown = output_of(run(*command, tmp_path / "out"))
+    shown = printed(*command, Path("out"))
     for words in ("Finding 5: CONFIRMED", "Leakage", "Many answers", "1 repeat of each curve"):
         assert words in shown, words
     assert "Not measured in this run: DP-SGD as published, RDP" in " ".join(shown.split())
-    assert (tmp_path / "out" / "trials.csv").read_text() == table.read_text()
-    curves = (tmp_path / "out" / "tables" / "curves.csv").read_text().splitlines()
+    assert Path("out/trials.csv").read_text() == table.read_text()
+    curves = Path("out/tables/curves.csv").read_text().splitlines()
     assert len(curves) == 1 + 2 * 44
     assert not any(line.endswith("no") for line in curves)
-    one = json_of(run(*command, tmp_path / "one", "--tables", "curves", "--datasets", "mnist", "--json"))
+    one = document(*command, Path("one"), "--tables", "curves", "--datasets", "mnist")
     assert {row["dataset"] for row in one["curves"]} == {"mnist"}
-    assert one["written"] == [str(tmp_path / "one" / "tables" / "curves.csv")]
+    assert one["written"] == [str(Path("one/tables/curves.csv"))]
 
 
 def test_without_names_the_data_sets_are_those_whose_files_are_present(real_data: Path) -> None:
@@ -107,47 +102,14 @@ def test_without_names_the_data_sets_are_those_whose_files_are_present(real_data
 
 
 @pytest.mark.usefixtures("tiny_profile")
-def test_an_interrupt_exits_with_130_and_says_that_results_are_kept(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_exits_with_130_and_says_that_results_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(runner, "run_trials", interrupted)
-    code, _, err = run("reproduce", "run", "--datasets", "mnist-5k", "--output", tmp_path / "out")
+    code, _, err = run("reproduce", "run", "--datasets", "mnist-5k", "--output", "out")
     assert code == 130
     assert "the same command continues from there" in " ".join(err.split())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        ("report --tables sensitivities --datasets mnits", 2, "mnits"),
-        ("report --tables acuracy", 2, "did you mean 'accuracy'"),
-        ("run --datasets mnits --data-dir .", 2, "mnits"),
-        ("run --datasets mnist-5k --repeats 0", 2, "repeats"),
-        ("run --datasets mnist-5k --profile fast", 2, "profile must be quick or paper, got 'fast'"),
-        ("run --datasets purchase-2 --data-dir .", 1, "dataset_purchase"),
-        ("run --data-dir .", 1, "is present. 'quietmax datasets' lists"),
-        ("report --results other.csv --output out", 1, "not a table of trials: it has no column 'attacks'"),
-        ("report --results none.csv --output out", 1, "cannot be read"),
-        *(
-            (f"run --tables {table} --data-dir .", 1, "quietmax datasets")
-            for table in reproduce._MEASUREMENTS
-        ),
-        *(
-            (f"report --tables {table} --datasets texas", 2, "quietmax reproduce run")
-            for table in ("alpha", "cifar")
-        ),
-    ],
-)
-def test_what_cannot_be_shown_or_run_is_an_error(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, code: int, words: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("other.csv").write_text("a,b\n1,2\n")
-    assert_error(run("reproduce", *arguments.split()), code, words)
-    assert not Path("out").exists()
 
 
 # --- stored measurements of our own, measured again
@@ -162,7 +124,6 @@ def test_what_cannot_be_shown_or_run_is_an_error(
     ],
 )
 def test_a_stored_measurement_is_shown_and_written_without_training(
-    run: Run,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     table: str,
@@ -172,7 +133,7 @@ def test_a_stored_measurement_is_shown_and_written_without_training(
 ) -> None:
     monkeypatch.setattr("quietmax.models.stacked.train_stack", None)
     command = ("reproduce", "report", "--tables", table, "--datasets", ",".join(shown))
-    out = output_of(run(*command, "--output", tmp_path))
+    out = printed(*command, "--output", tmp_path)
     assert all(name in out for name in shown)
     assert absent not in out
     with (tmp_path / file).open() as lines:
@@ -185,19 +146,19 @@ def test_a_stored_measurement_is_shown_and_written_without_training(
         if table == "alpha"
     }
     assert {path.name for path in tmp_path.iterdir()} == {file} | figures
-    assert json_of(run(*command, "--json"))[table]
+    assert document(*command)[table]
 
 
-def test_the_bounds_are_shown_for_all_configurations_with_every_condition(run: Run) -> None:
+def test_the_bounds_are_shown_for_all_configurations_with_every_condition() -> None:
     command = ("reproduce", "report", "--tables", "bounds")
-    rows = json_of(run(*command, "--json"))["bounds"]
+    rows = document(*command)["bounds"]
     assert len(rows) == 11
     for row in rows:
         assert len(row["bounds"]) == 5
         for bound in row["bounds"]:
             assert bound["applies"] is False
             assert all(condition["because"] for condition in bound["conditions"])
-    shown = " ".join(output_of(run(*command)).replace("│", " ").split())
+    shown = " ".join(printed(*command).replace("│", " ").split())
     for words in (
         "Chaudhuri",
         "128 hidden",
@@ -209,28 +170,28 @@ def test_the_bounds_are_shown_for_all_configurations_with_every_condition(run: R
 
 
 def test_measuring_again_trains_and_continues_where_it_was_stopped(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(measurements, "_settings", lambda _: TrainingSettings(epochs=1))
     monkeypatch.setattr(measurements, "_REMOVALS_OTHERWISE", 2)
     command = ("reproduce", "run", "--tables", "bounds", "--datasets", "mnist-5k", "--output", tmp_path)
-    output_of(run(*command))
+    printed(*command)
     for file in ("bounds.csv", "bounds-table.csv"):
         with (tmp_path / file).open() as lines:
             assert [row["dataset"] for row in csv.DictReader(lines)] == ["mnist-5k"]
     monkeypatch.setattr("quietmax.sensitivity.network.train_stack", None)
-    assert json_of(run(*command, "--json"))["bounds"][0]["observed"]["removals"] == 2
+    assert document(*command)["bounds"][0]["observed"]["removals"] == 2
 
 
 def test_measuring_alpha_runs_trials_that_a_second_run_finds(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "start_workers", start_in_this_process)
     less = {"records": 200, "shadows": 2, "epochs": 2, "attack_epochs": 2}
     monkeypatch.setitem(measurements._SWEEPS, "mnist-5k", (1, less, (0.5, 1.0)))
     command = ("reproduce", "run", "--tables", "alpha", "--datasets", "mnist-5k", "--output", tmp_path)
-    assert "mnist-5k-alpha-leakage.png" in output_of(run(*command))
+    assert "mnist-5k-alpha-leakage.png" in printed(*command)
     monkeypatch.setattr(runner, "start_workers", lambda *_: pytest.fail("something was trained"))
-    found = json_of(run(*command, "--json"))["alpha"]
+    found = document(*command)["alpha"]
     assert [row["alpha"] for row in found["rows"]] == [None, 0.5, 1.0]
     assert found["rows"][1]["threshold_leakage"] is not None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from quietmax.data import Schema, draft_schema
-from tests.cli.conftest import Run, assert_error, json_of, output_of
+from tests.cli.conftest import assert_error, document, printed, run
 
 TABLE = "customer id; Âge ;income;region;joined;notes;left\n" + "".join(
     f'c{number // 3};{18 + number % 60};"{number}.000,50";{("Nord", "SÜD", "nord")[number % 3]};'
@@ -18,8 +18,8 @@ TABLE = "customer id; Âge ;income;region;joined;notes;left\n" + "".join(
 
 
 @pytest.fixture
-def customers(tmp_path: Path) -> Path:
-    path = tmp_path / "customers.csv"
+def customers() -> Path:
+    path = Path("customers.csv")
     path.write_text(TABLE, encoding="utf-8")
     return path
 
@@ -29,8 +29,8 @@ def confirm(text: str) -> str:
     return text.partition("\n[confirm]")[0] + "\n"
 
 
-def test_a_draft_is_printed_as_toml_with_every_line_to_confirm(run: Run, customers: Path) -> None:
-    content = tomllib.loads(output_of(run("schema", "draft", customers)))
+def test_a_draft_is_printed_as_toml_with_every_line_to_confirm(customers: Path) -> None:
+    content = tomllib.loads(printed("schema", "draft", customers))
     assert Schema.from_dict(content) == draft_schema(customers).schema
     assert (content["label"], content["person"]) == ("left", "customer id")
     confirm = content["confirm"]
@@ -40,14 +40,14 @@ def test_a_draft_is_printed_as_toml_with_every_line_to_confirm(run: Run, custome
     assert content["thousands"] == {"income": "."}
 
 
-def test_a_draft_is_printed_as_json_that_is_a_schema_file(run: Run, customers: Path, tmp_path: Path) -> None:
-    out = output_of(run("schema", "draft", customers, "--label", "region", "--person", "notes", "--json"))
+def test_a_draft_is_printed_as_json_that_is_a_schema_file(customers: Path) -> None:
+    out = printed("schema", "draft", customers, "--label", "region", "--person", "notes", "--json")
     assert (json.loads(out)["label"], json.loads(out)["person"]) == ("region", "notes")
-    (tmp_path / "draft.json").write_text(out, encoding="utf-8")
-    assert Schema.from_file(tmp_path / "draft.json").label == "region"
+    Path("draft.json").write_text(out, encoding="utf-8")
+    assert Schema.from_file(Path("draft.json")).label == "region"
 
 
-def test_a_draft_must_be_confirmed_before_training_and_is_then_checked(run: Run, customers: Path) -> None:
+def test_a_draft_must_be_confirmed_before_training_and_is_then_checked(customers: Path) -> None:
     _, text, _ = run("schema", "draft", customers)
     schema = customers.with_suffix(".toml")
     schema.write_text(text, encoding="utf-8")
@@ -66,22 +66,22 @@ def test_a_draft_must_be_confirmed_before_training_and_is_then_checked(run: Run,
     assert re.search("notes *│ *text", out)
 
 
-def test_the_check_shows_shares_for_the_owner(run: Run, customers: Path, tmp_path: Path) -> None:
+def test_the_check_shows_shares_for_the_owner(customers: Path) -> None:
     _, text, _ = run("schema", "draft", customers)
     narrow = confirm(text).replace('"Âge" = [0, 80]', '"Âge" = [0, 47]')
-    schema = tmp_path / "narrow.toml"
+    schema = Path("narrow.toml")
     schema.write_text(narrow, encoding="utf-8")
-    report = json_of(run("schema", "check", customers, "--schema", schema, "--json"))
+    report = document("schema", "check", customers, "--schema", schema)
     losses = {column["name"]: column["losses"] for column in report["columns"]}
     assert losses["Âge"]["clipped"] == 30
     assert report["classes"] == {"Yes": 45, "no": 45}
     assert (report["persons"], report["most_rows"]) == (30, 3)
-    out = output_of(run("schema", "check", customers, "--schema", schema))
+    out = printed("schema", "check", customers, "--schema", schema)
     assert "33.33%" in out
     assert "owner's eyes only" in out
 
 
-def test_the_check_fails_if_training_would_be_refused(run: Run, customers: Path) -> None:
+def test_the_check_fails_if_training_would_be_refused(customers: Path) -> None:
     _, text, _ = run("schema", "draft", customers)
     schema = customers.with_suffix(".toml")
     schema.write_text(confirm(text).replace('income = ","', "").replace('income = "."', ""), encoding="utf-8")
@@ -93,12 +93,10 @@ def test_the_check_fails_if_training_would_be_refused(run: Run, customers: Path)
     assert f"quietmax schema draft {customers} --output {schema}" in err
 
 
-def test_a_draft_is_written_to_a_file_that_is_replaced_only_on_demand(
-    run: Run, customers: Path, tmp_path: Path
-) -> None:
+def test_a_draft_is_written_to_a_file_that_is_replaced_only_on_demand(customers: Path) -> None:
     schema = customers.with_suffix(".toml")
     draft = ("schema", "draft", customers, "--output", schema)
-    assert "[confirm]" in output_of(run(*draft))
+    assert "[confirm]" in printed(*draft)
     assert schema.read_text(encoding="utf-8") == draft_schema(customers).to_toml()
     schema.write_text("mine", encoding="utf-8")
     assert_error(run(*draft), 2, "exists; --overwrite")
@@ -106,13 +104,13 @@ def test_a_draft_is_written_to_a_file_that_is_replaced_only_on_demand(
     assert schema.read_text(encoding="utf-8") == "mine"
     assert run(*draft, "--overwrite")[0] == 0
     assert Schema.from_file(schema) == draft_schema(customers).schema
-    assert run(*draft[:-1], tmp_path / "draft.json")[0] == 0
-    assert Schema.from_file(tmp_path / "draft.json") == draft_schema(customers).schema
-    assert_error(run(*draft[:-1], tmp_path / "draft.txt"), 2, ".toml or .json")
+    assert run(*draft[:-1], Path("draft.json"))[0] == 0
+    assert Schema.from_file(Path("draft.json")) == draft_schema(customers).schema
+    assert_error(run(*draft[:-1], Path("draft.txt")), 2, ".toml or .json")
 
 
-def test_the_check_mentions_people_with_one_row_each(run: Run, tmp_path: Path) -> None:
-    table = tmp_path / "people.csv"
+def test_the_check_mentions_people_with_one_row_each() -> None:
+    table = Path("people.csv")
     table.write_text("who,x,y,\na,1,0,\nb,2,1,\n", encoding="utf-8")
     facts = 'label = "y"\nclasses = 2\nperson = "who"\nbounds = { x = [0, 9] }\n'
     table.with_suffix(".toml").write_text(facts, encoding="utf-8")
@@ -123,9 +121,9 @@ def test_the_check_mentions_people_with_one_row_each(run: Run, tmp_path: Path) -
     assert "Note: 1 column has no name" in out
 
 
-def test_wrong_arguments_are_one_sentence(run: Run, customers: Path, tmp_path: Path) -> None:
-    assert_error(run("schema", "draft", tmp_path / "gone.csv"), 1, "does not exist")
+def test_wrong_arguments_are_one_sentence(customers: Path) -> None:
+    assert_error(run("schema", "draft", "gone.csv"), 1, "does not exist")
     assert_error(run("schema", "draft", customers, "--label", "income tax"), 2, "no column 'income tax'")
     both = ("--label", "left", "--person", "left")
     assert_error(run("schema", "draft", customers, *both), 2, "both the label and the person")
-    assert_error(run("schema", "check", customers, "--schema", tmp_path / "gone.toml"), 1, "cannot be read")
+    assert_error(run("schema", "check", customers, "--schema", "gone.toml"), 1, "cannot be read")

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from quietmax.models.serialization import load_model
-from tests.cli.conftest import Run, assert_error, json_of, output_of
+from tests.cli.conftest import document, printed
 
 
-def test_sensitivity_prints_exactly_the_seven_quantities(run: Run) -> None:
+def test_sensitivity_prints_exactly_the_seven_quantities() -> None:
     shape = ("--features", 784, "--hidden", 128, "--classes", 10, "--records", 10000)
-    values = json_of(run("sensitivity", *shape, "--json"))
+    values = document("sensitivity", *shape)
     assert list(values) == [
         "rho",
         "weights_l2",
@@ -26,15 +26,9 @@ def test_sensitivity_prints_exactly_the_seven_quantities(run: Run) -> None:
     assert round(values["oaro"], 4) == 1.9845
 
 
-def test_the_shape_can_be_read_from_a_model_folder(run: Run, network: Path) -> None:
-    out = output_of(run("sensitivity", "--model", network, "--json"))
+def test_the_shape_can_be_read_from_a_model_folder(network: Path) -> None:
+    out = printed("sensitivity", "--model", network, "--json")
     model = load_model(network)
     shape = ("--features", model.features, "--classes", 2, "--records", model.records)
-    assert json.loads(out) == pytest.approx(json.loads(run("sensitivity", *shape, "--json")[1]))
-    out = output_of(run("sensitivity", "--model", network))
-    assert "published" in out
-
-
-def test_a_shape_or_a_model_is_required_and_not_both(run: Run, network: Path) -> None:
-    for option in (("--features", 784), ("--hidden", 128)):
-        assert_error(run("sensitivity", *option, "--model", network), 2, "--model can only be combined")
+    assert json.loads(out) == pytest.approx(document("sensitivity", *shape))
+    assert "published" in printed("sensitivity", "--model", network)

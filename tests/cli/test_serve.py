@@ -6,7 +6,6 @@ import json
 import shutil
 import socket
 import sqlite3
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from quietmax.models import Model, TrainingSettings, save_model
 from quietmax.models.mlp import initial_mlp
 from quietmax.server import run as supervisor
 from quietmax.server import telemetry as log
+from tests.cli.conftest import Captured, run
 from tests.server.running_service import log_schema
 
 ORDINARY = ("--accept-unproven", "--budget", 10, "--queries", 20, "--port", 0)
@@ -36,17 +36,17 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
 
 @pytest.fixture
-def serve(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Serve:
+def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
     """Run `serve` with an ordinary model; what would be served is remembered, not served."""
     network = initial_mlp((6, 8, 4), "tanh", (0,))
-    save_model(Model(network, TrainingSettings((8,)), 160, "people", 0), tmp_path / "plain")
+    save_model(Model(network, TrainingSettings((8,)), 160, "people", 0), Path("plain"))
     served: list[Any] = []
     monkeypatch.setattr(supervisor, "supervise", lambda create, *_: served.append(create))
     monkeypatch.setattr(errors, "_width", 200)
 
     def call(*options: Any) -> tuple[int, str, str, int]:
         served.clear()
-        ended = run("serve", tmp_path / "plain", "--ledger", tmp_path / "ledger.sqlite", *options)
+        ended = run("serve", "plain", "--ledger", "ledger.sqlite", *options)
         return *ended, len(served)
 
     return call
@@ -62,22 +62,22 @@ def snapshot(folder: Path) -> dict[str, tuple[bytes, int]]:
 
 
 def test_what_is_served_is_announced_on_a_terminal_with_its_warning_and_the_missing_key(
-    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(Captured, "isatty", lambda _: True)
     code, _, err, served = serve(*ORDINARY)
     assert (code, served) == (0, 1)
     assert "Serving on http://127.0.0.1:" in err
     assert "plain/1 (refuted): account people, 20 answers left" in err
     assert "Create one with: quietmax ledger key create NAME" in err
-    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+    with Ledger(Path("ledger.sqlite")) as ledger:
         ledger.create_key("ann")
     _, _, err, _ = serve(*ORDINARY)
     assert "key create" not in err
 
 
 def test_what_is_served_is_one_line_of_the_log_when_stderr_is_no_terminal(
-    serve: Serve, logged: list[bytes], tmp_path: Path
+    serve: Serve, logged: list[bytes]
 ) -> None:
     code, out, err, served = serve(*ORDINARY, "--grpc-port", 0)
     assert (code, out, err, served) == (0, "", "", 1)
@@ -86,7 +86,7 @@ def test_what_is_served_is_one_line_of_the_log_when_stderr_is_no_terminal(
     assert line["event"] == "serving"
     assert line["url"].startswith("http://127.0.0.1:")
     assert line["grpc_port"] > 0
-    assert line["ledger"].endswith(str(tmp_path / "ledger.sqlite"))
+    assert line["ledger"].endswith(str(Path("ledger.sqlite")))
     assert line["served"] == ["plain/1 (refuted): account people, 20 answers left"]
     warning, key = line["warnings"]
     assert warning.startswith("plain/1: ")
@@ -119,19 +119,19 @@ def test_what_is_served_is_announced_as_json(serve: Serve) -> None:
     ],
 )
 def test_invalid_options_are_refused_and_open_no_account(
-    serve: Serve, tmp_path: Path, options: tuple[Any, ...], message: str
+    serve: Serve, options: tuple[Any, ...], message: str
 ) -> None:
     code, out, err, served = serve(*options)
     assert (code, out, served) == (2, "", 0)
     assert message in err
-    if (tmp_path / "ledger.sqlite").exists():
-        with Ledger(tmp_path / "ledger.sqlite") as ledger:
+    if Path("ledger.sqlite").exists():
+        with Ledger(Path("ledger.sqlite")) as ledger:
             assert ledger.accounts() == []
 
 
 def test_an_exhausted_budget_is_announced(serve: Serve, logged: list[bytes], tmp_path: Path) -> None:
     serve(*ORDINARY)
-    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+    with Ledger(Path("ledger.sqlite")) as ledger:
         ledger.revoke("people", None, "The study is over.")
     *_, served = serve(f"again={tmp_path / 'plain'}", *ORDINARY)
     assert served == 1
@@ -140,27 +140,27 @@ def test_an_exhausted_budget_is_announced(serve: Serve, logged: list[bytes], tmp
     assert after.count(b"The budget of the account people is exhausted") == 1
 
 
-def test_check_finds_a_valid_configuration_and_writes_nothing(serve: Serve, tmp_path: Path) -> None:
+def test_check_finds_a_valid_configuration_and_writes_nothing(serve: Serve) -> None:
     code, out, err, served = serve(*ORDINARY, "--check")
     assert (code, out, served) == (0, "", 0)
     assert "The configuration is valid." in err
     assert "plain/1 (refuted)" in err
-    assert not (tmp_path / "ledger.sqlite").exists()
-    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+    assert not Path("ledger.sqlite").exists()
+    with Ledger(Path("ledger.sqlite")) as ledger:
         ledger.create_key("ann")
-    before = (tmp_path / "ledger.sqlite").read_bytes()
+    before = Path("ledger.sqlite").read_bytes()
     code, out, err, served = serve(*ORDINARY, "--check", "--json")
     assert (code, err, served) == (0, "", 0)
     found = json.loads(out)
     assert found["served"] == ["plain/1 (refuted)"]
-    assert (tmp_path / "ledger.sqlite").read_bytes() == before
-    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+    assert Path("ledger.sqlite").read_bytes() == before
+    with Ledger(Path("ledger.sqlite")) as ledger:
         assert ledger.accounts() == []
 
 
 @pytest.mark.parametrize("state", ["missing", "closed", "without a head file", "in another mode"])
-def test_check_leaves_the_folder_of_the_ledger_as_it_is(serve: Serve, tmp_path: Path, state: str) -> None:
-    place = tmp_path / "state"
+def test_check_leaves_the_folder_of_the_ledger_as_it_is(serve: Serve, state: str) -> None:
+    place = Path("state")
     place.mkdir()
     ledger = place / "ledger.sqlite"
     if state != "missing":
@@ -179,7 +179,7 @@ def test_check_leaves_the_folder_of_the_ledger_as_it_is(serve: Serve, tmp_path: 
 def test_check_refuses_a_ledger_that_was_rolled_back_and_an_account_that_was_lost(
     serve: Serve, tmp_path: Path
 ) -> None:
-    path, old = tmp_path / "ledger.sqlite", tmp_path / "old.sqlite"
+    path, old = Path("ledger.sqlite"), "old.sqlite"
     with Ledger(path) as ledger:
         ledger.create_key("ann")
     shutil.copy(path, old)
@@ -205,7 +205,7 @@ def test_check_refuses_a_ledger_that_was_rolled_back_and_an_account_that_was_los
 
 
 def test_check_names_what_would_keep_the_service_from_starting(
-    serve: Serve, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(errors, "_width", 400)
     with socket.socket() as taken:
@@ -218,17 +218,17 @@ def test_check_names_what_would_keep_the_service_from_starting(
         "requires --accept-unproven": ("--budget", 10, "--queries", 20),
         "There is no file": (*ORDINARY, "--tls-key", "absent.pem", "--tls-certificate", "absent.pem"),
         "Only one of --ledger and --ledger-file": (*ORDINARY, "--ledger-file", "secret"),
-        "must be a directory": (*ORDINARY, "--repository", tmp_path / "absent"),
+        "must be a directory": (*ORDINARY, "--repository", "absent"),
     }
     for message, options in wrong.items():
         code, _, err, served = serve(*options, "--check")
         assert (code, served, message in err) == (2, 0, True), err
-    model, unreachable = tmp_path / "plain", "postgresql://ann:word@127.0.0.1:1/x"
+    model, unreachable = Path("plain"), "postgresql://ann:word@127.0.0.1:1/x"
     code, _, err = run("serve", model, *ORDINARY, "--ledger", unreachable, "--check")
     assert (code, "is not available" in err, "word" in err) == (1, True, False)
-    (tmp_path / "file").write_text("")
-    code, _, err = run("serve", model, *ORDINARY, "--ledger", tmp_path / "file" / "ledger.sqlite", "--check")
+    Path("file").write_text("")
+    code, _, err = run("serve", model, *ORDINARY, "--ledger", "file/ledger.sqlite", "--check")
     assert (code, "is not a writable folder" in err) == (1, True)
-    (tmp_path / "text.sqlite").write_text("This is not a database, but a long text. " * 100)
-    code, _, err = run("serve", model, *ORDINARY, "--ledger", tmp_path / "text.sqlite", "--check")
+    Path("text.sqlite").write_text("This is not a database, but a long text. " * 100)
+    code, _, err = run("serve", model, *ORDINARY, "--ledger", "text.sqlite", "--check")
     assert (code, "not a database" in err) == (1, True)

@@ -21,7 +21,7 @@ from quietmax.estimators.serialization import open_private
 from quietmax.estimators.teachers import Teachers
 from quietmax.models.features import Encoder
 from quietmax.models.stacked import TrainingSettings
-from tests.cli.conftest import Run, assert_error, json_of, output_of
+from tests.cli.conftest import assert_error, document, printed, run
 from tests.cli.own_table import DECLARED, SCHEMA, add_persons
 from tests.models.features.onnx_files import PUBLIC_OUTPUT, PUBLIC_SHA256, public_file
 
@@ -56,130 +56,80 @@ def test_options_are_arguments_of_what_is_trained_and_their_help_states_its_defa
 # Ordinary networks
 
 
-def test_a_model_is_written_once_unless_overwrite_is_given(run: Run, tmp_path: Path) -> None:
-    folder = tmp_path / "model"
+def test_a_model_is_written_once_unless_overwrite_is_given(tmp_path: Path) -> None:
+    folder = Path("model")
     train = ("train", "network", *SMALL, "--output", folder)
-    out = output_of(run(*train))
-    assert "test accuracy" in out
+    assert "test accuracy" in printed(*train)
     before = (folder / "weights.safetensors").read_bytes()
     assert_error(run(*train), 2, "already exists", "--overwrite")
     assert (folder / "weights.safetensors").read_bytes() == before
     assert run(*train, "--overwrite", "--alpha", 0)[0] == 0
     assert json.loads((folder / "model.json").read_text())["settings"]["loss"] == {"name": "cross-entropy"}
-    (other := tmp_path / "other").mkdir()
+    (other := Path("other")).mkdir()
     assert_error(run("train", "network", *SMALL, "--overwrite", "--output", other), 2, "other")
     assert list(other.iterdir()) == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "other"]
 
 
-def test_the_settings_of_a_network_are_those_of_the_options(run: Run, tmp_path: Path) -> None:
+def test_the_settings_of_a_network_are_those_of_the_options() -> None:
     options = ("--hidden", 5, "--hidden", 4, "--activation", "sigmoid", "--l2", 0.01, "--batch-size", 50)
     more = ("--alpha", 2, "--learning-rate", 0.01, "--epochs", 2)
-    assert run("train", "network", *SMALL[:3], *options, *more, "-o", tmp_path / "model")[0] == 0
-    settings = json.loads((tmp_path / "model" / "model.json").read_text())["settings"]
+    assert run("train", "network", *SMALL[:3], *options, *more, "-o", "model")[0] == 0
+    settings = json.loads(Path("model/model.json").read_text())["settings"]
     assert settings["hidden"] == [5, 4]
     assert (settings["activation"], settings["l2"], settings["batch_size"]) == ("sigmoid", 0.01, 50)
     assert (settings["learning_rate"], settings["epochs"]) == (0.01, 2)
     assert settings["loss"]["alpha"] == 2
 
 
-def test_the_report_of_a_network_says_that_it_must_not_be_published(run: Run) -> None:
+def test_the_report_of_a_network_says_that_it_must_not_be_published() -> None:
     assert "Do not publish" in run("train", "network", *SMALL)[1]
-    result = json.loads(run("train", "network", *SMALL, "--json")[1])
+    result = document("train", "network", *SMALL)
     assert {"records", "train_accuracy", "test_accuracy"} <= set(result["not_for_publication"])
 
 
-def test_a_folder_that_cannot_be_written_is_an_error(run: Run, tmp_path: Path) -> None:
-    blocked = tmp_path / "file"
+def test_a_folder_that_cannot_be_written_is_an_error() -> None:
+    blocked = Path("file")
     blocked.write_text("in the way")
     code, out, err = run("train", "network", *SMALL[:3], "--epochs", 0, "--output", blocked / "model")
     assert (code != 0, out, err.count("\n")) == (True, "", 1)
     assert blocked.read_text() == "in the way"
 
 
-TABLE = " ".join(("people.csv", *DECLARED))
-WRONG = [
-    ("network mnits", 2, "mnist"),
-    ("network absent.csv --label y", 1, "absent.csv"),
-    ("network mnist-5k --records 4000", 2, "4000"),
-    ("network mnist-5k --alpha -1", 2, "--alpha must be a positive number"),
-    ("network mnist-5k --activation step", 2, "step"),
-    ("network mnist-5k --label y", 2, "--label"),
-    ("network people.csv --records 100", 2, "--holdout"),
-    ("network people.csv --records 100 --holdout 0.2", 2, "only one of them"),
-    ("network people.csv --label income", 2, "`categories`"),
-    (f"network {TABLE} --schema deep.toml", 2, "nested too deeply"),
-    (f"network {TABLE} --schema deep.json", 2, "nested too deeply"),
-    (f"head {TABLE} --records 100", 2, "--records applies only to registered data sets"),
-    (f"head {TABLE} --holdout 1.5", 2, "--holdout must be a number of at least 0 and below 1"),
-    (f"head {TABLE} --features sift", 2, "--features must be one of auto, identity"),
-    (
-        f"head {TABLE} --queries 5 --method gradient --declared-size 480",
-        2,
-        "--method 'output', got 'gradient'",
-    ),
-    (f"head {TABLE} --queries 5", 2, "requires --declared-size"),
-    (f"dpsgd {TABLE} --analysis published", 2, "with --analysis published, got 'pld'"),
-    (f"dpsgd {TABLE} --sampling-rate 2", 2, "--sampling-rate must be above 0"),
-    (f"head {TABLE} --max-memory 1G --records 100", 2, "--records applies only to registered data sets"),
-    ("head mnist-5k --max-memory 1G", 2, "--max-memory applies only to CSV, TSV and Parquet files"),
-    (f"head {TABLE} --resume", 2, "--resume requires a --cache-dir"),
-    (f"head {TABLE} --ray local --max-memory 1G", 2, "--max-memory cannot be combined with --ray"),
-    (f"teachers {TABLE}", 2, "Missing option '--queries'"),
-    (f"teachers {TABLE} --queries 1 --resume", 2, "No such option: --resume"),
-]
-
-
-@pytest.mark.parametrize(("words", "code", "message"), WRONG, ids=[words for words, _, _ in WRONG])
-def test_wrong_usage_is_one_line_and_writes_nothing(
-    run: Run, people: Path, monkeypatch: pytest.MonkeyPatch, words: str, code: int, message: str
-) -> None:
-    monkeypatch.chdir(people.parent)
-    Path("deep.json").write_text("[" * 100_000)
-    Path("deep.toml").write_text("a = " + "[" * 100_000)
-    assert_error(run("train", *words.split(), "-o", "model"), code, message)
-    assert not Path("model").exists()
-
-
 # Private models
 
 
-def test_a_head_answers_any_number_of_queries(run: Run, people: Path, queries: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "head"
+def test_a_head_answers_any_number_of_queries(people: Path, queries: Path) -> None:
+    folder = Path("head")
     add_persons(people)
     options = ("--person", "id", "--declared-size", 320, "--holdout", 0.2, "--epsilon", 4, "-o", folder)
-    result = json_of(run("train", "head", people, *DECLARED, *options, "--json"))
+    result = document("train", "head", people, *DECLARED, *options)
     assert result["guarantee"]["status"] == "proven"
     assert result["test_accuracy"] > 0.8
     for _ in range(3):
-        answer = json_of(run("predict", "--model", folder, "--input", queries, "--json"))
+        answer = document("predict", "--model", folder, "--input", queries)
         assert answer["labels"] == ["lo", "hi"]
         assert answer["remaining"]["queries"] is None
-    out = output_of(run("predict", "--model", folder, "--input", queries))
-    assert "Guarantee: proven" in out
+    assert "Guarantee: proven" in printed("predict", "--model", folder, "--input", queries)
 
 
-def test_a_head_with_queries_releases_labels_under_pure_privacy(
-    run: Run, people: Path, tmp_path: Path
-) -> None:
-    options = (*DECLARED_SIZE, "--queries", 5, "-o", tmp_path / "model", "--json")
-    result = json_of(run("train", "head", people, *DECLARED, *options))
+def test_a_head_with_queries_releases_labels_under_pure_privacy(people: Path) -> None:
+    options = (*DECLARED_SIZE, "--queries", 5, "-o", "model", "--json")
+    result = document("train", "head", people, *DECLARED, *options)
     assert (result["guarantee"]["definition"], result["guarantee"]["status"]) == ("pure", "proven")
     assert (result["queries"], result["test_accuracy"]) == (5, None)
 
 
-def test_a_table_may_have_unit_norm_features_but_no_scattering(
-    run: Run, people: Path, tmp_path: Path
-) -> None:
+def test_a_table_may_have_unit_norm_features_but_no_scattering(people: Path) -> None:
     train = ("train", "head", people, *DECLARED, *DECLARED_SIZE)
-    code, _, err = run(*train, "--features", "unit-norm", "-o", tmp_path / "unit")
+    code, _, err = run(*train, "--features", "unit-norm", "-o", "unit")
     assert (code, err) == (0, "")
-    assert json.loads((tmp_path / "unit" / "model.json").read_text())["features"]["kind"] == "unit-norm"
+    assert json.loads(Path("unit/model.json").read_text())["features"]["kind"] == "unit-norm"
     for name in ("head", "teachers", "dpsgd"):
         queries = ("--queries", 1) if name == "teachers" else ()
-        options = (*DECLARED, *DECLARED_SIZE, *queries, "--features", "scattering", "-o", tmp_path / "not")
+        options = (*DECLARED, *DECLARED_SIZE, *queries, "--features", "scattering", "-o", "not")
         assert_error(run("train", name, people, *options), 2, "--features scattering", "image")
-    assert not (tmp_path / "not").exists()
+    assert not Path("not").exists()
 
 
 def _numbers(text: str) -> set[str]:
@@ -189,13 +139,12 @@ def _numbers(text: str) -> set[str]:
 
 @pytest.mark.parametrize("name", ["head", "teachers", "dpsgd"])
 def test_the_true_number_of_rows_and_persons_appears_nowhere_if_one_is_declared(
-    run: Run, people: Path, tmp_path: Path, name: str
+    people: Path, name: str
 ) -> None:
     add_persons(people)
     training = load(people, schema=SCHEMA, person="id", holdout=0.2).train
-    assert training.persons is not None
     true = {str(len(training)), str(len(set(training.persons))), "1200"}
-    folder = tmp_path / "model"
+    folder = Path("model")
     queries = ("--queries", 1) if name == "teachers" else ()
     options = ("--person", "id", "--holdout", 0.2, "--declared-size", 5000, "--epsilon", 4)
     train = ("train", name, people, *DECLARED, *queries, *options)
@@ -214,23 +163,23 @@ def test_the_true_number_of_rows_and_persons_appears_nowhere_if_one_is_declared(
 
 
 def test_a_head_without_declared_size_shows_the_noisy_count_that_it_paid_for(
-    run: Run, people: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    people: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(head_module, "_released_size", lambda *_: 4321.7)
-    folder = tmp_path / "model"
-    result = json_of(run("train", "head", people, *DECLARED, "-o", folder, "--json"))
+    folder = Path("model")
+    result = document("train", "head", people, *DECLARED, "-o", folder)
     assert (result["unit"], result["size"], result["size_from"]) == ("record", 4322, "noisy count")
     assert result["not_for_publication"] == ["seconds"]
-    out = output_of(run("card", folder))
+    out = printed("card", folder)
     assert "noisy number of records" in " ".join(out.split())
     assert "declared number of records" not in " ".join(out.split())
 
 
 def test_too_few_people_for_the_budget_are_told_from_the_released_or_declared_size_alone(
-    run: Run, people: Path, monkeypatch: pytest.MonkeyPatch
+    people: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def warnings(*options: object, name: str = "head") -> list[str]:
-        found: list[str] = json_of(run("train", name, people, *DECLARED, *options, "--json"))["warnings"]
+        found: list[str] = document("train", name, people, *DECLARED, *options)["warnings"]
         return found
 
     (few,) = warnings("--declared-size", 30)
@@ -240,8 +189,7 @@ def test_too_few_people_for_the_budget_are_told_from_the_released_or_declared_si
     assert warnings("--declared-size", 30, "--epsilon", 20) == []
     monkeypatch.setattr(head_module, "_released_size", lambda *_: 1.0)
     assert warnings() == [few]
-    out = output_of(run("train", "head", people, *DECLARED))
-    assert few in " ".join(out.split())
+    assert few in " ".join(printed("train", "head", people, *DECLARED).split())
     (votes,) = warnings("--declared-size", 188, "--queries", 2, name="teachers")
     assert "a larger --epsilon or fewer --queries would help" in votes
     add_persons(people)
@@ -253,22 +201,20 @@ def test_too_few_people_for_the_budget_are_told_from_the_released_or_declared_si
     ("name", "options"), [("teachers", ("--queries", 2)), ("dpsgd", ("--steps", 2, "--hidden", 2))]
 )
 def test_a_size_that_was_not_declared_is_named_with_its_flag_by_train_and_serve(
-    run: Run, people: Path, tmp_path: Path, name: str, options: tuple[object, ...]
+    people: Path, name: str, options: tuple[object, ...]
 ) -> None:
-    folder = tmp_path / "model"
-    out = output_of(run("train", name, people, *DECLARED, *options, "--epsilon", 8, "-o", folder))
+    folder = Path("model")
+    out = printed("train", name, people, *DECLARED, *options, "--epsilon", 8, "-o", folder)
     assert "'quietmax serve' refuses the model" in out
     assert "train with --declared-size" in out
-    served = run("serve", folder, "--ledger", tmp_path / "ledger.sqlite")
+    served = run("serve", folder, "--ledger", "ledger.sqlite")
     assert_error(served, 2, "is conditional, not proven", "--declared-size", "--accept-unproven")
-    result = json_of(
-        run("train", name, people, *DECLARED, *options, "--epsilon", 8, *DECLARED_SIZE, "--json")
-    )
+    result = document("train", name, people, *DECLARED, *options, "--epsilon", 8, *DECLARED_SIZE)
     assert (result["warnings"], result["guarantee"]["status"]) == ([], "proven")
 
 
 def test_everybody_is_trained_on_unless_a_holdout_is_asked_for(
-    run: Run, people: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    people: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained_on: list[int] = []
     fit = PrivateHead.fit
@@ -279,41 +225,38 @@ def test_everybody_is_trained_on_unless_a_holdout_is_asked_for(
 
     monkeypatch.setattr(PrivateHead, "fit", counted)
     train = ("train", "head", people, *DECLARED, *DECLARED_SIZE)
-    result = json.loads(run(*train, "--json")[1])
+    result = document(*train)
     assert (trained_on.pop(), result["test_accuracy"], result["holdout"]) == (1200, None, 0)
     held_out = ("--holdout", 0.25, "--seed", 3)
-    result = json.loads(run(*train, *held_out, "--json", "-o", tmp_path / "first")[1])
+    result = json.loads(run(*train, *held_out, "--json", "-o", "first")[1])
     assert result["holdout"] == 0.25
     assert result["not_for_publication"] == ["test_accuracy", "seconds"]
     # 2 sexes times 72 ages: rows of equal features stay together, so the share is that of 144 groups.
     assert 0.5 < trained_on.pop() / 1200 < 0.95
-    assert json.loads((tmp_path / "first" / "model.json").read_text())["holdout"] == {
+    assert json.loads(Path("first/model.json").read_text())["holdout"] == {
         "share": 0.25,
         "seed": 3,
     }
-    out = output_of(run(*train, *held_out, "-o", tmp_path / "second"))
-    assert f"quietmax evaluate {tmp_path / 'second'} --data {people}" in out
+    assert f"quietmax evaluate second --data {people}" in printed(*train, *held_out, "-o", "second")
 
 
-def test_facts_that_nobody_confirmed_are_an_error_that_names_them_and_the_flag(
-    run: Run, people: Path, tmp_path: Path
-) -> None:
-    schema = tmp_path / "draft.toml"
-    out = output_of(run("schema", "draft", people, "--label", "income"))
+def test_facts_that_nobody_confirmed_are_an_error_that_names_them_and_the_flag(people: Path) -> None:
+    schema = Path("draft.toml")
+    out = printed("schema", "draft", people, "--label", "income")
     schema.write_text(out, encoding="utf-8")
     train = ("train", "head", people, "--schema", schema, *DECLARED_SIZE, "--json")
     assert_error(run(*train), 2, "age", "sex", "classes", "[confirm]", "--infer")
-    guarantee = json_of(run(*train, "--infer"))["guarantee"]
+    guarantee = document(*train, "--infer")["guarantee"]
     assert guarantee["status"] == "conditional"
     assert any("age" in assumption for assumption in guarantee["assumptions"])
 
 
 def test_an_interrupted_training_leaves_the_folder_as_it_was(
-    run: Run, people: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    people: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train = ("train", "head", people, *DECLARED, *DECLARED_SIZE, "-o", tmp_path / "model", "--overwrite")
+    train = ("train", "head", people, *DECLARED, *DECLARED_SIZE, "-o", "model", "--overwrite")
     assert run(*train)[0] == 0
-    before = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
+    before = {path.name: path.read_bytes() for path in Path("model").iterdir()}
     names = sorted(path.name for path in tmp_path.iterdir())
     rename = Path.rename
 
@@ -321,7 +264,7 @@ def test_an_interrupted_training_leaves_the_folder_as_it_was(
         raise KeyboardInterrupt
 
     def interrupted_second_rename(path: Path, target: Path) -> Path:
-        if target == tmp_path / "model" and not path.name.endswith("-replaced"):
+        if target == Path("model") and not path.name.endswith("-replaced"):
             raise KeyboardInterrupt
         return rename(path, target)
 
@@ -334,17 +277,15 @@ def test_an_interrupted_training_leaves_the_folder_as_it_was(
         with monkeypatch.context() as patched:
             patched.setattr(place, replacement)
             assert run(*train) == (130, "", "quietmax: Interrupted.\n"), place
-        assert {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()} == before, place
+        assert {path.name: path.read_bytes() for path in Path("model").iterdir()} == before, place
         assert sorted(path.name for path in tmp_path.iterdir()) == names, place
 
 
-def test_dpsgd_trains_a_network_that_is_queried_served_and_attacked(
-    run: Run, people: Path, queries: Path, tmp_path: Path
-) -> None:
-    folder = tmp_path / "network"
+def test_dpsgd_trains_a_network_that_is_queried_served_and_attacked(people: Path, queries: Path) -> None:
+    folder = Path("network")
     options = ("--epsilon", 200, "--declared-size", 600, "--sampling-rate", 0.5, "--steps", 60, "-o", folder)
     more = ("--learning-rate", 16, "--holdout", 0.4, "--json")
-    result = json_of(run("train", "dpsgd", people, *DECLARED, *options, *more))
+    result = document("train", "dpsgd", people, *DECLARED, *options, *more)
     # The larger class has 0.54; in 30 trainings, each with its own noise, 0.978 was the least.
     assert result["test_accuracy"] > 0.7
     assert result["queries"] == "any number"
@@ -352,27 +293,25 @@ def test_dpsgd_trains_a_network_that_is_queried_served_and_attacked(
     facts = result["guarantee"]["parameters"]
     assert (facts["accountant"], facts["analysis"], facts["steps"]) == ("pld", "proven", 60)
     assert (result["guarantee"]["status"], result["guarantee"]["epsilon"]) == ("proven", 200.0)
-    answers = json_of(run("predict", "--model", folder, "--input", queries, "--json"))
+    answers = document("predict", "--model", folder, "--input", queries)
     assert (answers["labels"], answers["remaining"]["queries"]) == (["lo", "hi"], None)
-    assert json_of(run("card", folder, "--json"))["guarantee"]["status"] == "proven"
+    assert document("card", folder)["guarantee"]["status"] == "proven"
     attack = ("attack", folder, "--data", people, *DECLARED, "--attack", "threshold", "--shadows", 2)
-    assert json_of(run(*attack, "--json"))["reports"][0]["attack"] == "threshold"
+    assert document(*attack)["reports"][0]["attack"] == "threshold"
     assert_error(run(*attack, "--mechanism", "algorithm1", "--epsilon", 1), 2, "--mechanism")
 
 
-def test_full_batches_and_the_published_analysis_are_saved_with_their_own_guarantees(
-    run: Run, people: Path, tmp_path: Path
-) -> None:
+def test_full_batches_and_the_published_analysis_are_saved_with_their_own_guarantees(people: Path) -> None:
     train = ("train", "dpsgd", people, *DECLARED, "--epsilon", 8, "--declared-size", 600, "--json")
-    full = json_of(run(*train, "--sampling-rate", 1, "-o", tmp_path / "full"))
+    full = document(*train, "--sampling-rate", 1, "-o", "full")
     assert full["guarantee"]["definition"] == "gaussian"
-    assert run("card", tmp_path / "full")[0] == 0
+    assert run("card", "full")[0] == 0
     paper = ("--preset", "paper", "--analysis", "published", "--accountant", "zcdp", "--hidden", 4)
-    result = json_of(run(*train, *paper, "-o", tmp_path / "paper"))
+    result = document(*train, *paper, "-o", "paper")
     assert result["guarantee"]["status"] == "conditional"
     facts = result["guarantee"]["parameters"]
     assert (facts["learning_rate"], facts["max_grad_norm"], facts["steps"]) == (0.001, 1.0, 600)
-    assert "conditional" in output_of(run("card", tmp_path / "paper"))
+    assert "conditional" in printed("card", "paper")
 
 
 # Encoders from files
@@ -391,13 +330,11 @@ std = [0.5, 0.5, 0.25]
 @pytest.mark.parametrize(
     "kind", [("head",), ("teachers", "--queries", 4, "--teachers", 2), ("dpsgd", "--steps", 1)]
 )
-def test_an_encoder_file_is_the_feature_map_and_is_named_in_the_guarantee(
-    run: Run, tmp_path: Path, kind: tuple[object, ...]
-) -> None:
-    folder, encoder = tmp_path / "model", tmp_path / "encoder.toml"
+def test_an_encoder_file_is_the_feature_map_and_is_named_in_the_guarantee(kind: tuple[object, ...]) -> None:
+    folder, encoder = Path("model"), Path("encoder.toml")
     encoder.write_text(ENCODER)
     data = ("mnist-5k", "--records", 60, "--declared-size", 60, "--features", encoder)
-    guarantee = json_of(run("train", *kind, *data, "--output", folder, "--json"))["guarantee"]
+    guarantee = document("train", *kind, *data, "--output", folder)["guarantee"]
     assert guarantee["status"] == "proven"
     assert sum(PUBLIC_SHA256 in each for each in guarantee["assumptions"]) == 1
     features = open_private(folder).features
@@ -420,17 +357,17 @@ def test_an_encoder_file_is_the_feature_map_and_is_named_in_the_guarantee(
     ],
 )
 def test_a_wrong_encoder_is_an_error_before_anything_is_trained(
-    run: Run, tmp_path: Path, content: str | None, code: int, words: str
+    content: str | None, code: int, words: str
 ) -> None:
     if content is not None:
-        (tmp_path / "encoder.toml").write_text(content)
-    train = ("train", "head", "mnist-5k", "--records", 60, "--features", tmp_path / "encoder.toml")
+        Path("encoder.toml").write_text(content)
+    train = ("train", "head", "mnist-5k", "--records", 60, "--features", "encoder.toml")
     assert_error(run(*train), code, words)
 
 
 @pytest.mark.parametrize("persons", [3, 400])
 def test_inferring_asks_about_a_column_that_may_be_the_person(
-    persons: int, run: Run, people: Path, monkeypatch: pytest.MonkeyPatch
+    persons: int, people: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(errors, "_width", 500)
     header, *rows = people.read_text().splitlines()
@@ -450,7 +387,7 @@ def test_inferring_asks_about_a_column_that_may_be_the_person(
     assert json.loads(out)["guarantee"]["unit"] == "person"
 
 
-def test_inferring_with_a_draft_asks_about_the_person_too(run: Run, people: Path) -> None:
+def test_inferring_with_a_draft_asks_about_the_person_too(people: Path) -> None:
     header, *rows = people.read_text().splitlines()
     people.write_text("\n".join([f"id,{header}", *(f"{number},{row}" for number, row in enumerate(rows))]))
     schema = people.with_suffix(".toml")

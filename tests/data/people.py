@@ -42,8 +42,9 @@ FEATURES = np.array(
 LABELS = [1, 0, 0, 1, 0]
 
 
-def written(folder: Path, text: str = PEOPLE, name: str = "people.csv") -> Path:
-    path = folder / name
+def written(text: str = PEOPLE, name: str = "people.csv") -> Path:
+    """Write a table into the current folder."""
+    path = Path(name)
     path.write_text(text, encoding="utf-8")
     return path
 

