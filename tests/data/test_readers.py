@@ -556,7 +556,7 @@ def test_the_survey_is_split_like_an_own_table_and_needs_no_file() -> None:
 
 @pytest.mark.skipif(not dataset_status("adult").present, reason="the files of Adult are not here")
 def test_adult_is_a_table_of_all_rows_that_its_schema_fits() -> None:
-    path = script("benchmarks/adult_table.py").write_adult()
+    path = script("benchmarks/adult_table.py").write_adult(Path())
     report = check_table(path, find_schema(path))
     assert (report.rows, report.classes, report.problems) == (48_842, {"<=50K": 37_155, ">50K": 11_687}, ())
     losses = {column.name: column.losses for column in report.columns}
