@@ -110,8 +110,7 @@ def serve(kind: str, address: str, port: int, workers: int) -> None:
     from quietmax.ledger import Ledger, Terms
     from quietmax.mechanisms import Answers
     from quietmax.server import Service, Settings
-    from quietmax.server.deployment import deploy
-    from quietmax.server.repository import load_models
+    from quietmax.server.deployment import deploy, load_models
     from quietmax.server.run import run, supervise
     from quietmax.server.settings import Listener
     from quietmax.server.telemetry import Log, Metrics

@@ -20,8 +20,7 @@ from quietmax.estimators.training_set import SETTINGS_PUBLIC, _person_assumption
 from quietmax.ledger import Ledger
 from quietmax.ledger.accounts import Terms
 from quietmax.privacy_card import BLANK, OBSERVED, PrivacyCard, nist_checklist, read_card
-from quietmax.server.deployment import deploy
-from quietmax.server.repository import load_models
+from quietmax.server.deployment import deploy, load_models
 from tests.export.people import train
 
 GUARANTEE = Guarantee(

@@ -26,8 +26,7 @@ from quietmax.data.readers import fair_table
 from quietmax.estimators import PrivateHead, save_private
 from quietmax.ledger import Ledger
 from quietmax.server import Service, Settings
-from quietmax.server.deployment import deploy
-from quietmax.server.repository import load_models
+from quietmax.server.deployment import deploy, load_models
 from quietmax.server.run import run_in_thread
 from tests.docs.code_blocks import blocks_of
 

@@ -33,8 +33,7 @@ from quietmax.ledger.database import MIGRATIONS
 from quietmax.ledger.transactions import Charged, Replayed
 from quietmax.privacy_card import read_card
 from quietmax.server import Service, Settings, create_app
-from quietmax.server.deployment import deploy
-from quietmax.server.repository import load_models
+from quietmax.server.deployment import deploy, load_models
 from quietmax.server.telemetry import Log
 
 with warnings.catch_warnings():

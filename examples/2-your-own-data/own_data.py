@@ -19,8 +19,7 @@ from quietmax.estimators import save_private
 from quietmax.ledger import Ledger
 from quietmax.privacy_card import read_card
 from quietmax.server import Client, Service, Settings
-from quietmax.server.deployment import deploy
-from quietmax.server.repository import load_models
+from quietmax.server.deployment import deploy, load_models
 from quietmax.server.run import run_in_thread
 
 # What `quietmax schema draft loans.csv` proposes, after somebody has checked and confirmed every line.

@@ -12,8 +12,7 @@ from quietmax.cli.card import _NOT_IN_LEDGER
 from quietmax.errors import DataUnavailable
 from quietmax.ledger import Charge, Ledger
 from quietmax.privacy_card import BLANK, OBSERVED, leakage_file, read_card, record_leakage
-from quietmax.server.deployment import deploy
-from quietmax.server.repository import load_models
+from quietmax.server.deployment import deploy, load_models
 from tests.cli.conftest import assert_error, document, printed, run
 from tests.cli.own_table import DECLARED
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from quietmax.ledger import Ledger
-from quietmax.server.deployment import deploy
-from quietmax.server.repository import load_models
+from quietmax.server.deployment import deploy, load_models
 from tests.cli.conftest import assert_error, document, printed, run
 from tests.cli.own_table import DECLARED
 

@@ -42,7 +42,7 @@ from quietmax.models import CrossEntropy, TrainingSettings
 from quietmax.models.features import UnitNorm
 from quietmax.predictor import Predictor
 from quietmax.privacy_card import read_card
-from quietmax.server.repository import load_models
+from quietmax.server.deployment import load_models
 from quietmax.spending import FileAccount
 from tests.estimators.made import made
 

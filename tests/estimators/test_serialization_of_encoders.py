@@ -17,7 +17,7 @@ from quietmax.estimators import DPSGD, DPSGDSettings, PrivateHead, Teachers, ope
 from quietmax.models import TrainingSettings
 from quietmax.models.features import Encoder, Pipeline, UnitNorm, save_encoder
 from quietmax.privacy_card import read_card
-from quietmax.server.repository import load_models
+from quietmax.server.deployment import load_models
 from tests.models.features.onnx_files import convolutions
 
 GENERATOR = np.random.default_rng(0)

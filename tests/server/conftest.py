@@ -19,8 +19,7 @@ from quietmax.models import Model, TrainingSettings, save_model
 from quietmax.models.features import Identity
 from quietmax.models.mlp import initial_mlp
 from quietmax.server import Service, Settings
-from quietmax.server.deployment import deploy
-from quietmax.server.repository import load_models
+from quietmax.server.deployment import deploy, load_models
 from tests.server.running_service import (
     CLASSES,
     FEATURES,

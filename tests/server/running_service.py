@@ -28,8 +28,7 @@ from quietmax.ledger import Ledger, Terms
 from quietmax.server import Service, Settings
 from quietmax.server.auth import Caller
 from quietmax.server.codec import InferenceRequest
-from quietmax.server.deployment import deploy
-from quietmax.server.repository import load_models
+from quietmax.server.deployment import deploy, load_models
 from quietmax.server.run import run_in_thread
 from quietmax.server.settings import Listener
 from quietmax.server.telemetry import Log

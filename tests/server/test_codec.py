@@ -40,9 +40,8 @@ from quietmax.server.codec import (
     _split_strings,
     _unpack_answers,
 )
-from quietmax.server.deployment import Deployment
+from quietmax.server.deployment import Deployment, load_models
 from quietmax.server.errors import HttpError
-from quietmax.server.repository import load_models
 from tests.docs.scripts import script
 from tests.server.running_service import (
     FEATURES,

@@ -33,8 +33,7 @@ from quietmax.errors import LedgerUnavailable
 from quietmax.ledger import Ledger, Terms
 from quietmax.server import Service, Settings
 from quietmax.server import run as supervisor
-from quietmax.server.deployment import deploy
-from quietmax.server.repository import load_models
+from quietmax.server.deployment import deploy, load_models
 from quietmax.server.run import supervise
 from quietmax.server.settings import Listener
 from quietmax.server.telemetry import Log, Metrics

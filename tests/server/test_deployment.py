@@ -23,8 +23,7 @@ from quietmax.ledger import Charge, Ledger, Terms
 from quietmax.ledger.transactions import Charged, Failed
 from quietmax.models import TrainingSettings
 from quietmax.models.features import Identity
-from quietmax.server.deployment import Deployment, _account_name, check_deployments, deploy
-from quietmax.server.repository import load_models
+from quietmax.server.deployment import Deployment, _account_name, check_deployments, deploy, load_models
 from quietmax.spending import FileAccount
 from tests.server.running_service import (
     LEDGER_DOWN,

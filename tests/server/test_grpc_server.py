@@ -36,7 +36,7 @@ from quietmax.errors import InvalidInput
 from quietmax.ledger import Ledger
 from quietmax.mechanisms.base import Answers
 from quietmax.server import Settings, grpc_server
-from quietmax.server.deployment import Deployment
+from quietmax.server.deployment import Deployment, load_models
 from quietmax.server.errors import HttpError
 from quietmax.server.grpc_server import (
     SERVICE,
@@ -45,7 +45,6 @@ from quietmax.server.grpc_server import (
     _parse_request,
     message_class,
 )
-from quietmax.server.repository import load_models
 from quietmax.server.settings import Listener
 from tests.docs.scripts import script
 from tests.server.running_service import (
@@ -557,8 +556,7 @@ _CROWDED = """
 import resource, sys
 from quietmax.ledger import Ledger
 from quietmax.server import Service, Settings
-from quietmax.server.deployment import deploy
-from quietmax.server.repository import load_models
+from quietmax.server.deployment import deploy, load_models
 from quietmax.server.run import run
 from quietmax.server.settings import Listener
 

@@ -35,12 +35,13 @@ from quietmax.models import Model
 from quietmax.models.features import Identity
 from quietmax.noise import ExactNoise
 from quietmax.server import Service, Settings
-from quietmax.server.deployment import Deployment, deploy
-from quietmax.server.repository import (
+from quietmax.server.deployment import (
     LOADERS,
+    Deployment,
     ModelFolder,
     ModelRepository,
     _parse_model,
+    deploy,
     load_models,
 )
 from quietmax.server.run import _Server, run_in_thread

@@ -29,8 +29,7 @@ from quietmax.errors import InvalidInput, LedgerUnavailable, QuietmaxError
 from quietmax.ledger import Ledger
 from quietmax.server import Service, Settings
 from quietmax.server import run as supervisor
-from quietmax.server.deployment import deploy
-from quietmax.server.repository import load_models
+from quietmax.server.deployment import deploy, load_models
 from quietmax.server.run import supervise
 from quietmax.server.settings import Listener
 from quietmax.server.telemetry import Log, Metrics
@@ -72,8 +71,7 @@ def test_a_port_in_use_is_refused() -> None:
 _SERVE_ONE_REQUEST = """
 import sys, urllib.request
 from quietmax.ledger.ledger import Ledger
-from quietmax.server.deployment import deploy
-from quietmax.server.repository import load_models
+from quietmax.server.deployment import deploy, load_models
 from quietmax.server.run import run_in_thread
 from quietmax.server.service import Service
 from quietmax.server.settings import Settings

@@ -17,9 +17,8 @@ from quietmax.ledger import Ledger, Terms
 from quietmax.mechanisms import Answerer, Answers
 from quietmax.models.features import Identity
 from quietmax.server import Service
-from quietmax.server.deployment import deploy
+from quietmax.server.deployment import deploy, load_models
 from quietmax.server.errors import HttpError
-from quietmax.server.repository import load_models
 from tests.server.running_service import (
     CLASSES,
     LEDGER_DOWN,

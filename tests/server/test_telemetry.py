@@ -170,8 +170,7 @@ import http.client, os, signal, sys, threading
 from pathlib import Path
 from quietmax.ledger import Ledger
 from quietmax.server import Service, Settings
-from quietmax.server.deployment import deploy
-from quietmax.server.repository import load_models
+from quietmax.server.deployment import deploy, load_models
 from quietmax.server.run import run
 from quietmax.server.settings import Listener
 

@@ -161,8 +161,7 @@ def _answers(output: Path) -> dict[str, Any]:
     """Serve the model in a thread, with a new ledger, and ask about two women."""
     from quietmax.ledger.ledger import Ledger
     from quietmax.server.client import Client
-    from quietmax.server.deployment import deploy
-    from quietmax.server.repository import load_models
+    from quietmax.server.deployment import deploy, load_models
     from quietmax.server.run import run_in_thread
     from quietmax.server.service import Service
     from quietmax.server.telemetry import Log

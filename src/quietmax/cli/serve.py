@@ -219,7 +219,7 @@ class _Models:
 
     def load(self, models: Iterable[str]) -> list[Deployment]:
         """Read model folders."""
-        from quietmax.server.repository import load_models
+        from quietmax.server.deployment import load_models
 
         return load_models(
             list(models),
@@ -280,7 +280,7 @@ def command(
     """
     from quietmax.ledger.database import configured_url, hide_password, parse_url
     from quietmax.ledger.ledger import Ledger
-    from quietmax.server.repository import ModelRepository
+    from quietmax.server.deployment import ModelRepository
     from quietmax.server.run import supervise
     from quietmax.server.service import Service
     from quietmax.server.telemetry import Log

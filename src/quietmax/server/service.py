@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from quietmax.accounting.costs import LIMIT, Cost, PureCost, epsilon_of
 from quietmax.errors import QuietmaxError, counted
@@ -29,14 +29,11 @@ from quietmax.server.codec import (
     _output_datatypes,
     _takes_encoded_rows,
 )
-from quietmax.server.deployment import Deployment, _version_order
+from quietmax.server.deployment import Deployment, ModelRepository, _version_order
 from quietmax.server.errors import HttpError, _from_ledger, _internal_error, _ledger_error
 from quietmax.server.protocol import BodyMemory
 from quietmax.server.settings import Settings
 from quietmax.server.telemetry import Log, Metrics, Record, _spent_fraction
-
-if TYPE_CHECKING:
-    from quietmax.server.repository import ModelRepository
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -98,8 +95,7 @@ class Service:
     >>> from quietmax.ledger import Ledger
     >>> from quietmax.models.features import Identity
     >>> from quietmax.server import Client, Settings
-    >>> from quietmax.server.deployment import deploy
-    >>> from quietmax.server.repository import load_models
+    >>> from quietmax.server.deployment import deploy, load_models
     >>> from quietmax.server.telemetry import Log
     >>> from quietmax.server.run import run_in_thread
     >>> rng = np.random.default_rng(0)
