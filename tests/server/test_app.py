@@ -17,7 +17,6 @@ from tritonclient.utils import (  # type: ignore[import-untyped]
 )
 
 from quietmax.accounting.costs import LIMIT
-from quietmax.data import Encoding
 from quietmax.server import Service, Settings, codec
 from quietmax.server.app import create_app
 from quietmax.server.codec import _decode_request
@@ -244,24 +243,6 @@ def test_an_internal_error_is_500_and_reveals_nothing(
     assert b"secret" not in plain.log.getvalue()
 
 
-def test_large_tables_are_encoded_in_a_thread_and_small_ones_at_once(
-    table: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    threads: list[str] = []
-    encode = Encoding.encode
-
-    def noted(*arguments: Any) -> Any:
-        threads.append(threading.current_thread().name)
-        return encode(*arguments)
-
-    monkeypatch.setattr(Encoding, "encode", noted)
-    for cell in ("north", "south", "x" * 100_000, ""):
-        body = table.infer_columns({"age": [30], "income": [5], "région": [cell]}).json()
-        assert body["parameters"]["new_answers"] == 1
-    assert len(set(threads)) == 2
-    assert threads[0] == threads[1] == threads[3], "the thread of the event loop"
-
-
 def _body(data: str) -> bytes:
     return f'{{"inputs":[{{"name":"features","datatype":"FP32","shape":[1,{FEATURES}],"data":{data}}}]}}'.encode()
 
@@ -309,7 +290,9 @@ def test_the_largest_requests_and_strings_full_of_commas_pass_the_check_of_the_s
         codec._check_structure(body, table.service.deployment("table"), 300)
 
 
-def test_large_bodies_are_parsed_in_a_thread(plain: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_bodies_are_decoded_in_a_thread_and_small_ones_at_once(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     threads: list[str] = []
     decode = _decode_request
 
@@ -318,9 +301,14 @@ def test_large_bodies_are_parsed_in_a_thread(plain: Running, monkeypatch: pytest
         return decode(*arguments)
 
     monkeypatch.setattr(codec, "_decode_request", noted)
-    for spaces in (0, 2**20):
-        assert plain.post_body(_body("[1,2,3,4,5,6]") + b" " * spaces).status_code == 200
-    assert len(set(threads)) == 2
+    with start("plain", "table") as service:
+        for spaces in (0, 2**20):
+            assert service.post_body(_body("[1,2,3,4,5,6]") + b" " * spaces).status_code == 200
+        for cell in ("north", "x" * 100_000, ""):
+            columns = {"age": [30], "income": [5], "région": [cell]}
+            assert service.infer_columns(columns).json()["parameters"]["new_answers"] == 1
+    loop = threads[0]
+    assert [thread == loop for thread in threads] == [True, False, True, False, True]
 
 
 def test_every_401_403_and_404_is_logged_with_address_and_request_id(plain: Running) -> None:

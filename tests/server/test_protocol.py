@@ -10,6 +10,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ from quietmax.errors import InvalidInput
 from quietmax.server import Settings
 from quietmax.server import protocol as limits
 from quietmax.server import run as run_module
-from quietmax.server.errors import HttpError
 from quietmax.server.protocol import BODIES_FULL
 from tests.server.running_service import (
     Running,
@@ -93,6 +93,60 @@ def _refused(service: Running, reason: str) -> float:
     )
 
 
+@contextmanager
+def _trickling(connection: socket.socket, part: bytes) -> Iterator[None]:
+    """Send a part again and again, as long as the service reads."""
+    stopped = threading.Event()
+
+    def trickle() -> None:
+        with suppress(ConnectionError):
+            while not stopped.wait(0.05):
+                connection.sendall(part)
+
+    thread = threading.Thread(target=trickle)
+    thread.start()
+    yield
+    stopped.set()
+    thread.join()
+
+
+@contextmanager
+def _inference_held(service: Running) -> Iterator[tuple[threading.Event, threading.Event]]:
+    """Hold inference requests: one event is set once there is one, the other lets them go on."""
+    infer, asked, going = service.service.infer, threading.Event(), threading.Event()
+
+    async def wait(*arguments: Any) -> Any:
+        asked.set()
+        while not going.is_set():
+            await asyncio.sleep(0.01)
+        return await infer(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(service.service, "infer", wait)
+        yield asked, going
+
+
+def _request(
+    service: Running, path: str, length: int | None = 0, method: str = "POST", chunked: bool = False
+) -> bytes:
+    """The headers of a request with the key of a client, and the length of its body if it has one."""
+    framing = (
+        "Transfer-Encoding: chunked\r\n" if chunked else f"Content-Length: {length}\r\n" if length else ""
+    )
+    return (
+        f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {service.key}\r\n{framing}\r\n"
+    ).encode()
+
+
+HEAD, PLAIN = (f"/v2/models/{name}/infer" for name in ("head", "plain"))
+
+
+def _plain_request(service: Running) -> bytes:
+    """A whole inference request to the model `plain`."""
+    body = json.dumps(inference(some_rows(1))).encode()
+    return _request(service, PLAIN, len(body)) + body
+
+
 def test_a_huge_header_is_refused_before_it_is_read(head: Running) -> None:
     flood = (b"x" * 2**20 for _ in range(128))
     refused, before = _refused(head, "header"), time.process_time()
@@ -120,23 +174,10 @@ def test_headers_up_to_the_limit_are_accepted_and_longer_ones_and_urls_are_not(s
 
 def test_headers_that_do_not_end_and_silent_connections_are_ended(start: Start) -> None:
     with start("head", settings=Settings(header_timeout=0.5)) as service:
-        with _connected(service) as trickling, _connected(service) as silent:
-            stopped = threading.Event()
-
-            def trickle() -> None:
-                while not stopped.wait(0.1):
-                    try:
-                        trickling.sendall(b"a: b\r\n")
-                    except ConnectionError:
-                        return
-
-            trickling.sendall(GET)
-            thread = threading.Thread(target=trickle)
-            thread.start()
-            answer = _everything(trickling)
-            stopped.set()
-            thread.join()
-            assert answer.startswith(b"HTTP/1.1 408")
+        with _connected(service) as connection, _connected(service) as silent:
+            connection.sendall(GET)
+            with _trickling(connection, b"a: b\r\n"):
+                assert _everything(connection).startswith(b"HTTP/1.1 408")
             assert _everything(silent) == b""
         assert _refused(service, "timeout") == 1
 
@@ -149,25 +190,17 @@ def test_a_connection_without_requests_is_closed_after_the_idle_timeout(start: S
         assert 0.9 < time.monotonic() - started < 10
 
 
-def _infer_head(service: Running, length: int | str, path: str = "/v2/models/head/infer") -> bytes:
-    """The headers of a request with a body."""
-    return (
-        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {service.key}\r\n"
-        f"Content-Length: {length}\r\n\r\n"
-    ).encode()
-
-
 def test_a_body_that_does_not_arrive_ends_the_connection_on_every_route(start: Start) -> None:
     with start("head", settings=Settings(timeout=0.5)) as service, ExitStack() as opened:
         waiting = {}
-        for path in ("/v2/models/head/infer", "/contents", "/v2/health/live", "/nowhere"):
+        for path in (HEAD, "/contents", "/v2/health/live", "/nowhere"):
             waiting[path] = opened.enter_context(_connected(service))
-            waiting[path].sendall(_infer_head(service, 1000, path) + b"{")
+            waiting[path].sendall(_request(service, path, 1000) + b"{")
         started = time.monotonic()
         for path, connection in waiting.items():
             answer = _everything(connection)
             assert answer.count(b"HTTP/1.1") == 1
-            if path == "/v2/models/head/infer":
+            if path == HEAD:
                 assert answer.startswith(b"HTTP/1.1 408")
                 assert b"The body did not arrive in time. Nothing was charged." in answer
         assert time.monotonic() - started < 5
@@ -221,28 +254,19 @@ def test_connections_of_http_and_grpc_share_the_descriptors(monkeypatch: pytest.
 
 
 def test_a_request_that_was_received_is_not_replaced(start: Start) -> None:
-    slow = threading.Event()
-    with start("plain", settings=Settings(max_connections=2)) as service:
-        infer = service.service.infer
-
-        async def wait(*arguments: Any) -> Any:
-            slow.set()
-            while slow.is_set():
-                await asyncio.sleep(0.01)
-            return await infer(*arguments)
-
-        service.service.infer = wait  # type: ignore[method-assign,assignment]
-        answers: list[httpx.Response] = []
-        thread = threading.Thread(target=lambda: answers.append(service.infer(some_rows(1))))
-        thread.start()
-        assert slow.wait(10)
-        with ExitStack() as opened:
-            for _ in range(5):
-                opened.enter_context(_connected(service))
-            assert httpx.get(f"{service.url}/v2/health/live").status_code == 200
-            slow.clear()
-            thread.join()
-    assert answers[0].status_code == 200
+    with (
+        start("plain", settings=Settings(max_connections=2)) as service,
+        _inference_held(service) as (asked, going),
+        ThreadPoolExecutor(1) as pool,
+        ExitStack() as opened,
+    ):
+        answer = pool.submit(service.infer, some_rows(1))
+        assert asked.wait(10)
+        for _ in range(5):
+            opened.enter_context(_connected(service))
+        assert httpx.get(f"{service.url}/v2/health/live").status_code == 200
+        going.set()
+        assert answer.result(60).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -288,10 +312,8 @@ def test_pipelined_requests_are_answered_in_order_and_limited_in_number(head: Ru
 
 
 def test_an_error_after_a_request_does_not_take_its_place(plain: Running) -> None:
-    body = json.dumps(inference(some_rows(1))).encode()
     with _connected(plain) as connection:
-        sent = _infer_head(plain, len(body), "/v2/models/plain/infer") + body
-        connection.sendall(sent + b"nonsense\r\n\r\n")
+        connection.sendall(_plain_request(plain) + b"nonsense\r\n\r\n")
         answer = _everything(connection)
     assert answer.startswith(b"HTTP/1.1 200")
     assert answer.count(b"HTTP/1.1") == 1
@@ -306,14 +328,11 @@ def test_an_offered_upgrade_is_ignored_and_ends_the_connection(head: Running) ->
 def test_a_client_that_does_not_read_its_response_is_cut_off(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with start("head", settings=Settings(timeout=0.5)) as service:
+    with start("head", settings=Settings(timeout=0.5)) as service, _connected(service) as connection:
         monkeypatch.setattr(service.service.metrics, "_exposition", lambda _: b"x" * 2**26)
-        with _connected(service) as connection:
-            connection.sendall(
-                b"GET /metrics HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n\r\n" % service.key.encode()
-            )
-            time.sleep(2)
-            assert len(_everything(connection)) < 2**26
+        connection.sendall(_request(service, "/metrics", method="GET"))
+        time.sleep(2)
+        assert len(_everything(connection)) < 2**26
 
 
 def test_a_head_request_is_answered_on_a_connection_that_stays_open(head: Running) -> None:
@@ -338,7 +357,7 @@ def test_a_body_that_does_not_arrive_is_replaced_before_a_connection_that_was_us
     with start("head", settings=Settings(max_connections=8)) as service, ExitStack() as opened:
         stalled = [opened.enter_context(_connected(service)) for _ in range(6)]
         for each in stalled:
-            each.sendall(_infer_head(service, 1000))
+            each.sendall(_request(service, HEAD, 1000))
         until(lambda: _open_connections(service) >= 7)
         used = [opened.enter_context(_connected(service)) for _ in range(5)]
         for each in used:
@@ -350,21 +369,10 @@ def test_a_body_that_does_not_arrive_is_replaced_before_a_connection_that_was_us
 
 def test_a_body_that_arrives_byte_by_byte_has_an_end(start: Start) -> None:
     with start("head", settings=Settings(timeout=0.5)) as service, _connected(service) as connection:
-        connection.sendall(_infer_head(service, 1000))
-        stopped = threading.Event()
-
-        def trickle() -> None:
-            with suppress(ConnectionError):
-                while not stopped.wait(0.05):
-                    connection.sendall(b" ")
-
-        thread = threading.Thread(target=trickle)
+        connection.sendall(_request(service, HEAD, 1000))
         started = time.monotonic()
-        thread.start()
-        answer = _everything(connection)
-        stopped.set()
-        thread.join()
-        assert answer.startswith(b"HTTP/1.1 408")
+        with _trickling(connection, b" "):
+            assert _everything(connection).startswith(b"HTTP/1.1 408")
         assert time.monotonic() - started < 5
 
 
@@ -393,14 +401,14 @@ def test_unfinished_requests_and_responses_that_nobody_reads_do_not_delay_a_stop
     with ExitStack() as opened:
         with start("head") as service:
             monkeypatch.setattr(service.service.metrics, "_exposition", lambda _: b"x" * 2**23)
-            metrics = b"GET /metrics HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n\r\n"
-            unread = opened.enter_context(_connected(service))
-            unread.sendall(metrics % service.key.encode() * 8)
-            unfinished = opened.enter_context(_connected(service))
-            unfinished.sendall(metrics % service.key.encode() + b"POST /v2 HTTP/1.1\r\nHost: x\r\n")
-            assert unread.recv(1) == unfinished.recv(1) == b"H"
-            opened.enter_context(_connected(service)).sendall(GET[:20])
-            opened.enter_context(_connected(service)).sendall(_infer_head(service, 2))
+            metrics = _request(service, "/metrics", method="GET")
+            unfinished = metrics + b"POST /v2 HTTP/1.1\r\nHost: x\r\n"
+            answered = [opened.enter_context(_connected(service)) for _ in range(2)]
+            for connection, sent in zip(answered, (metrics * 8, unfinished), strict=True):
+                connection.sendall(sent)
+            assert [connection.recv(1) for connection in answered] == [b"H", b"H"]
+            for sent in (GET[:20], _request(service, HEAD, 2)):
+                opened.enter_context(_connected(service)).sendall(sent)
             time.sleep(0.5)
             started = time.monotonic()
         assert time.monotonic() - started < 5
@@ -421,9 +429,7 @@ def test_a_slow_reader_gets_its_whole_response_while_the_service_stops(
         with start("head") as service:
             monkeypatch.setattr(service.service.metrics, "_exposition", lambda _: b"x" * 2**25)
             connection = opened.enter_context(_connected(service))
-            connection.sendall(
-                b"GET /metrics HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n\r\n" % service.key.encode()
-            )
+            connection.sendall(_request(service, "/metrics", method="GET"))
             received += connection.recv(1)
             thread = threading.Thread(target=read, args=(connection,))
             thread.start()
@@ -437,18 +443,11 @@ def test_an_answer_that_takes_longer_than_the_stop_is_refused_and_not_called_an_
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_module, "_SHUTDOWN_TIMEOUT", 1)
-    asked = threading.Event()
-
-    async def never(*_: Any) -> Any:
-        asked.set()
-        await asyncio.sleep(600)
-
     with ExitStack() as opened:
         with start("plain") as service:
-            monkeypatch.setattr(service.service, "infer", never)
+            asked, _ = opened.enter_context(_inference_held(service))
             connection = opened.enter_context(_connected(service))
-            body = json.dumps(inference(some_rows(1))).encode()
-            connection.sendall(_infer_head(service, len(body), "/v2/models/plain/infer") + body)
+            connection.sendall(_plain_request(service))
             assert asked.wait(30)
         received = _everything(connection)
     assert received.startswith(b"HTTP/1.1 503")
@@ -459,97 +458,50 @@ SIZE = 2**20
 SMALL = Settings(max_bytes=SIZE, max_body_memory=4 * SIZE, timeout=30)
 
 
-@contextmanager
-def _sent(service: Running, body: bytes, length: int | None = None) -> Iterator[socket.socket]:
-    """A connection over which a body was sent, of which the service expects `length` bytes; None: chunks."""
-    host, port = service.url.partition("://")[2].split(":")
-    framing = "Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}"
-    with socket.create_connection((host, int(port)), timeout=30) as connection:
-        head = f"POST /v2/models/plain/infer HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {service.key}\r\n{framing}"
-        connection.sendall(head.encode() + b"\r\n\r\n")
-        if length is None:
-            connection.sendall(b"%x\r\n" % SIZE + body)
-        else:
-            connection.sendall(body)
-        yield connection
-
-
-def _error(connection: socket.socket) -> tuple[int, str]:
-    received = b""
-    while part := connection.recv(2**16):
-        received += part
-    head, _, body = received.partition(b"\r\n\r\n")
+def _check_body_refused(service: Running, sent: bytes) -> None:
+    with _connected(service) as connection:
+        connection.sendall(sent)
+        head, _, body = _everything(connection).partition(b"\r\n\r\n")
     assert b"retry-after: 1" in head
-    return int(head.split()[1]), json.loads(body)["error"]
+    assert (int(head.split()[1]), json.loads(body)["error"]) == (503, BODIES_FULL)
 
 
-def test_a_body_that_does_not_fit_is_503_before_it_is_read(start: Start) -> None:
+@pytest.mark.parametrize("chunked", [False, True])
+def test_bodies_that_do_not_fit_together_are_503_before_they_are_read(start: Start, chunked: bool) -> None:
+    """Nobody knows before how long a body in chunks is, nor when the others arrive."""
     with start("plain", settings=SMALL) as service, ExitStack() as opened:
+        bodies = service.service.bodies
+        sent = _request(service, PLAIN, SIZE, chunked=chunked) + (b"%x\r\n" % SIZE if chunked else b"")
         for _ in range(4):
-            opened.enter_context(_sent(service, b" " * (SIZE - 1), SIZE))
-        until(lambda: service.service.bodies.held == 4 * (SIZE - 1))
-        with _sent(service, b"", SIZE) as refused:
-            assert _error(refused) == (503, BODIES_FULL)
+            opened.enter_context(_connected(service)).sendall(sent + b" " * (SIZE - 1))
+        until(lambda: bodies.held == 4 * (SIZE - 1))
+        _check_body_refused(service, sent + (b" " * 100 if chunked else b""))
+        until(lambda: bodies.held == 4 * (SIZE - 1))
         assert service.http.get("/v2/models").status_code == 200, "a request without a body is answered"
         assert 'refused_connections_total{reason="body"} 1.0' in service.http.get("/metrics").text
         opened.close()
-        until(lambda: service.service.bodies.held == 0)
+        until(lambda: bodies.held == 0)
         assert service.infer(some_rows(1)).status_code == 200
-        until(lambda: service.service.bodies.held == 0)
+        until(lambda: bodies.held == 0)
 
 
-def test_bodies_that_grow_beyond_the_limit_together_are_refused(start: Start) -> None:
-    """Nobody knows before how long a body in chunks is, nor when the others arrive."""
-    with start("plain", settings=SMALL) as service, ExitStack() as opened:
-        for _ in range(4):
-            opened.enter_context(_sent(service, b" " * (SIZE - 1)))
-        until(lambda: service.service.bodies.held == 4 * (SIZE - 1))
-        with _sent(service, b" " * 100) as refused:
-            assert _error(refused) == (503, BODIES_FULL)
-        until(lambda: service.service.bodies.held == 4 * (SIZE - 1))
-        opened.close()
-        until(lambda: service.service.bodies.held == 0)
-
-
-def test_a_body_counts_until_its_request_has_ended_also_if_its_client_has_gone(start: Start) -> None:
-    with start("plain", settings=SMALL) as service:
-        infer, going, asked = service.service.infer, threading.Event(), threading.Event()
-
-        async def wait(*arguments: Any) -> Any:
-            asked.set()
-            while not going.is_set():
-                await asyncio.sleep(0.01)
-            return await infer(*arguments)
-
-        service.service.infer = wait  # type: ignore[method-assign,assignment]
-        body = json.dumps(inference(some_rows(1))).encode()
-        with _sent(service, body, len(body)):
+@pytest.mark.parametrize("waiting", [0, 3])
+def test_a_body_counts_until_its_request_has_ended_also_if_its_client_has_gone(
+    start: Start, waiting: int
+) -> None:
+    """Requests that wait behind it on its connection are forgotten."""
+    with start("plain", settings=SMALL) as service, _inference_held(service) as (asked, going):
+        request, bodies = _plain_request(service), service.service.bodies
+        size = len(request.partition(b"\r\n\r\n")[2])
+        with _connected(service) as connection:
+            connection.sendall(request * (1 + waiting))
             assert asked.wait(30)
+            until(lambda: bodies.held == (1 + waiting) * size)
+        until(lambda: bodies.held == size)
         time.sleep(0.2)
-        assert service.service.bodies.held == len(body)
+        assert bodies.held == size
         going.set()
-        until(lambda: service.service.bodies.held == 0)
-
-
-def test_requests_that_wait_behind_another_on_a_connection_that_ends_are_forgotten(start: Start) -> None:
-    with start("plain", settings=SMALL) as service:
-        going, asked = threading.Event(), threading.Event()
-
-        async def wait(*_: Any) -> Any:
-            asked.set()
-            while not going.is_set():
-                await asyncio.sleep(0.01)
-            raise HttpError(400, "There is nobody to answer.")
-
-        service.service.infer = wait  # type: ignore[method-assign,assignment]
-        body = json.dumps(inference(some_rows(1))).encode()
-        request = _infer_head(service, len(body), "/v2/models/plain/infer") + body
-        with _sent(service, body + request * 3, len(body)):
-            assert asked.wait(30)
-            until(lambda: service.service.bodies.held == 4 * len(body))
-        until(lambda: service.service.bodies.held == len(body))
-        going.set()
-        until(lambda: service.service.bodies.held == 0)
+        until(lambda: bodies.held == 0)
 
 
 def test_the_memory_for_bodies_must_hold_the_largest_one() -> None:
