@@ -27,12 +27,12 @@ from quietmax._ray import Actors, RayEngine, ray_map
 from quietmax.attacks import LiRA, Threshold, shadow_models
 from quietmax.attacks.base import run_together
 from quietmax.attacks.shadow_models import ShadowPool
-from quietmax.cli import main
+from quietmax.cli import main, predict
+from quietmax.cli.predict import answer_files
 from quietmax.data.records import Records, Split
 from quietmax.data.tables import encoded_rows, table_rows
 from quietmax.errors import InvalidData, InvalidInput, QuietmaxError
-from quietmax.estimators import HeadSettings, batch_answers, teachers
-from quietmax.estimators.batch_answers import answer_files
+from quietmax.estimators import HeadSettings, teachers
 from quietmax.estimators.evaluation import evaluate_folder
 from quietmax.estimators.serialization import open_private, save_private
 from quietmax.models.stacked import LARGEST_STACK, train_networks
@@ -293,7 +293,7 @@ def answer_and_die_once(mark: Path, *arguments: Any) -> int:
     return partial(ANSWER_FILE, advance=lambda share: die() if share == 1.0 else None)(*arguments)
 
 
-ANSWER_FILE = batch_answers._answer_file
+ANSWER_FILE = predict._answer_file
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -306,7 +306,7 @@ def test_answers_are_the_same_after_a_worker_was_killed(
     opened = open_private(model)
     here = answer_files(model, opened, folder, tmp_path / "here")
     mark = tmp_path / "mark"
-    monkeypatch.setattr(batch_answers, "_answer_file", partial(answer_and_die_once, mark))
+    monkeypatch.setattr(predict, "_answer_file", partial(answer_and_die_once, mark))
     monkeypatch.chdir(tmp_path)
     done: list[tuple[int, int]] = []
     there = answer_files(
@@ -315,7 +315,7 @@ def test_answers_are_the_same_after_a_worker_was_killed(
     assert mark.exists()
     assert (there, there.written, there.queries) == (here, 5, 1200)
     assert contents(tmp_path / "there") == contents(tmp_path / "here")
-    assert [path.name for path in (tmp_path / "there").glob(".*")] == [batch_answers.ANSWERS_FILE]
+    assert [path.name for path in (tmp_path / "there").glob(".*")] == [predict.ANSWERS_FILE]
     assert done[-1][0] == done[-1][1] > 0
     again = answer_files(model, opened, folder, tmp_path / "there", engine=TWO)
     assert (again.written, again.skipped) == (0, 5)
@@ -334,7 +334,7 @@ def test_a_bad_file_of_queries_is_named_and_nothing_half_is_written(
         answer_files(model, open_private(model), queries, tmp_path / "out", engine=TWO)
     assert all(name.endswith(".csv") for name in contents(tmp_path / "out"))
     assert "2.csv" not in contents(tmp_path / "out")
-    assert [path.name for path in (tmp_path / "out").glob(".*")] == [batch_answers.ANSWERS_FILE]
+    assert [path.name for path in (tmp_path / "out").glob(".*")] == [predict.ANSWERS_FILE]
 
 
 # --- What users see ---------------------------------------------------------------------------------------------------

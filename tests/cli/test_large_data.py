@@ -24,10 +24,10 @@ from quietmax.cli import predict as predict_command
 from quietmax.cli import train as train_command
 from quietmax.cli._options import _memory_size
 from quietmax.cli._output import progress_bar
+from quietmax.cli.predict import ANSWERS_FILE, answer_files
 from quietmax.data import load
 from quietmax.errors import QuietmaxError
 from quietmax.estimators import evaluation as evaluation_module
-from quietmax.estimators.batch_answers import ANSWERS_FILE, answer_files
 from quietmax.estimators.blocks import FILES_IN_MEMORY, Blocks
 from quietmax.estimators.dpsgd.training import StoredRows
 from quietmax.estimators.head.estimator import PrivateHead as Head

@@ -6,10 +6,15 @@ from dataclasses import fields
 from typing import Any
 
 import numpy as np
+from sklearn.datasets import make_blobs
 
 from quietmax.estimators import DPSGD, DPSGDSettings, HeadSettings, PrivateHead
 
 SETTINGS: dict[Any, Any] = {PrivateHead: HeadSettings, DPSGD: DPSGDSettings}
+
+TABLE, LABELS = make_blobs(400, centers=3, n_features=4, cluster_std=1.0, random_state=0)
+TABLE = (TABLE - TABLE.min(0)) / (TABLE.max(0) - TABLE.min(0))
+PUBLIC = {"classes": (0, 1, 2), "declared_size": 400}
 
 
 def made(kind: Any, *arguments: Any, **given: Any) -> Any:

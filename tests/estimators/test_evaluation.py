@@ -32,6 +32,7 @@ from quietmax.estimators.evaluation import (
     BINS,
     CONFIDENCE,
     EVALUATION_FILE,
+    Composition,
     Evaluation,
     EvaluationCharge,
     _binned_answers,
@@ -155,26 +156,6 @@ def test_one_person_adds_a_vector_of_sum_at_most_one_to_each_table(rows: list[tu
     assert np.linalg.norm(counts / UNITS) <= math.sqrt(2)
 
 
-def test_removing_a_person_changes_the_counts_by_what_this_person_added() -> None:
-    rng = np.random.default_rng(0)
-    persons = rng.integers(0, 50, 400)
-    labels, predicted = rng.integers(0, 3, (2, 400))
-    bins = rng.integers(0, BINS, 400)
-
-    def tables(chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
-        rows = np.bincount(persons[chosen], minlength=50)[persons[chosen]]
-        return _count_answers(labels[chosen], predicted[chosen], bins[chosen], rows, classes=3)
-
-    everybody = tables(np.full(400, True))
-    order = rng.permutation(400)
-    rows = np.bincount(persons)[persons]
-    shuffled = _count_answers(labels[order], predicted[order], bins[order], rows[order], classes=3)
-    assert np.array_equal(everybody, shuffled)
-    for person in range(50):
-        of_person = persons == person
-        assert np.array_equal(everybody - tables(~of_person), tables(of_person))
-
-
 def test_every_row_is_answered_on_its_own_bit_for_bit() -> None:
     """Answers in one large batch round differently from answers to single rows; these must not."""
     rng = np.random.default_rng(1)
@@ -287,62 +268,69 @@ def test_probabilities_are_called_too_confident_if_fewer_answers_are_right(
 # --- costs --------------------------------------------------------------------------------------------------------
 
 
-def test_an_evaluation_of_the_holdout_costs_nothing_beyond_the_training() -> None:
-    mu = _evaluation_mu(TRAINING, [], "parallel")
-    assert mu == 0.268
-    together = composed_guarantee(TRAINING, [EvaluationCharge(mu, "parallel")])
-    assert (together.mu, together.status, together.unit) == (0.268, "proven", "person")
-    assert "3.8" in together.because
-    smaller = composed_guarantee(TRAINING, [EvaluationCharge(0.1, "parallel")])
-    assert smaller.mu == 0.268
+def trained(**claimed: Any) -> Guarantee:
+    return Guarantee(**({"status": "proven", "because": "Training."} | claimed))
 
 
-def test_further_evaluations_of_the_holdout_add_up() -> None:
-    charges = [EvaluationCharge(0.3, "parallel")]
-    training = Guarantee("gaussian", mu=0.5, status="proven", because="Training.")
-    assert _evaluation_mu(training, charges, "parallel") == 0.4
-    charges.append(EvaluationCharge(0.4, "parallel"))
-    assert composed_guarantee(training, charges).mu == 0.5
-    with pytest.raises(BudgetExhausted, match="holdout have spent as much as the training"):
-        _evaluation_mu(training, charges, "parallel")
-    charges.append(EvaluationCharge(_evaluation_mu(training, charges, "parallel", mu=1.2), "parallel"))
-    assert composed_guarantee(training, charges).mu == 1.3
+HALF, PURE = trained(definition="gaussian", mu=0.5), trained(definition="pure", epsilon=1.0)
+APPROXIMATE = trained(definition="approximate", epsilon=1.0, delta=1e-5, status="conditional")
+PURE_MU, APPROXIMATE_MU = PURE.cost.as_gaussian().mu, mu_of(1.0, 1e-5)
+COMPOSED: dict[str, tuple[Guarantee, list[tuple[float, Composition]], float]] = {
+    "the holdout costs nothing beyond the training": (TRAINING, [(0.268, "parallel")], 0.268),
+    "nor does less than that": (TRAINING, [(0.1, "parallel")], 0.268),
+    "evaluations of the holdout add up": (HALF, [(0.3, "parallel"), (0.4, "parallel")], 0.5),
+    "and can cost more": (HALF, [(0.3, "parallel"), (0.4, "parallel"), (1.2, "parallel")], 1.3),
+    "other people may be in both": (replace(HALF, mu=0.3), [(0.4, "sequential")], 0.5),
+    "both kinds": (replace(HALF, mu=0.3), [(0.3, "parallel"), (0.4, "sequential")], 0.5),
+    "a pure training": (PURE, [(PURE_MU, "parallel")], PURE_MU),
+}
 
 
-def test_an_evaluation_of_people_who_may_be_in_the_training_set_composes() -> None:
-    with pytest.raises(InvalidInput, match="a budget is required"):
-        _evaluation_mu(TRAINING, [], "sequential")
-    training = Guarantee("gaussian", mu=0.3, status="proven", because="Training.")
-    mu = _evaluation_mu(training, [], "sequential", mu=0.4)
-    together = composed_guarantee(training, [EvaluationCharge(mu, "sequential")])
-    assert together.mu == 0.5
-    mixed = composed_guarantee(
-        training, [EvaluationCharge(0.3, "parallel"), EvaluationCharge(0.4, "sequential")]
-    )
-    assert mixed.mu == 0.5
-    assert _evaluation_mu(training, [], "sequential", epsilon=1.0) == mu_of(1.0, 1e-5)
-    with pytest.raises(InvalidInput, match="Only one of mu and epsilon"):
-        _evaluation_mu(training, [], "parallel", epsilon=1.0, mu=1.0)
-    with pytest.raises(InvalidInput, match="`delta` requires `epsilon`"):
-        _evaluation_mu(training, [], "parallel", delta=1e-6)
+@pytest.mark.parametrize(("training", "charged", "mu"), COMPOSED.values(), ids=COMPOSED)
+def test_evaluations_compose_with_the_training(training: Guarantee, charged: Any, mu: float) -> None:
+    together = composed_guarantee(training, [EvaluationCharge(*each) for each in charged])
+    assert (together.mu, together.status, together.unit) == (pytest.approx(mu), "proven", training.unit)
+    assert "3.8" in together.because or {kind for _, kind in charged} == {"sequential"}
 
 
-def test_pure_and_approximate_guarantees_compose_too() -> None:
-    pure = Guarantee("pure", epsilon=1.0, status="proven", because="Training.")
-    mu = _evaluation_mu(pure, [], "parallel")
-    assert mu == pure.cost.as_gaussian().mu
-    assert composed_guarantee(pure, [EvaluationCharge(mu, "parallel")]).mu == pytest.approx(mu)
-    approximate = Guarantee("approximate", epsilon=1.0, delta=1e-5, status="conditional", because="Training.")
-    mu = _evaluation_mu(approximate, [], "parallel")
-    assert mu == mu_of(1.0, 1e-5)
-    free = composed_guarantee(approximate, [EvaluationCharge(mu, "parallel")])
+def test_an_approximate_guarantee_composes_too() -> None:
+    def composed(mu: float, composition: Composition) -> Guarantee:
+        return composed_guarantee(APPROXIMATE, [EvaluationCharge(mu, composition)])
+
+    free, more = composed(APPROXIMATE_MU, "parallel"), composed(1.0, "parallel")
     assert (free.epsilon, free.delta, free.status) == (1.0, 1e-5, "conditional")
-    more = composed_guarantee(approximate, [EvaluationCharge(1.0, "parallel")])
     assert (more.epsilon, more.delta) == (epsilon_of(1.0, 1e-5), 1e-5)
-    added = composed_guarantee(approximate, [EvaluationCharge(mu, "sequential")])
+    added = composed(APPROXIMATE_MU, "sequential")
     assert added.epsilon == pytest.approx(2.0, rel=1e-9)
-    assert added.epsilon >= 1.0 + epsilon_of(mu, 1e-5)
+    assert added.epsilon >= 1.0 + epsilon_of(APPROXIMATE_MU, 1e-5)
     assert added.delta == 2e-5
+
+
+@pytest.mark.parametrize(
+    ("training", "spent", "composition", "budget", "mu"),
+    [
+        (TRAINING, [], "parallel", {}, 0.268),
+        (HALF, [0.3], "parallel", {}, 0.4),
+        (PURE, [], "parallel", {}, PURE_MU),
+        (APPROXIMATE, [], "parallel", {}, APPROXIMATE_MU),
+        (HALF, [0.3, 0.4], "parallel", {"mu": 1.2}, 1.2),
+        (HALF, [], "sequential", {"mu": 0.4}, 0.4),
+        (HALF, [], "sequential", {"epsilon": 1.0}, mu_of(1.0, 1e-5)),
+        (HALF, [0.3, 0.4], "parallel", {}, "holdout have spent as much as the training"),
+        (TRAINING, [], "sequential", {}, "a budget is required"),
+        (HALF, [], "parallel", {"epsilon": 1.0, "mu": 1.0}, "Only one of mu and epsilon"),
+        (HALF, [], "parallel", {"delta": 1e-6}, "`delta` requires `epsilon`"),
+    ],
+)
+def test_an_evaluation_costs_its_budget_or_what_is_free(
+    training: Guarantee, spent: list[float], composition: Composition, budget: Any, mu: float | str
+) -> None:
+    earlier = [EvaluationCharge(each, "parallel") for each in spent]
+    if isinstance(mu, float):
+        assert _evaluation_mu(training, earlier, composition, **budget) == mu
+        return
+    with pytest.raises(BudgetExhausted if "spent" in mu else InvalidInput, match=mu):
+        _evaluation_mu(training, earlier, composition, **budget)
 
 
 def test_seeded_noise_makes_the_guarantee_conditional() -> None:
@@ -443,17 +431,25 @@ def test_a_model_is_evaluated_on_its_holdout_for_free_and_on_nobody_else(persons
     assert fitted.evaluate(split.test).guarantee == evaluation.guarantee
 
 
-def test_arrays_compose_unless_they_are_declared_disjoint() -> None:
-    data = people(persons=False)
-    X, y = data.features, data.labels
-    fitted = head(classes=(0, 1)).fit(X[:2000], y[:2000])
+@pytest.mark.parametrize("kind", ["arrays", "records", "persons"])
+def test_plain_arrays_compose_unless_they_are_declared_disjoint(kind: str) -> None:
+    """No rule of a holdout is applied to them: the training set under other names is not the holdout."""
+    data, groups = people(persons=False), None
+    if kind == "arrays":
+        fitted = head(classes=(0, 1)).fit(data.features[:2000], data.labels[:2000])
+    else:
+        split, fitted = held_out(persons=kind == "persons")
+        data = split.train
+        groups = np.arange(len(data)) if kind == "persons" else None
+    arrays = (data.features, data.labels, groups)
     with pytest.raises(InvalidInput, match="a budget is required"):
-        fitted.evaluate(X[2000:], y[2000:])
-    composed = fitted.evaluate(X, y, epsilon=1.0, delta=1e-5).guarantee
-    assert composed.mu == pytest.approx(fitted.guarantee_.mu * math.sqrt(2))
-    assert composed.status == "proven"
-    declared = fitted.evaluate(X[2000:], y[2000:], disjoint=True).guarantee
-    assert (declared.mu, declared.status) == (composed.mu, "conditional")
+        fitted.evaluate(*arrays)
+    composed = fitted.evaluate(*arrays, epsilon=1.0, delta=1e-5)
+    assert (composed.composition, composed.guarantee.status) == ("sequential", "proven")
+    assert composed.guarantee.mu == pytest.approx(math.hypot(fitted.guarantee_.mu, mu_of(1.0, 1e-5)))
+    assert composed.size.value == pytest.approx(len(data), abs=60)  # everybody is counted
+    declared = fitted.evaluate(*arrays, disjoint=True).guarantee
+    assert (declared.mu, declared.status) == (composed.guarantee.mu, "conditional")
     assert any("No evaluated person is in the training set" in each for each in declared.assumptions)
 
 
@@ -579,22 +575,6 @@ def test_a_free_evaluation_of_records_assumes_that_they_are_encoded_as_in_traini
     assert evaluation.size.low > 0
     assumed = (*fitted.guarantee_.assumptions, "The evaluated records are encoded as in training.")
     assert evaluation.guarantee.assumptions == assumed
-
-
-@pytest.mark.parametrize("persons", [True, False])
-def test_the_rule_of_the_holdout_is_not_applied_to_plain_arrays(persons: bool) -> None:
-    """The training set under other names is not the holdout."""
-    split, fitted = held_out(persons=persons)
-    train = split.train
-    arrays = (train.features, train.labels, np.arange(len(train)) if persons else None)
-    with pytest.raises(InvalidInput, match="a budget is required"):
-        fitted.evaluate(*arrays)
-    composed = fitted.evaluate(*arrays, mu=1.0)
-    assert composed.composition == "sequential"
-    assert composed.guarantee.mu == pytest.approx(math.hypot(fitted.guarantee_.mu, 1.0))
-    assert composed.size.value == pytest.approx(len(train), abs=60)  # everybody is counted
-    declared = fitted.evaluate(*arrays, disjoint=True).guarantee
-    assert declared.status == "conditional"
 
 
 def saved(tmp_path: Path) -> tuple[Path, Records]:

@@ -141,32 +141,6 @@ def test_a_records_shard_depends_on_nothing_but_its_name_and_the_key() -> None:
     assert np.bincount(shards, minlength=10).min() > 60
 
 
-def _changed(first: Teachers, second: Teachers) -> list[int]:
-    """Return the teachers whose weights differ in any bit, or that are silent in one ensemble only."""
-    one, two = (each.ensemble_.teachers.weight_vectors() for each in (first, second))
-    silent = first.ensemble_.silent != second.ensemble_.silent
-    return [
-        number for number in range(len(one)) if silent[number] or not torch.equal(one[number], two[number])
-    ]
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.lists(st.integers(0, 7), min_size=12, max_size=30), st.integers(0, 7))
-def test_all_rows_of_a_person_added_or_removed_change_one_teacher_at_most(people, person) -> None:
-    """Every other teacher keeps every bit."""
-    features, labels = _blobs(len(people))
-    kept = np.array(people) != person
-    if kept.sum() < 2:
-        return
-    made = {"teachers": 4, "network": LINEAR, "random_state": 1, "declared_size": 60}
-    everyone = _teachers(**made).fit(features, labels, groups=people)
-    others = _teachers(**made).fit(features[kept], labels[kept], groups=np.array(people)[kept])
-    assert len(_changed(everyone, others)) <= 1
-    moved = everyone.ensemble_.scores(features) - others.ensemble_.scores(features)
-    assert np.linalg.norm(moved, axis=1).max() <= everyone.ensemble_.bounds.vector.value + 1e-9
-    assert everyone.guarantee_.unit == "person"
-
-
 def test_teachers_of_persons_say_so_in_guarantee_bounds_and_size() -> None:
     features, labels = _blobs(60)
     people = np.repeat(np.arange(20), 3)

@@ -154,6 +154,10 @@ STEPS: dict[str, tuple[Callable[[], Any], str]] = {
     "a nested pipeline with a cache": (lambda: make_pipeline(Binarizer(), memory="unused"), "Pipeline"),
     "columns": (lambda: ColumnTransformer([("all", AddsItsPlace(), [0, 1])]), "ColumnTransformer"),
     "a union": (lambda: FeatureUnion([("all", AddsItsPlace())]), "FeatureUnion"),
+    "a step that computes a row otherwise at another place": (
+        lambda: SparseCoder(np.eye(3), transform_algorithm="lasso_cd"),
+        "SparseCoder",
+    ),
     "a step of scikit-learn whose rounding depends on the layout": (Normalizer, "Normalizer"),
 }
 
@@ -292,13 +296,6 @@ CALLERS: dict[str, tuple[Callable[[], Any], str]] = {
 @pytest.mark.parametrize(("fit", "named"), CALLERS.values(), ids=CALLERS)
 def test_what_calls_fit_is_named(fit: Callable[[], Any], named: str) -> None:
     assert code_before(fit())[-1] == named
-
-
-@every_estimator
-def test_a_sparse_coder_before_an_estimator_is_named(name: str) -> None:
-    """It computes a row otherwise at another place, and its tags say that it needs no fit."""
-    coder = SparseCoder(np.eye(3), transform_algorithm="lasso_cd")
-    assert code_before(make_pipeline(coder, clone(ESTIMATORS[name])).fit(X, Y)[-1]) == ("SparseCoder",)
 
 
 @pytest.mark.filterwarnings(f"ignore::{ConvergenceWarning.__module__}.ConvergenceWarning")

@@ -1,19 +1,51 @@
-"""`quietmax predict`: private answers from a trained model, with their guarantee."""
+"""`quietmax predict`: private answers from a trained model, with their guarantee.
+
+With `--output`, one file of answers for each file of queries. Answers from released weights are free, so files may be
+answered again. A file of answers is written completely or not at all. A hidden file lists what was answered, so a run
+that was interrupted continues where it ended.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import csv
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
+from quietmax._io import atomic_write, remove_staging
+from quietmax._lazy import lazy_module
+from quietmax._ray import RayEngine, ray_map
 from quietmax.cli._options import Ray, arguments_of, flag, mechanism_of, with_groups
 from quietmax.cli._output import console, print_guarantee, print_json, print_table, progress_bar
-from quietmax.errors import BudgetExhausted, InvalidInput, counted
+from quietmax.errors import BudgetExhausted, InvalidData, InvalidInput, QuietmaxError, counted
+from quietmax.spending import DESCRIPTION_FILE, MOVED_FILE
 
 if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+    import pyarrow
+    import pyarrow.parquet
+    from numpy.typing import NDArray
+
     from quietmax.accounting.guarantee import Guarantee
+    from quietmax.data.sources import ParquetPart, TextPart
+    from quietmax.estimators.blocks import Progress
+    from quietmax.estimators.serialization import PrivateModel
+
+    _Job = tuple[TextPart | ParquetPart, list[str], Path]
+    """A file of queries, its columns that are read, and the file of its answers."""
+else:
+    np = lazy_module("numpy")
+    pyarrow = lazy_module("pyarrow")
 
 _ROWS_SHOWN = 20
 
@@ -74,7 +106,6 @@ def command(
     quietmax predict --model model --input queries.csv --epsilon 1
     """
     from quietmax.data.sources import names_several_files
-    from quietmax.estimators.batch_answers import PAID
     from quietmax.models.serialization import read_description
 
     if ray is not None and output is None:
@@ -90,7 +121,7 @@ def command(
             f"{', '.join(given)} cannot be used with a private model, which has its own mechanism and budget."
         )
     if output is not None:
-        _answer_files(model, input_file, output, ray)
+        _write_answers(model, input_file, output, ray)
         return
     if ordinary:
         answers, guarantee = _network_answers(model, input_file, network)
@@ -101,10 +132,8 @@ def command(
     print_guarantee(guarantee)
 
 
-def _answer_files(folder: Path, queries: Path, output: Path, ray: str | None) -> None:
+def _write_answers(folder: Path, queries: Path, output: Path, ray: str | None) -> None:
     """Write one file of answers for each file of queries, and report."""
-    from quietmax._ray import RayEngine
-    from quietmax.estimators.batch_answers import answer_files
     from quietmax.estimators.serialization import open_private
 
     engine = None if ray is None else RayEngine(ray)
@@ -125,7 +154,6 @@ def _private_answers(folder: Path, input_file: Path) -> tuple[dict[str, Any], Gu
     """The answers of a private model, which needs no options."""
     from quietmax.data.tables import read_queries
     from quietmax.estimators.serialization import open_private
-    from quietmax.spending import MOVED_FILE
 
     private = open_private(folder)
     if private.remaining == 0 and (folder / MOVED_FILE).is_file():
@@ -192,3 +220,231 @@ def _print_answers(answers: dict[str, Any]) -> None:
     total = len(answers["labels"])
     more = f"The first {_ROWS_SHOWN} of {total} answers; --json prints all." if total > _ROWS_SHOWN else None
     print_table("Answers", columns, rows, more)
+
+
+# --- Files of answers -------------------------------------------------------------------------------------------------
+
+ANSWERS_FILE = ".quietmax-answers.jsonl"
+"""The file of a folder of answers: which model gave them, and one line for every file of queries that was answered."""
+PAID = (
+    "Only released weights answer folders of queries. This model is paid per answer: its queries must be in one file, "
+    "without `output`."
+)
+
+
+@dataclass(frozen=True)
+class AnsweredFiles:
+    """What `answer_files` did."""
+
+    written: int  # Number of files that were answered now
+    skipped: int  # Number of files that had been answered before
+    queries: int  # Number of queries that were answered now
+
+
+def answer_files(
+    folder: str | Path,
+    model: PrivateModel,
+    source: str | Path,
+    output: str | Path,
+    *,
+    progress: Progress | None = None,
+    engine: RayEngine | None = None,
+) -> AnsweredFiles:
+    """Answer files of queries with a saved model whose weights are released, in bounded memory.
+
+    Every file of queries becomes a file of answers of the same name, format and number of rows, in the same order:
+    the column `label`, and the column `probability of C` for every class C. Files that were answered before, and have
+    the same size and time of change since then, are left out.
+    """
+    from quietmax.data.sources import file_parts
+
+    if model.remaining is not None:
+        raise InvalidInput(PAID)
+    encoding, place = model.encoding, Path(output).expanduser()
+    found = file_parts(source, None if encoding is None else [column.name for column in encoding.columns])
+    files = [part.file for part, _ in found]
+    targets = _targets(Path(source).expanduser(), files, place)
+    sizes = [file.stat().st_size for file in files]
+    skipped = queries = done = 0
+    report, total = progress or (lambda _, __: None), sum(sizes)
+    left: list[tuple[_Job, int, str]] = []
+    with _claimed(place, Path(folder), targets) as answered:
+        for (part, columns), target, size in zip(found, targets, sizes, strict=True):
+            name = target.relative_to(place).as_posix()
+            entry = _entry(part.file, name)
+            if answered.get(name) == entry and target.is_file():
+                skipped += 1
+                done += size
+            else:
+                left.append(((part, columns, target), size, entry))
+        if engine is None:
+            counts: Iterator[int] = (
+                _answer_file(model, *job, partial(_advance, report, done, size, total))
+                for job, size, _ in left
+            )
+        else:
+            counts = _counts_on_ray(engine, model, [job for job, _, _ in left])
+        for (_, size, entry), count in zip(left, counts, strict=True):
+            queries += count
+            _note(place, entry)
+            done += size
+            report(done, total)
+    return AnsweredFiles(len(left), skipped, queries)
+
+
+def _counts_on_ray(engine: RayEngine, model: PrivateModel, jobs: list[_Job]) -> Iterator[int]:
+    """Let the workers of a Ray cluster answer files; yield the number of queries of each one."""
+    everywhere = [
+        (replace(part, file=part.file.absolute()), columns, target.absolute())
+        for part, columns, target in jobs
+    ]
+    try:
+        yield from ray_map(engine, _answer_file, everywhere, shared=(model,))
+    finally:
+        for folder in {target.parent for _, _, target in everywhere}:
+            remove_staging(folder)  # of workers that were killed
+
+
+def _advance(report: Progress, done: int, size: int, total: int, share: float) -> None:
+    """Report that a share of the next file is answered, after files of `done` bytes."""
+    report(done + int(share * size), total)
+
+
+def _targets(source: Path, files: list[Path], output: Path) -> list[Path]:
+    """Return where the answers to each file go: below the output as the file is below the source."""
+    place = Path(os.path.realpath(output))
+    found = [Path(os.path.realpath(file)) for file in files]
+    inside = source.is_dir() and place.is_relative_to(os.path.realpath(source))
+    if inside or any(file.is_relative_to(place) for file in found):
+        raise InvalidInput(
+            f"output must be another folder than that of the queries, and not inside it, got '{output}'."
+        )
+    base = source if source.is_dir() else Path(os.path.commonpath([file.parent for file in files]))
+    return [output / file.relative_to(base) for file in files]
+
+
+@contextmanager
+def _claimed(output: Path, folder: Path, targets: list[Path]) -> Iterator[dict[str, str]]:
+    """Make the folder of answers, or check that it holds answers of the same model; yield what was answered last.
+
+    Nobody else may write to the folder meanwhile: answers of another model would be mixed with these.
+    """
+    description = (folder / DESCRIPTION_FILE).read_bytes()  # it has the digest of the weights
+    owner = json.dumps({"format": "quietmax answers", "model": hashlib.sha256(description).hexdigest()})
+    log = output / ANSWERS_FILE
+    with ExitStack() as stack:
+        try:
+            existing = [] if log.exists() else [target for target in targets if target.exists()]
+            if existing:
+                raise InvalidInput(
+                    "output must be a new folder or one with answers of the same model, but the file "
+                    f"{existing[0]} is something else."
+                )
+            output.mkdir(parents=True, exist_ok=True)
+            place = os.open(output, os.O_RDONLY)
+            stack.callback(os.close, place)
+            fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not log.exists():
+                atomic_write(log, lambda staging: staging.write_text(f"{owner}\n", encoding="utf-8"))
+            first, *entries = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        except BlockingIOError:
+            raise InvalidInput(
+                f"output must be a folder that no other run writes to, got '{output}'."
+            ) from None
+        except OSError as problem:
+            raise _not_written(output, problem) from problem
+        if first != owner:
+            raise InvalidInput(
+                f"output must be a new folder or one with answers of the same model, but '{output}' has answers of "
+                "another model."
+            )
+        answered = {}
+        for entry in entries:
+            with suppress(ValueError, TypeError, KeyError):  # a line that was cut off by a crash
+                answered[json.loads(entry)["file"]] = entry
+        yield answered
+
+
+def _entry(file: Path, name: str) -> str:
+    """Return what the log says of a file of queries; another line once the file has changed."""
+    found = file.stat()
+    # The last of the two times changes with every change of the file; `cp -p` and `touch` can set the other one.
+    times = (found.st_mtime_ns, found.st_ctime_ns)
+    of = str(file.absolute())
+    return json.dumps({"file": name, "of": of, "inode": found.st_ino, "bytes": found.st_size, "times": times})
+
+
+def _note(output: Path, entry: str) -> None:
+    """Add a line to the log, apart from a line that was cut off."""
+    try:
+        with (output / ANSWERS_FILE).open("a", encoding="utf-8") as log:
+            log.write(f"\n{entry}\n")
+    except OSError as problem:
+        raise _not_written(output, problem) from problem
+
+
+def _not_written(place: Path, problem: OSError) -> QuietmaxError:
+    return QuietmaxError(f"The answers cannot be written to {place} ({problem.strerror or problem}).")
+
+
+def _answer_file(
+    model: PrivateModel,
+    part: TextPart | ParquetPart,
+    columns: list[str],
+    target: Path,
+    advance: Callable[[float], None] | None = None,
+) -> int:
+    """Write the answers to one file, and return their number. `advance` gets the share that is done, if known."""
+    from quietmax.data.sources import ParquetPart, converted_frames, rows_at_once
+    from quietmax.data.tables import query_features
+
+    features = model.inputs if model.features is None else model.features.dimension(model.inputs)
+    height = rows_at_once(max(model.inputs, features))
+    names = model.encoding.classes if model.encoding else model.classes
+    labels = np.array([str(name) for name in names], dtype=object)
+    changed, total, queries = part.file.stat().st_mtime_ns, part.count(), 0
+
+    def encoded(frame: pd.DataFrame) -> NDArray[np.float32]:
+        return query_features(frame, encoding=model.encoding, width=model.inputs, place=part.place)
+
+    def answers() -> Iterator[NDArray[np.float64]]:
+        nonlocal queries
+        for records in converted_frames(part, columns, height, encoded):
+            queries += len(records)
+            yield model.predict_proba(records)
+            if advance is not None and total:
+                advance(queries / total)
+        if part.file.stat().st_mtime_ns != changed:
+            raise InvalidData(f"{part.place} changed while it was read.")
+
+    write = _write_parquet if isinstance(part, ParquetPart) else _write_text
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(target, lambda staging: write(staging, target.suffix, labels, answers()))
+    except OSError as problem:
+        raise _not_written(target, problem) from problem
+    return queries
+
+
+def _headings(labels: NDArray[Any]) -> list[str]:
+    return ["label", *(f"probability of {label}" for label in labels)]
+
+
+def _write_parquet(path: Path, _: str, labels: NDArray[Any], answers: Iterator[NDArray[np.float64]]) -> None:
+    kinds = [pyarrow.string(), *(pyarrow.float64() for _ in labels)]
+    schema = pyarrow.schema(list(zip(_headings(labels), kinds, strict=True)))
+    with pyarrow.parquet.ParquetWriter(path, schema) as writer:
+        for probabilities in answers:
+            columns = [labels[probabilities.argmax(-1)], *probabilities.T]
+            writer.write_table(pyarrow.table([*map(pyarrow.array, columns)], schema=schema))
+
+
+def _write_text(
+    path: Path, suffix: str, labels: NDArray[Any], answers: Iterator[NDArray[np.float64]]
+) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, delimiter="\t" if suffix.lower() == ".tsv" else ",", lineterminator="\n")
+        writer.writerow(_headings(labels))
+        for probabilities in answers:
+            chosen = labels[probabilities.argmax(-1)]
+            writer.writerows([label, *row] for label, row in zip(chosen, probabilities.tolist(), strict=True))

@@ -61,14 +61,27 @@ def _as_module(gradients, index):
         yield bias[index, 0]
 
 
+def _weights(count: int, by_person: bool) -> torch.Tensor | None:
+    """1/k for the k rows of a person: of one row, of five, and of all others."""
+    people = np.minimum((np.arange(count) + 4) // 5, 2)
+    return torch.from_numpy(1 / np.bincount(people)[people]) if by_person else None
+
+
+BY_PERSON = pytest.mark.parametrize("by_person", [False, True], ids=["records", "persons"])
+
+
+@BY_PERSON
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("widths", SHAPES.values(), ids=SHAPES)
-def test_the_clipped_sums_equal_a_loop_over_the_records(widths: tuple[int, ...], activation: str) -> None:
+def test_the_clipped_sums_equal_a_loop_over_the_records(
+    widths: tuple[int, ...], activation: str, by_person: bool
+) -> None:
     stack = _stack(widths, networks=3, activation=activation)
     inputs, labels = _records(40, widths[0], widths[-1])
+    weights = _weights(40, by_person)
     for index, max_grad_norm in enumerate([0.05, 1.0, 1e6]):
-        gradients = _sums(stack, inputs, labels, max_grad_norm)
-        wanted = naive_sums(as_module(stack, index), inputs, labels, max_grad_norm)
+        gradients = _sums(stack, inputs, labels, max_grad_norm, weights=weights)
+        wanted = naive_sums(as_module(stack, index), inputs, labels, max_grad_norm, weights)
         for ours, theirs in zip(_as_module(gradients, index), wanted, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5 * min(max_grad_norm, 1.0))
 
@@ -151,16 +164,18 @@ def _sum(network, inputs, labels, max_grad_norm):
     return _vector(exact_clipped_sum(network, inputs, labels, max_grad_norm))
 
 
+@BY_PERSON
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("widths", SHAPES.values(), ids=SHAPES)
 def test_the_exact_sums_are_the_ordinary_ones_up_to_their_grid(
-    widths: tuple[int, ...], activation: str
+    widths: tuple[int, ...], activation: str, by_person: bool
 ) -> None:
     network = _network(widths, activation=activation)
     inputs, labels = _batch(ROWS_AT_ONCE + 30, widths)
+    weights = _weights(len(inputs), by_person)
     for max_grad_norm in (0.03, 1.0, 50.0):
-        ordinary = _sums(network, inputs.double(), labels, max_grad_norm)
-        exact = _sum(network, inputs, labels, max_grad_norm)
+        ordinary = _sums(network, inputs.double(), labels, max_grad_norm, weights=weights)
+        exact = _vector(exact_clipped_sum(network, inputs, labels, max_grad_norm, weights))
         assert float((exact - _vector(ordinary)).norm()) <= 2e-5 * max_grad_norm * len(inputs)
         assert float(exact.norm()) > 1e-3 * max_grad_norm
 
@@ -233,39 +248,6 @@ def test_a_person_contributes_at_most_the_clip_norm_exactly_and_independently_of
     own = total(torch.arange(rows))
     assert _exact_square(own) <= Fraction(max_grad_norm) ** 2
     assert torch.equal(total(order) - total(order[order >= rows]), own)
-
-
-def test_the_bound_of_a_person_is_reached_by_equal_rows() -> None:
-    network = _network((11, 6, 4))
-    inputs, labels = _batch(1, (11, 4))
-    for rows in (1, 2, 7, 30):
-        sums = exact_clipped_sum(
-            network,
-            100 * inputs.expand(rows, -1),
-            labels.expand(rows),
-            0.25,
-            torch.full((rows,), 1 / rows, dtype=torch.float64),
-        )
-        assert float(_vector(sums).norm()) == pytest.approx(0.25, rel=1e-4)
-    # Without weights, the same rows move the sum 30 times as far: a record-level bound does not protect a person.
-    plain = _sum(network, 100 * inputs.expand(30, -1), labels.expand(30), 0.25)
-    assert float(plain.norm()) == pytest.approx(30 * 0.25, rel=1e-4)
-
-
-@pytest.mark.parametrize("widths", SHAPES.values(), ids=SHAPES)
-def test_weighted_sums_are_what_a_loop_over_persons_computes(widths: tuple[int, ...]) -> None:
-    network = _network(widths)
-    inputs, labels = _batch(20, widths)
-    people = np.repeat([0, 1, 2], [5, 1, 14])
-    wanted = torch.zeros(_sum(network, inputs, labels, 0.4).shape, dtype=torch.float64)
-    for person in range(3):
-        own = [_sum(network, inputs[[row]], labels[[row]], 0.4) for row in np.flatnonzero(people == person)]
-        wanted += torch.stack(own).mean(0)
-    weights = torch.from_numpy(1 / np.bincount(people)[people])
-    exact = _vector(exact_clipped_sum(network, inputs, labels, 0.4, weights))
-    torch.testing.assert_close(exact, wanted, rtol=1e-4, atol=1e-5)
-    ordinary = _sums(network, inputs.double(), labels, 0.4, weights=weights)
-    torch.testing.assert_close(_vector(ordinary), wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_a_sum_of_many_equal_records_is_exactly_so_many_times_one() -> None:

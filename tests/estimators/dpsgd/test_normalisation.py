@@ -23,7 +23,6 @@ import quietmax
 from quietmax import DPSGD, Schema
 from quietmax.estimators.blocks import Blocks, LocalEngine, Table
 from quietmax.estimators.dpsgd import estimator, training
-from quietmax.estimators.dpsgd.gradients import ModuleSums
 from quietmax.estimators.dpsgd.training import PrivateSettings, StoredRows, make_plan
 from quietmax.estimators.head.exact_sums import clipped_rows
 from quietmax.estimators.training_set import Persons
@@ -164,25 +163,6 @@ def test_n_copies_of_all_records_move_the_released_weights_n_times_as_far(
     once, twice, thrice = released(1), released(2), released(3)
     assert np.abs(twice - once).max() > 0.01
     np.testing.assert_allclose(thrice - twice, twice - once, rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize("size", [1, 3, 20])
-def test_opacus_gives_the_gradients_of_single_records_whatever_the_size_of_the_batch(size: int) -> None:
-    """Their norms, and the sums of them clipped, are those of batches of one: neither is a mean over a batch."""
-    features, labels = _records(20)
-    inputs, targets = torch.from_numpy(features), torch.from_numpy(labels)
-    clipped = ModuleSums(_module().train(), CLIP)
-
-    def added(part: slice) -> tuple[list[Any], Any]:
-        sums = [torch.zeros_like(parameter) for parameter in clipped.parameters]
-        clipped.add_to(sums, inputs[part], targets[part], torch.ones(len(targets[part])))
-        return sums, clipped._wrapped.get_norm_sample().detach()
-
-    together, norms = added(slice(0, size))
-    alone = [added(slice(row, row + 1)) for row in range(size)]
-    torch.testing.assert_close(norms, torch.cat([norm for _, norm in alone]))
-    for place, total in enumerate(together):
-        torch.testing.assert_close(total, sum(sums[place] for sums, _ in alone), rtol=1e-4, atol=1e-6)
 
 
 def test_of_opacus_we_use_gradients_and_the_validator_alone() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -58,11 +59,14 @@ def _clipped_sums(module: torch.nn.Module, inputs: torch.Tensor, targets: torch.
     return sums
 
 
-@pytest.mark.parametrize("build", [_convolution, Tied])
-def test_the_clipped_sum_of_a_module_equals_a_loop_over_its_records(build: Any) -> None:
+@pytest.mark.parametrize("size", [1, 3, 20])
+@pytest.mark.parametrize("build", [_convolution, Tied, partial(torch.nn.Linear, 16, 3)])
+def test_the_clipped_sum_of_a_module_equals_a_loop_over_its_records_whatever_the_size_of_the_batch(
+    build: Any, size: int
+) -> None:
     torch.manual_seed(0)
     module = build()
-    features, labels = _blobs(20)
+    features, labels = _blobs(size)
     inputs, targets = torch.from_numpy(features), torch.from_numpy(labels)
     wanted = naive_sums(module, inputs, targets, 0.5)
     for ours, theirs in zip(_clipped_sums(module, inputs, targets), wanted, strict=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -29,25 +28,8 @@ from quietmax.models.features import (
     UnitNorm,
 )
 from quietmax.noise.sources import ExactNoise
-from tests.estimators.made import made
+from tests.estimators.made import LABELS, PUBLIC, TABLE, made
 from tests.models.features.maps import ModuleMap
-
-TABLE, LABELS = make_blobs(400, centers=3, n_features=4, cluster_std=1.0, random_state=0)
-TABLE = (TABLE - TABLE.min(0)) / (TABLE.max(0) - TABLE.min(0))
-PUBLIC = {"classes": (0, 1, 2), "declared_size": 400}
-
-
-def test_a_head_is_proven_and_states_its_guarantee_within_what_was_asked() -> None:
-    head = PrivateHead(epsilon=1.0, delta=1e-5, **PUBLIC).fit(TABLE, LABELS)
-    claim = head.guarantee_
-    assert claim.status == "proven"
-    assert claim.definition == "gaussian"
-    assert claim.neighbours == "add-remove"
-    assert claim.mu == pytest.approx(mu_of(1.0, 1e-5), rel=1e-9)
-    assert claim.at_delta(1e-5) <= 1.0
-    assert claim.extra_delta == 0.0
-    assert "THEORY 3.1" in claim.because
-    assert json.loads(json.dumps(claim.to_json()))["parameters"]["training_method"] == "gradient"
 
 
 @pytest.mark.parametrize(
@@ -70,6 +52,10 @@ def test_all_releases_together_never_cost_more_than_the_budget(
     settings: dict[str, Any], budget: dict[str, Any]
 ) -> None:
     head = made(PrivateHead, **budget, **settings, random_state=0).fit(TABLE, LABELS)
+    claim = head.guarantee_
+    assert (claim.definition, claim.neighbours, claim.extra_delta) == ("gaussian", "add-remove", 0.0)
+    assert "THEORY 3.1" in claim.because
+    assert "mu" in budget or claim.at_delta(budget.get("delta", 1e-5)) <= budget["epsilon"]
     allowed = budget.get("mu") or mu_of(budget["epsilon"], budget.get("delta", 1e-5))
     assert head.guarantee_.mu <= allowed
     assert head.guarantee_.mu == pytest.approx(allowed, rel=1e-9)
@@ -262,7 +248,6 @@ def test_answers_per_query_are_pure_and_stop_when_paid_out() -> None:
         {"method": "objective"},
         {"release": "nothing"},
         {"loss": "hinge"},
-        {"features": "scattering"},
         {"release": "query"},
         {"release": "query", "method": "output"},
         {"release": "query", "method": "output", "declared_size": 400, "mu": 1.0},
@@ -271,7 +256,6 @@ def test_answers_per_query_are_pure_and_stop_when_paid_out() -> None:
         {"centring": -0.1},
         *({"radius": each} for each in (0.0, 1e-272, 1e-13, 1e13)),
         *({"second_moments": each} for each in (-0.1, 0.95, 1.0, math.nan)),
-        {"declared_size": 0},
         {"declared_size": -5},
         {"steps": 0},
         {"steps": 0.5},
@@ -283,7 +267,6 @@ def test_answers_per_query_are_pure_and_stop_when_paid_out() -> None:
         {"delta": 0.0},
         {"queries": 0},
         {"image_shape": (1, 28, 28)},
-        {"classes": (0,)},
         {"classes": (0, 1, 2, 2)},
     ],
     ids=str,

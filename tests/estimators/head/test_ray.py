@@ -337,12 +337,6 @@ def test_progress_ends_at_its_total(people: pd.DataFrame) -> None:
     assert seen[-1][0] == seen[-1][1] >= (FEW_STEPS + 5) * ROWS
 
 
-def test_nobody_left_is_an_error(tmp_path: Path, people: pd.DataFrame) -> None:
-    folder = files(tmp_path / "people", people.iloc[:0], [])
-    with pytest.raises(InvalidData, match="Nobody is left"):
-        fit(folder, RayEngine(workers=2))
-
-
 def test_no_worker_outlives_a_training_that_is_interrupted(
     people: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,6 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from scipy.stats import norm
-from sklearn.datasets import make_blobs
 
 from quietmax.accounting.costs import GaussianCost
 from quietmax.errors import InvalidInput
@@ -29,10 +28,7 @@ from quietmax.estimators.head.estimator import (
 from quietmax.estimators.head.exact_sums import _unit_rows, clipped_rows, gradient_grid, moments_grid
 from quietmax.estimators.head.weights import GradientPlan, _gradient_plan, moments_share
 from quietmax.noise import SeededNoise
-
-TABLE, LABELS = make_blobs(400, centers=3, n_features=4, cluster_std=1.0, random_state=0)
-TABLE = (TABLE - TABLE.min(0)) / (TABLE.max(0) - TABLE.min(0))
-PUBLIC = {"classes": (0, 1, 2), "declared_size": 400}
+from tests.estimators.made import LABELS, PUBLIC, TABLE
 
 
 def test_the_count_and_the_centre_get_the_stated_noise() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import make_blobs
 
 from quietmax.accounting import Budget
 from quietmax.estimators import open_private, save_private
@@ -21,11 +20,7 @@ from quietmax.models.features import UnitNorm
 from quietmax.noise import SeededNoise
 from quietmax.predictor import Predictor
 from quietmax.sensitivity import Sensitivity
-from tests.estimators.made import made
-
-TABLE, LABELS = make_blobs(400, centers=3, n_features=4, cluster_std=1.0, random_state=0)
-TABLE = (TABLE - TABLE.min(0)) / (TABLE.max(0) - TABLE.min(0))
-PUBLIC = {"classes": (0, 1, 2), "declared_size": 400}
+from tests.estimators.made import LABELS, PUBLIC, TABLE, made
 
 
 def test_long_weights_are_scaled_to_the_public_length_instead_of_refused() -> None:
