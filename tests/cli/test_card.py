@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from quietmax.cli.card import _NOT_IN_LEDGER
+from quietmax.cli.models import _NOT_IN_LEDGER
 from quietmax.errors import DataUnavailable
 from quietmax.ledger import Charge, Ledger
 from quietmax.privacy_card import BLANK, OBSERVED, leakage_file, read_card, record_leakage

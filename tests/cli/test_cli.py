@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import shlex
@@ -18,7 +17,7 @@ import typer.testing
 
 import quietmax
 from quietmax.accounting.costs import PureCost
-from quietmax.cli import COMMANDS, _name_flags, _rewritten, app, main
+from quietmax.cli import _SHARED, COMMANDS, _name_flags, _rewritten, app, main
 from quietmax.data.registry import load
 from quietmax.errors import QuietmaxError
 from quietmax.privacy_card import read_card
@@ -44,18 +43,9 @@ LONG = "x" * 300
 # The list of commands
 
 
-def test_every_module_that_holds_a_command_is_listed() -> None:
-    holders = set()
-    for path in FOLDER.glob("*.py"):
-        names: set[str] = set()
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.FunctionDef):
-                names.add(node.name)
-            elif isinstance(node, ast.Assign):
-                names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
-        if names & {"command", "app"} and path.stem != "__init__":
-            holders.add(path.stem)
-    assert holders == set(COMMANDS)
+def test_every_module_that_is_not_shared_code_holds_a_command() -> None:
+    modules = {path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("_")}
+    assert modules == {_SHARED.get(name, name) for name in COMMANDS}
 
 
 def test_the_list_of_commands_fits_one_screen() -> None:
@@ -213,11 +203,11 @@ def raising(problem: BaseException) -> Callable[[], None]:
 @pytest.mark.parametrize("line", ["Interrupted.", "Interrupted. Finished trials are stored."])
 def test_an_interruption_is_one_line_and_exit_code_130(monkeypatch: pytest.MonkeyPatch, line: str) -> None:
     problem = KeyboardInterrupt() if line == "Interrupted." else KeyboardInterrupt(line)
-    monkeypatch.setattr("quietmax.cli.datasets.command", raising(problem))
+    monkeypatch.setattr("quietmax.cli.data.datasets", raising(problem))
     assert run("datasets") == (130, "", f"quietmax: {line}\n")
 
 
-@pytest.mark.parametrize("module", ["quietmax.cli", "typer", "rich.markup", "quietmax.cli.datasets"])
+@pytest.mark.parametrize("module", ["quietmax.cli", "typer", "rich.markup", "quietmax.cli.data"])
 def test_an_interruption_while_the_command_line_is_imported_is_one_line(module: str) -> None:
     program = f"""
 import runpy, sys
@@ -253,13 +243,13 @@ def test_an_interruption_before_a_command_begins_is_one_line(monkeypatch: pytest
 def test_a_failure_is_one_line_and_exit_code_1(
     monkeypatch: pytest.MonkeyPatch, problem: Exception, message: str
 ) -> None:
-    monkeypatch.setattr("quietmax.cli.datasets.command", raising(problem))
+    monkeypatch.setattr("quietmax.cli.data.datasets", raising(problem))
     assert_error(run("datasets"), 1, message)
 
 
 def test_a_missing_module_of_quietmax_itself_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = ModuleNotFoundError("no", name="quietmax.absent")
-    monkeypatch.setattr("quietmax.cli.datasets.command", raising(problem))
+    monkeypatch.setattr("quietmax.cli.data.datasets", raising(problem))
     monkeypatch.setattr(sys, "argv", ["quietmax", "datasets"])
     with pytest.raises(ModuleNotFoundError):
         main()

@@ -19,7 +19,7 @@ import pandas as pd
 import pytest
 
 from quietmax import PrivateHead
-from quietmax.cli import evaluate as evaluate_command
+from quietmax.cli import models as model_commands
 from quietmax.cli import predict as predict_command
 from quietmax.cli import train as train_command
 from quietmax.cli._options import _memory_size
@@ -304,11 +304,11 @@ def test_an_interrupted_evaluation_costs_nothing(
     before = _contents(model)
     evaluate = ("evaluate", model, "--data", parquet, "--json", "--max-memory", "0", "--cache-dir", cache)
     reports = Reports()
-    monkeypatch.setattr(evaluate_command, "progress_bar", reports)
+    monkeypatch.setattr(model_commands, "progress_bar", reports)
     assert run(*evaluate, "--exact")[0] == 0
     assert reports.most >= FILES
     for after in (1, reports.most // 2, reports.most):
-        monkeypatch.setattr(evaluate_command, "progress_bar", Reports(after))
+        monkeypatch.setattr(model_commands, "progress_bar", Reports(after))
         assert_error(run(*evaluate), 130, "Interrupted")
     assert _contents(model) == before
     assert list(cache.iterdir()) == []

@@ -20,8 +20,8 @@ from quietmax import __version__
 from quietmax._ray import is_ray_address
 from quietmax.errors import InvalidData, InvalidInput, QuietmaxError, QuietmaxWarning
 
-# Each command is the module of its name, with a function `command` (and perhaps a `COMMAND_CLASS` for it), or a Typer
-# `app` if it has subcommands.
+# Each command is a function or, if it has subcommands, a Typer app. It has a module of its own, where it is called
+# `command` (perhaps with a `COMMAND_CLASS` for it) or `app`, or has its own name in one of the shared modules.
 COMMANDS = {
     "demo": "End-to-end demo: a survey of people, then the paper.",
     "datasets": "List the data sets and where their files come from.",
@@ -39,6 +39,11 @@ COMMANDS = {
     "compare": "Compare the privacy and utility of all methods on your data.",
     "reproduce": "Reproduce the paper's tables and figures.",
 }
+_SHARED = {
+    **dict.fromkeys(("evaluate", "card", "export", "sensitivity"), "models"),
+    **dict.fromkeys(("datasets", "schema"), "data"),
+}
+"""The modules of commands that share one."""
 # Options that take several values in a row, as in --datasets mnist location.
 _LIST_OPTIONS = frozenset({"--datasets", "--tables", "--methods", "--epsilons", "--attacks"})
 
@@ -74,14 +79,15 @@ class _Commands(TyperGroup):
 
 def load_command(name: str) -> Any:
     """Import the module of a command and build its parser."""
-    module = import_module(f"quietmax.cli.{name}")
+    module = import_module(f"quietmax.cli.{_SHARED.get(name, name)}")
+    found = next(vars(module)[each] for each in (name, "app", "command") if each in vars(module))
     command: Any
-    if hasattr(module, "app"):
-        command = typer.main.get_group(module.app)
+    if isinstance(found, typer.Typer):
+        command = typer.main.get_group(found)
         command.help = command.help or COMMANDS[name]
     else:
         single = typer.Typer(add_completion=False)
-        single.command(name, cls=getattr(module, "COMMAND_CLASS", TyperCommand))(module.command)
+        single.command(name, cls=getattr(module, "COMMAND_CLASS", TyperCommand))(found)
         command = typer.main.get_command(single)
     _prepare(command)
     return command

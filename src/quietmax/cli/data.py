@@ -1,4 +1,4 @@
-"""`quietmax schema`: propose a schema for a table, and show what a table loses when it is read as declared."""
+"""`quietmax datasets` and `quietmax schema`: the registered data sets, and the schema of a table."""
 
 from __future__ import annotations
 
@@ -9,19 +9,64 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quietmax.cli._options import with_groups
+from quietmax.cli._options import DataDir, with_groups
 from quietmax.cli._output import console, in_json, print_json, print_table
 from quietmax.errors import DataUnavailable, InvalidData, InvalidInput, counted
 
 if TYPE_CHECKING:
     from quietmax.data.draft import TableReport
 
-app = typer.Typer(no_args_is_help=True, add_completion=False)
+
+@with_groups
+def datasets(data_dir: DataDir = None) -> None:
+    """List the data sets, their sizes and whether their files are present.
+
+    Example: quietmax datasets
+    """
+    from quietmax.data.registry import dataset_status, datasets
+
+    found = {name: (each, dataset_status(name, data_dir)) for name, each in datasets().items()}
+    facts = ("title", "records", "holdout", "features", "classes", "shadow_models", "alpha")
+    print_json(
+        [
+            {"name": name, **{fact: getattr(each, fact) for fact in facts}, **status._asdict()}
+            for name, (each, status) in found.items()
+        ]
+    )
+    rows = [
+        (
+            name,
+            f"{each.records:,}" if each.holdout is None else f"all but {each.holdout:.0%}",
+            f"{each.features:,}",
+            str(each.classes),
+            str(each.shadow_models),
+            f"{each.alpha:g}",
+            "yes" if status.present else "no",
+        )
+        for name, (each, status) in sorted(found.items(), key=lambda entry: not entry[1][1].present)
+    ]
+    print_table(
+        "Data sets (records: size of the training part, and of the test part)",
+        ("name", "records", "features", "classes", "shadow models", "alpha", "present"),
+        rows,
+        optional=("alpha", "shadow models"),
+    )
+    missing: dict[str, list[str]] = {}
+    for name, (_, status) in found.items():
+        if not status.present:
+            missing.setdefault(status.message.partition(" needs ")[2], []).append(name)
+    if missing:
+        console.print("Missing files; the option --download of other commands fetches official ones:")
+    for files, names in missing.items():
+        console.print(f"  {', '.join(names)}: {files}", soft_wrap=True)
+
+
+schema = typer.Typer(no_args_is_help=True, add_completion=False)
 
 Table = Annotated[Path, typer.Argument(metavar="TABLE", help="A CSV, TSV or Parquet file.")]
 
 
-@app.command("draft")
+@schema.command("draft")
 @with_groups
 def _draft(
     table: Table,
@@ -64,7 +109,7 @@ def _draft(
     console.print(f"Wrote {output}. Check each line under [confirm] and delete it.", soft_wrap=True)
 
 
-@app.command("check")
+@schema.command("check")
 @with_groups
 def _check(
     table: Table,

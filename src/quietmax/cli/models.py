@@ -1,0 +1,294 @@
+"""`quietmax evaluate`, `card`, `export` and `sensitivity`: what is done with a model folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from quietmax.cli._options import DataDir, EngineOptions, Model, with_groups
+from quietmax.cli._output import (
+    amount,
+    console,
+    print_guarantee,
+    print_json,
+    print_rows,
+    print_table,
+    progress_bar,
+)
+from quietmax.errors import InvalidInput, QuietmaxError, counted
+
+if TYPE_CHECKING:
+    from quietmax.estimators.evaluation import Evaluation
+    from quietmax.privacy_card import LedgerRecord, PrivacyCard
+
+# --- evaluate --------------------------------------------------------------------------------------------------------
+
+
+@with_groups
+def evaluate(
+    *,
+    model: Model,
+    data: Annotated[
+        str,
+        "The table (CSV, TSV, Parquet, NPZ, or a folder or pattern of CSV, TSV or Parquet files) or data set that the "
+        "model was trained on.",
+    ],
+    epsilon: Annotated[
+        float | None, "Budget of the evaluation. Default: for a holdout, that of the training."
+    ] = None,
+    delta: Annotated[float | None, "delta of the budget. Default: 1e-5."] = None,
+    exact: Annotated[
+        bool, "Exact figures for the owner, not for publication. Nothing is charged or stored."
+    ] = False,
+    memory: Annotated[EngineOptions, "resume"],
+    data_dir: DataDir = None,
+) -> None:
+    """Evaluate a private model: noisy counts that may be published, with accuracy, recall and calibration.
+
+    A model that was trained with --holdout is evaluated on the people who were held out, for free: model and
+    evaluation together have the guarantee of the model. Everybody else may be in the training set; then the costs add
+    up, and --epsilon is required. The result is stored in the model folder and shown by 'quietmax card'. A model that
+    is paid per answer cannot be evaluated. A folder of files is read part by part, and may be larger than the memory.
+
+    Examples:
+
+    quietmax evaluate income --data people.csv
+
+    quietmax evaluate income --data people.csv --exact
+    """
+    from quietmax.estimators.evaluation import PAID_PER_ANSWER, evaluate_folder, evaluated_rows
+    from quietmax.estimators.serialization import open_private
+
+    if exact and (epsilon is not None or delta is not None):
+        raise InvalidInput("--exact takes no budget: leave out --epsilon and --delta.")
+    opened = open_private(model)
+    if opened.remaining is not None:
+        raise InvalidInput(PAID_PER_ANSWER)
+    engine = memory.engine()
+    in_parts = memory.reads_parts(data) or memory.ray is not None
+    records = evaluated_rows(opened, data, in_parts=in_parts, data_dir=data_dir)
+    with progress_bar("evaluating") as progress:
+        evaluation = evaluate_folder(
+            *(model, opened, records),
+            epsilon=epsilon,
+            delta=delta,
+            exact=exact,
+            engine=replace(engine, progress=progress),
+        )
+    print_json(evaluation.to_json())
+    _print_evaluation(evaluation)
+    if evaluation.guarantee is not None:
+        console.print(
+            f"These figures may be published. Stored in {model}; 'quietmax card {model}' shows them.",
+            soft_wrap=True,
+        )
+        console.print("Model and evaluations together:", style="bold")
+        print_guarantee(evaluation.guarantee)
+
+
+def _print_evaluation(evaluation: Evaluation) -> None:
+    """Print the figures, and what must be known of them."""
+    from quietmax.estimators.evaluation import NOT_FOR_PUBLICATION
+
+    many = "people" if evaluation.unit == "person" else "records"
+    size = evaluation.size
+    between = "" if evaluation.exact else f" ({size.low:,.0f} to {size.high:,.0f})"
+    rows = [
+        ("accuracy", str(evaluation.accuracy)),
+        *((f"recall of {name}", str(estimate)) for name, estimate in evaluation.recall.items()),
+        *(
+            (f"right with confidence {each.low:.2f} to {each.high:.2f}", str(each.right))
+            for each in evaluation.bins
+        ),
+        (many, f"{size.value:,.0f}{between}"),
+    ]
+    title = "Exact figures, not for publication" if evaluation.exact else "Evaluation"
+    print_table(title, ("", "value (95% interval)"), rows)
+    counts = [
+        (name, *(f"{round(count) + 0:,}" for count in row))
+        for name, row in zip(evaluation.classes, evaluation.confusion, strict=True)
+    ]
+    columns = ("true class", *(f"predicted {name}" for name in evaluation.classes))
+    print_table(f"Number of {many}", columns, counts)
+    for sentence in evaluation.remarks():
+        console.print(sentence, soft_wrap=True)
+    if evaluation.guarantee is None:
+        console.print(NOT_FOR_PUBLICATION)
+
+
+# --- card ------------------------------------------------------------------------------------------------------------
+
+_NOT_IN_LEDGER = "The ledger has no account for this training set yet."
+Form = Literal["card", "nist-800-226"]
+
+
+@with_groups
+def card(
+    *,
+    model: Model,
+    html: Annotated[Path | None, "Also write the card as a web page to this file."] = None,
+    public: Annotated[bool, "Leave out what is not for publication: results of attacks."] = False,
+    form: Annotated[
+        Form,
+        typer.Option(
+            "--format",
+            help="The card, or a checklist after NIST SP 800-226, which marks what the software cannot know.",
+        ),
+    ] = "card",
+    ledger: Annotated[
+        str | None,
+        "With --format nist-800-226: also state what this ledger has charged. A SQLite file or the address of a "
+        "PostgreSQL database; it is only read.",
+    ] = None,
+    account: Annotated[str | None, "Account in the ledger. Default: that of the model's data set."] = None,
+) -> None:
+    """Show the privacy card of a model: what somebody can learn at most, for whom, and how good the model is.
+
+    A card that shows results of attacks says on top that it is not for publication; --public leaves them out.
+
+    Examples:
+
+    quietmax card model --html card.html --public
+
+    quietmax card private --format nist-800-226 --ledger ledger.sqlite
+    """
+    from quietmax._io import atomic_write
+    from quietmax.privacy_card import nist_checklist, read_card
+
+    if ledger is not None and form == "card":
+        raise InvalidInput("`ledger` requires `form` nist-800-226.")
+    if account is not None and ledger is None:
+        raise InvalidInput("`account` requires `ledger`.")
+    card = read_card(model)
+    if public:
+        card = card.for_publication()
+    if html is not None:
+        try:
+            atomic_write(html, lambda staging: staging.write_text(card.to_html(), encoding="utf-8"))
+        except OSError as problem:
+            raise QuietmaxError(f"Cannot write the card to {html}: {problem.strerror}.") from problem
+    if form == "card":
+        print_json(card.to_json())
+        print_table(card.title, ("", ""), card.rows(), prose=True)
+        if html is not None:
+            console.print(f"Wrote {html}.", soft_wrap=True)
+        return
+    record = None if ledger is None else _read_ledger(ledger, card, account)
+    items = nist_checklist(card, record)
+    print_json([item._asdict() for item in items])
+    print_table("Checklist after NIST SP 800-226", ("factor", "question", "answer"), items, prose=True)
+
+
+def _read_ledger(address: str, card: PrivacyCard, account: str | None) -> LedgerRecord:
+    """Read what a ledger states about the training set of a model; the ledger is not changed."""
+    from quietmax.ledger.database import KEYS_ACCOUNT, now
+    from quietmax.ledger.ledger import Ledger
+    from quietmax.privacy_card import LedgerRecord
+    from quietmax.server.deployment import find_account
+
+    with Ledger(address, read_only=True) as ledger:
+        ledger.check_damage()
+        _, _, found = find_account(ledger, card.dataset, account)
+        if found is None and account is not None:
+            ledger.account(account)  # names those that exist
+        budget = releases = _NOT_IN_LEDGER
+        if found is not None:
+            amounts = ", ".join(f"{name} {amount(getattr(found, name))}" for name in ("spent", "remaining"))
+            clients = sum(each.spent_units > 0 for each in ledger.subaccounts(found))
+            budget = (
+                f"Account {found.name}, opened with epsilon {found.terms.epsilon:g} and delta {found.terms.delta:g}: "
+                f"budget {amount(found.limit)}, {amounts}; {counted(clients, 'client')}."
+            )
+            releases = f"Of the same account: {', '.join(ledger.charged_models(found)) or 'none'}."
+        known = ledger.keys()
+        keys = [key for key in known if key.is_valid(now())]
+        administrators = sum(key.role == "admin" for key in keys)
+        access = f"{counted(len(keys), 'valid API key')}, {administrators} of them of administrators."
+        named = {KEYS_ACCOUNT, found.name if found else KEYS_ACCOUNT}
+        heads = [f"{name}:{head.sequence}:{head.hash}" for name, head in ledger.heads() if name in named]
+    log = f" Audit log at the time of this form: {', '.join(heads)}." if heads else ""
+    return LedgerRecord(budget, releases, access + log)
+
+
+# --- export ----------------------------------------------------------------------------------------------------------
+
+
+@with_groups
+def export(
+    *,
+    model: Model,
+    onnx: Annotated[Path | None, "Write an ONNX file: encoding, features and weights in one graph."] = None,
+    skops: Annotated[Path | None, "Write a scikit-learn classifier as a skops file, without pickle."] = None,
+    mlflow: Annotated[Path | None, "Write a new folder with an MLflow model."] = None,
+) -> None:
+    """Export a model whose weights were released, with its guarantee as metadata.
+
+    Models that are paid per answer are never exported: without the ledger, nobody would count their answers.
+
+    Example: quietmax export income --onnx income.onnx --skops income.skops
+    """
+    from quietmax.export import ReleasedClassifier, export_onnx, export_skops
+    from quietmax.mlflow import save_model
+
+    formats: dict[str, tuple[Callable[[Path, Path], None], Path | None]]
+    formats = {"onnx": (export_onnx, onnx), "skops": (export_skops, skops), "mlflow": (save_model, mlflow)}
+    wanted = {name: (write, place) for name, (write, place) in formats.items() if place is not None}
+    if not wanted:
+        raise InvalidInput("Nothing to write: give `onnx`, `skops` or `mlflow`.")
+    classifier = ReleasedClassifier.open(model)
+    for write, place in wanted.values():
+        try:
+            write(model, place)
+        except OSError as problem:
+            raise QuietmaxError(f"Cannot write {place}: {problem.strerror or problem}.") from problem
+    written = {name: str(place) for name, (_, place) in wanted.items()}
+    print_json({"written": written, **classifier.metadata_})
+    for _, place in wanted.values():
+        console.print(f"Wrote {place}.", soft_wrap=True)
+    print_guarantee(classifier.guarantee_)
+
+
+# --- sensitivity -----------------------------------------------------------------------------------------------------
+
+
+@with_groups
+def sensitivity(
+    *,
+    model: Annotated[
+        Path | None, "Model folder to take the shape of the network and the records from."
+    ] = None,
+    features: Annotated[int | None, "Number of features."] = None,
+    hidden: Annotated[
+        list[int] | None, "Width of a hidden layer. Repeatable, one per layer. Default: 128."
+    ] = None,
+    classes: Annotated[int | None, "Number of classes."] = None,
+    records: Annotated[int | None, "Number of training records."] = None,
+) -> None:
+    """Compute the sensitivities that the paper publishes for a network.
+
+    These are formulas, not upper bounds: retraining without one record can exceed them.
+
+    Example: quietmax sensitivity --model model
+    """
+    from quietmax.models.serialization import load_model
+    from quietmax.sensitivity.network import published_sensitivity, published_sensitivity_for
+
+    if model is not None:
+        if any(value is not None for value in (features, hidden, classes, records)):
+            raise InvalidInput("--model can only be combined with --json; the folder states everything.")
+        found = published_sensitivity(load_model(model))
+    elif features is None or classes is None or records is None:
+        raise InvalidInput("Either --model or all of --features, --classes and --records are required.")
+    else:
+        found = published_sensitivity_for(features, hidden or [128], classes, records)
+    print_json(found.to_json())
+    print_rows(
+        "Published sensitivity",
+        {"quantity": "{0}", "value": "{1.value:.6g}", "basis": "{1.basis}"},
+        vars(found).items(),
+        "The paper's formulas; not upper bounds (theory, section 2).",
+    )
