@@ -83,13 +83,6 @@ def test_a_plain_file_is_preferred_to_the_archive() -> None:
     assert directory().find(FILE) == plain
 
 
-def test_several_members_of_one_archive_and_a_plain_file_are_read_together() -> None:
-    files = [DataFile("b", None, "all.tgz"), DataFile("a", None, "all.tgz"), DataFile("c")]
-    write_archive(Path("all.tgz"), {"x/a": b"A", "x/b": b"B"})
-    Path("c").write_bytes(b"C")
-    assert directory().read_bytes(files) == {"a": b"A", "b": b"B", "c": b"C"}
-
-
 def _content(name: str, content: bytes) -> Callable[[], object]:
     return lambda: Path(name).write_bytes(content)
 

@@ -23,7 +23,7 @@ from quietmax.data import (
     load_records,
 )
 from quietmax.data.records import is_held_out
-from quietmax.data.registry import dataset, dataset_status
+from quietmax.data.registry import dataset_status
 from quietmax.errors import DataUnavailable, InvalidInput
 from tests.data.conftest import problem_of
 from tests.data.people import DECLARED, FEATURES, written
@@ -91,12 +91,6 @@ def test_the_configurations_are_those_of_the_paper() -> None:
     assert registered == PAPER.split()
 
 
-def test_purchase_keeps_the_formula_number_of_features_apart_from_the_file_one() -> None:
-    purchase = dataset("purchase-50")
-    assert (purchase.features, purchase.width) == (594, 600)
-    assert "594" in purchase.note
-
-
 def test_every_needed_file_can_be_downloaded_or_comes_with_a_package() -> None:
     for known in datasets().values():
         offered = {download.name for download in known.downloads}
@@ -127,13 +121,6 @@ def test_status_tells_what_is_missing_and_whether_it_comes_along(tmp_path: Path)
     assert "needs adult.test in" in dataset_status("adult", tmp_path).message
     Path("adult.test").write_text("something")
     assert dataset_status("adult", tmp_path).present
-
-
-def test_status_of_all_data_sets_is_one_sentence_each(tmp_path: Path) -> None:
-    for name in datasets():
-        message = dataset_status(name, tmp_path).message
-        assert "\n" not in message
-        assert message
 
 
 def test_loading_needs_the_file_and_never_fetches_it_unasked(
@@ -212,6 +199,22 @@ def test_a_missing_file_is_fetched_when_asked_and_then_read(
 # --- Loading ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("people.csv", {**DECLARED, "records": 3}, "holdout"),
+        ("mnist-5k", {"records": 9, "holdout": 0.1}, "only one"),
+        ("mnist-5k", {"encoding": "one-hot"}, "only one encoding"),
+        ("mnist-5k", {"label": "digit"}, "label applies only to files"),
+    ],
+)
+def test_options_that_do_not_apply_are_rejected(name: str, options: dict[str, Any], said: str) -> None:
+    written()
+    assert said in problem_of(InvalidInput, load, name, **options)
+    with pytest.raises(TypeError, match="'dowload'"):
+        load(name, dowload=True)  # type: ignore[call-arg]
+
+
 def test_an_own_table_trains_on_everybody_who_is_not_held_out() -> None:
     text = "x,y\n" + "".join(f"{number},{number % 2}\n" for number in range(50))
     path = written(text)
@@ -223,12 +226,6 @@ def test_an_own_table_trains_on_everybody_who_is_not_held_out() -> None:
     assert data.test_rows.tolist() == np.flatnonzero(is_held_out(data.records, data.holdout)).tolist()
     assert sorted([*data.train_rows, *data.test_rows]) == [*range(50)]
     assert 0 < len(data.test) < 25
-
-
-def test_the_size_of_the_training_set_cannot_be_given_for_an_own_table() -> None:
-    message = problem_of(InvalidInput, load, written(), **DECLARED, records=3)
-    assert "holdout" in message
-    assert "only one" in problem_of(InvalidInput, load, "mnist-5k", records=9, holdout=0.1)
 
 
 def test_the_toml_file_beside_a_table_is_its_schema_unless_another_is_named() -> None:
@@ -245,16 +242,3 @@ def test_the_toml_file_beside_a_table_is_its_schema_unless_another_is_named() ->
     assert wider.features[0, 0] == pytest.approx(10 / 75)
     with pytest.raises(InvalidInput, match="beside the table"):
         load_records(path, schema=Schema(label="ill"))
-
-
-def test_an_encoding_is_rejected_where_there_is_no_choice() -> None:
-    assert "only one encoding" in problem_of(InvalidInput, load, "mnist-5k", encoding="one-hot")
-
-
-def test_a_misspelt_option_is_rejected() -> None:
-    with pytest.raises(TypeError, match="'dowload'"):
-        load("mnist-5k", dowload=True)  # type: ignore[call-arg]
-
-
-def test_options_for_own_files_are_rejected_for_registered_data_sets() -> None:
-    assert "label applies only to files" in problem_of(InvalidInput, load, "mnist-5k", label="digit")

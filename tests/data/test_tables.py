@@ -33,10 +33,6 @@ from tests.data.conftest import problem_of
 from tests.data.people import DECLARED, FEATURES, LABELS, PEOPLE, expect_people, written
 
 
-def test_a_csv_file_is_encoded_as_declared_with_missing_unknown_and_outlying_values() -> None:
-    expect_people(written())
-
-
 def test_blanks_quotes_a_byte_order_mark_windows_line_ends_and_blank_lines_make_no_difference() -> None:
     rows = [",".join(f'" {cell} "' for cell in line.split(",")) for line in PEOPLE.splitlines()]
     text = "\ufeff\r\n" + "".join(f"{row}\r\n\r\n" for row in rows)
@@ -105,10 +101,6 @@ def test_every_cell_of_a_text_file_is_a_string_under_its_name(
     path = Path("people.csv")
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     assert read_table(path).frame.to_dict("list") == columns
-
-
-def test_columns_without_a_name_are_counted() -> None:
-    assert read_table(written(" ;a;;b;;\n0;1;;2;;\n")).unnamed == 4
 
 
 @pytest.mark.parametrize(
@@ -215,32 +207,6 @@ def test_classes_are_inferred_in_order_and_bounds_from_finite_numbers(
     records = load_records(written(text), label="y", infer=True)
     assert records.encoding.classes == classes
     assert features is None or records.features.tolist() == features
-
-
-def test_the_encoding_of_a_csv_file_encodes_new_rows_without_labels() -> None:
-    encoding = load_records(written(), **DECLARED).encoding
-    new = read_table(written("sex,gain,age\nm,50,40\n,,\n", "new.csv")).frame
-    assert encoding.encode(new).tolist() == [[0.5, 0, 0, 1, 0, 0.5, 0], [0, 1, 0, 0, 1, 0, 1]]
-
-
-def test_rows_of_one_person_stay_on_one_side_and_the_person_is_no_feature() -> None:
-    text = "person,x,y\n" + "".join(f"p{number // 2},{number},{number % 2}\n" for number in range(80))
-    data = load(written(text), label="y", classes=2, bounds={"x": (0, 80)}, person="person", holdout=0.5)
-    sides = [set((rows // 2).tolist()) for rows in (data.train_rows, data.test_rows)]
-    assert not sides[0] & sides[1]
-    assert len(sides[0]) + len(sides[1]) == 40
-    assert min(len(side) for side in sides) > 5
-    assert data.train.features.shape == (2 * len(sides[0]), 2)
-    assert data.train.unit == "person"
-    assert set(data.train.persons) == {f"p{number}" for number in sides[0]}
-
-
-def test_a_person_column_tells_records_apart_that_look_the_same() -> None:
-    text = "person,x,y\n" + "".join(f"{number},{number % 2},{number % 2}\n" for number in range(40))
-    options: dict[str, Any] = {"label": "y", "classes": 2, "bounds": {"x": (0, 1)}, "holdout": 0.5}
-    path = written(text)
-    assert len(load(path, **options, ignore=["person"]).test) in (0, 20, 40)
-    assert len(load(path, **options, person="person").test) not in (0, 20, 40)
 
 
 def npz(**arrays: Any) -> Path:
