@@ -16,10 +16,10 @@ from quietmax.errors import BudgetExhausted, InvalidInput
 from quietmax.estimators import open_private, save_private
 from quietmax.estimators import training_set as conditions
 from quietmax.estimators.teachers import (
-    VOTE_BOUNDS,
     TeacherEnsemble,
     Teachers,
     _default_teachers,
+    _vote_bounds,
     _vote_noise,
     shard_of,
 )
@@ -30,6 +30,7 @@ from quietmax.models.stacked import train_independent
 from quietmax.predictor import Predictor
 from tests.estimators.made import blobs
 
+VOTE_BOUNDS = _vote_bounds("record")
 FAST = TrainingSettings(hidden=(8,), loss=CrossEntropy(), learning_rate=0.02, epochs=15, batch_size=16)
 LINEAR = TrainingSettings(hidden=(), loss=CrossEntropy(), learning_rate=0.05, epochs=5, batch_size=8)
 

@@ -87,9 +87,6 @@ def _vote_bounds(unit: Unit) -> ScoreBounds:
     )
 
 
-VOTE_BOUNDS = _vote_bounds("record")
-
-
 @_documented
 class Teachers(PrivateClassifier):
     """Answer a number of queries by the noisy vote of networks trained on disjoint shards of the records (PATE).

@@ -199,14 +199,14 @@ class SharedInputs:
         """
 
         def _train_networks() -> Arrays:
-            sweep = train_sweep(
+            _, networks = train_sweep(
                 [self.data],
                 epsilons=EPSILONS,
                 accountants=PUBLISHED_ACCOUNTANTS,
                 alpha=self.group.effort.alpha,
                 learning_rate=self.group.effort.learning_rate,
             )
-            return _stack_to_arrays(sweep.networks)
+            return _stack_to_arrays(networks)
 
         return _stack_from_arrays(self._store.arrays(self.group, "dpsgd-convexified", _train_networks))
 

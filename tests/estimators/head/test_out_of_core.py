@@ -95,6 +95,13 @@ def test_a_head_trained_on_files_is_saved_and_opened_as_ever(tmp_path: Path) -> 
         PrivateHead(1.0, 1e-5).fit(rows.test)
 
 
+@pytest.fixture
+def engine(tmp_path: Path) -> LocalEngine:
+    """An engine that keeps what an interrupted training has encoded."""
+    (tmp_path / "cache").mkdir()
+    return LocalEngine(0, tmp_path / "cache", resume=True)
+
+
 def interrupted(folder: Path, engine: LocalEngine, calls: int, settings: dict[str, Any]) -> None:
     """Train until progress was reported some times."""
     seen = iter(range(calls))
@@ -113,16 +120,17 @@ def interrupted(folder: Path, engine: LocalEngine, calls: int, settings: dict[st
 @pytest.mark.parametrize("calls", [1, 3, 9])
 @pytest.mark.parametrize("settings", [SETTINGS["records"], SETTINGS["persons"]], ids=["records", "persons"])
 def test_an_interrupted_training_goes_on_where_it_was_with_the_same_weights(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, settings: dict[str, Any], calls: int
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    engine: LocalEngine,
+    settings: dict[str, Any],
+    calls: int,
 ) -> None:
     frame = people()
     folder = files(tmp_path / "people", frame, [1000, 2000, 2500])
-    cache = tmp_path / "cache"
-    cache.mkdir()
-    engine = LocalEngine(0, cache, resume=True)
     expected = fit(frame, settings)
     interrupted(folder, engine, calls, settings)
-    (kept,) = cache.iterdir()
+    (kept,) = (tmp_path / "cache").iterdir()
     assert kept.stat().st_mode & 0o777 == 0o700
     assert all(file.stat().st_mode & 0o077 == 0 for file in kept.iterdir())
     read: list[str] = []
@@ -136,30 +144,28 @@ def test_an_interrupted_training_goes_on_where_it_was_with_the_same_weights(
     assert_same(fit(folder, settings, engine=engine), expected)
     done = min(calls + 1, 4)
     assert read == [f"{number:02}.parquet" for number in range(done, 4)]
-    assert list(cache.iterdir()) == []
+    assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_a_changed_file_is_read_again_and_another_schema_starts_anew(tmp_path: Path) -> None:
+def test_a_changed_file_is_read_again_and_another_schema_starts_anew(
+    tmp_path: Path, engine: LocalEngine
+) -> None:
     frame = people()
     folder = files(tmp_path / "people", frame, [1000, 2000])
-    cache = tmp_path / "cache"
-    cache.mkdir()
-    engine = LocalEngine(0, cache, resume=True)
     interrupted(folder, engine, 5, SETTINGS["persons"])
     frame.loc[2500, "age"] = 1
     frame.iloc[2000:].to_parquet(folder / "02.parquet", index=False)
     assert_same(fit(folder, SETTINGS["persons"], engine=engine), fit(frame, SETTINGS["persons"]))
     interrupted(folder, engine, 5, SETTINGS["persons"])
     assert_same(fit(folder, SETTINGS["records"], engine=engine), fit(frame, SETTINGS["records"]))
-    assert len(list(cache.iterdir())) == 1
+    assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
-def test_another_file_of_the_same_size_and_time_is_read(tmp_path: Path) -> None:
+def test_another_file_of_the_same_size_and_time_is_read(tmp_path: Path, engine: LocalEngine) -> None:
     frame = people().assign(age=lambda table: table["age"] % 90 + 10)
     changed = frame.assign(age=frame["age"].to_numpy()[::-1])
     (tmp_path / "people").mkdir()
-    (tmp_path / "cache").mkdir()
-    file, engine = tmp_path / "people" / "0.csv", LocalEngine(0, tmp_path / "cache", resume=True)
+    file = tmp_path / "people" / "0.csv"
     frame.to_csv(file, index=False)
     before = file.stat()
     interrupted(file.parent, engine, 5, SETTINGS["records"])
@@ -169,14 +175,11 @@ def test_another_file_of_the_same_size_and_time_is_read(tmp_path: Path) -> None:
     assert_same(fit(file.parent, SETTINGS["records"], engine=engine), fit(changed, SETTINGS["records"]))
 
 
-def test_a_half_written_file_of_encoded_rows_is_not_used(tmp_path: Path) -> None:
+def test_a_half_written_file_of_encoded_rows_is_not_used(tmp_path: Path, engine: LocalEngine) -> None:
     frame = people()
     folder = files(tmp_path / "people", frame, [1000])
-    cache = tmp_path / "cache"
-    cache.mkdir()
-    engine = LocalEngine(0, cache, resume=True)
     interrupted(folder, engine, 9, SETTINGS["persons"])
-    (kept,) = cache.iterdir()
+    (kept,) = (tmp_path / "cache").iterdir()
     finished = sorted(kept.glob("*.json"))
     assert len(finished) == 2
     finished[0].unlink()
@@ -185,9 +188,8 @@ def test_a_half_written_file_of_encoded_rows_is_not_used(tmp_path: Path) -> None
     assert_same(fit(folder, SETTINGS["persons"], engine=engine), fit(frame, SETTINGS["persons"]))
 
 
-def test_two_trainings_do_not_share_a_folder_of_encoded_rows(tmp_path: Path) -> None:
+def test_two_trainings_do_not_share_a_folder_of_encoded_rows(tmp_path: Path, engine: LocalEngine) -> None:
     folder = files(tmp_path / "people", people(), [1000])
-    engine = LocalEngine(0, tmp_path, resume=True)
     rows = table_rows(folder, PERSONS)
     with blocks.Blocks(2, engine) as first:
         first.read(rows, b"key")
@@ -197,13 +199,11 @@ def test_two_trainings_do_not_share_a_folder_of_encoded_rows(tmp_path: Path) -> 
         ):
             second.read(rows, b"key")
         assert len(first) == ROWS
-    (tmp_path / "open").mkdir()
-    open_engine = LocalEngine(0, tmp_path / "open", resume=True)
-    interrupted(folder, open_engine, 9, SETTINGS["persons"])
-    (kept,) = (tmp_path / "open").iterdir()
+    interrupted(folder, engine, 9, SETTINGS["persons"])
+    (kept,) = (tmp_path / "cache").iterdir()
     kept.chmod(0o755)
     with pytest.raises(DataUnavailable, match="must belong to you alone"):
-        fit(folder, SETTINGS["persons"], engine=open_engine)
+        fit(folder, SETTINGS["persons"], engine=engine)
 
 
 def test_what_cannot_be_read_twice_cannot_be_resumed(tmp_path: Path) -> None:

@@ -729,32 +729,6 @@ def _optimizer(parameters: list[torch.nn.Parameter], settings: PrivateSettings) 
 # --- A sweep over accountants and epsilons ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class Sweep:
-    """Networks trained by `train_sweep`."""
-
-    splits: tuple[Split, ...]  # The splits
-    accountants: tuple[Accountant, ...]  # The accountants
-    epsilons: tuple[float, ...]  # The epsilons
-    plans: tuple[Plan, ...]  # The plans of one split, ordered by accountant, then epsilon
-    networks: MLP  # The networks, ordered by split, then as the plans
-
-    def network(self, split: int, accountant: Accountant, epsilon: float) -> MLP:
-        """Return one of the networks."""
-        place = self.accountants.index(accountant) * len(self.epsilons) + self.epsilons.index(epsilon)
-        return self.networks.network(split * len(self.plans) + place)
-
-    def accuracies(self) -> NDArray[np.float64]:
-        """Return the test accuracies, an array of shape (splits, accountants, epsilons)."""
-        found = np.empty((len(self.splits), len(self.plans)))
-        for split, data in enumerate(self.splits):
-            for place in range(len(self.plans)):
-                network = self.networks.network(split * len(self.plans) + place)
-                answers = network.logits(data.test.features).argmax(-1).numpy()
-                found[split, place] = (answers == data.test.labels).mean()
-        return found.reshape(len(self.splits), len(self.accountants), len(self.epsilons))
-
-
 def train_sweep(
     data: Sequence[Split],
     *,
@@ -762,8 +736,11 @@ def train_sweep(
     accountants: Sequence[Accountant],
     alpha: float | None = None,
     learning_rate: float | None = None,
-) -> Sweep:
-    """Train one network per split, accountant and epsilon, all at once, as the paper does."""
+) -> tuple[list[Plan], MLP]:
+    """Train one network per split, accountant and epsilon, all at once and in this order, as the paper does.
+
+    Returns the plans of one split, and the networks.
+    """
     if not data or any(each.records is not data[0].records for each in data):
         raise InvalidInput("All splits of a sweep must be splits of the same records.")
     sizes = {len(each.train_rows) for each in data}
@@ -792,4 +769,4 @@ def train_sweep(
         seeds=[each.seed for each in data for _ in plans],
         alpha=alpha,
     )
-    return Sweep(tuple(data), tuple(accountants), tuple(epsilons), tuple(plans), networks)
+    return plans, networks
