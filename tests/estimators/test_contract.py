@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from numpy.testing import assert_array_equal
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
@@ -21,11 +20,10 @@ from quietmax.data.schema import Schema
 from quietmax.data.tables import encode_table
 from quietmax.errors import InvalidInput
 from quietmax.estimators import DPSGD, PrivateHead, Teachers, open_private, save_private
-from quietmax.estimators.training_set import CLASSES, OWN_MAP, SETTINGS_PUBLIC, size_condition
+from quietmax.estimators.training_set import CLASSES, SETTINGS_PUBLIC, size_condition
 from quietmax.models import CrossEntropy, TrainingSettings
-from quietmax.models.features import Identity, Pipeline, RandomFourier, UnitNorm
+from quietmax.models.features import RandomFourier, UnitNorm
 from tests.estimators.made import made
-from tests.models.features.maps import ModuleMap
 
 LINEAR = TrainingSettings(hidden=(), loss=CrossEntropy(), learning_rate=0.05, epochs=5, batch_size=8)
 WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -140,22 +138,6 @@ def test_a_seed_repeats_a_training_and_no_two_others_are_alike(new: Any) -> None
         return
     one, two = (new().fit(RECORDS, LABELS) for _ in range(2))
     assert (_weights(one) != _weights(two)).all()
-
-
-class Halved(Identity):
-    def _features(self, records: Any) -> Any:
-        return records / 2
-
-
-FROZEN = ModuleMap(torch.nn.ReLU(), outputs=4)
-
-
-@pytest.mark.parametrize("own", [Halved(), FROZEN, Pipeline((Identity(), Pipeline((FROZEN,))))])
-def test_a_map_with_code_of_the_users_own_makes_a_guarantee_conditional(new: Any, own: Any) -> None:
-    claim = new(features=own).fit(RECORDS, LABELS).guarantee_
-    assert claim.status == "conditional"
-    assert set(OWN_MAP.assumptions) <= set(claim.assumptions)
-    assert OWN_MAP.because in claim.because
 
 
 @pytest.mark.parametrize(

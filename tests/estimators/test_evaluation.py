@@ -9,6 +9,7 @@ import os
 import pickle
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -664,24 +665,6 @@ def test_an_interrupted_save_leaves_one_free_evaluation(
         evaluate_folder(tmp_path / "model", open_private(tmp_path / "model"), split.records)
 
 
-def test_a_folder_without_its_evaluations_has_an_unknown_balance(tmp_path: Path) -> None:
-    folder, records = saved(tmp_path)
-    evaluate(folder, records)
-    path = folder / EVALUATION_FILE
-    content = path.read_text()
-    path.unlink()
-    other = save(head().fit(hold_out(records, 0.3).train), tmp_path / "other")
-    for restored in (None, (other / EVALUATION_FILE).read_text()):
-        if restored is not None:
-            path.write_text(restored)
-        with pytest.raises(DataUnavailable, match="missing, damaged or those of another model"):
-            stored(folder)
-        with pytest.raises(DataUnavailable, match="What was spent on them is unknown"):
-            evaluate(folder, records, mu=0.1)
-    path.write_text(content)
-    evaluate(folder, records, mu=0.1)
-
-
 def test_a_folder_with_another_holdout_than_its_guarantee_names_is_refused(tmp_path: Path) -> None:
     path = saved(tmp_path)[0] / "model.json"
     content = json.loads(path.read_text())
@@ -790,13 +773,16 @@ def test_an_evaluation_that_does_not_end_costs_nothing(
         evaluate_folder(folder, model, records)
 
 
-def test_evaluations_of_another_model_or_edited_ones_are_refused(tmp_path: Path) -> None:
+def test_evaluations_that_are_missing_edited_or_of_another_model_are_refused(tmp_path: Path) -> None:
     folder, records = saved(tmp_path)
     evaluate(folder, records)
     path = folder / EVALUATION_FILE
-    content = json.loads(path.read_text())
+    text = path.read_text()
+    content = json.loads(text)
+    other = save(head().fit(hold_out(records, 0.3).train), tmp_path / "other")
     entry = content["evaluations"][0]
     edits: list[object] = [
+        None, json.loads((other / EVALUATION_FILE).read_text()),
         [], {}, {**content, "format": "x"}, {**content, "id": "0" * 32}, {**content, "evaluations": 3},
         {**content, "evaluations": []} | {"id": None},
         {**content, "evaluations": [{**entry, "mu": 0.01}]},
@@ -818,11 +804,16 @@ def test_evaluations_of_another_model_or_edited_ones_are_refused(tmp_path: Path)
         ),
     ]  # fmt: skip
     for edited in edits:
-        path.write_text(json.dumps(edited))
-        with pytest.raises(DataUnavailable, match="What was spent on them is unknown"):
-            stored(folder)
-        with pytest.raises(DataUnavailable):
-            evaluate(folder, records)
+        path.unlink()
+        if edited is not None:
+            path.write_text(json.dumps(edited))
+        for use in (stored, partial(evaluate, records=records, mu=0.1)):
+            with pytest.raises(
+                DataUnavailable, match=r"those of another model\. What was spent on them is unknown"
+            ):
+                use(folder)
+        path.write_text(text)
+    evaluate(folder, records, mu=0.1)
 
 
 def test_models_that_hold_out_different_people_have_splits_of_different_names(tmp_path: Path) -> None:

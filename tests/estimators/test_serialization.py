@@ -280,6 +280,7 @@ def test_saved_teachers_answer_as_before_and_keep_their_account(
     teachers, features = _fitted_teachers(**changes)
     before = teachers.predict(features[:1])
     folder = _saved(teachers, tmp_path / "model")
+    assert "key" not in json.loads((folder / "model.json").read_text())
     opened = open_private(folder)
     assert opened.classes == ("no", "yes")
     assert opened.guarantee == teachers.guarantee_
@@ -434,12 +435,6 @@ def test_settings_changed_after_training_change_nothing_that_is_saved(tmp_path: 
     assert opened.classifier.budget == Budget(200.0, 1e-5, 5)
     assert opened.features == UnitNorm(constant=1.0)
     assert opened.classifier.guarantee.cost == teachers.guarantee_.cost
-
-
-def test_the_key_is_not_stored(tmp_path: Path) -> None:
-    teachers, _ = _fitted_teachers()
-    folder = _saved(teachers, tmp_path / "model")
-    assert "key" not in json.loads((folder / "model.json").read_text())
 
 
 def test_modules_of_ones_own_are_not_saved(tmp_path: Path) -> None:

@@ -668,17 +668,28 @@ MAPS: dict[str, Callable[[], Any]] = {
     "a method set on ours": lambda: with_features(Identity()),
     "a transform set on ours": lambda: with_features(UnitNorm(), "transform"),
     "a map in a pipeline": lambda: Maps((UnitNorm(), PlaceMap())),
+    "a module in pipelines": lambda: Maps((Identity(), Maps((ModuleMap(torch.nn.ReLU(), outputs=3),)))),
     "a method set on ours in a pipeline": lambda: Maps((with_features(Identity()), UnitNorm())),
     "a module": lambda: ModuleMap(torch.nn.ReLU(), outputs=3),
 }
 
 
 @pytest.mark.parametrize("make", MAPS.values(), ids=MAPS)
-@every_estimator
-def test_a_feature_map_that_is_not_on_the_list_is_a_condition(name: str, make: Callable[[], Any]) -> None:
-    guarantee = clone(ESTIMATORS[name]).set_params(features=make()).fit(X, Y).guarantee_
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        *ESTIMATORS.values(),
+        *(PrivateHead(method="output", release=each, **PUBLIC) for each in ("weights", "query")),
+    ],
+    ids=[*ESTIMATORS, "head, output", "head, query"],
+)
+def test_a_feature_map_that_is_not_on_the_list_is_a_condition(
+    estimator: Any, make: Callable[[], Any]
+) -> None:
+    guarantee = clone(estimator).set_params(features=make()).fit(X, Y).guarantee_
     assert guarantee.status == "conditional"
     assert set(OWN_MAP.assumptions) <= set(guarantee.assumptions)
+    assert OWN_MAP.because in guarantee.because
 
 
 @every_estimator

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,6 @@ from quietmax.estimators import DPSGDSettings, blocks
 from quietmax.estimators.blocks import Blocks, LocalEngine, Table
 from quietmax.estimators.dpsgd import training
 from quietmax.estimators.dpsgd.training import (
-    PrivateSettings,
-    _draw_batches,
     _numbered_persons,
 )
 from quietmax.estimators.training_set import Persons
@@ -90,18 +87,11 @@ def test_rows_are_read_by_number_in_any_order(tmp_path: Path) -> None:
             np.testing.assert_array_equal(stored._rows_at(numbers), rows[numbers])
 
 
-def test_persons_keep_all_their_rows_in_every_batch() -> None:
+def test_digests_of_persons_are_numbered_as_their_names_are() -> None:
     names = people()["who"].to_numpy(object)
     plain, digested = Persons.of(names), _numbered_persons(blocks._person_digests(names, b"any key"))
     np.testing.assert_array_equal(plain.codes, digested.codes)
     np.testing.assert_array_equal(plain.rows, digested.rows)
-    settings = PrivateSettings(sampling_rate=0.3, steps=5)
-    for seed in (None, 1):
-        batches = _draw_batches(ROWS, 600, settings, digested, seed=seed)
-        for batch in itertools.islice(batches, 5):
-            assert 0 < len(batch) < ROWS
-            taken, counts = np.unique(names[batch], return_counts=True)
-            assert counts.tolist() == [int((names == name).sum()) for name in taken]
 
 
 def test_another_engine_is_an_error() -> None:

@@ -128,38 +128,24 @@ def test_the_minimiser_equals_the_reference_solver() -> None:
         )
 
 
-def difficult(name: str) -> Table:
-    rng = np.random.default_rng(6)
-    if name == "one record":
-        return table_of(np.ones((1, 2)), np.array([0]), 2)
-    if name == "one class":
-        return table_of(rng.normal(size=(30, 2)), np.zeros(30), 3)
-    if name == "duplicates with opposite labels":
-        return table_of(np.ones((50, 2)), np.arange(50) % 2, 2)
-    if name == "extreme values":
-        return table_of(rng.choice([-1e30, 1e30, 0.0], size=(30, 2)), rng.integers(2, size=30), 2)
-    if name == "a separable line":
-        return table_of(np.linspace(-1, 1, 40)[:, None], np.linspace(-1, 1, 40) > 0, 2)
-    return table_of(rng.normal(size=(2000, 2)), rng.integers(2, size=2000), 2)
+RNG = np.random.default_rng(6)
+LINE = np.linspace(-1, 1, 40)
+DIFFICULT = {
+    "one record": table_of(np.ones((1, 2)), np.array([0]), 2),
+    "one class": table_of(RNG.normal(size=(30, 2)), np.zeros(30), 3),
+    "duplicates with opposite labels": table_of(np.ones((50, 2)), np.arange(50) % 2, 2),
+    "extreme values": table_of(RNG.choice([-1e30, 1e30, 0.0], size=(30, 2)), RNG.integers(2, size=30), 2),
+    "a separable line": table_of(LINE[:, None], LINE > 0, 2),
+    "many more records than declared": table_of(RNG.normal(size=(2000, 2)), RNG.integers(2, size=2000), 2),
+}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "one record",
-        "one class",
-        "duplicates with opposite labels",
-        "extreme values",
-        "a separable line",
-        "many more records than declared",
-    ],
-)
+@pytest.mark.parametrize("table", DIFFICULT.values(), ids=DIFFICULT)
 @pytest.mark.parametrize("regularisation", [1e-4, 1.0])
 @pytest.mark.parametrize("fast_iterations", [500, 0])
 def test_difficult_data_are_solved_to_the_tolerance_too(
-    name: str, regularisation: float, fast_iterations: int
+    table: Table, regularisation: float, fast_iterations: int
 ) -> None:
-    table = difficult(name)
     size = 20.0
     tolerance = 0.005 * math.sqrt(2) / size
     solution = _minimise(

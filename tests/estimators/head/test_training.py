@@ -16,7 +16,6 @@ from quietmax.estimators.blocks import Table
 from quietmax.estimators.head import weights
 from quietmax.estimators.head.estimator import (
     PrivateHead,
-    _Allowance,
     _descend,
     _released_centre,
     _released_moments,
@@ -221,11 +220,3 @@ def test_second_moments_are_used_where_the_size_is_large_against_the_features() 
         assert moments_share(size, features, 0.26) == weights.MOMENTS_SHARE
     for size, features in ((60_000, 3970), (10_000, 3970), (1200, 447), (400, 6), (1000, 120)):
         assert moments_share(size, features, 0.26) == 0.0
-
-
-def test_shares_with_second_moments_add_up_to_the_budget() -> None:
-    parts = _Allowance.of(0.8, 0.01, 0.05, 0.1)
-    each = [part or 0.0 for part in (parts.size, parts.centre, parts.moments, parts.training)]
-    assert math.hypot(*each) == pytest.approx(0.8, rel=1e-9)
-    assert sum(part**2 for part in each) <= 0.64
-    assert parts.moments == pytest.approx(0.8 * math.sqrt(0.1))
