@@ -44,8 +44,6 @@ def test_a_lazy_module_can_be_sent_to_another_process() -> None:
     assert pickle.loads(pickle.dumps(used)).floor(2.5) == 2
 
 
-# --- plug-ins ---------------------------------------------------------------------------------------------------
-
 EVEN = 2
 ODD = 3
 

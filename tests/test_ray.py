@@ -97,9 +97,6 @@ def model(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-# --- Jobs -------------------------------------------------------------------------------------------------------------
-
-
 def slow_double(number: int) -> int:
     time.sleep(0.3 if number == 0 else 0.0)
     return 2 * number
@@ -186,9 +183,6 @@ def test_workers_that_do_not_start_are_an_error(monkeypatch: pytest.MonkeyPatch)
             list(ray_map(RayEngine(workers=1), slow_double, [(1,)]))
 
 
-# --- Teachers and shadow networks -------------------------------------------------------------------------------------
-
-
 def die_once(mark: Path) -> None:
     """Kill the first worker that comes here."""
     try:
@@ -262,9 +256,6 @@ def test_attacks_report_the_same(split: Split) -> None:
     assert [report.to_json() for report in here] == [report.to_json() for report in there]
 
 
-# --- Evaluations and answers ------------------------------------------------------------------------------------------
-
-
 def test_an_evaluation_counts_the_same(model: Path, folder: Path) -> None:
     opened = open_private(model)
     rows = encoded_rows(folder, opened.encoding)
@@ -335,9 +326,6 @@ def test_a_bad_file_of_queries_is_named_and_nothing_half_is_written(
     assert all(name.endswith(".csv") for name in contents(tmp_path / "out"))
     assert "2.csv" not in contents(tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").glob(".*")] == [predict.ANSWERS_FILE]
-
-
-# --- What users see ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -474,9 +462,6 @@ def test_what_cannot_be_combined_with_ray_is_wrong_usage(
 ) -> None:
     assert command(monkeypatch, words.format(model=model, folder=folder)) == 2
     assert message in capfd.readouterr().err
-
-
-# --- A cluster of our own ---------------------------------------------------------------------------------------------
 
 
 def processes_of(session: int) -> list[str]:

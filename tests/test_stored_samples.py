@@ -91,9 +91,6 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     return call
 
 
-# --- models -------------------------------------------------------------------------------------------------------
-
-
 def test_the_samples_hold_every_kind_of_model_and_stay_small() -> None:
     kinds = {json.loads((FOLDERS / name / "model.json").read_text())["kind"] for name in MODELS}
     assert kinds == {"mlp", "head", "teachers", "dpsgd"}
@@ -195,9 +192,6 @@ def test_the_privacy_card_of_every_model_states_the_same_numbers_as_before(name:
     assert told["epsilon_at_delta"] == (None if epsilon is None else pytest.approx(epsilon, rel=1e-9))
     assert {key: told[key] for key in stored} == stored
     assert stored["status"] in card.to_html()
-
-
-# --- ledgers ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -70,9 +70,6 @@ def one_up(value: float, times: int = 1) -> float:
     return value
 
 
-# --- decimals and outward rounding --------------------------------------------------------------------------------
-
-
 def test_what_is_exact_is_not_rounded_at_all() -> None:
     for value in (0.0, 0.1, 1.0, 3.5, 1e-50, 123456.789):
         assert rounded_up(decimal(value)) == _rounded_down(decimal(value)) == value
@@ -101,9 +98,6 @@ def test_a_root_a_hair_below_or_above_a_decimal_is_still_rounded_to_the_very_nex
 @pytest.mark.parametrize("value", [10**400, "x", None, []])
 def test_what_no_float_can_be_is_no_number(value) -> None:
     assert math.isnan(_as_number(value))
-
-
-# --- mu, epsilon and delta ----------------------------------------------------------------------------------------
 
 
 def true_delta(mu: float, epsilon: float) -> mpmath.mpf:
@@ -234,9 +228,6 @@ def test_a_mu_is_found_for_every_epsilon_there_is(delta) -> None:
             assert math.erf(mu / math.sqrt(8)) == pytest.approx(delta, rel=1e-9)
 
 
-# --- pure and bounded-range releases in the Gaussian measure ------------------------------------------------------
-
-
 @settings(deadline=None, max_examples=100)
 @given(
     st.one_of(st.floats(-12, 2.84).map(lambda power: 10.0**power), st.sampled_from([0.999999, 1.0, 1.000001]))
@@ -276,9 +267,6 @@ def test_no_bounded_range_pair_needs_more_than_the_conversion_gives(epsilon) -> 
     assert needed.max() <= mu * (1 + 1e-12)
     assert needed.max() == pytest.approx(mu, rel=1e-6)
     assert needed.argmax() == pytest.approx(t.size // 2, abs=2)
-
-
-# --- costs --------------------------------------------------------------------------------------------------------
 
 
 @given(st.lists(costs, max_size=8), costs, st.randoms())
@@ -372,9 +360,6 @@ def test_nothing_in_accounting_can_be_changed_after_it_was_made() -> None:
             with pytest.raises(dataclasses.FrozenInstanceError):
                 setattr(made, field.name, None)
     assert all(each.__dataclass_params__.frozen for each in classes)
-
-
-# --- budgets and meters -------------------------------------------------------------------------------------------
 
 
 def test_a_budget_divides_exactly_by_every_number_to_ten_and_by_powers_of_ten_and_fits_json() -> None:

@@ -140,9 +140,6 @@ def test_full_batches_are_gaussian_mechanisms_counted_exactly(steps) -> None:
     assert 1.0 < sigma * mu_of(0.7, 1e-6) / math.sqrt(steps) < HAIR
 
 
-# --- Renyi divergences --------------------------------------------------------------------------------------------
-
-
 def _best_order(sigma, delta, steps, published):
     """The bound for full batches, whose divergence of order a is a*T/(2*sigma^2), over a fine net of orders."""
     orders = np.exp(np.geomspace(1e-3, math.log(2.0**15), 200_000))
@@ -204,9 +201,6 @@ def test_little_noise_is_counted_by_quadrature_where_the_series_gives_up(sigma, 
     assert min(bounds) * (1 - 1e-6) <= found <= min(bounds) * 1.01
 
 
-# --- the search and the loss distribution -------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("wanted", [1e-3, 0.19, 0.21, 5.0, 1e6])
 def test_the_search_finds_the_smallest_noise_wherever_it_lies(wanted) -> None:
     found = module._smallest(lambda sigma: math.log(wanted / sigma), 1.0, Schedule(0.1, 10))
@@ -241,9 +235,6 @@ def sampled_bound(monkeypatch, *arguments):
     with monkeypatch.context() as patch:
         patch.setattr(module, "delta_of", lambda *_: 2.0)
         return bound(*arguments)
-
-
-# --- exact values -------------------------------------------------------------------------------------------------
 
 
 def _normal(x):
@@ -601,9 +592,6 @@ def _power(masses, steps):
     packed = sum(mass << (digit * at) for at, mass in enumerate(masses)) ** steps
     mask = (1 << digit) - 1
     return [(packed >> (digit * at)) & mask for at in range(steps * (len(masses) - 1) + 1)]
-
-
-# --- relations that every bound keeps -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("length", [2**6, 2**10, 2**13])

@@ -229,9 +229,6 @@ def test_a_release_that_costs_nothing_is_private_at_delta_zero() -> None:
     assert nothing.at_epsilon(0.0) == 0.0
 
 
-# --- The unit, and what a guarantee means in words --------------------------------------------------------------------
-
-
 @given(st.floats(1e-3, 30.0), st.just(0.0) | st.floats(1e-12, 1e-3), st.floats(0.0, 1.0))
 @example(1.9842487722007132, 0.0, 1.9133065766474322e-300)  # as was this one
 @example(8.100914666212402, 0.0, 0.3099709613327042)  # was rounded down by a fraction of a float

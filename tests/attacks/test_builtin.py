@@ -158,9 +158,6 @@ def test_invalid_settings_are_errors(make: Callable[[], Attack], message: str) -
         make()
 
 
-# Threshold
-
-
 @pytest.mark.parametrize("statistic", ["loss", "confidence", "entropy"])
 def test_the_score_of_a_threshold_is_the_named_statistic_of_each_answer(world: World, statistic: Any) -> None:
     attack = Threshold(statistic=statistic)
@@ -188,9 +185,6 @@ def test_with_labels_only_the_leakage_of_a_threshold_is_the_accuracy_gap(world: 
     gap = accuracy(world.model, world.data.train) - accuracy(world.model, world.data.test)
     assert report.leakage.value == pytest.approx(gap)
     assert report.notes
-
-
-# Shadow
 
 
 def test_the_attack_network_is_that_of_the_paper() -> None:
@@ -257,9 +251,6 @@ def test_the_plain_model_of_location_leaks_at_least_what_the_paper_reports(real_
     report = Shadow(models=4).run(qm.train(data), data)
     assert report.leakage.value >= 0.36
     assert report.members == report.nonmembers == 1200
-
-
-# LiRA and RMIA
 
 
 @pytest.mark.parametrize(
@@ -336,9 +327,6 @@ def test_without_leftover_records_candidates_are_compared_with_each_other(world:
     assert report.queries == 200
     assert "compared with each other" in report.notes[-1]
     assert report.auc.value > 0.9
-
-
-# The registry
 
 
 def test_a_plug_in_must_return_an_attack(install: Callable[..., object]) -> None:

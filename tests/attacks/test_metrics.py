@@ -155,9 +155,6 @@ def test_the_interval_of_a_difference_covers_small_and_large_ones_as_stated(
     assert min(large) >= 0.92
 
 
-# The report
-
-
 @pytest.fixture
 def report() -> AttackReport:
     generator = np.random.default_rng(0)

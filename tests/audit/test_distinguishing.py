@@ -16,9 +16,8 @@ from quietmax.accounting import Cost, GaussianCost, Guarantee, PureCost
 from quietmax.audit import Neighbours, audit_mechanism, distinguish
 from quietmax.audit.distinguishing import Draw, _largest_change, _worst_case_neighbours
 from quietmax.errors import InvalidInput
-from quietmax.estimators.teachers import VOTE_BOUNDS, Teachers
+from quietmax.estimators.teachers import VOTE_BOUNDS
 from quietmax.mechanisms import Algorithm1, Answers, GaussianScores, Mechanism, NoisyMax, SampledNeuron
-from quietmax.models import TrainingSettings
 from quietmax.noise import EXACT, NoiseSource
 from quietmax.sensitivity import ScoreBounds, Sensitivity
 
@@ -126,8 +125,6 @@ def test_invalid_settings_and_releases_are_errors(first: Draw, arguments: Any, w
     with pytest.raises(InvalidInput, match=words):
         distinguish(first, np.zeros, PureCost(1.0), **arguments)
 
-
-# Mechanisms: proven ones survive an audit; broken ones and Algorithm 1 are refuted
 
 # A proven mechanism is called refuted with at most this probability; the bounds asserted below are missed by a true
 # auditor with less, being six standard errors or more inside what is expected.
@@ -254,32 +251,6 @@ class Confident:
 def test_a_mechanism_that_releases_one_number_without_noise_is_refuted() -> None:
     options: dict[str, Any] = {"change": HALF, "claimed": PureCost(1.0), "samples": 6000, "confidence": SURE}
     assert audit_mechanism(Confident(), 4, **options).verdict == "refuted"
-
-
-def test_teachers_are_consistent_on_the_votes_with_and_without_a_record() -> None:
-    """Real votes of one query: train with all records and without one, same key; only one teacher may differ."""
-    rng = np.random.default_rng(0)
-    features = rng.normal(size=(60, 4)).astype(np.float32)
-    labels = (features[:, 0] > 0).astype(int)
-    settings = TrainingSettings(hidden=(8,), epochs=3, batch_size=10)
-    make = Teachers(
-        1.0, 1e-5, queries=1, teachers=6, network=settings, classes=(0, 1), declared_size=60, random_state=3
-    )
-    everybody = make.fit(features, labels)
-    votes, mechanism = everybody.ensemble_.scores(features), everybody.predictor_.mechanism
-    moved, query, fewer = 0.0, 0, votes
-    for left_out in range(12):
-        kept = np.delete(np.arange(60), left_out)
-        other = make.fit(features[kept], labels[kept]).ensemble_.scores(features)
-        change = np.linalg.norm(other - votes, axis=1)
-        assert change.max() <= VOTE_BOUNDS.vector.value
-        if change.max() > moved:
-            moved, query, fewer = float(change.max()), int(change.argmax()), other
-    assert moved > 0, "no record mattered, so the audit would compare equal votes"
-    pair = Neighbours(votes[query], fewer[query], "a record left out")
-    report = audit_mechanism(mechanism, neighbours=pair, samples=40_000, confidence=SURE)
-    assert report.verdict == "consistent"
-    assert report.lower_bound > 0
 
 
 def test_worst_case_neighbours_differ_by_at_most_the_given_change() -> None:

@@ -76,24 +76,6 @@ def test_a_row_has_the_ratio_within_each_run_and_its_spread(tmp_path, monkeypatc
         ratios.report("b", "uneven", [1.0], "s", peer="other", theirs=[1.0, 2.0])
 
 
-def test_the_page_keeps_the_parts_of_benchmarks_that_were_not_run(tmp_path):
-    path = tmp_path / "page.md"
-    path.write_text(run.page({"noise": "## Noise\n\nmeasured before"}), encoding="utf-8")
-    parts = run.kept_parts(path)
-    assert parts["noise"] == "## Noise\n\nmeasured before"
-    assert set(parts) == {benchmark.name for benchmark in run.BENCHMARKS}
-    row = json.loads(
-        '{"case": "c", "ours": 1, "unit": "s", "peer": null, "theirs": null, "ratio": null, "runs": 1}'
-    )
-    parts["growth"] = run.part(run.BENCHMARKS[-1], [row], "slope 1.00", quick=True)
-    text = run.page(parts)
-    assert "measured before" in text
-    assert "figures mean nothing" in text
-    assert "| c | 1 | s |" in text
-    assert "slope 1.00" in text
-    assert f"Python {sys.version_info.major}" in text
-
-
 def _row(case: str, ratio: float | None) -> dict[str, object]:
     peer = {"peer": "other", "theirs": 8.0} if ratio else {"peer": None, "theirs": None}
     spread = {"ratio": ratio, "ratio_low": ratio, "ratio_high": ratio}

@@ -238,9 +238,6 @@ def test_an_interpolated_value_lies_within_the_values_of_the_curve(
     assert min(values) - 1e-12 <= found <= max(values) + 1e-12
 
 
-# --- averages
-
-
 def test_repeats_are_averaged_and_their_spread_is_the_sample_standard_deviation() -> None:
     (one,) = summarize(
         {

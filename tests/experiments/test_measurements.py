@@ -53,8 +53,6 @@ def measure_again(name: str, dataset: str, folder: Path) -> tuple[list[Any], lis
     return measurement.measured([dataset], folder, None, 0, lambda *now: done.append(now)), done
 
 
-# --- upper bounds
-
 SEEN = Observed("mnist", 10_000, 6, 1.4, 0.1, 0.2, 2.8, "mislabelled", 13.0, 0.2, 2.3, 9.0, 0.1)
 
 
@@ -107,9 +105,6 @@ def test_the_stored_measurements_exceed_the_papers_bound_where_the_documentation
     for each in stored:
         assert each.loss_at_mean > each.loss
         assert each.gradient > paper.sensitivity_table()[each.dataset]["rho"]
-
-
-# --- alpha
 
 
 def test_alpha_is_measured_by_trials_and_rows_are_means_over_the_repeats(
@@ -166,9 +161,6 @@ def test_the_stored_alphas_cover_the_papers_grid_and_give_its_alpha_on_location_
     assert choices["location"].chosen == choices["location"].paper == 1.0
     assert choices["mnist"].chosen == choices["mnist"].paper == 1.0
     assert (choices["location"].shadow_correlation or 0) > 0.9
-
-
-# --- CIFAR
 
 
 def test_cifar_is_measured_by_trials_with_its_scaling_and_learning_rate(

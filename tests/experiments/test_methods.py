@@ -121,9 +121,6 @@ def test_another_package_adds_a_method_by_an_entry_point(monkeypatch: pytest.Mon
         methods.cache_clear()
 
 
-# --- measurements of trials
-
-
 @pytest.mark.parametrize("name", ["plain", "original", "algorithm1-laplace", "head", "teachers"])
 def test_a_result_has_accuracy_leakage_by_every_attack_and_times(
     name: str, group: Group, shared: SharedInputs
@@ -215,9 +212,6 @@ def test_guesses_count_as_many_members_as_nonmembers() -> None:
     assert len(set(rights)) > 5
     # 150 right rejections, and 100 expected of 200 members with standard deviation 6.1; the mean of 50 has 0.87.
     assert abs(rights.mean() - 250) < 5
-
-
-# --- what the trials of a group share
 
 
 def test_shared_networks_are_read_back_rather_than_trained_again(

@@ -48,9 +48,6 @@ def test_without_results_nothing_is_written_and_a_folder_that_is_not_writable_is
         write_report(summarize(the_papers_own()), tmp_path / "file", ReportInfo("", "", 0))
 
 
-# --- figures
-
-
 def test_curves_without_a_proven_guarantee_are_dashed_and_the_papers_are_thin() -> None:
     found = the_papers_own() | {trial("head", 1.0): result(status="proven", claimed_delta=1e-4)}
     drawn = figures(summarize(found))

@@ -173,9 +173,6 @@ def _leaves(value: Any) -> list[float]:
     return [float(value)] if isinstance(value, int | float) else []
 
 
-# --- workers
-
-
 def fatal_factory(folder: Path) -> Compute:
     """The worker that computes the first trial at epsilon 10 kills itself, once; every trial leaves a mark."""
 

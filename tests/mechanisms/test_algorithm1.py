@@ -103,9 +103,6 @@ def test_stacked_models_are_answered_at_once() -> None:
     assert _set().release(logits, EXACT).probabilities.shape == (3, 5, 4)
 
 
-# --- THEORY 2.1: three or more classes ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("source", SOURCES, ids=["exact", "seeded"])
 @pytest.mark.parametrize("noise", ["gaussian", "laplace"])
 def test_for_three_or_more_classes_log_ratios_of_the_other_logits_survive_exactly(noise, source) -> None:
@@ -158,9 +155,6 @@ def test_three_classes_say_refuted_and_two_say_conditional() -> None:
         assert bool(guarantee.assumptions) == (classes == 2)
 
 
-# --- THEORY 2.2: two classes -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("noise", ["gaussian", "laplace"])
 def test_for_two_classes_the_output_law_does_not_depend_on_the_sampled_neuron(noise) -> None:
     """Two-sample Kolmogorov-Smirnov, false-alarm probability 1e-7: sampling always v=0 against always v=1."""
@@ -208,9 +202,6 @@ def test_for_two_classes_no_digit_below_the_noise_grid_is_released() -> None:
     steps = _log_odds(_set().release(logits, EXACT).probabilities) / step
     # The log-odds are whole steps, up to the rounding of two logarithms of probabilities near 1/2.
     assert np.abs(steps - np.rint(steps)).max() < 1e-3
-
-
-# --- bad input ----------------------------------------------------------------------------------------------------
 
 
 def test_invalid_arguments_and_scores_are_refused() -> None:

@@ -280,11 +280,19 @@ def test_a_noisy_maximum_is_a_label_and_all_others_release_probabilities_too() -
         assert releases_probabilities(ready, 3) is not isinstance(mechanism, NoisyMax)
 
 
-def test_a_plug_in_is_a_dataclass_so_that_its_text_names_its_numbers() -> None:
-    needed = ("measure", "analysis", "prepared", "cost", "guarantee", "release")
+@pytest.mark.parametrize(
+    ("name", "lacking", "reason"),
+    [
+        ("plain", "", "must be a frozen dataclass"),  # its text names its numbers
+        ("plain", "release", "must have release"),
+        ("other", "", "must be the name of the entry point, 'other'"),
+    ],
+)
+def test_a_plug_in_that_is_no_mechanism_is_an_error(name, lacking, reason) -> None:
+    needed = {"measure", "analysis", "prepared", "cost", "guarantee", "release"} - {lacking}
     plain = type("Plain", (), {"name": "plain", **dict.fromkeys(needed)})
-    with pytest.raises(TypeError, match="frozen dataclass"):
-        _read_plugin("plain", plain)
+    with pytest.raises((TypeError, ValueError), match=reason):
+        _read_plugin(name, plain)
     assert _read_plugin("noisy-max", NoisyMax) == ("noisy-max", NoisyMax())
 
 

@@ -115,9 +115,6 @@ def test_all_scores_of_a_query_are_noised_and_rounded_together(monkeypatch) -> N
         assert spy.given[0]["sensitivity"] == BOUNDS.vector.value
 
 
-# --- the sampled neuron: its shares of the budget, and what it releases (THEORY 3.3) ---
-
-
 def assert_distributed(odds, distribution, low, high) -> None:
     """The log-odds between two limits have a distribution, as far as it lies between them."""
     below, above = distribution.cdf([low, high])

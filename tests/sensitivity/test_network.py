@@ -36,24 +36,16 @@ def _model(hidden=(5,), activation="tanh", features=4, classes=3):
     return Model(network, TrainingSettings(hidden, activation), records=50, dataset="made up", seed=0)
 
 
-def test_the_formulas_by_hand_for_one_hidden_layer() -> None:
-    found = published_sensitivity_for(9, [4], 2, 100, l2=0.02)
-    rho = (1 / 2) / 4 * 3 * 2  # (C-1)/(C*H) * sqrt(m) * sqrt(H)
-    lam, weights = 0.01, 9 * 4 + 4 * 2
-    assert found.rho.value == pytest.approx(rho)
-    assert found.weights_l2.value == pytest.approx(2 * rho / (lam * 100))
-    assert found.weight.value == pytest.approx(2 * rho / (lam * 100) / math.sqrt(weights))
-    assert found.logit.value == pytest.approx(4 * found.weight.value)
-    assert found.probability_untruncated.value == pytest.approx(math.exp(2 * found.logit.value) - 1)
-    assert found.oaro.value == pytest.approx(2 * rho**2 / (lam * 100))
-
-
 def test_the_formulas_by_hand_for_two_hidden_layers_with_given_maxima() -> None:
+    """The paper's tables, which the formulas reproduce, are for one hidden layer."""
     found = published_sensitivity_for(9, [4, 16], 5, 100, l2=0.02, maxima=[2.0, 0.5, 3.0])
     rho = (4 / 5) / 16 * (3 * 2.0) * (2 * 0.5) * (4 * 3.0)
-    weights = 9 * 4 + 4 * 16 + 16 * 5
+    weights, lam = 9 * 4 + 4 * 16 + 16 * 5, 0.01
     assert found.rho.value == pytest.approx(rho)
-    assert found.logit.value == pytest.approx(16 * 2 * rho / (0.01 * 100) / math.sqrt(weights))
+    assert found.weights_l2.value == pytest.approx(2 * rho / (lam * 100))
+    assert found.logit.value == pytest.approx(16 * 2 * rho / (lam * 100) / math.sqrt(weights))
+    assert found.probability_untruncated.value == pytest.approx(math.exp(2 * found.logit.value) - 1)
+    assert found.oaro.value == pytest.approx(2 * rho**2 / (lam * 100))
 
 
 def test_every_value_knows_its_basis_and_says_it_is_no_bound() -> None:
