@@ -58,75 +58,28 @@ AREAS = {
 }
 ALSO_ON_POSTGRESQL = ("database.py", "ledger.py")
 TUNING = {
-    "_ADOPTED_PER_ROW",
-    "_ADVISORY_LOCK",
-    "_BLOCK",
-    "_CONNECT_TIMEOUT",
-    "_EXTRA_TILTS",
-    "_FLUSH_INTERVAL",
-    "_FLUSH_SECONDS",
-    "_HISTORY_POINTS",
-    "_LOG_BEYOND",
-    "_MAX_BATCH",
-    "_MAX_HASHED",
-    "_MAX_LISTED_VALUES",
-    "_MAX_WINDOW",
-    "_MIN_WINDOW",
-    "_ORDERS",
-    "_POSITION_BITS",
-    "_PROBE_BYTES",
-    "_REFUSED_FLUSH_INTERVAL",
-    "_RETRY_DELAY",
-    "_ROWS_AT_ONCE",
-    "_ROWS_PER_READ",
-    "_TIMEOUT",
-    "_WORDS_AT_ONCE",
-    "MAX_ANSWERS",
-    "first_guess",
-    "max_overflow",
-    "maxiter",
-    "maxsize",
-    "pool_size",
+    *("_ADOPTED_PER_ROW", "_ADVISORY_LOCK", "_BLOCK", "_CONNECT_TIMEOUT", "_EXTRA_TILTS"),
+    *("_FLUSH_INTERVAL", "_FLUSH_SECONDS", "_HISTORY_POINTS", "_LOG_BEYOND", "_MAX_BATCH", "_MAX_HASHED"),
+    *("_MAX_LISTED_VALUES", "_MAX_WINDOW", "_MIN_WINDOW", "_ORDERS", "_POSITION_BITS", "_PROBE_BYTES"),
+    *("_REFUSED_FLUSH_INTERVAL", "_RETRY_DELAY", "_ROWS_AT_ONCE", "_ROWS_PER_READ", "_TIMEOUT"),
+    *("_WORDS_AT_ONCE", "MAX_ANSWERS", "first_guess", "max_overflow", "maxiter", "maxsize", "pool_size"),
     "yield_per",
 }
+"""Constants of speed, searches and waiting: a change of them is no fault."""
 HEAVY = (
-    "hypothesis",
-    "mpmath",
-    "numpy",
-    "opendp.prelude",
-    "pandas",
-    "psycopg",
-    "pyarrow",
-    "pytest",
-    "scipy.special",
-    "scipy.stats",
-    "sklearn.pipeline",
-    "sqlalchemy",
-    "torch",
+    *("hypothesis", "mpmath", "numpy", "opendp.prelude", "pandas", "psycopg", "pyarrow", "pytest"),
+    *("scipy.special", "scipy.stats", "sklearn.pipeline", "sqlalchemy", "torch"),
 )
+"""Imported once, before the forks."""
 _NOT_TRIED = 99
 _SECONDS_PER_TEST = 180
 _MAX_MEMORY = 4 * 2**30
 """Bytes that a mutant may allocate; the tests without a change, which have the same limit, need less than one."""
-SWAPPED: dict[type, type] = {
-    ast.Lt: ast.LtE,
-    ast.LtE: ast.Lt,
-    ast.Gt: ast.GtE,
-    ast.GtE: ast.Gt,
-    ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq,
-    ast.Is: ast.IsNot,
-    ast.IsNot: ast.Is,
-    ast.In: ast.NotIn,
-    ast.NotIn: ast.In,
-    ast.Add: ast.Sub,
-    ast.Sub: ast.Add,
-    ast.Mult: ast.Div,
-    ast.Div: ast.Mult,
-    ast.FloorDiv: ast.Mult,
-    ast.And: ast.Or,
-    ast.Or: ast.And,
-}
+_PAIRS = (
+    *((ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.Is, ast.IsNot), (ast.In, ast.NotIn)),
+    *((ast.Add, ast.Sub), (ast.Mult, ast.Div), (ast.And, ast.Or)),
+)
+SWAPPED: dict[type, type] = {ast.FloorDiv: ast.Mult, **dict(_PAIRS), **{two: one for one, two in _PAIRS}}
 
 
 @dataclass(frozen=True)

@@ -824,18 +824,8 @@ def test_a_small_comparison_gives_the_same_figures(monkeypatch, capsys, tmp_path
     told = capsys.readouterr()
     assert not ended.value.code, told.err
     figures = (
-        "method",
-        "epsilon",
-        "queries",
-        "status",
-        "delta",
-        "train_accuracy",
-        "test_accuracy",
-        "accuracy_loss",
-        "leakage_shadow",
-        "auc_shadow",
-        "leakage_threshold",
-        "audited_epsilon",
+        *("method", "epsilon", "queries", "status", "delta", "train_accuracy", "test_accuracy"),
+        *("accuracy_loss", "leakage_shadow", "auc_shadow", "leakage_threshold", "audited_epsilon"),
     )
     rows = [{name: row[name] for name in figures} for row in json.loads(told.out)["results"]]
     known = json.loads((FOLDER / "comparison.json").read_text(encoding="utf-8"))

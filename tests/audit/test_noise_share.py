@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,42 +31,33 @@ def fitted(estimator: Any) -> Any:
     return estimator.fit(X, (X[:, 0] > X[:, 1]).astype(int))
 
 
-@pytest.mark.parametrize(
-    ("estimator", "noise"),
-    [
-        (PrivateHead(1.0, **PUBLIC), lambda head: 1 / head.guarantee_.parameters["mu_training"]),
-        (PrivateHead(1.0, **PUBLIC), lambda head: 1 / head.guarantee_.parameters["mu_centring"]),
-        (
-            PrivateHead(1.0, settings=HeadSettings(second_moments=0.2), **PUBLIC),
-            lambda head: 1 / head.guarantee_.parameters["mu_moments"],
-        ),
-        (PrivateHead(1.0, method="output", **PUBLIC), lambda head: 1 / head.guarantee_.mu),
-        (
-            PrivateHead(2.0, release="query", queries=4, **PUBLIC),
-            lambda head: 1 / head.predictor_.mechanism.per_query.epsilon,
-        ),
-        (
-            Teachers(1.0, queries=4, network=SMALL, **PUBLIC),
-            lambda teachers: 1 / teachers.predictor_.mechanism.per_query.epsilon,
-        ),
-        (
-            Teachers(1.0, queries=900, network=SMALL, **PUBLIC),
-            lambda teachers: 1 / teachers.predictor_.mechanism.per_query.mu,
-        ),
-        (
-            DPSGD(1.0, 1e-5, settings=DPSGDSettings(steps=20), **PUBLIC),
-            lambda private: private.plan_.noise_multiplier,
-        ),
-        (
-            DPSGD(1.0, 1e-5, settings=DPSGDSettings(steps=20, sampling_rate=1.0), **PUBLIC),
-            lambda private: private.plan_.noise_multiplier,
-        ),
-    ],
-    ids=[
-        *("head", "head centre", "head moments", "head output", "head query"),
-        *("teachers", "teachers gaussian", "dpsgd sampled", "dpsgd full"),
-    ],
-)
+def of_part(name: str) -> Callable[[Any], float]:
+    return lambda fitted: 1 / fitted.guarantee_.parameters[name]
+
+
+def of_answer(fitted: Any) -> float:
+    (amount,) = (1 / each for each in vars(fitted.predictor_.mechanism.per_query).values())
+    return amount
+
+
+MOMENTS, FULL = HeadSettings(second_moments=0.2), DPSGDSettings(steps=20, sampling_rate=1.0)
+CASES: dict[str, tuple[Any, Callable[[Any], float]]] = {
+    "head": (PrivateHead(1.0, **PUBLIC), of_part("mu_training")),
+    "head centre": (PrivateHead(1.0, **PUBLIC), of_part("mu_centring")),
+    "head moments": (PrivateHead(1.0, settings=MOMENTS, **PUBLIC), of_part("mu_moments")),
+    "head output": (PrivateHead(1.0, method="output", **PUBLIC), lambda head: 1 / head.guarantee_.mu),
+    "head query": (PrivateHead(2.0, release="query", queries=4, **PUBLIC), of_answer),
+    "teachers": (Teachers(1.0, queries=4, network=SMALL, **PUBLIC), of_answer),
+    "teachers gaussian": (Teachers(1.0, queries=900, network=SMALL, **PUBLIC), of_answer),
+    "dpsgd sampled": (
+        DPSGD(1.0, 1e-5, settings=DPSGDSettings(steps=20), **PUBLIC),
+        lambda dpsgd: dpsgd.plan_.noise_multiplier,
+    ),
+    "dpsgd full": (DPSGD(1.0, 1e-5, settings=FULL, **PUBLIC), lambda dpsgd: dpsgd.plan_.noise_multiplier),
+}
+
+
+@pytest.mark.parametrize(("estimator", "noise"), CASES.values(), ids=CASES)
 def test_an_estimator_with_half_the_noise_states_a_larger_budget_and_is_otherwise_alike(
     estimator: Any, noise: Any
 ) -> None:

@@ -85,13 +85,8 @@ def test_without_noise_every_step_of_dpsgd_moves_by_nothing_or_by_one_clipped_gr
     assert np.abs(np.asarray(without(20))[:, 0]).max() < 0.02
     moved, evidence, _ = np.asarray(inside(200)).T
     taken = np.rint(moved / seen)
-    assert set(taken) == {
-        0,
-        1,
-        2,
-        3,
-        4,
-    }  # fails with probability below 1e-4 for a seed, and the seed is fixed
+    # Fails with probability below 1e-4 for a seed, and the seed is fixed.
+    assert set(taken) == {0, 1, 2, 3, 4}
     np.testing.assert_allclose(moved, taken * seen, atol=0.02)
     absent, present = np.log1p(0.5 * np.expm1(np.array([-1, 1]) * seen**2 / (2 * sigma**2)))
     np.testing.assert_allclose(evidence, taken * present + (4 - taken) * absent, atol=0.03)
