@@ -158,6 +158,18 @@ def refuse() -> None:
     raise InvalidInput("Bad.")
 
 
+def test_workers_that_do_not_start_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Actors(TWO, ray_module._Caller) as both:
+        for worker in range(2):
+            both.send(worker, "call", slow_double, worker)
+        results = [both.next() for _ in range(2)]
+        assert sorted(results) == [(0, (b"", 0)), (1, (b"", 2))]  # no probe, and the doubles
+        monkeypatch.setattr(ray_module, "START_SECONDS", 0.5)
+        monkeypatch.setattr(ray_module, "_LOOK_SECONDS", 0.1)
+        with pytest.raises(QuietmaxError, match=r"did not start within 0\.5 seconds"):
+            list(ray_map(RayEngine(workers=1), slow_double, [(1,)]))
+
+
 def test_workers_that_die_again_and_again_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(QuietmaxError, match="lost 3 times at the same work") as caught:
         list(ray_map(TWO, die, [(tmp_path / "deaths",)]))
@@ -169,18 +181,6 @@ def die(marks: Path) -> None:
     with marks.open("a") as file:
         file.write("x")
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def test_workers_that_do_not_start_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Actors(TWO, ray_module._Caller) as both:
-        for worker in range(2):
-            both.send(worker, "call", slow_double, worker)
-        results = [both.next() for _ in range(2)]
-        assert sorted(results) == [(0, (b"", 0)), (1, (b"", 2))]  # no probe, and the doubles
-        monkeypatch.setattr(ray_module, "START_SECONDS", 0.5)
-        monkeypatch.setattr(ray_module, "_LOOK_SECONDS", 0.1)
-        with pytest.raises(QuietmaxError, match=r"did not start within 0\.5 seconds"):
-            list(ray_map(RayEngine(workers=1), slow_double, [(1,)]))
 
 
 def die_once(mark: Path) -> None:

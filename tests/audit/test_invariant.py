@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -70,33 +71,29 @@ def test_correct_teachers_are_consistent(tmp_path: Path) -> None:
     assert "networks" in [check.part for check in report.checks]
 
 
-def test_a_feature_map_that_mixes_records_is_refuted(
-    head: PrivateModel, monkeypatch: pytest.MonkeyPatch
+def mixing(map_: RandomFourier, records: NDArray[np.float32]) -> NDArray[np.floating]:
+    return FEATURES(map_, records - records.mean(axis=0))
+
+
+def scaled(column: NumericColumn, values: pd.Series, features: NDArray[np.float32]) -> None:
+    ENCODE(column, values, features)
+    features[:, 0] /= features[:, 0].max()
+
+
+FEATURES, ENCODE = RandomFourier._features, NumericColumn._encode
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "method", "part"),
+    [(RandomFourier, "_features", mixing, "features"), (NumericColumn, "_encode", scaled, "encoding")],
+)
+def test_a_step_that_looks_at_other_records_is_refuted(
+    kind: type, name: str, method: Any, part: str, head: PrivateModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    correct = RandomFourier._features
-
-    def mixing(self: RandomFourier, records: NDArray[np.float32]) -> NDArray[np.floating]:
-        return correct(self, records - records.mean(axis=0))
-
-    monkeypatch.setattr(RandomFourier, "_features", mixing)
+    monkeypatch.setattr(kind, name, method)
     report = audit_model_invariant(head)
     assert report.verdict == "refuted"
-    assert str(report.broken).startswith("features of ")
-
-
-def test_an_encoding_that_reads_the_whole_column_is_refuted(
-    head: PrivateModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    correct = NumericColumn._encode
-
-    def scaled(self: NumericColumn, values: pd.Series, features: NDArray[np.float32]) -> None:
-        correct(self, values, features)
-        features[:, 0] /= features[:, 0].max()
-
-    monkeypatch.setattr(NumericColumn, "_encode", scaled)
-    report = audit_model_invariant(head)
-    assert report.verdict == "refuted"
-    assert str(report.broken).startswith("encoding of ")
+    assert str(report.broken).startswith(f"{part} of ")
 
 
 def test_fewer_than_three_records_are_an_error() -> None:

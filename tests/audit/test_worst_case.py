@@ -24,7 +24,7 @@ STORED = json.loads((ROOT / "docs/results/worst-case-audit.json").read_text(enco
 @pytest.mark.parametrize(
     ("estimator", "options"),
     [
-        ("head", {"epsilon": 10.0, "samples": 800}),
+        ("head", {"epsilon": 10.0, "samples": 600}),
         ("teachers", {"queries": 4}),
         ("head-query", {"epsilon": 2.0}),
         ("head-query", {"epsilon": 2.0, "queries": 4}),

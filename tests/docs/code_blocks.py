@@ -127,6 +127,14 @@ def exit_code(words: list[str]) -> int:
     return 0
 
 
+def printed(command: Sequence[str], **settings: Any) -> str:
+    """Run a program until it ends without an error, and return what it printed."""
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    done = subprocess.run(command, text=True, check=False, **(streams | settings))
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}{done.stderr}"
+    return str(done.stdout)
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

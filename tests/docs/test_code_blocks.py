@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 
 from quietmax.experiments import report
 from quietmax.ledger import Ledger
-from tests.docs.code_blocks import blocks_of, commands, exit_code, free_port, run, serving
+from tests.docs.code_blocks import blocks_of, commands, exit_code, free_port, printed, run, serving
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -77,11 +76,7 @@ def _ask(block, ports: dict[str, str], key: str) -> str:
         program = [sys.executable, "-c", text.replace("the key that was shown once", key)]
     else:
         program = ["bash", "-ec", text]
-    asked = subprocess.run(
-        program, env={**os.environ, "KEY": key, "NO_PROXY": "*"}, capture_output=True, text=True, check=False
-    )
-    assert asked.returncode == 0, f"{block.page.name}:{block.line}\n{asked.stderr}"
-    return asked.stdout
+    return printed(program, env={**os.environ, "KEY": key, "NO_PROXY": "*"})
 
 
 def test_the_blocks_that_are_not_run_are_known_and_say_why():

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.code_blocks import blocks_of, commands, free_port, serving
+import quietmax
+from tests.docs.code_blocks import blocks_of, commands, free_port, printed, serving
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # What each must print, whatever the noise.
@@ -77,17 +78,10 @@ def test_an_example_prints_what_it_promises(example, tmp_path):
     if example in NOTEBOOKS:  # its cells, in order
         cells = json.loads(program)["cells"]
         program = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"},
-    )
-    assert done.returncode == 0, done.stderr
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
+    told = printed([sys.executable, "-c", program], cwd=tmp_path, env=environment)
     for words in (PROMISED | NOTEBOOKS)[example]:
-        assert words in done.stdout, done.stdout
+        assert words in told, told
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS)
@@ -116,38 +110,33 @@ def _built(folder: Path, source: Path = ROOT) -> Path:
     return wheel
 
 
-def test_the_wheel_holds_the_package_its_data_and_nothing_else(tmp_path):
-    wheel = _built(tmp_path)
-    names = zipfile.ZipFile(wheel).namelist()
-    metadata = zipfile.ZipFile(wheel).read(next(name for name in names if name.endswith("METADATA"))).decode()
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    return _built(tmp_path_factory.mktemp("wheel"))
+
+
+def test_the_wheel_holds_the_package_its_data_and_nothing_else(wheel):
+    archive = zipfile.ZipFile(wheel)
+    described = {name for name in archive.namelist() if ".dist-info/" in name}
     source = {
         path.relative_to(ROOT / "src").as_posix()
         for path in (ROOT / "src").rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    inside = {name for name in names if ".dist-info/" not in name}
     data = ("py.typed", "experiments/paper/curves.csv", "models/features/patches.safetensors")
-    assert {f"quietmax/{name}" for name in data} <= inside
-    assert inside == source
-    from quietmax import __version__
-
-    assert f"Version: {__version__}" in metadata
-    assert "License-Expression: Apache-2.0" in metadata
-    assert (
-        "quietmax = quietmax.__main__:main"
-        in zipfile.ZipFile(wheel)
-        .read(next(name for name in names if name.endswith("entry_points.txt")))
-        .decode()
-    )
+    assert {f"quietmax/{name}" for name in data} <= source
+    assert {*archive.namelist()} - described == source
+    texts = {name.rpartition("/")[2]: archive.read(name).decode() for name in described}
+    assert f"Version: {quietmax.__version__}" in texts["METADATA"]
+    assert "License-Expression: Apache-2.0" in texts["METADATA"]
+    assert "quietmax = quietmax.__main__:main" in texts["entry_points.txt"]
 
 
-def test_the_source_archive_builds_the_same_wheel(tmp_path):
+def test_the_source_archive_builds_the_same_wheel(wheel, tmp_path):
     command = [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     (archive,) = tmp_path.glob("quietmax-*.tar.gz")
-    first, second = (
-        zipfile.ZipFile(_built(tmp_path / str(source.is_file()), source)) for source in (ROOT, archive)
-    )
+    first, second = map(zipfile.ZipFile, (wheel, _built(tmp_path / "again", archive)))
     assert sorted(first.namelist()) == sorted(second.namelist())
     for name in first.namelist():
         assert first.read(name) == second.read(name), name
@@ -155,8 +144,7 @@ def test_the_source_archive_builds_the_same_wheel(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("python", PYTHONS)
-def test_the_wheel_alone_runs_the_demo_and_the_ten_lines_of_the_readme(python, tmp_path):
-    wheel = _built(tmp_path)
+def test_the_wheel_alone_runs_the_demo_and_the_ten_lines_of_the_readme(python, wheel, tmp_path):
     subprocess.run([python, "-m", "venv", str(tmp_path / "new")], check=True)
     programs = tmp_path / "new" / "bin"
     for wanted in ("torch==2.13.0", f"{wheel}[serve]"):
@@ -168,16 +156,7 @@ def test_the_wheel_alone_runs_the_demo_and_the_ten_lines_of_the_readme(python, t
 
     def run(*words: str) -> str:
         program, *rest = words
-        done = subprocess.run(
-            [str(programs / program), *rest],
-            cwd=empty,
-            env=variables,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        return printed([str(programs / program), *rest], cwd=empty, env=variables)
 
     assert "proven" in run("quietmax", "demo", "--json")
     told, port = "", free_port()

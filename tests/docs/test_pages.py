@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.code_blocks import printed
 from tests.docs.scripts import script
 
 ROOT = Path(__file__).parents[2]
@@ -153,9 +154,7 @@ def test_a_run_without_a_case_of_the_first_table_is_reported(tmp_path, monkeypat
 )
 def test_a_benchmark_runs_in_its_quick_version(name, tmp_path):
     path = tmp_path / "page.md"
-    command = [sys.executable, str(BENCHMARKS / "run.py"), "--quick", "--only", name, "--page", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    printed([sys.executable, str(BENCHMARKS / "run.py"), "--quick", "--only", name, "--page", str(path)])
     assert len(run.kept_parts(path)[name].splitlines()) > 5
 
 
@@ -164,18 +163,11 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 def test_the_site_builds_without_a_warning(tmp_path):
     pytest.importorskip("mkdocs")
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-    )
-    told = done.stdout + done.stderr
-    assert done.returncode == 0, told
-    assert "WARNING" not in told, told
     built = tmp_path / "site"
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(built)]
+    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    told = printed(command, cwd=ROOT, env=quiet, stderr=subprocess.STDOUT)
+    assert "WARNING" not in told, told
     assert "There is no model in" in (built / "errors" / "index.html").read_text(encoding="utf-8")
     assert "permute_and_flip" in (built / "reference" / "privacy" / "index.html").read_text(encoding="utf-8")
 

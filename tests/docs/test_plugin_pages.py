@@ -6,7 +6,6 @@ import contextlib
 import io
 import os
 import runpy
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from quietmax.data.readers import fair_table
 from quietmax.errors import InvalidInput, QuietmaxError
 from quietmax.estimators import open_private, save_private
 from quietmax.models import features
-from tests.docs.code_blocks import blocks_of, commands, exit_code
+from tests.docs.code_blocks import blocks_of, commands, exit_code, printed
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "extend.md"
 NAMES = ("A data set", "A mechanism", "An attack", "A feature map")
@@ -116,7 +115,7 @@ def test_the_commands_of_a_page_run_when_its_package_was_built_and_installed(
         "--no-index",
         "--no-build-isolation",
     ]
-    subprocess.run([*pip, "--target", str(target), "."], cwd=tmp_path, check=True, capture_output=True)
+    printed([*pip, "--target", str(target), "."], cwd=tmp_path)
     place = os.pathsep.join([str(target), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": place, "QUIETMAX_LEDGER": str(tmp_path / "ledger.sqlite")}
     elsewhere = tmp_path / "elsewhere"  # where the module does not lie beside
@@ -125,16 +124,7 @@ def test_the_commands_of_a_page_run_when_its_package_was_built_and_installed(
     told = ""
     for block in blocks_of(PAGE, page):
         for words in commands(block.text) if block.language == "sh" else ():
-            done = subprocess.run(
-                [*QUIETMAX, *words[1:]],
-                cwd=elsewhere,
-                env=environment,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            assert done.returncode == 0, f"{' '.join(words)}\n{done.stdout}{done.stderr}"
-            told += done.stdout
+            told += printed([*QUIETMAX, *words[1:]], cwd=elsewhere, env=environment)
     expected = {
         "A data set": ["small-digits", "test accuracy"],
         "A mechanism": ["conditional", "The user's own mechanism has the privacy it states."],

@@ -80,9 +80,8 @@ def test_the_papers_bound_is_drawn_and_missing_curves_are_named() -> None:
     printed = curve("location", "priv_leak", "published_bound")
     values = {epsilon: value for epsilon, value, _ in bound.points}
     assert values[0.01] == pytest.approx(math.expm1(0.01))
-    assert values == pytest.approx(
-        printed, abs=0.02
-    )  # the paper bounds by a leakage of 0.377, its table has 0.36
+    # The paper bounds by a leakage of 0.377, its table has 0.36.
+    assert values == pytest.approx(printed, abs=0.02)
     for figure in (loss, leakage):
         assert "Not measured in this run: Algorithm 1, Laplace, DP-SGD as published, RDP" in figure.note
         assert "1 repeat of each curve" in figure.note

@@ -242,21 +242,6 @@ def shared_designs(attacks: Sequence[Attack], data: Split) -> list[Design]:
     return [next((design for design in designs if design in needed), designs[0]) for designs in possible]
 
 
-@dataclass(frozen=True, eq=False)
-class LeakageCurve:
-    """Reports of one attack against a model without noise, and behind a mechanism at several epsilons per answer."""
-
-    mechanism: str
-    plain: AttackReport  # Against the model without noise
-    epsilons: tuple[float, ...]  # Of each answer
-    reports: tuple[AttackReport, ...]  # One per epsilon
-
-    @property
-    def leakages(self) -> tuple[float, ...]:
-        """Leakage at each epsilon."""
-        return tuple(report.leakage.value for report in self.reports)
-
-
 def leakage_curve(
     model: Model,
     data: Split,
@@ -268,7 +253,7 @@ def leakage_curve(
     delta: float = 0.0,
     noise: NoiseSource = EXACT,
     progress: Progress | None = None,
-) -> LeakageCurve:
+) -> dict[float | None, AttackReport]:
     """Attack a model without noise and behind a mechanism at several epsilons, as in the paper's figures.
 
     The shadow networks and the attack are trained once, on answers without noise. Each epsilon is a new round of
@@ -291,26 +276,24 @@ def leakage_curve(
 
     Returns
     -------
-    LeakageCurve
-        One report without noise and one per epsilon.
+    dict
+        A report for each epsilon; at None, that against the model without noise.
     """
     if not epsilons:
         raise InvalidInput("epsilons must contain at least one number, got none.")
     settings = _checked(model, data, model, pool)
-    plain = attack.query(model, data)
+    found: dict[float | None, QueryResult] = {None: attack.query(model, data)}
     chosen = pool or ShadowPool.train(
         attack._designs_for(data)[0], data, settings, attack.models, seed=attack.seed, progress=progress
     )
-    targets = [
-        Answerer.prepare(model, mechanism, Budget(epsilon, delta, queries=1), noise=noise)
-        for epsilon in epsilons
-    ]
+    for epsilon in epsilons:
+        target = Answerer.prepare(model, mechanism, Budget(epsilon, delta, queries=1), noise=noise)
+        found[epsilon] = attack.query(target, data)
     fit = cache(lambda released: attack.fit(chosen, released, progress))
-    reports = [
-        attack.report(fit(released_by(result.answers)), result, chosen)
-        for result in (plain, *(attack.query(target, data) for target in targets))
-    ]
-    return LeakageCurve(mechanism.name, reports[0], tuple(epsilons), tuple(reports[1:]))
+    return {
+        epsilon: attack.report(fit(released_by(result.answers)), result, chosen)
+        for epsilon, result in found.items()
+    }
 
 
 def _checked(
