@@ -30,10 +30,9 @@ def open_with_unit_cost(ledger: Ledger) -> tuple[AccountState, int]:
 
 def charge_patients(ledger: Ledger) -> AccountState:
     """Open the account `patients` and charge it three times 1000 units for ann."""
-    account = open_patients(ledger)
-    ann = ledger.client("ann")
+    charge = charge_for(ledger, 1000)
     for _ in range(3):
-        pay(ledger, Charge(account.id, ann, "m/1", 1000, rows=1))
+        pay(ledger, charge)
     return ledger.account("patients")
 
 
@@ -116,6 +115,9 @@ def edit(path: Path, statement: str) -> None:
     connection.close()
 
 
-def charge_for(ledger: Ledger, units: int = 1) -> Charge:
+def charge_for(ledger: Ledger, units: int = 1, request_id: str | None = None, **more: Any) -> Charge:
     """A charge of some units from the account `patients` for ann; both are made if they are new."""
-    return Charge(open_patients(ledger).id, ledger.client("ann"), "m/1", units, rows=1)
+    account, ann = open_patients(ledger), ledger.client("ann")
+    if request_id is not None:
+        more = {"request": ledger.request_key(ann, request_id), "body": b"body", **more}
+    return Charge(account.id, ann, "m/1", units, rows=1, **more)

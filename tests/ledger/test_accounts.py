@@ -14,7 +14,16 @@ from quietmax.ledger import Charge, ChargeResult, Ledger, Terms
 from quietmax.ledger.accounts import Subaccount, _check_reason, token_client_name
 from quietmax.ledger.database import Cursor, _write_transaction, now
 from quietmax.ledger.transactions import Charged, NewAnswers, Replayed, _prune
-from tests.ledger.scenarios import REASON, account_of, exceeded, journal_kinds, open_patients, pay, query_key
+from tests.ledger.scenarios import (
+    REASON,
+    account_of,
+    charge_for,
+    exceeded,
+    journal_kinds,
+    open_patients,
+    pay,
+    query_key,
+)
 
 
 def test_a_new_account_has_spent_nothing_and_its_first_row_holds_its_terms(sqlite_ledger: Ledger) -> None:
@@ -252,17 +261,16 @@ def test_pruning_deletes_old_requests_and_answers_and_the_journal_still_verifies
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pruned id is charged like a new one: there is never a second draw for one charge."""
-    account, ann = open_patients(ledger), ledger.client("ann")
+    account = open_patients(ledger)
     ledger.charge_training(account, "head/1", "digest", PureCost(0.25))
     query = query_key(ledger, b"model", b"query")
 
     def ask(request_id: str) -> ChargeResult:
-        request = ledger.request_key(ann, request_id)
-        charge = Charge(account.id, ann, "m/1", 1000, 1, queries=(query,), request=request, body=b"body")
+        charge = charge_for(ledger, 1000, request_id, queries=(query,))
         result = ledger.charge(charge)
         if isinstance(result, Charged):
             new = (query,) if not result.cached else ()
-            answers = NewAnswers(account.id, new, b"draw" if new else b"", request, b"draw")
+            answers = NewAnswers(account.id, new, b"draw" if new else b"", charge.request, b"draw")
             ledger.store_answers(answers)
         return result
 
@@ -288,10 +296,10 @@ def test_pruning_deletes_old_requests_and_answers_and_the_journal_still_verifies
 
 def test_pruning_deletes_what_is_older_than_so_many_days(sqlite_ledger: Ledger) -> None:
     """Not what is exactly as old; and the journal explains which requests are gone."""
-    account, ann = open_patients(sqlite_ledger), sqlite_ledger.client("ann")
+    account = open_patients(sqlite_ledger)
     for number in range(3):
         request = bytes([number])
-        pay(sqlite_ledger, Charge(account.id, ann, "m/1", 1, 1, request=request, body=b"body"))
+        pay(sqlite_ledger, charge_for(sqlite_ledger, request=request, body=b"body"))
         sqlite_ledger.store_answers(NewAnswers(account.id, (request * 16,), b"x", request, b"x"))
     moment = 10**16
     with _write_transaction(sqlite_ledger._engine) as connection:
@@ -326,8 +334,7 @@ def test_an_old_request_that_is_tried_again_is_not_pruned_before_its_answer_is_s
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was charged long ago and never answered. The draw of the retry is paid, so it must not get lost."""
-    account, ann = open_patients(ledger), ledger.client("ann")
-    charge = Charge(account.id, ann, "m/1", 1000, 1, request=ledger.request_key(ann, "old"), body=b"body")
+    charge = charge_for(ledger, 1000, "old")
     real = time.time_ns
     monkeypatch.setattr(time, "time_ns", lambda: real() - 1000 * 40 * DAY)
     pay(ledger, charge)
@@ -336,7 +343,7 @@ def test_an_old_request_that_is_tried_again_is_not_pruned_before_its_answer_is_s
     assert (resumed.units, resumed.resumed) == (0, True)
     assert ledger.prune(30) == (0, 0)
     assert ledger.verify().sound
-    stored = ledger.store_answers(NewAnswers(account.id, request=charge.request, answer=b"draw"))
+    stored = ledger.store_answers(NewAnswers(charge.account, request=charge.request, answer=b"draw"))
     assert (stored.answer, stored.first) == (b"draw", True)
     again = ledger.charge(charge)
     assert isinstance(again, Replayed), "one charge pays for one draw"
@@ -345,15 +352,14 @@ def test_an_old_request_that_is_tried_again_is_not_pruned_before_its_answer_is_s
 
 
 def test_a_request_that_was_pruned_while_it_was_drawn_is_not_answered(ledger: Ledger) -> None:
-    account, ann = open_patients(ledger), ledger.client("ann")
-    request = ledger.request_key(ann, "slow")
-    pay(ledger, Charge(account.id, ann, "m/1", 1000, 1, request=request, body=b"body"))
+    charge = charge_for(ledger, 1000, "slow")
+    pay(ledger, charge)
     with ledger._engine.begin() as connection:
         connection.execute(text("UPDATE requests SET time = 5"))
     assert ledger.prune(1) == (1, 0)
     assert list(ledger.export("patients"))[-1].kind == "prune"
     with pytest.raises(LedgerDamaged, match="A charged request is missing"):
-        ledger.store_answers(NewAnswers(account.id, request=request, answer=b"draw"))
+        ledger.store_answers(NewAnswers(charge.account, request=charge.request, answer=b"draw"))
 
 
 def test_the_client_of_a_token_has_a_name_of_its_own(ledger: Ledger) -> None:

@@ -11,6 +11,7 @@ from quietmax.ledger import transactions as cache_module
 from quietmax.ledger.database import Cursor, _read_transaction, _write_transaction
 from quietmax.ledger.transactions import AnswerCache, ChargeBatch, Failed, NewAnswers, _store_answers
 from tests.ledger.scenarios import (
+    charge_for,
     charge_patients,
     hold_writer,
     open_patients,
@@ -61,39 +62,36 @@ def test_only_the_newest_answers_are_indexed_and_they_survive_a_restart(ledger: 
 
 
 def test_keys_with_the_same_first_half_are_different_queries(ledger: Ledger) -> None:
-    account, units = open_with_unit_cost(ledger)
-    ledger.store_answers(NewAnswers(account.id, (b"12345678" * 2,), b"answer"))
-    other = Charge(account.id, ledger.client("ann"), "m/1", units, 1, queries=(b"12345678abcdefgh",))
+    other = charge_for(ledger, queries=(b"12345678abcdefgh",))
+    ledger.store_answers(NewAnswers(other.account, (b"12345678" * 2,), b"answer"))
     assert pay(ledger, other).answers == 1
 
 
 def test_answers_stored_by_another_process_are_found(address: str) -> None:
     with Ledger(address) as one, Ledger(address) as other:
-        account, units = open_with_unit_cost(one)
-        ann = one.client("ann")
         query = query_key(one, b"model", b"query")
-        asked = Charge(account.id, ann, "m/1", units, 1, queries=(query,))
+        asked = charge_for(one, queries=(query,))
         assert pay(other, asked).answers == 1
-        one.store_answers(NewAnswers(account.id, (query,), b"answer"))
+        one.store_answers(NewAnswers(asked.account, (query,), b"answer"))
         assert dict(pay(other, asked).cached) == {query: b"answer"}
 
 
 def test_answers_of_a_rolled_back_transaction_are_not_found(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    account, units = open_with_unit_cost(ledger)
     query = query_key(ledger, b"model", b"query")
-    charge = Charge(account.id, ledger.client("ann"), "m/1", units, 1, queries=(query,))
+    charge = charge_for(ledger, 1000, queries=(query,))
     gate, results = hold_writer(ledger), list[Any]()
     with monkeypatch.context() as patch:
         patch.setattr(ChargeBatch, "save", lambda _: 1 / 0)
-        ledger.submit_answers(NewAnswers(account.id, (query,), b"answer", deadline=0.0), results.append)
+        answers = NewAnswers(charge.account, (query,), b"answer", deadline=0.0)
+        ledger.submit_answers(answers, results.append)
         ledger.submit_charges([charge], results.extend)
         gate.set()
         wait_for(results, 2)
         assert all(isinstance(result, Failed) for result in results)
     assert pay(ledger, charge).answers == 1
-    assert ledger.account("patients").spent_units == units
+    assert ledger.account("patients").spent_units == 1000
 
 
 def test_the_id_of_a_deleted_answer_is_not_used_again(path: Path) -> None:
@@ -104,20 +102,19 @@ def test_the_id_of_a_deleted_answer_is_not_used_again(path: Path) -> None:
         with _write_transaction(ledger._engine) as connection:
             connection.execute(text("DELETE FROM answers"))
         ledger.store_answers(NewAnswers(account.id, (b"b" * 16,), b"y"))
-        asked = Charge(account.id, ledger.client("ann"), "m/1", 1, 1, queries=(b"b" * 16,))
+        asked = charge_for(ledger, queries=(b"b" * 16,))
         assert dict(pay(ledger, asked).cached) == {b"b" * 16: b"y"}
         with _read_transaction(ledger._engine) as connection:
             assert connection.execute(text("SELECT id FROM answers")).scalar_one() == 2
 
 
 def test_more_keys_than_one_statement_can_hold_are_looked_up(ledger: Ledger) -> None:
-    account, _ = open_with_unit_cost(ledger)
-    ann = ledger.client("ann")
+    account = open_patients(ledger)
     queries = tuple(number.to_bytes(16, "little") for number in range(25_000))
     for query in queries[::25]:
         start = int.from_bytes(query, "little")
         ledger.submit_answers(NewAnswers(account.id, queries[start : start + 25], b"x" * 25), lambda _: None)
-    charged = pay(ledger, Charge(account.id, ann, "m/1", 1, len(queries), queries=queries))
+    charged = pay(ledger, charge_for(ledger, queries=queries))
     assert (charged.units, len(charged.cached)) == (0, 25_000)
 
 
@@ -149,15 +146,14 @@ def test_the_oldest_answers_are_dropped_once_a_sixteenth_more_than_the_limit_is_
 
 
 def test_an_answer_that_is_stored_after_an_equal_one_was_pruned_is_found(ledger: Ledger) -> None:
-    account, ann = open_patients(ledger), ledger.client("ann")
     query = query_key(ledger, b"model", b"query")
-    charge = Charge(account.id, ann, "m/1", 1, 1, queries=(query,))
+    charge = charge_for(ledger, queries=(query,))
     pay(ledger, charge)
-    ledger.store_answers(NewAnswers(account.id, (query,), b"old"))
+    ledger.store_answers(NewAnswers(charge.account, (query,), b"old"))
     assert dict(pay(ledger, charge).cached) == {query: b"old"}
     with ledger._engine.begin() as connection:
         connection.execute(text("UPDATE answers SET time = 5"))
     ledger.prune(1)
     assert pay(ledger, charge).units == 1
-    ledger.store_answers(NewAnswers(account.id, (query,), b"new"))
+    ledger.store_answers(NewAnswers(charge.account, (query,), b"new"))
     assert dict(pay(ledger, charge).cached) == {query: b"new"}, "it is paid for once"

@@ -203,11 +203,15 @@ def test_a_constraint_forbids_an_overspent_account_or_quota(
         connection.rollback()
 
 
-def test_a_new_ledger_has_a_salt_of_256_bits_and_no_secret_of_sessions(path: Path) -> None:
+def test_a_new_ledger_has_a_salt_of_256_bits_no_secret_of_sessions_and_an_empty_account_of_keys(
+    path: Path,
+) -> None:
+    before = now()
     with Ledger(path) as ledger:
         with _read_transaction(ledger._engine) as connection:
-            rows = connection.execute(text("SELECT name, value FROM meta"))
-            kept = {row.name: row.value for row in rows}
+            kept = dict(iter(connection.execute(text("SELECT name, value FROM meta"))))
+            balance = "SELECT limit_units, spent_units, sequence, opened FROM accounts"
+            *row, opened_at = connection.execute(text(balance)).one()
         assert ledger.verify().sound
     assert kept["version"] == str(len(MIGRATIONS))
     assert {name: len(value) for name, value in kept.items()} == {
@@ -216,14 +220,6 @@ def test_a_new_ledger_has_a_salt_of_256_bits_and_no_secret_of_sessions(path: Pat
         "query_salt": 64,
         "version": 1,
     }
-
-
-def test_the_keys_account_is_empty_at_first(path: Path) -> None:
-    before = now()
-    with Ledger(path) as ledger, _read_transaction(ledger._engine) as connection:
-        *row, opened_at = connection.execute(
-            text("SELECT limit_units, spent_units, sequence, opened FROM accounts")
-        ).one()
     assert row == [0, 0, 0]
     assert before <= opened_at <= now()
 

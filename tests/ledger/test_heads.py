@@ -10,8 +10,8 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -31,6 +31,7 @@ from quietmax.ledger.transactions import Failed
 from tests.ledger.scenarios import (
     REASON,
     charge_error,
+    charge_for,
     charge_patients,
     open_patients,
     pay,
@@ -69,11 +70,11 @@ def copy_database(path: Path, target: Path) -> None:
 def rolled_back(path: Path) -> Path:
     """A ledger with 53 charges whose file was replaced by a copy with 3."""
     with Ledger(path) as ledger:
-        account = charge_patients(ledger)
-        ann = ledger.client("ann")
+        charge_patients(ledger)
         copy_database(path, path.with_suffix(".old"))
+        charge = charge_for(ledger, 1000)
         for _ in range(50):
-            pay(ledger, Charge(account.id, ann, "m/1", 1000, rows=1))
+            pay(ledger, charge)
     shutil.copy(path.with_suffix(".old"), path)
     return path
 
@@ -162,9 +163,9 @@ def test_an_account_that_has_lost_nothing_is_not_charged_for_the_loss_of_another
     with Ledger(path) as ledger:
         other = ledger.open_account("others", PureCost(1.0), Terms(1.0))
         pay(ledger, Charge(other.id, ledger.client("ann"), "m/1", 500, rows=1))
-        account = open_patients(ledger)
+        open_patients(ledger)
         copy_database(path, path.with_suffix(".old"))
-        pay(ledger, Charge(account.id, ledger.client("ann"), "m/1", 1000, rows=1))
+        pay(ledger, charge_for(ledger, 1000))
         ledger.open_account("unused", PureCost(1.0), Terms(1.0))
     shutil.copy(path.with_suffix(".old"), path)
     with Ledger(path, accept_loss="the copy of May is the newest") as ledger:
@@ -222,7 +223,7 @@ def test_the_head_file_is_up_to_date_after_every_write_and_created_again_if_miss
         head_of(path).unlink()
         ledger._heads._flushed_at = -1e9  # the file is opened again after every flush
         for _ in range(2):
-            pay(ledger, Charge(account.id, ledger.client("ann"), "m/1", 1, rows=1))
+            pay(ledger, charge_for(ledger))
         assert stored(head_of(path))[1] == [
             Head(2, account.sequence + 3, 3002, ledger.account("patients").head)
         ]
@@ -295,17 +296,15 @@ def test_the_head_file_names_the_last_row_after_several_writers(address: str, he
     """Each writes over rows of the others, which it finds in the journal."""
     with ExitStack() as stack:
         ledgers = [stack.enter_context(Ledger(address)) for _ in range(4)]
-        account, ann = charge_patients(ledgers[0]), ledgers[0].client("ann")
+        charge_patients(ledgers[0])
+        charge = charge_for(ledgers[0])
 
-        def charge(ledger: Ledger) -> None:
+        def charge_repeatedly(ledger: Ledger) -> None:
             for _ in range(30):
-                pay(ledger, Charge(account.id, ann, "m/1", 1, rows=1))
+                pay(ledger, charge)
 
-        threads = [threading.Thread(target=charge, args=(ledger,)) for ledger in ledgers]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(len(ledgers)) as pool:
+            list(pool.map(charge_repeatedly, ledgers))
         state = ledgers[0].account("patients")
         assert state.spent_units == 3120
         assert stored(head_file)[1][-1] == Head(2, state.sequence, 3120, state.head)
@@ -317,26 +316,25 @@ def test_a_head_file_that_cannot_be_written_makes_the_ledger_not_ready_and_loses
     path: Path, tmp_path: Path
 ) -> None:
     with Ledger(path) as ledger:
-        account = charge_patients(ledger)
+        charge = charge_for(ledger)
         ledger._heads.close()
         ledger._heads.path = tmp_path / "no" / "folder"
-        pay(ledger, Charge(account.id, ledger.client("ann"), "m/1", 1, rows=1))
+        pay(ledger, charge)
         with pytest.raises(LedgerUnavailable, match=r"Cannot write .*folder: No such file"):
             ledger.ping()
         ledger._heads.path = head_of(path)
-        pay(ledger, Charge(account.id, ledger.client("ann"), "m/1", 1, rows=1))
+        pay(ledger, charge)
         ledger.ping()
 
 
 def test_a_database_that_goes_back_while_it_is_served_is_not_charged(ledger: Ledger) -> None:
     """As after a failover of PostgreSQL to a replica that lags: there is no file, but this process remembers."""
-    account = charge_patients(ledger)
-    ann = ledger.client("ann")
+    charge_patients(ledger)
+    charge = charge_for(ledger)
     go_back(ledger, 3)
     assert ledger.verify().sound, "the chain is intact"
-    failed = ledger.charge(Charge(account.id, ann, "m/1", 1, rows=1))
-    assert isinstance(failed, Failed)
-    assert "went back in time: account 2 was at row 4 and is at row 3" in str(failed.error)
+    error = str(charge_error(ledger, charge))
+    assert "went back in time: account 2 was at row 4 and is at row 3" in error
 
 
 def test_an_account_that_is_replaced_or_removed_while_it_is_served_is_noticed(ledger: Ledger) -> None:
@@ -366,7 +364,8 @@ def test_a_restored_ledger_is_not_written_after_another_process_has_added_rows(
     """Its number of rows says nothing then: the row that this process knows must still be the same row."""
     monkeypatch.setenv("QUIETMAX_LEDGER_HEAD", str(tmp_path / "first.head"))
     with Ledger(address) as first:
-        charge = Charge(charge_patients(first).id, first.client("ann"), "m/1", 1000, rows=1)
+        charge_patients(first)
+        charge = charge_for(first, 1000)
         go_back(first, 3)
         monkeypatch.setenv("QUIETMAX_LEDGER_HEAD", str(tmp_path / "second.head"))
         with Ledger(address) as second:
@@ -484,12 +483,13 @@ def test_a_single_writer_looks_nothing_up_and_several_writers_one_row(
 
 def test_a_head_file_that_is_damaged_while_it_is_used_fails_no_charge(path: Path) -> None:
     with Ledger(path) as ledger:
-        account, ann = charge_patients(ledger), ledger.client("ann")
+        charge_patients(ledger)
+        charge = charge_for(ledger)
         for damage in (b"{", b"[1]", b'{"account": 2}', b"[" * 200):
             with head_of(path).open("r+b") as file:
                 file.seek(512)
                 file.write(damage.ljust(256))
-            pay(ledger, Charge(account.id, ann, "m/1", 1, rows=1))
+            pay(ledger, charge)
             with pytest.raises(LedgerUnavailable, match=r"Cannot write .*head: the file is damaged"):
                 ledger.ping()
         assert ledger.account("patients").spent_units == 3004
@@ -610,5 +610,5 @@ def test_a_process_that_ends_in_order_saves_what_a_removed_log_held(
     assert serving.returncode == 0
     with Ledger(path) as ledger:
         assert ledger.account("patients").spent_units == 3010
-        pay(ledger, Charge(2, ledger.client("ann"), "m/1", 1, rows=1))
+        pay(ledger, charge_for(ledger))
         assert ledger.verify().sound

@@ -113,16 +113,16 @@ def test_the_row_of_a_charge_names_its_request_and_what_was_paid_before(sqlite_l
     ]
 
 
-def test_a_charge_to_a_missing_account_is_reported_as_damage(sqlite_ledger: Ledger) -> None:
+def test_a_missing_account_and_an_answer_to_a_request_that_was_never_charged_are_damage(
+    sqlite_ledger: Ledger,
+) -> None:
     charge = Charge(999, sqlite_ledger.client("ann"), "m/1", 1, rows=1)
     assert isinstance(charge_error(sqlite_ledger, charge), LedgerDamaged)
-
-
-def test_an_answer_to_a_request_that_was_never_charged_is_reported_as_damage(sqlite_ledger: Ledger) -> None:
+    unknown = NewAnswers(1, request=b"unknown", answer=b"answer")
     with pytest.raises(LedgerDamaged, match="is missing from the ledger"):
-        sqlite_ledger.store_answers(NewAnswers(1, request=b"unknown", answer=b"answer"))
+        sqlite_ledger.store_answers(unknown)
     with _write_transaction(sqlite_ledger._engine) as connection, pytest.raises(LedgerDamaged):
-        _store_answers(Cursor(connection), {}, [NewAnswers(1, request=b"unknown", answer=b"answer")], b"", 0)
+        _store_answers(Cursor(connection), {}, [unknown], b"", 0)
 
 
 # --- any sequence of charges, retries and answers -----------------------------------------------------------------

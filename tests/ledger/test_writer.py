@@ -27,9 +27,7 @@ from tests.ledger.scenarios import (
     charge_for,
     hold_writer,
     open_patients,
-    open_with_unit_cost,
     pay,
-    query_key,
     wait_for,
     wait_until,
 )
@@ -40,14 +38,17 @@ REQUESTED: Any = (NewAnswers(1, request=b"request", answer=b"answer"), print)
 FLUSH_INTERVAL: Any = pytest.approx(ledger_module._FLUSH_INTERVAL)
 
 
+def _submit(ledger: Ledger, count: int, units: int, results: list[Any]) -> None:
+    charge = charge_for(ledger, units)
+    for _ in range(count):
+        ledger.submit_charges([charge], results.extend)
+
+
 def test_concurrent_charges_share_a_transaction(ledger: Ledger) -> None:
-    account, _ = open_with_unit_cost(ledger)
-    ann = ledger.client("ann")
-    gate = hold_writer(ledger)
+    charge_for(ledger)
+    gate, results = hold_writer(ledger), list[Any]()
     before = ledger.writer.batches
-    results: list[Any] = []
-    for _ in range(500):
-        ledger.submit_charges([Charge(account.id, ann, "m/1", LIMIT // 400, rows=1)], results.extend)
+    _submit(ledger, 500, LIMIT // 400, results)
     gate.set()
     wait_for(results, 500)
     assert Counter(type(result) for result in results) == {Charged: 400, LimitExceeded: 100}
@@ -58,18 +59,14 @@ def test_concurrent_charges_share_a_transaction(ledger: Ledger) -> None:
 def test_a_batch_is_written_when_it_is_as_large_as_the_last(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    account, _ = open_with_unit_cost(ledger)
-    ann = ledger.client("ann")
-    results: list[Any] = []
-    gate = hold_writer(ledger)
-    for _ in range(3):
-        ledger.submit_charges([Charge(account.id, ann, "m/1", 1, rows=1)], results.extend)
+    charge_for(ledger)
+    gate, results = hold_writer(ledger), list[Any]()
+    _submit(ledger, 3, 1, results)
     gate.set()
     wait_for(results, 3)
     monkeypatch.setattr(ledger.writer, "_window", 600.0)
     before = ledger.writer.batches
-    for _ in range(3):
-        ledger.submit_charges([Charge(account.id, ann, "m/1", 1, rows=1)], results.extend)
+    _submit(ledger, 3, 1, results)
     wait_for(results, 6)
     assert ledger.writer.batches - before == 1
 
@@ -87,8 +84,6 @@ def test_charges_that_are_submitted_together_get_their_results_together_and_in_o
         wait_for(calls, 1)
         assert [getattr(each, "units", None) for each in calls[0]] == [1, 2, LIMIT, 3, 4]
         assert isinstance(calls[0][2], LimitExceeded)
-    ledger.submit_charges(charges, calls.append)
-    assert [type(each) for each in calls[1]] == [Failed] * 5
 
 
 @pytest.mark.parametrize("released", [True, False])
@@ -119,37 +114,19 @@ def test_a_charge_takes_the_lock_of_sqlite_soon_after_another_process_releases_i
         assert released or now[0] == pytest.approx(10.0, abs=0.01)
 
 
-def test_answers_without_a_request_id_are_written_with_the_next_charge_or_soon(ledger: Ledger) -> None:
-    account, units = open_with_unit_cost(ledger)
-    query = query_key(ledger, b"model", b"query")
-    charge = Charge(account.id, ledger.client("ann"), "m/1", units, 1, queries=(query,))
-    before = ledger.writer.batches
-    ledger.submit_answers(NewAnswers(account.id, (query,), b"answer"), lambda _: None)
-    assert dict(pay(ledger, charge).cached) == {query: b"answer"}
-    assert ledger.writer.batches - before == 1
-    ledger.submit_answers(NewAnswers(account.id, (b"other" * 3 + b"!",), b"answer"), lambda _: None)
-    wait_until(lambda: ledger.writer.batches - before == 2, 2.0)
-
-
 def test_refused_charges_are_counted_soon_even_if_nothing_else_is_written(ledger: Ledger) -> None:
-    account, _ = open_with_unit_cost(ledger)
-    ann = ledger.client("ann")
-    ledger.charge(Charge(account.id, ann, "m/1", LIMIT + 1, rows=1))
-    deadline = time.monotonic() + 60
-    while [each.refused for each in ledger.subaccounts(account)] != [1]:
-        assert time.monotonic() < deadline, "the refusal was never counted"
-        time.sleep(0.05)
+    ledger.charge(charge_for(ledger, LIMIT + 1))
+    account = ledger.account("patients")
+    wait_until(lambda: [each.refused for each in ledger.subaccounts(account)] == [1], 60)
 
 
 def test_what_waits_is_written_when_the_ledger_is_closed(path: Path) -> None:
     results: list[Any] = []
     with Ledger(path) as ledger:
-        account = open_patients(ledger)
-        ann = ledger.client("ann")
+        charge_for(ledger)
         gate = hold_writer(ledger)
-        for _ in range(50):
-            ledger.submit_charges([Charge(account.id, ann, "m/1", 1, rows=1)], results.extend)
-        ledger.submit_charges([Charge(account.id, ann, "m/1", LIMIT, rows=1)], results.extend)
+        _submit(ledger, 50, 1, results)
+        _submit(ledger, 1, LIMIT, results)
         gate.set()
     assert [type(result) for result in results] == [Charged] * 50 + [LimitExceeded]
     with Ledger(path) as ledger:
@@ -164,15 +141,19 @@ def test_what_is_submitted_after_close_fails_at_once(path: Path) -> None:
         gate = hold_writer(ledger)
         closing = threading.Thread(target=ledger.writer.close)
         closing.start()
-        while not ledger.writer._ended:
-            time.sleep(0.001)
+        wait_until(lambda: ledger.writer._ended)
         results: list[Any] = []
-        ledger.submit_charges([charge], results.extend)  # behind the end, while the thread still writes
+        ledger.submit_charges([charge] * 5, results.append)  # behind the end, while the thread still writes
         ledger.submit_answers(NewAnswers(0), results.append)
-        assert [type(each) for each in results] == [Failed, Failed]
+        assert [[type(each) for each in results[0]], type(results[1])] == [[Failed] * 5, Failed]
         gate.set()
         closing.join(20)
         assert not closing.is_alive()
+    assert "The ledger is closed" in str(charge_error(ledger, charge))
+    with pytest.raises(LedgerUnavailable, match="The ledger is closed"):
+        ledger.store_answers(NewAnswers(charge.account, (b"q" * 16,), b"answer"))
+    with Ledger(path) as ledger:
+        assert ledger.account("patients").spent_units == 0
 
 
 def test_an_error_in_a_callback_does_not_stop_the_writer(path: Path) -> None:
