@@ -13,6 +13,7 @@ from quietmax.accounting import PureCost
 from quietmax.accounting.costs import LIMIT
 from quietmax.errors import InvalidInput, LedgerDamaged
 from quietmax.ledger import AccountState, Charge, ChargeResult, Ledger, LimitExceeded, Terms
+from quietmax.ledger import ledger as ledger_module
 from quietmax.ledger.database import Cursor, _write_transaction
 from quietmax.ledger.transactions import (
     Charged,
@@ -221,9 +222,10 @@ def _check_balances(ledger: Ledger, naive: NaiveLedger, accounts: list[AccountSt
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=_steps)
 def test_any_sequence_of_charges_retries_and_answers_agrees_with_a_naive_ledger(
-    ledger: Ledger, steps: list[Any]
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, steps: list[Any]
 ) -> None:
     """A retry is free, and of several draws the first that is stored leaves."""
+    monkeypatch.setattr(ledger_module, "_FLUSH_INTERVAL", 0.0)
     naive, run = NaiveLedger(), ledger.heads()[-1][1].account  # other names in each example
     names = [f"a{run}-{number}" for number in range(2)]
     accounts = [ledger.open_account(name, PureCost(1.0), Terms(1.0)) for name in names]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import multiprocessing
 import os
@@ -53,9 +52,7 @@ CONTEXT = multiprocessing.get_context("forkserver")  # a fork of the tests would
 CONTEXT.set_forkserver_preload(["tests.server.test_crashes"])
 
 
-def _create_service(
-    address: str, folder: Path, queries: int, log: Path | None = None, metrics: Metrics | None = None
-) -> Service:
+def _create_service(address: str, folder: Path, queries: int, log: Path, metrics: Metrics) -> Service:
     """The service as `quietmax serve` makes it."""
     torch.set_num_threads(1)
     ledger = Ledger(address)
@@ -65,9 +62,8 @@ def _create_service(
     return Service(ledger, deploy(ledger, loaded, budget=budget), settings, _log_to(log), metrics)
 
 
-def _log_to(file: Path | None) -> Log:
-    """A log that is appended to a file, or not kept."""
-    return Log(io.BytesIO() if file is None else file.open("ab", buffering=0))
+def _log_to(file: Path) -> Log:
+    return Log(file.open("ab", buffering=0))
 
 
 def _serve(create: Callable[[Metrics], Service], opened: socket.socket, log: Path, workers: int) -> None:
@@ -376,12 +372,15 @@ def own_postgres() -> Iterator[Any]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _stop_database(server: Any, models: Path, seconds: float) -> None:
-    address, queries = server.get_uri(), 100_000
+@pytest.mark.parametrize("seconds", [1.0, pytest.param(10.0, marks=pytest.mark.slow)])
+def test_a_database_that_is_gone_for_a_while_gives_errors_no_answers_and_comes_back(
+    own_postgres: Any, models: Path, seconds: float
+) -> None:
+    address, queries = own_postgres.get_uri(), 100_000
     with _servers(1, address, models / "plain", queries) as (servers, keys):
         with Load(servers, keys, 8) as load:
             until(lambda: load.statuses[200] > 20)
-            postmaster = server.get_postmaster_info().process
+            postmaster = own_postgres.get_postmaster_info().process
             postmaster.send_signal(signal.SIGQUIT)
             postmaster.wait(60)
             away = time.monotonic()
@@ -392,25 +391,12 @@ def _stop_database(server: Any, models: Path, seconds: float) -> None:
             during = Counter(status for moment, status in list(load.times) if away < moment < back)
             assert during[200] == 0
             assert during[503] > 0
-            server.ensure_postgres_running()
+            own_postgres.ensure_postgres_running()
             servers[0].ready()
             before = load.statuses[200]
             until(lambda: load.statuses[200] > before + 20)
         load.check_statuses(200, 503)
     _check_ledger(address, load, queries)
-
-
-def test_a_database_gone_for_a_second_gives_errors_no_answers_and_comes_back(
-    own_postgres: Any, models: Path
-) -> None:
-    _stop_database(own_postgres, models, 1.0)
-
-
-@pytest.mark.slow
-def test_a_database_gone_for_ten_seconds_gives_errors_no_answers_and_comes_back(
-    own_postgres: Any, models: Path
-) -> None:
-    _stop_database(own_postgres, models, 10.0)
 
 
 @pytest.fixture
@@ -477,7 +463,3 @@ def test_a_supervisor_waits_for_a_ledger_that_is_down_when_its_service_dies(
         place.rmdir()
         (tmp_path / "away").rename(place)
         server.ready()
-
-
-def test_the_model_folder_is_unchanged(models: Path) -> None:
-    assert not list(Path(models / "plain").glob("account*"))
