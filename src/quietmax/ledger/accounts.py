@@ -565,9 +565,7 @@ class Accounts:
         if because is not None:
             _check_reason(because)
         with self._write() as connection:
-            keys_account = _lock_keys_account(
-                connection
-            )  # so that two processes do not open the same account
+            keys_account = _lock_keys_account(connection)  # two processes must not open the same account
             current = _find(connection, _OF_DIGEST, digest)
             if current is not None and current.name != name and because is None:
                 if named_by_owner:

@@ -109,9 +109,7 @@ _MAX_BATCH = 1024
 _MIN_WINDOW = 0.006  # how long a batch waits for as many charges as the last one had, ...
 _MAX_WINDOW = 0.03  # ... or twice as long as the last one had to wait, at most this long
 _FLUSH_INTERVAL = 0.02  # how long answers that nobody waits for are held back
-_REFUSED_FLUSH_INTERVAL = (
-    0.5  # how long refused charges wait to be counted, so that a flood of them writes little
-)
+_REFUSED_FLUSH_INTERVAL = 0.5  # how long refused charges wait to be counted: a flood of them writes little
 _RETRY_DELAY = 0.1
 _CLOCK_TOLERANCE = 1_000_000  # microseconds; clocks of replicas differ, and are adjusted
 _log = logging.getLogger(__name__)

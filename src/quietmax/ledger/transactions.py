@@ -509,10 +509,7 @@ class ChargeBatch:
 
 
 def _charge_detail(charge: Charge, units: int, paid: int | None) -> str:
-    """Return the detail of the journal row of a charge.
-
-    It names the request, says whether it is kept when old requests are pruned, and what earlier attempts have paid.
-    """
+    """Return the detail of a journal row: the request, whether pruning keeps it, what earlier attempts have paid."""
     fields: dict[str, str | int] = {} if charge.part is None else charge.part._to_detail(units)
     if charge.request is not None:
         fields["request"] = charge.request.hex()
@@ -596,9 +593,7 @@ _PRUNE_ANSWERS = "DELETE FROM answers WHERE account = ? AND time < ?"
 
 
 def _prune(cursor: Cursor, days: float, now: int) -> tuple[int, int]:
-    """Delete requests and cached answers of long ago, and return the number of rows of each.
-
-    The journal of each account concerned records it.
+    """Delete requests and cached answers of long ago, record it, and return the number of rows of each.
 
     What training, evaluations and migrated budgets were charged for is kept for ever. A request counts from its last
     attempt: the answer of an old id that is being tried again can still be stored.

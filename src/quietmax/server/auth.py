@@ -120,7 +120,7 @@ class Authenticator:
         key = find_key(self._keys, token.strip(), time.time_ns() // 1000)
         if key is None:
             raise HttpError(401, _INVALID_KEY)
-        return _caller(key)
+        return Caller(key.client, key.client_id, key.id, admin=key.role == "admin")
 
     def _anonymous_caller(self, headers: Headers, local: bool) -> Caller:
         if self._anonymous is None:
@@ -167,10 +167,6 @@ def _is_cross_site(headers: Headers) -> bool:
     return (site is not None and site not in (b"same-origin", b"none")) or (
         origin is not None and origin.partition(b"://")[2] != values.get(b"host")
     )
-
-
-def _caller(key: ApiKey) -> Caller:
-    return Caller(key.client, key.client_id, key.id, admin=key.role == "admin")
 
 
 def _host_name(host: str) -> str:

@@ -329,11 +329,14 @@ def _row_count(tensor: Mapping[str, Any], deployment: Deployment, max_rows: int)
     shape = _shape(tensor, "[1, 784]")
     if tuple(shape[1:]) not in ((deployment.inputs,), deployment.image_shape):
         raise HttpError(422, f"The `shape` of `{INPUT}` must be [rows, {deployment.inputs}], got {shape}.")
-    count = int(shape[0])
+    return _check_count(int(shape[0]), max_rows, f"`{INPUT}`")
+
+
+def _check_count(count: int, max_rows: int, what: str) -> int:
     if count < 1:
-        raise HttpError(422, f"`{INPUT}` must have at least 1 row.")
+        raise HttpError(422, f"{what} must have at least 1 row.")
     if count > max_rows:
-        raise HttpError(413, f"`{INPUT}` must have at most {max_rows} rows, got {count}.")
+        raise HttpError(413, f"{what} must have at most {max_rows} rows, got {count}.")
     return count
 
 
@@ -445,11 +448,7 @@ def _common_length(inputs: list[dict[str, Any]], max_rows: int) -> int:
     count = _column_length(inputs[0])
     if any(_column_length(tensor) != count for tensor in inputs):
         raise HttpError(422, "All columns must have the same number of rows.")
-    if count < 1:
-        raise HttpError(422, "Columns must have at least 1 row.")
-    if count > max_rows:
-        raise HttpError(413, f"Columns must have at most {max_rows} rows, got {count}.")
-    return count
+    return _check_count(count, max_rows, "Columns")
 
 
 def _column_length(tensor: Mapping[str, Any]) -> int:
@@ -550,10 +549,7 @@ def _encode(frame: pd.DataFrame, encoding: Encoding) -> Rows:
 
 
 def _unknown_values(rows: Rows, encoding: Encoding) -> dict[str, int]:
-    """Count the values outside of the declared categories; they have no feature.
-
-    Categories that were inferred from the records are not public, so nothing is said about them.
-    """
+    """Count the values outside of the declared categories; those inferred from the records are not public."""
     if encoding.inferred:
         return {}
     counts: dict[str, int] = {}

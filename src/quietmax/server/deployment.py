@@ -36,12 +36,7 @@ from quietmax.ledger.database import START
 from quietmax.ledger.ledger import TRAINING_CLIENT, Ledger
 from quietmax.ledger.transactions import Charge, Charged, Failed, LimitExceeded, NewAnswers
 from quietmax.mechanisms.algorithm1 import Algorithm1
-from quietmax.mechanisms.base import (
-    Answerer,
-    Answers,
-    digest_text,
-    releases_probabilities,
-)
+from quietmax.mechanisms.base import Answerer, Answers, digest_text, releases_probabilities
 from quietmax.models.serialization import load_model, read_description
 from quietmax.predictor import Predictor, claimed
 from quietmax.spending import ACCOUNT_FILE, ACCOUNT_ID, MOVED_FILE, FileAccount
@@ -76,18 +71,14 @@ class Deployment:
     guarantee: Guarantee  # Of one answer if each answer is charged, else of the released weights
     digest: bytes  # Changes with the weights and the mechanism; a cached answer belongs to one digest
     cost: Cost | None = None  # Cost of one answer. None: answers are free, because training was charged
-    training_cost: Cost | None = (
-        None  # What training spent, if answers are free. None: it adds up with no other
-    )
+    training_cost: Cost | None = None  # What training spent, if answers are free. None: it does not add up
     releases_probabilities: bool = True
     terms: Terms | None = None  # The budget that the model states itself
     image_shape: tuple[int, ...] | None = None  # A further shape that a row may have
     encoding: Encoding | None = None  # How columns become features. With it, answers are class names
     migrated_budget: MigratedBudget | None = None  # The budget to move out of the model folder
     split: str | None = None  # Name of the split that held people out of the training set
-    answerer: Answerer | None = (
-        None  # Computes scores during the charge and draws; only if each answer is charged
-    )
+    answerer: Answerer | None = None  # Computes scores during the charge and draws, if each answer is charged
     evaluations: tuple[EvaluationCharge, ...] = ()  # What those in the folder cost the people evaluated
     bound_account: AccountState | None = None  # The account as it was when the model was deployed
     unit_cost: int = 0  # Units of the account that one answer takes; 0 if answers are free
@@ -155,10 +146,7 @@ class ModelFolder:
         return str(self.description.get("dataset", ""))
 
     def _digest(self, mechanism: str = "") -> bytes:
-        """Return the SHA-256 of the description, the weights and the mechanism.
-
-        Cached answers are stored under this digest: it must not change for an unchanged model.
-        """
+        """Return a SHA-256 that never changes for an unchanged model: cached answers are stored under it."""
         sha256 = hashlib.sha256(json.dumps(mechanism).encode())
         for name in MODEL_FILES:
             content = (self.path / name).read_bytes()
@@ -333,10 +321,7 @@ def deploy(
     account: str | None = None,
     because: str | None = None,
 ) -> list[Deployment]:
-    """Bind models to the accounts of their training sets, and charge what training spent.
-
-    Accounts are opened where they do not exist.
-    """
+    """Bind models to the accounts of their training sets, new ones if need be, and charge what training spent."""
     ordered = sorted(models, key=binding_order)
     return [_bind(ledger, model, budget, account, because) for model in ordered]
 
@@ -560,26 +545,14 @@ def _migrate_budget(
 
 
 class ModelRepository:
-    """The models of a directory with one folder ``NAME/VERSION`` for each: the highest version of every name is served.
-
-    Parameters
-    ----------
-    directory : Path
-        The directory.
-    load : function
-        Reads a list of ``NAME/VERSION=FOLDER``, as `load_models` does.
-    bind : function
-        Binds models to their accounts, as `deploy` does.
-    reserved : iterable of str
-        Names of models that are served from elsewhere.
-    """
+    """The models of a directory with folders ``NAME/VERSION``, of which the highest version of each name is served."""
 
     def __init__(
         self,
         directory: Path,
-        load: Callable[[list[str]], list[Deployment]],
-        bind: Callable[[Ledger, list[Deployment]], list[Deployment]],
-        reserved: Iterable[str] = (),
+        load: Callable[[list[str]], list[Deployment]],  # As `load_models` does
+        bind: Callable[[Ledger, list[Deployment]], list[Deployment]],  # As `deploy` does
+        reserved: Iterable[str] = (),  # Names of models that are served from elsewhere
     ) -> None:
         if not directory.is_dir():
             raise InvalidInput(f"The model repository {directory} must be a directory.")

@@ -187,9 +187,7 @@ def run(
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     try:
         listener._load_certificate()
-    except (
-        InvalidInput
-    ) as error:  # replaced by a broken one: the one that was valid at the start stays in use
+    except InvalidInput as error:  # a broken one in its place: that which was valid at the start stays in use
         service.log.event("certificate_invalid", error=str(error))
     # What is loaded now stays. The garbage of requests is then found soon: a full collection waits until there is a
     # quarter as much of it as of all other objects.

@@ -166,10 +166,7 @@ def _account_words(account: AccountState, models: list[Deployment], unproven: se
 
 
 def _fields(encoding: Encoding) -> list[dict[str, Any]]:
-    """Return the columns of a table as form fields.
-
-    What was inferred from the records is not public: such a field shows neither bounds nor categories.
-    """
+    """Return the columns of a table as form fields, without what was inferred from the records: it is not public."""
     return [_field(column, public=not encoding.inferred) for column in encoding.columns]
 
 
