@@ -233,6 +233,8 @@ UNSAID = {f"guarantee.parameters.{each}_declared": GONE for each in ("classes", 
 AS_DECLARED = {f"guarantee.{each}": "as in teachers" for each in ("status", "because", "assumptions")}
 SILENT: list[Any] = [None, -1, "x", [], {}, 1e308, True, [None], [False] * 2, [0, 0, 0], [[False]] * 3]
 OTHER_CLASSES = json.loads(replace(MEASURED, classes=("a", "b", "c"), inferred=()).to_json())
+NO_FEATURES: list[Any] = [None, {}]
+NO_CLAIMS: list[Any] = [-1, [None], {}]
 REFUSED: list[tuple[list[str], list[dict[str, Any]], str]] = [
     (
         UNPROVEN,
@@ -257,10 +259,10 @@ REFUSED: list[tuple[list[str], list[dict[str, Any]], str]] = [
     (ASKED, [SMALLER, SMALLER | SMALLER_FACTS], "is damaged"),
     (BY_PERSON, [{"unit": each} for each in ("person", "household", GONE)], "is damaged"),
     (BY_PERSON, [{"guarantee.unit": "person"}, {"holdout": GONE}], "is damaged"),
-    (ONE_OF_EACH, [{"features": each} for each in (None, {})], "is damaged"),
+    (ONE_OF_EACH, [{"features": each} for each in NO_FEATURES], "is damaged"),
     (ONE_OF_EACH, [{"inputs": each} for each in (3, 0, 1e308, 10**12)], "is damaged"),
     (ONE_OF_EACH, [{"classes": each} for each in (None, ["no"], ["no", "yes", "perhaps"])], "is damaged"),
-    (ONE_OF_EACH, [{"guarantee": each} for each in (-1, [None], {})], "is damaged"),
+    (ONE_OF_EACH, [{"guarantee": each} for each in NO_CLAIMS], "is damaged"),
     (ONE_OF_EACH, [{"encoding": OTHER_CLASSES}], "is damaged"),
     (["head, gradient"], [{"bias": None}], "is damaged"),
     (["teachers"], [{"silent": each} for each in SILENT], "is damaged"),

@@ -14,6 +14,7 @@ import contextlib
 import decimal
 import io
 import json
+import math
 import os
 import random
 import sys
@@ -43,6 +44,7 @@ CLASSES = ["no", "yes", "9007199254740993"]
 INTEGERS = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]
 FLOATS = [pa.float16(), pa.float32(), pa.float64()]
 DECIMALS = [pa.decimal32(7, 2), pa.decimal64(16, 3), pa.decimal128(36, 4), pa.decimal256(70, 5)]
+SPECIAL_FLOATS = [0.0, -0.0, 1.0, 2.5, math.nan, math.inf, -math.inf, 5e-324, 1e300]
 STRINGS = [pa.string(), pa.large_string(), pa.string_view()]
 BYTES = [pa.binary(), pa.large_binary(), pa.binary_view(), pa.binary(4), pa.uuid()]
 UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
@@ -175,39 +177,14 @@ def _cell(rng: random.Random, kind: Any, numeric: bool) -> Any:
         bits = kind.bit_width - (0 if types.is_unsigned_integer(kind) else 1)
         low = 0 if types.is_unsigned_integer(kind) else -(2**bits)
         near = 2 ** min(53, bits) - rng.randrange(1, 5)
-        return rng.choice(
-            [
-                rng.randrange(0, 10),
-                near,
-                rng.randrange(low, 2**bits),
-                low,
-                2**bits - 1,
-                min(near + 5, 2**bits - 1),
-            ]
-        )
+        edges = [low, near, min(near + 5, 2**bits - 1), 2**bits - 1]
+        return rng.choice([rng.randrange(0, 10), rng.randrange(low, 2**bits), *edges])
     if types.is_floating(kind):
-        value = rng.choice(
-            [
-                0.0,
-                -0.0,
-                1.0,
-                2.5,
-                rng.uniform(-9, 9),
-                float("nan"),
-                float("inf"),
-                -float("inf"),
-                5e-324,
-                1e300,
-            ]
-        )
+        value = rng.choice([rng.uniform(-9, 9), *SPECIAL_FLOATS])
+        if kind == pa.float64():
+            return value
         with np.errstate(over="ignore"):
-            return (
-                np.float16(value)
-                if kind == pa.float16()
-                else float(np.float32(value))
-                if kind == pa.float32()
-                else value
-            )
+            return np.float16(value) if kind == pa.float16() else float(np.float32(value))
     if types.is_decimal(kind):
         digits = rng.randrange(10 ** rng.randrange(1, kind.precision + 1))
         with decimal.localcontext(prec=80):
