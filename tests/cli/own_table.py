@@ -18,9 +18,9 @@ def write_people(path: Path) -> Path:
     return path
 
 
-def add_persons(path: Path) -> None:
+def add_persons(path: Path, column: str = "id") -> None:
     """Add a column that says whose row it is: 400 persons with three rows each."""
     header, *rows = path.read_text().splitlines()
     path.write_text(
-        "\n".join([f"id,{header}", *(f"p{number % 400},{row}" for number, row in enumerate(rows))])
+        "\n".join([f"{column},{header}", *(f"p{number % 400},{row}" for number, row in enumerate(rows))])
     )

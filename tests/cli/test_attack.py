@@ -69,9 +69,9 @@ def test_a_saved_model_is_attacked_with_several_attacks_and_plotted(
 
 def test_the_card_lists_every_variant_of_an_attack(folder: Path, table: Path) -> None:
     names = ["threshold", "threshold-entropy", "lira", "lira-offline"]
-    for name in names:
-        out = printed("attack", folder, "--data", table, *HALF, "--attack", name, "--shadows", 4)
-        assert leakage_file(folder).name in "".join(out.split())  # the command says where they are stored
+    attacks = [part for name in names for part in ("--attack", name)]
+    out = printed("attack", folder, "--data", table, *HALF, *attacks, "--shadows", 4)
+    assert leakage_file(folder).name in "".join(out.split())  # the command says where they are stored
     assert leakage_file(folder).stat().st_mode & 0o777 == 0o600
     kept = [entry["attack"] for entry in json.loads(leakage_file(folder).read_text())["attacks"]]
     assert set(names) <= set(kept)

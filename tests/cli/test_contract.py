@@ -65,6 +65,7 @@ WRONG = [
     ("train network mnist-5k --records 4000 --output out", 2, "4000"),
     ("train network mnist-5k --alpha -1 --output out", 2, "--alpha must be a positive number"),
     ("train network mnist-5k --activation step --output out", 2, "step"),
+    (f"train network {SMALL} --epochs 0 --output people.csv/model", 1, "people.csv"),
     ("train network mnist-5k --label y --output out", 2, "--label"),
     ("train network bare.csv --records 100 --output out", 2, "--holdout"),
     ("train network bare.csv --records 100 --holdout 0.2 --output out", 2, "only one of them"),

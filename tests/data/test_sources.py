@@ -213,10 +213,13 @@ def test_a_row_of_a_text_file_is_counted_from_its_beginning(monkeypatch: pytest.
     assert message.startswith("In the file people.csv, row 41 (not counting the header)")
 
 
-def test_types_that_are_read_alike_may_differ() -> None:
+def test_types_that_are_read_alike_and_the_order_of_columns_may_differ_and_a_file_may_have_no_rows() -> None:
     frame = people(30)
     folder = parquet_folder(Path("people"), frame, 3)
     file = folder / "part-01.parquet"
+    pd.read_parquet(file)[[*reversed(frame.columns)]].to_parquet(file, index=False)
+    frame.iloc[:0].to_parquet(folder / "part-03.parquet", index=False)
+    assert_same(table_rows(folder, SCHEMA), encode_table(frame, SCHEMA))
     change(file, job=pd.read_parquet(file)["job"].astype("category"))
     assert_same(table_rows(folder, SCHEMA), encode_table(frame, SCHEMA))
     change(file, pay=[None] * 10)
