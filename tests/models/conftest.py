@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from quietmax.data import Records, split
-from quietmax.models import (
-    Model,
-    TrainingSettings,
-    train,
-)
+from quietmax.models import Model, TrainingSettings, train
 
 FAST = TrainingSettings(hidden=(8,), epochs=3, batch_size=20)
+
+
+@pytest.fixture(autouse=True)
+def in_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture(scope="module")

@@ -33,36 +33,36 @@ from tests.models.conftest import FAST
 @pytest.mark.parametrize(
     "loss", [CrossEntropy(), Quadratic(), Convexified(2.5, "samples", Quadratic())], ids=str
 )
-def test_a_saved_model_answers_as_before(records: Records, tmp_path: Path, loss: Loss) -> None:
+def test_a_saved_model_answers_as_before(records: Records, loss: Loss) -> None:
     settings = TrainingSettings((8, 5), "sigmoid", loss, epochs=2)
     model = train(split(records, size=100, seed=3), settings=settings)
-    loaded = load_model(save_model(model, tmp_path / "model"))
+    loaded = load_model(save_model(model, Path("model")))
     np.testing.assert_array_equal(loaded.logits(records.features), model.logits(records.features))
     assert (loaded.settings, loaded.records, loaded.dataset, loaded.seed) == (settings, 100, "made up", 3)
 
 
-def test_an_image_model_keeps_its_shape(tmp_path: Path) -> None:
+def test_an_image_model_keeps_its_shape() -> None:
     model = train(load("mnist-5k", records=200), settings=FAST)
-    assert load_model(save_model(model, tmp_path / "model")).image_shape == (1, 28, 28)
+    assert load_model(save_model(model, Path("model"))).image_shape == (1, 28, 28)
 
 
-def test_a_model_file_holds_no_pickle(model: Model, tmp_path: Path) -> None:
-    folder = save_model(model, tmp_path / "model")
+def test_a_model_file_holds_no_pickle(model: Model) -> None:
+    folder = save_model(model, Path("model"))
     assert sorted(path.name for path in folder.iterdir()) == ["model.json", "weights.safetensors"]
     for path in folder.iterdir():
         assert b"\x80\x04" not in path.read_bytes()[:16]
 
 
 def test_an_existing_folder_is_not_touched_unless_it_is_a_model_and_overwriting_was_asked_for(
-    model: Model, tmp_path: Path
+    model: Model,
 ) -> None:
-    folder = save_model(model, tmp_path / "model")
+    folder = save_model(model, Path("model"))
     before = (folder / "weights.safetensors").read_bytes()
     with pytest.raises(InvalidInput, match="already exists"):
         save_model(model, folder)
     save_model(model, folder, overwrite=True)
     assert (folder / "weights.safetensors").read_bytes() == before
-    (precious := tmp_path / "precious").mkdir()
+    (precious := Path("precious")).mkdir()
     (precious / "file").write_text("keep")
     with pytest.raises(InvalidInput, match="not a Quietmax model"):
         save_model(model, precious, overwrite=True)
@@ -77,7 +77,7 @@ def test_nothing_is_left_behind_when_writing_fails(
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(QuietmaxError, match="No space left"):
-        save_model(model, tmp_path / "model")
+        save_model(model, Path("model"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -91,7 +91,7 @@ def test_a_disk_without_room_for_the_weights_gives_one_sentence_and_leaves_nothi
     resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
     try:
         with pytest.raises(QuietmaxError, match=r"^The model cannot be written to .*: File too large\.$"):
-            save_model(model, tmp_path / "model")
+            save_model(model, Path("model"))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert list(tmp_path.iterdir()) == []
@@ -145,9 +145,9 @@ def _flip_a_bit(folder: Path) -> None:
     ],
 )
 def test_a_damaged_or_foreign_file_is_an_error(
-    model: Model, tmp_path: Path, damage: Callable[[Path], object], match: str
+    model: Model, damage: Callable[[Path], object], match: str
 ) -> None:
-    folder = save_model(model, tmp_path / "model")
+    folder = save_model(model, Path("model"))
     damage(folder)
     with pytest.raises((DataUnavailable, InvalidInput), match=match) as caught:
         load_model(folder)

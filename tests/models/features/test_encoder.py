@@ -7,6 +7,7 @@ import json
 import pickle
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ from tests.models.features.onnx_files import (
 RECORDS = np.random.default_rng(1).random((7, 4), dtype=np.float32)
 IMAGES = np.random.default_rng(2).random((6, 3 * 9 * 8), dtype=np.float32)
 SHAPE = (3, 9, 8)
+LAYERS = Path("net.safetensors")
 
 
 def unit(rows: Any) -> Any:
@@ -72,21 +74,16 @@ def network() -> nn.Sequential:
 # Layers in safetensors
 
 
-def test_layers_in_a_file_compute_what_the_module_computes(tmp_path: Path) -> None:
-    digest = save_encoder(network(), tmp_path / "net.safetensors")
-    encoder = Encoder(tmp_path / "net.safetensors", digest, image_shape=SHAPE)
+def test_layers_in_a_file_compute_what_the_module_computes_and_draw_no_random_numbers() -> None:
+    digest = save_encoder(network(), LAYERS)
+    _network.cache_clear()
+    before = torch.get_rng_state()
+    encoder = Encoder(LAYERS, digest, image_shape=SHAPE)
+    assert torch.equal(before, torch.get_rng_state())
     with torch.no_grad():
         expected = network()(torch.from_numpy(IMAGES).reshape(-1, *SHAPE)).numpy()
     np.testing.assert_allclose(encoder.transform(IMAGES), unit(expected), atol=1e-6)
     assert encoder.dimension(IMAGES.shape[1]) == 5
-
-
-def test_reading_a_file_draws_no_random_numbers(tmp_path: Path) -> None:
-    digest = save_encoder(network(), tmp_path / "net.safetensors")
-    _network.cache_clear()
-    before = torch.get_rng_state()
-    Encoder(tmp_path / "net.safetensors", digest, image_shape=SHAPE)
-    assert torch.equal(before, torch.get_rng_state())
 
 
 @pytest.mark.parametrize(
@@ -100,9 +97,9 @@ def test_reading_a_file_draws_no_random_numbers(tmp_path: Path) -> None:
         (nn.BatchNorm1d(3, track_running_stats=False), "running statistics"),
     ],
 )
-def test_other_layers_are_not_written(module: nn.Module, words: str, tmp_path: Path) -> None:
+def test_other_layers_are_not_written(module: nn.Module, words: str) -> None:
     with pytest.raises(InvalidInput, match=words):
-        save_encoder(nn.Sequential(module), tmp_path / "net.safetensors")
+        save_encoder(nn.Sequential(module), LAYERS)
 
 
 @pytest.mark.parametrize(
@@ -119,50 +116,52 @@ def test_other_layers_are_not_written(module: nn.Module, words: str, tmp_path: P
         {"layer": "ReLU"},
     ],
 )
-def test_a_file_that_save_encoder_did_not_write_is_refused(layers: Any, tmp_path: Path) -> None:
-    tensors = {"0.weight": torch.ones(2, 4), "0.bias": torch.zeros(2)}
+def test_a_file_that_save_encoder_did_not_write_is_refused(layers: Any) -> None:
     metadata = {} if layers is None else {"quietmax.encoder": json.dumps(layers)}
     if layers == "no JSON":
         metadata = {"quietmax.encoder": layers}
-    path = tmp_path / "net.safetensors"
-    path.write_bytes(safetensors.torch.save(tensors, metadata))
+    tensors = {"0.weight": torch.ones(2, 4), "0.bias": torch.zeros(2)}
+    LAYERS.write_bytes(safetensors.torch.save(tensors, metadata))
     with pytest.raises(
         InvalidInput, match=r"net\.safetensors is not a file that save_encoder wrote|start_dim=1"
     ):
-        Encoder(path, sha256(path))
+        Encoder(LAYERS, sha256(LAYERS))
 
 
-def test_only_safetensors_and_onnx_files_are_read(tmp_path: Path) -> None:
-    for name in ("net.pt", "net"):
-        (tmp_path / name).write_bytes(pickle.dumps(1))
-        with pytest.raises(InvalidInput, match=r"must be an \.onnx or \.safetensors file"):
-            Encoder(tmp_path / name, sha256(tmp_path / name))
-    for name, words in (("net.onnx", "not an ONNX file|cannot read"), ("net.safetensors", "save_encoder")):
-        (tmp_path / name).write_bytes(b"\x01" * 50)
-        with pytest.raises(InvalidInput, match=words):
-            Encoder(tmp_path / name, sha256(tmp_path / name))
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        *((name, r"must be an \.onnx or \.safetensors file") for name in ("net.pt", "net")),
+        ("net.onnx", "not an ONNX file|cannot read"),
+        ("net.safetensors", "save_encoder"),
+    ],
+)
+def test_only_safetensors_and_onnx_files_are_read(name: str, words: str) -> None:
+    Path(name).write_bytes(pickle.dumps(1) + b"\x01" * 50)
+    with pytest.raises(InvalidInput, match=words):
+        Encoder(name, sha256(Path(name)))
 
 
 # The SHA-256
 
 
-def test_a_file_must_be_named_with_its_sha256(tmp_path: Path) -> None:
-    path = tmp_path / "net.safetensors"
-    digest = save_encoder(nn.ReLU(), path)
+def test_a_file_must_be_named_with_its_sha256() -> None:
+    digest = save_encoder(nn.ReLU(), LAYERS)
     with pytest.raises(InvalidInput, match=f"must be named with its `sha256`. .* {digest}"):
-        Encoder(path)
+        Encoder(LAYERS)
     with pytest.raises(DataUnavailable, match=f"has the SHA-256 {digest}, but {'0' * 64} was expected"):
-        Encoder(path, "0" * 64)
+        Encoder(LAYERS, "0" * 64)
     with pytest.raises(DataUnavailable, match="cannot be read: No such file"):
-        Encoder(tmp_path / "other.safetensors", digest)
-    assert Encoder(path, digest.upper()).sha256 == digest
+        Encoder("other.safetensors", digest)
+    with pytest.raises(InvalidInput, match="output requires an ONNX file"):
+        Encoder(LAYERS, digest, output="x")
+    assert Encoder(LAYERS, digest.upper()).sha256 == digest
 
 
-def test_a_file_is_read_once(tmp_path: Path) -> None:
-    path = tmp_path / "net.safetensors"
-    encoder = Encoder(path, save_encoder(nn.ReLU(), path))
+def test_a_file_is_read_once() -> None:
+    encoder = Encoder(LAYERS, save_encoder(nn.ReLU(), LAYERS))
     before = encoder.transform(RECORDS)
-    path.write_bytes(b"")
+    LAYERS.write_bytes(b"")
     _network.cache_clear()
     for again in (encoder, copy.deepcopy(encoder), pickle.loads(pickle.dumps(encoder))):
         np.testing.assert_array_equal(again.transform(RECORDS), before)
@@ -172,16 +171,41 @@ def test_a_file_is_read_once(tmp_path: Path) -> None:
 # ONNX
 
 
-def test_the_outputs_of_an_onnx_file_are_those_of_onnxruntime(tmp_path: Path) -> None:
-    encoder = convolutions(tmp_path, SHAPE)
+def written(*nodes: Any, **network: Any) -> Encoder:
+    """The encoder of a network in a file."""
+    return Encoder("net.onnx", write(Path("net.onnx"), *nodes, **network))
+
+
+UNCHANGED = node("Identity", "x", "a")
+
+
+def branching(positive: Any, negative: Any = UNCHANGED, *then: Any, **inner: Any) -> Encoder:
+    """A network with a branch: `a` comes from `positive` if the sum of the numbers is above 0, else from `negative`."""
+    branches = [
+        helper.make_graph(
+            [each] if each else [], "branch", [], [helper.make_tensor_value_info("a", FLOAT, None)], **inner
+        )
+        for each in (positive, negative)
+    ]
+    return written(
+        node("ReduceSum", "x", "sum", keepdims=0),
+        node("Greater", "sum zero", "above"),
+        node("If", "above", "m" if then else "y", then_branch=branches[0], else_branch=branches[1]),
+        *then,
+        tensors={"zero": np.float32(0.0)},
+    )
+
+
+def test_the_outputs_of_an_onnx_file_are_those_of_onnxruntime() -> None:
+    encoder = convolutions(Path(), SHAPE)
     session = onnxruntime.InferenceSession(str(encoder.path), providers=["CPUExecutionProvider"])
     (expected,) = session.run(["y"], {"x": IMAGES.reshape(-1, *SHAPE)})
     np.testing.assert_allclose(encoder.transform(IMAGES), unit(expected), atol=1e-6)
     assert encoder._rows_at_once(IMAGES.shape[1]) == 1
 
 
-def test_an_intermediate_output_may_be_named_and_pooled(tmp_path: Path) -> None:
-    encoder = convolutions(tmp_path, SHAPE)
+def test_an_intermediate_output_may_be_named_and_pooled() -> None:
+    encoder = convolutions(Path(), SHAPE)
     everywhere, pooled = replace(encoder, output="r"), replace(encoder, output="r", pool=True)
     assert everywhere.dimension(IMAGES.shape[1]) == 13 * 7 * 6
     np.testing.assert_allclose(
@@ -193,167 +217,125 @@ def test_an_intermediate_output_may_be_named_and_pooled(tmp_path: Path) -> None:
         replace(encoder, pool=True).dimension(IMAGES.shape[1])
 
 
-def test_an_onnx_file_gets_one_record_at_a_time(tmp_path: Path) -> None:
+def test_an_onnx_file_gets_one_record_at_a_time() -> None:
     """So not even a network that mixes the records of a batch can mix them."""
     expected = RECORDS - (RECORDS.max(axis=1, keepdims=True) + 1)
-    np.testing.assert_allclose(mixing(tmp_path).transform(RECORDS), unit(expected), atol=1e-6)
+    np.testing.assert_allclose(mixing(Path()).transform(RECORDS), unit(expected), atol=1e-6)
 
 
-def test_outputs_that_are_not_finite_become_zero(tmp_path: Path) -> None:
-    encoder = Encoder(tmp_path / "log.onnx", write(tmp_path / "log.onnx", node("Log", "x", "y")))
+def test_outputs_that_are_not_finite_become_zero() -> None:
+    encoder = written(node("Log", "x", "y"))
     np.testing.assert_allclose(encoder.transform([[-1.0, 0.0, np.e, 1.0]]), [[0, 0, 1, 0]])
     assert not encoder.transform([[-1.0, -2.0, 0.0, 1.0]]).any()
 
 
-def test_control_flow_is_a_function_of_the_record(tmp_path: Path) -> None:
-    encoder = Encoder(tmp_path / "if.onnx", _branching(tmp_path / "if.onnx", node("Neg", "x", "a")))
-    np.testing.assert_allclose(
-        encoder.transform([[1.0, 0, 0, 0], [-3.0, 0, 0, 0]]), [[-1, 0, 0, 0], [-1, 0, 0, 0]]
-    )
+def test_control_flow_is_a_function_of_the_record() -> None:
+    features = branching(node("Neg", "x", "a")).transform([[1.0, 0, 0, 0], [-3.0, 0, 0, 0]])
+    np.testing.assert_allclose(features, [[-1, 0, 0, 0], [-1, 0, 0, 0]])
 
 
-def _branching(path: Path, positive: Any) -> str:
-    """Write a network with a branch: `positive` gives `a` if the sum of the numbers is above 0, else `a` is x."""
-    branches = [
-        helper.make_graph([each], "branch", [], [helper.make_tensor_value_info("a", FLOAT, None)])
-        for each in (positive, node("Identity", "x", "a"))
-    ]
-    return write(
-        path,
-        node("ReduceSum", "x", "sum", keepdims=0),
-        node("Greater", "sum zero", "above"),
-        node("If", "above", "y", then_branch=branches[0], else_branch=branches[1]),
-        tensors={"zero": np.float32(0.0)},
-    )
+def test_dropout_is_accepted_for_inference() -> None:
+    encoder = written(node("Dropout", "x ratio", "y"), tensors={"ratio": np.float32(0.5)})
+    np.testing.assert_allclose(encoder.transform(RECORDS), unit(RECORDS), atol=1e-6)
 
 
-@pytest.mark.parametrize("operation", ["RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"])
-def test_random_operations_are_refused(operation: str, tmp_path: Path) -> None:
-    path = tmp_path / "net.onnx"
-    for digest in (
-        lambda: write(path, node(operation, "x", "y")),
-        lambda: _branching(path, node(operation, "x", "a")),
-    ):
-        with pytest.raises(InvalidInput, match=f"{operation}, which may draw random numbers"):
-            Encoder(path, digest())
+TRAINED_DROPOUT = {"ratio": np.float32(0.5), "training": np.bool_(True)}
+TWICE = helper.make_function(
+    "own", "Twice", ["a"], ["b"], [node("Add", "a a", "b")], [helper.make_opsetid("", 17)]
+)
 
 
-def test_dropout_is_accepted_for_inference_only(tmp_path: Path) -> None:
-    path = tmp_path / "net.onnx"
-    ratio, training = np.float32(0.5), np.bool_(True)
-    digest = write(path, node("Dropout", "x ratio", "y"), tensors={"ratio": ratio})
-    np.testing.assert_allclose(Encoder(path, digest).transform(RECORDS), unit(RECORDS), atol=1e-6)
-    tensors = {"ratio": ratio, "training": training}
-    digest = write(path, node("Dropout", "x ratio training", "y"), tensors=tensors)
-    with pytest.raises(InvalidInput, match="Dropout, which may draw random numbers"):
-        Encoder(path, digest)
+def _outside() -> Encoder:
+    """A matrix in another file, inside branches without operations."""
+    np.eye(4, dtype=np.float32).tofile("matrix.bin")  # onnxruntime looks for it here
+    matrix = TensorProto(name="a", data_type=FLOAT, dims=[4, 4], data_location=TensorProto.EXTERNAL)
+    matrix.external_data.add(key="location", value="matrix.bin")
+    return branching(None, None, node("MatMul", "x m", "y"), initializer=[matrix])
 
 
-def test_operations_of_other_domains_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "net.onnx"
-    digest = write(path, node("Gelu", "x", "y", domain="com.microsoft"), domains=("com.microsoft",))
-    with pytest.raises(InvalidInput, match=r"Gelu of the domain com\.microsoft; only standard operations"):
-        Encoder(path, digest)
-    function = helper.make_function(
-        "own", "Twice", ["a"], ["b"], [node("Add", "a a", "b")], [helper.make_opsetid("", 17)]
-    )
-    digest = write(path, node("Abs", "x", "y"), functions=[function], domains=("own",))
-    with pytest.raises(InvalidInput, match="defines functions of its own"):
-        Encoder(path, digest)
-
-
-def test_tensors_in_other_files_are_refused(tmp_path: Path) -> None:
-    digest = external(tmp_path / "net.onnx")
-    with pytest.raises(InvalidInput, match="keeps tensors in other files"):
-        Encoder(tmp_path / "net.onnx", digest)
-
-
-def test_tensors_in_other_files_are_refused_in_branches_without_operations(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)  # onnxruntime looks for the file here
-    np.eye(4, dtype=np.float32).tofile("matrix.bin")
-
-    def branch(name: str) -> Any:
-        matrix = TensorProto(name=name, data_type=FLOAT, dims=[4, 4], data_location=TensorProto.EXTERNAL)
-        matrix.external_data.add(key="location", value="matrix.bin")
-        return helper.make_graph(
-            [], name, [], [helper.make_tensor_value_info(name, FLOAT, [4, 4])], initializer=[matrix]
+REFUSED: list[tuple[Any, str]] = [
+    *(
+        (network, f"{operation}, which may draw random numbers")
+        for operation in ("RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial")
+        for network in (
+            partial(written, node(operation, "x", "y")),
+            partial(branching, node(operation, "x", "a")),
         )
+    ),
+    (
+        lambda: written(node("Dropout", "x ratio training", "y"), tensors=TRAINED_DROPOUT),
+        "Dropout, which may draw random numbers",
+    ),
+    (
+        lambda: written(node("Gelu", "x", "y", domain="com.microsoft"), domains=("com.microsoft",)),
+        r"Gelu of the domain com\.microsoft; only standard operations",
+    ),
+    (
+        lambda: written(node("Abs", "x", "y"), functions=[TWICE], domains=("own",)),
+        "defines functions of its own",
+    ),
+    (lambda: Encoder("net.onnx", external(Path("net.onnx"))), "keeps tensors in other files"),
+    (_outside, "keeps tensors in other files"),
+    (
+        lambda: written(node("Add", "x z", "y"), inputs=[(name, FLOAT, ["n", 4]) for name in "xz"]),
+        r"one input of type float32, but net\.onnx takes: x .*, z",
+    ),
+    (
+        lambda: written(node("Cast", "x", "y", to=FLOAT), inputs=[("x", TensorProto.INT32, ["n", 4])]),
+        r"x \(tensor\(int32\)\)",
+    ),
+    (lambda: written(node("Abs", "x", "y"), inputs=[("x", FLOAT, [8, 4])]), "takes 8 records at once"),
+    (
+        lambda: written(node("NonZero", "x", "where"), node("Cast", "where", "y", to=FLOAT)).dimension(4),
+        r"net\.onnx has no outputs for a record of zeros",
+    ),
+]
 
-    digest = write(
-        tmp_path / "net.onnx",
-        node("ReduceSum", "x", "sum", keepdims=0),
-        node("Greater", "sum zero", "positive"),
-        node("If", "positive", "m", then_branch=branch("a"), else_branch=branch("b")),
-        node("MatMul", "x m", "y"),
-        tensors={"zero": np.float32(0.0)},
-    )
-    with pytest.raises(InvalidInput, match="keeps tensors in other files"):
-        Encoder(tmp_path / "net.onnx", digest)
+
+@pytest.mark.parametrize(("network", "words"), REFUSED)
+def test_a_network_whose_outputs_may_not_be_a_function_of_one_record_is_refused(
+    network: Any, words: str
+) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        network()
 
 
-def test_a_network_must_take_one_record_of_float32(tmp_path: Path) -> None:
-    path = tmp_path / "net.onnx"
-    two = [("x", FLOAT, ["n", 4]), ("z", FLOAT, ["n", 4])]
-    whole = [("x", 6, ["n", 4])]  # int32
-    with pytest.raises(InvalidInput, match=r"one input of type float32, but net\.onnx takes: x .*, z"):
-        Encoder(path, write(path, node("Add", "x z", "y"), inputs=two))
-    with pytest.raises(InvalidInput, match=r"x \(tensor\(int32\)\)"):
-        Encoder(path, write(path, node("Cast", "x", "y", to=FLOAT), inputs=whole))
-    with pytest.raises(InvalidInput, match="takes 8 records at once"):
-        Encoder(path, write(path, node("Abs", "x", "y"), inputs=[("x", FLOAT, [8, 4])]))
-
-
-def test_a_network_without_outputs_for_a_record_of_zeros_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "net.onnx"
-    digest = write(path, node("NonZero", "x", "where"), node("Cast", "where", "y", to=FLOAT))
-    with pytest.raises(InvalidInput, match=r"net\.onnx has no outputs for a record of zeros"):
-        Encoder(path, digest).transform(RECORDS)
-
-
-def test_a_record_with_another_number_of_outputs_gets_zeros_and_no_error(tmp_path: Path) -> None:
-    path = tmp_path / "net.onnx"
-    digest = write(
-        path,
+def test_a_record_with_another_number_of_outputs_gets_zeros_and_no_error() -> None:
+    encoder = written(
         *(node("Cos", "x", "cosine"), node("Floor", "cosine", "zero"), node("NonZero", "zero", "where")),
         node("Cast", "where", "y", to=FLOAT),
     )
-    features = Encoder(path, digest).transform([[0.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]])
+    features = encoder.transform([[0.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]])
     assert features.shape == (2, 8)
     assert np.linalg.norm(features[0]) == pytest.approx(1.0)
     assert not features[1].any()
 
 
-def test_without_the_extra_the_error_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    digest = write(tmp_path / "net.onnx", node("Abs", "x", "y"))
+def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     _network.cache_clear()
     with pytest.raises(
         QuietmaxError, match=r"requires the package onnxruntime.*pip install 'quietmax\[onnx\]'"
     ):
-        Encoder(tmp_path / "net.onnx", digest)
+        written(node("Abs", "x", "y"))
 
 
 # Inputs
 
 
-def test_images_are_scaled_repeated_and_normalised(tmp_path: Path) -> None:
-    path = tmp_path / "net.onnx"
-    shape = [("x", FLOAT, [1, 3, 8, 6])]
-    digest = write(path, node("Identity", "x", "y"), inputs=shape)
+def test_images_are_scaled_repeated_and_normalised() -> None:
+    network = written(node("Identity", "x", "y"), inputs=[("x", FLOAT, [1, 3, 8, 6])])
     grey = np.random.default_rng(0).random((2, 4 * 3), dtype=np.float32)
     mean, std = (0.1, 0.2, 0.3), (1.0, 2.0, 4.0)
-    encoder = Encoder(path, digest, image_shape=(1, 4, 3), mean=mean, std=std)
+    encoder = replace(network, image_shape=(1, 4, 3), mean=mean, std=std)
     images = torch.from_numpy(grey).reshape(2, 1, 4, 3)
     large = nn.functional.interpolate(images, (8, 6), mode="bilinear", align_corners=False).numpy()
     expected = np.concatenate([(large - m) / s for m, s in zip(mean, std, strict=True)], axis=1)
     np.testing.assert_allclose(encoder.transform(grey), unit(expected.reshape(2, -1)), atol=1e-6)
 
 
-def test_one_mean_and_std_hold_for_all_numbers(tmp_path: Path) -> None:
-    path = tmp_path / "net.onnx"
-    encoder = Encoder(path, write(path, node("Identity", "x", "y")), mean=0.5, std=0.25)
+def test_one_mean_and_std_hold_for_all_numbers() -> None:
+    encoder = replace(written(node("Identity", "x", "y")), mean=0.5, std=0.25)
     np.testing.assert_allclose(encoder.transform(RECORDS), unit((RECORDS - 0.5) / 0.25), atol=1e-6)
 
 
@@ -375,26 +357,17 @@ def test_one_mean_and_std_hold_for_all_numbers(tmp_path: Path) -> None:
         ({"input_shape": (3, 2, 2)}, 216, "cannot compute inputs of shape"),
     ],
 )
-def test_settings_that_do_not_fit_are_errors(
-    settings: dict[str, Any], columns: int, words: str, tmp_path: Path
-) -> None:
-    encoder = convolutions(tmp_path, SHAPE)
+def test_settings_that_do_not_fit_are_errors(settings: dict[str, Any], columns: int, words: str) -> None:
+    encoder = convolutions(Path(), SHAPE)
     with pytest.raises(InvalidInput, match=words):
         replace(encoder, **settings).transform(np.zeros((2, columns)))
-
-
-def test_a_file_of_layers_has_one_output(tmp_path: Path) -> None:
-    path = tmp_path / "net.safetensors"
-    digest = save_encoder(nn.ReLU(), path)
-    with pytest.raises(InvalidInput, match="output requires an ONNX file"):
-        Encoder(path, digest, output="x")
 
 
 # What a guarantee says of them
 
 
-def test_an_encoder_is_not_the_users_code(tmp_path: Path) -> None:
-    encoder = convolutions(tmp_path, SHAPE)
+def test_an_encoder_is_not_the_users_code() -> None:
+    encoder = convolutions(Path(), SHAPE)
     for feature_map in (encoder, Pipeline((UnitNorm(), encoder))):
         assert not runs_user_code(feature_map)
         assert is_batched(describe_map(feature_map))

@@ -328,15 +328,13 @@ def test_the_whitening_of_patches_flattens_the_spectrum_of_images_it_has_not_see
 
 
 @pytest.mark.usefixtures("_read_again")
-def test_a_changed_or_missing_file_of_filters_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_changed_or_missing_file_of_filters_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     content = bytearray(image_maps.FILE.read_bytes())
     content[-1] ^= 1
-    monkeypatch.setattr(image_maps, "FILE", tmp_path / "patches.safetensors")
+    monkeypatch.setattr(image_maps, "FILE", Path("patches.safetensors"))
     with pytest.raises(DataUnavailable, match=r"patches.safetensors of the package cannot be read"):
         Patches(SHAPE).transform(leaves(1))
-    (tmp_path / "patches.safetensors").write_bytes(content)
+    Path("patches.safetensors").write_bytes(content)
     with pytest.raises(DataUnavailable, match="does not have its SHA-256"):
         Patches(SHAPE).transform(leaves(1))
 
