@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 
 from quietmax.accounting import Budget, GaussianCost, PureCost
 from quietmax.errors import BudgetExhausted, InvalidInput, QuietmaxError
-from quietmax.estimators.teachers import VOTE_BOUNDS, TeacherEnsemble
+from quietmax.estimators.teachers import TeacherEnsemble
 from quietmax.mechanisms import Algorithm1, Answers, NoisyMax
 from quietmax.models import Model, TrainingSettings
 from quietmax.models.mlp import initial_mlp
-from quietmax.noise import EXACT, ExactNoise, SeededNoise
+from quietmax.noise import ExactNoise, SeededNoise
 from quietmax.predictor import Predictor
 from quietmax.spending import FileAccount, MemoryAccount
+from tests.mechanisms.made_up import bounds
 
 
 def _model(classes: int = 4) -> Model:
@@ -228,7 +229,7 @@ def test_an_answer_that_costs_more_than_the_whole_budget_and_a_negative_cache_ar
 def test_probabilities_asked_of_a_labels_only_mechanism_cost_nothing() -> None:
     quiet = Predictor(
         _model(),
-        NoisyMax("exponential", bounds=VOTE_BOUNDS, per_query=PureCost(1.0)),
+        NoisyMax("exponential", bounds=bounds(), per_query=PureCost(1.0)),
         Budget(10.0, queries=5),
     )
     with pytest.raises(InvalidInput, match="labels only"):
@@ -242,10 +243,6 @@ def _votes(classes: int = 3) -> TeacherEnsemble:
     return TeacherEnsemble._of_fit(
         initial_mlp((6, classes), "tanh", range(4)), np.zeros(4, dtype=bool), classes, False
     )
-
-
-def _claimed(mechanism, noise=EXACT):
-    return Predictor(_votes(), mechanism, Budget(1.0, 1e-5, queries=5), noise=noise).guarantee
 
 
 class _Quieter(NoisyMax):
@@ -263,29 +260,6 @@ class _Silent(ExactNoise):
         return gaps.argmin(0)
 
 
-@pytest.mark.parametrize(
-    ("mechanism", "noise", "because", "assumption"),
-    [
-        (_Quieter(), EXACT, "The mechanism is", "The user's own mechanism has the privacy it states."),
-        (_Stating(), EXACT, "The mechanism is", "The user's own mechanism has the privacy it states."),
-        (
-            NoisyMax(),
-            _Silent(),
-            "The noise source is",
-            "The user's own noise source is exact and unpredictable.",
-        ),
-    ],
-)
-def test_a_mechanism_or_a_noise_source_of_the_users_own_is_not_proven(
-    mechanism, noise, because, assumption
-) -> None:
-    assert _claimed(NoisyMax()).status == "proven"
-    claimed = _claimed(mechanism, noise)
-    assert claimed.status == "conditional"
-    assert f"{because} the user's own." in claimed.because
-    assert claimed.assumptions == (assumption,)
-
-
 class _Free:
     """An account that never charges."""
 
@@ -300,19 +274,30 @@ class _FreeInMemory(MemoryAccount):
         pass
 
 
-def test_an_account_of_the_users_own_is_not_proven(tmp_path) -> None:
-    def claimed(account):
-        return Predictor(_votes(), NoisyMax(), Budget(1.0, queries=1), account=account).guarantee
+def _claimed(mechanism=None, **parts):
+    return Predictor(_votes(), mechanism or NoisyMax(), Budget(1.0, 1e-5, queries=5), **parts).guarantee
 
+
+@pytest.mark.parametrize(
+    ("parts", "what", "assumption"),
+    [
+        ({"mechanism": _Quieter()}, "mechanism", "has the privacy it states."),
+        ({"mechanism": _Stating()}, "mechanism", "has the privacy it states."),
+        ({"noise": _Silent()}, "noise source", "is exact and unpredictable."),
+        ({"account": _Free()}, "account", "counts every answer and stops when the budget is spent."),
+        ({"account": _FreeInMemory()}, "account", "counts every answer and stops when the budget is spent."),
+    ],
+)
+def test_a_part_of_the_users_own_is_not_proven(parts, what, assumption) -> None:
+    claimed = _claimed(**parts)
+    assert claimed.status == "conditional"
+    assert claimed.because.endswith(f"The {what} is the user's own.")
+    assert claimed.assumptions == (f"The user's own {what} {assumption}",)
+
+
+def test_our_own_parts_are_proven_and_what_is_refuted_stays_so(tmp_path) -> None:
     for account in (None, MemoryAccount(), FileAccount.create(tmp_path / "account")):
-        assert claimed(account).status == "proven"
-    for uncounted in (_Free(), _FreeInMemory()):
-        own = claimed(uncounted)
-        assert own.status == "conditional"
-        assert own.because.endswith("The account is the user's own.")
-        assert own.assumptions == (
-            "The user's own account counts every answer and stops when the budget is spent.",
-        )
+        assert _claimed(account=account).status == "proven"
     assert _predictor(1, account=_Free()).guarantee.status == "refuted"
 
 

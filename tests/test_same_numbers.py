@@ -86,7 +86,7 @@ from quietmax.noise import (
 )
 from quietmax.sensitivity import ScoreBounds, Sensitivity, empirical_sensitivity, published_sensitivity
 from quietmax.sensitivity.network import published_sensitivity_for
-from tests.experiments.same_process import start_in_this_process
+from tests.experiments.toy_grid import start_in_this_process
 
 FOLDER = Path(__file__).parent / "fixtures" / "seeded"
 TABLE = Path(__file__).parent / "fixtures" / "v0_2" / "people.csv"

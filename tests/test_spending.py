@@ -104,7 +104,8 @@ def test_a_fork_cannot_save_the_budget_into_a_folder(tmp_path) -> None:
     assert not (tmp_path / "model").exists()
 
 
-def test_a_process_id_that_is_used_again_does_not_open_the_account(monkeypatch) -> None:
+def test_neither_a_process_id_that_is_used_again_nor_a_fork_by_c_code_opens_the_account(monkeypatch) -> None:
+    """Marks are added by hooks of Python, which do not run in the second case: there the process id tells."""
     quiet, number = predictor(), os.getpid()
 
     def asked():
@@ -112,6 +113,7 @@ def test_a_process_id_that_is_used_again_does_not_open_the_account(monkeypatch) 
         return quiet.predict(FEATURES[:1]).tolist()
 
     assert REFUSED in in_fork(asked)
+    assert REFUSED in in_fork(lambda: quiet.predict(FEATURES[:1]).tolist(), fork=ctypes.PyDLL(None).fork)
 
 
 def test_a_fork_of_a_fork_is_refused_and_a_new_predictor_of_a_fork_answers_there_alone() -> None:
@@ -129,12 +131,6 @@ def test_a_fork_of_a_fork_is_refused_and_a_new_predictor_of_a_fork_answers_there
     assert REFUSED in theirs
     assert REFUSED in child_of_own
     assert own == 1
-
-
-def test_a_fork_by_c_code_is_refused() -> None:
-    """No hook of Python runs then; the process id tells."""
-    quiet = predictor()
-    assert REFUSED in in_fork(lambda: quiet.predict(FEATURES[:1]).tolist(), fork=ctypes.PyDLL(None).fork)
 
 
 @pytest.mark.parametrize("durable", [False, True])

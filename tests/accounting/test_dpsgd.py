@@ -7,6 +7,7 @@ import logging
 import math
 import tracemalloc
 from fractions import Fraction
+from functools import partial
 
 import dp_accounting
 import mpmath
@@ -36,6 +37,7 @@ from quietmax.errors import InvalidInput
 
 CASES = [(0.3, 1e-6, Schedule(0.03, 700)), (2.0, 1e-3, Schedule(0.2, 13)), (50.0, 1e-9, Schedule(1.0, 3))]
 HAIR = 1 + 1e-11
+slow = partial(pytest.param, marks=pytest.mark.slow)
 
 
 def published(accountant, epsilon, delta, schedule):
@@ -629,10 +631,7 @@ def _event(schedule, sigma):
 
 @pytest.mark.parametrize(
     ("epsilon", "sigma"),
-    [
-        pytest.param(*entry, marks=() if entry[0] in (1, 10, 1000) else pytest.mark.slow)
-        for entry in TABLE.items()
-    ],
+    [entry if entry[0] in (1, 10, 1000) else slow(*entry) for entry in TABLE.items()],
 )
 def test_the_published_noise_under_rdp_is_the_table_of_the_program_it_came_from(epsilon, sigma) -> None:
     """Its entries at epsilon 0.01 and 0.05 are coarser (525 and 150; the search gives 680 and 136)."""
@@ -642,11 +641,7 @@ def test_the_published_noise_under_rdp_is_the_table_of_the_program_it_came_from(
 
 @pytest.mark.parametrize(
     ("epsilon", "schedule"),
-    [
-        (1.0, Schedule(0.1, 100)),
-        (1.0, Schedule(0.02, 5000)),
-        pytest.param(4.0, Schedule(0.01, 2000), marks=pytest.mark.slow),
-    ],
+    [(1.0, Schedule(0.1, 100)), (1.0, Schedule(0.02, 5000)), slow(4.0, Schedule(0.01, 2000))],
 )
 @pytest.mark.parametrize(("accountant", "theirs"), [("rdp", rdp.RdpAccountant), ("pld", pld.PLDAccountant)])
 def test_the_proven_noise_equals_dp_accountings_own_calibration(
@@ -659,16 +654,7 @@ def test_the_proven_noise_equals_dp_accountings_own_calibration(
     assert found == pytest.approx(wanted, rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    "epsilon",
-    [
-        0.001,
-        0.01,
-        0.3,
-        pytest.param(20.0, marks=pytest.mark.slow),
-        pytest.param(1000.0, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("epsilon", [0.001, 0.01, 0.3, slow(20.0), slow(1000.0)])
 def test_the_loss_distribution_stays_small_whatever_epsilon_is(epsilon) -> None:
     tracemalloc.start()
     try:

@@ -4,6 +4,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -133,91 +134,71 @@ def test_invalid_answers_and_targets_are_errors(queries: Queries, target: Any, c
 Reply = Callable[[NDArray[np.float32]], tuple[int, Any]]
 
 
-class _Server:
-    """A model server that keeps what it received; ``reply`` returns status and content for a batch."""
+class _Handler(BaseHTTPRequestHandler):
+    """Answers for one model by the server's ``reply``, which returns status and content for a batch."""
 
-    def __init__(self, reply: Reply, *, key: str | None = None) -> None:
-        self.bodies: list[Any] = []
-        outer = self
+    server: Any
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                metadata = {
-                    "name": "income",
-                    "inputs": [{"name": "rows", "shape": [-1, 40], "datatype": "FP32"}],
-                }
-                self._send(200, metadata if self.path == "/v2/models/income" else {})
+    def do_GET(self) -> None:
+        inputs = [{"name": "rows", "shape": [-1, 40], "datatype": "FP32"}]
+        self._send(200, {"inputs": inputs} if self.path == "/v2/models/income" else {})
 
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                outer.bodies.append(body)
-                if key is not None and self.headers.get("Authorization") != f"Bearer {key}":
-                    self._send(401, {"error": "unknown key"})
-                elif self.path != "/v2/models/income/infer":
-                    self._send(404, {"error": "no such model"})
-                else:
-                    (tensor,) = body["inputs"]
-                    rows = np.array(tensor["data"], dtype=np.float32).reshape(tensor["shape"])
-                    self._send(*reply(rows))
+    def do_POST(self) -> None:
+        (tensor,) = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["inputs"]
+        self.server.received.append(tensor)
+        if self.server.key is not None and self.headers.get("Authorization") != f"Bearer {self.server.key}":
+            self._send(401, {"error": "unknown key"})
+        elif self.path != "/v2/models/income/infer":
+            self._send(404, {"error": "no such model"})
+        else:
+            rows = np.array(tensor["data"], dtype=np.float32).reshape(tensor["shape"])
+            self._send(*self.server.reply(rows))
 
-            def _send(self, status: int, content: Any) -> None:
-                text = content if isinstance(content, bytes) else json.dumps(content).encode()
-                self.send_response(status)
-                if status == 302:
-                    self.send_header("Location", "http://127.0.0.1:9/elsewhere")
-                self.send_header("Content-Length", str(len(text)))
-                self.end_headers()
-                self.wfile.write(text)
+    def _send(self, status: int, content: Any) -> None:
+        text = content if isinstance(content, bytes) else json.dumps(content).encode()
+        self.send_response(status)
+        if status == 302:
+            self.send_header("Location", "http://127.0.0.1:9/elsewhere")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
 
-            def log_message(self, *arguments: Any) -> None:
-                """Stay quiet."""
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_port}/v2/models/income"
-        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
+    def log_message(self, *arguments: Any) -> None:
+        """Stay quiet."""
 
 
-Serve = Callable[..., _Server]
+Serve = Callable[..., Any]
 
 
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+    """Start model servers, each of which keeps the tensors that it received."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    servers: list[_Server] = []
+    with ExitStack() as servers:
 
-    def start(reply: Reply, key: str | None = None) -> _Server:
-        servers.append(_Server(reply, key=key))
-        return servers[-1]
+        def start(reply: Reply, key: str | None = None) -> Any:
+            server: Any = servers.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), _Handler))
+            server.reply, server.key, server.received = reply, key, []
+            server.url = f"http://127.0.0.1:{server.server_port}/v2/models/income"
+            threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+            servers.callback(server.shutdown)
+            return server
 
-    yield start
-    for server in servers:
-        server.http.shutdown()
-        server.http.server_close()
+        yield start
 
 
-def tensor(name: str, values: NDArray[Any], datatype: str) -> dict[str, Any]:
-    return {
-        "name": name,
-        "shape": list(values.shape),
-        "datatype": datatype,
-        "data": values.ravel().tolist(),
-    }
+def outputs(**tensors: NDArray[Any]) -> tuple[int, dict[str, Any]]:
+    """A reply with tensors of integers or of floats."""
+    described = [
+        {"name": name, "shape": [*each.shape], "datatype": f"{'INT' if each.dtype.kind == 'i' else 'FP'}64"}
+        | {"data": each.ravel().tolist()}
+        for name, each in tensors.items()
+    ]
+    return 200, {"outputs": described}
 
 
 def probabilities_of(model: Model) -> Reply:
-    return lambda rows: (
-        200,
-        {
-            "outputs": [
-                tensor("label", model.predict(rows), "INT64"),
-                tensor("probabilities", model.predict_proba(rows), "FP64"),
-            ]
-        },
-    )
-
-
-def labels_of(model: Model) -> Reply:
-    return lambda rows: (200, {"outputs": [tensor("label", model.predict(rows)[:, None], "INT64")]})
+    return lambda rows: outputs(label=model.predict(rows), probabilities=model.predict_proba(rows))
 
 
 def test_probabilities_of_a_server_arrive_in_order_and_in_batches(serve: Serve, world: World) -> None:
@@ -228,19 +209,19 @@ def test_probabilities_of_a_server_arrive_in_order_and_in_batches(serve: Serve, 
     np.testing.assert_allclose(
         _released_probabilities(result.answers), world.model.predict_proba(features), atol=1e-6
     )
-    assert [body["inputs"][0]["shape"] for body in server.bodies] == [[30, 40]] * 3 + [[10, 40]]
-    assert {body["inputs"][0]["name"] for body in server.bodies} == {"rows"}
+    assert [tensor["shape"] for tensor in server.received] == [[30, 40]] * 3 + [[10, 40]]
+    assert {tensor["name"] for tensor in server.received} == {"rows"}
     assert (result.queries, result.target) == (100, server.url)
 
 
 def test_wide_records_are_sent_in_smaller_batches(serve: Serve) -> None:
-    server = serve(lambda rows: (200, {"outputs": [tensor("label", np.zeros(len(rows), int), "INT64")]}))
+    server = serve(lambda rows: outputs(label=np.zeros(len(rows), int)))
     query_target(Endpoint(server.url, input_name="rows"), np.zeros((7, 100_000), np.float32), 3)
-    assert [body["inputs"][0]["shape"][0] for body in server.bodies] == [2, 2, 2, 1]
+    assert [tensor["shape"][0] for tensor in server.received] == [2, 2, 2, 1]
 
 
 def test_a_server_that_returns_labels_is_attacked_by_labels(serve: Serve, world: World) -> None:
-    server = serve(labels_of(world.model))
+    server = serve(lambda rows: outputs(label=world.model.predict(rows)[:, None]))
     report = world.run(Threshold(), server.url)
     assert report.released == "labels"
     gap = (world.model.predict(world.data.train.features) == world.data.train.labels).mean() - (

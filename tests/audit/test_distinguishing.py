@@ -16,7 +16,6 @@ from quietmax.accounting import Cost, GaussianCost, Guarantee, PureCost
 from quietmax.audit import Neighbours, audit_mechanism, distinguish
 from quietmax.audit.distinguishing import Draw, _largest_change, _worst_case_neighbours
 from quietmax.errors import InvalidInput
-from quietmax.estimators.teachers import VOTE_BOUNDS
 from quietmax.mechanisms import Algorithm1, Answers, GaussianScores, Mechanism, NoisyMax, SampledNeuron
 from quietmax.noise import EXACT, NoiseSource
 from quietmax.sensitivity import ScoreBounds, Sensitivity
@@ -150,7 +149,7 @@ BUILDS: dict[str, Callable[[float], Mechanism]] = {
         "gaussian", bounds=ONE_AND_ANOTHER, per_query=GaussianCost(cost)
     ),
     "gaussian-scores": lambda cost: GaussianScores(bounds=ONE_AND_ANOTHER, per_query=GaussianCost(cost)),
-    "gaussian-votes": lambda cost: GaussianScores(50, bounds=VOTE_BOUNDS, per_query=GaussianCost(cost)),
+    "gaussian-votes": lambda cost: GaussianScores(50, bounds=ONE_AND_ANOTHER, per_query=GaussianCost(cost)),
 }
 
 

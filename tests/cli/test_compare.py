@@ -16,7 +16,7 @@ from quietmax.experiments import report, runner
 from quietmax.experiments.report import OWNER_ONLY, SEEDED_NOISE
 from quietmax.models.features import UnitNorm
 from tests.cli.conftest import Result, run
-from tests.experiments.same_process import start_in_this_process
+from tests.experiments.toy_grid import start_in_this_process
 
 TINY = "mnist-5k --records 300 --shadows 2 --epochs 3 --attack-epochs 3 --epsilons 1"
 

@@ -14,7 +14,7 @@ from quietmax.models import TrainingSettings
 from quietmax.models.features import UnitNorm
 from tests.cli.conftest import document, printed, run
 from tests.experiments.made_up import the_papers_own
-from tests.experiments.same_process import start_in_this_process
+from tests.experiments.toy_grid import start_in_this_process
 
 
 @pytest.fixture

@@ -21,8 +21,7 @@ from quietmax.errors import InvalidInput
 from quietmax.experiments import runner
 from quietmax.experiments.grid import Result, ResultStore, Trial
 from quietmax.experiments.runner import Compute, compute_trial, measuring, run, run_trials, start_workers
-from tests.experiments.same_process import SameProcess
-from tests.experiments.toy_grid import EFFORT, tiny_trials
+from tests.experiments.toy_grid import EFFORT, SameProcess, tiny_trials
 
 HERE = Path(__file__).parent
 
