@@ -1,19 +1,12 @@
 """An accuracy that may be published: noisy counts of right and wrong answers, and what follows from them (THEORY 3.9).
 
 Two tables are counted on the evaluated people: true class by predicted class, and confidence by right or wrong. A
-person with k rows adds 1/k for each row, rounded down to a multiple of 2^-24. What one person adds to a table is not
-negative and sums to at most 1, so its L2 length is at most 1, and at most sqrt(2) for both tables together. Gaussian
-noise on all counts gives mu-Gaussian privacy. Everything else is computed from the noisy counts.
+person with k rows adds 1/k for each row, rounded down to a multiple of 2^-24. Each row is answered on its own, in calls
+of equal shape, so the cell of a row depends on that row alone (THEORY 3.8). The rest is computed from the counts.
 
-Two tables have C^2 + 2B cells for C classes and B bins of confidence. One table of true class, predicted class and
-confidence has C^2 B cells, and the noise of a sum grows with the number of its cells. For B > 2, every published figure
-is more accurate with two tables, although each of them has half of mu^2.
-
-Each row is answered on its own, in calls of equal shape. So the cell of a row depends on that row alone (THEORY 3.8).
-
-People who were held out of training are not in the training set. For them, the model is post-processing of other
-people's records, and for the people of the training set, the evaluation is: the two together are as private as the
-weaker of them (parallel composition, THEORY 3.8). Anybody else may be in both, and the two compose.
+One table of true class, predicted class and confidence would have C^2 B cells for C classes and B bins, instead of
+C^2 + 2B, and the noise of a sum grows with the number of its cells. For B > 2, every published figure is more accurate
+with two tables, although each of them has half of mu^2.
 
 The account of what a model's evaluations cost is in memory from `fit` on, and in the model folder once the model is
 saved. Only one account of a model has the evaluation that is free: copies of it set that budget aside.

@@ -1,31 +1,21 @@
 """DP-SGD: its settings, the batches, and training with seeded noise (K networks at once) or with exact noise.
 
 **Settings.** All follow from public numbers. The rule of the "default" preset is one number: the learning rate is
-chosen so that all noise together has a given standard deviation on a logit. Features are centred if the first
-`centring_steps` steps release their mean (`estimator._released_centre`). Rows then have a known length, `ROW_LENGTH`
-beside the constant 1 of the bias, and a rule like that of the private head holds: a clipping norm of 0.2 and noise of
-0.9 on a logit, whatever the features, the classes, the size and epsilon. Features of tables that are scaled by their
-mean take 0.5 and 0.8. The learning rate falls over the last 30% of the steps: where noise allows long steps, they
-oscillate in a few directions, and the last, short ones end that. All steps have the same noise, so a rate that falls
-from the start would waste more of the budget on short steps.
+chosen so that all noise together has a given standard deviation on a logit (DP-SGD page, section 4). Rows that are
+centred by the first `centring_steps` steps (`estimator._released_centre`) have the length `ROW_LENGTH`.
 
 **Training.** `train_private_stack` is for experiments: each network has its own noise, seed and records. Everything is
 float32 and seeded: repeatable and fast, and for both reasons no protection. Networks with the same seed and records see
 the same batches and the same standard noise, each scaled by its own noise multiplier. That is what each would see
 alone, drawn once, so a sweep over epsilon compares like with like. `train_private` and `train_private_module` train a
 network that may be released: batches and noise come from the operating system, and the sums over records of a built-in
-network are exact.
+network are exact. Of Opacus, a module's per-example gradient norms are used alone.
 
 If records belong to persons, a batch is a sample of persons with all their rows, and each row's clipped gradient counts
-1/k for a person of k rows. A person is then sampled like a record, and contributes at most the clipping norm (THEORY
-3.7); sizes are numbers of persons.
+1/k for a person of k rows (THEORY 3.7); sizes are numbers of persons.
 
-The loss is cross-entropy, which the paper's table of settings names. The convexified loss is no mean of per-example
-losses: a record's weight in it depends on the other records of the batch, so there is no per-example gradient to clip.
-The convexified loss of each record as a batch of one can be clipped; ``alpha`` asks for that.
-
-Of Opacus, a module's per-example gradient norms are used alone: its own batches and noise are not, since its secure
-mode needs torchcsprng, which does not exist for the PyTorch version pinned here.
+The loss is cross-entropy. The paper's convexified loss is no mean of per-example losses, so there is no per-example
+gradient to clip. That of each record as a batch of one can be clipped; ``alpha`` asks for that.
 """
 
 from __future__ import annotations
