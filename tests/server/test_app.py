@@ -39,6 +39,11 @@ def _triton(service: Running) -> Any:
     return triton.InferenceServerClient(service.url.removeprefix("http://"))
 
 
+def _headers(service: Running) -> dict[str, str]:
+    """Headers for one request: the client writes into them."""
+    return {"authorization": f"Bearer {service.key}"}
+
+
 def _triton_input(rows: Any, **how: Any) -> Any:
     tensor = triton.InferInput("features", list(rows.shape), "FP32")
     tensor.set_data_from_numpy(rows.astype(np.float32), **how)
@@ -46,7 +51,7 @@ def _triton_input(rows: Any, **how: Any) -> Any:
 
 
 def test_the_unmodified_triton_client_asks_for_health_metadata_and_answers(plain: Running) -> None:
-    client, headers = _triton(plain), {"authorization": f"Bearer {plain.key}"}
+    client, headers = _triton(plain), _headers(plain)
     assert client.is_server_live()
     assert client.is_server_ready()
     assert client.is_model_ready("plain", headers=headers)
@@ -67,11 +72,16 @@ def test_the_unmodified_triton_client_asks_for_health_metadata_and_answers(plain
         triton.InferRequestedOutput("probabilities"),
     ]
     listed = [_triton_input(rows, binary_data=False)]
-    fresh = {"authorization": f"Bearer {plain.key}"}  # the client has written into the first one
-    again = client.infer("plain", listed, "1", wanted, headers=fresh)
+    again = client.infer("plain", listed, "1", wanted, headers=_headers(plain))
     np.testing.assert_array_equal(again.as_numpy("probabilities"), binary.as_numpy("probabilities"))
     assert again.get_response()["parameters"]["cost"] == 0
     assert binary.get_response()["parameters"]["remaining_answers"] == 17
+    told = r"Privacy budget exhausted: 18 answers requested, 17 left\. Nothing was charged\."
+    with pytest.raises(InferenceServerException, match=told) as error:
+        client.infer("plain", [_triton_input(some_rows(18, 1))], headers=_headers(plain))
+    assert error.value.status() == "403"
+    with pytest.raises(InferenceServerException, match="An API key is required"):
+        client.infer("plain", [_triton_input(some_rows(1, 1))])
 
 
 def _triton_column(name: str, datatype: str, cells: Any, **how: Any) -> Any:
@@ -85,7 +95,7 @@ def test_the_unmodified_triton_client_sends_columns_and_gets_class_names(
     table: Running, binary: bool
 ) -> None:
     client = _triton(table)
-    metadata = client.get_model_metadata("table", headers={"authorization": f"Bearer {table.key}"})
+    metadata = client.get_model_metadata("table", headers=_headers(table))
     assert metadata["inputs"] == [
         {"name": "age", "datatype": "FP64", "shape": [-1]},
         {"name": "income", "datatype": "FP64", "shape": [-1]},
@@ -111,7 +121,7 @@ def test_the_unmodified_triton_client_sends_columns_and_gets_class_names(
                 _triton_column("région", "BYTES", ["north", "south", ""], binary_data=binary),
             ],
             outputs=[triton.InferRequestedOutput(name, binary) for name in ("label", "probabilities")],
-            headers={"authorization": f"Bearer {table.key}"},
+            headers=_headers(table),
         )
         for _ in range(2)
     ]
@@ -124,19 +134,6 @@ def test_the_unmodified_triton_client_sends_columns_and_gets_class_names(
         assert told == names
         np.testing.assert_array_equal(answer.as_numpy("probabilities"), probabilities)
     assert [answer.get_response()["parameters"]["new_answers"] for answer in answers] == [3, 0]
-
-
-def test_the_triton_client_shows_the_error_of_an_exhausted_budget(plain: Running) -> None:
-    client, headers = _triton(plain), {"authorization": f"Bearer {plain.key}"}
-    client.infer("plain", [_triton_input(some_rows(20))], headers=headers)
-    with pytest.raises(
-        InferenceServerException,
-        match=r"Privacy budget exhausted: 1 answer requested, 0 left\. Nothing was charged\.",
-    ) as error:
-        client.infer("plain", [_triton_input(some_rows(1, 1))], headers=headers)
-    assert error.value.status() == "403"
-    with pytest.raises(InferenceServerException, match="An API key is required"):
-        client.infer("plain", [_triton_input(some_rows(1, 1))])
 
 
 def test_unknown_paths_and_methods_are_404_and_405(plain: Running) -> None:

@@ -345,11 +345,6 @@ def test_requests_do_not_wait_for_an_issuer_that_is_known_to_be_down(issuer: Tok
     assert time.monotonic() - begun < 20
 
 
-def test_an_issuer_that_was_never_reached_is_503(issuer: TokenIssuer) -> None:
-    issuer.down = True
-    assert _Verification(issuer).status(issuer.token("ec")) == 503
-
-
 def test_the_log_says_why_the_issuer_cannot_be_reached() -> None:
     stream = io.BytesIO()
     log = Log(stream)

@@ -22,7 +22,7 @@ import numpy as np
 import psutil
 import pytest
 
-from quietmax.accounting import GaussianCost, Guarantee
+from quietmax.accounting import Guarantee
 from quietmax.accounting.costs import LIMIT
 from quietmax.cli.serve import command
 from quietmax.data import Records, hold_out
@@ -30,7 +30,7 @@ from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError
 from quietmax.estimators import PrivateHead, open_private, save_private
 from quietmax.estimators.evaluation import evaluate_folder
 from quietmax.ledger import Ledger, Terms
-from quietmax.mechanisms import Algorithm1, Answers
+from quietmax.mechanisms import Algorithm1
 from quietmax.models import Model
 from quietmax.models.features import Identity
 from quietmax.noise import ExactNoise
@@ -128,23 +128,15 @@ def test_folders_that_cannot_be_served_are_refused(folder: Path) -> None:
 def test_a_further_kind_is_one_function(
     folder: Path, monkeypatch: pytest.MonkeyPatch, ledger: Ledger
 ) -> None:
-    guarantee = Guarantee.of(
-        GaussianCost(0.5), status="proven", because="A test of the registry (THEORY 3.1)."
-    )
+    (head,) = load_models([str(folder / "head")])
 
-    def load(folder: ModelFolder) -> Deployment:
-        return Deployment(
-            folder.name,
-            folder.version,
+    def load(place: ModelFolder) -> Deployment:
+        return replace(
+            head,
+            name=place.name,
             kind="own",
-            inputs=3,
-            classes=("a", "b"),
-            dataset=folder.dataset,
-            mechanism="released weights",
-            answer=lambda rows: Answers(np.zeros(len(rows), np.int64), None),
-            guarantee=guarantee,
-            digest=folder._digest(),
-            training_cost=guarantee.cost,
+            dataset=place.dataset,
+            digest=place._digest(),
             terms=Terms(1.0, 1e-5),
         )
 
@@ -152,6 +144,7 @@ def test_a_further_kind_is_one_function(
     path = folder / "plain" / "model.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "kind": "own"}))
     (deployment,) = deploy(ledger, load_models([str(folder / "plain")]))
+    assert (deployment.label, deployment.account.name) == ("plain/1", "people")
     assert (deployment.unit_cost, deployment.account.spent_units) == (0, LIMIT)
 
 
