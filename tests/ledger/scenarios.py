@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy import text
+
 from quietmax.accounting import Budget, PureCost, per_query
 from quietmax.errors import QuietmaxError
 from quietmax.ledger import AccountState, Charge, Ledger, LimitExceeded, Terms
@@ -106,12 +108,18 @@ def wait_for(results: Sequence[object], count: int) -> None:
     wait_until(lambda: len(results) == count)
 
 
-def edit(path: Path, statement: str) -> None:
-    """Edit a closed SQLite ledger behind its back."""
-    connection = sqlite3.connect(path)
+def edit(place: Path | Ledger, *statements: str) -> None:
+    """Edit a ledger behind its back: a closed one of SQLite by its path, or one that is open."""
+    if isinstance(place, Ledger):
+        with place._engine.begin() as opened:
+            for statement in statements:
+                assert opened.execute(text(statement)).rowcount > 0
+        return
+    connection = sqlite3.connect(place)
     with connection:
         connection.execute("PRAGMA foreign_keys = OFF")
-        assert connection.execute(statement).rowcount > 0
+        for statement in statements:
+            assert connection.execute(statement).rowcount > 0
     connection.close()
 
 

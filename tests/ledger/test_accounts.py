@@ -18,6 +18,7 @@ from tests.ledger.scenarios import (
     REASON,
     account_of,
     charge_for,
+    edit,
     exceeded,
     journal_kinds,
     open_patients,
@@ -354,8 +355,7 @@ def test_an_old_request_that_is_tried_again_is_not_pruned_before_its_answer_is_s
 def test_a_request_that_was_pruned_while_it_was_drawn_is_not_answered(ledger: Ledger) -> None:
     charge = charge_for(ledger, 1000, "slow")
     pay(ledger, charge)
-    with ledger._engine.begin() as connection:
-        connection.execute(text("UPDATE requests SET time = 5"))
+    edit(ledger, "UPDATE requests SET time = 5")
     assert ledger.prune(1) == (1, 0)
     assert list(ledger.export("patients"))[-1].kind == "prune"
     with pytest.raises(LedgerDamaged, match="A charged request is missing"):

@@ -13,6 +13,7 @@ from quietmax.ledger.transactions import AnswerCache, ChargeBatch, Failed, NewAn
 from tests.ledger.scenarios import (
     charge_for,
     charge_patients,
+    edit,
     hold_writer,
     open_patients,
     open_with_unit_cost,
@@ -99,8 +100,7 @@ def test_the_id_of_a_deleted_answer_is_not_used_again(path: Path) -> None:
     with Ledger(path) as ledger:
         account = charge_patients(ledger)
         ledger.store_answers(NewAnswers(account.id, (b"a" * 16,), b"x"))
-        with _write_transaction(ledger._engine) as connection:
-            connection.execute(text("DELETE FROM answers"))
+        edit(ledger, "DELETE FROM answers")
         ledger.store_answers(NewAnswers(account.id, (b"b" * 16,), b"y"))
         asked = charge_for(ledger, queries=(b"b" * 16,))
         assert dict(pay(ledger, asked).cached) == {b"b" * 16: b"y"}
@@ -151,8 +151,7 @@ def test_an_answer_that_is_stored_after_an_equal_one_was_pruned_is_found(ledger:
     pay(ledger, charge)
     ledger.store_answers(NewAnswers(charge.account, (query,), b"old"))
     assert dict(pay(ledger, charge).cached) == {query: b"old"}
-    with ledger._engine.begin() as connection:
-        connection.execute(text("UPDATE answers SET time = 5"))
+    edit(ledger, "UPDATE answers SET time = 5")
     ledger.prune(1)
     assert pay(ledger, charge).units == 1
     ledger.store_answers(NewAnswers(charge.account, (query,), b"new"))

@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 
 from quietmax.accounting import PureCost
 from quietmax.errors import InvalidInput, LedgerDamaged, LedgerUnavailable
@@ -33,6 +33,7 @@ from tests.ledger.scenarios import (
     charge_error,
     charge_for,
     charge_patients,
+    edit,
     open_patients,
     pay,
     writer_driver,
@@ -89,14 +90,13 @@ def head_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def go_back(ledger: Ledger, sequence: int) -> None:
     """Put the account `patients`, where each row after the first is a charge of 1000 units, back to a row."""
     spent = 1000 * (sequence - 1)
-    with ledger._engine.begin() as connection:
-        for statement in (
-            f"DELETE FROM journal WHERE account = 2 AND sequence > {sequence}",
-            f"UPDATE accounts SET sequence = {sequence}, spent_units = {spent}, head ="
-            f" (SELECT hash FROM journal WHERE account = 2 AND sequence = {sequence}) WHERE id = 2",
-            f"UPDATE subaccounts SET spent_units = {spent}",
-        ):
-            connection.execute(text(statement))
+    edit(
+        ledger,
+        f"DELETE FROM journal WHERE account = 2 AND sequence > {sequence}",
+        f"UPDATE accounts SET sequence = {sequence}, spent_units = {spent}, head ="
+        f" (SELECT hash FROM journal WHERE account = 2 AND sequence = {sequence}) WHERE id = 2",
+        f"UPDATE subaccounts SET spent_units = {spent}",
+    )
 
 
 def write_slot(path: Path, head: Head) -> None:
@@ -351,9 +351,7 @@ def test_an_account_that_is_replaced_or_removed_while_it_is_served_is_noticed(le
             "DELETE FROM accounts WHERE id = 2",
         ),
     ):
-        with ledger._engine.begin() as connection:
-            for statement in statements:
-                connection.execute(text(statement))
+        edit(ledger, *statements)
         with pytest.raises(LedgerDamaged, match="row 4 of account 2 is not the one that was committed"):
             ledger.check_damage()
 
@@ -418,9 +416,8 @@ def test_a_process_that_has_flushed_the_file_and_closed_it_reads_it_again(path: 
 def test_the_head_file_of_the_others_covers_the_account_of_the_api_keys(path: Path) -> None:
     with Ledger(path) as busy, Ledger(path) as idle:
         busy.create_key("ann")
-        with busy._engine.begin() as connection:
-            connection.execute(text("DELETE FROM journal WHERE account = 1"))
-            connection.execute(text(f"UPDATE accounts SET sequence = 0, head = '{'0' * 64}' WHERE id = 1"))
+        unused = f"UPDATE accounts SET sequence = 0, head = '{'0' * 64}' WHERE id = 1"
+        edit(busy, "DELETE FROM journal WHERE account = 1", unused)
         with pytest.raises(LedgerDamaged, match="account 1 was at row 1 and is at row 0"):
             idle.check_damage()
 
@@ -434,18 +431,16 @@ def test_a_key_that_was_revoked_does_not_come_back_with_a_restored_ledger(
         other.revoke_key(key.id)
     (revoked,) = ledger.keys()
     assert revoked.revoked is not None
-    with ledger._engine.begin() as connection:  # no account of a training set has changed since the backup
-        for statement in (
-            "DELETE FROM journal WHERE account = 1 AND kind = 'key-revoked'",
-            "UPDATE accounts SET sequence = sequence - 1, head = (SELECT hash FROM journal WHERE account = 1"
-            " ORDER BY sequence DESC LIMIT 1) WHERE id = 1",
-            "UPDATE keys SET revoked = NULL",
-        ):
-            assert connection.execute(text(statement)).rowcount == 1
-    with pytest.raises(LedgerDamaged, match="account 1 was at row 3 and is at row 2"):
-        ledger.keys()
-    with pytest.raises(LedgerDamaged, match="account 1 was at row 3 and is at row 2"):
-        ledger.create_key("eve")
+    edit(  # no account of a training set has changed since the backup
+        ledger,
+        "DELETE FROM journal WHERE account = 1 AND kind = 'key-revoked'",
+        "UPDATE accounts SET sequence = sequence - 1, head = (SELECT hash FROM journal WHERE account = 1"
+        " ORDER BY sequence DESC LIMIT 1) WHERE id = 1",
+        "UPDATE keys SET revoked = NULL",
+    )
+    for use in (ledger.keys, lambda: ledger.create_key("eve")):
+        with pytest.raises(LedgerDamaged, match="account 1 was at row 3 and is at row 2"):
+            use()
 
 
 def test_a_single_writer_looks_nothing_up_and_several_writers_one_row(

@@ -284,8 +284,7 @@ def test_an_unreadable_row_of_an_unproven_or_exclusive_model_is_an_error(path: P
 
 
 def test_a_missing_keys_account_is_found(filled: Path) -> None:
-    edit(filled, "DELETE FROM journal WHERE account = 1")
-    edit(filled, "DELETE FROM accounts WHERE id = 1")
+    edit(filled, "DELETE FROM journal WHERE account = 1", "DELETE FROM accounts WHERE id = 1")
     with Ledger(filled) as ledger:
         missing, lost = ledger.verify().faults
         assert missing == "The account of the API keys is missing."
@@ -313,12 +312,12 @@ def test_a_part_that_was_charged_too_little_is_found(path: Path) -> None:
     ):
         forged = replace(row, detail=detail)
         quoted = detail.replace("'", "''")
+        hashed, place = forged.expected_hash(), f"account = {row.account} AND sequence = {row.sequence}"
         edit(
             path,
-            f"UPDATE journal SET detail = '{quoted}', hash = '{forged.expected_hash()}' WHERE account = {row.account}"
-            f" AND sequence = {row.sequence}",
+            f"UPDATE journal SET detail = '{quoted}', hash = '{hashed}' WHERE {place}",
+            f"UPDATE accounts SET head = '{hashed}' WHERE id = {row.account}",
         )
-        edit(path, f"UPDATE accounts SET head = '{forged.expected_hash()}' WHERE id = {row.account}")
         with Ledger(path) as ledger:
             faults = ledger.verify().faults
             assert any(fault in each for each in faults), faults
@@ -337,12 +336,6 @@ def answer(ledger: Ledger, charge: Charge, text_: bytes) -> bytes:
     return ledger.store_answers(NewAnswers(charge.account, request=charge.request, answer=text_)).answer
 
 
-def _run(ledger: Ledger, statement: str) -> int:
-    """Edit a ledger behind its back, while it is open."""
-    with ledger._engine.begin() as connection:
-        return int(connection.execute(text(statement)).rowcount)
-
-
 def _binary(ledger: Ledger, content: bytes) -> str:
     """A constant of SQL."""
     return f"decode('{content.hex()}', 'hex')" if "post" in ledger.address else f"x'{content.hex()}'"
@@ -355,10 +348,10 @@ def test_an_answer_that_was_cleared_and_drawn_again_is_found(ledger: Ledger) -> 
     state = ledger.account("patients")
     assert ledger.verify().sound
     for draw in (b"draw 0", *(b"draw %d" % number for number in range(1, 30))):
-        assert _run(ledger, "UPDATE requests SET answer = NULL") == 1
+        edit(ledger, "UPDATE requests SET answer = NULL")
         assert answer(ledger, charge, draw) == draw
     assert ledger.account("patients").spent_units == state.spent_units
-    _run(ledger, f"UPDATE requests SET answer = {_binary(ledger, first)}")
+    edit(ledger, f"UPDATE requests SET answer = {_binary(ledger, first)}")
     found = ledger.verify({"patients": (state.sequence, state.head)}).faults
     assert sum("draws again for a request that was answered" in fault for fault in found) == 30
     assert sum("answers a request a second time" in fault for fault in found) == 30
@@ -369,7 +362,7 @@ def test_a_request_that_was_never_paid_is_found(ledger: Ledger) -> None:
     charge = charge_for(ledger, 1000, "visit")
     answer(ledger, charge, b"draw")
     copied = f"SELECT {{}}, body, account, {10**6}, time, NULL FROM requests"
-    assert _run(ledger, "INSERT INTO requests " + copied.format(_binary(ledger, b"\xff"))) == 1
+    edit(ledger, "INSERT INTO requests " + copied.format(_binary(ledger, b"\xff")))
     assert ledger.verify().faults == ("Account 'patients': 1 stored request is not in the journal.",)
     free = ledger.charge(replace(charge, request=b"\xff"))
     assert isinstance(free, Charged)
@@ -378,7 +371,7 @@ def test_a_request_that_was_never_paid_is_found(ledger: Ledger) -> None:
     assert f"Account 'patients': row {row} counts on an earlier charge that is not in the journal." in (
         ledger.verify().faults
     )
-    _run(ledger, "UPDATE requests SET units = 0 WHERE units > 1000")
+    edit(ledger, "UPDATE requests SET units = 0 WHERE units > 1000")
     assert not ledger.verify().sound
 
 
@@ -414,7 +407,7 @@ def test_a_request_with_a_value_of_the_wrong_type_is_found(path: Path, change: s
 def test_a_removed_request_is_paid_again_and_found(ledger: Ledger) -> None:
     charge = charge_for(ledger, 1000, "visit")
     answer(ledger, charge, b"draw")
-    _run(ledger, "DELETE FROM requests")
+    edit(ledger, "DELETE FROM requests")
     assert answer(ledger, charge, b"another") == b"another"
     assert ledger.account("patients").spent_units == 2000
     row = ledger.account("patients").sequence - 1
@@ -447,8 +440,8 @@ def test_an_account_that_no_earlier_version_wrote_to_adopts_no_requests(ledger: 
         row = ledger.account("patients").sequence
         fault = f"Account 'patients': row {row} adopts requests, but no earlier version wrote to the account."
         assert fault in ledger.verify().faults
-    _run(ledger, "DELETE FROM journal WHERE account = 2")
-    _run(ledger, f"UPDATE accounts SET sequence = 0, head = '{START}' WHERE id = 2")
+    unused = f"UPDATE accounts SET sequence = 0, head = '{START}' WHERE id = 2"
+    edit(ledger, "DELETE FROM journal WHERE account = 2", unused)
     adopt(ledger, charge.account, keep=True)
     assert fault.replace(f"row {row}", "row 1") in ledger.verify().faults
 
@@ -458,9 +451,9 @@ def make_earlier(path: Path) -> None:
     with Ledger(path) as ledger:
         charge_patients(ledger)
         ledger.open_account("others", PureCost(1.0), Terms(1.0), digest="others")
-    edit(path, "DELETE FROM journal WHERE account = 1")
-    edit(path, f"UPDATE accounts SET sequence = 0, head = '{START}' WHERE id = 1")
-    edit(path, "UPDATE meta SET value = '3' WHERE name = 'version'")
+    unused = f"UPDATE accounts SET sequence = 0, head = '{START}' WHERE id = 1"
+    version = "UPDATE meta SET value = '3' WHERE name = 'version'"
+    edit(path, "DELETE FROM journal WHERE account = 1", unused, version)
     path.with_name(path.name + ".head").unlink()
 
 
@@ -540,7 +533,7 @@ def _adopted_until(row: int) -> str:
 def test_requests_are_adopted_before_any_other_is_charged(earlier_version: Ledger) -> None:
     with earlier_version as ledger:
         pay(ledger, charge_for(ledger, 1000, "visit"))
-        _run(ledger, _adopted_until(6))
+        edit(ledger, _adopted_until(6))
         adopt(ledger, 2, units=3000)
         faults = ledger.verify().faults
     assert "Account 'patients': row 6 adopts requests of an earlier version after newer ones." in faults
@@ -584,11 +577,9 @@ def test_a_charge_for_one_thing_does_not_pay_for_another(ledger: Ledger, kind: s
     detail = {"request": charge.request.hex(), "keep": True}
     add_row(ledger, charge.account, kind, detail, units=50_000)
     body = _binary(ledger, charge.body)
-    _run(
-        ledger, f"INSERT INTO requests VALUES ({_binary(ledger, charge.request)}, {body}, 2, 50000, 1, NULL)"
-    )
-    _run(
+    edit(
         ledger,
+        f"INSERT INTO requests VALUES ({_binary(ledger, charge.request)}, {body}, 2, 50000, 1, NULL)",
         "INSERT INTO subaccounts (account, client, spent_units, refused) SELECT 2, id, 50000, 0 FROM clients",
     )
     before = ledger.verify().faults
@@ -597,7 +588,7 @@ def test_a_charge_for_one_thing_does_not_pay_for_another(ledger: Ledger, kind: s
     assert isinstance(free, Charged)
     assert free.units == 0
     row = ledger.account("patients").sequence
-    _run(ledger, f"UPDATE requests SET body = {_binary(ledger, b'')}")
+    edit(ledger, f"UPDATE requests SET body = {_binary(ledger, b'')}")
     assert f"Account 'patients': row {row} counts on a charge for something else." in ledger.verify().faults
 
 
@@ -610,9 +601,9 @@ def test_a_second_budget_for_a_training_set_is_found(ledger: Ledger) -> None:
     state = ledger.account("patients")
     pay(ledger, charge_for(ledger, LIMIT))
     assert ledger.verify().sound
-    _run(ledger, "DELETE FROM training_sets")
+    edit(ledger, "DELETE FROM training_sets")
     assert ledger.verify().faults == ("1 training set does not have the account that the journal states.",)
-    _run(ledger, "UPDATE accounts SET name = 'old' WHERE id = 2")
+    edit(ledger, "UPDATE accounts SET name = 'old' WHERE id = 2")
     fresh = ledger.open_account("patients", PureCost(1.0), Terms(1.0), digest="records")
     assert fresh.remaining_units == LIMIT
     faults = ledger.verify({"old": (state.sequence, state.head)}).faults
@@ -628,9 +619,12 @@ def test_an_account_that_was_removed_and_opened_again_is_found(path: Path) -> No
     with Ledger(path) as ledger:
         ledger.open_account("patients", PureCost(1.0), Terms(1.0), digest="records")
         pay(ledger, charge_for(ledger, LIMIT))
-    for table in ("journal", "subaccounts", "training_sets"):
-        edit(path, f"DELETE FROM {table} WHERE account = 2")
-    edit(path, "DELETE FROM accounts WHERE id = 2")
+    tables = ("journal", "subaccounts", "training_sets")
+    edit(
+        path,
+        *(f"DELETE FROM {table} WHERE account = 2" for table in tables),
+        "DELETE FROM accounts WHERE id = 2",
+    )
     path.with_name(path.name + ".head").unlink()
     with Ledger(path) as ledger:
         assert "Account 'patients' is missing." in ledger.verify().faults

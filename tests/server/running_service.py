@@ -119,14 +119,17 @@ class Command:
 
 @contextmanager
 def serve_command(
-    ledger: Path, *options: object, read_log: bool = True, **environment: str | None
+    ledger: Path,
+    *options: object,
+    read_log: bool = True,
+    most_files: int | None = None,
+    **environment: str | None,
 ) -> Iterator[Command]:
     """Run `quietmax serve` until it listens; at the end, stop it."""
+    limited = [] if most_files is None else ["prlimit", f"--nofile={most_files}"]
+    command = [*limited, sys.executable, "-m", "quietmax", "serve", "--ledger", str(ledger), "--port", "0"]
     process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "quietmax", "serve", "--ledger", str(ledger), "--port", "0", "--json"),
-            *map(str, options),
-        ],
+        [*command, "--json", *map(str, options)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -10,7 +10,6 @@ import signal
 import socket
 import ssl
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -548,60 +547,33 @@ def test_streams_and_connections_that_send_nothing_do_not_delay_a_stop(start: St
         silence.set()
 
 
-_CROWDED = """
-import resource, sys
-from quietmax.ledger import Ledger
-from quietmax.server import Service, Settings
-from quietmax.server.deployment import deploy, load_models
-from quietmax.server.run import run
-from quietmax.server.settings import Listener
-
-resource.setrlimit(resource.RLIMIT_NOFILE, (700, 700))
-ledger = Ledger(sys.argv[2])
-settings = Settings(idle_timeout=600, header_timeout=600)
-service = Service(ledger, deploy(ledger, load_models([f"head={sys.argv[1]}"])), settings)
-with Listener(port=0, grpc_port=0).reserve_grpc_port() as listener:
-    opened = listener.open_socket()
-    print(opened.getsockname()[1], listener.grpc_port, flush=True)
-    run(service, listener, opened)
-"""
-
-
 @pytest.mark.slow
 def test_idle_connections_of_both_protocols_leave_descriptors_for_the_ledger(
     models: Path, tmp_path: Path
 ) -> None:
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         key, _ = ledger.create_key("ann")
+    options = ("--grpc-port", 0, "--idle-timeout", 600, "--header-timeout", 600)
     with (
-        subprocess.Popen(
-            [sys.executable, "-c", _CROWDED, str(models / "head"), str(tmp_path / "ledger.sqlite")],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as service,
+        serve_command(tmp_path / "ledger.sqlite", models / "head", *options, most_files=700) as command,
         ExitStack() as opened,
     ):
-        try:
-            assert service.stdout is not None
-            assert service.stderr is not None
-            port, grpc_port = map(int, service.stdout.readline().split())
-            url = f"http://127.0.0.1:{port}"
-            until(lambda: is_ready(url))
-            for _ in range(200):
-                connection = opened.enter_context(socket.create_connection(("127.0.0.1", grpc_port)))
-                connection.sendall(HTTP2_PREFACE)
-            for _ in range(600):
-                opened.enter_context(socket.create_connection(("127.0.0.1", port)))
-            time.sleep(0.5)
-            assert psutil.Process(service.pid).num_fds() < 660
-            headers = {"authorization": f"Bearer {key}"}
-            time.sleep(1.1)  # the keys are read again
-            assert httpx.get(f"{url}/v2/models", headers=headers, timeout=30).status_code == 200
-        finally:
-            service.terminate()
-            _, log = service.communicate(timeout=60)
-    assert "accept_failed" not in log
+        url, grpc_port = command.told["url"], command.told["grpc_port"]
+        until(lambda: is_ready(url))
+        for _ in range(200):
+            connection = opened.enter_context(socket.create_connection(("127.0.0.1", grpc_port)))
+            connection.sendall(HTTP2_PREFACE)
+        for _ in range(600):
+            opened.enter_context(socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))))
+        time.sleep(0.5)
+        (worker,) = psutil.Process(command.process.pid).children()
+        assert worker.num_fds() < 660
+        time.sleep(1.1)  # the keys are read again
+        headers = {"authorization": f"Bearer {key}"}
+        assert httpx.get(f"{url}/v2/models", headers=headers, timeout=30).status_code == 200
+        command.process.terminate()
+        command.process.wait(60)
+        assert "accept_failed" not in command.events()
 
 
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
