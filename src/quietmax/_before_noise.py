@@ -71,6 +71,7 @@ ALLOWED = (
         "map",
         _named(
             "quietmax.models.features.tabular: Identity Scaling OneHot UnitNorm TableFeatures; "
+            "quietmax.models.features.cells: TableCells; "
             "quietmax.models.features.encoder: Embedding"
         ),
         "single operations per number, and sums whose order depends on the width alone",

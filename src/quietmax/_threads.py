@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +24,9 @@ class _SingleThreadedTorch:
     @contextmanager
     def active(self) -> Iterator[int]:
         """Use torch with one thread per operation; yields the number of threads it had."""
+        if "torch" not in sys.modules:
+            yield thread_count()
+            return
         import torch
 
         with self._lock:
@@ -40,6 +45,15 @@ class _SingleThreadedTorch:
 
 
 _SINGLE_THREADED = _SingleThreadedTorch()
+
+
+def thread_count() -> int:
+    """Return how many threads torch uses, or would use: importing it takes a second."""
+    if "torch" in sys.modules:
+        import torch
+
+        return torch.get_num_threads()
+    return int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
 
 
 def parallel_map(work: Callable[[int], Result], count: int) -> list[Result]:

@@ -100,6 +100,11 @@ class Column(ABC):
         return (*self._names, f"{self.name} missing") if self.missing else self._names
 
     @property
+    def is_share(self) -> bool:
+        """Whether the column becomes a number from 0 to 1, and no indicators."""
+        return self._names == (self.name,)
+
+    @property
     def _names(self) -> tuple[str, ...]:
         """The features of values: one that is called like the column is a share, others are indicators."""
         return (self.name,)
@@ -134,7 +139,7 @@ class Column(ABC):
     def _write(self, codes: NDArray[np.float64], features: NDArray[np.float32]) -> None:
         """Write the features of codes."""
         absent = np.isnan(codes)
-        if self._names != (self.name,):
+        if not self.is_share:
             index = np.where(absent, -1, codes).astype(np.int64)
             known = np.flatnonzero(index >= 0)
             features[known, index[known]] = 1

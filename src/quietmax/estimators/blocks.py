@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from quietmax import __version__
 from quietmax._io import atomic_write
 from quietmax._lazy import lazy_module
-from quietmax._threads import parallel_map
+from quietmax._threads import parallel_map, thread_count
 from quietmax.data.cells import numbered
 from quietmax.data.sources import ParquetPart, Part, TextPart
 from quietmax.data.tables import TableRows
@@ -80,6 +80,7 @@ class Table:
     classes: int  # Number of classes
     repeats: Labels | None = None  # How many rows the person of each row has
     persons: NDArray[np.bytes_] | None = None  # A digest of the person of each row
+    lengths: NDArray[np.float32] | None = None  # At least the length of what each row of cells stands for
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -141,7 +142,7 @@ class Table:
         return {name: array for name, array in named.items() if array is not None}
 
 
-_ARRAYS = ("rows", "labels", "repeats", "persons")
+_ARRAYS = ("rows", "labels", "repeats", "persons", "lengths")
 
 
 def _chunk_rows(features: int) -> int:
@@ -646,7 +647,7 @@ def _sum(
     """
     if not blocks:
         raise InvalidInput("There are no records.")
-    threads = torch.get_num_threads()
+    threads = thread_count()
     per_block = -(-threads // len(blocks))
     groups = min(threads, len(blocks))
 

@@ -30,6 +30,7 @@ from quietmax.estimators.head.weights import (
     BIAS,
     HeadWeights,
     PrivateHeadWeights,
+    TableWeights,
     least_tolerance,
     max_weight_norm,
     query_guarantee,
@@ -45,6 +46,7 @@ from quietmax.estimators.training_set import (
 )
 from quietmax.mechanisms.base import GaussianScores, Mechanism, NoisyMax
 from quietmax.models.features.base import FeatureMap
+from quietmax.models.features.cells import TableCells
 from quietmax.models.features.generic import (
     can_be_stored,
     describe_map,
@@ -77,7 +79,7 @@ else:
 Estimator: TypeAlias = "PrivateHead | Teachers | DPSGD"
 EVALUATION_ID = "evaluation_id"
 """The key of the description under which the id of the model's evaluations is stored."""
-PrivateClassifier: TypeAlias = "HeadWeights | PrivateNetwork | Predictor"
+PrivateClassifier: TypeAlias = "HeadWeights | TableWeights | PrivateNetwork | Predictor"
 """Released weights, or a predictor that charges for every answer."""
 
 _UNFIT = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RuntimeError)
@@ -103,7 +105,7 @@ class PrivateModel:
         How rows of the table are encoded; None if the model was trained on numbers.
     features : FeatureMap or None
         The public feature map.
-    classifier : HeadWeights, PrivateNetwork or Predictor
+    classifier : HeadWeights, TableWeights, PrivateNetwork or Predictor
         Answers from the mapped features. A `Predictor` charges for every answer.
     holdout : Holdout or None
         Which persons of the table were held out of training; None if nobody was.
@@ -385,16 +387,21 @@ def _write_head(head: PrivateHead) -> _Written:
 def _read_head(stored: _Stored) -> _Read:
     """Return the released weights, or those that are not released behind their budget, and the guarantee."""
     description, facts = stored.description, stored.guarantee.parameters
-    head = HeadWeights(
-        stored.tensors["weights"],
-        stored.tensors["centre"],
-        float(description["bias"]),
-        float(description["radius"]),
-        whitening=stored.tensors.get("whitening"),
-    )
-    _check_head(stored, head)
-    if not description["released"]:
-        return _read_query_head(stored, head)
+    head: HeadWeights | TableWeights
+    if isinstance(stored.features, TableCells):
+        head = TableWeights(stored.tensors["weights"], stored.tensors["centre"], stored.features.sizes)
+        _check_table_head(stored, head)
+    else:
+        head = HeadWeights(
+            stored.tensors["weights"],
+            stored.tensors["centre"],
+            float(description["bias"]),
+            float(description["radius"]),
+            whitening=stored.tensors.get("whitening"),
+        )
+        _check_head(stored, head)
+        if not description["released"]:
+            return _read_query_head(stored, head)
     guarantee = weights_guarantee(facts, own_map=runs_own_code(stored.features), encoding=stored.encoding)
     for name in ("bounds", "queries"):
         _check_same(name, description[name], None)
@@ -436,26 +443,23 @@ def _read_query_head(stored: _Stored, head: HeadWeights) -> _Read:
     )
 
 
+def _check_table_head(stored: _Stored, head: TableWeights) -> None:
+    """Raise ValueError if the facts of a head on cells contradict each other or the weights."""
+    facts, cells = stored.guarantee.parameters, sum(head.sizes)
+    if head.weights.shape[1:] != (cells + 1,) or head.centre.shape != (cells,):
+        raise ValueError(f"its weights and its centre must have an entry for each of {cells} cells")
+    _check_same("loss", (facts["training_method"], facts["loss"]), ("gradient", "cross-entropy"))
+    _check_facts(facts, outputs=1 if head.classes == 2 else head.classes, whitening="cells")
+    _check_shared(stored, head.classes)
+
+
 def _check_head(stored: _Stored, head: HeadWeights) -> None:
     """Raise ValueError if the facts of a head contradict each other or the weights."""
-    description, facts = stored.description, stored.guarantee.parameters
+    facts = stored.guarantee.parameters
     if stored.features is None:
         raise ValueError("it has no feature map")
-    _check_facts(
-        facts,
-        estimator="head",
-        classes=head.classes,
-        dimension=head.weights.shape[1],
-        features=describe_map(stored.features),
-        bias=head.bias,
-        radius=head.radius,
-        size_from="declared" if facts.get("mu_size") is None else "noisy count",
-        sensitivity=weight_sensitivity(facts).value,
-    )
-    _check_same("released", description["released"], facts["release"] == "weights")
-    _check_same("declared_size", description["declared_size"], int(facts["declared_size"]))
-    if "grid" in facts:
-        _check_same("grid", facts["grid"], gradient_grid(facts["declared_size"]))
+    _check_shared(stored, head.classes)
+    _check_facts(facts, dimension=head.weights.shape[1], bias=head.bias, radius=head.radius)
     method, loss = facts["training_method"], facts["loss"]
     if (method, loss) not in _HEAD_METHODS:
         raise ValueError(f"there is no training method {method!r} with loss {loss!r}")
@@ -471,6 +475,24 @@ def _check_head(stored: _Stored, head: HeadWeights) -> None:
         raise ValueError("it is whitened by a centre, but nothing was spent on releasing one")
     if head.whitening is not None and not is_whitening(head.whitening, head.weights.shape[1]):
         raise ValueError("its whitening is not a symmetric matrix of its dimension on the grid")
+
+
+def _check_shared(stored: _Stored, classes: int) -> None:
+    """Raise ValueError if facts that all heads have contradict each other or the description."""
+    assert stored.features is not None
+    description, facts = stored.description, stored.guarantee.parameters
+    _check_facts(
+        facts,
+        estimator="head",
+        classes=classes,
+        features=describe_map(stored.features),
+        size_from="declared" if facts.get("mu_size") is None else "noisy count",
+        sensitivity=weight_sensitivity(facts).value,
+    )
+    _check_same("released", description["released"], facts["release"] == "weights")
+    _check_same("declared_size", description["declared_size"], int(facts["declared_size"]))
+    if "grid" in facts:
+        _check_same("grid", facts["grid"], gradient_grid(facts["declared_size"]))
 
 
 _HEAD_METHODS = {("gradient", "cross-entropy"), ("output", "cross-entropy"), ("output", "convexified")}

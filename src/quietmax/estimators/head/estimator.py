@@ -26,12 +26,14 @@ from quietmax.data.schema import Schema
 from quietmax.errors import InvalidInput
 from quietmax.estimators.base import PrivateClassifier, _documented
 from quietmax.estimators.blocks import ROWS_AT_ONCE, Blocks, Floats, LocalEngine, Table
+from quietmax.estimators.head.calibration import released_scale
 from quietmax.estimators.head.exact_sums import (
     BITS,
     Rows,
     _moment_sum,
     _row_sum,
     _unit_rows,
+    _weights_on_grid,
     _whitened_rows,
     _whitening_on_grid,
     clipped_rows,
@@ -48,8 +50,19 @@ from quietmax.estimators.head.solver import (
     _minimise,
     _output_sensitivity,
 )
+from quietmax.estimators.head.tables import (
+    PEOPLE_PER_INTERVAL,
+    Basis,
+    cell_scores,
+    descend,
+    levels_for,
+    released_counts,
+    with_lengths,
+)
+from quietmax.estimators.head.tables import ROWS_AT_ONCE as CELL_ROWS_AT_ONCE
 from quietmax.estimators.head.weights import (
     BIAS,
+    CALIBRATION_STEPS,
     OUTPUT_NOISE,
     QUERY_NOISE,
     SIZE_SHARE,
@@ -59,9 +72,11 @@ from quietmax.estimators.head.weights import (
     HeadWeights,
     OutputPlan,
     PrivateHeadWeights,
+    TableWeights,
     _gradient_plan,
     _gradient_sensitivity,
     _output_plan,
+    calibration_share,
     default_features,
     moments_share,
     query_guarantee,
@@ -79,6 +94,7 @@ from quietmax.estimators.training_set import (
 )
 from quietmax.mechanisms.base import NoisyMax
 from quietmax.models.features.base import BatchedMap, FeatureMap
+from quietmax.models.features.cells import TableCells, table_cells
 from quietmax.models.features.generic import Pipeline, describe_map, runs_user_code
 from quietmax.models.features.tabular import TableFeatures, table_features
 from quietmax.noise.release import release_gaussian
@@ -228,6 +244,9 @@ class PrivateHead(PrivateClassifier):
         features = self.feature_map_.dimension(data.columns) + 1
         allowance = self._allowance(features)
         table.expect(_MOST_PREPARING + (self._settings.steps or _USUAL_STEPS))
+        if isinstance(self.feature_map_, TableCells):
+            self._fit_on_cells(table, self.feature_map_, allowance, source)
+            return allowance
 
         # Each record alone: public features of length at most 1, as exact numbers.
         table._reserve(len(table), features)
@@ -249,7 +268,43 @@ class PrivateHead(PrivateClassifier):
             self._fit_by_gradient(table, allowance.training, source)
         else:
             self._fit_by_output(table, allowance.training, source)
+        if allowance.calibration is not None:
+            scores = partial(_dense_scores, _weights_on_grid(self.coef_))
+            self.scale_ = released_scale(table, scores, ROWS_AT_ONCE, allowance.calibration, source)
+            self.coef_ = self.coef_ * self.scale_
         return allowance
+
+    def _fit_on_cells(
+        self, table: Blocks, cells: TableCells, allowance: _Allowance, source: NoiseSource
+    ) -> None:
+        """Train on the cells of a table's rows: counts, the gradient method, and the scale of the scores."""
+        sizes = cells.sizes
+        table._reserve(len(table), len(sizes) + 1)
+        table.update(partial(_with_cells, cells))
+        self.whitening_ = None
+        shares, noise = np.concatenate([np.full(size, 1.0 / size) for size in sizes]), 0.0
+        if allowance.centre is not None:
+            counts, noise = released_counts(table, sizes, allowance.centre, source)
+            shares, noise = np.clip(counts / self.size_, 0.0, 1.0), noise / self.size_
+        self.centre_ = shares
+        per_number = self._mu * self.size_ / (PEOPLE_PER_INTERVAL * max(1, len(cells.numbers)))
+        basis = Basis.of(cells, shares, noise, per_number)
+        table.update(partial(with_lengths, basis, sizes))
+        plan = _gradient_plan(
+            self.size_, basis.features, allowance.training, whitening="cells", settings=self._settings
+        )
+        self.plan_ = plan
+        table.expect(plan.steps + (CALIBRATION_STEPS if allowance.calibration else 0))
+        self._dimension = basis.features
+        self.sensitivity_ = _gradient_sensitivity(
+            plan.max_grad_norm, _outputs(table.classes), basis.features, gradient_grid(self.size_)
+        )
+        step_mus = _step_mus(plan.steps, allowance.training)
+        self.coef_ = descend(table, basis, sizes, plan, step_mus, self.size_, source)
+        if allowance.calibration is not None:
+            scores = partial(cell_scores, self.coef_, sizes)
+            self.scale_ = released_scale(table, scores, CELL_ROWS_AT_ONCE, allowance.calibration, source)
+            self.coef_ = self.coef_ * self.scale_
 
     def _whitening(self, table: Blocks, allowance: _Allowance, source: NoiseSource) -> Floats | None:
         """Return what the rows are whitened by: second moments, released now, or the centre; None for nothing."""
@@ -320,9 +375,11 @@ class PrivateHead(PrivateClassifier):
         return self.release == "weights"
 
     @property
-    def _classifier(self) -> HeadWeights | Predictor:
+    def _classifier(self) -> HeadWeights | TableWeights | Predictor:
         if hasattr(self, "predictor_"):
             return self.predictor_
+        if isinstance(self.feature_map_, TableCells):
+            return TableWeights(self.coef_, self.centre_, self.feature_map_.sizes)
         return HeadWeights(self.coef_, self.centre_, BIAS, self.radius_, whitening=self.whitening_)
 
     @property
@@ -333,9 +390,19 @@ class PrivateHead(PrivateClassifier):
     def _training_method(self) -> TrainingMethod:
         return self.method or ("output" if self.release == "query" else "gradient")
 
+    @property
+    def _trains_on_cells(self) -> bool:
+        """Whether the settings allow to train on cells, which have neither a radius nor second moments."""
+        plain = self._settings.second_moments is None and self._settings.radius == 1.0
+        return plain and self.release == "weights" and self._training_method == "gradient"
+
     def _automatic_features(self, data: TrainingRows, size: float | None) -> FeatureMap:
         if data.encoding is None:
             return default_features(data.columns, self.image_shape)
+        if self._trains_on_cells:
+            levels = levels_for(cast(float, size), _part(self._mu, self._settings.centring), len(data.encoding.columns))
+            if (cells := table_cells(data.encoding, levels)) is not None:
+                return cells
         strength = float(self.epsilon) / int(self.queries) if self.release == "query" else self._mu
         return table_features(data.encoding, cast(float, size), len(self.classes_), strength)
 
@@ -355,21 +422,24 @@ class PrivateHead(PrivateClassifier):
         """Return the declared size, or release a noisy one."""
         if self.declared_size is not None:
             return float(self.declared_size)
-        mu = _Allowance.of(self._mu, SIZE_SHARE, 0.0).size
+        mu = _part(self._mu, SIZE_SHARE)
         assert mu is not None
         return _released_size(table.units, mu, source)
 
     def _allowance(self, features: int) -> _Allowance:
         """Divide mu among the releases of the training; with ``release="query"`` there are none."""
         if self.release == "query":
-            return _Allowance(size=None, centre=None, moments=None, training=0.0)
+            return _Allowance(size=None, centre=None, moments=None, calibration=None, training=0.0)
         size_share = SIZE_SHARE if self.declared_size is None else 0.0
-        moments = self._settings.second_moments
+        moments, calibration = self._settings.second_moments, self._settings.calibration
+        if calibration is None:
+            calibration = calibration_share(self.size_, self._mu)
         if moments is None:
-            left = self._mu * math.sqrt(1.0 - size_share - self._settings.centring)
-            by_rule = self._training_method == "gradient" and self._table_map is None
+            left = self._mu * math.sqrt(1.0 - size_share - self._settings.centring - calibration)
+            of_table = isinstance(self.feature_map_, TableFeatures | TableCells)
+            by_rule = self._training_method == "gradient" and not of_table
             moments = moments_share(self.size_, features, left) * (left / self._mu) ** 2 if by_rule else 0.0
-        return _Allowance.of(self._mu, size_share, self._settings.centring, moments)
+        return _Allowance.of(self._mu, size_share, self._settings.centring, moments, calibration)
 
     def _facts(
         self, data: TrainingRows, table: Blocks, allowance: _Allowance, source: NoiseSource
@@ -401,6 +471,10 @@ class PrivateHead(PrivateClassifier):
                 "mu_moments": allowance.moments,
                 "mu_training": allowance.training,
             }
+            if allowance.calibration is not None:
+                facts |= {"mu_calibration": allowance.calibration, "scale": self.scale_}
+        if isinstance(self.feature_map_, TableCells):
+            facts |= {"dimension": self._dimension, "outputs": _outputs(table.classes), "whitening": "cells"}
         if self._training_method == "gradient":
             facts["grid"] = gradient_grid(self.size_)
         if self._settings.loss == "convexified":
@@ -464,6 +538,20 @@ def _clipped_features(
     return rows
 
 
+def _with_cells(cells: TableCells, block: Table) -> Table:
+    indices = cells.transform(block.rows)
+    return replace(block, rows=indices.astype(np.uint16 if max(cells.sizes) <= 2**16 else np.int32))
+
+
+def _outputs(classes: int) -> int:
+    return 1 if classes == 2 else classes
+
+
+def _dense_scores(weights: Floats, block: Table, part: slice) -> Floats:
+    """Return the scores of rows on the grid by weights on a grid: the products and their sums are exact."""
+    return np.ascontiguousarray((block.rows[part].astype(np.float64) @ weights.T).T)
+
+
 def _on_all_threads(fill: Callable[[slice], None], rows: int, height: int) -> None:
     """Call a function for all rows, in parts of at most `height` rows."""
     parallel_map(lambda number: fill(slice(number * height, (number + 1) * height)), -(-rows // height))
@@ -506,17 +594,20 @@ class _Allowance:
     size: float | None  # mu of the noisy count; None if the size is declared
     centre: float | None  # mu of the noisy centre; None if there is no centring
     moments: float | None  # mu of the noisy second moments; None if they are not used
+    calibration: float | None  # mu of the scale of the scores; None if it is not looked for
     training: float  # mu of all other releases together
 
     @classmethod
     def of(
-        cls, mu: float, size_share: float, centring_share: float, moments_share: float = 0.0
+        cls, mu: float, size: float, centring: float, moments: float, calibration: float
     ) -> _Allowance:
-        rest = 1 - size_share - centring_share - moments_share
+        """Divide mu by the shares of mu^2; the training has the rest."""
+        rest = 1 - size - centring - moments - calibration
         return cls(
-            _part(mu, size_share),
-            _part(mu, centring_share),
-            _part(mu, moments_share),
+            _part(mu, size),
+            _part(mu, centring),
+            _part(mu, moments),
+            _part(mu, calibration),
             mu * math.sqrt(rest) * _SPARE,
         )
 
@@ -585,8 +676,7 @@ def _descend(table: Rows, plan: GradientPlan, size: float, mu: float, source: No
         noisy = release_gaussian(
             total, sensitivity=sensitivity.value, mu=float(step_mu), source=source
         ).values
-        rate = plan.learning_rate * (2.0 * (plan.steps - step) / (plan.steps + 1.0))
-        weights = weights - (rate / size) * noisy
+        weights = weights - (plan.rate(step) / size) * noisy
         if not np.abs(weights).max() < _LARGEST_WEIGHT:
             raise InvalidInput(
                 f"Training diverged: learning_rate {plan.learning_rate:g} is too large for this head."

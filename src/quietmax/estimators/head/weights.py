@@ -21,7 +21,7 @@ The guarantees are computed from the public facts of the training alone, after t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from typing import Any, Literal
@@ -64,8 +64,8 @@ LINEAR = "linear"
 _STEPS_ROUNDED = 1 + Fraction(1, 2**48)
 """The squares of `estimator._step_mus` add up to at most this many times mu^2: each is rounded by at most four units of
 2^-53."""
-Whitening = Literal["none", "moments", "centre"]
-"""What the rows are whitened by: released second moments, or the released centre (indicator features)."""
+Whitening = Literal["none", "moments", "centre", "cells"]
+"""What the rows are whitened by: released second moments, the released centre (indicator features), or counts."""
 
 BIAS = 0.2
 """The constant feature beside features of length about 1."""
@@ -81,6 +81,11 @@ QUERY_NOISE = 0.15
 """kappa for answers per query, where epsilon takes the place of mu."""
 MAX_GRAD_NORM, WHITENED_GRAD_NORM = 0.2, 0.5
 """Clipping norms; whitened rows need fewer steps, so less of each gradient has to be clipped."""
+CELLS_NOISE, CELLS_GRAD_NORM, CELLS_STEPS = 0.7, 0.25, 60
+"""The same three numbers for tables, whose rows are cells."""
+CALIBRATION_SHARE, CALIBRATION_STEPS, CALIBRATION_ERROR = 0.03, 7, 0.03
+"""Share of mu^2 for the scale of the scores; the steps in which it is found; and the largest standard deviation of the
+mean confidence, in one step, with which it is looked for."""
 STEPS, FEWEST_STEPS, NUMBERS_READ = 100, 30, 6e10
 """Steps of the gradient method; fewer where they would read more numbers than this (two minutes on two cores)."""
 LONGEST_TRAINING, TRAINING_PER_FEATURE = 30_000.0, 160.0
@@ -110,7 +115,11 @@ class HeadSettings:
     Parameters
     ----------
     centring : float, default=0.05
-        Share of mu^2 spent on the mean of the features; 0 leaves centring out.
+        Share of mu^2 spent on the mean of the features; 0 leaves centring out. For a table with a schema it is spent on
+        the number of people in each category and interval.
+    calibration : float, optional
+        Share of mu^2 spent on the scale at which confidence equals accuracy; 0 leaves calibration out. By default 0.03
+        where the size allows to find the scale, and 0 otherwise.
     second_moments : float, optional
         Share of mu^2 spent on the second moments of the features, by which the rows are whitened so that few steps are
         enough; 0 leaves them out. By default the gradient method uses a tenth of what the count and the centre leave if
@@ -143,6 +152,7 @@ class HeadSettings:
     """
 
     centring: float = CENTRING_SHARE
+    calibration: float | None = None
     second_moments: float | None = None
     radius: float = 1.0
     loss: Literal["cross-entropy", "convexified"] = "cross-entropy"
@@ -158,7 +168,12 @@ class HeadSettings:
             raise InvalidInput(
                 f"centring must be at least 0 and below {1.0 - SIZE_SHARE}, got {self.centring}."
             )
-        most = 1.0 - SIZE_SHARE - self.centring
+        if self.calibration is not None and not 0.0 <= self.calibration < 1.0 - SIZE_SHARE - self.centring:
+            raise InvalidInput(
+                f"calibration must be at least 0 and, with this centring, below {1.0 - SIZE_SHARE - self.centring:g}, "
+                f"got {self.calibration}."
+            )
+        most = 1.0 - SIZE_SHARE - self.centring - (self.calibration or 0.0)
         if self.second_moments is not None and not 0.0 <= self.second_moments < most:
             raise InvalidInput(
                 f"second_moments must be at least 0 and, with this centring, below {most:g}, got {self.second_moments}."
@@ -185,6 +200,10 @@ class GradientPlan:
     steps: int  # Number T of full-batch steps
     learning_rate: float  # Mean of the learning rates of all steps
     max_grad_norm: float  # Per-record gradient clipping norm
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate of a step."""
+        return self.learning_rate * (2.0 * (self.steps - step) / (self.steps + 1.0))
 
     def to_json(self) -> dict[str, Any]:
         """Return the three numbers and the schedule by name."""
@@ -214,14 +233,17 @@ def _gradient_plan(
     """Return the settings of the gradient method; those that are not given follow from public numbers."""
     settings = settings or HeadSettings()
     steps, learning_rate, max_grad_norm = settings.steps, settings.learning_rate, settings.max_grad_norm
+    of_cells = whitening == "cells"
     if steps is None:
-        steps = _default_steps(size, features, whitening)
+        steps = CELLS_STEPS if of_cells else _default_steps(size, features, whitening)
     elif steps < 1 or steps != int(steps):
         raise InvalidInput(f"steps must be an integer of at least 1, got {steps!r}.")
     if max_grad_norm is None:
         max_grad_norm = MAX_GRAD_NORM if whitening == "none" else WHITENED_GRAD_NORM
+        max_grad_norm = CELLS_GRAD_NORM if of_cells else max_grad_norm
     if learning_rate is None:
-        length = min(GRADIENT_NOISE * mu * size, LONGEST_TRAINING, TRAINING_PER_FEATURE * features)
+        noise = CELLS_NOISE if of_cells else GRADIENT_NOISE
+        length = min(noise * mu * size, LONGEST_TRAINING, TRAINING_PER_FEATURE * features)
         learning_rate = length / (steps * max_grad_norm)
     return GradientPlan(int(steps), float(learning_rate), float(max_grad_norm))
 
@@ -245,6 +267,12 @@ def moments_share(size: float, features: int, mu: float) -> float:
     return MOMENTS_SHARE if pays else 0.0
 
 
+def calibration_share(size: float, mu: float) -> float:
+    """Return the share of mu^2 that is spent on calibration by default, or 0 if the scale cannot be found well."""
+    error = math.sqrt(CALIBRATION_STEPS) / (mu * math.sqrt(CALIBRATION_SHARE) * size)
+    return CALIBRATION_SHARE if error <= CALIBRATION_ERROR else 0.0
+
+
 def _output_plan(
     size: float, strength: float, *, noise: float = OUTPUT_NOISE, regularisation: float | None = None
 ) -> OutputPlan:
@@ -259,6 +287,38 @@ def default_features(columns: int, image_shape: tuple[int, int, int] | None = No
     if image_shape is not None:
         return image_features(image_shape)
     return UnitNorm(CONSTANT_PER_COLUMN * math.sqrt(columns))
+
+
+@dataclass(frozen=True, eq=False)
+class TableWeights(LogitClassifier):
+    """The classifier whose scores are sums of one number for the cell of a row in each column, and a constant."""
+
+    weights: Floats  # (classes, cells + 1); the last column is the constant
+    centre: Floats  # (cells,) the released share of people in each cell
+    sizes: tuple[int, ...]  # Number of cells of each column
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+        return len(self.weights)
+
+    def scores(self, features: NDArray[np.floating]) -> Floats:
+        """Compute the logits of rows of cells."""
+        columns = [*np.asarray(features).T.astype(np.intp)]
+        return np.ascontiguousarray(added_scores(columns, self.sizes, self.weights[:, :-1].T, self.weights[:, -1]).T)
+
+
+def added_scores(
+    columns: Sequence[NDArray[np.intp]], sizes: Sequence[int], looked_up: Floats, constant: Floats
+) -> Floats:
+    """Return the scores of some rows, one line per output: what their cells add, column by column."""
+    scores = np.repeat(constant[:, None], len(columns[0]), axis=1)
+    start = 0
+    for cells, size in zip(columns, sizes, strict=True):
+        for output, score in enumerate(scores):
+            score += looked_up[start : start + size, output][cells]
+        start += size
+    return scores
 
 
 def whitening_kind(whitening: Floats | None) -> Whitening:
@@ -359,7 +419,7 @@ def weights_guarantee(facts: Facts, *, own_map: bool, encoding: Encoding | None 
     because = f"Gaussian mechanism on a certified minimiser. {weight_sensitivity(facts).because}"
     if facts["training_method"] == "gradient":
         because = "Gaussian mechanisms on exact clipped gradient sums compose to mu (THEORY 3.1)."
-    parts = (facts["mu_size"], facts["mu_centring"], facts.get("mu_moments"))
+    parts = [facts.get(name) for name in ("mu_size", "mu_centring", "mu_moments", "mu_calibration")]
     first = [GaussianCost(mu).amount for mu in parts if mu is not None]
     guarantee = Guarantee.of(
         GaussianCost(root_rounded_up(sum(first, _training_amount(facts)))),
@@ -430,7 +490,8 @@ def weight_sensitivity(facts: Facts) -> Sensitivity:
     if facts["training_method"] == "gradient":
         # Heads of earlier versions have no fact `grid`; they could not have more than 2^22 records.
         grid = facts.get("grid", GRID)
-        return _gradient_sensitivity(facts["max_grad_norm"], facts["classes"], facts["dimension"], grid)
+        outputs = facts.get("outputs", facts["classes"])
+        return _gradient_sensitivity(facts["max_grad_norm"], outputs, facts["dimension"], grid)
     return _output_sensitivity(_objective(facts), facts["classes"], facts["tolerance"])
 
 

@@ -16,6 +16,7 @@ from quietmax._before_noise import is_plain
 from quietmax._lazy import lazy_module, with_plugins
 from quietmax.errors import InvalidInput
 from quietmax.models.features.base import WIDTH, BatchedMap, FeatureMap, Floats
+from quietmax.models.features.cells import TableCells
 from quietmax.models.features.encoder import Embedding, Encoder
 from quietmax.models.features.images import Joined, Mirrored, Patches, Reduced, Scattering, Turned
 from quietmax.models.features.tabular import Identity, OneHot, Scaling, TableFeatures, UnitNorm
@@ -164,6 +165,7 @@ _KINDS: dict[str, type[FeatureMap]] = {
         OneHot,
         UnitNorm,
         TableFeatures,
+        TableCells,
         RandomFourier,
         Scattering,
         Patches,

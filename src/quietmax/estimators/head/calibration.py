@@ -1,0 +1,60 @@
+"""The scale of released scores at which confidence equals accuracy, found with noise (THEORY 3.15).
+
+`h(s)`, the sum over rows of confidence minus correctness of the scores times s, grows with s, and one record or person
+moves it by at most 1. A few bisection steps on h with noise find where it is zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from quietmax.estimators.blocks import Floats, Table
+from quietmax.estimators.head.exact_sums import _UNIT, Rows, probabilities
+from quietmax.estimators.head.weights import CALIBRATION_STEPS
+from quietmax.noise.release import release_gaussian
+from quietmax.noise.sources import NoiseSource
+
+_SMALLEST_SCALE, _LARGEST_SCALE = 0.125, 4.0
+
+Scores = Callable[[Table, slice], Floats]
+"""Returns the scores of some rows of a block, one line per class; each row's follow from that row alone."""
+
+
+def released_scale(
+    table: Rows, scores: Scores, rows_at_once: int, mu: float, source: NoiseSource
+) -> float:
+    """Release the scale; all bisection steps together are mu-Gaussian private."""
+    low, high = math.log(_SMALLEST_SCALE), math.log(_LARGEST_SCALE)
+    # The squares add up to less than mu^2 after rounding.
+    step_mu = mu / math.sqrt(CALIBRATION_STEPS) * (1.0 - 1e-12)
+    for _ in range(CALIBRATION_STEPS):
+        middle = (low + high) / 2.0
+        excess = table.sum(_Excess(scores, math.exp(middle), rows_at_once)) / _UNIT
+        noisy = release_gaussian([excess], sensitivity=1.0, mu=step_mu, source=source).values[0]
+        low, high = (low, middle) if noisy > 0.0 else (middle, high)
+    return math.exp((low + high) / 2.0)
+
+
+@dataclass(frozen=True)
+class _Excess:
+    """Sums confidence minus correctness over a block, in units of 2^-20, each rounded towards zero."""
+
+    scores: Scores
+    scale: float
+    rows_at_once: int
+
+    def __call__(self, block: Table) -> int:
+        total = 0
+        for start in range(0, len(block), self.rows_at_once):
+            part = slice(start, min(start + self.rows_at_once, len(block)))
+            found = self.scores(block, part)
+            excess = probabilities(found * self.scale).max(axis=0)
+            excess -= found.argmax(axis=0) == block.labels[part]
+            if block.repeats is not None:
+                excess = excess / block.repeats[part]
+            total += int(np.trunc(excess * _UNIT).sum())
+        return total
