@@ -117,7 +117,7 @@ def test_nothing_is_left_on_disk_after_an_error(
         seen.extend(tmp_path.rglob("*.labels"))
         raise error
 
-    steps = {PrivateHead: "_descend", DPSGD: "train_private_stack", Teachers: "train_networks"}
+    steps = {PrivateHead: "descend", DPSGD: "train_private_stack", Teachers: "train_networks"}
     monkeypatch.setattr(inspect.getmodule(kind), steps[kind], interrupted)
     private = made(kind, **USUAL[kind], schema=PLAIN, random_state=3, engine=LocalEngine(0, tmp_path))
     with pytest.raises(error):

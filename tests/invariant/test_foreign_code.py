@@ -467,7 +467,9 @@ def with_attribute(records: Any, name: str, value: Any = lambda *_, **__: adds_i
 
 
 WORDS = [Word("ann"), *map(str, range(1, ROWS))]
-BOUNDS = Encoding(tuple(NumericColumn(f"{number}", 0, 1) for number in range(3)), "ill", ("0", "1"))
+BOUNDS = Encoding(
+    tuple(NumericColumn(f"{number}", 0, 1, missing=False) for number in range(3)), "ill", ("0", "1")
+)
 OWN_COLUMN = forged(NumericColumn, "NumericColumn", NumericColumn.__module__)
 RECORDS: dict[str, tuple[tuple[Any, ...], str]] = {
     "an array-like": ((ArrayLike(), Y), "ArrayLike"),
@@ -523,7 +525,9 @@ RECORDS: dict[str, tuple[tuple[Any, ...], str]] = {
                 X,
                 Y,
                 2,
-                encoding=Encoding((OWN_COLUMN("0", 0, 1), *BOUNDS.columns[1:]), "ill", ("0", "1")),
+                encoding=Encoding(
+                    (OWN_COLUMN("0", 0, 1, missing=False), *BOUNDS.columns[1:]), "ill", ("0", "1")
+                ),
             ),
         ),
         "Encoding",

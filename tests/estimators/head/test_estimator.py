@@ -80,7 +80,7 @@ def test_without_a_declared_size_a_noisy_count_is_released_and_paid_for() -> Non
 @pytest.mark.parametrize("loss", ["cross-entropy", "convexified"])
 def test_the_fitted_minimisers_of_neighbours_are_within_the_certified_sensitivity(loss: str) -> None:
     """End to end, with noise too small to see."""
-    settings = {"mu": 1e9, "method": "output", "regularisation": 0.02, "centring": 0.0}
+    settings = {"mu": 1e9, "method": "output", "regularisation": 0.02, "centring": 0.0, "calibration": 0.0}
     settings |= {"loss": loss, "alpha": 0.01, "classes": (0, 1, 2), "declared_size": 30}
     whole = made(PrivateHead, **settings).fit(TABLE[:30], LABELS[:30])
     bound = whole.sensitivity_.value
@@ -413,11 +413,12 @@ def people(count: int = 3000) -> pd.DataFrame:
     return frame
 
 
-def test_features_of_tables_are_scaled_by_the_released_centre_at_no_cost(tmp_path: Path) -> None:
+def test_dense_features_of_tables_are_scaled_by_the_released_centre_at_no_cost(tmp_path: Path) -> None:
     regions = {"region": ("north", "south")}
     schema = Schema(label="late", classes=("no", "yes"), bounds={"age": (0, 100)}, categories=regions)
     frame = people()
-    head = PrivateHead(2.0, 1e-5, schema=schema, declared_size=3000).fit(frame)
+    dense = HeadSettings(second_moments=0.0)
+    head = PrivateHead(2.0, 1e-5, schema=schema, declared_size=3000, settings=dense).fit(frame)
     claim = head.guarantee_
     assert claim.status == "proven"
     assert claim.mu == pytest.approx(mu_of(2.0, 1e-5), rel=1e-9)
@@ -432,7 +433,7 @@ def test_features_of_tables_are_scaled_by_the_released_centre_at_no_cost(tmp_pat
     np.testing.assert_array_equal(opened.predict_proba(opened.encode(frame)), head.predict_proba(frame))
     assert opened.guarantee == claim
     # without a centre there is nothing to scale by
-    plain = made(PrivateHead, schema=schema, declared_size=3000, centring=0.0).fit(frame)
+    plain = made(PrivateHead, schema=schema, declared_size=3000, centring=0.0, second_moments=0.0).fit(frame)
     assert plain.whitening_ is None
 
 

@@ -21,7 +21,9 @@ from quietmax.data.encoding import (
     TextColumn,
 )
 from quietmax.errors import InvalidInput
+from quietmax.estimators import HeadSettings
 from quietmax.models.features import OneHot, TableFeatures, UnitNorm, table_features
+from quietmax.models.features.cells import TableCells
 from quietmax.models.features.generic import feature_map_from_json
 
 
@@ -122,10 +124,10 @@ def test_the_number_itself_decides_where_a_bin_was_empty_in_training() -> None:
     values = values[(np.abs(values - 0.2) > 0.05) & (np.abs(values - 0.8) > 0.05)]
     frame = pd.DataFrame({"age": values, "label": np.where(values > 0.5, "yes", "no")})
     table = Schema(label="label", classes=("no", "yes"), bounds={"age": (0, 1)}, complete=("age",))
-    head = PrivateHead(4.0, 1e-5, schema=table, random_state=0).fit(frame)
-    assert isinstance(head.feature_map_, TableFeatures)
-    assert head.feature_map_.bins == (32, 256)
-    assert head.predict(pd.DataFrame({"age": [0.2, 0.8]})).tolist() == ["no", "yes"]
+    for dense in (HeadSettings(second_moments=0.0), None):
+        head = PrivateHead(4.0, 1e-5, schema=table, random_state=0, settings=dense).fit(frame)
+        assert type(head.feature_map_) is (TableFeatures if dense else TableCells)
+        assert head.predict(pd.DataFrame({"age": [0.2, 0.8]})).tolist() == ["no", "yes"]
 
 
 def test_the_scale_is_finite_and_positive_whatever_was_released() -> None:

@@ -24,9 +24,7 @@ Scores = Callable[[Table, slice], Floats]
 """Returns the scores of some rows of a block, one line per class; each row's follow from that row alone."""
 
 
-def released_scale(
-    table: Rows, scores: Scores, rows_at_once: int, mu: float, source: NoiseSource
-) -> float:
+def released_scale(table: Rows, scores: Scores, rows_at_once: int, mu: float, source: NoiseSource) -> float:
     """Release the scale; all bisection steps together are mu-Gaussian private."""
     low, high = math.log(_SMALLEST_SCALE), math.log(_LARGEST_SCALE)
     # The squares add up to less than mu^2 after rounding.

@@ -26,7 +26,7 @@ from quietmax.data.schema import Schema
 from quietmax.errors import InvalidInput
 from quietmax.estimators.base import PrivateClassifier, _documented
 from quietmax.estimators.blocks import ROWS_AT_ONCE, Blocks, Floats, LocalEngine, Table
-from quietmax.estimators.head.calibration import released_scale
+from quietmax.estimators.head.calibration import Scores, released_scale
 from quietmax.estimators.head.exact_sums import (
     BITS,
     Rows,
@@ -137,7 +137,7 @@ class PrivateHead(PrivateClassifier):
         the weights are released and "output" if they are not.
     features : FeatureMap or {"auto", "identity", "unit-norm", "scattering", "embedding"}, default="auto"
         The public feature map. "auto": `image_features` if ``image_shape`` is given, for a table with a schema
-        `table_features`, otherwise each record divided by its length together with a constant.
+        `TableCells`, otherwise each record divided by its length together with a constant.
     declared_size : int, optional
         The public number of records, or of persons with ``groups``. The settings are computed from it; it need not be
         the true one. If None, a noisy count is released for 1% of mu^2. Required with ``release="query"``.
@@ -156,9 +156,12 @@ class PrivateHead(PrivateClassifier):
     Attributes
     ----------
     coef_ : array of shape (classes, features + 1)
-        The released weights; the last column is for the constant feature. Absent with ``release="query"``.
+        The released weights; the last column is for the constant feature. Absent with ``release="query"``. For a table
+        with a schema a feature is a cell of a column (`TableCells`): the weights are what it adds to the scores.
     centre_ : array of shape (features,)
-        The released mean of the features.
+        The released mean of the features; for a table the released share of people in each cell.
+    scale_ : float
+        What the weights have been multiplied by, so that confidence is close to accuracy. Absent without calibration.
     whitening_ : array of shape (features + 1, features + 1) or (features + 1,), or None
         What the centred features are multiplied by: a matrix computed from the released second moments, or, for
         features of tables, a diagonal one computed from the released mean. None if neither is used.
@@ -182,6 +185,7 @@ class PrivateHead(PrivateClassifier):
     (array([0]), 'proven')
     """
 
+    coef_: Floats
     _dtypes = (np.float32, np.float64)
     _reads_sources = True
 
@@ -270,9 +274,15 @@ class PrivateHead(PrivateClassifier):
             self._fit_by_output(table, allowance.training, source)
         if allowance.calibration is not None:
             scores = partial(_dense_scores, _weights_on_grid(self.coef_))
-            self.scale_ = released_scale(table, scores, ROWS_AT_ONCE, allowance.calibration, source)
-            self.coef_ = self.coef_ * self.scale_
+            self._calibrate(table, scores, ROWS_AT_ONCE, allowance.calibration, source)
         return allowance
+
+    def _calibrate(
+        self, table: Blocks, scores: Scores, rows_at_once: int, mu: float, source: NoiseSource
+    ) -> None:
+        """Release the scale of the scores, and multiply the weights by it."""
+        self.scale_ = released_scale(table, scores, rows_at_once, mu, source)
+        self.coef_ = self.coef_ * self.scale_
 
     def _fit_on_cells(
         self, table: Blocks, cells: TableCells, allowance: _Allowance, source: NoiseSource
@@ -293,7 +303,7 @@ class PrivateHead(PrivateClassifier):
         plan = _gradient_plan(
             self.size_, basis.features, allowance.training, whitening="cells", settings=self._settings
         )
-        self.plan_ = plan
+        self.plan_: GradientPlan | OutputPlan = plan
         table.expect(plan.steps + (CALIBRATION_STEPS if allowance.calibration else 0))
         self._dimension = basis.features
         self.sensitivity_ = _gradient_sensitivity(
@@ -303,8 +313,7 @@ class PrivateHead(PrivateClassifier):
         self.coef_ = descend(table, basis, sizes, plan, step_mus, self.size_, source)
         if allowance.calibration is not None:
             scores = partial(cell_scores, self.coef_, sizes)
-            self.scale_ = released_scale(table, scores, CELL_ROWS_AT_ONCE, allowance.calibration, source)
-            self.coef_ = self.coef_ * self.scale_
+            self._calibrate(table, scores, CELL_ROWS_AT_ONCE, allowance.calibration, source)
 
     def _whitening(self, table: Blocks, allowance: _Allowance, source: NoiseSource) -> Floats | None:
         """Return what the rows are whitened by: second moments, released now, or the centre; None for nothing."""
@@ -328,7 +337,7 @@ class PrivateHead(PrivateClassifier):
         plan = _gradient_plan(
             self.size_, table.features, mu, whitening=whitening_kind(self.whitening_), settings=self._settings
         )
-        self.plan_: GradientPlan | OutputPlan = plan
+        self.plan_ = plan
         table.expect(plan.steps)
         self.sensitivity_ = _gradient_sensitivity(
             plan.max_grad_norm, table.classes, table.features, gradient_grid(self.size_)
@@ -400,7 +409,9 @@ class PrivateHead(PrivateClassifier):
         if data.encoding is None:
             return default_features(data.columns, self.image_shape)
         if self._trains_on_cells:
-            levels = levels_for(cast(float, size), _part(self._mu, self._settings.centring), len(data.encoding.columns))
+            levels = levels_for(
+                cast(float, size), _part(self._mu, self._settings.centring), len(data.encoding.columns)
+            )
             if (cells := table_cells(data.encoding, levels)) is not None:
                 return cells
         strength = float(self.epsilon) / int(self.queries) if self.release == "query" else self._mu
@@ -598,9 +609,7 @@ class _Allowance:
     training: float  # mu of all other releases together
 
     @classmethod
-    def of(
-        cls, mu: float, size: float, centring: float, moments: float, calibration: float
-    ) -> _Allowance:
+    def of(cls, mu: float, size: float, centring: float, moments: float, calibration: float) -> _Allowance:
         """Divide mu by the shares of mu^2; the training has the rest."""
         rest = 1 - size - centring - moments - calibration
         return cls(

@@ -59,7 +59,9 @@ _INTERVALS, PEOPLE_PER_INTERVAL = (32, 16, 8), 5.0
 _LEVELS_FROM = 256.0
 """From that `mu N / 5` on, every level also has a feature of its own: some values of a number stand for themselves."""
 _LEVELS_PER_COUNT = 4.0
-_PLAIN, _NUMBER, _INTERVAL = range(3)  # kinds of features: of categories, of a number itself, of its intervals
+_PLAIN, _NUMBER, _INTERVAL = range(
+    3
+)  # kinds of features: of categories, of a number itself, of its intervals
 _SCALE_POWER = 0.35
 """A feature with the second moment v is multiplied by `v^-0.35`: between no scaling and equal variances."""
 
@@ -186,7 +188,9 @@ def _features_of(
                 block = block_diag([block, np.ones((1, 1))])
                 kinds.append(_INTERVAL)
             else:
-                block = csr_array((block.data, block.indices, [*block.indptr, block.nnz]), (size, block.shape[1]))
+                block = csr_array(
+                    (block.data, block.indices, [*block.indptr, block.nnz]), (size, block.shape[1])
+                )
         else:
             # The last cell of a column says that it is none of its indicators: it has no feature.
             block = eye_array(size, size - (position < len(cells.parts)))
@@ -292,7 +296,9 @@ class _Residuals:
         total = np.zeros((outputs, sum(self.sizes) + 1), np.int64)
         for part in _parts(block):
             columns = _columns(block, part)
-            errors = _errors(added_scores(columns, self.sizes, self.looked_up, self.constant), block.labels[part])
+            errors = _errors(
+                added_scores(columns, self.sizes, self.looked_up, self.constant), block.labels[part]
+            )
             squares = np.zeros(errors.shape[1])
             for error in errors:
                 squares += error * error

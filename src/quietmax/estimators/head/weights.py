@@ -305,7 +305,9 @@ class TableWeights(LogitClassifier):
     def scores(self, features: NDArray[np.floating]) -> Floats:
         """Compute the logits of rows of cells."""
         columns = [*np.asarray(features).T.astype(np.intp)]
-        return np.ascontiguousarray(added_scores(columns, self.sizes, self.weights[:, :-1].T, self.weights[:, -1]).T)
+        return np.ascontiguousarray(
+            added_scores(columns, self.sizes, self.weights[:, :-1].T, self.weights[:, -1]).T
+        )
 
 
 def added_scores(

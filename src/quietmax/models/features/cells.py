@@ -68,9 +68,7 @@ class TableCells(FeatureMap):
     def __post_init__(self) -> None:
         count = len(self.parts)
         widths = [last - first for first, last in self.parts]
-        if not count or any(
-            not 0 <= first < last <= self.columns for first, last in self.parts
-        ):
+        if not count or any(not 0 <= first < last <= self.columns for first, last in self.parts):
             raise InvalidInput(f"Each part must be a range of the {self.columns} encoded numbers.")
         if self.levels not in LEVELS:
             raise InvalidInput(f"`levels` must be one of {LEVELS}, got {self.levels!r}.")
@@ -110,14 +108,18 @@ class TableCells(FeatureMap):
             part = records[:, first:last]
             indices[:, position] = self._levels(part) if position in self.numbers else _indicated(part)
         for place, (one, other) in enumerate(self.crosses, start=len(self.parts)):
-            indices[:, place] = self._coarse(indices, one) * self._crossed(other) + self._coarse(indices, other)
+            indices[:, place] = self._coarse(indices, one) * self._crossed(other) + self._coarse(
+                indices, other
+            )
         return indices
 
     def _levels(self, part: Floats) -> NDArray[np.int64]:
         """Return the interval of each share, and the last cell for a missing value."""
         shares = np.clip(part[:, 0].astype(np.float64), 0.0, 1.0)
-        level = np.minimum((shares * self.levels).astype(np.int64), self.levels - 1)
-        return level if part.shape[1] == 1 else np.where(part[:, 1] > 0.0, self.levels, level)
+        level: NDArray[np.int64] = np.minimum((shares * self.levels).astype(np.int64), self.levels - 1)
+        if part.shape[1] == 2:
+            level[part[:, 1] > 0.0] = self.levels
+        return level
 
     def _coarse(self, indices: Floats, position: int) -> NDArray[np.int64]:
         """Return the cells that a column has in a cross."""
@@ -129,7 +131,7 @@ class TableCells(FeatureMap):
 
 def _indicated(part: Floats) -> NDArray[np.int64]:
     """Return the position of the (first, largest) positive indicator of each row, or their number if there is none."""
-    return np.where(part.max(axis=1) > 0.0, part.argmax(axis=1), part.shape[1])
+    return np.asarray(np.where(part.max(axis=1) > 0.0, part.argmax(axis=1), part.shape[1]), np.int64)
 
 
 def table_cells(encoding: Encoding, levels: int) -> TableCells | None:
