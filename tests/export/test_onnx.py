@@ -7,6 +7,8 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +21,15 @@ import pytest
 import quietmax as qm
 from quietmax.data.schema import Schema
 from quietmax.errors import InvalidInput
+from quietmax.estimators.head.weights import TableWeights
 from quietmax.estimators.serialization import open_private, save_private
 from quietmax.export.graph import IR_VERSION, OPSET, Graph, Value
-from quietmax.export.onnx import _map_features, _onnx_model, export_onnx
+from quietmax.export.onnx import _classify, _map_features, _onnx_model, export_onnx
+from quietmax.models.features.cells import TableCells
 from quietmax.models.features.generic import Pipeline, RandomFourier
 from quietmax.models.features.images import Joined, Mirrored, Patches, Reduced, Scattering, Turned
-from quietmax.models.features.tabular import Identity, OneHot, Scaling, UnitNorm
-from tests.export.people import CELLS, SCHEMA, random_rows, unreadable
+from quietmax.models.features.tabular import Identity, OneHot, Scaling, TableFeatures, UnitNorm
+from tests.export.people import CELLS, SCHEMA, random_rows, train, unreadable
 
 TOLERANCE = 1e-6
 """Largest difference between a probability of the folder and of the file, as docs/how-to/export.md states it."""
@@ -48,13 +52,25 @@ def run(model: Any, rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.fixture(scope="module")
+def dense_head(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `table_head`, with second moments left out by a setting, which asks for features instead of cells."""
+    settings = qm.HeadSettings(second_moments=0.0)
+    return train(tmp_path_factory.mktemp("dense") / "head", settings=settings)
+
+
+@pytest.fixture(scope="module")
 def file(table_head: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("onnx") / "head.onnx"
     export_onnx(table_head, place)
     return place
 
 
-def test_thousands_of_rows_get_the_answers_of_the_folder_or_none(table_head: Path, file: Path) -> None:
+@pytest.mark.parametrize(("name", "features"), [("table_head", TableCells), ("dense_head", TableFeatures)])
+def test_thousands_of_rows_get_the_answers_of_the_folder_or_none(
+    name: str, features: type, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    table_head, file = request.getfixturevalue(name), tmp_path / "head.onnx"
+    export_onnx(table_head, file)
     rows = random_rows(6000, seed=5)
     refused = unreadable(rows)
     unsure = np.any([rows[name].isin(cells) for name, cells in EXPONENTS.items()], axis=0)
@@ -64,6 +80,7 @@ def test_thousands_of_rows_get_the_answers_of_the_folder_or_none(table_head: Pat
     answered = ~(refused | unsure)
     assert answered.sum() > 1000
     model = open_private(table_head)
+    assert type(model.features) is features
     expected = model.predict_proba(model.encode(rows[answered]))
     assert np.abs(probabilities[answered] - expected).max() <= TOLERANCE
     assert (label[answered] == np.array(model.classes)[expected.argmax(axis=1)]).all()
@@ -227,24 +244,61 @@ IMAGE_MAPS: dict[str, Any] = {
 }
 
 
+def computed(add: Callable[[Value], Value], records: np.ndarray, kind: int) -> np.ndarray:
+    """What a graph computes of records, as a type of ONNX."""
+    graph = Graph(["records", "results"])
+    graph._output(add(Value(graph, "records")), "results")
+    inputs = [
+        onnx.helper.make_tensor_value_info("records", onnx.TensorProto.FLOAT, ["rows", records.shape[1]])
+    ]
+    outputs = [onnx.helper.make_tensor_value_info("results", kind, ["rows", None])]
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph(graph.nodes, "part", inputs, outputs, graph.constants),
+        opset_imports=[onnx.helper.make_opsetid("", OPSET)],
+        ir_version=IR_VERSION,
+    )
+    (results,) = session(model).run(None, {"records": records})
+    return results
+
+
 @pytest.mark.parametrize("name", IMAGE_MAPS)
 def test_the_features_of_images_are_equal(name: str) -> None:
     feature_map = IMAGE_MAPS[name]
     columns = math.prod(feature_map.image_shape)
     records = np.random.default_rng(0).random((40, columns), np.float32)
     records[0], records[1] = 0.0, 1e-6 * records[1]
-    graph = Graph(["records", "features"])
-    graph._output(_map_features(feature_map, Value(graph, "records"), columns), "features")
-    kind = onnx.TensorProto.FLOAT
-    inputs = [onnx.helper.make_tensor_value_info("records", kind, ["rows", columns])]
-    outputs = [onnx.helper.make_tensor_value_info("features", kind, ["rows", None])]
-    model = onnx.helper.make_model(
-        onnx.helper.make_graph(graph.nodes, "map", inputs, outputs, graph.constants),
-        opset_imports=[onnx.helper.make_opsetid("", OPSET)],
-        ir_version=IR_VERSION,
-    )
-    (features,) = session(model).run(None, {"records": records})
+    features = computed(partial(_map_features, feature_map, columns=columns), records, onnx.TensorProto.FLOAT)
     assert np.abs(features - feature_map.transform(records)).max() < 1e-5
+
+
+@pytest.mark.parametrize("levels", [8, 256])
+@pytest.mark.parametrize("classes", [2, 3])
+def test_cells_and_what_they_add_are_equal_bit_for_bit(levels: int, classes: int) -> None:
+    """With numbers at the ends of intervals and missing, categories that are unknown, and all sorts of crosses."""
+    cells = TableCells(
+        columns=8,
+        parts=((0, 1), (1, 3), (3, 6), (6, 7), (7, 8)),
+        numbers=(0, 1, 4),
+        levels=levels,
+        crosses=((0, 1), (1, 2), (2, 3), (4, 0)),
+    )
+    generator = np.random.default_rng(levels)
+    records = generator.random((4000, 8), np.float32)
+    records[:2000, [0, 1, 7]] = generator.integers(0, levels + 1, (2000, 3)) / np.float32(levels)
+    records[:, 2] = generator.random(4000) < 0.3
+    indicated = generator.integers(0, 4, 4000)
+    records[:, 3:6] = indicated[:, None] == np.arange(3)
+    records[:, 6] = generator.random(4000) < 0.5
+    records[-3:, :3] = [[-1.0, 2.0, 0.0], [-0.0, 1.0, 1.0], [np.nextafter(np.float32(1), 0), 1e-30, 0.0]]
+    weights = TableWeights(
+        generator.normal(size=(classes, sum(cells.sizes) + 1)), np.zeros(sum(cells.sizes)), cells.sizes
+    )
+    expected = cells.transform(records)
+    assert {int(cell) for cell in expected[:, 1]} == set(range(levels + 1))
+    indices = computed(partial(_map_features, cells, columns=8), records, onnx.TensorProto.FLOAT)
+    np.testing.assert_array_equal(indices, expected)
+    scores = computed(partial(_classify, weights), indices, onnx.TensorProto.DOUBLE)
+    np.testing.assert_array_equal(scores, weights.scores(expected))
 
 
 def test_a_head_of_images_gives_equal_answers(tmp_path: Path) -> None:

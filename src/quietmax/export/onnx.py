@@ -24,7 +24,7 @@ from quietmax.errors import InvalidInput
 from quietmax.estimators.dpsgd.estimator import Centring, PrivateNetwork
 from quietmax.estimators.dpsgd.training import ROW_LENGTH
 from quietmax.estimators.head.exact_sums import BITS, on_grid
-from quietmax.estimators.head.weights import HeadWeights
+from quietmax.estimators.head.weights import HeadWeights, TableWeights
 from quietmax.estimators.serialization import PrivateModel
 from quietmax.export.graph import (
     IR_VERSION,
@@ -39,6 +39,7 @@ from quietmax.export.graph import (
 from quietmax.export.released import _metadata, _open_released
 from quietmax.models.features import images as image_maps
 from quietmax.models.features.base import FeatureMap
+from quietmax.models.features.cells import CROSSED_LEVELS, TableCells
 from quietmax.models.features.generic import Pipeline, RandomFourier, _frequencies
 from quietmax.models.features.images import (
     CONTRAST,
@@ -232,6 +233,36 @@ def _bins(values: Value, present: Value, bins: int) -> Value:
     interval = (values * float(bins))("Floor")("Min", np.float64(bins - 1))("Unsqueeze", np.array([2]))
     inside = interval("Equal", np.arange(bins, dtype=np.float64)) & present
     return inside._cast(np.float64)("Flatten", axis=1)
+
+
+def _cells(feature_map: TableCells, records: Value) -> Value:
+    """Return the index of the cell in each column and cross; see `TableCells`."""
+    levels, crossed = feature_map.levels, feature_map._crossed
+    cells, coarse = [], []
+    for position, (first, last) in enumerate(feature_map.parts):
+        part = _sliced(records, first, last)
+        if position in feature_map.numbers:
+            cells.append(_level(part, last - first, levels))
+            coarse.append((cells[-1] / np.float32(levels // CROSSED_LEVELS))("Floor"))
+        else:
+            cells.append(_indicated(part, last - first))
+            coarse.append(cells[-1])
+    pairs = [coarse[one] * np.float32(crossed(other)) + coarse[other] for one, other in feature_map.crosses]
+    return _side_by_side([*cells, *pairs])
+
+
+def _level(part: Value, width: int, levels: int) -> Value:
+    """Return the interval of each share, and the last cell for a missing value."""
+    share = _sliced(part, 0, 1)("Clip", np.float32(0.0), np.float32(1.0))
+    level = (share * np.float32(levels))("Floor")("Min", np.float32(levels - 1))
+    missing = _sliced(part, 1, 2) > np.float32(0.0) if width == 2 else None
+    return level if missing is None else missing("Where", np.float32(levels), level)
+
+
+def _indicated(part: Value, width: int) -> Value:
+    """Return the position of each row's largest positive indicator, or their number if there is none."""
+    positive: Value = part("ReduceMax", np.array([1]), keepdims=1) > np.float32(0.0)
+    return positive("Where", part("ArgMax", axis=1, keepdims=1)._cast(np.float32), np.float32(width))
 
 
 def _random_fourier(feature_map: RandomFourier, records: Value, columns: int) -> Value:
@@ -440,6 +471,7 @@ _MAPS: dict[type[FeatureMap], Callable[[Any, Value], Value]] = {
     OneHot: _one_hot,
     UnitNorm: _unit_norm,
     TableFeatures: _table,
+    TableCells: _cells,
     Scattering: _scattering,
     Patches: _patches,
     Mirrored: _mirrored,
@@ -452,8 +484,10 @@ _MAPS: dict[type[FeatureMap], Callable[[Any, Value], Value]] = {
 # --- Classifiers ------------------------------------------------------------------------------------------------------
 
 
-def _classify(classifier: HeadWeights | PrivateNetwork, features: Value) -> Value:
+def _classify(classifier: HeadWeights | TableWeights | PrivateNetwork, features: Value) -> Value:
     """Add the operations of a classifier."""
+    if isinstance(classifier, TableWeights):
+        return _looked_up(classifier, features)
     if isinstance(classifier, HeadWeights):
         rows = _centred(features, classifier.centre, classifier.radius, classifier.bias, classifier.whitening)
         return rows @ np.ascontiguousarray(classifier.weights.T)
@@ -461,6 +495,17 @@ def _classify(classifier: HeadWeights | PrivateNetwork, features: Value) -> Valu
     if classifier.centring is not None:
         features = _centring(features, classifier.centring)
     return _network(classifier.network, features)._cast(np.float64)
+
+
+def _looked_up(classifier: TableWeights, cells: Value) -> Value:
+    """Return the sum of a constant and of what each cell adds to the logits, column by column."""
+    ends = np.cumsum(classifier.sizes)
+    added = []
+    for place, (size, end) in enumerate(zip(classifier.sizes, ends, strict=True)):
+        index = cells("Gather", np.array(place), axis=1)._cast(np.int64)
+        table = np.ascontiguousarray(classifier.weights[:, end - size : end].T)
+        added.append(cells.graph("Gather", table, index))
+    return cells.graph("Sum", classifier.weights[:, -1].copy(), *added)
 
 
 def _centred(
