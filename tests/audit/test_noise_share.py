@@ -18,6 +18,7 @@ from quietmax.errors import InvalidInput
 from quietmax.estimators.serialization import open_private, save_private
 from quietmax.mechanisms import Algorithm1, GaussianScores, NoisyMax, SampledNeuron
 from quietmax.models import CrossEntropy, TrainingSettings
+from quietmax.models.features import TableCells
 from quietmax.sensitivity import ScoreBounds, Sensitivity
 
 ONE = Sensitivity(1.0, "certified", "One record changes one vote.")
@@ -40,11 +41,15 @@ def of_answer(fitted: Any) -> float:
     return amount
 
 
+CELLS = TableCells(columns=3, parts=((0, 1), (1, 2), (2, 3)), numbers=(0, 1, 2), levels=8)
+SCALED = HeadSettings(calibration=0.04)
 MOMENTS, FULL = HeadSettings(second_moments=0.2), DPSGDSettings(steps=20, sampling_rate=1.0)
 CASES: dict[str, tuple[Any, Callable[[Any], float]]] = {
     "head": (PrivateHead(1.0, **PUBLIC), of_part("mu_training")),
     "head centre": (PrivateHead(1.0, **PUBLIC), of_part("mu_centring")),
     "head moments": (PrivateHead(1.0, settings=MOMENTS, **PUBLIC), of_part("mu_moments")),
+    "head calibration": (PrivateHead(1.0, settings=SCALED, **PUBLIC), of_part("mu_calibration")),
+    "head cells": (PrivateHead(1.0, features=CELLS, settings=SCALED, **PUBLIC), of_part("mu_calibration")),
     "head output": (PrivateHead(1.0, method="output", **PUBLIC), lambda head: 1 / head.guarantee_.mu),
     "head query": (PrivateHead(2.0, release="query", queries=4, **PUBLIC), of_answer),
     "teachers": (Teachers(1.0, queries=4, network=SMALL, **PUBLIC), of_answer),

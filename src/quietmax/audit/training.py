@@ -59,6 +59,7 @@ from quietmax.estimators.head.weights import GradientPlan, HeadSettings
 from quietmax.estimators.teachers import Teachers, shard_of
 from quietmax.estimators.training_set import Basis, check_choice
 from quietmax.mechanisms.base import Answerer, Answers, NoisyMax
+from quietmax.models.features.cells import TableCells
 from quietmax.models.features.tabular import Identity, UnitNorm
 from quietmax.models.mlp import initial_mlp
 from quietmax.models.stacked import Progress
@@ -724,16 +725,24 @@ def _head_settings(fitted: PrivateHead, share: float) -> dict[str, object]:
         own = replace(chosen, regularisation=plan.regularisation)  # type: ignore[union-attr]
         return {**settings, "settings": own, "epsilon": fitted.epsilon / share}
     mu = mu_of(fitted.epsilon, fitted.delta) if fitted.mu is None else float(fitted.mu)
-    moments = fitted.guarantee_.parameters["mu_moments"]
+    moments, calibration = (
+        fitted.guarantee_.parameters.get(f"mu_{name}") for name in ("moments", "calibration")
+    )
     kept = (
         ("steps", "learning_rate", "max_grad_norm") if isinstance(plan, GradientPlan) else ("regularisation",)
     )
     own = replace(
         chosen,
-        second_moments=0.0 if moments is None else (moments / mu) ** 2,
+        second_moments=None if isinstance(fitted.feature_map_, TableCells) else _share(moments, mu),
+        calibration=_share(calibration, mu),
         **{name: getattr(plan, name) for name in kept},
     )
     return settings | {"mu": mu / share, "settings": own}
+
+
+def _share(part: float | None, mu: float) -> float:
+    """Return the share of mu^2 that was spent on a part of a training."""
+    return 0.0 if part is None else (part / mu) ** 2
 
 
 def _teacher_settings(fitted: Teachers, share: float) -> dict[str, object]:

@@ -24,6 +24,7 @@ from quietmax.models.features import (
     Identity,
     Pipeline,
     RandomFourier,
+    TableCells,
     TableFeatures,
     UnitNorm,
 )
@@ -242,6 +243,9 @@ def test_answers_per_query_are_pure_and_stop_when_paid_out() -> None:
         head.predict(TABLE[10:11])
 
 
+CELLS = TableCells(TABLE.shape[1], tuple((each, each + 1) for each in range(TABLE.shape[1])))
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -256,6 +260,13 @@ def test_answers_per_query_are_pure_and_stop_when_paid_out() -> None:
         {"centring": -0.1},
         *({"radius": each} for each in (0.0, 1e-272, 1e-13, 1e13)),
         *({"second_moments": each} for each in (-0.1, 0.95, 1.0, math.nan)),
+        *({"calibration": each} for each in (-0.1, 0.95, 1.0, math.nan)),
+        {"calibration": 0.5, "second_moments": 0.5},
+        *(
+            {"features": CELLS, **each}
+            for each in ({"method": "output"}, {"radius": 2.0}, {"second_moments": 0.1})
+        ),
+        {"features": CELLS, "release": "query", "declared_size": 400},
         {"declared_size": -5},
         {"steps": 0},
         {"steps": 0.5},

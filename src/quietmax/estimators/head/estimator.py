@@ -502,6 +502,10 @@ class PrivateHead(PrivateClassifier):
                 "features must be a map of quietmax.models.features, 'auto', 'identity', 'unit-norm', 'scattering', "
                 f"'embedding' or the name of a plug-in, got {self.features!r}."
             )
+        if isinstance(self.features, TableCells) and not self._trains_on_cells:
+            raise InvalidInput(
+                "TableCells require release='weights' and method='gradient', without radius and second_moments."
+            )
         if self._settings.loss == "convexified" and self._training_method != "output":
             raise InvalidInput("loss='convexified' requires method='output'.")
         if self.release == "query":

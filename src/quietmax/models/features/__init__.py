@@ -1,6 +1,7 @@
 """Public feature maps: functions of one record, chosen without the private records (THEORY 3.1)."""
 
 from quietmax.models.features.base import BatchedMap, FeatureMap
+from quietmax.models.features.cells import TableCells
 from quietmax.models.features.encoder import Embedding, Encoder, save_encoder
 from quietmax.models.features.generic import Pipeline, RandomFourier
 from quietmax.models.features.images import Scattering, image_features
@@ -24,6 +25,7 @@ __all__ = [
     "RandomFourier",
     "Scaling",
     "Scattering",
+    "TableCells",
     "TableFeatures",
     "UnitNorm",
     "image_features",
