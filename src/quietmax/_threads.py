@@ -53,7 +53,13 @@ def thread_count() -> int:
         import torch
 
         return torch.get_num_threads()
-    return int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
+    stated = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return max(1, int(stated)) if stated.isdecimal() else usable_cores()
+
+
+def usable_cores() -> int:
+    """Return the number of cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def parallel_map(work: Callable[[int], Result], count: int) -> list[Result]:

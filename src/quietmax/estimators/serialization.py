@@ -31,6 +31,7 @@ from quietmax.estimators.head.weights import (
     HeadWeights,
     PrivateHeadWeights,
     TableWeights,
+    even_shares,
     least_tolerance,
     max_weight_norm,
     query_guarantee,
@@ -448,9 +449,13 @@ def _check_table_head(stored: _Stored, head: TableWeights) -> None:
     facts, cells = stored.guarantee.parameters, sum(head.sizes)
     if head.weights.shape[1:] != (cells + 1,) or head.centre.shape != (cells,):
         raise ValueError(f"its weights and its centre must have an entry for each of {cells} cells")
-    _check_same("loss", (facts["training_method"], facts["loss"]), ("gradient", "cross-entropy"))
-    _check_facts(facts, outputs=1 if head.classes == 2 else head.classes, whitening="cells")
+    _check_facts(
+        facts, training_method="gradient", loss="cross-entropy", release="weights", whitening="cells"
+    )
+    _check_facts(facts, outputs=1 if head.classes == 2 else head.classes, mu_moments=None)
     _check_shared(stored, head.classes)
+    if facts["mu_centring"] is None and not np.array_equal(head.centre, even_shares(head.sizes)):
+        raise ValueError("it has counts, but nothing was spent on releasing them")
 
 
 def _check_head(stored: _Stored, head: HeadWeights) -> None:
@@ -493,6 +498,8 @@ def _check_shared(stored: _Stored, classes: int) -> None:
     _check_same("declared_size", description["declared_size"], int(facts["declared_size"]))
     if "grid" in facts:
         _check_same("grid", facts["grid"], gradient_grid(facts["declared_size"]))
+    if ("scale" in facts) != (facts.get("mu_calibration") is not None):
+        raise ValueError("it must have a scale if and only if one was released")
 
 
 _HEAD_METHODS = {("gradient", "cross-entropy"), ("output", "cross-entropy"), ("output", "convexified")}

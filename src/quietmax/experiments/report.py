@@ -19,6 +19,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from quietmax._threads import usable_cores
 from quietmax.errors import QuietmaxError, counted
 from quietmax.experiments import paper
 from quietmax.experiments.findings import (
@@ -40,7 +41,6 @@ from quietmax.experiments.findings import (
 from quietmax.experiments.grid import Trial, write_csv
 from quietmax.experiments.methods import methods
 from quietmax.experiments.paper import Comparison
-from quietmax.experiments.runner import usable_cores
 
 SEEDED_NOISE = (
     "All figures are experiments with seeded noise, so that the run can be repeated; the status of a guarantee is that "

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 from quietmax._ray import MOST_LOSSES, Actors, Lost, RayEngine
+from quietmax._threads import usable_cores
 from quietmax.errors import InvalidInput, QuietmaxError
 from quietmax.experiments.grid import Effort, Group, Result, ResultStore, Trial
 from quietmax.experiments.methods import SharedInputs, measure
@@ -276,8 +277,3 @@ def _work(connection: Connection, factory: ComputeFactory, parent: int) -> None:
             connection.send(worker.compute(connection.recv()))
         except (EOFError, OSError):
             return
-
-
-def usable_cores() -> int:
-    """Return the number of cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -31,7 +31,9 @@ def released_scale(table: Rows, scores: Scores, rows_at_once: int, mu: float, so
     step_mu = mu / math.sqrt(CALIBRATION_STEPS) * (1.0 - 1e-12)
     for _ in range(CALIBRATION_STEPS):
         middle = (low + high) / 2.0
-        excess = table.sum(_Excess(scores, math.exp(middle), rows_at_once)) / _UNIT
+        total = table.sum(_Excess(scores, math.exp(middle), rows_at_once))
+        # From 2^33 rows on the sum may not be a float64 number; clamping moves no two sums further apart.
+        excess = max(-(2**53), min(total, 2**53)) / _UNIT
         noisy = release_gaussian([excess], sensitivity=1.0, mu=step_mu, source=source).values[0]
         low, high = (low, middle) if noisy > 0.0 else (middle, high)
     return math.exp((low + high) / 2.0)

@@ -78,6 +78,7 @@ from quietmax.estimators.head.weights import (
     _output_plan,
     calibration_share,
     default_features,
+    even_shares,
     moments_share,
     query_guarantee,
     weights_guarantee,
@@ -292,7 +293,7 @@ class PrivateHead(PrivateClassifier):
         table._reserve(len(table), len(sizes) + 1)
         table.update(partial(_with_cells, cells))
         self.whitening_ = None
-        shares, noise = np.concatenate([np.full(size, 1.0 / size) for size in sizes]), 0.0
+        shares, noise = even_shares(sizes), 0.0
         if allowance.centre is not None:
             counts, noise = released_counts(table, sizes, allowance.centre, source)
             shares, noise = np.clip(counts / self.size_, 0.0, 1.0), noise / self.size_
@@ -444,7 +445,8 @@ class PrivateHead(PrivateClassifier):
         size_share = SIZE_SHARE if self.declared_size is None else 0.0
         moments, calibration = self._settings.second_moments, self._settings.calibration
         if calibration is None:
-            calibration = calibration_share(self.size_, self._mu)
+            left = 1.0 - size_share - self._settings.centring - (moments or 0.0)
+            calibration = min(calibration_share(self.size_, self._mu), left / 2.0)
         if moments is None:
             left = self._mu * math.sqrt(1.0 - size_share - self._settings.centring - calibration)
             of_table = isinstance(self.feature_map_, TableFeatures | TableCells)

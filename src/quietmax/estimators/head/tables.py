@@ -4,6 +4,10 @@ The score of a row is a sum of one number per column, looked up by the row's cel
 `z = D (B' e - c)`: e are the indicators of its cells, B turns cells into features (`Basis`), c is the released mean of
 the features, and D the released scale. All entries of `D B` and `D c` are integers in units of 2^-20, like the clipped
 residuals r, so the sum of `r z'` follows exactly from two integer sums over rows: of r in each cell, and of r.
+
+What anybody changes in a released sum is bounded without a rounding error. Counts and residuals are rounded towards
+zero, each from its row alone, and then added as integers of at most 2^55 for 2^35 rows. Clipping uses an upper bound on
+the length of z. Where a person has k rows, each of them counts 1/k.
 """
 
 from __future__ import annotations
@@ -47,7 +51,10 @@ ROWS_AT_ONCE = 2**14
 _LARGEST_ENTRY = 8.0
 """Entries of a basis are at most this, so that its products with sums of up to 2^35 rows fit into 63 bits."""
 _HALF_BITS = 24
-_LENGTH_MARGIN = 2.0**-40
+_LENGTH_MARGIN = 2.0**-52
+"""A sum of m numbers is off by less than this, times m, of the sum of their absolute values."""
+_EXACT = 2**53
+"""Integers up to this one are float64 numbers."""
 _COUNT_FLOOR = 4.0
 """Scales allow for this many standard deviations of the noise in a released count."""
 _CLEAR_COUNT = 2.0
@@ -94,7 +101,7 @@ def released_counts(
             total += _histogram(_columns(block, part), sizes, weights)
         return total
 
-    exact = table.sum(counts) / _UNIT
+    exact = np.minimum(table.sum(counts), _EXACT) / _UNIT
     sensitivity = math.sqrt(len(sizes)) * (1 + 2.0**-40)
     return release_gaussian(exact, sensitivity=sensitivity, mu=mu, source=source).values, sensitivity / mu
 
@@ -120,52 +127,54 @@ def _histogram(columns: list[NDArray[np.intp]], sizes: tuple[int, ...], weights:
 
 @dataclass(frozen=True, eq=False)
 class Basis:
-    """The features of every cell, scaled and centred: `z = sum of a row's entries - centre`, and a constant."""
+    """The features of every cell, scaled and centred: z adds up the lines of a row's cells and the last line."""
 
-    entries: csr_array  # (cells, features) integers in units of 2^-20
-    centre: NDArray[np.int64]  # (features,) in the same units
-    lengths: Floats  # What each cell adds to the squared length of z
-    constant: float  # What every row has of the squared length, with a margin for rounding
+    entries: csr_array  # (cells + 1, features) integers in units of 2^-20; the last line is minus the centre
+    squares: Floats  # (cells + 1,) what each cell, and last every row, adds to a bound on z's squared length
 
     @property
     def features(self) -> int:
-        """The number of features, with the constant one."""
-        return len(self.centre) + 1
+        """The number of features; the last one is constant."""
+        return int(self.entries.shape[1])
 
     @classmethod
     def of(cls, cells: TableCells, shares: Floats, noise: float, per_number: float) -> Basis:
         """Compute a basis from the released shares of people in each cell and the noise in these."""
-        entries, heights, kinds = _features_of(cells, shares, noise, per_number)
-        moments = (entries * entries).T @ shares
+        from scipy.sparse import csr_array, vstack
+
+        features, heights, kinds = _features_of(cells, shares, noise, per_number)
+        moments = (features * features).T @ shares
         floored = np.maximum(moments + _COUNT_FLOOR * noise * heights, np.finfo(np.float64).tiny)
         factors = floored**-_SCALE_POWER
         factors[kinds == _NUMBER] = np.median(factors[kinds == _PLAIN]) if (kinds == _PLAIN).any() else 1.0
         factors /= math.sqrt(max(float((factors**2 * moments).sum()), 1e-12))
-        scaled = entries.multiply(factors[None, :]).tocsr()
-        scaled.data = np.trunc(np.clip(scaled.data, -_LARGEST_ENTRY, _LARGEST_ENTRY) * _UNIT) / _UNIT
+        scaled = features.multiply(factors[None, :]).tocsr()
+        scaled.data = on_grid(np.clip(scaled.data, -_LARGEST_ENTRY, _LARGEST_ENTRY))
         centre = on_grid(np.clip(scaled.T @ shares, -_LARGEST_ENTRY, _LARGEST_ENTRY))
-        squares = np.asarray((scaled * scaled).sum(axis=1)).ravel()
-        lengths = squares - 2.0 * (scaled @ centre)
-        constant = float(centre @ centre) + BIAS**2
-        margin = _LENGTH_MARGIN * (constant + len(cells.sizes) * float(np.abs(lengths).max()))
-        scaled.data *= _UNIT
-        return cls(scaled.astype(np.int64), (centre * _UNIT).astype(np.int64), lengths, constant + margin)
+        # Exact: a cell has fewer than 32 features, so these are multiples of 2^-40 below 2^13.
+        added = np.asarray((scaled * scaled).sum(axis=1)).ravel() - 2.0 * (scaled @ centre)
+        constant = math.fsum(centre * centre) + BIAS**2
+        columns = len(cells.sizes)
+        margin = (columns + 2**12) * _LENGTH_MARGIN * (constant + columns * float(np.abs(added).max()))
+        scaled.resize(len(added), len(centre) + 1)
+        last = csr_array(np.append(-centre, on_grid(np.array(BIAS)))[None])
+        entries = vstack([scaled, last], format="csr") * _UNIT
+        return cls(entries.astype(np.int64), np.append(added, constant + margin))
 
-    def scores(self, weights: Floats) -> tuple[Floats, Floats]:
-        """Return what each cell adds to the scores of weights (outputs, features), and the scores of no cell."""
-        linear = weights[:, :-1].T
-        constant = weights[:, -1] * float(on_grid(np.array(BIAS))) - (self.centre / _UNIT) @ linear
-        return (self.entries / _UNIT) @ linear, constant
+    def scores(self, weights: Floats) -> Floats:
+        """Return what each cell, and last every row, adds to the scores of weights (outputs, features).
+
+        The sparse product adds one number after the other, so that the same weights have the same scores, bit for bit.
+        """
+        return np.ascontiguousarray(((self.entries / _UNIT) @ weights.T).T)
 
     def gradient(self, sums: NDArray[np.int64], grid: float) -> Floats:
-        """Return the sum of `r z'` on a grid: exact, from the sums of r in each cell and, last, of all r."""
-        columns = sums.T  # (cells + 1, outputs)
-        parts = []
-        for half in (columns >> _HALF_BITS, columns & (2**_HALF_BITS - 1)):
-            inner = self.entries.T @ half[:-1] - np.outer(self.centre, half[-1])
-            bias = int(on_grid(np.array(BIAS)) * _UNIT) * half[-1:]
-            parts.append(np.concatenate([inner, bias]).T)
-        high, low = parts
+        """Return the sum of `r z'` on a grid: exact, from the sums of r in each cell and, last, of all r.
+
+        The halves of sums over 2^35 rows are below 2^31 and 2^24 units, and at most 2^8 cells have a common feature:
+        the products are sums below 2^56. The low part may be negative; `ExactSum` carries what is not below 2^32.
+        """
+        high, low = ((self.entries.T @ half.T).T for half in (sums >> _HALF_BITS, sums & (2**_HALF_BITS - 1)))
         carried = low + ((high & 255) << _HALF_BITS)
         return _released(ExactSum(high >> 8, carried), 2 * BITS, grid)
 
@@ -239,9 +248,9 @@ def with_lengths(basis: Basis, sizes: tuple[int, ...], block: Table) -> Table:
     """Compute an upper bound on the length of every row's z."""
     lengths = np.empty(len(block), np.float32)
     for part in _parts(block):
-        looked_up, constant = basis.lengths[:, None], np.array([basis.constant])
-        squares = added_scores(_columns(block, part), sizes, looked_up, constant)[0]
-        # The margin covers the rounding; that to 24 bits is upwards.
+        squares = added_scores(_columns(block, part), sizes, basis.squares[None])[0]
+        # The margin covers the rounding of the sum. The next number of 24 bits is at least the root: it is half a unit
+        # above the farthest number that is rounded to the one before.
         lengths[part] = np.nextafter(np.sqrt(squares).astype(np.float32), np.float32(np.inf))
     return replace(block, lengths=lengths)
 
@@ -264,7 +273,7 @@ def descend(
     sensitivity = _gradient_sensitivity(plan.max_grad_norm, outputs, basis.features, grid).value
     weights = np.zeros((outputs, basis.features))
     for step, mu in enumerate(step_mus):
-        sums = table.sum(_Residuals(sizes, *basis.scores(weights), plan.max_grad_norm))
+        sums = table.sum(_Residuals(sizes, basis.scores(weights), plan.max_grad_norm))
         noisy = release_gaussian(
             basis.gradient(sums, grid), sensitivity=sensitivity, mu=float(mu), source=source
         ).values
@@ -274,8 +283,7 @@ def descend(
             raise InvalidInput(
                 f"Training diverged: learning_rate {plan.learning_rate:g} is too large for this head."
             )
-    looked_up, constant = basis.scores(weights)
-    found = np.concatenate([looked_up, constant[None, :]]).T
+    found = basis.scores(weights)
     if outputs == 1:
         found = np.concatenate([-found / 2.0, found / 2.0])
     return np.asarray(found - found.mean(axis=0))
@@ -286,19 +294,15 @@ class _Residuals:
     """Sums the clipped residuals of a block, as integers: (outputs, cells + 1), in each cell and in all."""
 
     sizes: tuple[int, ...]
-    looked_up: Floats  # (cells, outputs)
-    constant: Floats  # (outputs,)
+    scores: Floats  # (outputs, cells + 1) what each cell, and last every row, adds to the scores
     max_grad_norm: float
 
     def __call__(self, block: Table) -> NDArray[np.int64]:
         assert block.lengths is not None
-        outputs = len(self.constant)
-        total = np.zeros((outputs, sum(self.sizes) + 1), np.int64)
+        total = np.zeros(self.scores.shape, np.int64)
         for part in _parts(block):
             columns = _columns(block, part)
-            errors = _errors(
-                added_scores(columns, self.sizes, self.looked_up, self.constant), block.labels[part]
-            )
+            errors = _errors(added_scores(columns, self.sizes, self.scores), block.labels[part])
             squares = np.zeros(errors.shape[1])
             for error in errors:
                 squares += error * error
@@ -315,7 +319,7 @@ class _Residuals:
 
 def cell_scores(weights: Floats, sizes: tuple[int, ...], block: Table, part: slice) -> Floats:
     """Return the scores of some rows, one line per class."""
-    return added_scores(_columns(block, part), sizes, weights[:, :-1].T, weights[:, -1])
+    return added_scores(_columns(block, part), sizes, weights)
 
 
 def _errors(scores: Floats, labels: Labels) -> Floats:

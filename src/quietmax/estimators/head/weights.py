@@ -305,20 +305,24 @@ class TableWeights(LogitClassifier):
     def scores(self, features: NDArray[np.floating]) -> Floats:
         """Compute the logits of rows of cells."""
         columns = [*np.asarray(features).T.astype(np.intp)]
-        return np.ascontiguousarray(
-            added_scores(columns, self.sizes, self.weights[:, :-1].T, self.weights[:, -1]).T
-        )
+        return np.ascontiguousarray(added_scores(columns, self.sizes, self.weights).T)
 
 
-def added_scores(
-    columns: Sequence[NDArray[np.intp]], sizes: Sequence[int], looked_up: Floats, constant: Floats
-) -> Floats:
-    """Return the scores of some rows, one line per output: what their cells add, column by column."""
-    scores = np.repeat(constant[:, None], len(columns[0]), axis=1)
+def even_shares(sizes: Sequence[int]) -> Floats:
+    """Return the share of people in each cell of columns of which nothing is known."""
+    return np.concatenate([np.full(size, 1.0 / size) for size in sizes])
+
+
+def added_scores(columns: Sequence[NDArray[np.intp]], sizes: Sequence[int], weights: Floats) -> Floats:
+    """Return the scores of some rows, one line per output: the constant and what their cells add, column by column.
+
+    The weights are (outputs, cells + 1), the last one the constant. Each row's scores follow from that row alone.
+    """
+    scores = np.repeat(weights[:, -1:], len(columns[0]), axis=1)
     start = 0
     for cells, size in zip(columns, sizes, strict=True):
-        for output, score in enumerate(scores):
-            score += looked_up[start : start + size, output][cells]
+        for score, looked_up in zip(scores, weights[:, start : start + size], strict=True):
+            score += looked_up[cells]
         start += size
     return scores
 
