@@ -269,7 +269,7 @@ def test_the_checklist_covers_every_factor_and_marks_what_it_cannot_know(
         "Which definition, and how large is epsilon?",
         "Are floating-point attacks excluded?",
     )
-    assert "0.5" in answers["How is the influence of one unit limited?"]
+    assert "max_grad_norm 0.25" in answers["How is the influence of one unit limited?"]
     assert "epsilon 8 at delta 1e-05" in answers[definition]
     assert paid[definition] == "pure: epsilon 2 at delta 0"
     assert answers[rounding].startswith("Yes: sums and noise are multiples of a public grid")
