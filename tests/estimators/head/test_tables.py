@@ -1,0 +1,409 @@
+"""Training on the cells of a table: what one record or person moves, in unbounded integers (THEORY 3.7, 3.14)."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+from quietmax import HeadSettings, PrivateHead
+from quietmax.estimators.blocks import Table
+from quietmax.estimators.head import tables
+from quietmax.estimators.head.exact_sums import BITS, gradient_grid
+from quietmax.estimators.head.tables import Basis, _Residuals, descend, released_counts, with_lengths
+from quietmax.estimators.head.weights import GradientPlan, added_scores, even_shares
+from quietmax.models.features.cells import TableCells
+from quietmax.noise.release import NoisyValues
+from quietmax.noise.sources import SeededNoise
+from quietmax.sensitivity import certified
+
+UNIT = 2**BITS
+MIXED = TableCells(7, ((0, 1), (1, 3), (3, 6), (6, 7)), (0, 1), levels=16, crosses=((0, 2), (1, 3)))
+"""A number, a number with missing values, three categories, one category, and two crosses."""
+FEW = settings(max_examples=40, deadline=None)
+SEEDS = st.integers(0, 2**32)
+
+
+def rows_of(rng: np.random.Generator, sizes: tuple[int, ...], count: int) -> np.ndarray:
+    return np.stack([rng.integers(0, size, count) for size in sizes], axis=1).astype(np.uint16)
+
+
+def table_of(
+    rng: np.random.Generator, cells: TableCells, count: int, classes: int, persons: int = 0
+) -> Table:
+    """Rows at random; with persons, every row belongs to one of them."""
+    owner = rng.integers(persons, size=count) if persons else None
+    labels = rng.integers(classes, size=count)
+    digests = None if owner is None else np.char.zfill(owner.astype("S"), 16)
+    repeats = None if owner is None else np.bincount(owner)[owner]
+    return Table(rows_of(rng, cells.sizes, count), labels, classes, repeats, digests)
+
+
+def chosen(table: Table, rows: np.ndarray) -> Table:
+    """Some rows, whose persons keep their number of rows."""
+    arrays = {name: array[rows] for name, array in table._arrays().items()}
+    return Table(classes=table.classes, **arrays)
+
+
+def basis_of(
+    rng: np.random.Generator, cells: TableCells, noise: float = 1e-3, shares: np.ndarray | None = None
+) -> Basis:
+    if shares is None:
+        shares = np.clip(even_shares(cells.sizes) + rng.normal(0.0, 0.05, sum(cells.sizes)), 0.0, 1.0)
+    return Basis.of(cells, shares, noise, 10.0 ** rng.uniform(0.0, 3.0))
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The same sums from every row's z, in Python's integers."""
+
+    lines: list[list[int]]  # What each cell, and last every row, adds to z
+    starts: list[int]
+
+    @classmethod
+    def of(cls, basis: Basis, sizes: tuple[int, ...]) -> Reference:
+        lines = [[int(each) for each in line] for line in basis.entries.toarray()]
+        return cls(lines, [sum(sizes[:position]) for position in range(len(sizes))])
+
+    def z(self, row: np.ndarray) -> list[int]:
+        """A row's z in units of 2^-20."""
+        cells = [self.lines[start + int(cell)] for start, cell in zip(self.starts, row, strict=True)]
+        return [sum(column) for column in zip(*cells, self.lines[-1], strict=True)]
+
+    def gradient(self, table: Table, residuals: list[list[int]], grid: float) -> list[list[float]]:
+        """The sum of r z' over all rows, halves rounded up, on the grid."""
+        step = round(grid * UNIT**2)
+        total = [[0] * len(self.lines[0]) for _ in residuals[0]]
+        for row, own in zip(table.rows, residuals, strict=True):
+            z = self.z(row)
+            total = [
+                [found + r * each for found, each in zip(line, z, strict=True)]
+                for line, r in zip(total, own, strict=True)
+            ]
+        limit = 2**53
+        return [
+            [max(-limit, min(limit, (each + step // 2) // step)) * grid for each in line] for line in total
+        ]
+
+
+def alone(table: Table) -> Iterator[Table]:
+    for row in range(len(table)):
+        yield table.take(slice(row, row + 1))
+
+
+def residuals_of(table: Table, work: _Residuals) -> list[list[int]]:
+    """The clipped residuals of every row, computed one row at a time."""
+    return [[int(each) for each in work(one)[:, -1]] for one in alone(table)]
+
+
+@pytest.mark.parametrize("persons", [0, 9], ids=["records", "persons"])
+@FEW
+@given(seed=SEEDS, classes=st.integers(2, 4), size=st.sampled_from([1, 40, 2**22 + 1, 10**9]))
+def test_the_gradient_sum_is_the_sum_over_rows_in_unbounded_integers(
+    persons: int, seed: int, classes: int, size: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    basis, outputs = basis_of(rng, MIXED), 1 if classes == 2 else classes
+    table = with_lengths(basis, MIXED.sizes, table_of(rng, MIXED, 40, classes, persons))
+    weights = rng.normal(size=(outputs, basis.features)) * 10.0 ** rng.uniform(-2, 3)
+    max_grad_norm = float(10.0 ** rng.uniform(-2, 1))
+    work = _Residuals(MIXED.sizes, basis.scores(weights), max_grad_norm)
+    grid = gradient_grid(size)
+    reference, residuals = Reference.of(basis, MIXED.sizes), residuals_of(table, work)
+    np.testing.assert_array_equal(
+        basis.gradient(table.sum(work), grid), reference.gradient(table, residuals, grid)
+    )
+    repeats = [1] * 40 if table.repeats is None else table.repeats.tolist()
+    limit = Fraction(max_grad_norm) ** 2 * UNIT**4
+    for row, own, k in zip(table.rows, residuals, repeats, strict=True):
+        squared = sum(r * r for r in own) * sum(each**2 for each in reference.z(row))
+        assert k * k * squared <= limit  # in the integers that are added: no margin is left out
+
+
+@FEW
+@given(seed=SEEDS, classes=st.integers(2, 5))
+def test_residuals_are_those_of_the_softmax_shortened_to_the_clipping_norm(seed: int, classes: int) -> None:
+    rng = np.random.default_rng(seed)
+    basis, outputs = basis_of(rng, MIXED), 1 if classes == 2 else classes
+    table = with_lengths(basis, MIXED.sizes, table_of(rng, MIXED, 10, classes, 4))
+    weights = rng.normal(size=(outputs, basis.features))
+    found = residuals_of(table, _Residuals(MIXED.sizes, basis.scores(weights), 0.25))
+    reference = Reference.of(basis, MIXED.sizes)
+    assert table.repeats is not None
+    for row, label, k, own in zip(table.rows, table.labels, table.repeats, found, strict=True):
+        z = np.array(reference.z(row)) / UNIT
+        scores = weights @ z
+        if outputs == 1:
+            errors = np.array([1.0 / (1.0 + math.exp(-scores[0])) - label])
+        else:
+            errors = np.exp(scores - scores.max())
+            errors = errors / errors.sum() - (np.arange(classes) == label)
+        length = float(np.linalg.norm(errors) * np.linalg.norm(z))
+        expected = errors * min(1.0, 0.25 / length) / k * UNIT
+        np.testing.assert_allclose(own, expected, rtol=1e-6, atol=1.0)
+        assert (np.abs(own) <= np.abs(expected) * (1 + 1e-12)).all()  # towards zero
+
+
+EXTREME_SHARES = st.lists(
+    st.sampled_from([0.0, 1.0, 0.5, 1e-300, 1e-9, 1e-3]) | st.floats(0.0, 1.0), min_size=1, max_size=12
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    seed=SEEDS,
+    shares=EXTREME_SHARES,
+    noise=st.sampled_from([0.0, 1e-300, 1e-9, 0.01, 1.0, 1e6]),
+    columns=st.integers(1, 40),
+)
+@example(seed=0, shares=[0.0], noise=0.0, columns=40)
+@example(seed=0, shares=[1.0], noise=0.0, columns=40)
+@example(seed=0, shares=[0.0, 1.0], noise=1e-300, columns=3)
+def test_lengths_are_upper_bounds_whatever_was_released(
+    seed: int, shares: list[float], noise: float, columns: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    widths = rng.integers(1, 4, columns)
+    edges = np.cumsum([0, *widths])
+    numbers = tuple(place for place in range(columns) if widths[place] < 3 and rng.random() < 0.4)
+    parts = tuple((int(first), int(last)) for first, last in itertools.pairwise(edges))
+    cells = TableCells(int(edges[-1]), parts, numbers, levels=8, crosses=((0, columns - 1),))
+    basis = Basis.of(cells, rng.permutation(np.resize(shares, sum(cells.sizes))), noise, 1e3)
+    assert np.abs(basis.entries.data).max() <= 8 * UNIT
+    table = with_lengths(basis, cells.sizes, Table(rows_of(rng, cells.sizes, 8), np.zeros(8, np.int64), 2))
+    reference = Reference.of(basis, cells.sizes)
+    assert table.lengths is not None
+    for row, length in zip(table.rows, table.lengths, strict=True):
+        squared = Fraction(sum(each**2 for each in reference.z(row)), UNIT**2)
+        assert squared <= Fraction(float(length)) ** 2 <= squared * Fraction(1 + 1e-6) + Fraction(1e-6)
+
+
+def test_the_released_centre_is_the_mean_of_the_features_and_is_subtracted() -> None:
+    """So that the rows' z add up to nothing but the constant, if the counts have no noise."""
+    rng = np.random.default_rng(4)
+    plain = replace(MIXED, crosses=())
+    table = table_of(rng, plain, 500, 2)
+    counted = [
+        np.bincount(cells, minlength=size) for cells, size in zip(table.rows.T, plain.sizes, strict=True)
+    ]
+    basis = Basis.of(plain, np.concatenate(counted) / 500, 0.0, 1e3)
+    reference = Reference.of(basis, plain.sizes)
+    mean = np.mean([reference.z(row) for row in table.rows], axis=0) / UNIT
+    np.testing.assert_allclose(mean[:-1], 0.0, atol=1e-5)
+    assert mean[-1] == pytest.approx(0.2, abs=1e-6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), size=st.sampled_from([1, 2**22 + 1, 10**9, 2**35]))
+def test_sums_of_up_to_2_to_the_35_rows_do_not_overflow(data: st.DataObject, size: int) -> None:
+    """A feature of all 256 levels of a number, entries of 8, and every sum that so many residuals may have."""
+    most = 2**35 * UNIT
+    integers = st.integers(-most, most) | st.sampled_from([most, -most, most - 1, 0, -1])
+    levels = data.draw(st.lists(integers, min_size=1, max_size=256))
+    assume(sum(map(abs, levels)) <= most)
+    sums = np.array([[*levels, *[0] * (256 - len(levels)), data.draw(integers)]], np.int64)
+    entry = st.integers(-8 * UNIT, 8 * UNIT) | st.sampled_from([8 * UNIT, -8 * UNIT])
+    drawn = data.draw(st.lists(entry, min_size=4, max_size=4))
+    lines = np.array([[drawn[place % 3], drawn[-place % 2]] for place in range(257)], np.int64)
+    from scipy.sparse import csr_array
+
+    found = Basis(csr_array(lines), np.zeros(257)).gradient(sums, gradient_grid(size))[0]
+    step = round(gradient_grid(size) * UNIT**2)
+    for column, each in zip(lines.T, found, strict=True):
+        exact = sum(int(entry) * int(total) for entry, total in zip(column, sums[0], strict=True))
+        rounded = max(-(2**53), min(2**53, (exact + step // 2) // step))
+        assert Fraction(float(each)) == rounded * Fraction(gradient_grid(size))
+
+
+# --- Neighbours -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("persons", [0, 12], ids=["records", "persons"])
+def test_neighbours_move_the_gradient_sum_by_at_most_the_certified_sensitivity(persons: int) -> None:
+    rng = np.random.default_rng(7)
+    largest = 0.0
+    for classes in (2, 3, 2, 4):
+        basis, outputs = basis_of(rng, MIXED), 1 if classes == 2 else classes
+        table = with_lengths(basis, MIXED.sizes, table_of(rng, MIXED, 40, classes, persons))
+        weights = rng.normal(size=(outputs, basis.features)) * 10.0 ** rng.uniform(-1, 2)
+        work = _Residuals(MIXED.sizes, basis.scores(weights), 0.25)
+        for size in (40, 10**9):
+            grid = gradient_grid(size)
+            bound = certified.head_gradient(0.25, coordinates=outputs * basis.features, grid=grid).value
+            whole = basis.gradient(table.sum(work), grid)
+            owners = np.arange(40) if table.persons is None else table.persons
+            for owner in set(owners.tolist()):
+                fewer = chosen(table, np.flatnonzero(owners != owner))
+                moved = float(np.linalg.norm(whole - basis.gradient(fewer.sum(work), grid)))
+                assert moved <= bound
+                largest = max(largest, moved / bound if size == 40 else 0.0)
+    assert largest > 0.9
+
+
+@pytest.mark.parametrize("rows", [1, 3, 7, 30, 1000, 4097])
+def test_a_person_whose_rows_are_all_alike_moves_sums_by_at_most_what_one_record_does(rows: int) -> None:
+    rng = np.random.default_rng(rows)
+    basis = basis_of(rng, MIXED)
+    one = Table(rows_of(rng, MIXED.sizes, 1), np.ones(1, np.int64), 2, np.array([rows]))
+    one = with_lengths(basis, MIXED.sizes, one)
+    z = Reference.of(basis, MIXED.sizes).z(one.rows[0])
+    work = _Residuals(MIXED.sizes, basis.scores(np.array([z]) * -1e-3), 0.25)  # sure of the wrong class
+    ((residual,),) = residuals_of(one, work)
+    squares = sum(each**2 for each in z)
+    together = (rows * residual) ** 2 * squares
+    limit = Fraction(0.25) ** 2 * UNIT**4
+    assert Fraction(95, 100) ** 2 * limit <= together <= limit
+
+
+def counted(table: Table, mu: float, monkeypatch: pytest.MonkeyPatch) -> tuple[np.ndarray, float]:
+    """The exact counts, and the sensitivity that noise is drawn for."""
+    seen: list[tuple[np.ndarray, float]] = []
+
+    def noted(values: Any, *, sensitivity: float, mu: float, source: Any) -> NoisyValues:  # noqa: ARG001
+        seen.append((np.asarray(values), sensitivity))
+        return NoisyValues(np.asarray(values), 0.0, 0.0, "none")
+
+    monkeypatch.setattr(tables, "release_gaussian", noted)
+    released_counts(table, MIXED.sizes, mu, SeededNoise(0))
+    return seen[0]
+
+
+@pytest.mark.parametrize("persons", [0, 12], ids=["records", "persons"])
+def test_neighbours_move_the_counts_by_at_most_the_root_of_the_number_of_columns(
+    persons: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(8)
+    table = table_of(rng, MIXED, 60, 2, persons)
+    if table.persons is not None:  # one of them has rows that are all alike
+        table.rows[table.persons == table.persons[0]] = table.rows[0]
+    whole, sensitivity = counted(table, 1.0, monkeypatch)
+    assert (whole * UNIT == np.round(whole * UNIT)).all()
+    owners = np.arange(60) if table.persons is None else table.persons
+    moved = []
+    for owner in set(owners.tolist()):
+        fewer, same = counted(chosen(table, np.flatnonzero(owners != owner)), 1.0, monkeypatch)
+        assert same == sensitivity
+        difference = (whole - fewer) * UNIT
+        moved.append(math.sqrt(sum(int(each) ** 2 for each in difference)) / UNIT)
+    assert 0.9 * sensitivity < max(moved) <= sensitivity
+
+
+# --- The place of a row changes nothing -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("persons", [0, 100], ids=["records", "persons"])
+def test_no_sum_depends_on_the_order_of_rows_on_blocks_or_on_threads(
+    persons: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(9)
+    basis = basis_of(rng, MIXED)
+    table = table_of(rng, MIXED, 3000, 3, persons)
+    work = _Residuals(MIXED.sizes, basis.scores(rng.normal(size=(3, basis.features))), 0.25)
+
+    def sums(given: Table) -> list[np.ndarray]:
+        measured = with_lengths(basis, MIXED.sizes, given)
+        exact = counted(given, 1.0, monkeypatch)[0]
+        assert measured.lengths is not None
+        return [measured.sum(work), exact, measured.lengths]
+
+    expected = sums(table)
+    for threads, height in ((1, 2**14), (2, 1), (4, 37), (2, 1000)):
+        torch.set_num_threads(threads)
+        monkeypatch.setattr(tables, "ROWS_AT_ONCE", height)
+        order = rng.permutation(3000)
+        *same, lengths = sums(chosen(table, order))
+        for one, other in zip((*same, lengths), (*expected[:2], expected[2][order]), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_every_row_adds_the_same_whatever_else_is_in_the_table() -> None:
+    """Removed, added, repeated and reordered rows, and rows that lie elsewhere in memory."""
+    rng = np.random.default_rng(10)
+    basis = basis_of(rng, MIXED)
+    table = with_lengths(basis, MIXED.sizes, table_of(rng, MIXED, 50, 3))
+    work = _Residuals(MIXED.sizes, basis.scores(rng.normal(size=(3, basis.features)) * 9.0), 0.25)
+    each = [work(one) for one in alone(table)]
+    for rows in (np.arange(1, 50), np.arange(50)[::-1], np.repeat(np.arange(7), 5), np.array([3])):
+        part = chosen(table, rows)
+        np.testing.assert_array_equal(work(part), sum(each[row] for row in rows))
+        transposed = replace(part, rows=np.asfortranarray(part.rows))
+        np.testing.assert_array_equal(work(transposed), work(part))
+
+
+def test_the_same_weights_have_the_same_scores_wherever_they_lie_in_memory() -> None:
+    rng = np.random.default_rng(11)
+    basis = basis_of(rng, MIXED)
+    weights = rng.normal(size=(3, basis.features))
+    expected = basis.scores(weights)
+    for offset in range(4):
+        memory = np.empty(weights.size + offset)
+        moved = memory[offset:].reshape(weights.shape)
+        moved[:] = weights
+        for copy in (moved, np.asfortranarray(moved)):
+            np.testing.assert_array_equal(basis.scores(copy), expected)
+    rows = rows_of(rng, MIXED.sizes, 20)
+    reference = Reference.of(basis, MIXED.sizes)
+    direct = weights @ np.array([reference.z(row) for row in rows]).T / UNIT
+    columns = [*rows.T.astype(np.intp)]
+    np.testing.assert_allclose(added_scores(columns, MIXED.sizes, expected), direct, atol=1e-9)
+
+
+# --- The whole descent ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_descending_on_cells_is_gradient_descent_on_the_rows_they_stand_for(classes: int) -> None:
+    """Two classes have one output: half of it, with both signs, are the scores."""
+    rng = np.random.default_rng(12)
+    basis, outputs = basis_of(rng, MIXED), 1 if classes == 2 else classes
+    table = with_lengths(basis, MIXED.sizes, table_of(rng, MIXED, 200, classes))
+    plan = GradientPlan(steps=8, learning_rate=3.0, max_grad_norm=0.5)
+    found = descend(table, basis, MIXED.sizes, plan, np.full(8, 1e9), 200.0, SeededNoise(0))
+    reference = Reference.of(basis, MIXED.sizes)
+    rows = np.array([reference.z(row) for row in table.rows]) / UNIT
+    weights = np.zeros((classes, basis.features))
+    for step in range(8):
+        scores = rows @ weights.T
+        errors = np.exp(scores - scores.max(axis=1, keepdims=True))
+        errors = errors / errors.sum(axis=1, keepdims=True) - np.eye(classes)[table.labels]
+        seen = errors[:, 1:] if outputs == 1 else errors
+        norms = np.linalg.norm(seen, axis=1) * np.linalg.norm(rows, axis=1)
+        errors *= np.minimum(1.0, 0.5 / norms)[:, None]
+        weights -= plan.rate(step) / 200.0 * errors.T @ rows
+    cells = [*table.rows.T.astype(np.intp)]
+    scores = added_scores(cells, MIXED.sizes, found)
+    expected = weights @ rows.T
+    np.testing.assert_allclose(scores, expected - expected.mean(axis=0), atol=1e-4)
+    np.testing.assert_allclose(found.sum(axis=0), 0.0, atol=1e-12)
+    assert np.abs(scores).max() > 0.3
+
+
+@FEW
+@given(
+    mu=st.floats(1e-3, 100.0),
+    size=st.sampled_from([None, 100]),
+    centring=st.floats(0.0, 0.98),
+    moments=st.none() | st.floats(0.0, 0.98),
+    calibration=st.none() | st.floats(0.0, 0.98),
+)
+def test_the_parts_of_a_budget_are_never_more_than_the_whole(
+    mu: float, size: int | None, centring: float, moments: float | None, calibration: float | None
+) -> None:
+    assume(centring + (moments or 0.0) + (calibration or 0.0) < 0.98)
+    chosen = HeadSettings(centring=centring, second_moments=moments, calibration=calibration)
+    head = PrivateHead(mu=mu, declared_size=size, settings=chosen)
+    head.size_, head.feature_map_ = 1e9, MIXED
+    allowance = head._allowance(20)
+    parts = (allowance.size, allowance.centre, allowance.moments, allowance.calibration, allowance.training)
+    spent = [Fraction(part) ** 2 for part in parts if part is not None]
+    assert Fraction(mu) ** 2 * Fraction(0.999999) < sum(spent) <= Fraction(mu) ** 2
+    assert allowance.training > 0.0
