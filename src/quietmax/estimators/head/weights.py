@@ -81,8 +81,8 @@ QUERY_NOISE = 0.15
 """kappa for answers per query, where epsilon takes the place of mu."""
 MAX_GRAD_NORM, WHITENED_GRAD_NORM = 0.2, 0.5
 """Clipping norms; whitened rows need fewer steps, so less of each gradient has to be clipped."""
-CELLS_NOISE, CELLS_GRAD_NORM, CELLS_STEPS = 0.7, 0.25, 60
-"""The same three numbers for tables, whose rows are cells."""
+CELLS_NOISE, CELLS_GRAD_NORM, CELLS_STEPS, CELLS_TRAINING_PER_COLUMN = 0.6, 0.25, 60, 300.0
+"""The same three numbers for tables, whose rows are cells, and the limit of `eta * S * T` per column."""
 CALIBRATION_SHARE, CALIBRATION_STEPS, CALIBRATION_ERROR = 0.03, 7, 0.03
 """Share of mu^2 for the scale of the scores; the steps in which it is found; and the largest standard deviation of the
 mean confidence, in one step, with which it is looked for."""
@@ -231,21 +231,29 @@ def _gradient_plan(
     settings: HeadSettings | None = None,
 ) -> GradientPlan:
     """Return the settings of the gradient method; those that are not given follow from public numbers."""
-    settings = settings or HeadSettings()
-    steps, learning_rate, max_grad_norm = settings.steps, settings.learning_rate, settings.max_grad_norm
-    of_cells = whitening == "cells"
-    if steps is None:
-        steps = CELLS_STEPS if of_cells else _default_steps(size, features, whitening)
-    elif steps < 1 or steps != int(steps):
-        raise InvalidInput(f"steps must be an integer of at least 1, got {steps!r}.")
-    if max_grad_norm is None:
-        max_grad_norm = MAX_GRAD_NORM if whitening == "none" else WHITENED_GRAD_NORM
-        max_grad_norm = CELLS_GRAD_NORM if of_cells else max_grad_norm
-    if learning_rate is None:
-        noise = CELLS_NOISE if of_cells else GRADIENT_NOISE
-        length = min(noise * mu * size, LONGEST_TRAINING, TRAINING_PER_FEATURE * features)
-        learning_rate = length / (steps * max_grad_norm)
-    return GradientPlan(int(steps), float(learning_rate), float(max_grad_norm))
+    max_grad_norm = MAX_GRAD_NORM if whitening == "none" else WHITENED_GRAD_NORM
+    length = min(GRADIENT_NOISE * mu * size, LONGEST_TRAINING, TRAINING_PER_FEATURE * features)
+    return _plan(settings or HeadSettings(), _default_steps(size, features, whitening), max_grad_norm, length)
+
+
+def _cells_plan(size: float, columns: int, mu: float, settings: HeadSettings) -> GradientPlan:
+    """Return the settings of the gradient method on cells of a table."""
+    length = min(CELLS_NOISE * mu * size, CELLS_TRAINING_PER_COLUMN * columns)
+    return _plan(settings, CELLS_STEPS, CELLS_GRAD_NORM, length)
+
+
+def _plan(settings: HeadSettings, steps: int, max_grad_norm: float, length: float) -> GradientPlan:
+    """Return what is given, and the rest by default: a `length` of training, `eta * S * T`."""
+    if settings.steps is not None:
+        steps = settings.steps
+        if steps < 1 or steps != int(steps):
+            raise InvalidInput(f"steps must be an integer of at least 1, got {steps!r}.")
+    if settings.max_grad_norm is not None:
+        max_grad_norm = settings.max_grad_norm
+    rate = settings.learning_rate
+    return GradientPlan(
+        int(steps), length / (steps * max_grad_norm) if rate is None else float(rate), float(max_grad_norm)
+    )
 
 
 def _default_steps(size: float, features: int, whitening: Whitening) -> int:
