@@ -107,15 +107,6 @@ def test_shadow_is_the_default_attack_and_prints_a_table(folder: Path, table: Pa
         assert word in out
 
 
-def test_a_data_set_is_trained_on_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "quietmax.models.stacked.TrainingSettings", lambda loss: TrainingSettings((4,), loss=loss, epochs=1)
-    )
-    values = document("attack", "mnist-5k", "--records", 200, "--shadows", 2, "--attack", "threshold")
-    assert (values["dataset"], values["records"], values["model"]) == ("mnist-5k", 200, None)
-    assert values["reports"][0]["settings"]["models"] == 2
-
-
 def test_algorithm_1_is_attacked_at_an_epsilon_per_answer(folder: Path, table: Path) -> None:
     attack = ("attack", folder, "--data", table, *HALF, "--attack", "threshold", "--shadows", 4)
     plain = document(*attack)["reports"][0]
