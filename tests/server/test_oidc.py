@@ -218,7 +218,7 @@ def test_a_token_without_a_key_id_needs_an_issuer_with_one_key_of_its_kind(issue
 def test_keys_for_encryption_verify_nothing_and_unusable_ones_are_as_good_as_none(
     issuer: TokenIssuer,
 ) -> None:
-    broken = {"kty": "EC", "crv": "P-256", "kid": "rsa", "x": "?", "y": "?"}
+    broken = {"kty": "RSA", "kid": "rsa", "n": "?", "e": "?"}
     changes = ({"use": "enc"}, {"key_ops": ["encrypt"]}, {"alg": "RS512"})
     others = ([{**key, **change} for key in issuer.public_keys()] for change in changes)
     for keys in ([], [None, 1, {}], [broken], *others):
