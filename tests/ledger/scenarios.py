@@ -39,7 +39,6 @@ def charge_patients(ledger: Ledger) -> AccountState:
 
 
 def query_key(ledger: Ledger, model: bytes, query: bytes) -> bytes:
-    """The keyed hash of one query."""
     return ledger.query_keys(model, memoryview(query), len(query))[0]
 
 
@@ -96,7 +95,6 @@ def hold_writer(ledger: Ledger) -> threading.Event:
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    """Wait until the condition holds, or fail."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "the condition did not become true"
@@ -104,7 +102,6 @@ def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
 
 
 def wait_for(results: Sequence[object], count: int) -> None:
-    """Wait until callbacks have given so many results, or fail."""
     wait_until(lambda: len(results) == count)
 
 

@@ -172,7 +172,6 @@ class NaiveLedger:
         self.cache: dict[tuple[int, bytes], bytes] = {}
 
     def left(self, account: int, client: int) -> dict[str, int]:
-        """What is left of the budget, and of the quota if there is one."""
         left, quota = {"budget": LIMIT - self.spent[account]}, self.quotas.get((account, client))
         return left if quota is None else {**left, "quota": quota - self.by_client[account, client]}
 

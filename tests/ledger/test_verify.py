@@ -337,7 +337,6 @@ def answer(ledger: Ledger, charge: Charge, text_: bytes) -> bytes:
 
 
 def _binary(ledger: Ledger, content: bytes) -> str:
-    """A constant of SQL."""
     return f"decode('{content.hex()}', 'hex')" if "post" in ledger.address else f"x'{content.hex()}'"
 
 

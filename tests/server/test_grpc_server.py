@@ -118,7 +118,6 @@ def _calls(running: Running, kind: str = "unary_unary", method: str = INFER) -> 
 
 
 def _send(running: Running, content: bytes, method: str = INFER, **more: Any) -> bytes:
-    """Send a message as it is."""
     with _calls(running, method=method) as calls:
         answer: bytes = calls.now(content, **more)
         return answer
@@ -372,7 +371,6 @@ def _labels_when_ready(port: int, model: str, key: str, request_id: str = "", **
 
 
 def _listening(service: subprocess.Popen[str], port: int) -> set[int]:
-    """The processes that listen on a port."""
     return {
         child.pid
         for child in psutil.Process(service.pid).children()

@@ -185,7 +185,6 @@ def _log(place: Path) -> Log:
 
 
 def _logged(place: Path, event: str) -> int:
-    """How often an event is in the log."""
     return (place / "log").read_text().count(f'"event":"{event}"')
 
 
