@@ -395,8 +395,11 @@ def test_workers_that_were_killed_answer_grpc_again_and_a_retry_is_not_charged(
             os.kill(child, signal.SIGKILL)
         assert _labels_when_ready(port, "teachers", key, "once") == first
         assert not _listening(service, port) & workers
+        until(lambda: command.events().count("started") == 4)
         service.send_signal(signal.SIGTERM)
         assert service.wait(30) == 0
+        expected = {"started": 4, "died": 2, "stopped": 2}
+        until(lambda: Counter(event for event in command.events() if event != "request") == expected)
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         assert [row.answers for row in ledger.export("patients") if row.kind == "charge"] == [1]
 
