@@ -517,6 +517,7 @@ def test_with_a_certificate_grpc_speaks_tls_and_nothing_else_and_uses_a_new_one_
         key, _ = ledger.create_key("ann")
     certificate, later = tmp_path / "tls" / "certificate.pem", new_certificate(tmp_path / "later")
     with with_tls() as command:
+        assert command.told["served"] == ["head/1 (proven): account visitors, answers are free"]
         port = command.told["grpc_port"]
         _labels_when_ready(port, "head", key, ssl=True, root_certificates=str(certificate))
         with triton.InferenceServerClient(f"127.0.0.1:{port}") as client, _refused("UNAVAILABLE"):
