@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import text
 
-from quietmax.accounting import Budget, PureCost, per_query
+from quietmax.accounting import PureCost
 from quietmax.errors import QuietmaxError
 from quietmax.ledger import AccountState, Charge, Ledger, LimitExceeded, Terms
 from quietmax.ledger.transactions import Charged, Failed, NewAnswers
@@ -22,12 +22,6 @@ REASON = "three words suffice"
 def open_patients(ledger: Ledger) -> AccountState:
     """Open the account `patients` with epsilon 1."""
     return ledger.open_account("patients", PureCost(1.0), Terms(1.0))
-
-
-def open_with_unit_cost(ledger: Ledger) -> tuple[AccountState, int]:
-    """Open the account `patients` and return it with the units of a tenth of its budget."""
-    account = open_patients(ledger)
-    return account, account.units(per_query(Budget(1.0, queries=10), "pure"))
 
 
 def charge_patients(ledger: Ledger) -> AccountState:
