@@ -121,7 +121,7 @@ WRONG = {
         "predict --model network --input people.csv --mechanism gaussian --epsilon 1": "Valid: algorithm1,",
         "predict --model head --input people.csv --epsilon 5": "--epsilon cannot be used with a private model",
         "predict --model head --input people.csv --seeded 5": "--seeded cannot be used with a private model",
-        "predict --model head --input people.csv --mechanism algorithm1": "--mechanism cannot be used with a private model",
+        "predict --model head --input people.csv --mechanism algorithm1": "--mechanism cannot be used",
         "sensitivity --features 9": "--classes",
         "sensitivity --features 784 --model network": "--model can only be combined",
         "sensitivity --hidden 128 --model network": "--model can only be combined",
