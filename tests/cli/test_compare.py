@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from quietmax.cli import compare as compare_module
+from quietmax.cli.experiments import DEFAULT_METHODS
 from quietmax.experiments import methods as methods_module
 from quietmax.experiments import report, runner
 from quietmax.experiments.report import OWNER_ONLY, SEEDED_NOISE
@@ -67,7 +67,7 @@ def test_a_comparison_of_a_table_is_complete_and_a_second_run_computes_nothing(
         assert 0 <= line["test_accuracy"] <= 1
         assert -1 <= line["leakage_shadow"] <= 1
         assert -1 <= line["leakage_threshold"] <= 1
-    assert set(by_method) == set(compare_module.DEFAULT_METHODS)
+    assert set(by_method) == set(DEFAULT_METHODS)
     assert len(by_method["teachers"]) == 2  # two numbers of answers
     assert len(by_method["head"]) == 1
     assert {line["status"] for line in by_method["algorithm1-laplace"]} == {"conditional"}  # two classes

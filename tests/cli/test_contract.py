@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from quietmax.accounting import PureCost
-from quietmax.cli import reproduce
+from quietmax.cli.experiments import _MEASUREMENTS
 from quietmax.ledger import Ledger, Terms
 from tests.cli.conftest import all_commands, assert_error, run
 from tests.cli.own_table import SCHEMA
@@ -72,10 +72,7 @@ WRONG = {
         "export head --onnx /proc/none/a": "/proc/none/a",
         "export head --skops /proc/none/a": "/proc/none/a",
         "export head --mlflow /proc/none/a": "/proc/none/a",
-        **{
-            f"reproduce run --tables {table} --data-dir .": "quietmax datasets"
-            for table in reproduce._MEASUREMENTS
-        },
+        **{f"reproduce run --tables {table} --data-dir .": "quietmax datasets" for table in _MEASUREMENTS},
     },
     2: {
         "trian": "No such command 'trian'. Did you mean 'train'? (see 'quietmax --help').",
