@@ -125,6 +125,7 @@ WRONG = {
         "attack absent": "must be a model folder, a data set",
         f"attack {SMALL} --data x.csv": "--data can only be combined with a model folder",
         f"attack {SMALL} --attack shadw": "did you mean 'shadow'",
+        f"attack {SMALL} --attack rmia --shadows 1": "--shadows must be at least 2 for the attack 'rmia', got 1",
         f"attack {SMALL} --mechanism magic": "Unknown mechanism 'magic'. Valid: algorithm1, algorithm1-laplace",
         f"attack {SMALL} --mechanism algorithm1": "--mechanism algorithm1 requires --epsilon",
         f"attack {SMALL} --epsilon 1": "can only be combined with a mechanism",

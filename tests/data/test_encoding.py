@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from quietmax.data import Encoding
 from quietmax.data.encoding import (
+    _KINDS,
     BooleanColumn,
     CategoricalColumn,
     Column,
@@ -461,6 +462,7 @@ EVERY_TYPE = Encoding(
 
 
 def test_every_column_type_is_read_back_from_json() -> None:
+    assert {column.kind for column in EVERY_TYPE.columns} == _KINDS.keys() - {"text"}
     assert Encoding.from_json(EVERY_TYPE.to_json()) == EVERY_TYPE
 
 

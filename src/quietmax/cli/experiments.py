@@ -74,10 +74,6 @@ class _Comparison(RunOptions):
         attacks = tuple(dict.fromkeys(listed(self.attacks) or ["shadow"]))
         for name in attacks:
             make_attack(name, models=self.shadows, seed=self.seed)
-        if self.shadows < 2 and any(name.startswith(("lira", "rmia")) for name in attacks):
-            raise InvalidInput(
-                "LiRA and RMIA compare shadow networks with each other: --shadows must be at least 2."
-            )
         alpha = 1.0
         if not is_table_path(source.name):
             if source.declared != "{}":
