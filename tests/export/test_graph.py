@@ -92,7 +92,7 @@ def test_a_column_with_too_many_spellings_is_refused() -> None:
 
 def test_a_column_type_without_operations_is_refused_by_its_name() -> None:
     column = type("PostalColumn", (HashedColumn,), {"kind": "postal"})("zip", 4)
-    with pytest.raises(InvalidInput, match="'zip' cannot be exported.*columns of the type 'postal'"):
+    with pytest.raises(InvalidInput, match=r"'zip' cannot be exported.*columns of the type 'postal'"):
         _encode_column(Graph(["zip"]), column)
 
 
