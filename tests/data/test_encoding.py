@@ -495,6 +495,16 @@ def test_losses_count_what_is_not_taken_as_it_is(column: Column, cells: list[str
     assert column._losses(pd.Series(cells)) == losses
 
 
+@pytest.mark.parametrize("column", EVERY_TYPE.columns, ids=lambda column: column.name)
+def test_synthetic_cells_can_be_read_and_some_lie_outside_the_limits(column: Column) -> None:
+    cells = column._synthetic(300, np.random.default_rng(0))
+    losses = column._losses(pd.Series(cells))
+    outside = losses.clipped + losses.unknown
+    assert (len(cells), losses.missing, losses.unreadable) == (300, 0, 0)
+    assert 0 < outside < 150 if column.kind in ("numeric", "categorical", "date") else outside == 0
+    assert len(set(cells)) > 2
+
+
 def test_a_long_table_of_numbers_is_encoded_like_its_rows() -> None:
     generator = np.random.default_rng(0)
     a = NumericColumn("a", -1, 1)
