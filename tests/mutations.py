@@ -1,13 +1,13 @@
 """Mutation test: a bounded sample of mutants of accounting, mechanisms, ledger, encoding and splits.
 
-    python tests/mutations.py [--mutants 50] [--seed 0] [--areas encoding splits] [--only TEXT] [--results FILE]
+    python tests/mutations.py [--mutants 50] [--seed 0] [--areas encoding splits] [--only TEXT]
 
 A mutant changes one operator, comparison, constant or condition of one module. Heavy libraries are imported once; each
 mutant then runs in a forked child whose import system finds the changed module, with the module's doctests, the tests
 named after it and then the rest of the area's, and stops at the first that fails, or that needs more than 4 GiB. That
 takes a few seconds for a mutant where a tool that starts Python anew takes longer; the operators are those usual in
 mutmut and cosmic-ray. Prints every survivor and every mutant that took too long, with its line, and how many of each
-area were killed. A run with `--results` can be stopped and started again.
+area were killed.
 
 Not changed: the values in `TUNING`, which say how long something waits, how much is taken at once or tried, or where a
 search starts. Any value will do, so a test could only repeat it. Nor what an error says.

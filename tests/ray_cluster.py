@@ -80,7 +80,7 @@ def reused_actors() -> Iterator[None]:
 
     def ended(_: Actors, actor: Any) -> None:
         try:
-            ray.get(actor.__ray_ready__.remote(), timeout=5)
+            ray.get(actor.__ray_ready__.remote(), timeout=1)
         except ray.exceptions.RayError:
             ray.kill(actor)
         else:

@@ -67,7 +67,6 @@ from quietmax.accounting.dpsgd import _advanced_composition as advanced_composit
 from quietmax.accounting.dpsgd import _advanced_share as advanced_composition_per_query
 from quietmax.attacks import RMIA, LiRA, Shadow, ShadowPool, Threshold, leakage_curve
 from quietmax.audit import audit_mechanism, audit_stability
-from quietmax.cli import main
 from quietmax.data import Records, load_records, split
 from quietmax.estimators.dpsgd.training import train_sweep
 from quietmax.experiments import report, runner
@@ -86,6 +85,7 @@ from quietmax.noise import (
 )
 from quietmax.sensitivity import ScoreBounds, Sensitivity, empirical_sensitivity, published_sensitivity
 from quietmax.sensitivity.network import published_sensitivity_for
+from tests.cli.conftest import document
 from tests.experiments.toy_grid import start_in_this_process
 
 FOLDER = Path(__file__).parent / "fixtures" / "seeded"
@@ -802,29 +802,22 @@ def audits():
     return told
 
 
-def test_a_small_comparison_gives_the_same_figures(monkeypatch, capsys, tmp_path):
+def test_a_small_comparison_gives_the_same_figures(monkeypatch, tmp_path):
     """Methods, attacks and seeds as `quietmax compare` combines them. Seeds follow from the data set's name too."""
     methods = "plain,algorithm1-gaussian,algorithm1-laplace,sampled-neuron,teachers,head,dpsgd,published-zcdp"
     monkeypatch.setattr(
         runner, "start_workers", start_in_this_process
     )  # a process would import everything again
     monkeypatch.setattr(report, "write_figures", lambda *_: [])  # no figures among the numbers
-    monkeypatch.setattr(
-        sys,
-        "argv",
-        ["quietmax", "compare", "mnist-5k", "--methods", methods, "--epsilons", "1", "--queries", "1,10",
-         "--attacks", "shadow,threshold", "--records", "100", "--shadows", "2", "--epochs", "2",
-         "--attack-epochs", "2", "--workers", "1", "--output", str(tmp_path), "--json"],
-    )  # fmt: skip
-    with pytest.raises(SystemExit) as ended:
-        main()
-    told = capsys.readouterr()
-    assert not ended.value.code, told.err
+    words = (
+        f"compare mnist-5k --methods {methods} --epsilons 1 --queries 1,10 --attacks shadow,threshold "
+        f"--records 100 --shadows 2 --epochs 2 --attack-epochs 2 --workers 1 --output {tmp_path}"
+    )
     figures = (
         *("method", "epsilon", "queries", "status", "delta", "train_accuracy", "test_accuracy"),
         *("accuracy_loss", "leakage_shadow", "auc_shadow", "leakage_threshold", "audited_epsilon"),
     )
-    rows = [{name: row[name] for name in figures} for row in json.loads(told.out)["results"]]
+    rows = [{name: row[name] for name in figures} for row in document(*words.split())["results"]]
     known = json.loads((FOLDER / "comparison.json").read_text(encoding="utf-8"))
     if not (
         STRICT or WRITE

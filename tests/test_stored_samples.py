@@ -6,7 +6,6 @@ import io
 import json
 import shutil
 import sqlite3
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -23,7 +22,6 @@ from sqlalchemy import text
 # All names of the package that this file uses, so that a renamed one is changed in one place.
 from quietmax import BudgetExhausted, load_model
 from quietmax.accounting import PureCost
-from quietmax.cli import main
 from quietmax.errors import DataUnavailable, InvalidInput
 from quietmax.estimators import open_private
 from quietmax.estimators.evaluation import _evaluation_records, evaluate_folder, read_evaluations
@@ -35,6 +33,7 @@ from quietmax.privacy_card import read_card
 from quietmax.server import Service, Settings, create_app
 from quietmax.server.deployment import deploy, load_models
 from quietmax.server.telemetry import Log
+from tests.cli.conftest import document
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -62,7 +61,6 @@ FILLED = [each for each in LEDGERS if each[1] != "served"]
 CLOSE = {"rtol": 1e-4, "atol": 1e-6}
 
 Copy = Callable[..., Path]
-Run = Callable[..., str]
 LedgerAt = Callable[..., str]
 
 
@@ -74,21 +72,6 @@ def copied(tmp_path: Path) -> Copy:
         return Path(shutil.copytree(SAMPLES / "v0_2" / parent / name, tmp_path / parent / name))
 
     return copy
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run a command line in this process and return what it printed."""
-
-    def call(*arguments: object) -> str:
-        monkeypatch.setattr(sys, "argv", ["quietmax", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        told = capsys.readouterr()
-        assert not ended.value.code, told.err
-        return told.out
-
-    return call
 
 
 def test_the_samples_hold_every_kind_of_model_and_stay_small() -> None:
@@ -156,9 +139,10 @@ def test_a_model_that_pays_for_answers_goes_on_with_what_is_left(name: str, copi
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_a_model_of_a_table_takes_the_columns_of_a_file(name: str, run: Run) -> None:
-    asked = ("predict", "--model", FOLDERS / name, "--input", SAMPLES / "v0_2" / "asked.csv", "--json")
-    told = json.loads(run(*asked, *(("--epsilon", 100, "--seeded", 3) if name == "table-network" else ())))
+def test_a_model_of_a_table_takes_the_columns_of_a_file(name: str) -> None:
+    noise = ("--epsilon", 100, "--seeded", 3) if name == "table-network" else ()
+    asked = ("predict", "--model", FOLDERS / name, "--input", SAMPLES / "v0_2" / "asked.csv")
+    told = document(*asked, *noise)
     assert (told["labels"], told["classes"]) == (STORED[name]["labels"], STORED[name]["classes"])
     np.testing.assert_allclose(told["probabilities"], STORED[name]["probabilities"], **CLOSE)
 

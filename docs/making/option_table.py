@@ -19,7 +19,10 @@ def as_markdown() -> str:
         "| --- | --- | --- | --- | --- |",
     ]
     for setting in options_of(load_command("serve")):
-        flags = " ".join(f"`{flag}`" for flag in setting.flags) or f"`{setting.key.upper()}...`"
+        option = setting.option
+        flags = " ".join(f"`{flag}`" for flag in (*option.opts, *option.secondary_opts))
+        if option.param_type_name == "argument":
+            flags = f"`{setting.key.upper()}...`"
         variable = "" if setting.variable is None else f"`{setting.variable}`"
         key = f"`{setting.key}`" if setting.in_file else ""
         lines.append(f"| {flags} | {variable} | {key} | {_default(setting)} | {_meaning(setting)} |")

@@ -15,7 +15,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from html import escape
 from pathlib import Path
 from string import Template
@@ -118,13 +118,10 @@ class PrivacyCard:
 
     def rows(self) -> list[tuple[str, str]]:
         """Return the card as a list of (name, value), the most important first."""
-        size = [] if self.declared_size is None else [(self._size_name, f"{self.declared_size:,}")]
         return [
             *([] if self.publishable else [("not for publication", _BANNER)]),
             ("model", self.model),
-            ("kind", self.kind),
-            ("trained on", self.dataset),
-            *size,
+            *self._described_rows(),
             ("status", self._grade_in_words),
             *(("in plain words", sentence) for sentence in self.in_words()),
             *self._guarantee_rows(),
@@ -143,39 +140,33 @@ class PrivacyCard:
         return [*self._total.in_words("everything released by this model and its evaluations"), _ADDS_UP]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the card as JSON values."""
-
-        def _json(part: Guarantee | Holdout | Evaluation | None) -> dict[str, Any] | None:
-            return None if part is None else part.to_json()
-
-        plain = ("model", "kind", "dataset", "declared_size", "status")
-        return {
-            **{name: getattr(self, name) for name in plain},
+        """Return the card as JSON values: every field, and what follows from the fields."""
+        values = {
+            field.name: getattr(self, field.name) for field in fields(self) if field.name != "evaluations"
+        }
+        values |= {
+            "status": self.status,
             "in_words": self.in_words(),
-            "guarantee": _json(self.guarantee),
-            **{
-                name: getattr(self, name)
-                for name in ("delta", "epsilon_at_delta", "queries", "answered", "moved")
-            },
-            "holdout": _json(self.holdout),
-            "evaluation": _json(self.evaluation),
+            "evaluation": self.evaluation,
             "further_evaluations": [each.to_json() for each in self.evaluations[1:]],
             "protects": None if self.guarantee is None else self._protects,
             "publishable": self.publishable,
-            "released": _json(self.released),
             "leakage": list(self.leakage),
             "leakage_caveat": OBSERVED if self.leakage else None,
+        }
+        return {
+            name: part.to_json() if isinstance(part, Guarantee | Holdout | Evaluation) else part
+            for name, part in values.items()
         }
 
     def to_html(self) -> str:
         """Return the card as one self-contained HTML page, which prints on one sheet of A4."""
-        size = "" if self.declared_size is None else f"; {self._size_name}: {self.declared_size:,}"
         return _PAGE.substitute(
             model=escape(self.model),
             colour=_COLOURS["none" if self._total is None else self._total.grade],
             banner="" if self.publishable else f'<p class="banner">{escape(_BANNER)}</p>',
             grade=escape(self._grade_in_words),
-            described=escape(f"{self.kind}, trained on {self.dataset}{size}"),
+            described=escape("; ".join(f"{name}: {value}" for name, value in self._described_rows())),
             words=_paragraphs(self.in_words()),
             guarantee=_table(self._guarantee_rows()),
             evaluation=_table(self._evaluation_rows()),
@@ -203,6 +194,11 @@ class PrivacyCard:
         """Return the parameters of the training."""
         parameters = {} if self.guarantee is None else self.guarantee.parameters
         return [(name, f"{value}") for name, value in parameters.items()]
+
+    def _described_rows(self) -> list[tuple[str, str]]:
+        """Return what the model is and what it was trained on."""
+        size = [] if self.declared_size is None else [(self._size_name, f"{self.declared_size:,}")]
+        return [("kind", self.kind), ("trained on", self.dataset), *size]
 
     def _guarantee_rows(self) -> list[tuple[str, str]]:
         """Return what is guaranteed, for whom, for how many answers, and what it assumes."""

@@ -34,9 +34,9 @@ from quietmax.mechanisms import NoisyMax
 from quietmax.mechanisms.base import Answerer
 from quietmax.models import CrossEntropy, TrainingSettings, accuracy
 from quietmax.noise import SeededNoise
-from quietmax.sensitivity import ScoreBounds, Sensitivity
 from tests.attacks.conftest import World
 from tests.attacks.reference_attacks import lira_scores, rmia_scores, view_of
+from tests.mechanisms.made_up import bounds
 
 SMALL = TrainingSettings(hidden=(8,), loss=CrossEntropy(), epochs=3)
 
@@ -238,8 +238,9 @@ def test_classes_without_shadow_records_are_judged_by_one_network_for_all(world:
 
 def test_a_proven_mechanism_with_strong_noise_hides_membership(world: World) -> None:
     """What is certified here is the noise's scale beside these logits; 0.36 is five standard deviations."""
-    certified = ScoreBounds(Sensitivity(100.0, "certified", "test"), Sensitivity(100.0, "certified", "test"))
-    target = Answerer.prepare(world.model, NoisyMax(bounds=certified), Budget(0.1), noise=SeededNoise(0))
+    target = Answerer.prepare(
+        world.model, NoisyMax(bounds=bounds(100.0, 100.0)), Budget(0.1), noise=SeededNoise(0)
+    )
     report = world.run(Shadow(), target)
     assert report.released == "labels"
     assert abs(report.leakage.value) < 0.36

@@ -25,10 +25,8 @@ from quietmax.estimators.teachers import Teachers
 from quietmax.mechanisms import Algorithm1, Answerer, NoisyMax
 from quietmax.models import Model, TorchModel
 from quietmax.noise import SeededNoise
-from quietmax.sensitivity import ScoreBounds, Sensitivity
 from tests.attacks.conftest import World
-
-CERTIFIED = ScoreBounds(Sensitivity(1.0, "certified", "test"), Sensitivity(1.0, "certified", "test"))
+from tests.mechanisms.made_up import bounds
 
 
 @pytest.fixture
@@ -54,7 +52,7 @@ def test_a_target_with_a_budget_is_charged_once_per_query(world: World, queries:
     again = query_target(quiet, queries, 3)
     np.testing.assert_array_equal(_released_probabilities(again.answers), result.answers.probabilities)
     assert (again.queries, again.spent) == (0, PureCost(0.0))
-    labels_only = NoisyMax(bounds=CERTIFIED)
+    labels_only = NoisyMax(bounds=bounds())
     quiet = qm.Predictor(world.model, labels_only, qm.Budget(10.0, queries=20), noise=SeededNoise(0))
     result = query_target(quiet, queries, 3)
     assert result.answers.probabilities is None

@@ -18,7 +18,7 @@ from quietmax.audit.distinguishing import Draw, _largest_change, _worst_case_nei
 from quietmax.errors import InvalidInput
 from quietmax.mechanisms import Algorithm1, Answers, GaussianScores, Mechanism, NoisyMax, SampledNeuron
 from quietmax.noise import EXACT, NoiseSource
-from quietmax.sensitivity import ScoreBounds, Sensitivity
+from tests.mechanisms.made_up import bounds
 
 
 def test_the_confidence_holds_although_the_event_is_searched() -> None:
@@ -130,26 +130,15 @@ def test_invalid_settings_and_releases_are_errors(first: Draw, arguments: Any, w
 Noise = Literal["laplace", "gaussian"]
 FALSE_ALARM = 1e-7
 SURE = 1 - FALSE_ALARM
-
-ONE_AND_ANOTHER = ScoreBounds(
-    Sensitivity(1.0, "certified", "made up"), Sensitivity(math.sqrt(2), "certified", "made up")
-)
-
-HALF = ScoreBounds(Sensitivity(0.5, "certified", "made up"), Sensitivity(100.0, "certified", "made up"))
-
-
+VOTES = bounds(1.0, math.sqrt(2))
 BUILDS: dict[str, Callable[[float], Mechanism]] = {
-    "exponential": lambda cost: NoisyMax("exponential", bounds=ONE_AND_ANOTHER, per_query=PureCost(cost)),
-    "permute-and-flip": lambda cost: NoisyMax(
-        "permute-and-flip", bounds=ONE_AND_ANOTHER, per_query=PureCost(cost)
-    ),
-    "gaussian-max": lambda cost: NoisyMax("gaussian", bounds=ONE_AND_ANOTHER, per_query=GaussianCost(cost)),
-    "laplace-neuron": lambda cost: SampledNeuron("laplace", bounds=ONE_AND_ANOTHER, per_query=PureCost(cost)),
-    "gaussian-neuron": lambda cost: SampledNeuron(
-        "gaussian", bounds=ONE_AND_ANOTHER, per_query=GaussianCost(cost)
-    ),
-    "gaussian-scores": lambda cost: GaussianScores(bounds=ONE_AND_ANOTHER, per_query=GaussianCost(cost)),
-    "gaussian-votes": lambda cost: GaussianScores(50, bounds=ONE_AND_ANOTHER, per_query=GaussianCost(cost)),
+    "exponential": lambda cost: NoisyMax("exponential", bounds=VOTES, per_query=PureCost(cost)),
+    "permute-and-flip": lambda cost: NoisyMax("permute-and-flip", bounds=VOTES, per_query=PureCost(cost)),
+    "gaussian-max": lambda cost: NoisyMax("gaussian", bounds=VOTES, per_query=GaussianCost(cost)),
+    "laplace-neuron": lambda cost: SampledNeuron("laplace", bounds=VOTES, per_query=PureCost(cost)),
+    "gaussian-neuron": lambda cost: SampledNeuron("gaussian", bounds=VOTES, per_query=GaussianCost(cost)),
+    "gaussian-scores": lambda cost: GaussianScores(bounds=VOTES, per_query=GaussianCost(cost)),
+    "gaussian-votes": lambda cost: GaussianScores(50, bounds=VOTES, per_query=GaussianCost(cost)),
 }
 
 
@@ -248,7 +237,12 @@ class Confident:
 
 
 def test_a_mechanism_that_releases_one_number_without_noise_is_refuted() -> None:
-    options: dict[str, Any] = {"change": HALF, "claimed": PureCost(1.0), "samples": 6000, "confidence": SURE}
+    options: dict[str, Any] = {
+        "change": bounds(0.5, 100.0),
+        "claimed": PureCost(1.0),
+        "samples": 6000,
+        "confidence": SURE,
+    }
     assert audit_mechanism(Confident(), 4, **options).verdict == "refuted"
 
 

@@ -13,7 +13,14 @@ from numpy.typing import NDArray
 from quietmax import PrivateHead, Teachers
 from quietmax.audit.invariant import audit_invariant, audit_model_invariant
 from quietmax.data import Encoding, Records
-from quietmax.data.encoding import BooleanColumn, CategoricalColumn, DateColumn, HashedColumn, NumericColumn
+from quietmax.data.encoding import (
+    _KINDS,
+    BooleanColumn,
+    CategoricalColumn,
+    DateColumn,
+    HashedColumn,
+    NumericColumn,
+)
 from quietmax.errors import InvalidInput
 from quietmax.estimators.serialization import PrivateModel, open_private, save_private
 from quietmax.estimators.teachers import LINEAR
@@ -55,6 +62,7 @@ def test_every_kind_of_column_is_checked() -> None:
         "ill",
         ("no", "yes"),
     )
+    assert {column.kind for column in every.columns} == _KINDS.keys() - {"text"}
     report = audit_invariant(None, len(every.feature_names), encoding=every, records=50)
     assert [check.part for check in report.checks] == ["encoding"]
     assert report.verdict == "consistent"

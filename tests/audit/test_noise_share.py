@@ -19,9 +19,8 @@ from quietmax.estimators.serialization import open_private, save_private
 from quietmax.mechanisms import Algorithm1, GaussianScores, NoisyMax, SampledNeuron
 from quietmax.models import CrossEntropy, TrainingSettings
 from quietmax.models.features import TableCells
-from quietmax.sensitivity import ScoreBounds, Sensitivity
+from tests.mechanisms.made_up import bounds
 
-ONE = Sensitivity(1.0, "certified", "One record changes one vote.")
 PUBLIC: dict[str, Any] = {"classes": (0, 1), "declared_size": 60, "random_state": 3}
 SMALL = TrainingSettings(hidden=(), loss=CrossEntropy(), epochs=1)
 
@@ -97,11 +96,11 @@ def test_no_estimator_and_no_mechanism_has_a_setting_for_less_noise() -> None:
 @pytest.mark.parametrize(
     "mechanism",
     [
-        NoisyMax("permute-and-flip", bounds=ScoreBounds(ONE, ONE), per_query=PureCost(1.0)),
-        NoisyMax("exponential", "gaussian", bounds=ScoreBounds(ONE, ONE), per_query=GaussianCost(0.5)),
-        NoisyMax("gaussian", bounds=ScoreBounds(ONE, ONE), per_query=GaussianCost(1.0)),
-        GaussianScores(bounds=ScoreBounds(ONE, ONE), per_query=GaussianCost(1.0)),
-        SampledNeuron("laplace", bounds=ScoreBounds(ONE, ONE), per_query=PureCost(1.0)),
+        NoisyMax("permute-and-flip", bounds=bounds(), per_query=PureCost(1.0)),
+        NoisyMax("exponential", "gaussian", bounds=bounds(), per_query=GaussianCost(0.5)),
+        NoisyMax("gaussian", bounds=bounds(), per_query=GaussianCost(1.0)),
+        GaussianScores(bounds=bounds(), per_query=GaussianCost(1.0)),
+        SampledNeuron("laplace", bounds=bounds(), per_query=PureCost(1.0)),
     ],
 )
 def test_a_mechanism_with_half_the_noise_costs_twice_as_much(mechanism: Any) -> None:
@@ -111,7 +110,7 @@ def test_a_mechanism_with_half_the_noise_costs_twice_as_much(mechanism: Any) -> 
 
 
 def test_invalid_shares_and_unknown_noise_are_errors() -> None:
-    votes = NoisyMax(bounds=ScoreBounds(ONE, ONE), per_query=PureCost(1.0))
+    votes = NoisyMax(bounds=bounds(), per_query=PureCost(1.0))
     for share in (0.0, 1.1, float("nan")):
         with pytest.raises(InvalidInput, match="above 0 and at most 1"):
             mechanism_with_share(votes, share)

@@ -110,19 +110,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture
-def head(trained: Path, tmp_path: Path) -> Path:
-    """The folder of a private head trained on `people`."""
-    return Path(shutil.copytree(trained / "head", tmp_path / "head"))
+def _copy_of(name: str, target: str) -> Any:
+    """A fixture: the folder of a model that was trained on `people`, which the test may change."""
+
+    @pytest.fixture(name=target)
+    def copied(trained: Path, tmp_path: Path) -> Path:
+        return Path(shutil.copytree(trained / name, tmp_path / target))
+
+    return copied
 
 
-@pytest.fixture
-def network(trained: Path, tmp_path: Path) -> Path:
-    """The folder of an ordinary network trained on `people`."""
-    return Path(shutil.copytree(trained / "network", tmp_path / "network"))
-
-
-@pytest.fixture
-def votes(trained: Path, tmp_path: Path) -> Path:
-    """The folder of teachers trained on `people`, which are paid for 10 answers."""
-    return Path(shutil.copytree(trained / "teachers", tmp_path / "votes"))
+head, network, votes = _copy_of("head", "head"), _copy_of("network", "network"), _copy_of("teachers", "votes")

@@ -107,15 +107,6 @@ def test_shadow_is_the_default_attack_and_prints_a_table(folder: Path, table: Pa
         assert word in out
 
 
-def test_a_data_set_is_trained_on_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "quietmax.models.stacked.TrainingSettings", lambda loss: TrainingSettings((4,), loss=loss, epochs=1)
-    )
-    values = document("attack", "mnist-5k", "--records", 200, "--shadows", 2, "--attack", "threshold")
-    assert (values["dataset"], values["records"], values["model"]) == ("mnist-5k", 200, None)
-    assert values["reports"][0]["settings"]["models"] == 2
-
-
 def test_algorithm_1_is_attacked_at_an_epsilon_per_answer(folder: Path, table: Path) -> None:
     attack = ("attack", folder, "--data", table, *HALF, "--attack", "threshold", "--shadows", 4)
     plain = document(*attack)["reports"][0]
@@ -132,9 +123,8 @@ def test_the_account_of_a_private_model_is_charged(data: Split, table: Path) -> 
 
     crowd = Teachers(1.0, 1e-5, queries=500, teachers=5, declared_size=150).fit(data.train)
     folder = save_private(crowd, Path("private"), dataset="tosses")
-    report = document("attack", folder, "--data", table, "--attack", "threshold", "--shadows", 2)["reports"][
-        0
-    ]
+    attack = ("attack", folder, "--data", table, "--attack", "threshold", "--shadows", 2)
+    (report,) = document(*attack)["reports"]
     assert report["released"] == "labels"
     assert (report["members"], report["nonmembers"]) == (len(data.train), len(data.test))
     assert report["queries"] == 300
@@ -157,9 +147,8 @@ def test_a_server_is_queried_instead_of_the_model_with_the_key_from_the_environm
     monkeypatch.setattr(Endpoint, "_send", send)
     monkeypatch.setenv("QUIETMAX_KEY", "opensesame")
     url = "http://127.0.0.1:9/v2/models/tosses"
-    report = document(
-        "attack", folder, "--data", table, *HALF, "--attack", "threshold", "--shadows", 2, "--target", url
-    )["reports"][0]
+    attack = ("attack", folder, "--data", table, *HALF, "--attack", "threshold", "--shadows", 2)
+    (report,) = document(*attack, "--target", url)["reports"]
     assert keys == {"opensesame"}
     assert (report["target"], report["released"]) == (url, "labels")
     assert abs(report["auc"]["value"] - 0.5) < 0.2

@@ -2,9 +2,7 @@ from __future__ import annotations
 
 import html
 import json
-import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -82,28 +80,13 @@ def test_attack_results_are_kept_out_of_a_folder_that_may_be_published(people: P
     assert (card["leakage"], card["leakage_caveat"]) == ([], None)
 
 
-def change_description(folder: Path, target: Path, **changes: Any) -> Path:
-    """Copy a model folder with changed entries of model.json."""
-    shutil.copytree(folder, target, dirs_exist_ok=True)
-    path = target / "model.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    return target
-
-
-def test_a_value_of_the_wrong_type_in_a_model_folder_is_an_error(head: Path) -> None:
-    for name in ("delta", "declared_size", "queries"):
-        numbers: tuple[object, ...] = (-1, "x", [], {}, [None], True, float("inf"))
-        for value in numbers:
-            folder = change_description(head, Path("bad"), **{name: value})
-            assert_error(run("card", folder), 1, name)
-    guarantee = json.loads((head / "model.json").read_text())["guarantee"]
-    broken: tuple[object, ...] = (
-        -1, "x", [], {}, 1e308, [None], True, guarantee | {"status": "x"}, guarantee | {"definition": "x"},
-        guarantee | {"mu": "x"}, guarantee | {"parameters": 3}, guarantee | {"assumptions": 3},
-    )  # fmt: skip
-    for value in broken:
-        folder = change_description(head, Path("bad"), guarantee=value)
-        assert_error(run("card", folder), 1, "damaged")
+@pytest.mark.parametrize("name", ["delta", "declared_size", "queries"])
+def test_a_value_of_the_wrong_type_in_a_model_folder_is_an_error(head: Path, name: str) -> None:
+    described = json.loads((head / "model.json").read_text())
+    numbers: tuple[object, ...] = (-1, "x", [], {}, [None], True, float("inf"))
+    for value in numbers:
+        (head / "model.json").write_text(json.dumps(described | {name: value}))
+        assert_error(run("card", head), 1, name)
 
 
 def test_a_foreign_file_of_attack_results_is_an_error(head: Path) -> None:
@@ -124,14 +107,6 @@ def test_a_foreign_file_of_attack_results_is_an_error(head: Path) -> None:
     leakage_file(head).write_text("[" * 100_000)
     with pytest.raises(DataUnavailable, match=leakage_file(head).name):
         read_card(head)
-
-
-def test_a_folder_with_brackets_in_its_name_is_printed_unchanged(
-    people: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert "we[/ird]" in printed("train", "head", people, *DECLARED, "-o", "we[/ird]")
-    assert "we[/ird]" in printed("card", "we[/ird]")
 
 
 def test_the_forms_state_what_the_ledger_has_charged_and_leave_the_rest_to_people(votes: Path) -> None:

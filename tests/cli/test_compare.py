@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from quietmax.cli import compare as compare_module
+from quietmax.cli.experiments import DEFAULT_METHODS
 from quietmax.experiments import methods as methods_module
 from quietmax.experiments import report, runner
 from quietmax.experiments.report import OWNER_ONLY, SEEDED_NOISE
-from quietmax.models.features import UnitNorm
 from tests.cli.conftest import Result, run
 from tests.experiments.toy_grid import start_in_this_process
 
@@ -68,7 +67,7 @@ def test_a_comparison_of_a_table_is_complete_and_a_second_run_computes_nothing(
         assert 0 <= line["test_accuracy"] <= 1
         assert -1 <= line["leakage_shadow"] <= 1
         assert -1 <= line["leakage_threshold"] <= 1
-    assert set(by_method) == set(compare_module.DEFAULT_METHODS)
+    assert set(by_method) == set(DEFAULT_METHODS)
     assert len(by_method["teachers"]) == 2  # two numbers of answers
     assert len(by_method["head"]) == 1
     assert {line["status"] for line in by_method["algorithm1-laplace"]} == {"conditional"}  # two classes
@@ -120,13 +119,6 @@ def test_a_failed_trial_is_named_the_others_are_reported_and_the_exit_code_is_1(
     assert "ZeroDivisionError" in err
     assert "Failed trials: 1" in Path("out/report.html").read_text()
     assert "plain" in out
-
-
-def test_rmia_queries_records_of_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The default features of images take long.
-    monkeypatch.setattr(methods_module, "default_features", lambda *_: UnitNorm())
-    (row,) = rows_of(f"{TINY} --attacks rmia-offline --methods head")
-    assert -1 <= row["leakage_rmia-offline"] <= 1
 
 
 def test_a_table_with_persons_is_compared_on_its_holdout_by_persons(

@@ -1,16 +1,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from quietmax.cli._options import DataOptions, TableOptions, arguments_of, with_groups
-from quietmax.data.records import Holdout
-from tests.cli.own_table import SCHEMA
+from quietmax.cli._options import TableOptions, arguments_of, with_groups
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,12 +77,3 @@ def test_facts_about_a_table_are_arguments_of_load() -> None:
         "infer": True,
     }
     assert TableOptions().given() == {}
-
-
-def test_a_holdout_is_passed_on_only_if_it_is_given(people: Path) -> None:
-    everybody = DataOptions(schema=SCHEMA).load(str(people))
-    assert (len(everybody.train), len(everybody.test)) == (1200, 0)
-    parts = DataOptions(schema=SCHEMA, holdout=0.5, seed=2).load(str(people))
-    assert parts.holdout == Holdout(0.5, seed=2)
-    assert len(parts.train) + len(parts.test) == 1200
-    assert len(DataOptions().load("mnist-5k").test) == 2000

@@ -119,11 +119,3 @@ def test_the_check_mentions_people_with_one_row_each() -> None:
     assert "Persons: 2, with at most 1 row each." in out
     assert "Note: Every person has just one row" in out
     assert "Note: 1 column has no name" in out
-
-
-def test_wrong_arguments_are_one_sentence(customers: Path) -> None:
-    assert_error(run("schema", "draft", "gone.csv"), 1, "does not exist")
-    assert_error(run("schema", "draft", customers, "--label", "income tax"), 2, "no column 'income tax'")
-    both = ("--label", "left", "--person", "left")
-    assert_error(run("schema", "draft", customers, *both), 2, "both the label and the person")
-    assert_error(run("schema", "check", customers, "--schema", "gone.toml"), 1, "cannot be read")

@@ -103,13 +103,6 @@ def test_a_head_answers_any_number_of_queries(people: Path, queries: Path) -> No
     assert "Guarantee: proven" in printed("predict", "--model", folder, "--input", queries)
 
 
-def test_a_head_with_queries_releases_labels_under_pure_privacy(people: Path) -> None:
-    options = (*DECLARED_SIZE, "--queries", 5, "-o", "model", "--json")
-    result = document("train", "head", people, *DECLARED, *options)
-    assert (result["guarantee"]["definition"], result["guarantee"]["status"]) == ("pure", "proven")
-    assert (result["queries"], result["test_accuracy"]) == (5, None)
-
-
 def test_a_table_may_have_unit_norm_features(people: Path) -> None:
     printed("train", "head", people, *DECLARED, *DECLARED_SIZE, "--features", "unit-norm", "-o", "unit")
     assert json.loads(Path("unit/model.json").read_text())["features"]["kind"] == "unit-norm"

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import math
 import tomllib
 from dataclasses import replace
@@ -19,8 +18,6 @@ import quietmax
 from quietmax.data import Schema, check_table, draft_schema, encode_table, load
 from quietmax.data.draft import (
     Proposal,
-    TableReport,
-    _infer_classes,
     _propose,
     _round_outwards,
     _with_proposals,
@@ -414,11 +411,6 @@ def test_a_proposal_follows_from_the_values_and_the_name_and_says_how(
     assert said in proposal.because
 
 
-def test_classes_are_in_the_order_of_numbers_or_letters_and_of_the_usual_spelling() -> None:
-    assert _infer_classes(pd.Series(["10", "9", "-1"], dtype=object)) == (("-1", "9", "10"), False)
-    assert _infer_classes(pd.Series(["b", "a", "A", "a"], dtype=object)) == (("a", "b"), True)
-
-
 def test_what_is_declared_is_not_replaced_by_a_proposal() -> None:
     schema = Schema(scales={"x": "linear"}, booleans=("b",))
     proposals = {
@@ -562,26 +554,6 @@ PEOPLE = pd.DataFrame({"age": ["25", "old", "?"], "ill": ["no", "YES", ""], "zip
 def test_problems_say_why_training_would_be_refused(facts: dict[str, Any], said: str) -> None:
     problems = check_table(PEOPLE, Schema.from_dict(facts)).problems
     assert any(said in problem for problem in problems)
-
-
-def test_unconfirmed_proposals_are_listed_and_are_a_problem() -> None:
-    report = check_table(written(), SCHEMA.updated({"confirm": {"bounds": {"age": "from the values"}}}))
-    assert report.unconfirmed == ("'age' in bounds",)
-    assert report.problems == (
-        "The schema is a draft: training refuses it until each line under [confirm] is checked and deleted.",
-    )
-
-
-def test_the_report_becomes_json() -> None:
-    report = check_table(written(), SCHEMA)
-    assert isinstance(report, TableReport)
-    content = json.loads(json.dumps(report.to_json()))
-    assert content["columns"][0] == {
-        "name": "age",
-        "kind": "numeric",
-        "losses": {"missing": 1, "clipped": 1, "unknown": 0, "unreadable": 0},
-    }
-    assert content["problems"] == []
 
 
 def test_a_schema_that_does_not_fit_is_rejected() -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from quietmax.data import Encoding
 from quietmax.data.encoding import (
+    _KINDS,
     BooleanColumn,
     CategoricalColumn,
     Column,
@@ -461,6 +462,7 @@ EVERY_TYPE = Encoding(
 
 
 def test_every_column_type_is_read_back_from_json() -> None:
+    assert {column.kind for column in EVERY_TYPE.columns} == _KINDS.keys() - {"text"}
     assert Encoding.from_json(EVERY_TYPE.to_json()) == EVERY_TYPE
 
 
@@ -491,6 +493,16 @@ def test_crosses_must_be_different_pairs_of_columns(crosses: tuple[tuple[str, st
 )
 def test_losses_count_what_is_not_taken_as_it_is(column: Column, cells: list[str], losses: Losses) -> None:
     assert column._losses(pd.Series(cells)) == losses
+
+
+@pytest.mark.parametrize("column", EVERY_TYPE.columns, ids=lambda column: column.name)
+def test_synthetic_cells_can_be_read_and_some_lie_outside_the_limits(column: Column) -> None:
+    cells = column._synthetic(300, np.random.default_rng(0))
+    losses = column._losses(pd.Series(cells))
+    outside = losses.clipped + losses.unknown
+    assert (len(cells), losses.missing, losses.unreadable) == (300, 0, 0)
+    assert 0 < outside < 150 if column.kind in ("numeric", "categorical", "date") else outside == 0
+    assert len(set(cells)) > 2
 
 
 def test_a_long_table_of_numbers_is_encoded_like_its_rows() -> None:

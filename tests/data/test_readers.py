@@ -637,55 +637,37 @@ def test_a_file_that_is_there_is_not_fetched_again(server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    ("expected", "sent", "length", "said"),
+    ("expected", "behaviour", "said"),
     [
-        ("0" * 64, len(SERVED), True, f"instead of {'0' * 64}"),
-        (SERVED_SHA256, 400_000, True, "the connection ended after 400000 of 900001 bytes"),
-        (None, 400_000, True, "the connection ended after 400000 of 900001 bytes"),
-        (SERVED_SHA256, 1_000, False, "checksum"),
-        (SERVED_SHA256, 0, False, "checksum"),
+        ("0" * 64, {}, f"instead of {'0' * 64}"),
+        (SERVED_SHA256, {"sent": 400_000}, "the connection ended after 400000 of 900001 bytes"),
+        (None, {"sent": 400_000}, "the connection ended after 400000 of 900001 bytes"),
+        (SERVED_SHA256, {"sent": 1_000, "length": False}, "checksum"),
+        (SERVED_SHA256, {"sent": 0, "length": False}, "checksum"),
+        *((SERVED_SHA256, {"status": status}, str(status)) for status in (403, 404, 500)),
     ],
 )
-def test_a_wrong_or_truncated_file_leaves_nothing_behind_and_the_next_try_succeeds(
-    server: Server,
-    expected: str | None,
-    sent: int,
-    length: bool,
-    said: str,
+def test_what_is_not_the_file_leaves_nothing_behind_and_the_next_try_succeeds(
+    server: Server, expected: str | None, behaviour: dict[str, int], said: str
 ) -> None:
-    server.sent, server.length = sent, length
-    assert said in problem_of(DataUnavailable, _fetch, official(server, expected), Path())
+    vars(server).update(behaviour)
+    message = problem_of(DataUnavailable, _fetch, official(server, expected), Path())
+    assert said in message
+    assert server.url in message
     assert list(Path().iterdir()) == []
-    server.sent = len(SERVED)
+    vars(server).update(sent=len(SERVED), status=200)
     assert _fetch(official(server, SERVED_SHA256), Path()).read_bytes() == SERVED
 
 
-@pytest.mark.parametrize("status", [403, 404, 500])
-def test_an_answer_that_is_not_the_file_is_rejected(server: Server, status: int) -> None:
-    server.status = status
-    message = problem_of(DataUnavailable, _fetch, official(server), Path())
-    assert str(status) in message
-    assert server.url in message
-    assert list(Path().iterdir()) == []
-
-
-def test_a_rejected_connection_is_one_sentence() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    download = Download("file.bin", f"http://127.0.0.1:{port}/file.bin", SERVED_SHA256)
-    message = problem_of(DataUnavailable, _fetch, download, Path())
-    assert "refused" in message
-    assert list(Path().iterdir()) == []
-
-
-def test_a_silent_server_is_given_up() -> None:
+@pytest.mark.parametrize(("listens", "said"), [(False, "refused"), (True, "timed out")])
+def test_a_server_that_does_not_answer_is_given_up(listens: bool, said: str) -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
-        silent.listen()
+        if listens:
+            silent.listen()
         download = Download("file.bin", f"http://127.0.0.1:{silent.getsockname()[1]}/file.bin", SERVED_SHA256)
-        message = problem_of(DataUnavailable, _fetch, download, Path(), timeout=0.2)
-    assert "timed out" in message
+        assert said in problem_of(DataUnavailable, _fetch, download, Path(), timeout=0.2)
+    assert list(Path().iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_written_is_rejected(server: Server) -> None:

@@ -654,7 +654,7 @@ def test_free_text_that_nothing_is_declared_about_is_refused_with_a_hint() -> No
     rows = "".join(f"asked on day {row} about her loan,{row % 7},{row % 2}\n" for row in range(60))
     path = written(f"note,size,y\n{rows}")
     message = problem_of(InvalidInput, load, path, label="y", classes=2)
-    assert "`ignore`) for 'note', 'size'" in message
+    assert "`text` or `ignore` for 'note', 'size'" in message
     assert "'note': this seems to be free text" in message
     assert "`hashed`" in message
     message = problem_of(InvalidInput, load, path, label="y", classes=2, ignore=["note"])

@@ -28,6 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.cli.conftest import run as run_command
+
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 MARK = re.compile(r"<!--\s*(not run: .+?|exits with \d|serves|asks|file: [\w.-]+)\s*-->\s*\Z")
 LANGUAGES = ("python", "sh")
@@ -107,24 +109,17 @@ def commands(text: str) -> list[list[str]]:
 
 def exit_code(words: list[str]) -> int:
     """Run a `quietmax` command in this process; its exit code."""
-    from quietmax.cli import main
-
     assert words[0] == "quietmax", f"{words[0]} is not run here; mark its block '<!-- not run: why -->'"
     file = None
     if ">" in words:
         *words, _, file = words
-    before, sys.argv = sys.argv, words
-    told = io.StringIO()
-    try:
-        with contextlib.nullcontext() if file is None else contextlib.redirect_stdout(told):
-            main()
-    except SystemExit as ended:
-        return int(ended.code or 0)
-    finally:
-        sys.argv = before
-        if file is not None:
-            Path(file).write_text(told.getvalue(), encoding="utf-8")
-    return 0
+    code, out, err = run_command(*words[1:])
+    if file is None:
+        sys.stdout.write(out)
+    else:
+        Path(file).write_text(out, encoding="utf-8")
+    sys.stderr.write(err)
+    return code
 
 
 def printed(command: Sequence[str], **settings: Any) -> str:

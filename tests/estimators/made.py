@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from sklearn.datasets import make_blobs
 
+from quietmax.errors import QuietmaxError
 from quietmax.estimators import DPSGD, DPSGDSettings, HeadSettings, PrivateHead
+from quietmax.models import serialization
 
 SETTINGS: dict[Any, Any] = {PrivateHead: HeadSettings, DPSGD: DPSGDSettings}
 
@@ -32,3 +38,19 @@ def blobs(count: int = 90, classes: int = 3, columns: int = 5, seed: int = 0) ->
     labels = generator.integers(0, classes, count)
     centres = 3 * np.random.default_rng(99).normal(size=(classes, columns))
     return (centres[labels] + generator.normal(size=(count, columns))).astype(np.float32), labels
+
+
+@contextmanager
+def interrupted_saving(moment: str, interruption: type[BaseException] = KeyboardInterrupt) -> Iterator[None]:
+    """Interrupt the saving of a model just before or just after its folder gets its name."""
+    replace_folder = serialization._replace
+
+    def interrupted(target: Path, staging: Path) -> None:
+        if moment == "after":
+            replace_folder(target, staging)
+        raise interruption
+
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setattr(serialization, "_replace", interrupted)
+        with pytest.raises((KeyboardInterrupt, QuietmaxError)):
+            yield

@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from numpy.testing import assert_array_equal
-from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.preprocessing import StandardScaler
 
@@ -177,12 +176,6 @@ def test_a_class_that_inherits_from_an_estimator_may_look_at_the_records_first(n
     assert own.guarantee_.status == "conditional"
     assert own.guarantee_.parameters["own_code"] == ["Scaled"]
     assert "is public: Scaled." in own.guarantee_.assumptions[-1]
-
-
-def test_it_can_be_cloned_with_its_parameters(new: Any) -> None:
-    original = new(features=UnitNorm())
-    assert clone(original).get_params() == original.get_params()
-    assert not hasattr(clone(original.fit(RECORDS, LABELS)), "guarantee_")
 
 
 @pytest.mark.parametrize("value", [1e-45, -3.4e38])

@@ -52,9 +52,8 @@ from quietmax.estimators.head.estimator import PrivateHead
 from quietmax.estimators.head.weights import HeadWeights
 from quietmax.estimators.serialization import open_private, save_private
 from quietmax.estimators.teachers import Teachers
-from quietmax.models import serialization
 from quietmax.noise.sources import SeededNoise
-from tests.estimators.made import made
+from tests.estimators.made import interrupted_saving, made
 
 TRAINING = Guarantee("gaussian", mu=0.268, status="proven", because="Training.", unit="person")
 UNITS = 2**24
@@ -644,21 +643,10 @@ def test_of_several_folders_only_the_first_evaluates_for_free(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_an_interrupted_save_leaves_one_free_evaluation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
-) -> None:
+def test_an_interrupted_save_leaves_one_free_evaluation(tmp_path: Path, moment: str) -> None:
     split, fitted = held_out()
-    replace_folder = serialization._replace
-
-    def interrupted(target: Path, staging: Path) -> None:
-        if moment == "after":
-            replace_folder(target, staging)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as changed:
-        changed.setattr(serialization, "_replace", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            save(fitted, tmp_path / "model")
+    with interrupted_saving(moment):
+        save(fitted, tmp_path / "model")
     assert fitted.evaluate(split.records).mu == fitted.guarantee_.mu
     if moment == "before":
         save(fitted, tmp_path / "model")

@@ -27,7 +27,7 @@ USUAL: dict[Any, dict[str, Any]] = {
     DPSGD: {"epsilon": 2.0, "delta": 1e-5, "steps": 8},
     Teachers: {"epsilon": 2.0, "queries": 5, "teachers": 5, "network": FAST},
 }
-ROWS: dict[Any, int] = {PrivateHead: 1500, DPSGD: 600, Teachers: 300}
+ROWS: dict[Any, int] = {PrivateHead: 600, DPSGD: 600, Teachers: 300}
 WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
     "head, records": (PrivateHead, {"schema": PLAIN}),
     "head, persons": (PrivateHead, {}),

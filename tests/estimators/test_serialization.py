@@ -33,7 +33,7 @@ from quietmax.models import CrossEntropy, Model, TrainingSettings, save_model, s
 from quietmax.models.features import Identity, UnitNorm, image_features
 from quietmax.models.features.images import DIGEST, dead_leaves
 from quietmax.models.mlp import initial_mlp
-from tests.estimators.made import made
+from tests.estimators.made import interrupted_saving, made
 
 
 def _data():
@@ -115,21 +115,12 @@ def test_a_head_on_colour_images_needs_the_same_filters(tmp_path: Path) -> None:
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, TimeoutError])
 def test_an_interrupted_save_leaves_the_budget_in_one_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, interruption: type[BaseException]
+    tmp_path: Path, moment: str, interruption: type[BaseException]
 ) -> None:
     """Ctrl-C, or a signal handler that raises, just before or just after the folder gets its name."""
     head, (features, _) = _asked(4), _data()
-    replace_folder = serialization._replace
-
-    def interrupted(target: Path, staging: Path) -> None:
-        if moment == "after":
-            replace_folder(target, staging)
-        raise interruption
-
-    with monkeypatch.context() as changed:
-        changed.setattr(serialization, "_replace", interrupted)
-        with pytest.raises((KeyboardInterrupt, QuietmaxError)):
-            _saved(head, tmp_path / "model")
+    with interrupted_saving(moment, interruption):
+        _saved(head, tmp_path / "model")
     assert len(head.predict(features[:3])) == 3
     if moment == "before":
         assert not (tmp_path / "model").exists()

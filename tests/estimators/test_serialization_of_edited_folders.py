@@ -278,7 +278,7 @@ def _without(listed: list[str], words: str) -> list[str]:
 @pytest.mark.parametrize(
     ("kind", "edits", "match"),
     [(kind, edits, match) for kinds, many, match in REFUSED for kind in kinds for edits in many],
-    ids=lambda value: str(value)[:60],
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else str(value)[:60],
 )
 def test_a_folder_whose_parts_contradict_each_other_is_refused_in_a_sentence(
     saved: dict[str, Path], kind: str, edits: dict[str, Any], match: str, tmp_path: Path

@@ -15,7 +15,7 @@ from quietmax.estimators import teachers
 from quietmax.estimators.blocks import LocalEngine
 from quietmax.estimators.teachers import _teacher_stacks, shard_of
 from quietmax.models.stacked import LARGEST_STACK, train_networks
-from tests.estimators.table_of_people import PLAIN, files, table_of_people
+from tests.estimators.table_of_people import files, table_of_people
 from tests.estimators.test_out_of_core import USUAL
 from tests.estimators.test_out_of_core import fit as fit_any
 
@@ -80,18 +80,6 @@ def test_all_rows_of_a_person_are_in_the_shard_that_the_name_decides_whatever_fi
         assert found == expected.tolist()
 
 
-@pytest.mark.usefixtures("small_blocks")
-def test_removing_a_person_changes_one_teacher_out_of_core(tmp_path: Path) -> None:
-    frame = people()
-    public: dict[str, Any] = {"declared_size": PEOPLE, "engine": LocalEngine(0, tmp_path)}
-    everybody = fit(files(tmp_path / "all", frame, [40, 100]), **public)
-    for person in frame["who"].unique()[:2]:
-        others = frame[frame["who"] != person]
-        without = fit(files(tmp_path / person, others, [90]), **public)
-        changed = (weights(everybody) != weights(without)).any(1)
-        assert np.flatnonzero(changed).tolist() == shard_of([person.encode()], 60, without._key()).tolist()
-
-
 def test_stacks_follow_from_public_numbers(
     tmp_path: Path, jobs: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,10 +94,3 @@ def test_stacks_follow_from_public_numbers(
     monkeypatch.undo()
     assert np.diff(_teacher_stacks(1000, 10**6, 50, 10, NETWORK)).tolist() == [LARGEST_STACK] * 40
     assert _teacher_stacks(3, 10**9, 100, 2, NETWORK) == [0, 1, 2, 3]
-
-
-def test_the_size_that_is_not_declared_is_the_number_of_persons(tmp_path: Path) -> None:
-    frame = people()
-    fitted = fit(files(tmp_path / "people", frame, [100]), engine=LocalEngine(0, tmp_path))
-    assert fitted.guarantee_.parameters["declared_size"] == frame["who"].nunique()
-    assert fit(frame, schema=PLAIN).guarantee_.parameters["declared_size"] == ROWS

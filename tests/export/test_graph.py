@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quietmax.data.cells import exact_number
-from quietmax.data.encoding import CategoricalColumn
+from quietmax.data.encoding import CategoricalColumn, HashedColumn
 from quietmax.errors import InvalidData, InvalidInput
 from quietmax.estimators.serialization import open_private
 from quietmax.export.graph import (
@@ -88,6 +88,12 @@ def test_a_column_with_too_many_spellings_is_refused() -> None:
     column = CategoricalColumn("street", ("s" * 300,), ignore_case=True)
     with pytest.raises(InvalidInput, match=r"'street'.*too many spellings"):
         _encode_column(Graph(["street"]), column)
+
+
+def test_a_column_type_without_operations_is_refused_by_its_name() -> None:
+    column = type("PostalColumn", (HashedColumn,), {"kind": "postal"})("zip", 4)
+    with pytest.raises(InvalidInput, match=r"'zip' cannot be exported.*columns of the type 'postal'"):
+        _encode_column(Graph(["zip"]), column)
 
 
 def test_ordinary_words_in_any_case_have_short_patterns() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from sklearn.base import clone
 
 from quietmax import DPSGD, PrivateHead, Teachers
 from quietmax.audit import audit_invariant
@@ -28,7 +29,6 @@ from quietmax.estimators.teachers import LINEAR, NETWORK, TeacherEnsemble
 from quietmax.estimators.training_set import (
     LIBRARY_ROUNDING,
     LIBRARY_STACK,
-    SETTINGS_PUBLIC,
     Persons,
     _checked_records,
     _class_numbers,
@@ -308,28 +308,28 @@ def test_networks_trained_independently_do_not_change_each_other(
         assert not changed[1:].any()
 
 
-def test_the_guarantee_names_what_it_assumes_of_the_numerical_library() -> None:
-    records, labels = digits(120), np.arange(120) % 2
-    stated = {"classes": (0, 1), "declared_size": 120}
+HEADS = [
+    PrivateHead(release=release, method=method)
+    for release, method in (("weights", "gradient"), ("weights", "output"), ("query", "output"))
+]
 
-    def assumptions(estimator: PrivateHead | Teachers | DPSGD) -> tuple[str, tuple[str, ...]]:
-        guarantee = estimator.fit(records, labels).guarantee_
-        return guarantee.status, guarantee.assumptions
 
-    for release, method in (("weights", "gradient"), ("weights", "output"), ("query", "output")):
-        head = {"release": release, "method": method, **stated}
-        status, needed = assumptions(PrivateHead(features=SMALL_IMAGES, **head))
-        assert status == "proven"
-        assert LIBRARY_ROUNDING in needed
-        status, needed = assumptions(PrivateHead(features=UnitNorm(), **head))
-        assert status == "proven"
-        assert LIBRARY_ROUNDING not in needed
-    status, needed = assumptions(Teachers(teachers=3, features=SMALL_IMAGES, **stated))
-    assert status == "proven"
-    assert {LIBRARY_ROUNDING, LIBRARY_STACK} <= set(needed)
-    status, needed = assumptions(Teachers(teachers=3, network=LINEAR, **stated))
-    assert status == "proven"
-    assert needed == (SETTINGS_PUBLIC, LIBRARY_STACK)
+@pytest.mark.parametrize(
+    ("estimator", "features", "assumed"),
+    [
+        *((head, SMALL_IMAGES, {LIBRARY_ROUNDING}) for head in HEADS),
+        *((head, UnitNorm(), set()) for head in HEADS),
+        (Teachers(teachers=3), SMALL_IMAGES, {LIBRARY_ROUNDING, LIBRARY_STACK}),
+        (Teachers(teachers=3, network=LINEAR), None, {LIBRARY_STACK}),
+    ],
+)
+def test_the_guarantee_names_what_it_assumes_of_the_numerical_library(
+    estimator: Any, features: Any, assumed: set[str]
+) -> None:
+    stated = clone(estimator).set_params(features=features, classes=(0, 1), declared_size=120)
+    guarantee = stated.fit(digits(120), np.arange(120) % 2).guarantee_
+    assert guarantee.status == "proven"
+    assert {LIBRARY_ROUNDING, LIBRARY_STACK} & set(guarantee.assumptions) == assumed
 
 
 def test_the_audit_catches_networks_and_sums_that_are_not_apart(monkeypatch: pytest.MonkeyPatch) -> None:

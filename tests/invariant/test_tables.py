@@ -682,6 +682,16 @@ def test_one_empty_parquet_cell_leaves_all_other_records_as_they_are(tmp_path: P
     assert with_null.features[-1].tolist() == [0, 0, 1]
 
 
+@pytest.mark.parametrize("last", [None, True])
+def test_a_null_among_booleans_is_a_missing_value_and_the_others_stay_numbers(
+    tmp_path: Path, last: bool | None
+) -> None:
+    path = tmp_path / "bits.parquet"
+    pa.parquet.write_table(pa.table({"bit": pa.array([True, False, last], pa.bool_()), "y": [0, 1, 0]}), path)
+    records = load_records(path, label="y", classes=2, bounds={"bit": (0, 1)})
+    assert records.features.tolist() == [[1, 0], [0, 0], [1, 0] if last else [0, 1]]
+
+
 def test_a_line_break_inside_a_cell_is_the_same_wherever_the_cell_stands_in_a_large_file(
     tmp_path: Path,
 ) -> None:

@@ -26,7 +26,6 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def sqlite_ledger(path: Path) -> Iterator[Ledger]:
-    """An empty ledger on SQLite."""
     with Ledger(path) as opened:
         yield opened
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import text
 
-from quietmax.accounting import Budget, PureCost, per_query
+from quietmax.accounting import PureCost
 from quietmax.errors import QuietmaxError
 from quietmax.ledger import AccountState, Charge, Ledger, LimitExceeded, Terms
 from quietmax.ledger.transactions import Charged, Failed, NewAnswers
@@ -24,12 +24,6 @@ def open_patients(ledger: Ledger) -> AccountState:
     return ledger.open_account("patients", PureCost(1.0), Terms(1.0))
 
 
-def open_with_unit_cost(ledger: Ledger) -> tuple[AccountState, int]:
-    """Open the account `patients` and return it with the units of a tenth of its budget."""
-    account = open_patients(ledger)
-    return account, account.units(per_query(Budget(1.0, queries=10), "pure"))
-
-
 def charge_patients(ledger: Ledger) -> AccountState:
     """Open the account `patients` and charge it three times 1000 units for ann."""
     charge = charge_for(ledger, 1000)
@@ -39,7 +33,6 @@ def charge_patients(ledger: Ledger) -> AccountState:
 
 
 def query_key(ledger: Ledger, model: bytes, query: bytes) -> bytes:
-    """The keyed hash of one query."""
     return ledger.query_keys(model, memoryview(query), len(query))[0]
 
 
@@ -96,7 +89,6 @@ def hold_writer(ledger: Ledger) -> threading.Event:
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    """Wait until the condition holds, or fail."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "the condition did not become true"
@@ -104,7 +96,6 @@ def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
 
 
 def wait_for(results: Sequence[object], count: int) -> None:
-    """Wait until callbacks have given so many results, or fail."""
     wait_until(lambda: len(results) == count)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from quietmax.ledger import Charge, Ledger
+from quietmax.ledger import Ledger
 from quietmax.ledger import transactions as cache_module
 from quietmax.ledger.database import Cursor, _read_transaction, _write_transaction
 from quietmax.ledger.transactions import AnswerCache, ChargeBatch, Failed, NewAnswers, _store_answers
@@ -16,7 +16,6 @@ from tests.ledger.scenarios import (
     edit,
     hold_writer,
     open_patients,
-    open_with_unit_cost,
     pay,
     query_key,
     wait_for,
@@ -42,7 +41,7 @@ def test_answers_are_found_however_many_rows_are_read_at_once(
 
 
 def test_only_the_newest_answers_are_indexed_and_they_survive_a_restart(ledger: Ledger) -> None:
-    account, units = open_with_unit_cost(ledger)
+    account = open_patients(ledger)
     queries = [query_key(ledger, b"model", b"%d" % number) for number in range(12)]
     for start in range(0, 12, 2):
         ledger.store_answers(
@@ -59,7 +58,7 @@ def test_only_the_newest_answers_are_indexed_and_they_survive_a_restart(ledger: 
         ten.find(Cursor(connection), account.id, [])
         _store_answers(Cursor(connection), {}, [NewAnswers(account.id, (b"z" * 16,), b"zz")], b"", 0)
         assert ten.find(Cursor(connection), account.id, [queries[0], b"z" * 16]) == {b"z" * 16: b"zz"}
-    assert pay(ledger, Charge(account.id, ledger.client("ann"), "m/1", units, 1)).units == units
+    assert pay(ledger, charge_for(ledger, 1000)).units == 1000
 
 
 def test_keys_with_the_same_first_half_are_different_queries(ledger: Ledger) -> None:

@@ -10,7 +10,7 @@ from quietmax.ledger import ApiKey, Charge, ChargeResult, Ledger
 from quietmax.ledger.accounts import find_key
 from quietmax.ledger.database import Cursor, _lock_accounts, _write_transaction, now
 from quietmax.ledger.transactions import AnswerCache, ChargeBatch, Charged, InvalidKey
-from tests.ledger.scenarios import open_patients, open_with_unit_cost
+from tests.ledger.scenarios import charge_for, open_patients
 
 
 def _decide_at(ledger: Ledger, charge: Charge, now: int) -> ChargeResult:
@@ -117,19 +117,15 @@ def test_a_key_or_a_token_is_invalid_from_the_moment_it_expires(sqlite_ledger: L
 
 
 def test_a_revoked_or_expired_key_is_detected_in_the_transaction_of_the_charge(ledger: Ledger) -> None:
-    account, units = open_with_unit_cost(ledger)
     _, key = ledger.create_key("ann")
     _, brief = ledger.create_key("ann", days=1e-11)
-    charge = Charge(account.id, key.client_id, "m/1", units, rows=1, key=key.id)
+    charge, bob = charge_for(ledger, 1000, key=key.id), ledger.client("bob")
     assert isinstance(ledger.charge(charge), Charged)
-    assert ledger.charge(replace(charge, client=ledger.client("bob"))) == InvalidKey(), "of another client"
+    assert ledger.charge(replace(charge, client=bob)) == InvalidKey(), "of another client"
     ledger.revoke_key(key.id)
-    assert ledger.charge(charge) == InvalidKey()
-    expired = Charge(account.id, brief.client_id, "m/1", units, rows=1, key=brief.id)
-    assert ledger.charge(expired) == InvalidKey()
-    stranger = Charge(account.id, ledger.client("bob"), "m/1", units, rows=1, key="ffff")
-    assert ledger.charge(stranger) == InvalidKey()
-    assert ledger.account("patients").spent_units == units
+    for invalid in (charge, replace(charge, key=brief.id), replace(charge, client=bob, key="ffff")):
+        assert ledger.charge(invalid) == InvalidKey()
+    assert ledger.account("patients").spent_units == 1000
 
 
 def test_no_api_key_can_be_made_for_the_client_of_a_token(ledger: Ledger) -> None:

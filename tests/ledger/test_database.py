@@ -36,7 +36,7 @@ from quietmax.ledger.database import (
     parse_url,
 )
 from quietmax.ledger.transactions import NewAnswers
-from tests.ledger.scenarios import charge_patients, open_patients, open_with_unit_cost, writer_driver
+from tests.ledger.scenarios import charge_for, charge_patients, open_patients, writer_driver
 
 
 def test_the_default_ledger_is_one_file_per_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -154,8 +154,7 @@ def test_a_write_transaction_holds_the_lock_of_the_file_from_its_start(path: Pat
 
 
 def test_every_commit_is_flushed_to_the_disk(ledger: Ledger) -> None:
-    account, units = open_with_unit_cost(ledger)
-    ledger.charge(Charge(account.id, ledger.client("ann"), "m/1", units, rows=1))
+    ledger.charge(charge_for(ledger))
     driver = writer_driver(ledger)
     if ledger._engine.dialect.name == "sqlite":
         full = 2

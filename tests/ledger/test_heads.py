@@ -107,14 +107,12 @@ def write_slot(path: Path, head: Head) -> None:
 
 
 def stored(path: Path) -> tuple[str | None, list[Head]]:
-    """The id of the ledger and the heads that a head file names."""
     unused: Any = None
     return HeadFile(path, "", unused).read()
 
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Engine]:
-    """The database of an empty ledger."""
     opened = _open_engine(tmp_path / "empty.sqlite")
     _migrate(opened)
     yield opened

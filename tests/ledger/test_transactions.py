@@ -29,7 +29,6 @@ from tests.ledger.scenarios import (
     hold_writer,
     journal_kinds,
     open_patients,
-    open_with_unit_cost,
     pay,
     query_key,
     wait_for,
@@ -52,8 +51,8 @@ def test_answers_that_are_charged_one_by_one_concern_everybody(kind: Any) -> Non
 
 
 def test_charges_of_one_client_for_one_model_in_one_transaction_share_a_journal_row(ledger: Ledger) -> None:
-    account, units = open_with_unit_cost(ledger)
-    ann, ben = ledger.client("ann"), ledger.client("ben")
+    account, units = open_patients(ledger), 1000
+    ann, ben, eve = (ledger.client(name) for name in ("ann", "ben", "eve"))
     results: list[ChargeResult] = []
     hold = hold_writer(ledger)
     for client, model, request in [
@@ -67,8 +66,10 @@ def test_charges_of_one_client_for_one_model_in_one_transaction_share_a_journal_
     ]:
         charge = Charge(account.id, client, model, units, rows=1, request=request, body=b"body")
         ledger.submit_charges([charge], results.extend)
+    ledger.submit_charges([Charge(account.id, eve, "m/1", 0, rows=0)], results.extend)
     hold.set()
-    wait_for(results, 7)
+    wait_for(results, 8)
+    assert {each.client for each in ledger.subaccounts(account)} == {"ann", "ben"}
     rows = [row for row in ledger.export("patients") if row.kind == "charge"]
     assert [(row.client, row.model, row.answers, bool(row.detail)) for row in rows] == [
         ("ann", "m/1", 2, False),
@@ -172,7 +173,6 @@ class NaiveLedger:
         self.cache: dict[tuple[int, bytes], bytes] = {}
 
     def left(self, account: int, client: int) -> dict[str, int]:
-        """What is left of the budget, and of the quota if there is one."""
         left, quota = {"budget": LIMIT - self.spent[account]}, self.quotas.get((account, client))
         return left if quota is None else {**left, "quota": quota - self.by_client[account, client]}
 

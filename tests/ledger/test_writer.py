@@ -180,7 +180,6 @@ def test_answers_are_stored_as_soon_as_the_ledger_is_back(tmp_path: Path) -> Non
 
 
 def _checked_out(ledger: Ledger) -> int:
-    """The number of connections in use."""
     pool = ledger._engine.pool
     assert isinstance(pool, QueuePool)
     return pool.checkedout()

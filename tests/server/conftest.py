@@ -158,5 +158,4 @@ def new_certificate() -> Callable[[Path], tuple[Path, Path]]:
 def certificate(
     tmp_path_factory: pytest.TempPathFactory, new_certificate: Callable[[Path], tuple[Path, Path]]
 ) -> tuple[Path, Path]:
-    """A certificate for this machine and its key."""
     return new_certificate(tmp_path_factory.mktemp("tls") / "files")

@@ -88,7 +88,6 @@ class Running:
         return self.service.ledger
 
     def lines(self) -> list[dict[str, Any]]:
-        """The lines of the log."""
         self.service.log.flush(30)
         return [json.loads(line) for line in self.log.getvalue().splitlines()]
 
@@ -166,7 +165,6 @@ def is_ready(url: str) -> bool:
 
 
 def inference(rows: ArrayLike, **more: Any) -> dict[str, Any]:
-    """An inference request as JSON."""
     values = np.asarray(rows, dtype=np.float64)
     tensor = {
         "name": "features",
@@ -230,7 +228,6 @@ def some_rows(count: int, seed: int = 0) -> NDArray[np.float64]:
 
 
 def decoded(count: int = 1, request_id: str | None = None) -> InferenceRequest:
-    """A decoded inference request."""
     return InferenceRequest(some_rows(count).astype(np.float32), request_id, ())
 
 
@@ -255,7 +252,6 @@ def check_message(response: httpx.Response) -> None:
 
 
 def log_schema() -> Any:
-    """The schema of the log in the documentation."""
     return json.loads((Path(__file__).parents[2] / "docs" / "log-schema.json").read_text(encoding="utf-8"))
 
 
@@ -281,7 +277,6 @@ def running(
     tls: tuple[Path, Path] | None = None,
     grpc: bool = False,
 ) -> Iterator[Running]:
-    """Run a service in a thread."""
     ledger = Ledger(address)
     loaded = load_models(models, budget=budget, queries=queries, accept_unproven=True)
     admin, _ = ledger.create_key("owner", "admin")

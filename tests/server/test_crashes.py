@@ -40,7 +40,6 @@ from tests.server.running_service import (
     FEATURES,
     inference,
     is_ready,
-    serve_command,
     until,
 )
 
@@ -431,24 +430,6 @@ def test_a_full_disk_refuses_cleanly_and_is_not_ready(small_disk: Path, models: 
             until(lambda: load.statuses[200] > before + 5)
         load.check_statuses(200, 503)
         _check_ledger(address, load, queries)
-
-
-def test_the_command_serves_restarts_after_a_kill_and_stops_on_request(models: Path, tmp_path: Path) -> None:
-    with serve_command(tmp_path / "ledger.sqlite", f"head={models / 'head'}", "--anonymous") as command:
-        url, process = command.told["url"], command.process
-        until(lambda: is_ready(url))
-        for _ in range(2):
-            question = inference(np.zeros((1, FEATURES)))
-            assert httpx.post(f"{url}/v2/models/head/infer", json=question, timeout=60).status_code == 200
-            (service,) = psutil.Process(process.pid).children()
-            service.kill()
-            service.wait(60)
-            until(lambda: is_ready(url))
-        process.terminate()
-        assert process.wait(60) == 0
-        assert command.told["served"] == ["head/1 (proven): account visitors, answers are free"]
-        expected = ["started", "died"] * 2 + ["started", "stopped"]
-        until(lambda: [event for event in command.events() if event != "request"] == expected)
 
 
 def test_a_supervisor_waits_for_a_ledger_that_is_down_when_its_service_dies(

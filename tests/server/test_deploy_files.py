@@ -35,7 +35,6 @@ ALERTS = yaml.safe_load((DEPLOY / "monitoring/alerts.yaml").read_text())["groups
 
 
 def expressions() -> list[str]:
-    """All Prometheus expressions of the dashboard and the alerts."""
     shown = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
     return shown + [rule["expr"] for rule in ALERTS]
 

@@ -330,7 +330,6 @@ def _records(scale: int = 1) -> Records:
 
 @pytest.fixture
 def held_out() -> PrivateHead:
-    """A head of the records that were not held out."""
     return PrivateHead(epsilon=1.0, delta=1e-5, declared_size=1600).fit(hold_out(_records(), 0.2).train)
 
 

@@ -118,7 +118,6 @@ def _calls(running: Running, kind: str = "unary_unary", method: str = INFER) -> 
 
 
 def _send(running: Running, content: bytes, method: str = INFER, **more: Any) -> bytes:
-    """Send a message as it is."""
     with _calls(running, method=method) as calls:
         answer: bytes = calls.now(content, **more)
         return answer
@@ -372,7 +371,6 @@ def _labels_when_ready(port: int, model: str, key: str, request_id: str = "", **
 
 
 def _listening(service: subprocess.Popen[str], port: int) -> set[int]:
-    """The processes that listen on a port."""
     return {
         child.pid
         for child in psutil.Process(service.pid).children()
@@ -397,8 +395,11 @@ def test_workers_that_were_killed_answer_grpc_again_and_a_retry_is_not_charged(
             os.kill(child, signal.SIGKILL)
         assert _labels_when_ready(port, "teachers", key, "once") == first
         assert not _listening(service, port) & workers
+        until(lambda: command.events().count("started") == 4)
         service.send_signal(signal.SIGTERM)
         assert service.wait(30) == 0
+        expected = {"started": 4, "died": 2, "stopped": 2}
+        until(lambda: Counter(event for event in command.events() if event != "request") == expected)
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         assert [row.answers for row in ledger.export("patients") if row.kind == "charge"] == [1]
 
@@ -516,6 +517,7 @@ def test_with_a_certificate_grpc_speaks_tls_and_nothing_else_and_uses_a_new_one_
         key, _ = ledger.create_key("ann")
     certificate, later = tmp_path / "tls" / "certificate.pem", new_certificate(tmp_path / "later")
     with with_tls() as command:
+        assert command.told["served"] == ["head/1 (proven): account visitors, answers are free"]
         port = command.told["grpc_port"]
         _labels_when_ready(port, "head", key, ssl=True, root_certificates=str(certificate))
         with triton.InferenceServerClient(f"127.0.0.1:{port}") as client, _refused("UNAVAILABLE"):

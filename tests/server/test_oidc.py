@@ -210,7 +210,15 @@ def test_no_change_of_one_character_leaves_a_token_valid(issuer: TokenIssuer) ->
 def test_a_token_without_a_key_id_needs_an_issuer_with_one_key_of_its_kind(issuer: TokenIssuer) -> None:
     claims = {"iss": issuer.url, "aud": AUDIENCE, "sub": "ann", "exp": time.time() + 60}
     bare = jwt.encode(claims, issuer.keys["ec"][1], "ES256")
-    assert _Verification(issuer).identity(bare).subject == "ann"
+    verification = _Verification(issuer)
+    assert verification.identity(bare).subject == "ann"
+    del issuer.keys["ec"]
+    issuer.add_key("new")
+    verification.now += oidc.MIN_INTERVAL_SECONDS
+    assert verification.identity(jwt.encode(claims, issuer.keys["new"][1], "ES256")).subject == "ann"
+    for _ in range(9):
+        assert verification.status(bare) == 401
+    assert issuer.requests.count("/keys") == 2, "not once for each"
     issuer.add_key("another")
     assert _Verification(issuer).status(bare) == 401
 
@@ -218,7 +226,7 @@ def test_a_token_without_a_key_id_needs_an_issuer_with_one_key_of_its_kind(issue
 def test_keys_for_encryption_verify_nothing_and_unusable_ones_are_as_good_as_none(
     issuer: TokenIssuer,
 ) -> None:
-    broken = {"kty": "EC", "crv": "P-256", "kid": "rsa", "x": "?", "y": "?"}
+    broken = {"kty": "RSA", "kid": "rsa", "n": "?", "e": "?"}
     changes = ({"use": "enc"}, {"key_ops": ["encrypt"]}, {"alg": "RS512"})
     others = ([{**key, **change} for key in issuer.public_keys()] for change in changes)
     for keys in ([], [None, 1, {}], [broken], *others):

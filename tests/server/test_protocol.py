@@ -142,7 +142,6 @@ HEAD, PLAIN = (f"/v2/models/{name}/infer" for name in ("head", "plain"))
 
 
 def _plain_request(service: Running) -> bytes:
-    """A whole inference request to the model `plain`."""
     body = json.dumps(inference(some_rows(1))).encode()
     return _request(service, PLAIN, len(body)) + body
 

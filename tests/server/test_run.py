@@ -180,29 +180,18 @@ def test_a_service_that_dies_at_every_start_is_given_up(starts: Callable[..., in
     assert (tmp_path / "starts").stat().st_size == supervisor._MAX_FAILURES
 
 
-class _Recorded(Service):
-    """Writes a dot when it was stopped gracefully."""
+def _log(place: Path) -> Log:
+    return Log((place / "log").open("ab", buffering=0))
 
-    place: Path
 
-    async def stop(self) -> None:
-        await super().stop()
-        with (self.place / "stopped").open("ab") as file:
-            file.write(b".")
+def _logged(place: Path, event: str) -> int:
+    return (place / "log").read_text().count(f'"event":"{event}"')
 
 
 def _create_service(place: Path, folder: Path, metrics: Metrics) -> Service:
     ledger = Ledger(place / "ledger.sqlite")
     deployments = deploy(ledger, load_models([f"head={folder}"]))
-    settings = Settings(anonymous=True, request_log=False)
-    service = _Recorded(ledger, deployments, settings, Log(io.BytesIO()), metrics)
-    service.place = place
-    return service
-
-
-def _supervised(place: Path, folder: Path, opened: socket.socket, workers: int) -> None:
-    with open(place / "log", "wb") as stream:
-        supervise(partial(_create_service, place, folder), Listener(port=0), opened, Log(stream), workers)
+    return Service(ledger, deployments, Settings(anonymous=True, request_log=False), _log(place), metrics)
 
 
 @contextmanager
@@ -210,7 +199,9 @@ def _workers(count: int, models: Path, tmp_path: Path) -> Iterator[tuple[psutil.
     """A supervisor with so many workers that serve a head; its process, and the URL of the service."""
     Ledger(tmp_path / "ledger.sqlite").close()
     opened = Listener(port=0).open_socket()
-    process = CONTEXT.Process(target=_supervised, args=(tmp_path, models / "head", opened, count))
+    create = partial(_create_service, tmp_path, models / "head")
+    supervised = (create, Listener(port=0), opened, _log(tmp_path), count)
+    process = CONTEXT.Process(target=supervise, args=supervised)
     process.start()
     url = f"http://127.0.0.1:{opened.getsockname()[1]}"
     opened.close()
@@ -364,7 +355,7 @@ def test_one_ctrl_c_reaches_supervisor_and_workers_and_still_stops_gracefully(
         for process in (supervised, *workers):
             process.send_signal(signal.SIGINT)
         psutil.wait_procs([supervised, *workers], 60)
-    assert (tmp_path / "stopped").read_bytes() == b".."
+    assert _logged(tmp_path, "stopped") == 2
 
 
 @pytest.mark.parametrize(("count", "asked"), [(1, signal.SIGTERM), (2, signal.SIGTERM), (2, signal.SIGKILL)])
@@ -377,8 +368,8 @@ def test_only_the_worker_that_died_or_was_asked_to_stop_by_somebody_else_is_rest
         stopped.wait(60)
         until(lambda: len(supervised.children()) == count)
         assert set(spared) < set(supervised.children())
-        assert (tmp_path / "stopped").exists() is (asked is signal.SIGTERM), "gracefully"
-        until(lambda: (tmp_path / "log").read_text().count("died") == 1)
+        assert _logged(tmp_path, "stopped") == (asked is signal.SIGTERM), "gracefully"
+        until(lambda: _logged(tmp_path, "died") == 1)
         until(lambda: is_ready(url))
 
 

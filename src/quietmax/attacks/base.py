@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -60,7 +60,8 @@ class FittedAttack:
 class Attack(ABC):
     """A membership-inference attack.
 
-    A subclass is a frozen dataclass with a ``name`` and `fit`, and with ``designs`` if it cannot learn from every pool.
+    A subclass is a frozen dataclass with a ``name`` and `fit`, and with ``designs`` if it cannot learn from every
+    pool, and ``least_models`` if one shadow network is too few.
 
     Parameters
     ----------
@@ -72,6 +73,7 @@ class Attack(ABC):
 
     models: int = 20
     seed: int = 0
+    least_models: ClassVar[int] = 1
 
     @property
     @abstractmethod

@@ -283,6 +283,7 @@ class _ReferenceAttack(Attack):
 
     models: int = 32
     mode: Literal["online", "offline"] = "online"
+    least_models: ClassVar[int] = 2
     kind: ClassVar[str]
 
     def __post_init__(self) -> None:
@@ -628,5 +629,9 @@ def make_attack(name: str, *, models: int, seed: int = 0) -> Attack:
     if not isinstance(made, Attack):
         raise InvalidInput(
             f"The plug-in '{name}' must return a quietmax.attacks.Attack, got {type(made).__name__}."
+        )
+    if models < made.least_models:
+        raise InvalidInput(
+            f"shadows must be at least {made.least_models} for the attack '{name}', got {models}."
         )
     return made

@@ -18,16 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from quietmax.audit.bounds import Verdict
-from quietmax.data.encoding import (
-    BooleanColumn,
-    CategoricalColumn,
-    Column,
-    DateColumn,
-    Encoding,
-    HashedColumn,
-    NumericColumn,
-    TextColumn,
-)
+from quietmax.data.encoding import Encoding
 from quietmax.errors import InvalidInput
 from quietmax.estimators.blocks import Table
 from quietmax.estimators.dpsgd.gradients import exact_clipped_sum
@@ -46,7 +37,6 @@ ALIGNMENTS = (0, 1, 3, 8)
 _ALONE = 4
 _NETWORK_RECORDS = 8
 _NETWORK_STEPS = 3
-_TEXTS = 6
 
 
 @dataclass(frozen=True)
@@ -346,38 +336,7 @@ def _synthetic_table(encoding: Encoding, records: int, seed: int) -> pd.DataFram
     generator = np.random.default_rng((seed, 3))
     columns = {}
     for column in encoding.columns:
-        cells = _synthetic_cells(column, records, generator)
+        cells = column._synthetic(records, generator)
         absent = generator.random(records) < 0.05 * column.missing
         columns[column.name] = [None if gone else text for gone, text in zip(absent, cells, strict=True)]
     return pd.DataFrame(columns, dtype="string")
-
-
-def _synthetic_cells(column: Column, records: int, generator: np.random.Generator) -> list[str]:
-    """Return cells of one column, none of them missing."""
-    if isinstance(column, NumericColumn):
-        values = column.low + (column.high - column.low) * generator.uniform(-0.1, 1.1, records)
-        return [repr(float(value)).replace(".", column.decimal) for value in values]
-    if isinstance(column, DateColumn):
-        low, high = pd.Timestamp(column.low), pd.Timestamp(column.high)
-        shares = generator.uniform(-0.1, 1.1, records)
-        return [(low + share * (high - low)).strftime(column.format or "%Y-%m-%d") for share in shares]
-    if isinstance(column, BooleanColumn):
-        return [str(each) for each in generator.choice(["yes", "No", "TRUE", "f", "1", "0"], records)]
-    if isinstance(column, HashedColumn):
-        return [f"{number:05}" for number in generator.integers(0, 10**5, records)]
-    if isinstance(column, TextColumn):
-        return _synthetic_texts(records, generator)
-    assert isinstance(column, CategoricalColumn)
-    return [str(each) for each in generator.choice([*column.categories, "another"], records)]
-
-
-def _synthetic_texts(records: int, generator: np.random.Generator) -> list[str]:
-    """Return few different texts of 1 to 30 words: each costs some hundredths of a second."""
-    words = np.array(
-        ["paid", "late", "Kunde", "42", "the", "visit", "naïve", "?!", "日本", "again", "http://x.y"]
-    )
-    texts = [
-        " ".join(generator.choice(words, length))
-        for length in generator.integers(1, 30, min(records, _TEXTS), endpoint=True)
-    ]
-    return [texts[number] for number in generator.integers(0, len(texts), records)]

@@ -42,6 +42,7 @@ COMMANDS = {
 _SHARED = {
     **dict.fromkeys(("evaluate", "card", "export", "sensitivity"), "models"),
     **dict.fromkeys(("datasets", "schema"), "data"),
+    **dict.fromkeys(("compare", "reproduce"), "experiments"),
 }
 """The modules of commands that share one."""
 # Options that take several values in a row, as in --datasets mnist location.

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 import typer
 from typer.core import TyperCommand
@@ -53,36 +53,24 @@ _OTHER_VARIABLES = tuple(
 """Variables that are no options of the command, but mean something elsewhere."""
 
 
-@dataclass(frozen=True)
-class ServeOption:
+class ServeOption(NamedTuple):
     """One option with its other names."""
 
-    flags: tuple[str, ...]  # How the command line writes it; empty for an argument
-    key: str  # Its key in the TOML file and, in upper case, in the environment variable
+    key: str  # Its key in the TOML file
+    variable: str | None  # Its environment variable
+    in_file: bool  # Whether the TOML file can set it
     option: Any  # The parameter of Click
-
-    @property
-    def variable(self) -> str | None:
-        """Its environment variable."""
-        return None if self.key in _NOT_A_VARIABLE else PREFIX + self.key.upper()
-
-    @property
-    def in_file(self) -> bool:
-        """Whether the TOML file can set it."""
-        return self.key not in _NOT_IN_FILE
 
 
 def options_of(command: Any) -> list[ServeOption]:
     """List the options of a command, and its arguments, with their other names."""
     settings = []
     for option in command.params:
-        if option.name == "help":
-            continue
-        if option.param_type_name == "argument":
-            settings.append(ServeOption((), option.name, option))
-        else:
-            key = option.opts[0].lstrip("-").replace("-", "_")
-            settings.append(ServeOption((*option.opts, *option.secondary_opts), key, option))
+        if option.name != "help":
+            is_argument = option.param_type_name == "argument"
+            key = option.name if is_argument else option.opts[0].lstrip("-").replace("-", "_")
+            variable = None if key in _NOT_A_VARIABLE else PREFIX + key.upper()
+            settings.append(ServeOption(key, variable, key not in _NOT_IN_FILE, option))
     return settings
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from quietmax._lazy import lazy_module
 from quietmax.data.cells import _parse_boolean, as_numbers, as_strings, is_missing, parse_date
-from quietmax.data.encoding import Losses, NumericColumn, quoted, require_columns
+from quietmax.data.encoding import _KINDS, Losses, NumericColumn, quoted, require_columns
 from quietmax.data.schema import _COLUMN_KEYS, _NO_PERSON, Schema, _check_declarations, _declared_column
 from quietmax.data.sources import RawTable, as_frame, read_table
 from quietmax.data.text import missing_extra
@@ -625,7 +625,7 @@ class ColumnReport:
     """What a column loses."""
 
     name: str
-    kind: str  # "numeric", "categorical", "boolean", "date", "hashed" or "text"
+    kind: str  # As in `Column.kind`: "numeric", "categorical" and so on
     losses: Losses  # How many of its cells are missing, clipped, unknown or unreadable
 
 
@@ -675,7 +675,7 @@ class TableReport:
             )
         for column in self.columns:
             if column.losses.unreadable:
-                what, keys = _READ_BY[column.kind]
+                what, keys = _KINDS[column.kind]._written_as
                 found.append(
                     f"{counted(column.losses.unreadable, 'cell', 'cells')} of column '{column.name}' cannot be read "
                     f"as {what}; {keys} in the schema can say how they are written."
@@ -710,14 +710,6 @@ class TableReport:
     def to_json(self) -> dict[str, Any]:
         """Return all fields, the problems and the warnings as JSON values."""
         return {**asdict(self), "problems": list(self.problems), "warnings": list(self.warnings)}
-
-
-_READ_BY = {
-    "numeric": ("numbers", "`decimal`, `thousands`, `units` or `missing_values`"),
-    "date": ("dates", "`date_formats` or `missing_values`"),
-    "boolean": ("yes or no", "`missing_values`, or `categories` in place of `booleans`,"),
-}
-"""What the cells of a column should be, and the keys of the schema that say how they are written."""
 
 
 def check_table(table: Any, schema: Schema) -> TableReport:

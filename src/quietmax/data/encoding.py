@@ -88,10 +88,12 @@ class Column(ABC):
     """
 
     kind: ClassVar[str]
+    datatype: ClassVar[str] = "BYTES"  # What the service asks clients to send: BYTES, FP64 or BOOL
     name: str
     missing: bool
     missing_values: tuple[str, ...]
     _problem: ClassVar[str] = ""  # What a cell that cannot be read has
+    _written_as: ClassVar[tuple[str, str]] = ("declared", "`missing_values`")  # Cells; the keys that say how
     _lost_as: ClassVar[str] = "clipped"  # What values outside the limits are called in `Losses`
 
     @property
@@ -116,6 +118,10 @@ class Column(ABC):
     @abstractmethod
     def _read(self, values: pd.Series[Any]) -> _Numbers:
         """Return what each cell says, read alone."""
+
+    @abstractmethod
+    def _synthetic(self, count: int, generator: np.random.Generator) -> list[str]:
+        """Return cells for the check of the invariant: values inside and outside the limits, none of them missing."""
 
     def _read_strings(self, values: pd.Series[Any], parse: Callable[[str], float | None]) -> _Numbers:
         """Return the number of each cell's string; missing values come first."""
@@ -172,7 +178,12 @@ class NumericColumn(Column):
     """
 
     kind: ClassVar[str] = "numeric"
+    datatype: ClassVar[str] = "FP64"
     _problem: ClassVar[str] = _NOT_A_NUMBER
+    _written_as: ClassVar[tuple[str, str]] = (
+        "numbers",
+        "`decimal`, `thousands`, `units` or `missing_values`",
+    )
     name: str
     low: float
     high: float
@@ -251,6 +262,10 @@ class NumericColumn(Column):
             ]
         return numbers, unreadable
 
+    def _synthetic(self, count: int, generator: np.random.Generator) -> list[str]:
+        values = self.low + (self.high - self.low) * generator.uniform(-0.1, 1.1, count)
+        return [repr(float(value)).replace(".", self.decimal) for value in values]
+
     def _code(self, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
         # Adding 0.0 turns -0.0 into 0.0: which of the two a comparison returns is left open by IEEE 754.
         clipped = np.clip(numbers, self.low, self.high) + 0.0
@@ -320,6 +335,9 @@ class CategoricalColumn(Column):
     def _read(self, values: pd.Series[Any]) -> _Numbers:
         return _numbers_of(as_strings(values), self._category)
 
+    def _synthetic(self, count: int, generator: np.random.Generator) -> list[str]:
+        return [str(each) for each in generator.choice([*self.categories, "another"], count)]
+
     def _code(self, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
         return (numbers + 1) / len(self.categories) if self.style == "codes" else numbers
 
@@ -351,7 +369,12 @@ class BooleanColumn(Column):
     """Yes and no; also true and false, y and n, t and f, 1 and 0, in any case."""
 
     kind: ClassVar[str] = "boolean"
+    datatype: ClassVar[str] = "BOOL"
     _problem: ClassVar[str] = "neither yes nor no in the boolean column '{}'"
+    _written_as: ClassVar[tuple[str, str]] = (
+        "yes or no",
+        "`missing_values`, or `categories` in place of `booleans`,",
+    )
     name: str
     missing: bool = True
     missing_values: tuple[str, ...] = ()
@@ -363,6 +386,9 @@ class BooleanColumn(Column):
     def _read(self, values: pd.Series[Any]) -> _Numbers:
         return self._read_strings(values, _parse_boolean)
 
+    def _synthetic(self, count: int, generator: np.random.Generator) -> list[str]:
+        return [str(each) for each in generator.choice(["yes", "No", "TRUE", "f", "1", "0"], count)]
+
 
 @dataclass(frozen=True)
 class DateColumn(Column):
@@ -373,6 +399,7 @@ class DateColumn(Column):
     """
 
     kind: ClassVar[str] = "date"
+    _written_as: ClassVar[tuple[str, str]] = ("dates", "`date_formats` or `missing_values`")
     name: str
     low: str
     high: str
@@ -422,6 +449,11 @@ class DateColumn(Column):
 
         return self._read_strings(values, share)
 
+    def _synthetic(self, count: int, generator: np.random.Generator) -> list[str]:
+        low, high = pd.Timestamp(self.low), pd.Timestamp(self.high)
+        shares = generator.uniform(-0.1, 1.1, count)
+        return [(low + share * (high - low)).strftime(self.format or "%Y-%m-%d") for share in shares]
+
     def _code(self, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.clip(numbers, 0.0, 1.0)
 
@@ -459,6 +491,9 @@ class HashedColumn(Column):
     def _read(self, values: pd.Series[Any]) -> _Numbers:
         return self._read_strings(values, self._bucket)
 
+    def _synthetic(self, count: int, generator: np.random.Generator) -> list[str]:
+        return [f"{number:05}" for number in generator.integers(0, 10**5, count)]
+
     def _bucket(self, string: str) -> float:
         content = (string.casefold() if self.ignore_case else string).encode("utf-8", "surrogatepass")
         digest = hashlib.blake2b(content, digest_size=8).digest()
@@ -490,6 +525,13 @@ class TextColumn(Column):
     def _read(self, values: pd.Series[Any]) -> _Numbers:
         """Return 0 for every text; `_encode` embeds them."""
         return self._read_strings(values, lambda _: 0.0)
+
+    def _synthetic(self, count: int, generator: np.random.Generator) -> list[str]:
+        """Return few different texts of 1 to 30 words: each costs some hundredths of a second."""
+        words = ["paid", "late", "Kunde", "42", "the", "visit", "naïve", "?!", "日本", "again", "http://x.y"]
+        lengths = generator.integers(1, 30, min(count, 6), endpoint=True)
+        texts = [" ".join(generator.choice(words, length)) for length in lengths]
+        return [texts[number] for number in generator.integers(0, len(texts), count)]
 
     def _encode(self, values: pd.Series[Any], features: NDArray[np.float32]) -> None:
         absent = np.isnan(self._read(values)[0])

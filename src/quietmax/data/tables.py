@@ -27,7 +27,7 @@ from quietmax.data.draft import (
 )
 from quietmax.data.encoding import Encoding, quoted, require_columns
 from quietmax.data.records import Holdout, Records, is_held_out
-from quietmax.data.schema import _NO_PERSON, Schema, _check_declarations, _declared_column
+from quietmax.data.schema import _NO_PERSON, _TYPE_KEYS, Schema, _check_declarations, _declared_column
 from quietmax.data.sources import (
     FramePart,
     Part,
@@ -199,10 +199,8 @@ def _require_declared(frame: pd.DataFrame, columns: list[str], label: str | None
     """Refuse a table with columns, or a label, about which nothing is declared."""
     needed, hint = [], ""
     if columns:
-        needed.append(
-            "`bounds` or `categories` (or `dates`, `booleans`, `hashed`, `text`, `ignore`) for "
-            f"{quoted(columns, limit=20)}"
-        )
+        keys = ", ".join(f"`{key}`" for key in _TYPE_KEYS)
+        needed.append(f"{keys} or `ignore` for {quoted(columns, limit=20)}")
     if label is not None:
         needed.append(f"`classes` for the label '{label}'")
     if text := [name for name in columns if _is_free_text(frame[name])]:

@@ -180,15 +180,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict_proba(self, X: Any) -> Floats:
         """Predict class probabilities, from released weights or as charged answers with noise.
 
-        Parameters
-        ----------
-        X : array-like of shape (records, columns) or data frame
-            Queries.
-
-        Returns
-        -------
-        array of shape (records, classes)
-            Probabilities.
+        Takes what `predict` takes, and returns an array of shape (records, classes).
         """
         features = self._queries(X)
         probabilities: Floats = self._classifier.predict_proba(features)
@@ -198,15 +190,8 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def decision_function(self, X: Any) -> Floats:
         """Compute logits from released weights.
 
-        Parameters
-        ----------
-        X : array-like of shape (records, columns) or data frame
-            Queries.
-
-        Returns
-        -------
-        array of shape (records, classes), or (records,) for two classes
-            Logits; for two classes the difference of the two.
+        Takes what `predict` takes, and returns an array of shape (records, classes), or for two classes the difference
+        of the two logits, of shape (records,).
         """
         features = self._queries(X)
         scores: Floats = self._classifier.scores(features)

@@ -164,15 +164,7 @@ class PrivateModel:
     def predict_proba(self, records: NDArray[np.float32]) -> NDArray[np.float64]:
         """Predict class probabilities, if the model releases them.
 
-        Parameters
-        ----------
-        records : array of shape (records, inputs)
-            Encoded records.
-
-        Returns
-        -------
-        array of shape (records, classes)
-            Probabilities.
+        Takes what `predict` takes, and returns an array of shape (records, classes).
         """
         return self.classifier.predict_proba(self._mapped(records))
 

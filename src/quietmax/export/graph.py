@@ -29,6 +29,7 @@ from quietmax.data.encoding import (
     DateColumn,
     HashedColumn,
     NumericColumn,
+    TextColumn,
 )
 from quietmax.errors import InvalidInput
 
@@ -189,7 +190,7 @@ def _with_missing(column: Column, features: Value, absent: Value) -> Value:
 
 
 def _numeric(cells: Value, column: NumericColumn) -> _Encoded:
-    """Encode numbers; see `NumericColumn.write`."""
+    """Encode numbers; see `NumericColumn`."""
     parsed = [column.parse(value) for value in column.missing_values]
     codes = [code for code in parsed if code is not None and not math.isnan(code)]
     absent = _any_of([cells("IsNaN"), *(cells("Equal", np.float64(code)) for code in codes)])
@@ -318,7 +319,8 @@ def _encode_column(graph: Graph, column: Column) -> _Encoded:
     """Add the operations that encode a column, whose input has the column's name."""
     if type(column) in _ENCODERS:
         return _ENCODERS[type(column)](Value(graph, column.name), column)
-    needed = "hashes (BLAKE2b)" if isinstance(column, HashedColumn) else "tokenizers"
+    reasons = {HashedColumn: "hashes (BLAKE2b)", TextColumn: "tokenizers"}
+    needed = reasons.get(type(column), f"columns of the type '{column.kind}'")
     raise InvalidInput(
         f"Column '{column.name}' cannot be exported to ONNX, which has no operator for {needed}. The other "
         "formats can hold it."

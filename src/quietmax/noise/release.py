@@ -30,18 +30,27 @@ from numpy.typing import ArrayLike, NDArray
 from quietmax.errors import InvalidInput
 from quietmax.noise.sources import EXACT, LARGEST_SCALE, NoiseSource
 
+# The grid of Gaussian and of Laplace noise. Another grid gives other seeded numbers: `tests/fixtures/seeded` follow.
 _FINENESS = 2.0**-16
-"""Rounding may add this share of the sensitivity, unless that needs a scale of more than 2^32 steps."""
+"""Rounding may add this share of the sensitivity, unless that needs a scale above `_FAST_SCALE`."""
 _MIN_SCALE = 2.0**20
+"""The noise scale is at least this many steps, so that the grid is fine beside the noise too."""
 _FAST_SCALE = 2.0**32
+"""The step is made coarser where the scale would be larger: exact noise then takes longer to draw."""
 CLIP_STEPS = 2.0**62
+"""Values are clipped at this many steps: with the noise they fit into 64-bit integers."""
 _DECIMAL_SLACK = 1 + Fraction(1, 2**52)
 """An epsilon or mu is charged as the decimal it prints as, up to 2^-53 of it below the float: noise is added for it."""
 
+# The grid of choices.
 _STEPS_PER_RANGE = 2.0**20
+"""The range sensitivity is at least this many steps."""
 _GAP_CLIP_STEPS = 2.0**45
+"""Gaps are clipped at this many steps."""
 _ROUNDING_STEPS = 3
+"""Computing and rounding the gaps may add this many steps to the range sensitivity."""
 _CELLS = 1 << 16
+"""Scores of which the gaps are computed at a time."""
 
 Floats = NDArray[np.float64]
 

@@ -275,14 +275,9 @@ async def _state(request: Request) -> Answer:
     return _json(await dashboard._state(request.service, await request.caller(page=True)))
 
 
-def _compiled(route: str) -> re.Pattern[str]:
-    """Return the expression of a route, in which {name} stands for a part of the path."""
-    return re.compile(re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", route))
-
-
 _MODEL_PATHS = ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
 _ROUTES = [
-    (_compiled(route), route, method, handler)
+    (re.compile(re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", route)), route, method, handler)
     for method, route, handler in (
         *(("POST", f"{model}/infer", _infer) for model in _MODEL_PATHS),
         ("GET", "/v2", _server_metadata),

@@ -228,12 +228,12 @@ class IssuerKeys:
         self._task: asyncio.Task[None] | None = None
         self._failing = False
 
-    async def find(self, kid: str | None, algorithm: str) -> jwt.PyJWK:
-        """Return the key of a token; fetch the keys if they are old or it is unknown."""
+    async def find(self, kid: str | None, algorithm: str, *, again: bool = False) -> jwt.PyJWK:
+        """Return the key of a token; fetch the keys if they are old, it is unknown, or the one found was wrong."""
         if self._clock() - self._fetched_at >= REFRESH_SECONDS:
             await self._fetch_keys(wait=not (self._failing and self._usable))
         found = self._find(kid, algorithm)
-        if found is None and self._usable:
+        if (found is None or again) and self._usable:
             await self._fetch_keys(wait=True)
             found = self._find(kid, algorithm)
         if not self._usable or (found is None and self._failing):
@@ -318,7 +318,14 @@ class TokenVerifier:
         kid, algorithm = _header(token)
         key = await self._keys.find(kid, algorithm)
         try:
-            return self._identity(self._decode(token, key))
+            try:
+                claims = self._decode(token, key)
+            except jwt.InvalidSignatureError:
+                if kid is not None:
+                    raise
+                # Without a key id, a key that the issuer has replaced seems to fit.
+                claims = self._decode(token, await self._keys.find(None, algorithm, again=True))
+            return self._identity(claims)
         except (jwt.PyJWTError, ValueError, TypeError, RecursionError, OverflowError) as error:
             raise HttpError(401, _reason(error)) from None
 

@@ -24,15 +24,7 @@ import simdjson
 from numpy.typing import NDArray
 
 from quietmax._lazy import lazy_module
-from quietmax.data.encoding import (
-    BooleanColumn,
-    CategoricalColumn,
-    Column,
-    DateColumn,
-    Encoding,
-    NumericColumn,
-    quoted,
-)
+from quietmax.data.encoding import CategoricalColumn, DateColumn, Encoding, quoted
 from quietmax.errors import InvalidInput
 from quietmax.mechanisms.base import Answers
 from quietmax.server.deployment import Deployment, Rows
@@ -376,13 +368,6 @@ def _listed_values(tensor: Mapping[str, Any], kind: np.dtype[Any], size: int) ->
         if not fits.all():
             raise HttpError(422, f"The `data` of `{INPUT}` must be integers of the stated `datatype`.")
     return values
-
-
-def _column_datatype(column: Column) -> str:
-    """Return the datatype of a column that the metadata state; others are accepted too."""
-    if isinstance(column, NumericColumn):
-        return "FP64"
-    return "BOOL" if isinstance(column, BooleanColumn) else "BYTES"
 
 
 def _takes_encoded_rows(encoding: Encoding) -> bool:

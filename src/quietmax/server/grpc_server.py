@@ -114,22 +114,17 @@ async def serving(
 
 def _credentials(tls: Callable[[], tuple[bytes, bytes]]) -> grpc.ServerCredentials:
     """Return credentials that follow the certificate; they change nothing while it stays the same."""
-    used = tls()
+    used: tuple[bytes, bytes] | None = None
 
     def _fetch() -> grpc.ServerCertificateConfiguration | None:
         nonlocal used
         latest = tls()
         if latest == used:
             return None
-        used = latest
-        return _configuration(latest)
+        used = certificate, key = latest
+        return grpc.ssl_server_certificate_configuration([(key, certificate)])
 
-    return grpc.dynamic_ssl_server_credentials(_configuration(used), _fetch)
-
-
-def _configuration(tls: tuple[bytes, bytes]) -> grpc.ServerCertificateConfiguration:
-    certificate, key = tls
-    return grpc.ssl_server_certificate_configuration([(key, certificate)])
+    return grpc.dynamic_ssl_server_credentials(_fetch(), _fetch)
 
 
 def _options(service: Service) -> list[tuple[str, int]]:

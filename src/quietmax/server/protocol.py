@@ -548,14 +548,8 @@ def _announced_bytes(headers: list[tuple[bytes, bytes]]) -> int:
 
 def _connection_limits(settings: Settings, *, grpc: bool) -> tuple[int, int]:
     """Return how many connections HTTP and gRPC may have; together they leave enough file descriptors for the rest."""
-    available = _descriptor_limit()
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limited = soft != resource.RLIM_INFINITY
+    available = max(soft - _RESERVED_DESCRIPTORS, soft // 2) if limited else 2**31
     for_grpc = min(settings.max_connections, available // 4) if grpc else 0
     return min(settings.max_connections, available - for_grpc), for_grpc
-
-
-def _descriptor_limit() -> int:
-    """Return how many connections the limit on file descriptors allows."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY:
-        return 2**31
-    return max(soft - _RESERVED_DESCRIPTORS, soft // 2)

@@ -24,7 +24,6 @@ from quietmax.server.codec import (
     INPUT,
     LABEL,
     InferenceRequest,
-    _column_datatype,
     _encode_response,
     _output_datatypes,
     _takes_encoded_rows,
@@ -273,7 +272,7 @@ class Service:
         inputs: list[dict[str, Any]] = [encoded]
         if encoding is not None:
             inputs = [
-                {"name": column.name, "datatype": _column_datatype(column), "shape": [-1]}
+                {"name": column.name, "datatype": column.datatype, "shape": [-1]}
                 for column in encoding.columns
             ]
         outputs = [

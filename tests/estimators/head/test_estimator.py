@@ -153,17 +153,6 @@ def test_accuracy_grows_with_epsilon() -> None:
     assert accuracies[2] > 0.8
 
 
-def test_predictions_probabilities_and_decisions_agree() -> None:
-    head = PrivateHead(epsilon=10.0, random_state=0, **PUBLIC).fit(TABLE, LABELS)
-    probabilities = head.predict_proba(TABLE)
-    np.testing.assert_allclose(probabilities.sum(1), 1.0)
-    np.testing.assert_array_equal(head.predict(TABLE), probabilities.argmax(1))
-    np.testing.assert_array_equal(head.decision_function(TABLE).argmax(1), probabilities.argmax(1))
-    two = PrivateHead(epsilon=10.0, random_state=0).fit(TABLE, LABELS > 0)
-    assert two.decision_function(TABLE).shape == (400,)
-    np.testing.assert_array_equal(two.decision_function(TABLE) > 0, two.predict(TABLE))
-
-
 def test_labels_may_be_words_and_a_declared_class_need_not_occur() -> None:
     words = np.array(["a", "b", "c"])[LABELS]
     head = PrivateHead(epsilon=10.0, classes=("a", "b", "c", "never"), random_state=0).fit(TABLE, words)

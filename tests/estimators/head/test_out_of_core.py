@@ -43,7 +43,7 @@ def fit(source: Any, settings: dict[str, Any], **more: Any) -> PrivateHead:
 def test_the_weights_depend_on_neither_blocks_nor_threads(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, settings: dict[str, Any], height: int
 ) -> None:
-    frame = people().iloc[: 300 if height == 1 else ROWS]
+    frame = people().iloc[: 300 if height == 1 else 1200]
     torch.set_num_threads(1)
     expected = fit(frame, settings)
     monkeypatch.setattr(blocks, "_block_rows", lambda _: height)

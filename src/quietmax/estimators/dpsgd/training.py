@@ -469,27 +469,31 @@ _UNITS_AT_ONCE = 2**20
 class _Update:
     """The optimizer and its state: takes steps with noisy mean gradients and the L2 penalty's ``2*l2*kernel``."""
 
-    def __init__(self, network: MLP, settings: PrivateSettings) -> None:
-        self._settings, self._rates = settings, iter(settings.learning_rates().tolist())
-        self._groups = ((network.kernels, 2 * settings.l2), (network.biases, 0.0))
+    def __init__(
+        self, kernels: Sequence[Tensor], biases: Sequence[Tensor], settings: PrivateSettings
+    ) -> None:
+        self._optimizer, self._rates = settings.optimizer, iter(settings.learning_rates().tolist())
+        self._groups = ((kernels, 2 * settings.l2), (biases, 0.0))
         states = {"sgd": 0, "momentum": 1, "adam": 2}[settings.optimizer]
         self._states = [
             [[torch.zeros_like(tensor) for tensor in tensors] for _ in range(states)]
             for tensors, _ in self._groups
         ]
-        self._taken = [torch.zeros(()) for _ in network.kernels]
+        self._taken = [torch.zeros(()) for _ in (*kernels, *biases)]
 
-    def _take(self, gradients: Gradients) -> None:
-        """Move the network's weights; may overwrite the gradients."""
+    @torch.no_grad()
+    def _take(self, kernels: Sequence[Tensor], biases: Sequence[Tensor]) -> None:
+        """Move the network's weights by these gradients, which may be overwritten."""
         rate = next(self._rates)
         for count in self._taken:
             count += 1
         for (weights, decay), given, states in zip(
-            self._groups, (gradients.kernels, gradients.biases), self._states, strict=True
+            self._groups, (kernels, biases), self._states, strict=True
         ):
-            if self._settings.optimizer == "adam":
+            if self._optimizer == "adam":
                 means, squares = states
-                adam_step(weights, given, means, squares, self._taken, learning_rate=rate, decay=decay)
+                taken = self._taken[: len(weights)]
+                adam_step(weights, given, means, squares, taken, learning_rate=rate, decay=decay)
                 continue
             for index, (weight, gradient) in enumerate(zip(weights, given, strict=True)):
                 moved = gradient.add_(weight, alpha=decay) if decay else gradient
@@ -562,12 +566,12 @@ def train_private_stack(
     read = _reader(features, targets, persons)
     factors = [1 / batch for batch in expected]
     sums = ClippedSums(network, read, records, settings.max_grad_norm, factors, alpha)
-    gradients, update = Gradients.zeros(network), _Update(network, settings)
+    gradients, update = Gradients.zeros(network), _Update(network.kernels, network.biases, settings)
     for step in range(1, settings._gradient_steps + 1):
         # Noise first, the clipped gradients on top of it: one pass over memory less.
         noise._write(gradients)
         sums.add_to(gradients, _padded([next(draws) for draws in batches], streams, records))
-        update._take(gradients)
+        update._take(gradients.kernels, gradients.biases)
         if progress is not None and (step % 64 == 0 or step == settings._gradient_steps):
             progress(step, settings._gradient_steps)
     check_weights([tensor for _, tensor in network.parameters()])
@@ -632,7 +636,8 @@ def train_private(
     batches = _draw_batches(len(features), size, settings, persons)
     _check_length(len(features))
     network = _initial_network(features.shape[1], classes, settings, (seed,), torch.float64)
-    update, read = _Update(network, settings), _reader(features, targets, persons)
+    update = _Update(network.kernels, network.biases, settings)
+    read = _reader(features, targets, persons)
     expected = settings.sampling_rate * size
     for _ in range(settings._gradient_steps):
         parts = map(read, torch.split(torch.from_numpy(next(batches)), ROWS_AT_ONCE))
@@ -640,7 +645,7 @@ def train_private(
         rounding = rounding_share(sum(tensor.numel() for tensor in sums.tensors()), size)
         noisy = _released([*sums.tensors()], settings.max_grad_norm, rounding, noise_multiplier)
         means, layers = [tensor / expected for tensor in noisy], len(sums.kernels)
-        update._take(Gradients(tuple(means[:layers]), tuple(means[layers:])))
+        update._take(means[:layers], means[layers:])
         check_weights([tensor for _, tensor in network.parameters()])
     return network
 
@@ -679,14 +684,12 @@ def train_private_module(
 ) -> torch.nn.Module:
     """Train a module with the steps of `train_private_stack`; with exact noise unless there is a seed."""
     clipped = ModuleSums(module.train(), settings.max_grad_norm)
-    optimizer = _optimizer(clipped.parameters, settings)
+    update = _Update(*_kernels_and_biases(clipped.parameters), settings)
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     batches = _draw_batches(len(features), size, settings, persons, seed=seed)
     read = _reader(features, torch.from_numpy(labels), persons)
     expected, spread = settings.sampling_rate * size, settings.max_grad_norm * noise_multiplier
-    for rate in settings.learning_rates().tolist():
-        for group in optimizer.param_groups:
-            group["lr"] = rate
+    for _ in range(settings._gradient_steps):
         sums = [torch.zeros_like(parameter) for parameter in clipped.parameters]
         for part in torch.split(torch.from_numpy(next(batches)), _ROWS_AT_ONCE):
             inputs, targets, weights = read(part)
@@ -697,23 +700,14 @@ def train_private_module(
             noisy = _released(sums, settings.max_grad_norm, MODULE_ROUNDING, noise_multiplier)
         else:
             noisy = [total + spread * torch.randn(total.shape, generator=generator) for total in sums]
-        for parameter, total in zip(clipped.parameters, noisy, strict=True):
-            parameter.grad = total / expected
-        optimizer.step()
+        update._take(*_kernels_and_biases([total / expected for total in noisy]))
         check_weights(clipped.parameters)
     return clipped._unwrapped().eval()
 
 
-def _optimizer(parameters: list[torch.nn.Parameter], settings: PrivateSettings) -> torch.optim.Optimizer:
-    groups = [
-        {"params": [each for each in parameters if each.ndim > 1], "weight_decay": 2 * settings.l2},
-        {"params": [each for each in parameters if each.ndim <= 1], "weight_decay": 0.0},
-    ]
-    used = [group for group in groups if group["params"]]
-    if settings.optimizer == "adam":
-        return torch.optim.Adam(used, lr=settings.learning_rate, eps=1e-7)
-    momentum = 0.9 if settings.optimizer == "momentum" else 0.0
-    return torch.optim.SGD(used, lr=settings.learning_rate, momentum=momentum)
+def _kernels_and_biases(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Divide the parameters of a module, or their gradients, into those that the L2 penalty shrinks and the others."""
+    return [each for each in tensors if each.ndim > 1], [each for each in tensors if each.ndim <= 1]
 
 
 # --- A sweep over accountants and epsilons ----------------------------------------------------------------------------
