@@ -22,9 +22,11 @@ from quietmax.data.encoding import (
     NumericColumn,
 )
 from quietmax.errors import InvalidInput
+from quietmax.estimators.head import calibration, tables
 from quietmax.estimators.serialization import PrivateModel, open_private, save_private
 from quietmax.estimators.teachers import LINEAR
 from quietmax.models.features import RandomFourier
+from quietmax.models.features.cells import TableCells
 
 ENCODING = Encoding(
     (NumericColumn("age", 0, 100, scale="log"), CategoricalColumn("town", ("a", "b"))), "ill", ("no", "yes")
@@ -46,6 +48,40 @@ def test_a_correct_head_is_consistent_in_every_part(head: PrivateModel) -> None:
     assert [check.part for check in report.checks] == ["encoding", "features", "sums"]
     assert all(check.comparisons > 20 and check.broken is None for check in report.checks)
     assert report.to_json()["threads"] == [1, 2]
+
+
+@pytest.fixture
+def head_on_cells(tmp_path: Path) -> PrivateModel:
+    rows = np.random.default_rng(0).random((80, WIDTH), np.float32)
+    records = Records("people", rows, np.arange(80) % 2, 2, encoding=ENCODING)
+    fitted = PrivateHead(declared_size=80).fit(records)
+    return open_private(save_private(fitted, tmp_path / "head", dataset="people"))
+
+
+def test_a_correct_head_on_cells_is_consistent_in_every_part(head_on_cells: PrivateModel) -> None:
+    assert isinstance(head_on_cells.features, TableCells)
+    report = audit_model_invariant(head_on_cells, records=40)
+    assert (report.verdict, [check.part for check in report.checks]) == (
+        "consistent",
+        ["encoding", "features", "sums"],
+    )
+    assert all(check.comparisons > 10 for check in report.checks)
+    assert audit_invariant(head_on_cells.features, WIDTH, classes=3).verdict == "consistent"
+
+
+@pytest.mark.parametrize(("module", "name"), [(tables, "_errors"), (calibration, "probabilities")], ids=str)
+def test_a_residual_or_confidence_that_depends_on_the_place_of_a_row_is_refuted(
+    module: Any, name: str, head_on_cells: PrivateModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = getattr(module, name)
+
+    def by_place(*given: Any) -> NDArray[np.floating]:
+        found = right(*given)
+        return np.asarray(found * (1.0 - 1e-6 * np.arange(found.shape[1])))
+
+    monkeypatch.setattr(module, name, by_place)
+    report = audit_model_invariant(head_on_cells)
+    assert report.broken == "sums changed with the order of the records (threads: 1)"
 
 
 def test_every_kind_of_column_is_checked() -> None:

@@ -19,6 +19,7 @@ COLUMNS: dict[str, Any] = {
 }
 PLAIN = Schema(**COLUMNS, ignore=("who",))
 PERSONS = Schema(**COLUMNS, person="who")
+CROSSED = Schema(**COLUMNS, person="who", crosses=(("age", "job"),))
 
 
 def table_of_people(rows: int, persons: int) -> pd.DataFrame:

@@ -18,7 +18,7 @@ from quietmax.estimators.dpsgd import training
 from quietmax.estimators.head import estimator as head
 from quietmax.models import MLP, CrossEntropy, TrainingSettings
 from tests.estimators.made import made
-from tests.estimators.table_of_people import PERSONS, PLAIN, files, table_of_people
+from tests.estimators.table_of_people import CROSSED, PERSONS, PLAIN, files, table_of_people
 
 FAST = TrainingSettings(hidden=(4,), loss=CrossEntropy(), learning_rate=0.01, epochs=2, batch_size=10)
 SHUFFLED = {"analysis": "published", "accountant": "rdp", "sampling_rate": 0.3}
@@ -31,6 +31,7 @@ ROWS: dict[Any, int] = {PrivateHead: 600, DPSGD: 600, Teachers: 300}
 WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
     "head, records": (PrivateHead, {"schema": PLAIN}),
     "head, persons": (PrivateHead, {}),
+    "head, crosses and a scale": (PrivateHead, {"schema": CROSSED, "calibration": 0.1}),
     "dpsgd, records": (DPSGD, {"schema": PLAIN}),
     "dpsgd, small batches": (DPSGD, {"sampling_rate": 0.005, "hidden": (3,), "optimizer": "momentum"}),
     "dpsgd, all in every step": (DPSGD, {"sampling_rate": 1.0, "centring_steps": 0}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from sklearn.base import clone
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from quietmax.accounting.costs import epsilon_of
 from quietmax.data import Encoding, Records, Schema
 from quietmax.data.encoding import NumericColumn
 from quietmax.data.text import WEIGHTS_SHA256
@@ -40,6 +42,7 @@ from quietmax.estimators.head.weights import (
 from quietmax.ledger import Terms
 from quietmax.models import CrossEntropy, TrainingSettings
 from quietmax.models.features import UnitNorm
+from quietmax.models.features.cells import TableCells
 from quietmax.predictor import Predictor
 from quietmax.privacy_card import read_card
 from quietmax.server.deployment import load_models
@@ -51,6 +54,7 @@ LABELS = GENERATOR.integers(0, 2, 60)
 FEATURES = np.abs(GENERATOR.normal(size=(60, 2)) + LABELS[:, None]).astype(np.float32)
 LINEAR = TrainingSettings(hidden=(), loss=CrossEntropy(), learning_rate=0.05, epochs=2, batch_size=8)
 PUBLIC = {"declared_size": 60, "classes": (0, 1), "features": UnitNorm(1.0)}
+CELLS = PUBLIC | {"features": TableCells(2, ((0, 1), (1, 2)), (0,), levels=8, crosses=((0, 1),))}
 QUERY = {"method": "output", "release": "query", "queries": 5}
 NETWORK = PUBLIC | {"delta": 1e-5}
 TWO_STEPS, TILTED = DPSGDSettings(steps=2), HeadSettings(loss="convexified", regularisation=0.1)
@@ -66,6 +70,8 @@ ESTIMATORS: dict[str, Any] = {
     "head, convexified": PrivateHead(**PUBLIC, method="output", settings=TILTED),
     "head, mu": PrivateHead(**PUBLIC, mu=0.5, settings=HeadSettings(centring=0.0)),
     "head, second moments": PrivateHead(**PUBLIC, settings=HeadSettings(second_moments=0.2)),
+    "head, cells": PrivateHead(**CELLS, settings=HeadSettings(calibration=0.1)),
+    "head, cells without counts": PrivateHead(**CELLS, settings=HeadSettings(centring=0.0)),
     "head, seeded": PrivateHead(**PUBLIC, random_state=0),
     "head, classes not declared": PrivateHead(**(PUBLIC | {"classes": None})),
     "head asked": PrivateHead(**PUBLIC, **QUERY),
@@ -152,6 +158,30 @@ def test_seeded_noise_that_is_marked_as_exact_is_refused_by_the_reason_alone(
     assert open_private(consistent).guarantee.status == "proven"
 
 
+@pytest.mark.parametrize(
+    ("kind", "part", "reason"),
+    [
+        ("head, cells", "calibration", "if and only if one was released"),
+        ("head, cells", "centring", "nothing was spent on releasing them"),
+        ("head, gradient", "centring", "nothing was spent on releasing one"),
+    ],
+)
+def test_a_part_of_the_budget_that_is_left_out_everywhere_is_missed(
+    saved: dict[str, Path], kind: str, part: str, reason: str, tmp_path: Path
+) -> None:
+    """The claim and the budget are lowered too; what the part paid for is still in the folder."""
+
+    def change(found):
+        claim = found["guarantee"]
+        facts = claim["parameters"]
+        facts[f"mu_{part}"] = None
+        rest = [facts.get(f"mu_{name}") for name in ("size", "centring", "calibration", "training")]
+        claim["mu"] = math.sqrt(sum(each**2 for each in rest if each is not None))
+        found["epsilon"] = epsilon_of(claim["mu"], 1e-5)
+
+    _refused(_edit(_copied(saved[kind], tmp_path / "model"), change), reason)
+
+
 @pytest.mark.parametrize(("size", "divisor"), [(60, 2.0), (60, 1e6), (10**9, 1e9)])
 def test_a_tolerance_that_the_training_cannot_certify_is_refused(
     saved: dict[str, Path], size: int, divisor: float, tmp_path: Path
@@ -235,6 +265,14 @@ SILENT: list[Any] = [None, -1, "x", [], {}, 1e308, True, [None], [False] * 2, [0
 OTHER_CLASSES = json.loads(replace(MEASURED, classes=("a", "b", "c"), inferred=()).to_json())
 NO_FEATURES: list[Any] = [None, {}]
 NO_CLAIMS: list[Any] = [-1, [None], {}]
+FACTS = "guarantee.parameters"
+NOT_SPENT: list[dict[str, Any]] = [
+    *({f"{FACTS}.mu_{name}": GONE} for name in ("centring", "moments", "calibration", "training")),
+    *({f"{FACTS}.{name}": GONE} for name in ("scale", "outputs", "whitening", "dimension")),
+    {f"{FACTS}.mu_calibration": GONE, f"{FACTS}.scale": GONE},
+    {f"{FACTS}.whitening": "centre"},
+    {f"{FACTS}.training_method": "output"},
+]
 REFUSED: list[tuple[list[str], list[dict[str, Any]], str]] = [
     (
         UNPROVEN,
@@ -265,6 +303,7 @@ REFUSED: list[tuple[list[str], list[dict[str, Any]], str]] = [
     (ONE_OF_EACH, [{"guarantee": each} for each in NO_CLAIMS], "is damaged"),
     (ONE_OF_EACH, [{"encoding": OTHER_CLASSES}], "is damaged"),
     (["head, gradient"], [{"bias": None}], "is damaged"),
+    (["head, cells"], NOT_SPENT, "is damaged"),
     (["teachers"], [{"silent": each} for each in SILENT], "is damaged"),
     (["teachers", "dpsgd"], [{"widths": each} for each in (None, [], [5, 2])], "is damaged"),
     (["teachers"], [{"queries": 0}, {"method": "best"}], "is damaged"),
@@ -443,6 +482,23 @@ def test_no_single_edit_of_a_description_changes_what_is_promised(
             assert _promise(opened) == _promise(first), (path, value, other)
             assert set(opened.guarantee.assumptions) >= set(first.guarantee.assumptions), (path, value, other)
     assert refused > 50
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ESTIMATORS if kind.startswith("head,")])
+def test_no_fact_that_is_missing_changes_what_is_promised(
+    saved: dict[str, Path], kind: str, tmp_path: Path
+) -> None:
+    folder = _copied(saved[kind], tmp_path / "model")
+    promised = _promise(open_private(folder))
+    refused = 0
+    for name in _claim(folder)["parameters"]:
+        left = _copied(saved[kind], tmp_path / name)
+        _edit(left, lambda found, name=name: found["guarantee"]["parameters"].pop(name))
+        try:
+            assert _promise(open_private(left)) == promised, name
+        except DataUnavailable:
+            refused += 1
+    assert refused > 10
 
 
 @pytest.mark.parametrize("kind", PAID)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,16 @@ from quietmax.data.encoding import Encoding
 from quietmax.errors import InvalidInput
 from quietmax.estimators.blocks import Table
 from quietmax.estimators.dpsgd.gradients import exact_clipped_sum
+from quietmax.estimators.head.calibration import _Excess
+from quietmax.estimators.head.estimator import _with_cells
 from quietmax.estimators.head.exact_sums import clipped_rows, gradient_sum
+from quietmax.estimators.head.tables import ROWS_AT_ONCE as CELL_ROWS_AT_ONCE
+from quietmax.estimators.head.tables import Basis, _Residuals, cell_scores, with_lengths
+from quietmax.estimators.head.weights import even_shares
 from quietmax.estimators.serialization import PrivateModel
 from quietmax.estimators.teachers import TeacherEnsemble
 from quietmax.models.features.base import FeatureMap, bits
+from quietmax.models.features.cells import TableCells
 from quietmax.models.mlp import MLP, initial_mlp
 from quietmax.models.stacked import CrossEntropy, TrainingSettings, train_independent
 from quietmax.predictor import Predictor
@@ -136,8 +143,10 @@ def audit_invariant(
         checks.append(_check_features(features, table, seed))
     if networks is not None:
         checks.append(_check_networks(networks, seed))
-    if classes is not None:
-        checks.append(_check_sums(records, width, classes, seed))
+    if isinstance(features, TableCells) and classes is not None:
+        checks.append(_check_sums(_sums_of_cells(features, table, classes, seed), records, seed))
+    elif classes is not None:
+        checks.append(_check_sums(_sums_of_rows(records, width, classes, seed), records, seed))
     return InvariantReport(subject, records, tuple(checks))
 
 
@@ -270,8 +279,12 @@ def _check_networks(stack: MLP, seed: int) -> InvariantCheck:
     return InvariantCheck("networks", compared)
 
 
-def _check_sums(records: int, width: int, classes: int, seed: int) -> InvariantCheck:
-    """Check that the sums that get noise do not depend on the order of the records."""
+_Sums = Callable[[Rows], tuple[NDArray[Any], ...]]
+"""Returns the sums that get noise, of records in some order."""
+
+
+def _sums_of_rows(records: int, width: int, classes: int, seed: int) -> _Sums:
+    """Return the clipped sums of a head and of DP-SGD."""
     rows = clipped_rows(_synthetic_records(records, width, seed), np.sqrt(width)).astype(np.float32)
     labels = np.arange(records) % classes
     repeats = np.arange(records) % 5 + 1  # what rows of persons with 1 to 5 rows weigh
@@ -287,6 +300,27 @@ def _check_sums(records: int, width: int, classes: int, seed: int) -> InvariantC
         )
         return *gradients, *(tensor.numpy() for tensor in clipped.tensors())
 
+    return sums
+
+
+def _sums_of_cells(cells: TableCells, table: NDArray[np.float32], classes: int, seed: int) -> _Sums:
+    """Return the clipped sum of a head on cells, and the sum by which it is calibrated."""
+    labels, repeats = np.arange(len(table)) % classes, np.arange(len(table)) % 5 + 1
+    basis = Basis.of(cells, even_shares(cells.sizes), 0.01, 100.0)
+    weights = np.random.default_rng((seed, 2)).normal(size=(classes, basis.features))
+    residuals = _Residuals(cells.sizes, basis.scores(weights[1:] if classes == 2 else weights), 0.5)
+    excess = _Excess(partial(cell_scores, basis.scores(weights), cells.sizes), 0.7, CELL_ROWS_AT_ONCE)
+
+    def sums(order: Rows) -> tuple[NDArray[Any], ...]:
+        plain = Table(table[order], labels[order], classes, repeats[order])
+        measured = with_lengths(basis, cells.sizes, _with_cells(cells, plain))
+        return measured.sum(residuals), np.array(measured.sum(excess))
+
+    return sums
+
+
+def _check_sums(sums: _Sums, records: int, seed: int) -> InvariantCheck:
+    """Check that the sums that get noise do not depend on the order of the records."""
     compared = 0
     expected = sums(np.arange(records))
     for threads in THREADS:

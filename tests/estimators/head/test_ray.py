@@ -25,8 +25,9 @@ from quietmax.errors import DataUnavailable, InvalidData, InvalidInput, Quietmax
 from quietmax.estimators.blocks import Table
 from quietmax.estimators.head import estimator
 from quietmax.estimators.ray_blocks import RayBlocks
+from quietmax.models.features.cells import TableCells
 from tests.estimators.made import made
-from tests.estimators.table_of_people import PERSONS, files, table_of_people
+from tests.estimators.table_of_people import CROSSED, PERSONS, files, table_of_people
 from tests.estimators.test_out_of_core import assert_same
 from tests.ray_cluster import reused_actors, running_cluster
 
@@ -68,6 +69,20 @@ def test_the_weights_do_not_depend_on_the_number_of_workers(
     permuted = people.sample(frac=1, random_state=workers)
     folder = files(tmp_path / "people", permuted, [7 * workers, 1000, 1001, 1500])
     assert_same(fit(folder, RayEngine(workers=workers)), expected)
+
+
+def test_a_head_on_cells_has_the_same_weights_and_scale_on_workers(
+    tmp_path: Path, people: pd.DataFrame
+) -> None:
+    settings = {"schema": CROSSED, "features": "auto", "second_moments": None, "calibration": 0.1}
+    expected = fit(people, "local", **settings)
+    assert isinstance(expected.feature_map_, TableCells)
+    permuted = people.sample(frac=1, random_state=5)
+    folder = files(tmp_path / "people", permuted, [9, 700, 1900])
+    for source, workers in ((folder, 4), (permuted, 2)):
+        found = fit(source, RayEngine(workers=workers), **settings)
+        assert_same(found, expected)
+        assert found.scale_ == expected.scale_
 
 
 def test_the_weights_do_not_depend_on_where_the_rows_come_from(
