@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ from quietmax.audit import audit_invariant
 from quietmax.data.schema import Schema
 from quietmax.estimators.blocks import Table
 from quietmax.estimators.dpsgd.gradients import exact_clipped_sum
-from quietmax.estimators.head.estimator import _centred, _clipped_features
+from quietmax.estimators.head.calibration import _Excess
+from quietmax.estimators.head.estimator import _centred, _clipped_features, _with_cells
 from quietmax.estimators.head.exact_sums import (
     BITS,
     GRID,
@@ -25,6 +27,8 @@ from quietmax.estimators.head.exact_sums import (
     clipped_rows,
     gradient_sum,
 )
+from quietmax.estimators.head.tables import Basis, _Residuals, cell_scores, with_lengths
+from quietmax.estimators.head.weights import even_shares
 from quietmax.estimators.teachers import LINEAR, NETWORK, TeacherEnsemble
 from quietmax.estimators.training_set import (
     LIBRARY_ROUNDING,
@@ -35,6 +39,7 @@ from quietmax.estimators.training_set import (
 )
 from quietmax.models import MLP, TrainingSettings
 from quietmax.models.features import FeatureMap, RandomFourier, Scattering, UnitNorm
+from quietmax.models.features.cells import table_cells
 from quietmax.models.mlp import initial_mlp
 from quietmax.models.stacked import train_independent
 from quietmax.sensitivity import certified
@@ -236,6 +241,49 @@ def test_a_stranger_in_a_frame_changes_nothing_about_anybody_else(stranger: dict
     ):
         np.testing.assert_array_equal(after[2:][::-1], before)
     assert disturbed.persons.count == plain.persons.count + 1
+
+
+@pytest.mark.parametrize("stranger", STRANGERS.values(), ids=STRANGERS)
+@THREADS
+def test_a_stranger_moves_the_integer_sums_over_cells_by_what_their_rows_add_alone(
+    stranger: dict[str, object], threads: int
+) -> None:
+    """Clipped residuals and excess confidence, from a frame to the sums that get noise."""
+    torch.set_num_threads(threads)
+    schema = Schema(
+        label="ill",
+        classes=("0", "1"),
+        bounds={"age": (0, 60)},
+        categories={"town": ("a", "b")},
+        person="who",
+        crosses=(("age", "town"),),
+    )
+    rows: list[dict[str, object]] = [
+        {"who": row // 30, "age": row % 50, "town": "ab"[row % 2], "ill": row % 2} for row in range(600)
+    ]
+    strangers = [{**stranger, "ill": 1}] * 2
+
+    def sums(people: list[dict[str, object]]) -> list[np.ndarray]:
+        data = training_set(PrivateHead(schema=schema), pd.DataFrame(people), None, None)
+        cells = table_cells(data.encoding, 16)
+        assert cells is not None
+        basis = Basis.of(cells, even_shares(cells.sizes), 0.01, 50.0)
+        weights = np.random.default_rng(0).normal(size=(1, basis.features))
+        scores = basis.scores(weights)
+        repeats = data.persons.rows.astype(np.int64)
+        table = with_lengths(
+            basis, cells.sizes, _with_cells(cells, Table(data.records, data.labels, 2, repeats))
+        )
+        work = _Excess(partial(cell_scores, np.concatenate([-scores, scores]), cells.sizes), 0.7, 64)
+        return [table.sum(_Residuals(cells.sizes, scores, 0.25)), np.array(table.sum(work))]
+
+    without, alone = sums(rows), sums(strangers)
+    for place in (0, 300, 600):
+        for both, one, other in zip(
+            sums(rows[:place] + strangers + rows[place:]), without, alone, strict=True
+        ):
+            np.testing.assert_array_equal(both, one + other)
+            assert other.any()
 
 
 MIXED_LABELS = [2**53, 2**53 + 1] * 100 + [1.0]

@@ -30,6 +30,7 @@ from quietmax.models.features import (
 )
 from quietmax.models.features import images as scattering
 from quietmax.models.features.base import square_sums
+from quietmax.models.features.cells import TableCells
 from quietmax.models.features.images import Joined, Mirrored, Patches, Reduced, Turned
 from tests.models.features.maps import COLUMNS, MAPS, ModuleMap
 
@@ -98,6 +99,14 @@ def table_map(columns: int) -> TableFeatures:
     return TableFeatures(columns, numbers, missing, (7, 21), crosses)
 
 
+def cells_map(columns: int) -> TableCells:
+    """Numbers with and without a missing value, indicators, and crosses."""
+    edges = sorted({*range(0, columns, 3), *range(1, columns, 5), columns})
+    parts = tuple(itertools.pairwise(edges))
+    numbers = tuple(place for place, (first, last) in enumerate(parts) if place % 2 == 0 and last - first < 3)
+    return TableCells(columns, parts, numbers, 64, ((0, len(parts) - 1), (len(parts) // 2, 0)))
+
+
 def _table_maps() -> Iterator[Configuration]:
     for columns in (*range(1, 34), 63, 64, 65, 100, 257, 784):
         generator = np.random.default_rng(columns)
@@ -106,6 +115,7 @@ def _table_maps() -> Iterator[Configuration]:
         yield RandomFourier(count=2 * (1 + 7 * columns % 90), seed=columns), columns
         yield Scaling(tuple(low), tuple(low + width)), columns
         yield table_map(columns), columns
+        yield cells_map(columns), columns
         if columns % 4 == 0:
             module = torch.nn.Sequential(torch.nn.Linear(columns, 1 + columns // 2), torch.nn.Sigmoid())
             yield ModuleMap(module, outputs=1 + columns // 2), columns
