@@ -8,10 +8,10 @@ values of the others. The head's rules were chosen on the tables in `RULE`; nobo
     python benchmarks/tables.py page
     python benchmarks/tables.py speed --tables TV16 [--other SRC_OF_ANOTHER_VERSION]
 
-`run` stores every figure in docs/results/tables.json and computes only what is missing. Each method has a process of its
-own for each table, and peers an environment of their own: `dp-ebm` (InterpretML), `diffprivlib`, `mst` (the synthesiser
-of dpmm, with gradient boosting on its rows), `dp-xgboost`; `logistic` and `boosting` are scikit-learn's, without privacy.
-`page` prints the tables of the results page. `speed` trains in turn.
+`run` stores every figure in docs/results/tables.json and computes only what is missing. Each method has a process of
+its own for each table, and peers an environment of their own: `dp-ebm` (InterpretML), `diffprivlib`, `mst` (the
+synthesiser of dpmm, with gradient boosting on its rows), `dp-xgboost`; `logistic` and `boosting` are scikit-learn's,
+without privacy. `page` prints the tables of the results page. `speed` trains in turn.
 """
 
 from __future__ import annotations
@@ -45,10 +45,23 @@ from ratios import report
 
 RESULTS = Path(__file__).parent.parent / "docs/results/tables.json"
 DELTA, TEST_SHARE, MOST_VALUES = 1e-5, 0.2, 20
-ADULT = (
-    "age workclass fnlwgt education education-num marital-status occupation relationship race sex capital-gain "
-    "capital-loss hours-per-week native-country income"
-).split()
+ADULT = [
+    "age",
+    "workclass",
+    "fnlwgt",
+    "education",
+    "education-num",
+    "marital-status",
+    "occupation",
+    "relationship",
+    "race",
+    "sex",
+    "capital-gain",
+    "capital-loss",
+    "hours-per-week",
+    "native-country",
+    "income",
+]
 
 
 def positive(values: pd.Series) -> pd.Series:
@@ -237,9 +250,7 @@ def mst(task: Task, train: np.ndarray, test: np.ndarray, epsilon: float, seed: i
     for name, values in task.categories.items():
         frame[name] = pd.Categorical(frame[name], [*values, "missing"]).codes.astype(int)
     frame["label"] = task.labels
-    domain = {name: 32 for name in task.bounds} | {
-        name: len(each) + 1 for name, each in task.categories.items()
-    }
+    domain = dict.fromkeys(task.bounds, 32) | {name: len(each) + 1 for name, each in task.categories.items()}
     pipeline = MSTPipeline(epsilon=epsilon, delta=DELTA, disable_processing=True, n_jobs=1)
     pipeline.fit(frame.iloc[train], {**domain, "label": len(task.classes)}, random_state=seed)
     drawn = pipeline.generate(n_records=len(train), random_state=seed)
@@ -466,7 +477,8 @@ def page(options: argparse.Namespace) -> None:
         worst = max(best[t] - value(t, "head", name="auc") for t in UNSEEN)
         loss = [t for t in UNSEEN if value(t, "head", name="log_loss") > value(t, "dp-ebm", name="log_loss")]
         print(
-            f"\nepsilon {epsilon:g}: highest AUC on {len(ahead)} of {len(UNSEEN)} unseen tables, at most {worst:.4f} behind;"
+            f"\nepsilon {epsilon:g}: highest AUC on {len(ahead)} of {len(UNSEEN)} unseen tables, "
+            f"at most {worst:.4f} behind"
         )
         print(f"log-loss above DP-EBM's on {loss or 'none'}")
 

@@ -208,7 +208,7 @@ def test_a_new_ledger_has_a_salt_of_256_bits_no_secret_of_sessions_and_an_empty_
     before = now()
     with Ledger(path) as ledger:
         with _read_transaction(ledger._engine) as connection:
-            kept = dict(iter(connection.execute(text("SELECT name, value FROM meta"))))
+            kept: dict[str, str] = dict(iter(connection.execute(text("SELECT name, value FROM meta"))))
             balance = "SELECT limit_units, spent_units, sequence, opened FROM accounts"
             *row, opened_at = connection.execute(text(balance)).one()
         assert ledger.verify().sound
