@@ -252,7 +252,8 @@ def mst(task: Task, train: np.ndarray, test: np.ndarray, epsilon: float, seed: i
     frame["label"] = task.labels
     domain = dict.fromkeys(task.bounds, 32) | {name: len(each) + 1 for name, each in task.categories.items()}
     pipeline = MSTPipeline(epsilon=epsilon, delta=DELTA, disable_processing=True, n_jobs=1)
-    pipeline.fit(frame.iloc[train], {**domain, "label": len(task.classes)}, random_state=seed)
+    rows = frame.iloc[train][[*domain, "label"]].reset_index(drop=True)
+    pipeline.fit(rows, {**domain, "label": len(task.classes)}, random_state=seed)
     drawn = pipeline.generate(n_records=len(train), random_state=seed)
     fitted = HistGradientBoostingClassifier(random_state=seed).fit(
         drawn[[*domain]], drawn["label"].astype(int)
@@ -279,6 +280,7 @@ def dp_xgboost(task: Task, train: np.ndarray, test: np.ndarray, epsilon: float, 
         "subsample": 1.0,
         "min_child_weight": 500,
         "nthread": 1,
+        "verbosity": 0,
         "seed": seed,
     }
     bounds = {"feature_min": [0.0] * rows.shape[1], "feature_max": [1.0] * rows.shape[1]}
