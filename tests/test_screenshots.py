@@ -82,6 +82,8 @@ def assert_looks_right(page: Any) -> None:
     own = page.url.split("/")[2]
     assert [url for url in page.requested if url.split("/")[2] != own] == []
     assert page.wrong == []
+    # On a busy machine the first frame may not be painted yet.
+    page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
     pixels = matplotlib.image.imread(io.BytesIO(page.screenshot()))[..., :3]
     ink = (np.abs(pixels - pixels[0, 0]).max(axis=-1) > 0.2).mean()
     assert 0.01 < ink < 0.5, f"{ink:.1%} of the first screen is ink"
