@@ -3,8 +3,9 @@
 The auditor adds a person with 30 identical rows that lie where nobody else's do and have the wrong label. A private
 head is trained many times without and many times with all of these rows, with exact noise. From the released weights
 the auditor computes one number, their product with the person's own gradient, which is the direction in which the
-person moves them, and bounds mu from below. The same audit runs twice: of a head that knows whose row each row is, and
-of a head trained by records, whose claim is for one record only.
+person moves them, and bounds mu from below. The same audit runs four times: of a head that knows whose row each row is,
+of a head trained by records, whose claim is for one record only, of a head on the cells of a table, and of one on cells
+with half the noise of its claim.
 
     python benchmarks/person_audit.py [--times 500] [--epsilon 8] [--output docs/results/person-audit.json]
 """
@@ -21,22 +22,27 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.base import clone
 
 from quietmax import HeadSettings, PrivateHead
 from quietmax.audit import AuditReport, audit_training
+from quietmax.audit.training import estimator_with_share
 from quietmax.data import Records
+from quietmax.models.features import TableCells
 
 PERSONS, MOST_ROWS, COLUMNS = 2000, 30, 4
 DELTA = 1e-5
-TRAINING: dict[str, Any] = {
-    "centring": 0.0,
+ONLY_STEPS: dict[str, Any] = {"centring": 0.0, "calibration": 0.0, "steps": 10}
+"""The whole budget goes into ten gradient steps, which the auditor sees only through the released weights."""
+TRAINING: dict[str, Any] = ONLY_STEPS | {
     "second_moments": 0.0,
-    "steps": 10,
     "learning_rate": 20.0,
     "max_grad_norm": 0.2,
 }
-SETTINGS: dict[str, Any] = {"features": "unit-norm", "settings": HeadSettings(**TRAINING)}
-"""The whole budget goes into ten gradient steps, which the auditor sees only through the released weights."""
+TRAINING_ON_CELLS: dict[str, Any] = ONLY_STEPS | {"learning_rate": 2.0, "max_grad_norm": 0.1}
+CELLS = TableCells(
+    COLUMNS, tuple((column, column + 1) for column in range(COLUMNS)), tuple(range(COLUMNS)), levels=8
+)
 
 
 def people(persons: int = PERSONS, seed: int = 0) -> Records:
@@ -64,32 +70,49 @@ def audit_head(
     by_person: bool,
     epsilon: float,
     times: int,
+    on_cells: bool = False,
+    noise_share: float = 1.0,
     confidence: float = 0.99,
     seed: int | None = None,
 ) -> AuditReport:
     """Train ``times`` heads without and as many with the worst-case person, and bound mu; exact noise without a seed.
 
-    By person the declared size is the number of persons, by records the number of rows.
+    By person the declared size is the number of persons, by records the number of rows. With a share of the noise the
+    claim stays.
     """
     states = itertools.repeat(None) if seed is None else itertools.count(seed)
     size = int(records.units.max()) + 1 if by_person else len(records)
 
     def fit(given: Records) -> PrivateHead:
-        head = PrivateHead(
-            epsilon, DELTA, classes=(0, 1), declared_size=size, random_state=next(states), **SETTINGS
-        )
+        head: PrivateHead = clone(audited).set_params(random_state=next(states))
         return head.fit(given.features, given.labels, groups=given.persons if by_person else None)
 
+    training = TRAINING_ON_CELLS if on_cells else TRAINING
+    features = CELLS if on_cells else "unit-norm"
+    audited = PrivateHead(
+        epsilon,
+        DELTA,
+        classes=(0, 1),
+        declared_size=size,
+        features=features,
+        settings=HeadSettings(**training),
+    )
+    claimed = None
+    if noise_share != 1.0:
+        honest = fit(records)
+        audited, claimed = estimator_with_share(honest, noise_share), honest.guarantee_
+    subject = f"private head{' on cells' * on_cells} trained by {'persons' if by_person else 'records'}"
     return audit_training(
         fit,
         along_the_gradient,
         records,
         worst_case_person(),
+        claimed,
         method="repeated",
         times=times,
         confidence=confidence,
         delta=DELTA,
-        subject=f"private head trained by {'persons' if by_person else 'records'}",
+        subject=subject + (f" with {noise_share:g} of its noise" if noise_share != 1.0 else ""),
     )
 
 
@@ -102,7 +125,7 @@ def along_the_gradient(head: PrivateHead, person: Records) -> NDArray[np.float64
 
 
 def main() -> None:
-    """Run both audits, print them and store them."""
+    """Run all audits, print them and store them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--times", type=int, default=500, help="trainings without, and as many with, the person"
@@ -113,9 +136,14 @@ def main() -> None:
     records = people()
     rows = np.bincount(records.units)
     results = []
-    for by_person in (True, False):
+    for kind in (
+        {"by_person": True},
+        {"by_person": False},
+        {"by_person": True, "on_cells": True},
+        {"by_person": True, "on_cells": True, "noise_share": 0.5},
+    ):
         started = time.perf_counter()
-        report = audit_head(records, by_person=by_person, epsilon=options.epsilon, times=options.times)
+        report = audit_head(records, epsilon=options.epsilon, times=options.times, **kind)
         seconds = time.perf_counter() - started
         results.append({**report.to_json(), "share": report.share, "seconds": round(seconds, 1)})
         print(
@@ -135,6 +163,7 @@ def main() -> None:
         "noise": "exact",
         "table": table,
         "settings": {"epsilon": options.epsilon, "delta": DELTA, "features": "unit-norm", **TRAINING},
+        "settings_on_cells": {"features": CELLS.to_json(), **TRAINING_ON_CELLS},
         "audits": results,
     }
     options.output.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

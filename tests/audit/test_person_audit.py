@@ -51,6 +51,21 @@ def test_training_by_persons_is_consistent_and_training_by_records_is_refuted_fo
     assert broken.claimed == pytest.approx(honest.claimed)
 
 
+def test_training_on_cells_by_persons_is_consistent_and_half_its_noise_is_refuted() -> None:
+    """200 trainings without and 200 with the person, who moves the weights by at most 1.7 times the noise.
+
+    A true claim is refuted with probability 1e-6. With half the noise the two kinds of models lie 3.4 standard
+    deviations apart, twice the claim.
+    """
+    records = person_audit.people(persons=60)
+    options = {"by_person": True, "on_cells": True, "epsilon": 8.0, "times": 200, "seed": 1}
+    honest = person_audit.audit_head(records, **options, confidence=SURE)
+    assert (honest.unit, honest.verdict) == ("person", "consistent")
+    weaker = person_audit.audit_head(records, **options, noise_share=0.5)
+    assert (weaker.claimed, weaker.verdict) == (honest.claimed, "refuted")
+    assert weaker.subject == "private head on cells trained by persons with 0.5 of its noise"
+
+
 @pytest.mark.slow
 def test_a_thousand_trainings_show_at_least_half_of_the_claim_for_a_person() -> None:
     """The run of the documentation with fixed seeds: 500 trainings without and 500 with the person.
@@ -72,8 +87,11 @@ def test_the_stored_result_is_that_of_a_thousand_trainings_with_exact_noise() ->
     assert stored["noise"] == "exact"
     assert stored["table"]["persons"] == 2000
     assert stored["table"]["rows_per_person"] == [1, 30]
-    by_person, by_record = stored["audits"]
-    assert by_person["samples"] == by_record["samples"] == 500
+    by_person, by_record, on_cells, weaker = stored["audits"]
+    assert {each["samples"] for each in stored["audits"]} == {500}
+    assert (on_cells["verdict"], weaker["verdict"]) == ("consistent", "refuted")
+    assert on_cells["lower_bound"] >= on_cells["claimed"] / 2
+    assert weaker["claimed"] == on_cells["claimed"]
     assert (by_person["verdict"], by_record["verdict"]) == ("consistent", "refuted")
     assert by_person["lower_bound"] >= by_person["claimed"] / 2
     assert by_record["claimed_for"] == "one record"

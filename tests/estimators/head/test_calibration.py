@@ -153,18 +153,28 @@ def test_the_steps_together_cost_no_more_than_their_share(monkeypatch: pytest.Mo
         assert sum(Fraction(step) ** 2 for _, step in spent) <= Fraction(mu) ** 2
 
 
-def test_a_sum_that_float64_does_not_hold_is_clamped() -> None:
+@pytest.mark.parametrize("rows", [2**33, 2**33 + 1, 2**40, 2**80])
+def test_a_sum_that_float64_does_not_hold_is_clamped(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     class Many(Table):
-        """A table that says it has 2^40 rows, all of which are sure and wrong."""
+        """A table that says it has many rows, all of which are sure and wrong."""
 
         def sum(self, work: Any) -> Any:
-            return 2**40 * work(self)
+            return rows * work(self)
+
+    seen: list[float] = []
+
+    def noted(values: Any, **given: Any) -> NoisyValues:
+        seen.extend(values)
+        return release_gaussian(values, **given)
+
+    monkeypatch.setattr(calibration, "release_gaussian", noted)
 
     many = Many(np.zeros((1, 2), np.uint16), np.zeros(1, np.int64), 2)
     weights = np.zeros((2, 9))
     weights[1] = 50.0
     scale = released_scale(many, partial(cell_scores, weights, SIZES), 4096, 1.0, SeededNoise(1))
     assert scale == pytest.approx(0.125, rel=0.05)  # as small as possible
+    assert 0.99 * 2**33 < max(seen) <= 2**33
 
 
 # --- The whole training -----------------------------------------------------------------------------------------------

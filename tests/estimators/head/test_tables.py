@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from quietmax import HeadSettings, PrivateHead
 from quietmax.estimators.blocks import Table
 from quietmax.estimators.head import tables
+from quietmax.estimators.head.estimator import _with_cells
 from quietmax.estimators.head.exact_sums import BITS, gradient_grid
 from quietmax.estimators.head.tables import Basis, _Residuals, descend, released_counts, with_lengths
 from quietmax.estimators.head.weights import GradientPlan, added_scores, even_shares
@@ -181,10 +182,25 @@ def test_lengths_are_upper_bounds_whatever_was_released(
     assert np.abs(basis.entries.data).max() <= 8 * UNIT
     table = with_lengths(basis, cells.sizes, Table(rows_of(rng, cells.sizes, 8), np.zeros(8, np.int64), 2))
     reference = Reference.of(basis, cells.sizes)
+    sums = added_scores([*table.rows.T.astype(np.intp)], cells.sizes, basis.squares[None])[0]
     assert table.lengths is not None
-    for row, length in zip(table.rows, table.lengths, strict=True):
+    for row, length, total in zip(table.rows, table.lengths, sums, strict=True):
         squared = Fraction(sum(each**2 for each in reference.z(row)), UNIT**2)
+        assert squared <= Fraction(float(total))  # before the root is rounded upwards
         assert squared <= Fraction(float(length)) ** 2 <= squared * Fraction(1 + 1e-6) + Fraction(1e-6)
+
+
+def test_lengths_are_upper_bounds_where_the_sum_over_many_columns_is_rounded() -> None:
+    rng, columns = np.random.default_rng(6), 3000
+    cells = TableCells(columns, tuple((place, place + 1) for place in range(columns)))
+    basis = Basis.of(cells, rng.uniform(1e-6, 1e-5, 2 * columns), 0.0, 1.0)
+    rows = (rng.random((20, columns)) < 0.1).astype(np.uint16)
+    sums = added_scores([*rows.T.astype(np.intp)], cells.sizes, basis.squares[None])[0]
+    assert sums.max() > 2**13
+    for row, total in zip(rows, sums, strict=True):
+        chosen = [*(2 * np.arange(columns) + row), 2 * columns]
+        z = basis.entries[chosen].sum(axis=0)
+        assert Fraction(sum(int(each) ** 2 for each in z), UNIT**2) <= Fraction(float(total))
 
 
 def test_the_released_centre_is_the_mean_of_the_features_and_is_subtracted() -> None:
@@ -357,6 +373,18 @@ def test_the_same_weights_have_the_same_scores_wherever_they_lie_in_memory() -> 
     np.testing.assert_allclose(added_scores(columns, MIXED.sizes, expected), direct, atol=1e-9)
 
 
+@pytest.mark.parametrize("width", [3, 256, 2**16 - 1, 2**16])
+def test_every_cell_is_kept_in_a_type_that_follows_from_public_numbers(width: int) -> None:
+    cells = TableCells(width, ((0, width),))
+    rows = np.zeros((3, width), np.float32)
+    rows[[0, 1], [0, width - 1]] = 1.0
+    found = [
+        _with_cells(cells, Table(part, np.zeros(len(part), np.int64), 2)).rows for part in (rows, rows[:1])
+    ]
+    assert found[0].tolist() == [[0], [width - 1], [width]]
+    assert found[0].dtype == found[1].dtype == (np.int32 if width >= 2**16 else np.uint16)
+
+
 # --- The whole descent ------------------------------------------------------------------------------------------------
 
 
@@ -395,6 +423,8 @@ def test_descending_on_cells_is_gradient_descent_on_the_rows_they_stand_for(clas
     moments=st.none() | st.floats(0.0, 0.98),
     calibration=st.none() | st.floats(0.0, 0.98),
 )
+@example(mu=1.0, size=None, centring=0.975, moments=None, calibration=None)
+@example(mu=1.0, size=100, centring=0.0, moments=0.979, calibration=None)
 def test_the_parts_of_a_budget_are_never_more_than_the_whole(
     mu: float, size: int | None, centring: float, moments: float | None, calibration: float | None
 ) -> None:

@@ -153,12 +153,12 @@ class Basis:
         centre = on_grid(np.clip(scaled.T @ shares, -_LARGEST_ENTRY, _LARGEST_ENTRY))
         # Exact: a cell has fewer than 32 features, so these are multiples of 2^-40 below 2^13.
         added = np.asarray((scaled * scaled).sum(axis=1)).ravel() - 2.0 * (scaled @ centre)
-        constant = math.fsum(centre * centre) + BIAS**2
+        last = np.append(-centre, on_grid(np.array(BIAS)))
+        constant = math.fsum(last * last)
         columns = len(cells.sizes)
         margin = (columns + 2**12) * _LENGTH_MARGIN * (constant + columns * float(np.abs(added).max()))
         scaled.resize(len(added), len(centre) + 1)
-        last = csr_array(np.append(-centre, on_grid(np.array(BIAS)))[None])
-        entries = vstack([scaled, last], format="csr") * _UNIT
+        entries = vstack([scaled, csr_array(last[None])], format="csr") * _UNIT
         return cls(entries.astype(np.int64), np.append(added, constant + margin))
 
     def scores(self, weights: Floats) -> Floats:
