@@ -11,7 +11,7 @@ values of the others. The head's rules were chosen on the tables in `RULE`; nobo
 `run` stores every figure in docs/results/tables.json and computes only what is missing. Each method has a process of
 its own for each table, and peers an environment of their own: `dp-ebm` (InterpretML), `diffprivlib`, `mst` (the
 synthesiser of dpmm, with gradient boosting on its rows), `dp-xgboost`; `logistic` and `boosting` are scikit-learn's,
-without privacy. `page` prints the tables of the results page. `speed` trains in turn.
+without privacy. `page` writes the tables and the figure of the results page. `speed` trains in turn.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ from sklearn.preprocessing import MinMaxScaler, OneHotEncoder
 from peers import REQUIREMENTS, peer_python
 from ratios import report
 
-RESULTS = Path(__file__).parent.parent / "docs/results/tables.json"
+DOCS = Path(__file__).parent.parent / "docs"
+RESULTS, PAGE = DOCS / "results/tables.json", DOCS / "results/table-accuracy.md"
+FIGURE = DOCS / "figures/tables.svg"
 DELTA, TEST_SHARE, MOST_VALUES = 1e-5, 0.2, 20
 ADULT = [
     "age",
@@ -444,45 +446,83 @@ def mean(runs: Mapping[str, Any], table: str, method: str, epsilon: float, name:
 
 
 def page(options: argparse.Namespace) -> None:
-    """Print the tables of the page on the results."""
+    """Write the tables and the figure of the results page."""
     runs = json.loads(options.output.read_text("utf-8"))["runs"]
+    value = partial(mean, runs)
     shown = [method for method in METHODS if any(f"/{method}/" in each for each in runs)]
-    figure = {"auc": 3, "accuracy": 3, "log_loss": 3, "ece": 3, "seconds": 1}
-    for part, tables in (
-        ("Tables on which the rules were chosen", RULE),
-        ("Tables that were not used", UNSEEN),
-    ):
-        print(f"\n### {part}, epsilon 1\n")
-        print(f"| table (training rows) | {' | '.join(shown)} |\n| --- |{' --- |' * len(shown)}")
+    lines = []
+    for part, tables in (("chosen on these", RULE), ("unseen", UNSEEN)):
+        lines += [
+            f"| {part} (training rows) | {' | '.join(shown)} | ECE: head | DP-EBM | log-loss: head | DP-EBM |"
+        ]
+        lines += [f"| --- |{' ---: |' * (len(shown) + 4)}"]
         for table in tables:
             rows = next(
-                each["rows"]
-                for run_key, each in runs.items()
-                if run_key.startswith(f"{table}/") and "rows" in each
+                each["rows"] for name, each in runs.items() if name.startswith(f"{table}/") and "rows" in each
             )
-            cells = [
-                " / ".join(
-                    f"{mean(runs, table, method, 1.0, name):.{digits}f}" for name, digits in figure.items()
-                )
-                for method in shown
+            cells = [value(table, method, 1.0, "auc") for method in shown]
+            cells += [
+                value(table, method, 1.0, name)
+                for name in ("ece", "log_loss")
+                for method in ("head", "dp-ebm")
             ]
-            print(f"| {table} ({rows:,}) | {' | '.join(cells)} |")
+            lines.append(
+                f"| {table} ({rows:,}) | {' | '.join(f'{each:.3f}' for each in cells).replace('nan', '')} |"
+            )
+        lines.append("")
+    lines += [
+        "| unseen tables | head has the highest AUC | most behind | log-loss above DP-EBM's |",
+        "| --- | --- | --- | --- |",
+    ]
     for epsilon in options.epsilons:
-        private = [method for method in shown if method in PRIVATE]
-        value = partial(mean, runs, epsilon=epsilon)
-        others = private[1:]
-        best = {
-            t: max(value(t, m, name="auc") for m in others if not math.isnan(value(t, m, name="auc")))
+        private = [method for method in shown if method in PRIVATE and method != "head"]
+        gaps = {}
+        for table in UNSEEN:
+            others = [value(table, method, epsilon, "auc") for method in private]
+            gaps[table] = max(each for each in others if not math.isnan(each)) - value(
+                table, "head", epsilon, "auc"
+            )
+        worst = max(gaps, key=lambda table: gaps[table])
+        above = [
+            t
             for t in UNSEEN
-        }
-        ahead = [t for t in UNSEEN if value(t, "head", name="auc") >= best[t]]
-        worst = max(best[t] - value(t, "head", name="auc") for t in UNSEEN)
-        loss = [t for t in UNSEEN if value(t, "head", name="log_loss") > value(t, "dp-ebm", name="log_loss")]
-        print(
-            f"\nepsilon {epsilon:g}: highest AUC on {len(ahead)} of {len(UNSEEN)} unseen tables, "
-            f"at most {worst:.4f} behind"
+            if value(t, "head", epsilon, "log_loss") > value(t, "dp-ebm", epsilon, "log_loss")
+        ]
+        ahead = sum(gap <= 0 for gap in gaps.values())
+        lines.append(
+            f"| epsilon {epsilon:g} | {ahead} of {len(UNSEEN)} | {gaps[worst]:.3f} ({worst}) | "
+            f"{', '.join(above) or 'none'} |"
         )
-        print(f"log-loss above DP-EBM's on {loss or 'none'}")
+    start, end = "<!-- tables -->", "<!-- end of tables -->"
+    before, _, rest = PAGE.read_text("utf-8").partition(start)
+    PAGE.write_text(f"{before}{start}\n\n" + "\n".join(lines) + f"\n\n{end}{rest.partition(end)[2]}", "utf-8")
+    draw(value, shown)
+
+
+def draw(value: Callable[[str, str, float, str], float], shown: list[str]) -> None:
+    """Draw the AUC of all methods on the unseen tables at epsilon 1."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
+    order = sorted(UNSEEN, key=lambda table: value(table, "head", 1.0, "auc"))
+    marks = {
+        "head": "o",
+        "dp-ebm": "s",
+        "dp-xgboost": "^",
+        "diffprivlib": "v",
+        "mst": "D",
+        "logistic": "|",
+        "boosting": "x",
+    }
+    for method in shown:
+        found = [value(table, method, 1.0, "auc") for table in order]
+        color = "tab:blue" if method == "head" else "black" if method not in PRIVATE else None
+        axes.plot(found, order, marks[method], label=method, color=color, ms=9 if method == "head" else 6)
+    axes.set_xlabel("AUC at epsilon 1 (logistic and boosting: without privacy)")
+    axes.grid(axis="y", alpha=0.3)
+    axes.legend()
+    figure.savefig(FIGURE, metadata={"Date": None})
 
 
 def main() -> None:
