@@ -229,7 +229,9 @@ def _map_cells(values: pd.Series[Any], rule: Callable[[object], object]) -> NDAr
             encoded = column.combine_chunks().dictionary_encode("encode")
             mapped = np.array([rule(value) for value in encoded.dictionary.to_pylist()], dtype=object)
             return np.asarray(mapped[encoded.indices.to_numpy()])
-    return np.array([rule(value) for value in _cells(values)], dtype=object)
+    cells = _cells(values)
+    known = {value: rule(value) for value in {each for each in cells if type(each) is str}}
+    return np.array([known[value] if type(value) is str else rule(value) for value in cells], dtype=object)
 
 
 def _cells(values: pd.Series[Any]) -> list[Any]:
