@@ -395,6 +395,12 @@ def process(method: str, table: str, **environment: str) -> Iterator[Callable[[f
         write.close()
 
 
+def store(runs: Mapping[str, Any], path: Path) -> None:
+    """Write all runs, one per line."""
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(runs[name])}" for name in sorted(runs))
+    path.write_text(f'{{"runs": {{\n{lines}\n}}}}\n', "utf-8")
+
+
 def run(options: argparse.Namespace) -> None:
     """Compute and store what is missing."""
     stored = json.loads(options.output.read_text("utf-8")) if options.output.exists() else {"runs": {}}
@@ -411,7 +417,7 @@ def run(options: argparse.Namespace) -> None:
             with process(method, table) as ask:
                 found = {name: ask(*pair) for name, pair in runs.items()}
             stored["runs"] |= found
-            options.output.write_text(json.dumps(stored, indent=1, sort_keys=True) + "\n", "utf-8")
+            store(stored["runs"], options.output)
             print(
                 table,
                 method,

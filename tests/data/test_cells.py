@@ -117,3 +117,8 @@ def test_a_category_that_no_row_has_is_not_read() -> None:
     column = pd.Series(pd.Categorical([2, None, 2], categories=[1, 2, (3,)]))
     assert as_strings(column).tolist() == ["2", "", "2"]
     assert as_strings(column[:0]).tolist() == []
+
+
+def test_integers_of_arrow_that_no_float_equals_are_rounded() -> None:
+    large = pd.Series([2**53 + 1, None], dtype=pd.ArrowDtype(pyarrow.int64()))
+    np.testing.assert_equal(as_numbers(large, "x"), [2.0**53, math.nan])

@@ -377,7 +377,7 @@ DOLLARS = {"thousands": ",", "unit": "$"}
         (DOLLARS, {"$1,234.50": 1234.5, "-$ 5": -5.0, "7": 7.0, "$NA": math.nan}),
         (DOLLARS, dict.fromkeys(("$", "$$5", "5$5"))),
         ({"unit": "%"}, {"12 %": 12.0}),
-        ({"unit": "kg"}, {"75kg": 75.0, "75 lb": None}),
+        ({"unit": "kg"}, {"75kg": 75.0, "-kg75": -75.0, "75 lb": None}),
     ],
 )
 def test_numbers_are_read_with_the_declared_separators_and_unit_or_are_an_error(
@@ -484,6 +484,7 @@ def test_crosses_must_be_different_pairs_of_columns(crosses: tuple[tuple[str, st
     ("column", "cells", "losses"),
     [
         (NumericColumn("x", 0, 9), ["1", "10", "-1", "", "x"], Losses(1, 2, 0, 1)),
+        (NumericColumn("x", 0, 9), ["0", "9"], Losses(0, 0, 0, 0)),
         (NumericColumn("x", 0, 9, missing_values=("x",)), ["1", "inf", "x"], Losses(1, 1, 0, 0)),
         (CategoricalColumn("x", ("a",)), ["a", "b", "?"], Losses(1, 0, 1, 0)),
         (BooleanColumn("x"), ["y", "b", "?"], Losses(1, 0, 0, 1)),
