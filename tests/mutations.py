@@ -53,7 +53,8 @@ AREAS = {
     ),
     "splits": Area(
         "data/records.py estimators/training_set.py",
-        "data/test_records.py data/test_sources.py estimators/test_training_set.py invariant/test_splits.py",
+        "data/test_records.py data/test_sources.py estimators/test_training_set.py invariant/test_splits.py "
+        "estimators/test_validation.py estimators/test_contract.py",
     ),
 }
 ALSO_ON_POSTGRESQL = ("database.py", "ledger.py")

@@ -30,6 +30,7 @@ from quietmax.estimators.head.calibration import Scores, released_scale
 from quietmax.estimators.head.exact_sums import (
     BITS,
     Rows,
+    _exact_product,
     _moment_sum,
     _row_sum,
     _unit_rows,
@@ -276,7 +277,7 @@ class PrivateHead(PrivateClassifier):
             self._fit_by_output(table, allowance.training, source)
         if allowance.calibration is not None:
             scores = partial(_dense_scores, _weights_on_grid(self.coef_))
-            self._calibrate(table, scores, ROWS_AT_ONCE, allowance.calibration, source)
+            self._calibrate(table, scores, _RECORDS_AT_ONCE, allowance.calibration, source)
         return allowance
 
     def _calibrate(
@@ -320,17 +321,12 @@ class PrivateHead(PrivateClassifier):
         if allowance.moments is not None:
             moments = _released_moments(table, self.size_, allowance.moments, source)
             return _whitening_matrix(moments, self.size_, allowance.moments)
-        table_map = self._table_map
-        if table_map is not None and allowance.centre is not None:
+        table_map, by_gradient = self.feature_map_, self._training_method == "gradient"
+        if isinstance(table_map, TableFeatures) and by_gradient and allowance.centre is not None:
+            # The gradient method sees features of a table, which are mostly indicators.
             scale = table_map.scale(self.centre_, 1.0 / (allowance.centre * self.size_))
             return _whitening_on_grid(np.append(scale, 1.0))
         return None
-
-    @property
-    def _table_map(self) -> TableFeatures | None:
-        """The feature map, if the gradient method sees features of a table, which are mostly indicators."""
-        by_gradient = self._training_method == "gradient"
-        return self.feature_map_ if by_gradient and isinstance(self.feature_map_, TableFeatures) else None
 
     def _fit_by_gradient(self, table: Blocks, mu: float, source: NoiseSource) -> None:
         """Release every clipped gradient sum with noise, and step along it."""
@@ -565,7 +561,7 @@ def _outputs(classes: int) -> int:
 
 def _dense_scores(weights: Floats, block: Table, part: slice) -> Floats:
     """Return the scores of rows on the grid by weights on a grid: the products and their sums are exact."""
-    return np.ascontiguousarray((block.rows[part].astype(np.float64) @ weights.T).T)
+    return np.ascontiguousarray(_exact_product(block.rows[part].astype(np.float64), weights.T.copy()).T)
 
 
 def _on_all_threads(fill: Callable[[slice], None], rows: int, height: int) -> None:
