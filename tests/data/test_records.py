@@ -344,3 +344,8 @@ def test_a_holdout_is_read_back_from_json_and_nothing_else_is() -> None:
     for content in ({"share": 0.2}, {"share": 0.2, "seed": 0, "key": 1}, {"share": 2, "seed": 0}, [0.2, 0]):
         with pytest.raises(InvalidInput):
             Holdout.from_json(content)  # type: ignore[arg-type]
+
+
+def test_the_digest_reads_every_row() -> None:
+    rows = [Records("one", np.full((1, 2), value, np.float32), np.array([0]), 2) for value in (0.0, 1.0)]
+    assert rows[0].digest() != rows[1].digest()

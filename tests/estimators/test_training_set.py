@@ -26,11 +26,19 @@ from sklearn.preprocessing import Binarizer, Normalizer, StandardScaler
 
 from quietmax import _before_noise
 from quietmax._before_noise import Allowed
+from quietmax.data.encoding import Encoding, NumericColumn
 from quietmax.data.records import Records, hold_out
 from quietmax.data.schema import Schema
 from quietmax.data.tables import encode_table
 from quietmax.errors import InvalidInput
-from quietmax.estimators.training_set import Persons, _names_of, _training_rows, queries
+from quietmax.estimators.training_set import (
+    Persons,
+    _check_embedding,
+    _names_of,
+    _training_rows,
+    alike,
+    queries,
+)
 from tests.estimators.whole_set import training_set
 
 SCHEMA = Schema(
@@ -402,3 +410,18 @@ def test_an_estimator_outside_a_pipeline_or_in_cross_validation_has_no_such_cond
     assert cross_val_score(Bare(), X, Y, cv=2, error_score="raise").tolist() == [0.5, 0.5]
     StandardScaler().fit(X)
     assert Bare().fit(X, Y).seen_.own_code == ()
+
+
+def test_an_embedding_takes_columns_whose_values_lie_evenly_around_zero() -> None:
+    even = NumericColumn("x", -2, 2, missing=False)
+    _check_embedding(Encoding((even,), "y", ("a", "b")))
+    for change in ({"low": -1}, {"scale": "log"}, {"edges": (0.0,)}, {"missing": True}):
+        with pytest.raises(InvalidInput, match="'z'"):
+            _check_embedding(Encoding((even, replace(even, name="z", **change)), "y", ("a", "b")))
+
+
+def test_values_are_alike_up_to_rounding_and_of_one_kind() -> None:
+    assert alike({"a": [1.0, "b"]}, {"a": (1 + 1e-10, "b")})
+    assert not any(alike(1.0, other) for other in (1 + 1e-8, True, "1", None))
+    assert not alike({"a": 1}, [1])
+    assert not alike([1], {"a": 1})
