@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -215,22 +216,24 @@ STRANGERS = {
 }
 
 
+PEOPLE = Schema(
+    label="ill",
+    classes=("0", "1"),
+    bounds={"age": (0, 60)},
+    categories={"town": ("a", "b")},
+    person="who",
+)
+
+
 @pytest.mark.parametrize("stranger", STRANGERS.values(), ids=STRANGERS)
 def test_a_stranger_in_a_frame_changes_nothing_about_anybody_else(stranger: dict[str, object]) -> None:
     """Names, shares, encoded rows and labels keep every bit, although pandas may give whole columns another type."""
     rows: list[dict[str, object]] = [
         {"who": row // 3, "age": row % 50, "town": "ab"[row % 2], "ill": row % 2} for row in range(60)
     ]
-    schema = Schema(
-        label="ill",
-        classes=("0", "1"),
-        bounds={"age": (0, 60)},
-        categories={"town": ("a", "b")},
-        person="who",
-    )
 
     def found(people: list[dict[str, object]]) -> Any:
-        return training_set(PrivateHead(schema=schema), pd.DataFrame(people), None, None)
+        return training_set(PrivateHead(schema=PEOPLE), pd.DataFrame(people), None, None)
 
     plain, disturbed = found(rows), found([{**stranger, "ill": 1}] * 2 + rows[::-1])
     for before, after in (
@@ -250,14 +253,7 @@ def test_a_stranger_moves_the_integer_sums_over_cells_by_what_their_rows_add_alo
 ) -> None:
     """Clipped residuals and excess confidence, from a frame to the sums that get noise."""
     torch.set_num_threads(threads)
-    schema = Schema(
-        label="ill",
-        classes=("0", "1"),
-        bounds={"age": (0, 60)},
-        categories={"town": ("a", "b")},
-        person="who",
-        crosses=(("age", "town"),),
-    )
+    schema = replace(PEOPLE, crosses=(("age", "town"),))
     rows: list[dict[str, object]] = [
         {"who": row // 30, "age": row % 50, "town": "ab"[row % 2], "ill": row % 2} for row in range(600)
     ]

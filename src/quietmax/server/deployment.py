@@ -58,7 +58,7 @@ class MigratedBudget:
 
 @dataclass(frozen=True, eq=False)
 class Deployment:
-    """A model that is served under a name and version: `load_models` reads it, `deploy` binds it to its account."""
+    """A model that is served under a name and version: `load_models` reads it, `deploy` gives it its account."""
 
     name: str  # What requests call the model
     version: str
@@ -322,11 +322,11 @@ def deploy(
     because: str | None = None,
 ) -> list[Deployment]:
     """Bind models to the accounts of their training sets, new ones if need be, and charge what training spent."""
-    ordered = sorted(models, key=binding_order)
-    return [_bind(ledger, model, budget, account, because) for model in ordered]
+    ordered = sorted(models, key=deployment_order)
+    return [_deploy(ledger, model, budget, account, because) for model in ordered]
 
 
-def binding_order(model: Deployment) -> bool:
+def deployment_order(model: Deployment) -> bool:
     """Sort models with Gaussian costs first: an account with such a total can pay pure costs too."""
     return model._measure != "gaussian"
 
@@ -371,7 +371,7 @@ def _version_order(version: str) -> list[tuple[int, int | str]]:
     return [(0, int(part)) if part.isdigit() else (1, part) for part in parts]
 
 
-def _bind(
+def _deploy(
     ledger: Ledger, model: Deployment, budget: Terms | None, account: str | None, because: str | None
 ) -> Deployment:
     """Open or find the account of one model, and charge it for what was spent before."""
@@ -551,14 +551,14 @@ class ModelRepository:
         self,
         directory: Path,
         load: Callable[[list[str]], list[Deployment]],  # As `load_models` does
-        bind: Callable[[Ledger, list[Deployment]], list[Deployment]],  # As `deploy` does
+        deploy: Callable[[Ledger, list[Deployment]], list[Deployment]],  # As the function does
         reserved: Iterable[str] = (),  # Names of models that are served from elsewhere
     ) -> None:
         if not directory.is_dir():
             raise InvalidInput(f"The model repository {directory} must be a directory.")
         self._directory = directory.resolve()
         self._load = load
-        self._bind = bind
+        self._deploy = deploy
         self._reserved = frozenset(reserved)
         self._models: dict[str, tuple[str, Deployment]] = {}  # by name, after the state of their files
 
@@ -568,15 +568,16 @@ class ModelRepository:
         return [model for _, model in self._models.values()]
 
     def start(self, ledger: Ledger | None) -> list[Deployment]:
-        """Read and bind all models; raise if that fails for one."""
+        """Read and deploy all models; raise if that fails for one."""
         for error in self.refresh(ledger).values():
             raise InvalidInput(error)
         return self.deployments
 
     def refresh(self, ledger: Ledger | None) -> dict[str, str]:
-        """Read what is new or changed and bind it, unless there is no ledger; forget what is gone.
+        """Read what is new or changed and deploy it, unless there is no ledger; forget what is gone.
 
-        A model that cannot be read or bound changes nothing: what was served under its name stays. The result says why.
+        A model that cannot be read or deployed changes nothing: what was served under its name stays. The result says
+        why.
         """
         if not self._directory.is_dir():
             raise QuietmaxError(
@@ -597,10 +598,10 @@ class ModelRepository:
                 except QuietmaxError as error:
                     errors[name] = str(error)
         # One by one: a model that cannot be paid for keeps no other from being served.
-        for name, (state, model) in sorted(read.items(), key=lambda each: binding_order(each[1][1])):
+        for name, (state, model) in sorted(read.items(), key=lambda each: deployment_order(each[1][1])):
             try:
-                bound = model if ledger is None else self._bind(ledger, [model])[0]
-                models[name] = state, bound
+                deployed = model if ledger is None else self._deploy(ledger, [model])[0]
+                models[name] = state, deployed
             except QuietmaxError as error:
                 errors[name] = str(error)
         self._models = models

@@ -66,9 +66,8 @@ _INTERVALS, PEOPLE_PER_INTERVAL = (32, 16, 8), 5.0
 _LEVELS_FROM = 256.0
 """From that `mu N / 5` on, every level also has a feature of its own: some values of a number stand for themselves."""
 _LEVELS_PER_COUNT = 4.0
-_PLAIN, _NUMBER, _INTERVAL = range(
-    3
-)  # kinds of features: of categories, of a number itself, of its intervals
+_PLAIN, _NUMBER, _INTERVAL = range(3)
+"""Kinds of features: of categories, of a number itself, of its intervals."""
 _SCALE_POWER = 0.35
 """A feature with the second moment v is multiplied by `v^-0.35`: between no scaling and equal variances."""
 
