@@ -110,6 +110,7 @@ def test_the_page_answers_and_looks_right(
     page: Any, address: str, screenshot: Callable[[Any, str], None]
 ) -> None:
     page.goto(address)
+    page.get_by_role("button", name="Send query").wait_for()  # the page fetches what it shows
     screenshot(page, "page")
     assert_looks_right(page)
     ask(page, QUESTIONS[1])
