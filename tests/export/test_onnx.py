@@ -23,8 +23,16 @@ from quietmax.data.schema import Schema
 from quietmax.errors import InvalidInput
 from quietmax.estimators.head.weights import TableWeights
 from quietmax.estimators.serialization import open_private, save_private
-from quietmax.export.graph import IR_VERSION, OPSET, Graph, Value
-from quietmax.export.onnx import _classify, _map_features, _onnx_model, export_onnx
+from quietmax.export.onnx import (
+    IR_VERSION,
+    OPSET,
+    Graph,
+    Value,
+    _classify,
+    _map_features,
+    _onnx_model,
+    export_onnx,
+)
 from quietmax.models.features.cells import TableCells
 from quietmax.models.features.generic import Pipeline, RandomFourier
 from quietmax.models.features.images import Joined, Mirrored, Patches, Reduced, Scattering, Turned

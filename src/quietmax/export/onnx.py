@@ -1,41 +1,52 @@
 """A released model as one ONNX graph: columns in, class names and probabilities out.
 
+A column of numbers takes float64, NaN for a missing value. All other columns take strings, "" for a missing value.
+What a cell becomes is what `quietmax.data.encoding` makes of it. Where standard operators cannot tell, or where
+Quietmax would refuse the cell, the row is marked as unreadable, so that it gets no answer rather than another one.
+
 Feature maps and classifiers compute in the order and the precision of their own modules. Fourier transforms of images
-are products with matrices of cosines and sines. Turning an image and averaging its pixels are linear, so they are
-products with the matrices that the maps' own functions make of unit images.
+are products with matrices of cosines and sines, 14 times as fast as the operator DFT of onnxruntime 1.31. Turning an
+image and averaging its pixels are linear, so they are products with the matrices that the maps' own functions make of
+unit images.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+import re
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import cache, reduce
+from operator import or_
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from quietmax import __version__
 from quietmax._io import atomic_write
 from quietmax._lazy import required
+from quietmax.data.cells import MISSING_MARKERS, NO, YES, exact_number
+from quietmax.data.encoding import (
+    BooleanColumn,
+    CategoricalColumn,
+    Column,
+    DateColumn,
+    HashedColumn,
+    NumericColumn,
+    TextColumn,
+)
 from quietmax.errors import InvalidInput
 from quietmax.estimators.dpsgd.estimator import Centring, PrivateNetwork
 from quietmax.estimators.dpsgd.training import ROW_LENGTH
 from quietmax.estimators.head.exact_sums import BITS, on_grid
 from quietmax.estimators.head.weights import HeadWeights, TableWeights
 from quietmax.estimators.serialization import PrivateModel
-from quietmax.export.graph import (
-    IR_VERSION,
-    OPSET,
-    Graph,
-    Value,
-    _any_of,
-    _encode_column,
-    _input_type,
-    _side_by_side,
-)
 from quietmax.export.released import _metadata, _open_released
 from quietmax.models.features import images as image_maps
 from quietmax.models.features.base import FeatureMap
@@ -55,13 +66,15 @@ from quietmax.models.features.tabular import Identity, OneHot, Scaling, TableFea
 from quietmax.models.mlp import MLP
 from quietmax.spending import DESCRIPTION_FILE
 
+OPSET, IR_VERSION = 20, 9
+"""Version of the standard operators, the first with regular expressions, and of the file format that belongs to it."""
+
 _LABEL, _PROBABILITIES, _FEATURES = "label", "probabilities", "features"
 _MOST_BYTES = 2**31 - 2**20
 """An ONNX file is one protocol buffer, which cannot be larger."""
 _UNIT = 2.0**BITS
 _SHORTENED = 1.0 - 2.0**-36
 _IMAGE_UNIT = 2.0**26
-_NORM_EPSILON = 1e-5
 _ONE_MORE = np.array([0, 0, 0, 1])
 """Pads rows by one column."""
 
@@ -99,7 +112,7 @@ def _onnx_model(folder: str | Path) -> Any:
 
     inputs = [_info(column.name, _input_type(column)) for column in columns]
     _answers(graph, model, label, probabilities)
-    outputs = [_info(label, np.str_), _info(probabilities, np.float64, len(model.classes))]
+    outputs = [_info(label, object), _info(probabilities, np.float64, len(model.classes))]
     if sum(each.ByteSize() for each in graph.constants) > _MOST_BYTES:
         raise InvalidInput("The model is too large for one ONNX file, which has at most 2 GB.")
     inputs = inputs or [_info(_FEATURES, np.float32, model.inputs)]
@@ -152,6 +165,356 @@ def _encoded(graph: Graph, model: PrivateModel) -> tuple[Value, Value | None]:
     columns = [_encode_column(graph, column) for column in model.encoding.columns]
     doubts = [unreadable for _, unreadable in columns if unreadable is not None]
     return _side_by_side([features for features, _ in columns]), _any_of(doubts) if doubts else None
+
+
+# --- The graph --------------------------------------------------------------------------------------------------------
+
+
+class Graph:
+    """An ONNX graph under construction."""
+
+    def __init__(self, reserved: Collection[str]) -> None:
+        self._onnx = required("onnx", "An export to ONNX")
+        self._reserved = set(reserved)
+        self._count = 0
+        self.nodes: list[Any] = []
+        self.constants: list[Any] = []
+
+    def __call__(
+        self, operator: str, *inputs: Value | ArrayLike, outputs: int = 1, **attributes: Any
+    ) -> Value:
+        """Add an operation and return its first output."""
+        results = [self._name() for _ in range(outputs)]
+        names = [each.name if isinstance(each, Value) else self._constant(each) for each in inputs]
+        self.nodes.append(self._onnx.helper.make_node(operator, names, results, **attributes))
+        return Value(self, results[0])
+
+    def _output(self, value: Value, name: str) -> None:
+        """Give a value the name of an output."""
+        self.nodes.append(self._onnx.helper.make_node("Identity", [value.name], [name]))
+
+    def _type(self, kind: type) -> int:
+        """Return the number by which ONNX knows a type; strings are objects."""
+        return int(self._onnx.helper.np_dtype_to_tensor_dtype(np.dtype(kind)))
+
+    def _name(self) -> str:
+        """Return a name that nothing has yet."""
+        while (name := f"value {self._count + 1}") in self._reserved:
+            self._count += 1
+        self._count += 1
+        return name
+
+    def _constant(self, value: ArrayLike) -> str:
+        """Add a constant and return its name."""
+        array, name = np.asarray(value), self._name()
+        stored = array.astype(object) if array.dtype.kind == "U" else array
+        self.constants.append(self._onnx.numpy_helper.from_array(stored, name))
+        return name
+
+
+def _operation(operator: str, *, reflected: bool = False) -> Callable[[Value, Any], Value]:
+    """Return the method of an arithmetic or logical operator."""
+
+    def _apply(value: Value, other: Any) -> Value:
+        return value.graph(operator, other, value) if reflected else value.graph(operator, value, other)
+
+    return _apply
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """A value of a graph, for each row of the input. Python's operators add those of ONNX to the graph."""
+
+    graph: Graph
+    name: str
+
+    __array_ufunc__ = None  # An array leaves the arithmetic with a value to the value
+    __add__ = _operation("Add")
+    __sub__ = _operation("Sub")
+    __mul__ = _operation("Mul")
+    __truediv__ = _operation("Div")
+    __rtruediv__ = _operation("Div", reflected=True)
+    __mod__ = _operation("Mod")
+    __matmul__ = _operation("MatMul")
+    __rmatmul__ = _operation("MatMul", reflected=True)
+    __and__ = _operation("And")
+    __or__ = _operation("Or")
+    __lt__ = _operation("Less")
+    __gt__ = _operation("Greater")
+    __le__ = _operation("LessOrEqual")
+    __ge__ = _operation("GreaterOrEqual")
+
+    def __invert__(self) -> Value:
+        return self("Not")
+
+    def __call__(self, operator: str, *others: Value | ArrayLike, **attributes: Any) -> Value:
+        """Add an operation whose first input is this value."""
+        return self.graph(operator, self, *others, **attributes)
+
+    def _cast(self, kind: type) -> Value:
+        """Return the value as another type."""
+        return self("Cast", to=self.graph._type(kind))
+
+    def _trunc(self) -> Value:
+        """Round towards zero; ONNX has no operator for it."""
+        return self("Sign") * self("Abs")("Floor")
+
+    def _column(self) -> Value:
+        """Return a vector as a matrix of one column."""
+        return self("Unsqueeze", np.array([1]))
+
+    def _squares(self) -> Value:
+        """Return the sum of the squares of each row, as a column."""
+        return self("ReduceSumSquare", np.array([1]), keepdims=1)
+
+    def _unit(self, floor: float) -> Value:
+        """Return rows divided by their length, or by the floor where that is larger."""
+        return self / self._squares()("Sqrt")("Max", np.float32(floor))
+
+
+def _side_by_side(values: Sequence[Value]) -> Value:
+    """Join matrices of the same number of rows."""
+    return values[0] if len(values) == 1 else values[0]("Concat", *values[1:], axis=1)
+
+
+def _any_of(values: Sequence[Value]) -> Value:
+    """Return where at least one of several booleans holds."""
+    return reduce(or_, values)
+
+
+# --- Columns ----------------------------------------------------------------------------------------------------------
+
+_Encoded = tuple[Value, Value | None]
+"""The features of a column, float32 of shape (rows, features), and which cells are unreadable, if any can be."""
+
+_EXPONENT = r"-?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)[eE][+-]?[0-9]{1,3}"
+"""Numbers that regular expressions cannot compare with a category."""
+_LONGEST_PATTERN = 20_000
+_TIME = (
+    r"([T ]([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9](\.[0-9]+)?)?(Z|[+-]([01][0-9]|2[0-3])(:?[0-5][0-9])?)?)?"
+)
+_DATE_PARTS = {"Y": "[0-9]{4}", "m": "(0[1-9]|1[0-2])", "d": "(0[1-9]|[12][0-9]|3[01])"}
+_FIRST_DAY = {"Y": "0001", "m": "01", "d": "01"}
+_ISO = "%Y-%m-%d"
+_DAYS = (0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+_OF_STOLL = "[\\t-\\r ]*"
+"""Blanks that may stand before an integer where onnxruntime reads it from a string."""
+
+
+def _input_type(column: Column) -> type:
+    """Return the type of a column's input."""
+    return np.float64 if isinstance(column, NumericColumn) else object
+
+
+def _indicators(hits: Sequence[Value]) -> Value:
+    """Return booleans as columns of 0 and 1."""
+    return _side_by_side([hit._cast(np.float32)._column() for hit in hits])
+
+
+def _with_missing(column: Column, features: Value, absent: Value) -> Value:
+    """Append the feature of the missing value, if the column has one."""
+    return _side_by_side([features, _indicators([absent])]) if column.missing else features
+
+
+def _numeric(cells: Value, column: NumericColumn) -> _Encoded:
+    """Encode numbers; see `NumericColumn`."""
+    parsed = [column.parse(value) for value in column.missing_values]
+    codes = [code for code in parsed if code is not None and not math.isnan(code)]
+    absent = _any_of([cells("IsNaN"), *(cells("Equal", np.float64(code)) for code in codes)])
+    low, high = np.float64(column.low), np.float64(column.high)
+    clipped = absent("Where", low, cells)("Clip", low, high)
+    if column.edges:
+        starts, ends = np.array([-np.inf, *column.edges]), np.array([*column.edges, np.inf])
+        values = clipped._column()
+        inside = (values >= starts) & (values < ends) & (~absent)._column()
+        return _with_missing(column, inside._cast(np.float32), absent), None
+    distance = clipped - low
+    if column.scale == "log":
+        share = _log1p(distance) / np.float64(math.log1p(column.high - column.low))
+    else:
+        share = distance / (high - low)
+    return _with_missing(column, share._cast(np.float32)._column(), absent), None
+
+
+def _log1p(value: Value) -> Value:
+    """Return ln(1 + x), as exact as float64 allows: `x ln(u) / (u - 1)` for u = 1 + x, and x where u is 1."""
+    above = value + 1.0
+    return above("Equal", 1.0)("Where", value, above("Log") * value / (above - 1.0))
+
+
+def _matches(cells: Value, column: Column, alternatives: Iterable[str]) -> Value:
+    """Return which cells of a column match one of several regular expressions, without outer blanks."""
+    pattern = f"{_BLANKS}*({'|'.join(alternatives)}){_BLANKS}*"
+    if len(pattern) > _LONGEST_PATTERN:
+        raise InvalidInput(
+            f"Column '{column.name}' cannot be exported to ONNX, because its values match in any case and have too "
+            "many spellings."
+        )
+    return cells("RegexFullMatch", pattern=pattern)
+
+
+def _absent(cells: Value, column: Column) -> Value:
+    """Return which cells are missing values."""
+    return _matches(cells, column, map(_literal, sorted(MISSING_MARKERS.union(column.missing_values))))
+
+
+def _categorical(cells: Value, column: CategoricalColumn) -> _Encoded:
+    """Encode categories; see `CategoricalColumn`."""
+    numbers = [exact_number(category) for category in column.categories]
+    present = [number for number in numbers if number is not None]
+    if len(set(present)) < len(present):
+        raise InvalidInput(
+            f"Column '{column.name}' cannot be exported to ONNX, because two of its categories are the same number."
+        )
+    hits = []
+    for category, number in zip(column.categories, numbers, strict=True):
+        spellings = [_any_case(category.casefold()) if column.ignore_case else _literal(category)]
+        spellings += [] if number is None else [_plain_number(number)]
+        hits.append(_matches(cells, column, spellings))
+    known = _any_of(hits)
+    absent = _absent(cells, column) & ~known
+    features = _indicators(hits)
+    if column.style == "codes":
+        codes = (np.arange(len(hits)) + 1) / len(hits)
+        features = features @ codes[:, None].astype(np.float32)
+    unreadable = _matches(cells, column, [_EXPONENT]) & ~(known | absent) if present else None
+    return _with_missing(column, features, absent), unreadable
+
+
+def _boolean(cells: Value, column: BooleanColumn) -> _Encoded:
+    """Encode yes and no; see `BooleanColumn`."""
+    absent = _absent(cells, column)
+    answers = []
+    for words, number in ((NO, Decimal(0)), (YES, Decimal(1))):
+        spellings = [*map(_any_case, sorted(words)), _plain_number(number)]
+        answers.append(_matches(cells, column, spellings) & ~absent)
+    return _with_missing(column, _indicators(answers), absent), ~_any_of([absent, *answers])
+
+
+def _date(cells: Value, column: DateColumn) -> _Encoded:
+    """Encode dates; see `DateColumn`."""
+    form = re.fullmatch(r"%([Ymd])([-./])%([Ymd])\2%([Ymd])", column.format or _ISO)
+    if (
+        column.bounds is None
+        or len(column.low) != 10
+        or form is None
+        or len(set(form.groups()) - {form[2]}) < 3
+    ):
+        raise InvalidInput(
+            f"Column '{column.name}' cannot be exported to ONNX: only dates such as 2024-01-31 or 31.01.2024 can, "
+            "without the time of day."
+        )
+    order, mark = (form[1], form[3], form[4]), form[2]
+    absent = _absent(cells, column)
+    plain = re.escape(mark).join(_DATE_PARTS[part] for part in order)
+    written = plain + _TIME if column.format is None else plain
+    readable = cells("RegexFullMatch", pattern=f"{_OF_STOLL}{written}{_BLANKS}*") & ~absent
+    # Every cell must have three parts that are integers.
+    dates = readable("Where", cells, np.array(mark.join(_FIRST_DAY[part] for part in order)))
+    parts = dates("StringSplit", delimiter=mark, maxsplit=2, outputs=2)
+    year, month, day = (
+        parts("Gather", np.array(order.index(part)), axis=1)._cast(np.int64) for part in "Ymd"
+    )
+    ordinal, valid = _ordinal(year, month, day)
+    low, high = column.bounds
+    share = (ordinal - low)._cast(np.float64) / np.float64(high - low)
+    features = absent("Where", 0.0, share("Clip", 0.0, 1.0))._cast(np.float32)
+    return _with_missing(column, features._column(), absent), ~(absent | (readable & valid))
+
+
+def _ordinal(year: Value, month: Value, day: Value) -> tuple[Value, Value]:
+    """Return the number of days since the beginning of the year 1, and which dates exist."""
+    by_4, by_100, by_400 = ((year % number)("Equal", 0) for number in (4, 100, 400))
+    leap = (by_4 & ~by_100) | by_400
+    past = year - 1
+    before_year = past * 365 + (past / 4 - past / 100 + past / 400)
+    before_month = year.graph("Gather", np.concatenate([[0], np.cumsum(_DAYS)])[: len(_DAYS)], month)
+    leap_day, leap_february = ((leap & place)._cast(np.int64) for place in (month > 2, month("Equal", 2)))
+    last = year.graph("Gather", np.array(_DAYS), month) + leap_february
+    return before_year + before_month + leap_day + day, (day <= last) & (year > 0)
+
+
+_ENCODERS: dict[type, Callable[[Value, Any], _Encoded]] = {
+    NumericColumn: _numeric,
+    CategoricalColumn: _categorical,
+    BooleanColumn: _boolean,
+    DateColumn: _date,
+}
+
+
+def _encode_column(graph: Graph, column: Column) -> _Encoded:
+    """Add the operations that encode a column, whose input has the column's name."""
+    if type(column) in _ENCODERS:
+        return _ENCODERS[type(column)](Value(graph, column.name), column)
+    reasons = {HashedColumn: "hashes (BLAKE2b)", TextColumn: "tokenizers"}
+    needed = reasons.get(type(column), f"columns of the type '{column.kind}'")
+    raise InvalidInput(
+        f"Column '{column.name}' cannot be exported to ONNX, which has no operator for {needed}. The other "
+        "formats can hold it."
+    )
+
+
+# --- Regular expressions ----------------------------------------------------------------------------------------------
+
+
+def _literal(string: str) -> str:
+    """Return what matches a string alone."""
+    return "".join(f"\\x{{{ord(character):x}}}" for character in string)
+
+
+def _one_of(characters: Iterable[str]) -> str:
+    """Return what matches one of several characters."""
+    return f"[{''.join(map(_literal, characters))}]"
+
+
+_BLANKS = _one_of(character for character in map(chr, range(0x3001)) if character.isspace())
+"""What `str.strip` removes."""
+
+
+_CASED = range(0x20000)
+"""Characters that `str.casefold` may change."""
+
+
+@cache
+def _characters_by_case() -> dict[str, list[str]]:
+    """Return the characters that `str.casefold` changes, by what it makes of them."""
+    found = defaultdict(list)
+    for character in map(chr, _CASED):
+        if (folded := character.casefold()) != character:
+            found[folded].append(character)
+    return found
+
+
+def _any_case(folded: str) -> str:
+    """Return what matches the strings whose `casefold` is this one.
+
+    Some characters fold to two or three. They are alternatives wherever these stand.
+    """
+    table = _characters_by_case()
+    rest = [""] * (len(folded) + 1)
+    for place in reversed(range(len(folded))):
+        options = []
+        for width in (1, 2, 3):
+            part = folded[place : place + width]
+            characters = [*([part] if width == 1 else []), *table.get(part, [])]
+            if characters and len(part) == width:
+                options.append(_one_of(characters) + rest[place + width])
+        rest[place] = options[0] if len(options) == 1 else f"({'|'.join(options)})"
+        if len(rest[place]) > _LONGEST_PATTERN:
+            return rest[place]  # refused by the caller
+    return rest[0]
+
+
+def _plain_number(number: Decimal) -> str:
+    """Return what matches the ways to write a number without an exponent; zero may have one."""
+    if number == 0:
+        return r"-?(0(\.0*)?|\.0+)([eE][+-]?[0-9]{1,3})?"
+    sign = "-" if number < 0 else ""
+    integer, _, fraction = f"{abs(number):f}".partition(".")
+    fraction = fraction.rstrip("0")
+    if not fraction:
+        return rf"{sign}{integer}(\.0*)?"
+    return rf"{sign}{'0?' if integer == '0' else integer}\.{fraction}0*"
 
 
 # --- Feature maps -----------------------------------------------------------------------------------------------------
@@ -290,12 +653,6 @@ def _bright(records: Value, pixels: int) -> Value:
     return records / (lengths / np.float32(math.sqrt(pixels)))
 
 
-def _centred_groups(values: Value) -> tuple[Value, Value]:
-    """Return values without their mean over the last axis, and their variance."""
-    centred = values - values("ReduceMean", np.array([2]), keepdims=1)
-    return centred, (centred * centred)("ReduceMean", np.array([2]), keepdims=1)
-
-
 def _scattering(feature_map: Scattering, records: Value) -> Value:
     channels, height, width = feature_map.image_shape
     bright = _shaped(_bright(records, channels * height * width), height, width)
@@ -303,8 +660,8 @@ def _scattering(feature_map: Scattering, records: Value) -> Value:
     grouped = _shaped(
         _scatter(feature_map, bright), feature_map.groups, paths // feature_map.groups * positions
     )
-    centred, variance = _centred_groups(grouped)
-    normalised = _shaped(centred / (variance + np.float32(_NORM_EPSILON))("Sqrt"), paths, positions)
+    ones = np.ones(feature_map.groups, np.float32)
+    normalised = _shaped(grouped("InstanceNormalization", ones, 0 * ones, epsilon=1e-5), paths, positions)
     if feature_map.whitening > 0.0:
         whitening = image_maps._whitening(feature_map)[:, :paths].numpy()
         normalised = np.ascontiguousarray(whitening.T) @ normalised
@@ -388,8 +745,9 @@ def _patches(feature_map: Patches, records: Value) -> Value:
     images = _shaped(_bright(records, channels * height * width), channels, height, width)
     left, right = (_responses(each, feature_map, shipped) for each in (images, _flipped(images, width)))
     roots = ((left + right) / np.float32(2.0))("Sqrt")("Transpose", perm=[0, 2, 1])
-    centred, variance = _centred_groups(roots)
-    cells = centred / variance("Sqrt")("Max", np.float32(TINY))
+    centred = roots - roots("ReduceMean", np.array([2]), keepdims=1)
+    deviation = (centred * centred)("ReduceMean", np.array([2]), keepdims=1)("Sqrt")
+    cells = centred / deviation("Max", np.float32(TINY))
     whitened = (cells @ shipped.whitening.numpy())("Transpose", perm=[0, 2, 1])
     return whitened("Flatten", axis=1)._unit(TINY)
 

@@ -15,7 +15,7 @@ from quietmax.data.cells import exact_number
 from quietmax.data.encoding import CategoricalColumn, HashedColumn
 from quietmax.errors import InvalidData, InvalidInput
 from quietmax.estimators.serialization import open_private
-from quietmax.export.graph import (
+from quietmax.export.onnx import (
     _BLANKS,
     _CASED,
     Graph,
