@@ -35,7 +35,7 @@ from quietmax.data.encoding import Losses
 from quietmax.data.readers import _ADULT_COLUMNS, FAIR_SCHEMA, _default_data_dir, _fetch, fair_table
 from quietmax.data.registry import dataset_status, find_schema
 from quietmax.errors import DataUnavailable, InvalidInput
-from quietmax.estimators.training_set import _data_conditions
+from quietmax.estimators.training_set import Basis
 from tests.data.conftest import problem_of
 from tests.docs.scripts import script
 
@@ -421,8 +421,8 @@ def test_purchase_with_fewer_classes_is_clustered_always_in_the_same_way() -> No
 def test_labels_that_are_clusters_of_all_records_make_no_proven_guarantee() -> None:
     write_purchase(count=40)
     clustered, labelled = (load_records(f"purchase-{classes}", data_dir=".") for classes in (2, 100))
-    assert _data_conditions(classes_declared=True, encoding=clustered.encoding, code_before={})
-    assert not _data_conditions(classes_declared=True, encoding=labelled.encoding, code_before={})
+    assert Basis(encoding=clustered.encoding)._data_conditions
+    assert not Basis(encoding=labelled.encoding)._data_conditions
 
 
 def test_the_real_location_records_are_those_published(real_data: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from quietmax.estimators.training_set import Persons, _data_conditions, _training_rows
+from quietmax.estimators.training_set import Basis, Persons, _training_rows, code_before
 
 
 def training_set(estimator: Any, X: Any, y: Any, groups: Any) -> Any:
@@ -24,7 +24,7 @@ def training_set(estimator: Any, X: Any, y: Any, groups: Any) -> Any:
         names=names,
         persons=persons,
         units=len(records) if persons is None else persons.count,
-        conditions=_data_conditions(**known, code_before=rows.code_before),
+        conditions=Basis(**known, code_before=code_before({"own_code": rows.own_code}))._data_conditions,
         **known,
         **{name: getattr(rows, name) for name in ("unit", "classes", "own_code")},
     )

@@ -309,8 +309,12 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _basis(self, data: TrainingRows) -> Basis:
         """Return what the guarantee rests on beside the mechanism."""
-        declared = self.declared_size is not None
-        return Basis(self.feature_map_, data.encoding, declared, data.classes_declared, data.code_before)
+        facts = {
+            "size_declared": self.declared_size is not None,
+            "classes_declared": data.classes_declared,
+            "own_code": data.own_code,
+        }
+        return Basis.of(self.feature_map_, data.encoding, facts)
 
     @abstractmethod
     def _automatic_features(self, data: TrainingRows, size: float | None) -> FeatureMap | None:

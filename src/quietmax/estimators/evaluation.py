@@ -207,21 +207,6 @@ class Evaluation:
     guarantee : Guarantee or None
         What is guaranteed of the model and its evaluations so far together. None: exact counts.
 
-    Attributes
-    ----------
-    size : Estimate
-        The number of people who were counted; the interval covers the noise.
-    accuracy : Estimate
-        The share of right answers.
-    recall : dict of str to Estimate
-        The share of right answers among the people of each class.
-    bins : tuple of Bin
-        The calibration curve.
-    margin : float
-        Half the width of the 95% interval of each noisy count.
-    cells : tuple of tuples of Estimate
-        The confusion matrix with an interval for each cell, which covers the noise.
-
     Examples
     --------
     >>> counts = ((900.2, 98.1), (151.7, 848.9))

@@ -42,7 +42,6 @@ from quietmax.estimators.head.weights import (
 from quietmax.estimators.training_set import (
     Basis,
     alike,
-    runs_own_code,
     with_holdout,
 )
 from quietmax.mechanisms.base import GaussianScores, Mechanism, NoisyMax
@@ -53,6 +52,7 @@ from quietmax.models.features.generic import (
     describe_map,
     encoders,
     feature_map_from_json,
+    runs_user_code,
 )
 from quietmax.models.mlp import MLP
 from quietmax.models.serialization import (
@@ -381,6 +381,8 @@ def _read_head(stored: _Stored) -> _Read:
     """Return the released weights, or those that are not released behind their budget, and the guarantee."""
     description, facts = stored.description, stored.guarantee.parameters
     head: HeadWeights | TableWeights
+    if stored.features is None:
+        raise ValueError("it has no feature map")
     if isinstance(stored.features, TableCells):
         head = TableWeights(stored.tensors["weights"], stored.tensors["centre"], stored.features.sizes)
         _check_table_head(stored, head)
@@ -394,8 +396,9 @@ def _read_head(stored: _Stored) -> _Read:
         )
         _check_head(stored, head)
         if not description["released"]:
-            return _read_query_head(stored, head)
-    guarantee = weights_guarantee(facts, own_map=runs_own_code(stored.features), encoding=stored.encoding)
+            return _read_query_head(stored, head, stored.features)
+    own_map = runs_user_code(stored.features)
+    guarantee = weights_guarantee(facts, own_map=own_map, encoding=stored.encoding)
     for name in ("bounds", "queries"):
         _check_same(name, description[name], None)
     _check_mu(guarantee.mu, description["epsilon"], description["delta"])
@@ -411,7 +414,7 @@ def _check_mu(mu: float | None, epsilon: float, delta: float) -> None:
     _check_same("mu", mu, mu_of(epsilon, delta), within=within)
 
 
-def _read_query_head(stored: _Stored, head: HeadWeights) -> _Read:
+def _read_query_head(stored: _Stored, head: HeadWeights, features: FeatureMap) -> _Read:
     """Return a predictor with the folder's account, and the guarantee of its answers."""
     description, facts = stored.description, stored.guarantee.parameters
     private = PrivateHeadWeights._of_fit(
@@ -431,9 +434,8 @@ def _read_query_head(stored: _Stored, head: HeadWeights) -> _Read:
     predictor = Predictor(private, NoisyMax("permute-and-flip"), budget, account=stored._account())
     answers = predictor.guarantee_with(stored._noise_source())
     _check_parameters(stored.guarantee, answers)
-    return predictor, query_guarantee(
-        answers, facts, own_map=runs_own_code(stored.features), encoding=stored.encoding
-    )
+    own_map = runs_user_code(features)
+    return predictor, query_guarantee(answers, facts, own_map=own_map, encoding=stored.encoding)
 
 
 def _check_table_head(stored: _Stored, head: TableWeights) -> None:
@@ -453,8 +455,6 @@ def _check_table_head(stored: _Stored, head: TableWeights) -> None:
 def _check_head(stored: _Stored, head: HeadWeights) -> None:
     """Raise ValueError if the facts of a head contradict each other or the weights."""
     facts = stored.guarantee.parameters
-    if stored.features is None:
-        raise ValueError("it has no feature map")
     _check_shared(stored, head.classes)
     _check_facts(facts, dimension=head.weights.shape[1], bias=head.bias, radius=head.radius)
     method, loss = facts["training_method"], facts["loss"]
@@ -545,7 +545,7 @@ def _read_teachers(stored: _Stored) -> _Read:
         mechanism = NoisyMax(description["method"])
     budget = Budget(float(description["epsilon"]), float(description["delta"]), int(description["queries"]))
     predictor = Predictor(ensemble, mechanism, budget, account=stored._account())
-    basis = Basis.of_facts(facts, stored.features, stored.encoding)
+    basis = Basis.of(stored.features, stored.encoding, facts)
     answers = predictor.guarantee_with(stored._noise_source())
     return predictor, vote_guarantee(answers, network.networks, description["declared_size"], basis)
 
@@ -600,7 +600,7 @@ def _read_dpsgd(stored: _Stored) -> _Read:
         raise ValueError("it must have a centre if and only if steps were spent on releasing one")
     guarantee = network_guarantee(
         plan,
-        Basis.of_facts(facts, stored.features, stored.encoding),
+        Basis.of(stored.features, stored.encoding, facts),
         exact=facts["noise_source"] == {"source": "exact", "exact": True},
         centring=centring,
         unit=stored.guarantee.unit,

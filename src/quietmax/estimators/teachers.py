@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -88,6 +88,7 @@ def _vote_bounds(unit: Unit) -> ScoreBounds:
 
 
 @_documented
+@dataclass(eq=False, repr=False)
 class Teachers(PrivateClassifier):
     """Answer a number of queries by the noisy vote of networks trained on disjoint shards of the records (PATE).
 
@@ -140,38 +141,21 @@ class Teachers(PrivateClassifier):
     (1, 1)
     """
 
-    def __init__(
-        self,
-        epsilon: float = 1.0,
-        delta: float = 1e-5,
-        queries: int = 1000,
-        teachers: int | None = None,
-        *,
-        release: Literal["label", "probabilities"] = "label",
-        method: Literal["auto", "gaussian", "exponential", "permute-and-flip"] = "auto",
-        features: FeatureMap | str | None = "auto",
-        image_shape: ImageShape | None = None,
-        network: TrainingSettings | Build | None = None,
-        declared_size: int | None = None,
-        classes: Sequence[Any] | None = None,
-        schema: Schema | None = None,
-        random_state: Any = None,
-        engine: LocalEngine | RayEngine | Literal["local", "ray"] = "local",
-    ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.queries = queries
-        self.teachers = teachers
-        self.release = release
-        self.method = method
-        self.features = features
-        self.image_shape = image_shape
-        self.network = network
-        self.declared_size = declared_size
-        self.classes = classes
-        self.schema = schema
-        self.random_state = random_state
-        self.engine = engine
+    epsilon: float = 1.0
+    delta: float = 1e-5
+    queries: int = 1000
+    teachers: int | None = None
+    _: KW_ONLY
+    release: Literal["label", "probabilities"] = "label"
+    method: Literal["auto", "gaussian", "exponential", "permute-and-flip"] = "auto"
+    features: FeatureMap | str | None = "auto"
+    image_shape: ImageShape | None = None
+    network: TrainingSettings | Build | None = None
+    declared_size: int | None = None
+    classes: Sequence[Any] | None = None
+    schema: Schema | None = None
+    random_state: Any = None
+    engine: LocalEngine | RayEngine | Literal["local", "ray"] = "local"
 
     def _train(self, data: TrainingRows) -> Guarantee:
         """Assign the records to shards and train one teacher on each."""

@@ -278,6 +278,10 @@ LIBRARY_STACK = (
     "The numerical library computes every network of a stack from that network's numbers alone, and rounds equal "
     "calls alike. `quietmax audit invariant` checks it."
 )
+LIBRARY_TEXT = (
+    "The numerical library rounds equal calls alike: texts are embedded one by one, so that a text's numbers depend on "
+    "that text alone. `quietmax audit invariant` checks it."
+)
 EMBEDDED = (
     "The embeddings in the records were computed from each record alone, by an encoder that "
     f"{MADE_WITHOUT_RECORDS}."
@@ -309,25 +313,6 @@ def weakened(guarantee: Guarantee, *conditions: Condition) -> Guarantee:
     return guarantee
 
 
-def _person_assumptions(unit: Unit, column: str | None) -> tuple[str, ...]:
-    """Return what a guarantee assumes about who is a person.
-
-    If several people share a value, the guarantee protects all of them together. One of them alone changes what the
-    rows of the others count, and so has up to twice the mu (or epsilon): the others leave, and come back without them.
-    """
-    if unit == "record":
-        return ()
-    if column is None:
-        return ("All rows of one person, and nobody else's, have the same entry in `groups`.",)
-    return (f"All rows of one person, and nobody else's, have the same value in column {column!r}.",)
-
-
-def _map_assumptions(description: Mapping[str, Any] | None) -> tuple[str, ...]:
-    if description is None:
-        return ()
-    return (*_encoder_assumptions(description), *((LIBRARY_ROUNDING,) if is_batched(description) else ()))
-
-
 def _encoder_assumptions(description: Mapping[str, Any]) -> tuple[str, ...]:
     """Return one sentence for each encoder in a map, and one for numbers that an encoder computed beforehand."""
     if description == {"kind": Embedding.kind, "centre": description.get("centre")}:
@@ -336,11 +321,6 @@ def _encoder_assumptions(description: Mapping[str, Any]) -> tuple[str, ...]:
         name, digest = description["file"], description["sha256"]
         return (f"The encoder file {name} (SHA-256 {digest}) {MADE_WITHOUT_RECORDS}.",)
     return tuple(each for step in description.get("maps", ()) for each in _encoder_assumptions(step))
-
-
-def runs_own_code(features: FeatureMap | None) -> bool:
-    """Return whether a feature map is the user's own, or runs code of theirs."""
-    return features is not None and runs_user_code(features)
 
 
 def alike(stored: Any, computed: Any, within: float = 1e-9) -> bool:
@@ -420,120 +400,6 @@ class TrainingRows:
     count: int | None  # The number of rows (before a holdout), if it is known before they are read
     source: TableRows | None = None
 
-    @property
-    def code_before(self) -> CodeBefore:
-        """What ran before this estimator, as `_data_conditions` takes it."""
-        return code_before({"own_code": self.own_code})
-
-
-def _data_assumptions(unit: Unit, encoding: Encoding | None) -> tuple[str, ...]:
-    """Return what every guarantee assumes about who is a person, and about the encoder of text columns."""
-    if encoding is None:
-        return _person_assumptions(unit, None)
-    encoders = (
-        f"The sentence encoder {name} (SHA-256 {digest}) {MADE_WITHOUT_RECORDS}."
-        for name, digest in encoding.encoders
-    )
-    rounding = (LIBRARY_TEXT,) if encoding.encoders else ()
-    return (*_person_assumptions(unit, encoding.person), *encoders, *rounding)
-
-
-LIBRARY_TEXT = (
-    "The numerical library rounds equal calls alike: texts are embedded one by one, so that a text's numbers depend on "
-    "that text alone. `quietmax audit invariant` checks it."
-)
-
-
-def _data_conditions(
-    *, classes_declared: bool, encoding: Encoding | None, code_before: CodeBefore
-) -> tuple[Condition, ...]:
-    conditions = [] if classes_declared else [CLASSES]
-    if encoding is not None and encoding.inferred:
-        conditions.append(
-            Condition(
-                "The encoding was measured on the private records (THEORY 3).",
-                (f"What was read off the records is public: {', '.join(encoding.inferred)}.",),
-            )
-        )
-    for name, names in code_before.items():
-        because, assumption = _CODE_BEFORE[name]
-        conditions.append(Condition(because, (f"{assumption}: {', '.join(names)}.",)))
-    return tuple(conditions)
-
-
-def _of_training(
-    guarantee: Guarantee,
-    features: Mapping[str, Any] | None,
-    *,
-    own_map: bool,
-    classes_declared: bool,
-    encoding: Encoding | None,
-    code_before: CodeBefore,
-    assumptions: Sequence[str] = (),
-    conditions: Sequence[Condition] = (),
-) -> Guarantee:
-    """Return a guarantee with what every training assumes, and with the conditions on which it rests.
-
-    `features` describes the feature map. Other assumptions come last, and so do other conditions.
-    """
-    assumed = (
-        *guarantee.assumptions,
-        SETTINGS_PUBLIC,
-        *_data_assumptions(guarantee.unit, encoding),
-        *_map_assumptions(features),
-        *assumptions,
-    )
-    of_data = _data_conditions(classes_declared=classes_declared, encoding=encoding, code_before=code_before)
-    own = (OWN_MAP,) if own_map else ()
-    return weakened(replace(guarantee, assumptions=assumed), *own, *of_data, *conditions)
-
-
-@dataclass(frozen=True)
-class Basis:
-    """What a guarantee rests on beside its mechanism and its settings."""
-
-    features: FeatureMap | None = None
-    encoding: Encoding | None = None
-    size_declared: bool = True
-    classes_declared: bool = True
-    code_before: CodeBefore = field(default_factory=dict)
-
-    @classmethod
-    def of_facts(
-        cls, facts: Mapping[str, Any], features: FeatureMap | None, encoding: Encoding | None
-    ) -> Basis:
-        """Return the basis that the facts of a guarantee state."""
-        declared = {name: facts[name] is True for name in ("size_declared", "classes_declared")}
-        return cls(features, encoding, **declared, code_before=code_before(facts))
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What a guarantee states of it."""
-        declared = {"classes_declared": self.classes_declared, "size_declared": self.size_declared}
-        return {**declared, **self.code_before}
-
-    def under(
-        self,
-        guarantee: Guarantee,
-        assumptions: Sequence[str] = (),
-        *,
-        own_modules: Condition | None = None,
-        seeded: bool = False,
-    ) -> Guarantee:
-        """Return a guarantee with all that it assumes and rests on."""
-        size = None if self.size_declared else size_condition(guarantee.unit)
-        conditions = (own_modules, size, SEEDED_WEIGHTS if seeded else None)
-        return _of_training(
-            guarantee,
-            None if self.features is None else describe_map(self.features),
-            own_map=runs_own_code(self.features),
-            classes_declared=self.classes_declared,
-            encoding=self.encoding,
-            code_before=self.code_before,
-            assumptions=assumptions,
-            conditions=[each for each in conditions if each is not None],
-        )
-
 
 CodeBefore = Mapping[str, Sequence[str]]
 _CODE_BEFORE = {
@@ -551,6 +417,94 @@ _CODE_BEFORE = {
 def code_before(facts: Mapping[str, Any]) -> CodeBefore:
     """Return what ran before an estimator, by the name that the facts of a guarantee have for it."""
     return {name: list(facts[name]) for name in _CODE_BEFORE if facts.get(name)}
+
+
+@dataclass(frozen=True)
+class Basis:
+    """What a guarantee rests on beside its mechanism and its settings."""
+
+    features: Mapping[str, Any] | None = None  # Describes the feature map
+    own_map: bool = False  # Whether the feature map is the user's own, or runs code of theirs
+    encoding: Encoding | None = None
+    size_declared: bool = True
+    classes_declared: bool = True
+    code_before: CodeBefore = field(default_factory=dict)  # What ran before the estimator
+
+    @classmethod
+    def of(cls, feature_map: FeatureMap | None, encoding: Encoding | None, facts: Mapping[str, Any]) -> Basis:
+        """Return the basis of a training with these facts."""
+        return cls(
+            None if feature_map is None else describe_map(feature_map),
+            feature_map is not None and runs_user_code(feature_map),
+            encoding,
+            facts["size_declared"] is True,
+            facts["classes_declared"] is True,
+            code_before(facts),
+        )
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a guarantee states of it."""
+        declared = {"classes_declared": self.classes_declared, "size_declared": self.size_declared}
+        return {**declared, **self.code_before}
+
+    def under(
+        self,
+        guarantee: Guarantee,
+        assumptions: Sequence[str] = (),
+        *,
+        own_modules: Condition | None = None,
+        seeded: bool = False,
+    ) -> Guarantee:
+        """Return a guarantee with all that it assumes and rests on."""
+        assumed = (
+            *guarantee.assumptions,
+            SETTINGS_PUBLIC,
+            *self._data_assumptions(guarantee.unit),
+            *(() if self.features is None else _encoder_assumptions(self.features)),
+            *((LIBRARY_ROUNDING,) if self.features is not None and is_batched(self.features) else ()),
+            *assumptions,
+        )
+        conditions = (
+            OWN_MAP if self.own_map else None,
+            *self._data_conditions,
+            own_modules,
+            None if self.size_declared else size_condition(guarantee.unit),
+            SEEDED_WEIGHTS if seeded else None,
+        )
+        return weakened(replace(guarantee, assumptions=assumed), *filter(None, conditions))
+
+    def _data_assumptions(self, unit: Unit) -> Iterator[str]:
+        """Yield what is assumed about who is a person, and about the encoder of text columns.
+
+        If several people share a value, the guarantee protects all of them together. One of them alone changes what the
+        rows of the others count, and so has up to twice the mu (or epsilon): the others leave, and come back without
+        them.
+        """
+        column = None if self.encoding is None else self.encoding.person
+        if unit == "person":
+            same = "entry in `groups`" if column is None else f"value in column {column!r}"
+            yield f"All rows of one person, and nobody else's, have the same {same}."
+        if self.encoding is not None and self.encoding.encoders:
+            for name, digest in self.encoding.encoders:
+                yield f"The sentence encoder {name} (SHA-256 {digest}) {MADE_WITHOUT_RECORDS}."
+            yield LIBRARY_TEXT
+
+    @property
+    def _data_conditions(self) -> tuple[Condition, ...]:
+        """What was read off the records, and what saw them before."""
+        conditions = [] if self.classes_declared else [CLASSES]
+        if self.encoding is not None and self.encoding.inferred:
+            conditions.append(
+                Condition(
+                    "The encoding was measured on the private records (THEORY 3).",
+                    (f"What was read off the records is public: {', '.join(self.encoding.inferred)}.",),
+                )
+            )
+        for name, names in self.code_before.items():
+            because, assumption = _CODE_BEFORE[name]
+            conditions.append(Condition(because, (f"{assumption}: {', '.join(names)}.",)))
+        return tuple(conditions)
 
 
 def _training_rows(

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
@@ -65,7 +65,6 @@ from quietmax.estimators.training_set import (
     TrainingRows,
 )
 from quietmax.models.features.base import FeatureMap
-from quietmax.models.features.generic import describe_map
 from quietmax.models.features.tabular import TableFeatures, table_features
 from quietmax.models.mlp import MLP
 from quietmax.models.training import LogitClassifier, TorchModel
@@ -174,6 +173,7 @@ _PROBES = 64
 
 
 @_documented
+@dataclass(eq=False, repr=False)
 class DPSGD(PrivateClassifier):
     """A network trained by differentially private stochastic gradient descent (DP-SGD).
 
@@ -223,38 +223,21 @@ class DPSGD(PrivateClassifier):
     (array([0]), 'proven')
     """
 
-    def __init__(
-        self,
-        epsilon: float = 1.0,
-        delta: float | None = None,
-        *,
-        accountant: Accountant = "pld",
-        analysis: NoiseAnalysis = "proven",
-        preset: Preset = "default",
-        features: FeatureMap | str | None = "auto",
-        image_shape: ImageShape | None = None,
-        network: Build | None = None,
-        settings: DPSGDSettings | None = None,
-        declared_size: int | None = None,
-        classes: Sequence[Any] | None = None,
-        schema: Schema | None = None,
-        random_state: Any = None,
-        engine: LocalEngine | Literal["local"] = "local",
-    ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.accountant = accountant
-        self.analysis = analysis
-        self.preset = preset
-        self.features = features
-        self.image_shape = image_shape
-        self.network = network
-        self.settings = settings
-        self.declared_size = declared_size
-        self.classes = classes
-        self.schema = schema
-        self.random_state = random_state
-        self.engine = engine
+    epsilon: float = 1.0
+    delta: float | None = None
+    _: KW_ONLY
+    accountant: Accountant = "pld"
+    analysis: NoiseAnalysis = "proven"
+    preset: Preset = "default"
+    features: FeatureMap | str | None = "auto"
+    image_shape: ImageShape | None = None
+    network: Build | None = None
+    settings: DPSGDSettings | None = None
+    declared_size: int | None = None
+    classes: Sequence[Any] | None = None
+    schema: Schema | None = None
+    random_state: Any = None
+    engine: LocalEngine | Literal["local"] = "local"
 
     def _train(self, data: TrainingRows) -> Guarantee:
         """Map and centre the rows, train the network, and return what is guaranteed of it."""
@@ -417,7 +400,7 @@ def network_guarantee(
         parameters={
             "estimator": "dpsgd",
             **plan.to_json(),
-            "features": None if basis.features is None else describe_map(basis.features),
+            "features": basis.features,
             **centred,
             **parameters,
             **basis.facts,

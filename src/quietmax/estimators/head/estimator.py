@@ -93,7 +93,6 @@ from quietmax.estimators.training_set import (
     _check_positive,
     _checked_size,
     check_choice,
-    runs_own_code,
 )
 from quietmax.mechanisms.base import NoisyMax
 from quietmax.models.features.base import BatchedMap, FeatureMap
@@ -236,7 +235,7 @@ class PrivateHead(PrivateClassifier):
                 table._count_persons()
             allowance = self._make_releases(data, table, source)
             facts = self._facts(data, table, allowance, source)
-        own_map = runs_own_code(self.feature_map_)
+        own_map = runs_user_code(self.feature_map_)
         if self.release == "weights":
             return weights_guarantee(facts, own_map=own_map, encoding=data.encoding)
         answers = self.predictor_.guarantee

@@ -43,10 +43,8 @@ from quietmax.estimators.head.solver import (
     _output_sensitivity,
 )
 from quietmax.estimators.training_set import (
-    SEEDED_WEIGHTS,
-    Condition,
+    Basis,
     _check_positive,
-    _of_training,
     check_choice,
     code_before,
 )
@@ -442,8 +440,7 @@ def weights_guarantee(facts: Facts, *, own_map: bool, encoding: Encoding | None 
         parameters=facts,
         unit=facts.get("unit", "record"),
     )
-    seeded = () if facts["noise_source"] == EXACT.describe() else (SEEDED_WEIGHTS,)
-    return _of_facts(guarantee, facts, own_map, encoding, seeded)
+    return _of_facts(guarantee, facts, own_map, encoding, facts["noise_source"] != EXACT.describe())
 
 
 def _training_amount(facts: Facts) -> Fraction:
@@ -479,17 +476,11 @@ def _of_facts(
     facts: Facts,
     own_map: bool,
     encoding: Encoding | None,
-    conditions: tuple[Condition, ...] = (),
+    seeded: bool = False,
 ) -> Guarantee:
-    return _of_training(
-        guarantee,
-        facts["features"],
-        own_map=own_map,
-        classes_declared=facts["classes_declared"] is True,
-        encoding=encoding,
-        code_before=code_before(facts),
-        conditions=conditions,
-    )
+    declared = facts["classes_declared"] is True
+    basis = Basis(facts["features"], own_map, encoding, True, declared, code_before(facts))
+    return basis.under(guarantee, seeded=seeded)
 
 
 def _gradient_sensitivity(
