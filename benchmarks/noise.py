@@ -81,7 +81,7 @@ def compare_choices() -> None:
             scores = np.random.default_rng(0).random((rows, candidates))
             counts = [int(score * 2**20) for score in scores[0]]
             for mechanism, reference in ((choose, gumbel), (permute_and_flip, exponential)):
-                ours = partial(mechanism, scores, epsilon=2.0, sensitivity=1.0)
+                ours = partial(mechanism, scores, epsilon=2.0, range_sensitivity=2.0)
                 name = f"{mechanism.__name__}, C = {candidates}, {rows:,} rows"
                 compare(name, ours, rows, partial(reference, counts))
 

@@ -59,9 +59,8 @@ from quietmax.accounting import (
     mu_of,
     per_query,
     pure_as_gaussian,
-    queries_affordable,
 )
-from quietmax.accounting.costs import bounded_range_as_gaussian
+from quietmax.accounting.costs import Meter, bounded_range_as_gaussian
 from quietmax.accounting.dpsgd import Schedule, noise_multiplier
 from quietmax.accounting.dpsgd import _advanced_composition as advanced_composition
 from quietmax.accounting.dpsgd import _advanced_share as advanced_composition_per_query
@@ -271,8 +270,8 @@ def budgets():
         "gaussian": [number(per_query(budget, "gaussian", analysis)) for analysis in analyses],
         "total": [number(budget.total("gaussian", analysis)) for analysis in analyses],
         "affordable": [
-            queries_affordable(PureCost(1.0), PureCost(0.007)),
-            queries_affordable(GaussianCost(1.0), GaussianCost(0.07)),
+            Meter(PureCost(1.0)).affordable(PureCost(0.007)),
+            Meter(GaussianCost(1.0)).affordable(GaussianCost(0.07)),
         ],
         "times": [number(PureCost(0.1).times(7)), number(GaussianCost(0.1).times(7))],
     }
@@ -326,10 +325,8 @@ def noise():
             "release laplace": release_laplace(
                 scores(), sensitivity=0.3, epsilon=0.7, source=source, coordinates=1
             ).values,
-            "choose": choose(scores(), epsilon=1.0, sensitivity=0.5, source=source).index,
-            "permute and flip": permute_and_flip(
-                scores(), epsilon=1.0, range_sensitivity=0.5, source=source
-            ).index,
+            "choose": choose(scores(), epsilon=1.0, range_sensitivity=1.0, source=source),
+            "permute and flip": permute_and_flip(scores(), epsilon=1.0, range_sensitivity=0.5, source=source),
         }
     return told
 

@@ -62,7 +62,7 @@ def required(package: str, what: str, *modules: str) -> Any:
 def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
     """Return the `__getattr__` of a package that imports its public names when they are first used."""
 
-    def get(name: str) -> Any:
+    def _get(name: str) -> Any:
         if name in modules:
             return getattr(import_module(f"{package}.{modules[name]}"), name)
         if not name.startswith("_"):
@@ -72,7 +72,7 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]
                 pass
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
-    return get
+    return _get
 
 
 @cache

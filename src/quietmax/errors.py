@@ -6,6 +6,7 @@ A message says what is wrong and what is valid. It never contains a value of a p
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable
 
 
@@ -57,6 +58,22 @@ def check_type(value: object, types: type | tuple[type, ...], name: str, expecte
     """Raise `InvalidInput` if a value has another type than the expected ones."""
     if not isinstance(value, types):
         raise InvalidInput(f"{name} must be {expected}, got a value of type {type(value).__name__}.")
+
+
+def as_number(value: object) -> float:
+    """Return `value` as a float, or NaN if it is not a number."""
+    try:
+        return float(value) if not isinstance(value, str | bytes) else math.nan  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
+
+
+def checked_positive(value: float, name: str) -> float:
+    """Return `value` as a float if it is between 1e-100 and 1e100."""
+    number = as_number(value)
+    if 1e-100 <= number <= 1e100:
+        return number
+    raise InvalidInput(f"{name} must be between 1e-100 and 1e100, got {value!r}.")
 
 
 def counted(count: int, one: str, several: str | None = None) -> str:

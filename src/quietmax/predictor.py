@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quietmax.accounting.costs import LIMIT, Budget, Cost, Meter
+from quietmax.accounting.costs import Budget, Cost, Meter
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError, check_type
 from quietmax.mechanisms.base import (
@@ -125,7 +125,7 @@ class Predictor:
         self._answerer = Answerer.prepare(model, mechanism, budget, noise=noise)
         self._meter = Meter(budget.total(mechanism.measure, mechanism.analysis))
         self._units = self._meter.units(self.cost)
-        affordable = LIMIT // max(self._units, 1)
+        affordable = self._meter.affordable(self.cost)
         self._queries = affordable if budget.queries is None else min(affordable, budget.queries)
         if self._queries < 1:
             raise InvalidInput(

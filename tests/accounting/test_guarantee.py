@@ -379,7 +379,7 @@ def test_a_proven_guarantee_is_weak_if_an_adversary_may_be_right_more_than_three
     claim = guarantee_of_accuracy(accuracy - 1e-9, definition)
     assert claim.max_accuracy() == pytest.approx(accuracy)
     assert (claim.grade, claim.grade_in_words) == (grade, in_words)
-    assert claim.is_weak == (grade == "weak")
+    assert claim._is_weak == (grade == "weak")
 
 
 def test_the_grade_of_a_weak_guarantee_that_is_not_proven_is_its_status() -> None:

@@ -11,7 +11,6 @@ from quietmax.accounting.costs import (
     mu_of,
     per_query,
     pure_as_gaussian,
-    queries_affordable,
 )
 from quietmax.accounting.guarantee import Guarantee
 
@@ -27,5 +26,4 @@ __all__ = [
     "mu_of",
     "per_query",
     "pure_as_gaussian",
-    "queries_affordable",
 ]

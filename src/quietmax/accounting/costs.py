@@ -21,16 +21,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar, Literal, Self, cast, get_args
 
 import numpy as np
 from scipy.special import erfcx, erfinv, log_expit, ndtr, ndtri, ndtri_exp
 
-from quietmax.errors import InvalidInput
-
-_SMALLEST, _LARGEST = 1e-100, 1e100
+from quietmax.errors import InvalidInput, as_number, checked_positive
 
 
 def decimal(value: float) -> Fraction:
@@ -38,17 +36,9 @@ def decimal(value: float) -> Fraction:
     return Fraction(repr(float(value)))
 
 
-def _as_number(value: float) -> float:
-    """Return `value` as a float, or NaN if it is not a number."""
-    try:
-        return float(value) if not isinstance(value, str | bytes) else math.nan
-    except (TypeError, ValueError, OverflowError):
-        return math.nan
-
-
 def _checked_amount(value: float, name: str) -> float:
-    number = _as_number(value)
-    if number == 0.0 or _SMALLEST <= number <= _LARGEST:
+    number = as_number(value)
+    if number == 0.0 or 1e-100 <= number <= 1e100:
         return abs(number)
     raise InvalidInput(f"{name} must be 0 or between 1e-100 and 1e100, got {value!r}.")
 
@@ -110,7 +100,7 @@ def _log_delta(mu: float, x: float) -> float:
 
 
 def _checked(value: float, name: str, low: float, high: float) -> float:
-    number = _as_number(value)
+    number = as_number(value)
     if low <= number < high:
         return number
     raise InvalidInput(f"{name} must be at least {low:g} and below {high:g}, got {value!r}.")
@@ -255,7 +245,7 @@ def bounded_range_as_gaussian(epsilon: float) -> float:
     phi(Phi^-1(s))/(s*(1-s)), and h grows with |s - 1/2| since phi/Phi + phi/(1 - Phi) is convex and even; so
     the maximum is at t = epsilon/2.
     """
-    return pure_as_gaussian(0.5 * _as_number(epsilon))
+    return pure_as_gaussian(0.5 * as_number(epsilon))
 
 
 Measure = Literal["pure", "gaussian"]
@@ -349,7 +339,7 @@ def cost_of(measure: Measure, amount: Fraction, *, up: bool = True) -> Cost:
 
 
 def _checked_count(count: int, name: str) -> int:
-    number = _as_number(count)
+    number = as_number(count)
     if isinstance(count, bool) or not 0.0 <= number < 2.0**53 or number != int(number):
         raise InvalidInput(f"{name} must be an integer of at least 0 and below 2^53, got {count!r}.")
     return int(count)
@@ -425,11 +415,7 @@ class Budget:
     queries: int | None = None
 
     def __post_init__(self) -> None:
-        epsilon, delta = _as_number(self.epsilon), _as_number(self.delta)
-        if not _SMALLEST <= epsilon <= _LARGEST:
-            raise InvalidInput(f"epsilon must be between 1e-100 and 1e100, got {self.epsilon!r}.")
-        if not 0.0 <= delta < 1.0:
-            raise InvalidInput(f"delta must be at least 0 and below 1, got {self.delta!r}.")
+        epsilon, delta = checked_positive(self.epsilon, "epsilon"), _checked(self.delta, "delta", 0.0, 1.0)
         if self.queries is not None and _checked_count(self.queries, "queries") < 1:
             raise InvalidInput(f"queries must be an integer of at least 1 or None, got {self.queries!r}.")
         queries = None if self.queries is None else int(self.queries)
@@ -462,10 +448,6 @@ class Budget:
                 "delta."
             )
         return GaussianCost(mu_of(self.epsilon, self.delta))
-
-    def to_json(self) -> dict[str, float | int | None]:
-        """Return the three numbers by name."""
-        return asdict(self)
 
 
 def per_query(budget: Budget, measure: Measure, analysis: Analysis = "proven") -> Cost:
@@ -518,12 +500,16 @@ class Meter:
     def share(self, releases: int) -> Cost:
         """Return the largest cost of which the budget pays that many: epsilon/k, or mu/sqrt(k), rounded down.
 
-        Up to 70 million releases, ``queries_affordable(meter.total, meter.share(k)) == k`` holds exactly.
+        Up to 70 million releases, ``meter.affordable(meter.share(k)) == k`` holds exactly.
         """
         count = _checked_count(releases, "The number of releases")
         if not 1 <= count <= LIMIT:
             raise InvalidInput(f"The number of releases must be between 1 and {LIMIT}, got {releases!r}.")
         return cost_of(self.total.measure, Fraction(LIMIT // count, LIMIT) * self.total.amount, up=False)
+
+    def affordable(self, cost: Cost) -> int:
+        """Return how many releases of a cost the total pays for; never one too many by rounding."""
+        return LIMIT // max(self.units(cost), 1)
 
     def spent(self, units: int) -> Cost:
         """Return the cost of spent units, rounded up."""
@@ -533,26 +519,3 @@ class Meter:
         """Return the cost that is left, rounded down and never negative."""
         left = Fraction(max(LIMIT - units, 0), LIMIT)
         return cost_of(self.total.measure, left * self.total.amount, up=False)
-
-
-def queries_affordable(total: Cost, per_query_cost: Cost) -> int:
-    """Return how many queries a total pays for; never one too many by rounding.
-
-    Parameters
-    ----------
-    total : PureCost or GaussianCost
-        The total, above 0.
-    per_query_cost : PureCost or GaussianCost
-        The cost of one query, in the same measure.
-
-    Examples
-    --------
-    >>> queries_affordable(PureCost(1.0), PureCost(0.1))
-    10
-    >>> queries_affordable(GaussianCost(1.0), GaussianCost(0.1))
-    100
-    """
-    units = Meter(total).units(per_query_cost)
-    if units == 0:
-        raise InvalidInput("The cost of a release must be above 0, got 0.")
-    return LIMIT // units

@@ -45,8 +45,8 @@ from scipy import fft
 from scipy.optimize import brentq
 from scipy.special import logsumexp, softmax
 
-from quietmax.accounting.costs import _as_number, delta_of, mu_of
-from quietmax.errors import InvalidInput
+from quietmax.accounting.costs import delta_of, mu_of
+from quietmax.errors import InvalidInput, as_number
 
 Floats = NDArray[np.float64]
 
@@ -54,7 +54,7 @@ Accountant = Literal["pld", "rdp", "zcdp", "ac", "nc"]
 NoiseAnalysis = Literal["proven", "published"]
 ACCOUNTANTS: tuple[Accountant, ...] = ("pld", "rdp", "zcdp", "ac", "nc")
 """The accountants of the proven analysis."""
-PUBLISHED_ACCOUNTANTS: tuple[Accountant, ...] = ("rdp", "zcdp", "ac", "nc")
+PUBLISHED_ACCOUNTANTS = ACCOUNTANTS[1:]
 
 _SMALLEST_DELTA = 1e-9
 """No smaller delta is accepted; the noise samplers and `rdp` are not calibrated below it."""
@@ -81,10 +81,10 @@ class Schedule:
     steps: int  # The number of steps, at least 1
 
     def __post_init__(self) -> None:
-        if not 0.0 < _as_number(self.sampling_rate) <= 1.0:
+        if not 0.0 < as_number(self.sampling_rate) <= 1.0:
             raise InvalidInput(f"sampling_rate must be above 0 and at most 1, got {self.sampling_rate!r}.")
         if isinstance(self.steps, bool) or not (
-            1 <= _as_number(self.steps) < math.inf and self.steps == int(self.steps)
+            1 <= as_number(self.steps) < math.inf and self.steps == int(self.steps)
         ):
             raise InvalidInput(f"steps must be an integer of at least 1, got {self.steps!r}.")
 
@@ -108,9 +108,9 @@ def noise_multiplier(
     The noise multiplier is the standard deviation of the noise divided by the clipping norm. Values that are found by
     search (``pld``, ``rdp``) are rounded up by at most 1e-4 of themselves.
     """
-    if not 1e-4 <= _as_number(epsilon) <= 1e6:
+    if not 1e-4 <= as_number(epsilon) <= 1e6:
         raise InvalidInput(f"epsilon must be between 0.0001 and 1000000 for DP-SGD, got {epsilon!r}.")
-    if not _SMALLEST_DELTA <= _as_number(delta) < 1.0:
+    if not _SMALLEST_DELTA <= as_number(delta) < 1.0:
         raise InvalidInput(f"delta must be at least 1e-9 and below 1 for DP-SGD, got {delta!r}.")
     if analysis == "published":
         return _published(float(epsilon), float(delta), schedule, accountant)

@@ -85,7 +85,7 @@ class Guarantee:
     neighbours: Literal["add-remove"] = "add-remove"
     status: Status = "conditional"
     because: str = ""
-    parameters: Mapping[str, Any] = field(default_factory=dict)
+    parameters: Mapping[str, Any] = field(default_factory=dict, hash=False)
     assumptions: tuple[str, ...] = ()
     delta: float | None = None
     unit: Unit = "record"
@@ -222,14 +222,14 @@ class Guarantee:
         return min(1.0, (1.0 + self.at_epsilon(0.0)) / 2.0 * _UP)
 
     @property
-    def is_weak(self) -> bool:
+    def _is_weak(self) -> bool:
         """Whether the best guess at membership may be right more than 75% of the time (see `max_accuracy`)."""
         return self.max_accuracy() > _MAX_ACCURACY
 
     @property
     def grade(self) -> str:
         """What a colour stands for: the status, but ``weak`` instead of ``proven`` for a weak guarantee."""
-        return "weak" if self.status == "proven" and self.is_weak else self.status
+        return "weak" if self.status == "proven" and self._is_weak else self.status
 
     @property
     def grade_in_words(self) -> str:
@@ -240,7 +240,7 @@ class Guarantee:
         >>> Guarantee("pure", epsilon=60.0, status="proven", because="Theory section 3.").grade_in_words
         'proven, but weak: an adversary can be right up to 100% of the time'
         """
-        if self.status == "refuted" or not self.is_weak:
+        if self.status == "refuted" or not self._is_weak:
             return self.status
         link = "but" if self.status == "proven" else "and"
         right = _percent(self.max_accuracy())
@@ -372,10 +372,6 @@ class Guarantee:
         if set(record) - {"delta", "unit"} != names:
             raise InvalidInput(f"A guarantee must have the fields {sorted(names)}, got {sorted(record)}.")
         return cls(**{**record, "assumptions": tuple(record["assumptions"])})
-
-    def __hash__(self) -> int:
-        amounts = (self.epsilon, self.mu, self.delta)
-        return hash((self.definition, *amounts, self.unit, self.status, self.because, self.assumptions))
 
     def __str__(self) -> str:
         whose = f"for one {self.unit} added or removed"

@@ -23,7 +23,14 @@ from typer.core import TyperCommand
 
 from quietmax.cli._options import Json, with_groups
 from quietmax.cli._output import errors, print_json
-from quietmax.errors import InvalidData, InvalidInput, QuietmaxError, counted, unknown_name
+from quietmax.errors import (
+    InvalidData,
+    InvalidInput,
+    QuietmaxError,
+    checked_positive,
+    counted,
+    unknown_name,
+)
 from quietmax.server.settings import Listener, Settings
 
 if TYPE_CHECKING:
@@ -197,7 +204,6 @@ class _Models:
     def terms(self) -> Terms | None:
         """The budget that the owner states, if any."""
         from quietmax.ledger.accounts import Terms
-        from quietmax.noise.release import checked_positive
 
         if self.budget is None and self.delta:
             raise InvalidInput("`delta` requires `budget`.")

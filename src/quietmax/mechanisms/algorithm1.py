@@ -172,7 +172,7 @@ class Algorithm1:
         # Line 8: p <- Softmax(z)
         p = softmax(z)
         # Line 9: v <- Exp-DP, Pr[v] proportional to exp(e_s * p_v / (2 * Delta p))
-        v = choose(p, epsilon=epsilon_sampling, sensitivity=probability_sensitivity, source=source).index
+        v = choose(p, epsilon=epsilon_sampling, range_sensitivity=2 * probability_sensitivity, source=source)
         # Line 10: z_v <- z_v + Dist(0, Delta z / e_n)
         sampled = z[query, v]
         cost = PureCost(epsilon_neuron) if self.noise == "laplace" else GaussianCost(epsilon_neuron)

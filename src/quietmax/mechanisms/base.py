@@ -363,7 +363,7 @@ def _chosen(
     """Choose a label of each row by its scores, of which no difference moves further than the spread."""
     pick = choose if selection == "exponential" else permute_and_flip
     epsilon = selection_epsilon(cost, selection)
-    return pick(scores, epsilon=epsilon, range_sensitivity=spread, source=source).index
+    return pick(scores, epsilon=epsilon, range_sensitivity=spread, source=source)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ matter, so shift one side to make every score move by at most half the length).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -27,7 +28,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from quietmax.errors import InvalidInput
+from quietmax.errors import InvalidInput, checked_positive
 from quietmax.noise.sources import EXACT, LARGEST_SCALE, NoiseSource
 
 # The grid of Gaussian and of Laplace noise. Another grid gives other seeded numbers: `tests/fixtures/seeded` follow.
@@ -67,14 +68,11 @@ class NoisyValues:
         The standard deviation of Gaussian noise, or the mean absolute value of Laplace noise.
     step : float
         The grid step; every value is an integer multiple of it.
-    source : str
-        The name of the noise source.
     """
 
     values: Floats
     scale: float
     step: float
-    source: str
 
 
 def release_gaussian(
@@ -117,7 +115,7 @@ def release_gaussian(
     array = _checked_values(values)
     rounding = math.isqrt(_checked_coordinates(coordinates, array.size) - 1) + 1
     grid = _grid_for(checked_positive(sensitivity, "sensitivity"), checked_positive(mu, "mu"), rounding)
-    return _noisy(array, source.gaussian(grid.scale, array.size), grid, source)
+    return _noisy(array, source.gaussian(grid.scale, array.size), grid)
 
 
 def release_laplace(
@@ -150,7 +148,7 @@ def release_laplace(
     grid = _grid_for(
         checked_positive(sensitivity, "sensitivity"), checked_positive(epsilon, "epsilon"), rounding
     )
-    return _noisy(array, source.laplace(grid.scale, array.size), grid, source)
+    return _noisy(array, source.laplace(grid.scale, array.size), grid)
 
 
 @dataclass(frozen=True)
@@ -180,17 +178,6 @@ def _grid_for(sensitivity: float, privacy: float, rounding_steps: int) -> _Grid:
     return _Grid(step, scale)
 
 
-def checked_positive(value: float, name: str) -> float:
-    """Return `value` as a float if it is between 1e-100 and 1e100."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if 1e-100 <= number <= 1e100:
-        return number
-    raise InvalidInput(f"{name} must be between 1e-100 and 1e100, got {value!r}.")
-
-
 def _checked_values(values: ArrayLike) -> Floats:
     try:
         array = np.asarray(values, dtype=np.float64)
@@ -214,7 +201,7 @@ def _checked_coordinates(coordinates: int | None, size: int) -> int:
     return int(coordinates)
 
 
-def _noisy(array: Floats, noise: NDArray[np.int64], grid: _Grid, source: NoiseSource) -> NoisyValues:
+def _noisy(array: Floats, noise: NDArray[np.int64], grid: _Grid) -> NoisyValues:
     """Return the rounded values plus the noise; overwrites `noise`."""
     limit = CLIP_STEPS * grid.step
     steps = np.maximum(array.reshape(-1), -limit)
@@ -224,27 +211,12 @@ def _noisy(array: Floats, noise: NDArray[np.int64], grid: _Grid, source: NoiseSo
     noise += steps.astype(np.int64)
     released = noise.astype(np.float64)
     released *= grid.step
-    return NoisyValues(released.reshape(array.shape), grid.scale * grid.step, grid.step, source.name)
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The chosen candidates."""
-
-    index: NDArray[np.int64]  # The chosen candidate of each row
-    exponent: float  # The factor of the scores in the exponent
-    step: float  # The grid step to which the gaps were rounded
-    source: str  # The name of the noise source
+    return NoisyValues(released.reshape(array.shape), grid.scale * grid.step, grid.step)
 
 
 def choose(
-    scores: ArrayLike,
-    *,
-    epsilon: float,
-    sensitivity: float | None = None,
-    range_sensitivity: float | None = None,
-    source: NoiseSource = EXACT,
-) -> Choice:
+    scores: ArrayLike, *, epsilon: float, range_sensitivity: float, source: NoiseSource = EXACT
+) -> NDArray[np.int64]:
     """Choose candidate v of each row with probability proportional to exp(exponent * score_v).
 
     This is the exponential mechanism. The exponent is epsilon/range, a little less because of rounding. Each row costs
@@ -256,30 +228,27 @@ def choose(
         The scores; larger is better.
     epsilon : float
         The cost of each row.
-    sensitivity : float or None
-        How far one record can move a single score.
-    range_sensitivity : float or None
-        How far one record can move the difference of two scores. If both are given, the smaller of this and
-        ``2 * sensitivity`` counts; one of the two is required.
+    range_sensitivity : float
+        How far one record can move the difference of two scores: at most twice as far as a single score.
     source : NoiseSource
         Where the randomness comes from. Exact by default.
 
+    Returns
+    -------
+    ndarray of int
+        The chosen candidate of each row.
+
     Examples
     --------
-    >>> choose([[0.0, 50.0], [50.0, 0.0]], epsilon=2.0, sensitivity=1.0).index
+    >>> choose([[0.0, 50.0], [50.0, 0.0]], epsilon=2.0, range_sensitivity=2.0)
     array([1, 0])
     """
-    return _choose(scores, epsilon, sensitivity, range_sensitivity, source, flip=False)
+    return _choose(scores, epsilon, range_sensitivity, source.exponential_choice)
 
 
 def permute_and_flip(
-    scores: ArrayLike,
-    *,
-    epsilon: float,
-    sensitivity: float | None = None,
-    range_sensitivity: float | None = None,
-    source: NoiseSource = EXACT,
-) -> Choice:
+    scores: ArrayLike, *, epsilon: float, range_sensitivity: float, source: NoiseSource = EXACT
+) -> NDArray[np.int64]:
     """Choose a candidate of each row by permute-and-flip.
 
     In random order, candidate v is accepted with probability exp(exponent * (score_v - best)) until one is accepted.
@@ -288,15 +257,15 @@ def permute_and_flip(
 
     Parameters
     ----------
-    scores, epsilon, sensitivity, range_sensitivity, source
-        As in `choose`.
+    scores, epsilon, range_sensitivity, source
+        As in `choose`, and so is what is returned.
 
     Examples
     --------
-    >>> permute_and_flip([0.0, 50.0], epsilon=2.0, sensitivity=1.0).index
+    >>> permute_and_flip([0.0, 50.0], epsilon=2.0, range_sensitivity=2.0)
     array(1)
     """
-    return _choose(scores, epsilon, sensitivity, range_sensitivity, source, flip=True)
+    return _choose(scores, epsilon, range_sensitivity, source.permute_and_flip_choice)
 
 
 @lru_cache(maxsize=1024)
@@ -311,32 +280,22 @@ def _choice_grid(spread: float, epsilon: float) -> _Grid:
 def _choose(
     scores: ArrayLike,
     epsilon: float,
-    sensitivity: float | None,
-    range_sensitivity: float | None,
-    source: NoiseSource,
-    flip: bool,
-) -> Choice:
+    spread: float,
+    draw: Callable[[Floats, float], NDArray[np.int64]],
+) -> NDArray[np.int64]:
     array = _checked_values(scores)
     if array.ndim not in (1, 2) or array.shape[-1] < 1:
         raise InvalidInput(
             f"scores must have shape (rows, candidates) or (candidates,) with 1 or more candidates, got {array.shape}."
         )
-    spreads = []
-    if sensitivity is not None:
-        spreads.append(2.0 * checked_positive(sensitivity, "sensitivity"))
-    if range_sensitivity is not None:
-        spreads.append(checked_positive(range_sensitivity, "range_sensitivity"))
-    if not spreads:
-        raise InvalidInput("sensitivity or range_sensitivity is required.")
-    grid = _choice_grid(min(spreads), checked_positive(epsilon, "epsilon"))
-    draw = source.permute_and_flip_choice if flip else source.exponential_choice
+    grid = _choice_grid(checked_positive(spread, "range_sensitivity"), checked_positive(epsilon, "epsilon"))
     rows = np.atleast_2d(array)
     index = np.empty(len(rows), dtype=np.int64)
     width = max(1, _CELLS // rows.shape[1])
     for start in range(0, len(rows), width):
         part = rows[start : start + width]
         index[start : start + width] = draw(_gaps(part, grid.step), grid.scale)
-    return Choice(index.reshape(array.shape[:-1]), grid.scale / grid.step, grid.step, source.name)
+    return index.reshape(array.shape[:-1])
 
 
 def _gaps(rows: NDArray[np.float64], step: float) -> NDArray[np.float64]:

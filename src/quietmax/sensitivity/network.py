@@ -15,7 +15,7 @@ the records (THEORY 2.3).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -30,7 +30,6 @@ from quietmax.models.mlp import MLP, activation
 from quietmax.models.stacked import (
     Convexified,
     CrossEntropy,
-    Loss,
     Progress,
     Quadratic,
     TrainingSettings,
@@ -82,19 +81,15 @@ class PublishedSensitivity:
         return {name: entry["value"] for name, entry in asdict(self).items()}
 
 
-def published_sensitivity(
-    model: Model, *, records: NDArray[np.floating] | None = None, maxima: Sequence[float] | None = None
-) -> PublishedSensitivity:
+def published_sensitivity(model: Model, *, maxima: Sequence[float] | None = None) -> PublishedSensitivity:
     """Compute the paper's sensitivities of a trained model.
 
     Parameters
     ----------
     model : Model
         A multilayer perceptron that `quietmax.train` returned.
-    records : ndarray or None
-        Training features on which the largest neuron values ``x_t`` are measured. Use either `records` or `maxima`.
     maxima : sequence of float or None
-        The largest values ``x_t``, one for each layer except the last. By default 1, as in the paper's tables.
+        The largest neuron values ``x_t``, one for each layer except the last. By default 1, as in the paper's tables.
 
     Returns
     -------
@@ -104,7 +99,7 @@ def published_sensitivity(
     Raises
     ------
     InvalidInput
-        If both `records` and `maxima` are given, or the activation is unbounded and neither is.
+        If the activation is unbounded and `maxima` is not given.
 
     Examples
     --------
@@ -114,19 +109,15 @@ def published_sensitivity(
     >>> published_sensitivity(model).logit.basis
     'published'
     """
-    if records is not None:
-        if maxima is not None:
-            raise InvalidInput("Only one of records and maxima may be given, got both.")
-        maxima = _measured_maxima(model, records)
+    chosen = model.settings
     return published_sensitivity_for(
         model.features,
-        model.settings.hidden,
+        chosen.hidden,
         model.classes,
         model.records,
-        l2=model.settings.l2,
-        activation_name=model.settings.activation,
+        l2=chosen.l2,
+        activation_name=chosen.activation,
         maxima=maxima,
-        measured=records is not None,
     )
 
 
@@ -139,7 +130,6 @@ def published_sensitivity_for(
     l2: float = 0.001,
     activation_name: str = "tanh",
     maxima: Sequence[float] | None = None,
-    measured: bool = False,
 ) -> PublishedSensitivity:
     """Compute the paper's formulas from the shape of a network and the number of training records.
 
@@ -166,53 +156,30 @@ def published_sensitivity_for(
             what = f"the activation {activation_name}" if hidden else "a network without hidden layers"
             raise InvalidInput(f"maxima is required for {what}, which has no bounded activation.")
         bound = largest[-1]
-    lam = l2 / 2
-    last = layers[-1]
-    rho = (
-        (classes - 1)
-        / (classes * last)
-        * math.prod(math.sqrt(width) * top for width, top in zip(layers, largest, strict=True))
-    )
+    lam, last = l2 / 2, layers[-1]
+    neurons = math.prod(math.sqrt(width) * top for width, top in zip(layers, largest, strict=True))
+    rho = (classes - 1) / (classes * last) * neurons
     weights = sum(into * out for into, out in zip(layers, [*layers[1:], classes], strict=True))
     weights_l2 = 2 * rho / (lam * records)
     weight = weights_l2 / math.sqrt(weights)
     logit = bound * last * weight
     untruncated = math.expm1(2 * logit) if 2 * logit < 700 else math.inf
-    how = "x_t = 1"
-    if maxima is not None:
-        how = "x_t measured on the training set" if measured else "x_t as given"
 
-    def entry(value: float, formula: str) -> Sensitivity:
+    def _entry(value: float, formula: str) -> Sensitivity:
+        how = "x_t = 1" if maxima is None else "x_t as given"
         return Sensitivity(
             value, "published", f"The paper's {formula}, {how}; not an upper bound (THEORY 2.3)."
         )
 
     return PublishedSensitivity(
-        rho=entry(rho, "rho = (C-1)/(C*|V_{T-1}|) * prod sqrt(|V_t|)*x_t"),
-        weights_l2=entry(weights_l2, "2*rho/(lam*n)"),
-        weight=entry(weight, "D2W/sqrt(|W|)"),
-        logit=entry(logit, "a_u*|V_{T-1}|*Dw"),
-        probability=entry(min(untruncated, 1.0), "min(exp(2*Dz)-1, 1)"),
-        probability_untruncated=entry(untruncated, "exp(2*Dz)-1"),
-        oaro=entry(2 * rho**2 / (lam * records), "2*rho^2/(lam*n)"),
+        rho=_entry(rho, "rho = (C-1)/(C*|V_{T-1}|) * prod sqrt(|V_t|)*x_t"),
+        weights_l2=_entry(weights_l2, "2*rho/(lam*n)"),
+        weight=_entry(weight, "D2W/sqrt(|W|)"),
+        logit=_entry(logit, "a_u*|V_{T-1}|*Dw"),
+        probability=_entry(min(untruncated, 1.0), "min(exp(2*Dz)-1, 1)"),
+        probability_untruncated=_entry(untruncated, "exp(2*Dz)-1"),
+        oaro=_entry(2 * rho**2 / (lam * records), "2*rho^2/(lam*n)"),
     )
-
-
-def _measured_maxima(model: Model, records: NDArray[np.floating]) -> list[float]:
-    """Measure the largest absolute value of any neuron, layer by layer.
-
-    The result depends on the records, and so does a noise scale that is computed from it (THEORY 2.6).
-    """
-    network = model.network
-    apply_ = activation(network.activation).apply_
-    maxima = [0.0] * (len(network.widths) - 1)
-    for part in torch.split(torch.as_tensor(records, dtype=network.kernels[0].dtype), 4096):
-        signal = part.unsqueeze(0)
-        for depth in range(len(maxima)):
-            maxima[depth] = max(maxima[depth], float(signal.abs().max()))
-            if depth < len(maxima) - 1:
-                signal = apply_(torch.baddbmm(network.biases[depth], signal, network.kernels[depth]))
-    return maxima
 
 
 CONDITIONS = (
@@ -272,27 +239,20 @@ def upper_bounds_for(
     records: int,
     *,
     settings: TrainingSettings | None = None,
-    maxima: Sequence[float] | None = None,
     facts: MeasuredFacts | None = None,
 ) -> tuple[UpperBound, ...]:
     """Compute the bounds of Table 1 from the shape of a network, and check what the shape decides.
 
     ``2 rho/(lam n)`` (Chaudhuri et al., normalised data of two classes; Wu et al., decreasing step; the paper),
     ``C ||x|| rho/(lam n)`` (Chaudhuri et al.) and ``2 eta rho/(1 - (1 - eta lam)^n)`` (Wu et al., constant step), with
-    ``lam = l2/2`` and ``||x||`` the largest norm that the data space allows, ``sqrt(features) x_0``.
+    ``lam = l2/2`` and ``||x||`` the largest norm that the data space allows, ``sqrt(features)``.
     """
     chosen = settings or TrainingSettings()
     published = published_sensitivity_for(
-        features,
-        chosen.hidden,
-        classes,
-        records,
-        l2=chosen.l2,
-        activation_name=chosen.activation,
-        maxima=maxima,
+        features, chosen.hidden, classes, records, l2=chosen.l2, activation_name=chosen.activation
     )
     rho, lam, eta = published.rho.value, chosen.l2 / 2, chosen.learning_rate
-    norm = math.sqrt(features) * (1.0 if maxima is None else float(maxima[0]))
+    norm = math.sqrt(features)
     tight = 2 * rho / (lam * records)
     general = classes * norm * rho / (lam * records)
     constant = 2 * eta * rho / -math.expm1(records * math.log1p(-eta * lam))
@@ -332,9 +292,12 @@ def _conditions(
         added, size = 2 * facts.objective_gradient / (settings.l2 / 2), facts.objective_gradient
         because = f"the objective's gradient has norm {size:.2g}, which adds up to {added:.3g}"
         minimiser = added <= _NEGLIGIBLE * bound, because
+    hidden = f"{' and '.join(str(width) for width in settings.hidden)} hidden neurons"
+    if facts is not None and facts.loss_at_mean > facts.loss:
+        hidden += f"; loss {facts.loss:.3g}, at the mean of equivalent networks {facts.loss_at_mean:.3g}"
     verdicts = {
-        "convex": _convex(settings, facts),
-        "smooth": _smooth(settings),
+        "convex": (False, hidden),
+        "smooth": (False, "second derivatives grow with the output weights"),
         "decreasing": adam,
         "constant": adam,
         "normalised": (largest <= 1 + 1e-6, f"||x|| up to {largest:.4g} in the {where}"),
@@ -348,41 +311,19 @@ def _conditions(
     }
 
 
-def _convex(settings: TrainingSettings, facts: MeasuredFacts | None) -> tuple[bool, str]:
-    if not settings.hidden:
-        if isinstance(_base(settings.loss), Quadratic):
-            return False, "the square of a softmax is not convex"
-        return True, "cross-entropy of a linear model, which tilting keeps convex"
-    because = f"{' and '.join(str(width) for width in settings.hidden)} hidden neurons"
-    if facts is not None and facts.loss_at_mean > facts.loss:
-        because += f"; loss {facts.loss:.3g}, at the mean of equivalent networks {facts.loss_at_mean:.3g}"
-    return False, because
-
-
-def _smooth(settings: TrainingSettings) -> tuple[bool, str]:
-    if not settings.hidden:
-        return True, "second derivatives of a linear model's loss are bounded"
-    if activation(settings.activation).bound is None:
-        return False, f"{settings.activation} has a kink"
-    return False, "second derivatives grow with the output weights"
-
-
-def _base(loss: Loss) -> CrossEntropy | Quadratic:
-    return loss.base if isinstance(loss, Convexified) else loss
-
-
 def measured_facts(model: Model, records: Records) -> MeasuredFacts:
     """Measure what the conditions of the bounds depend on."""
     network = _doubled(model.network)
     features = torch.from_numpy(np.asarray(records.features, dtype=np.float64))
     labels = torch.from_numpy(records.labels)
     loss = model.settings.loss
+    base = loss.base if isinstance(loss, Convexified) else loss
     objective, gradient = _objective(network, model.settings, features, labels)
     return MeasuredFacts(
         norm=float(features.norm(dim=1).max()),
         loss=objective,
         loss_at_mean=float(loss_value(loss, _mean_of_equivalent(network).logits(features), labels)),
-        gradient=float(_record_gradient_norms(network, _base(loss), features, labels).max()),
+        gradient=float(_record_gradient_norms(network, base, features, labels).max()),
         objective_gradient=gradient,
     )
 
@@ -536,15 +477,12 @@ class EmpiricalSensitivity:
         )
         return Sensitivity(float(getattr(worst, quantity)), "empirical", because)
 
-    def against(
-        self, bounds: PublishedSensitivity | Mapping[Quantity, Sensitivity]
-    ) -> tuple[BoundCheck, ...]:
-        """Compare the largest changes with the paper's formulas, or with each bound that a mapping holds."""
-        given = vars(bounds) if isinstance(bounds, PublishedSensitivity) else bounds
+    def against(self, bounds: PublishedSensitivity) -> tuple[BoundCheck, ...]:
+        """Compare the largest changes with the paper's formulas."""
         return tuple(
-            BoundCheck(quantity, self._largest(quantity).value, given[quantity].value, given[quantity].basis)
+            BoundCheck(quantity, self._largest(quantity).value, bound.value, bound.basis)
             for quantity in _QUANTITIES
-            if quantity in given
+            for bound in [getattr(bounds, quantity)]
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -562,7 +500,6 @@ def empirical_sensitivity(
     records: Records,
     *,
     removals: int = 6,
-    kinds: Sequence[Kind] = _KINDS,
     queries: NDArray[np.floating] | None = None,
     settings: TrainingSettings | None = None,
     seed: int = 0,
@@ -578,9 +515,7 @@ def empirical_sensitivity(
     records : Records
         The training records. With persons, a unit is all rows of one person.
     removals : int
-        How many units are removed, one at a time.
-    kinds : sequence of {"mislabelled", "extreme", "ordinary"}
-        What kinds of units are removed, in turn.
+        How many units are removed, one at a time: in turn a mislabelled, an extreme and an ordinary one.
     queries : ndarray of shape (queries, features) or None
         Logits are compared on these rows and on the removed records.
     settings : TrainingSettings or None
@@ -604,7 +539,7 @@ def empirical_sensitivity(
     >>> found.logit.basis, len(found.removals)
     ('empirical', 2)
     """
-    planted, rows, kind_of = _plant(records, removals=removals, kinds=kinds, seed=seed)
+    planted, rows, kinds = _plant(records, removals=removals, seed=seed)
     stack = train_stack(
         planted.features,
         planted.labels,
@@ -621,35 +556,30 @@ def empirical_sensitivity(
     weights = torch.cat([kernel.flatten(1) for kernel in stack.kernels], 1).double().numpy()
     logits = stack.stacked_logits(asked).double().numpy()
     first, *others = zip(weights, logits, strict=True)
-    return _compared(first, others, rows, kind_of, records)
+    return _compared(first, others, rows, kinds, records)
 
 
-def _plant(
-    records: Records, *, removals: int, kinds: Sequence[Kind] = _KINDS, seed: int = 0
-) -> tuple[Records, list[Rows], list[Kind]]:
-    """Choose units and change them into units of the given kinds; return the records, the rows and kind of each unit.
+def _plant(records: Records, *, removals: int, seed: int = 0) -> tuple[Records, list[Rows], list[Kind]]:
+    """Choose units and change them into units of each kind in turn; return the records, each unit's rows and kind.
 
     Mislabelled rows get the next class. Every feature of extreme rows is moved to the end of the range of all features
     that is farther away. Ordinary rows are left as they are.
     """
     units = len(np.unique(records.units))
-    if not 1 <= removals < units or not kinds or any(kind not in _KINDS for kind in kinds):
-        raise InvalidInput(
-            f"removals must be between 1 and {units - 1} and kinds among {', '.join(_KINDS)}, "
-            f"got {removals} and {tuple(kinds)}."
-        )
+    if not 1 <= removals < units:
+        raise InvalidInput(f"removals must be between 1 and {units - 1}, got {removals}.")
     generator = np.random.default_rng((0x0B5E, seed))
     chosen = generator.choice(units, removals, replace=False)
     rows = [np.flatnonzero(records.units == unit) for unit in chosen]
-    kind_of: list[Kind] = [kinds[place % len(kinds)] for place in range(removals)]
+    kinds = [_KINDS[place % len(_KINDS)] for place in range(removals)]
     features, labels = records.features.copy(), records.labels.copy()
     low, high = float(features.min()), float(features.max())
-    for changed, kind in zip(rows, kind_of, strict=True):
+    for changed, kind in zip(rows, kinds, strict=True):
         if kind == "mislabelled":
             labels[changed] = (labels[changed] + 1) % records.classes
         elif kind == "extreme":
             features[changed] = np.where(features[changed] > (low + high) / 2, low, high)
-    return replace(records, features=features, labels=labels), rows, kind_of
+    return replace(records, features=features, labels=labels), rows, kinds
 
 
 def _compared(
