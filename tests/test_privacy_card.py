@@ -16,21 +16,22 @@ from quietmax.data.records import Holdout
 from quietmax.errors import InvalidInput
 from quietmax.estimators import PrivateHead, save_private
 from quietmax.estimators.evaluation import BINS, Evaluation, EvaluationCharge, _noisy_evaluation
-from quietmax.estimators.training_set import SETTINGS_PUBLIC, _person_assumptions
+from quietmax.estimators.training_set import Basis
 from quietmax.ledger import Ledger
 from quietmax.ledger.accounts import Terms
 from quietmax.privacy_card import BLANK, OBSERVED, PrivacyCard, nist_checklist, read_card
 from quietmax.server.deployment import deploy, load_models
 from tests.export.people import train
 
-GUARANTEE = Guarantee(
-    "gaussian",
-    mu=0.268,
-    status="proven",
-    because="Gaussian mechanisms on exact clipped gradient sums compose to mu (THEORY 3.1).",
-    unit="person",
-    assumptions=(SETTINGS_PUBLIC, *_person_assumptions("person", None)),
-    parameters={"steps": 180, "features": {"kind": "unit-norm", "constant": 1.0}},
+GUARANTEE = Basis().under(
+    Guarantee(
+        "gaussian",
+        mu=0.268,
+        status="proven",
+        because="Gaussian mechanisms on exact clipped gradient sums compose to mu (THEORY 3.1).",
+        unit="person",
+        parameters={"steps": 180, "features": {"kind": "unit-norm", "constant": 1.0}},
+    )
 )
 SEEN = {"value": 0.01, "low": -0.01, "high": 0.03}
 
