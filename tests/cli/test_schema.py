@@ -31,7 +31,7 @@ def confirm(text: str) -> str:
 
 def test_a_draft_is_printed_as_toml_with_every_line_to_confirm(customers: Path) -> None:
     content = tomllib.loads(printed("schema", "draft", customers))
-    assert Schema.from_dict(content) == draft_schema(customers).schema
+    assert Schema.from_dict(content) == draft_schema(customers)
     assert (content["label"], content["person"]) == ("left", "customer id")
     confirm = content["confirm"]
     assert {key for key, how in confirm.items() if isinstance(how, str)} == {"label", "classes", "person"}
@@ -103,9 +103,9 @@ def test_a_draft_is_written_to_a_file_that_is_replaced_only_on_demand(customers:
     assert_error(run(*draft, "--overwrite", "--label", "gone"), 2, "no column 'gone'")
     assert schema.read_text(encoding="utf-8") == "mine"
     assert run(*draft, "--overwrite")[0] == 0
-    assert Schema.from_file(schema) == draft_schema(customers).schema
+    assert Schema.from_file(schema) == draft_schema(customers)
     assert run(*draft[:-1], Path("draft.json"))[0] == 0
-    assert Schema.from_file(Path("draft.json")) == draft_schema(customers).schema
+    assert Schema.from_file(Path("draft.json")) == draft_schema(customers)
     assert_error(run(*draft[:-1], Path("draft.txt")), 2, ".toml or .json")
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import quietmax
 from quietmax.data import Schema, check_table, draft_schema, encode_table, load
 from quietmax.data.draft import (
-    Proposal,
+    _Proposal,
     _propose,
     _round_outwards,
     _with_proposals,
@@ -58,7 +58,7 @@ def facts(schema: Schema) -> dict[str, Any]:
 
 
 def test_a_draft_proposes_types_bounds_categories_classes_and_the_person() -> None:
-    schema = draft_schema(VISITS).schema
+    schema = draft_schema(VISITS)
     assert facts(schema) == facts(EXPECTED)
     # Each fact is to be confirmed by itself.
     confirm = dict(schema.confirm)
@@ -83,11 +83,11 @@ def test_a_draft_is_the_same_for_every_kind_of_table(kind: str) -> None:
     elif kind == "parquet":
         table = str(Path("visits.parquet"))
         VISITS.to_parquet(table)
-    assert draft_schema(table).schema == draft_schema(VISITS).schema
+    assert draft_schema(table) == draft_schema(VISITS)
 
 
 def test_given_columns_need_no_confirmation() -> None:
-    schema = quietmax.draft_schema(VISITS, label="region", person="visit_no").schema
+    schema = quietmax.draft_schema(VISITS, label="region", person="visit_no")
     assert (schema.label, schema.person) == ("region", "visit_no")
     assert (schema.classes, schema.ignore_case) == (("South", "north"), ("region",))
     assert not {"label", "person"} & set(schema.confirm)
@@ -128,13 +128,13 @@ def test_a_draft_trains_only_when_it_is_confirmed() -> None:
 def test_without_a_likely_label_the_draft_says_so() -> None:
     table = pd.DataFrame({"x": np.arange(50) / 7, "z": np.arange(50) * 1.5})
     draft = draft_schema(table)
-    assert draft.schema.label is None
+    assert draft.label is None
     assert "# label =" in draft.to_toml()
-    assert draft_schema(table.assign(target=1, other=2.5)).schema.label == "target"
+    assert draft_schema(table.assign(target=1, other=2.5)).label == "target"
 
 
 def test_a_label_with_very_many_values_gets_no_classes() -> None:
-    schema = draft_schema(pd.DataFrame({"x": range(200), "price": range(200)}), label="price").schema
+    schema = draft_schema(pd.DataFrame({"x": range(200), "price": range(200)}), label="price")
     assert schema.classes is None
     assert "more than 100 values" in schema.confirm["classes"]
 
@@ -142,10 +142,10 @@ def test_a_label_with_very_many_values_gets_no_classes() -> None:
 def test_the_owner_of_a_label_with_a_third_value_is_told_to_look_at_it() -> None:
     two = pd.DataFrame({"age": [20, 30, 40], "ill": ["no", "yes", "no"]})
     three = pd.DataFrame({"age": [20, 30, 40], "ill": ["no", "yes", "unknown"]})
-    assert "means unknown" not in draft_schema(two, label="ill").schema.confirm["classes"]
+    assert "means unknown" not in draft_schema(two, label="ill").confirm["classes"]
     assert (
         "means unknown, take it out and delete its rows"
-        in draft_schema(three, label="ill").schema.confirm["classes"]
+        in draft_schema(three, label="ill").confirm["classes"]
     )
 
 
@@ -153,16 +153,16 @@ def test_a_person_named_as_such_is_preferred_to_other_numbers() -> None:
     table = pd.DataFrame(
         {"loan_id": range(90), "patient": [number // 3 for number in range(90)], "y": [0, 1] * 45}
     )
-    schema = draft_schema(table).schema
+    schema = draft_schema(table)
     assert (schema.person, schema.ignore) == ("patient", ("loan_id",))
-    schema = draft_schema(table.drop(columns="patient")).schema
+    schema = draft_schema(table.drop(columns="patient"))
     assert (schema.person, schema.ignore) == (None, ("loan_id",))
     assert "number the rows, not people" in schema.confirm["ignore"]["loan_id"]
 
 
 def test_a_number_that_repeats_is_proposed_as_person_with_a_doubt() -> None:
     table = pd.DataFrame({"account_no": [number // 3 for number in range(90)], "y": [0, 1] * 45})
-    schema = draft_schema(table).schema
+    schema = draft_schema(table)
     assert schema.person == "account_no"
     assert "only because the values repeat" in schema.confirm["person"]
 
@@ -171,22 +171,22 @@ def test_a_number_that_repeats_is_proposed_as_person_with_a_doubt() -> None:
 def test_a_draft_asks_whether_a_column_named_like_a_person_with_few_values_is_the_person(name: str) -> None:
     table = pd.DataFrame({name: [number % 4 for number in range(90)], "age": range(90), "y": [0, 1] * 45})
     draft = draft_schema(table)
-    assert draft.schema.person is None
-    question = draft.schema.confirm["person"]
+    assert draft.person is None
+    question = draft.confirm["person"]
     assert question.startswith(
         f"not proposed: is '{name}' the person? Its name says that it may be, and its "
     )
     assert f'person = "{name}"' in question
     Path("draft.toml").write_text(draft.to_toml(), encoding="utf-8")
     read = Schema.from_file(Path("draft.toml"))
-    assert read.unconfirmed == draft.schema.unconfirmed
+    assert read.unconfirmed == draft.unconfirmed
     assert "person" in read.unconfirmed
     assert "person" not in read.updated({"person": name, "ignore": ()}).unconfirmed
 
 
 def test_a_draft_asks_nothing_about_numbers_of_rows_booleans_and_values_that_do_not_repeat() -> None:
     table = pd.DataFrame({"member": [0, 1, 1] * 30, "index": 9, "loan_id": range(90), "y": [0, 1] * 45})
-    assert "person" not in draft_schema(table).schema.confirm
+    assert "person" not in draft_schema(table).confirm
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_people_and_labels_are_found_by_name_in_other_languages(person: str, lab
             "Compte": [1_064_187_060_866_652_760 + 7_919_000_000 * number for number in range(90)],
         }
     )
-    schema = draft_schema(table).schema
+    schema = draft_schema(table)
     assert (schema.person, schema.label, schema.ignore) == (person, label, ("Compte",))
     assert schema.classes == ("non", "oui")
     assert "ids" in schema.confirm["ignore"]["Compte"]
@@ -217,7 +217,7 @@ def test_the_label_must_have_values_and_be_another_column_than_the_person() -> N
     message = problem_of(InvalidInput, draft_schema, VISITS, label="left", person="left")
     assert message == "Column 'left' cannot be both the label and the person."
     assert "is empty" in problem_of(InvalidInput, draft_schema, VISITS, label="nothing")
-    assert draft_schema(VISITS.rename(columns={"nothing": "target"})).schema.label == "left"
+    assert draft_schema(VISITS.rename(columns={"nothing": "target"})).label == "left"
 
 
 def test_what_is_not_a_table_with_rows_is_rejected() -> None:
@@ -414,8 +414,8 @@ def test_a_proposal_follows_from_the_values_and_the_name_and_says_how(
 def test_what_is_declared_is_not_replaced_by_a_proposal() -> None:
     schema = Schema(scales={"x": "linear"}, booleans=("b",))
     proposals = {
-        "x": Proposal({"bounds": (0, 9), "scales": "log"}, ""),
-        "b": Proposal({"booleans": True}, ""),
+        "x": _Proposal({"bounds": (0, 9), "scales": "log"}, ""),
+        "b": _Proposal({"booleans": True}, ""),
     }
     completed = _with_proposals(schema, proposals)
     assert (completed.scales, completed.bounds, completed.booleans) == (

@@ -121,6 +121,12 @@ def test_dates_may_be_written_as_toml_dates() -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
+        ("bounds", {"age": (0,)}),
+        ("bounds", {"age": "09"}),
+        ("bounds", [("age", 0, 1)]),
+        ("categories", {"sex": "fm"}),
+        ("classes", "yes"),
+        ("ignore", "name"),
         ("dates", {"day": ["2010-01-01"]}),
         ("dates", {"day": "2010-01-01"}),
         ("booleans", "smoker"),
@@ -189,7 +195,7 @@ def test_only_the_fact_that_an_argument_states_counts_as_confirmed() -> None:
         f"{'refused' if row == 5 else row % 90 * (1000 if row < 9 else 1)},{row % 2}\n" for row in range(200)
     )
     path = written(f"income,ill\n{rows}")
-    draft = draft_schema(path, label="ill").schema
+    draft = draft_schema(path, label="ill")
     assert set(draft.to_dict()) == {"label", "classes", "bounds", "scales", "missing_values", "confirm"}
     stated = draft.updated({"classes": 2, "bounds": {"income": (0, 100_000)}})
     assert set(stated.unconfirmed) == {"'income' in scales", "'income' in missing_values"}
@@ -203,7 +209,7 @@ def test_only_the_fact_that_an_argument_states_counts_as_confirmed() -> None:
 def test_a_column_may_have_the_name_of_a_key(name: str) -> None:
     rows = "".join(f"{row},{row % 37 * 1.5},{row % 2}\n" for row in range(100))
     path = written(f"customer_id,{name},ill\n{rows}")
-    draft = draft_schema(path, label="ill", person="customer_id").schema
+    draft = draft_schema(path, label="ill", person="customer_id")
     assert Schema.from_dict(tomllib.loads(draft.to_toml())) == draft
     stated = draft.updated({"label": "ill", "classes": 2, "person": "customer_id"})
     assert stated.unconfirmed == (f"'{name}' in bounds",)

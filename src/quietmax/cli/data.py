@@ -97,8 +97,8 @@ def _draft(
             raise InvalidInput(f"The file {output} exists; --overwrite replaces it.")
         as_document = output.suffix.lower() == ".json"
     proposed = draft_schema(table, label=label, person=person)
-    schema = proposed.schema.to_dict()
-    text = json.dumps(schema, indent=2, ensure_ascii=False) + "\n" if as_document else proposed.to_toml()
+    document = json.dumps(proposed.to_dict(), indent=2, ensure_ascii=False) + "\n"
+    text = document if as_document else proposed.to_toml()
     if output is None:
         sys.stdout.write(text)
         return

@@ -79,7 +79,7 @@ def _table(output: Path) -> dict[str, Any]:
     output.mkdir(parents=True, exist_ok=True)
     table = output / "survey.csv"
     survey.to_csv(table, index=False)
-    draft = draft_schema(table, label=FAIR_SCHEMA.label, person=PERSON).schema
+    draft = draft_schema(table, label=FAIR_SCHEMA.label, person=PERSON)
     confirmed = replace(FAIR_SCHEMA, person=PERSON)
     (output / "survey.toml").write_text(confirmed.to_toml(), encoding="utf-8")
     return {

@@ -1,6 +1,6 @@
 """Data: registered data sets, the user's own tables, public encodings and deterministic splits."""
 
-from quietmax.data.draft import Draft, check_table, draft_schema
+from quietmax.data.draft import check_table, draft_schema
 from quietmax.data.encoding import Encoding
 from quietmax.data.readers import DataDirectory, DataFile, Download
 from quietmax.data.records import Holdout, Records, Split, hold_out, split
@@ -13,7 +13,6 @@ __all__ = [
     "DataFile",
     "DataSet",
     "Download",
-    "Draft",
     "Encoding",
     "Holdout",
     "Records",

@@ -120,18 +120,13 @@ _OUTCOME = re.compile(
 """Words in the name of a column with few values that say that it is probably the label."""
 
 _MOST_OUTCOMES = 10
-_HEADER = """\
-# A draft. Each line under [confirm] says how a proposal was found in the records. Only facts that would be the same
-# without any of these people may stay: check each proposal, correct it if needed, and delete its line under [confirm]
-# or, for a fact about a column, under [confirm.bounds] and so on. When all are checked, delete these sections.
-"""
 
 
 # --- One column -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Proposal:
+class _Proposal:
     """What a column seems to hold."""
 
     declared: Mapping[str, Any]  # By the keys of a schema; True: the column is listed there
@@ -139,13 +134,13 @@ class Proposal:
     identifies: int = 0  # 2: its name and values say that it tells people apart; 1: its values alone
 
 
-def _ignored(because: str, identifies: int = 0) -> Proposal:
-    return Proposal({"ignore": True}, f"ignored: {because}", identifies)
+def _ignored(because: str, identifies: int = 0) -> _Proposal:
+    return _Proposal({"ignore": True}, f"ignored: {because}", identifies)
 
 
-def _propose(name: str, values: pd.Series[Any]) -> Proposal:
+def _propose(name: str, values: pd.Series[Any]) -> _Proposal:
     """Propose a declaration for a column."""
-    if _has_numbers(values):
+    if pd.api.types.is_numeric_dtype(values.dtype) and values.dtype.kind != "c":
         numbers = as_numbers(values, name)
         present = numbers[~np.isnan(numbers)]
         if np.isin(present, (0, 1)).all():
@@ -163,7 +158,7 @@ def _propose(name: str, values: pd.Series[Any]) -> Proposal:
     return _as_strings(name, counts)
 
 
-def _with_proposals(schema: Schema, proposals: Mapping[str, Proposal]) -> Schema:
+def _with_proposals(schema: Schema, proposals: Mapping[str, _Proposal]) -> Schema:
     """Return the schema with the proposals for some columns; what the schema says itself stays."""
     values: dict[str, Any] = {}
     for name, proposal in proposals.items():
@@ -203,18 +198,13 @@ def _rounded_up(number: float) -> float:
     return next(bound for bound in rounded if bound >= number)
 
 
-def _has_numbers(values: pd.Series[Any]) -> bool:
-    """Return whether the type of the column is one of numbers or booleans."""
-    return bool(pd.api.types.is_numeric_dtype(values.dtype)) and values.dtype.kind != "c"
-
-
-def _empty_or_boolean(values: int, found: str) -> Proposal:
+def _empty_or_boolean(values: int, found: str) -> _Proposal:
     if not values:
         return _ignored("the column is empty")
-    return Proposal({"booleans": True}, f"boolean: {found}")
+    return _Proposal({"booleans": True}, f"boolean: {found}")
 
 
-def _as_dates(_: str, counts: Mapping[str, int]) -> Proposal | None:
+def _as_dates(_: str, counts: Mapping[str, int]) -> _Proposal | None:
     """Propose dates if the strings are dates in one format."""
     formats = [None, *(day + time for day in (*_DAYS, *_MONTHS) for time in _TIMES)]
     sample = [*counts][:20]
@@ -236,10 +226,10 @@ def _as_dates(_: str, counts: Mapping[str, int]) -> Proposal | None:
     others = [fit[1] for fit in fitting if fit[0] == count and fit[1] not in (None, pattern)]
     if others:
         because += f" (they also fit {' or '.join(str(other) for other in others)})"
-    return Proposal(*_with_markers(declared, because, markers))
+    return _Proposal(*_with_markers(declared, because, markers))
 
 
-def _as_separated_numbers(name: str, counts: Mapping[str, int]) -> Proposal | None:
+def _as_separated_numbers(name: str, counts: Mapping[str, int]) -> _Proposal | None:
     """Propose numbers if the strings are numbers with one pair of separators."""
     if any(_LEADING_ZERO.fullmatch(string) for string in counts):
         return None
@@ -265,7 +255,7 @@ def _as_separated_numbers(name: str, counts: Mapping[str, int]) -> Proposal | No
             found += " (check whether '.' and ',' separate thousands or decimals)"
         present = np.repeat([*numbers.values()], [counts[string] for string in numbers])
         proposal = _numeric(name, present, found, declared)
-        return Proposal(*_with_markers(proposal.declared, proposal.because, markers), proposal.identifies)
+        return _Proposal(*_with_markers(proposal.declared, proposal.because, markers), proposal.identifies)
     return None
 
 
@@ -309,7 +299,7 @@ def _with_markers(
     return {**declared, "missing_values": named}, f"{because}; other values taken as missing"
 
 
-def _numeric(name: str, numbers: NDArray[np.float64], found: str, declared: dict[str, Any]) -> Proposal:
+def _numeric(name: str, numbers: NDArray[np.float64], found: str, declared: dict[str, Any]) -> _Proposal:
     """Propose bounds for numbers, or that they identify somebody."""
     finite = numbers[np.abs(numbers) < _LARGEST]
     if not len(finite):
@@ -326,7 +316,7 @@ def _numeric(name: str, numbers: NDArray[np.float64], found: str, declared: dict
         if _letters(name) in _ROW_NUMBER and len(distinct) == len(finite):
             return _ignored("it seems to number the rows")
         if _POSTAL.fullmatch(_letters(name)):
-            return Proposal({"hashed": _BUCKETS}, f"hashed into {_BUCKETS} buckets: from the name")
+            return _Proposal({"hashed": _BUCKETS}, f"hashed into {_BUCKETS} buckets: from the name")
     sentinels = [number for number in (-9.0, -99.0, -999.0, -9999.0) if distinct[0] == number]
     if sentinels and len(distinct) > 1 and distinct[1] >= 0:
         declared = {**declared, "missing_values": (str(int(sentinels[0])),)}
@@ -338,10 +328,10 @@ def _numeric(name: str, numbers: NDArray[np.float64], found: str, declared: dict
     if low == 0 and high >= 1_000 and float(finite.mean()) < high / 20:
         declared["scales"] = "log"
         because += "; log scale, as most values are small"
-    return Proposal(declared, because)
+    return _Proposal(declared, because)
 
 
-def _as_strings(name: str, counts: Mapping[str, int]) -> Proposal:
+def _as_strings(name: str, counts: Mapping[str, int]) -> _Proposal:
     """Propose categories or buckets for strings, or to ignore them."""
     rows, distinct = sum(counts.values()), len(counts)
     identifier = _as_identifier(name, distinct, rows)
@@ -350,7 +340,9 @@ def _as_strings(name: str, counts: Mapping[str, int]) -> Proposal:
     nearly_unique = rows >= _MANY_ROWS and distinct >= _NEARLY_UNIQUE * rows
     if nearly_unique or distinct > _MAX_CATEGORIES:
         if _is_text(counts):
-            return _as_text()
+            if missing := missing_extra():
+                return _ignored(f"free text. {missing}")
+            return _Proposal({"text": True}, "free text: long strings with blanks, many of them different")
         if nearly_unique and not _POSTAL.fullmatch(_letters(name)):
             return _ignored("nearly every row has another value")
     spellings = _spellings(counts)
@@ -358,19 +350,11 @@ def _as_strings(name: str, counts: Mapping[str, int]) -> Proposal:
     case = ", in any case" if declared else ""
     if len(spellings) > _MAX_CATEGORIES:
         declared["hashed"] = _BUCKETS
-        return Proposal(declared, f"hashed into {_BUCKETS} buckets{case}: many different values")
+        return _Proposal(declared, f"hashed into {_BUCKETS} buckets{case}: many different values")
     declared["categories"] = tuple(sorted(spellings))
-    return Proposal(
+    return _Proposal(
         declared, f"categories{case}: from the values; one that only few people have may give them away"
     )
-
-
-def _as_text() -> Proposal:
-    """Propose free text if the sentence encoder is installed, else to ignore the column."""
-    missing = missing_extra()
-    if missing is None:
-        return Proposal({"text": True}, "free text: long strings with blanks, many of them different")
-    return _ignored(f"free text. {missing}")
 
 
 def _is_text(counts: Mapping[str, int]) -> bool:
@@ -433,7 +417,7 @@ def _letters(name: str) -> str:
     return "".join(_words(name))
 
 
-def _as_identifier(name: str, distinct: int, rows: int) -> Proposal | None:
+def _as_identifier(name: str, distinct: int, rows: int) -> _Proposal | None:
     """Propose to ignore a column whose name and number of values say that it tells people or rows apart."""
     if distinct < min(10, rows / 3) or distinct < rows / 200:
         return None
@@ -452,31 +436,7 @@ def _as_identifier(name: str, distinct: int, rows: int) -> Proposal | None:
 # --- The draft --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Draft:
-    """A proposed schema.
-
-    Parameters
-    ----------
-    schema : Schema
-        The proposals; `confirm` names each of them and says how it was found.
-
-    Examples
-    --------
-    >>> people = pd.DataFrame({"age": [17, 90, 45], "ill": ["no", "yes", "no"]})
-    >>> draft_schema(people, label="ill").schema.confirm["bounds"]["age"]
-    'bounds 0 to 100: from the values, rounded outwards'
-    """
-
-    schema: Schema
-
-    def to_toml(self) -> str:
-        """Return the draft as the content of a .toml file, with a comment that says what to do with it."""
-        missing = "" if self.schema.label else '# label = "..."    the column to predict; and its classes\n'
-        return f"{_HEADER}\n{missing}{self.schema.to_toml()}"
-
-
-def draft_schema(table: Any, *, label: str | None = None, person: str | None = None) -> Draft:
+def draft_schema(table: Any, *, label: str | None = None, person: str | None = None) -> Schema:
     """Propose a schema for a table.
 
     Parameters
@@ -490,7 +450,8 @@ def draft_schema(table: Any, *, label: str | None = None, person: str | None = N
 
     Returns
     -------
-    Draft
+    Schema
+        The proposals; `confirm` names each of them and says how it was found.
 
     Raises
     ------
@@ -504,8 +465,10 @@ def draft_schema(table: Any, *, label: str | None = None, person: str | None = N
     --------
     >>> visits = pd.DataFrame({"patient_id": [1, 1, 2, 3], "smoker": ["Y", "n", "y", ""], "ill": [0, 1, 1, 0]})
     >>> draft = draft_schema(visits, label="ill")
-    >>> draft.schema.person, draft.schema.booleans, draft.schema.classes
+    >>> draft.person, draft.booleans, draft.classes
     ('patient_id', ('smoker',), ('0', '1'))
+    >>> draft.confirm["person"].partition(";")[0]
+    'from the name and the values'
     """
     frame = _table(table).frame
     if frame.empty:
@@ -526,10 +489,10 @@ def draft_schema(table: Any, *, label: str | None = None, person: str | None = N
     if label is not None:
         schema, how["classes"] = _with_classes(schema, frame, label)
     schema = _with_proposals(schema, columns)
-    return Draft(replace(schema, confirm=_to_confirm(schema, how, columns)))
+    return replace(schema, confirm=_to_confirm(schema, how, columns))
 
 
-def _to_confirm(schema: Schema, how: Mapping[str, str], columns: Mapping[str, Proposal]) -> dict[str, Any]:
+def _to_confirm(schema: Schema, how: Mapping[str, str], columns: Mapping[str, _Proposal]) -> dict[str, Any]:
     """Return how each proposed fact was found, by its key, and by its column."""
     confirm: dict[str, Any] = {key: because for key, because in how.items() if because}
     for name, found in columns.items():
@@ -551,7 +514,7 @@ def _table(table: Any) -> RawTable:
     return read_table(table)
 
 
-def _find_label(frame: pd.DataFrame, proposals: Mapping[str, Proposal]) -> tuple[str | None, str]:
+def _find_label(frame: pd.DataFrame, proposals: Mapping[str, _Proposal]) -> tuple[str | None, str]:
     """Return the column that is probably the label, and why."""
     few = {
         name
@@ -571,7 +534,7 @@ def _find_label(frame: pd.DataFrame, proposals: Mapping[str, Proposal]) -> tuple
 
 
 def _find_person(
-    frame: pd.DataFrame, proposals: Mapping[str, Proposal], label: str | None
+    frame: pd.DataFrame, proposals: Mapping[str, _Proposal], label: str | None
 ) -> tuple[str | None, str]:
     """Return the column that probably tells people apart, and why; or None, and which column may do so."""
     candidates = [name for name, found in proposals.items() if found.identifies and name != label]
@@ -589,7 +552,7 @@ def _find_person(
     )
 
 
-def _question(frame: pd.DataFrame, proposals: Mapping[str, Proposal], label: str | None) -> str:
+def _question(frame: pd.DataFrame, proposals: Mapping[str, _Proposal], label: str | None) -> str:
     """Ask about the first column that may tell people apart by its name, and whose values repeat."""
     for name, found in proposals.items():
         if name == label or "booleans" in found.declared or not _may_tell_people_apart(name):

@@ -729,15 +729,20 @@ def _tuples(value: Any) -> Any:
 
 def require_columns(table: pd.DataFrame, names: Sequence[str]) -> None:
     """Check that a table has the named columns, and each name once."""
-    present = Counter(str(column).strip() for column in table.columns)
-    repeated = sorted(name for name, count in present.items() if count > 1)
+    present = [str(column).strip() for column in table.columns]
+    _require_distinct("the table", present)
+    absent = sorted({*names} - {*present}, key=names.index)
+    if absent:
+        raise InvalidInput(f"The table has no column {quoted(absent)}; its columns are {quoted(present)}.")
+
+
+def _require_distinct(place: str, names: Sequence[str]) -> None:
+    """Refuse a table in which two columns have the same name."""
+    repeated = sorted(name for name, count in Counter(names).items() if count > 1)
     if repeated:
         raise InvalidData(
-            f"Column names must be different; the table has several columns named {quoted(repeated)}."
+            f"Column names must be different; {place} has several columns named {quoted(repeated)}."
         )
-    absent = [name for name in names if name not in present]
-    if absent:
-        raise InvalidInput(f"The table has no column {quoted(absent)}; its columns are {quoted([*present])}.")
 
 
 def _with_string_names(table: pd.DataFrame) -> pd.DataFrame:

@@ -32,8 +32,11 @@ from quietmax.errors import DataUnavailable, InvalidInput
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow
+    import pyarrow.csv
 else:
     pd = lazy_module("pandas")
+    pyarrow = lazy_module("pyarrow")
 
 _COMPRESSIONS = ("", ".gz", ".xz")
 DownloadProgress = Callable[[str, int, int | None], None]
@@ -405,13 +408,14 @@ _LOCATION_WIDTH = 446
 PURCHASE_WIDTH = 600
 _TEXAS_WIDTH = 6169
 _CLUSTERING_SEED = 0
-_PIECE_BYTES = 1 << 24
+_BLOCK_OF_LINES = 1 << 26
+"""Bytes that Arrow reads at once; each block has one array per column."""
 
 
 def _read_location(directory: DataDirectory) -> Records:
     """Read Location: 5,010 check-in profiles, each a label 1 to 30 in quotes and 446 values."""
-    bits, labels = _labelled_bits(directory, LOCATION_FILE, _LOCATION_WIDTH)
-    return _binary_records("location", bits, labels, 30)
+    lines = _integers(directory, LOCATION_FILE, 1 + _LOCATION_WIDTH)
+    return _binary_records("location", lines[1:], lines[0], 30)
 
 
 def _read_purchase(directory: DataDirectory, classes: int) -> Records:
@@ -422,13 +426,8 @@ def _read_purchase(directory: DataDirectory, classes: int) -> Records:
     file.  A label then depends on all records, so the encoding lists the labels as inferred, and no guarantee for
     such a model is `proven`.
     """
-    bits, labels = _labelled_bits(directory, PURCHASE_FILE, PURCHASE_WIDTH)
-    return _purchase_records(f"purchase-{classes}", bits, labels, classes)
-
-
-def _purchase_records(name: str, bits: NDArray[np.uint8], labels: NDArray[np.int64], classes: int) -> Records:
-    """Return records of Purchase with their own labels, 1 to 100, or with fewer classes by clustering."""
-    records = _binary_records(name, bits, labels, 100)
+    lines = _integers(directory, PURCHASE_FILE, 1 + PURCHASE_WIDTH)
+    records = _binary_records(f"purchase-{classes}", lines[1:], lines[0], 100)
     if classes == 100:
         return records
     if len(records) < classes:
@@ -449,73 +448,48 @@ def _purchase_records(name: str, bits: NDArray[np.uint8], labels: NDArray[np.int
 
 def _read_texas(directory: DataDirectory) -> Records:
     """Read Texas: `feats` has 6,169 values per line, `labels` one label 1 to 100 per line."""
-    bits, _ = _labelled_bits(directory, TEXAS_FEATURES_FILE, _TEXAS_WIDTH, before=b"0,")
-    labels = _integers(
-        TEXAS_LABELS_FILE, directory.read_bytes([TEXAS_LABELS_FILE])[TEXAS_LABELS_FILE.name].split(), 0
-    )
-    if len(bits) != len(labels):
+    bits = _integers(directory, TEXAS_FEATURES_FILE, _TEXAS_WIDTH)
+    (labels,) = _integers(directory, TEXAS_LABELS_FILE, 1)
+    if len(bits[0]) != len(labels):
         raise DataUnavailable(
-            f"{TEXAS_FEATURES_FILE.name} has {len(bits)} records, but {TEXAS_LABELS_FILE.name} has {len(labels)} "
+            f"{TEXAS_FEATURES_FILE.name} has {len(bits[0])} records, but {TEXAS_LABELS_FILE.name} has {len(labels)} "
             "labels; they do not belong together."
         )
     return _binary_records("texas", bits, labels, 100)
 
 
-def _labelled_bits(
-    directory: DataDirectory, file: DataFile, width: int, before: bytes = b""
-) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Read lines of a label and `width` values 0 or 1, separated by commas."""
-    blocks, labels, read = [np.empty((0, width), dtype=np.uint8)], [np.empty(0, dtype=np.int64)], 0
-    for lines in _pieces(io.BytesIO(directory.read_bytes([file])[file.name])):
-        whole = [before + line for line in lines]
-        blocks.append(_bits(file, [line[-2 * width :] for line in whole], width, read))
-        labels.append(_integers(file, [line[: -2 * width].strip(b'" ') for line in whole], read))
-        read += len(lines)
-    return np.concatenate(blocks), np.concatenate(labels)
-
-
-def _pieces(stream: IO[bytes]) -> Iterator[list[bytes]]:
-    """Yield the lines that are not blank, in lists of some megabytes."""
-    rest = b""
-    while piece := stream.read(_PIECE_BYTES):
-        *whole, rest = (rest + piece).replace(b"\r", b"").split(b"\n")
-        yield [line for line in whole if line]
-    if rest.strip():
-        yield [rest]
-
-
-def _bits(file: DataFile, lines: list[bytes], width: int, read: int) -> NDArray[np.uint8]:
-    """Return the values of lines that each consist of `width` times a comma and a digit 0 or 1."""
-    wrong = next((number for number, line in enumerate(lines) if len(line) != 2 * width), None)
-    if wrong is None:
-        block = np.frombuffer(b"".join(lines), dtype=np.uint8).reshape(len(lines), 2 * width)
-        bits: NDArray[np.uint8] = block[:, 1::2] - np.uint8(ord("0"))
-        if not len(lines) or (bits.max() <= 1 and (block[:, ::2] == ord(",")).all()):
-            return bits
-        wrong = int(np.flatnonzero((bits > 1).any(axis=1) | (block[:, ::2] != ord(",")).any(axis=1))[0])
-    raise DataUnavailable(
-        f"Line {read + wrong + 1} of {file.name} does not hold {width} values 0 or 1 separated by commas; the file may "
-        "be truncated."
-    )
-
-
-def _integers(file: DataFile, strings: list[bytes], read: int) -> NDArray[np.int64]:
-    """Return the integers that the strings are, one per line."""
-    wrong = next((number for number, string in enumerate(strings) if not string.isdigit()), None)
-    if wrong is not None:
-        raise DataUnavailable(
-            f"The label in line {read + wrong + 1} of {file.name} is not an integer; the file may be truncated."
+def _integers(directory: DataDirectory, file: DataFile, width: int) -> list[NDArray[np.uint8]]:
+    """Return the columns of lines that each have `width` integers below 256, separated by commas."""
+    names = [str(place) for place in range(width)]
+    try:
+        table = pyarrow.csv.read_csv(
+            io.BytesIO(directory.read_bytes([file])[file.name]),
+            pyarrow.csv.ReadOptions(column_names=names, block_size=_BLOCK_OF_LINES),
+            convert_options=pyarrow.csv.ConvertOptions(
+                column_types=dict.fromkeys(names, pyarrow.uint8()), null_values=[]
+            ),
         )
-    return np.array([int(string) for string in strings], dtype=np.int64)
-
-
-def _binary_records(name: str, bits: NDArray[np.generic], labels: NDArray[np.int64], classes: int) -> Records:
-    """Return records whose labels are counted from 1 in the file."""
-    if not len(labels) or labels.min() < 1 or labels.max() > classes:
+    except pyarrow.ArrowInvalid as error:
         raise DataUnavailable(
-            f"The file of '{name}' is empty or has labels outside 1 to {classes}; it is not the official file."
+            f"{file.name} is empty or has a line that does not hold {width} small integers separated by commas; it may "
+            f"be truncated. {_REPLACE}"
+        ) from error
+    return [column.to_numpy() for column in table.columns]
+
+
+def _binary_records(
+    name: str, bits: list[NDArray[np.uint8]], labels: NDArray[np.uint8], classes: int
+) -> Records:
+    """Return records of columns of 0 and 1, whose labels are counted from 1 in the file."""
+    features = np.empty((len(labels), len(bits)), dtype=np.float32)
+    for place, column in enumerate(bits):
+        features[:, place] = column
+    if not len(labels) or labels.min() < 1 or labels.max() > classes or features.max() > 1:
+        raise DataUnavailable(
+            f"The file of '{name}' is empty, or has labels outside 1 to {classes} or values that are not 0 or 1; it is "
+            "not the official file."
         )
-    return Records(name, bits.astype(np.float32), labels - 1, classes)
+    return Records(name, features, labels.astype(np.int64) - 1, classes)
 
 
 # Census tables: Adult.

@@ -343,19 +343,15 @@ def is_held_out(records: Records, holdout: Holdout) -> NDArray[np.bool_]:
     if holdout.share == 0:
         return np.zeros(len(records), dtype=bool)
     key = hashlib.blake2b(str(holdout.seed).encode(), digest_size=32).digest()
+    bound = np.uint64(math.floor(math.ldexp(holdout.share, 64)))
     if records.persons is not None:
-        return _keyed_hashes((name.encode(*_UTF_8) for name in records.persons), key) < _threshold(holdout)
+        return _keyed_hashes((name.encode(*_UTF_8) for name in records.persons), key) < bound
     held_out = np.empty(len(records), dtype=bool)
     for start in range(0, len(records), _ROWS_AT_ONCE):
         rows = (records.features[start : start + _ROWS_AT_ONCE] + _ZERO).astype("<f4", copy=False)
         hashes = _keyed_hashes((row.tobytes() for row in rows), key)
-        held_out[start : start + len(rows)] = hashes < _threshold(holdout)
+        held_out[start : start + len(rows)] = hashes < bound
     return held_out
-
-
-def _threshold(holdout: Holdout) -> np.uint64:
-    """Return share * 2^64; a person is held out if the hash is smaller."""
-    return np.uint64(math.floor(math.ldexp(holdout.share, 64)))
 
 
 def _keyed_hashes(contents: Iterable[bytes], key: bytes) -> NDArray[np.uint64]:

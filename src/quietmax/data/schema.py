@@ -10,7 +10,7 @@ import json
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +48,12 @@ _REFINEMENTS = {
 
 _NO_PERSON = "Give each such row a value of its own, or delete it."
 """The way out where rows have no person."""
+
+_DRAFT_HEADER = """\
+# A draft. Each line under [confirm] says how a proposal was found in the records. Only facts that would be the same
+# without any of these people may stay: check each proposal, correct it if needed, and delete its line under [confirm]
+# or, for a fact about a column, under [confirm.bounds] and so on. When all are checked, delete these sections.
+"""
 
 _OLD_KEYS = {"identifier": "person"}
 """Keys in schema files of version 0.1, and their names now."""
@@ -224,11 +230,12 @@ class Schema:
 
     def to_dict(self) -> dict[str, Any]:
         """Return what is declared, by key, as JSON values; `from_dict` reads it."""
-        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        return {key: _json_value(value) for key, value in values.items() if value}
+        declared = {key: value for key, value in asdict(self).items() if value}
+        content: dict[str, Any] = json.loads(json.dumps(declared))  # lists in the place of tuples
+        return content
 
     def to_toml(self) -> str:
-        """Return the schema as the content of a .toml file.
+        """Return the schema as the content of a .toml file; in that of a draft, a comment says what to do with it.
 
         >>> print(Schema(label="ill", bounds={"age": (0, 120)}).to_toml())
         label = "ill"
@@ -244,7 +251,11 @@ class Schema:
                 tables += _toml_tables(entry.name, value)
             elif value:
                 lines.append(f"{entry.name} = {_toml(value)}")
-        return "\n".join([*lines, "", *tables] if tables else [*lines, ""])
+        text = "\n".join([*lines, "", *tables] if tables else [*lines, ""])
+        if not self.confirm:
+            return text
+        unknown = "" if self.label else '# label = "..."    the column to predict; and its classes\n'
+        return f"{_DRAFT_HEADER}\n{unknown}{text}"
 
 
 def _confirmed(confirm: Mapping[str, Any], added: Schema) -> dict[str, Any]:
@@ -275,13 +286,6 @@ def _toml_tables(name: str, value: Mapping[str, Any]) -> list[str]:
     inner = [(f"{name}.{key}", each) for key, each in value.items() if isinstance(each, Mapping)]
     own = ["\n".join([f"[{name}]", *rows, ""])] if rows else []
     return own + [table for each in inner for table in _toml_tables(*each)]
-
-
-def _json_value(value: Any) -> Any:
-    """Return tuples as lists and mappings as dictionaries."""
-    if isinstance(value, Mapping):
-        return {name: _json_value(listed) for name, listed in value.items()}
-    return [_json_value(item) for item in value] if isinstance(value, tuple) else value
 
 
 def _toml_key(name: str) -> str:

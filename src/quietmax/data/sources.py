@@ -17,7 +17,6 @@ import glob
 import re
 import zipfile
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietmax._lazy import lazy_module
-from quietmax.data.encoding import quoted
+from quietmax.data.encoding import _require_distinct, quoted
 from quietmax.errors import DataUnavailable, InvalidData, InvalidInput
 
 if TYPE_CHECKING:
@@ -239,15 +238,6 @@ def _array_table(
 
 
 # --- Frames -----------------------------------------------------------------------------------------------------------
-
-
-def _require_distinct(place: str, names: Sequence[str]) -> None:
-    """Refuse a table in which two columns have the same name."""
-    repeated = sorted(name for name, count in Counter(names).items() if count > 1)
-    if repeated:
-        raise InvalidData(
-            f"Column names must be different; {place} has several columns named {quoted(repeated)}."
-        )
 
 
 def _arrow_frame(content: pyarrow.Table) -> pd.DataFrame:

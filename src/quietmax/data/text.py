@@ -51,11 +51,6 @@ def missing_extra() -> str | None:
     return f"Text columns require the package {absent[0].replace('_', '-')}. Install: pip install 'quietmax[text]'."
 
 
-def read_encoder() -> None:
-    """Read the sentence encoder, which takes up to a second; `embed` does so when it is first called."""
-    _network()
-
-
 def embed(texts: Iterable[str]) -> NDArray[np.float32]:
     """Return the embedding of every text.
 
@@ -67,7 +62,7 @@ def embed(texts: Iterable[str]) -> NDArray[np.float32]:
         return np.zeros((0, DIMENSION), dtype=np.float32)
     from quietmax._threads import parallel_map
 
-    network = _network()
+    network = read_encoder()
     distinct = list(dict.fromkeys(strings))
     rows = np.stack(parallel_map(lambda number: network(distinct[number]), len(distinct)))
     places = {string: place for place, string in enumerate(distinct)}
@@ -137,8 +132,8 @@ class _Network:
 
 
 @lru_cache(maxsize=1)
-def _network() -> _Network:
-    """Read the encoder from its package."""
+def read_encoder() -> _Network:
+    """Read the sentence encoder from its package, which takes up to a second; the first `embed` does so too."""
     problem = missing_extra()
     if problem is not None:
         raise DataUnavailable(problem)
