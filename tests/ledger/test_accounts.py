@@ -74,23 +74,15 @@ def test_the_error_for_an_unknown_account_lists_the_accounts(ledger: Ledger) -> 
         ledger.set_quota("patients", "eve", 0.1, "some words of reason")
 
 
-def test_every_training_set_finds_its_own_account(sqlite_ledger: Ledger) -> None:
-    for name, digest in (("one", "aa"), ("two", "bb"), ("three", None)):
-        sqlite_ledger.open_account(name, PureCost(1.0), Terms(1.0), digest=digest)
-    assert account_of(sqlite_ledger, "aa") == "one"
-    assert account_of(sqlite_ledger, "bb") == "two"
-    assert account_of(sqlite_ledger, "cc", "three") == "three"
-    assert account_of(sqlite_ledger, "cc") is None
-    assert [account.name for account in sqlite_ledger.accounts()] == ["one", "three", "two"]
-
-
-def test_a_retrained_model_uses_the_account_of_its_records(ledger: Ledger) -> None:
-    first = ledger.open_account("patients", PureCost(1.0), Terms(1.0), digest="abc")
-    again = ledger.open_account("patients-again", PureCost(1.0), Terms(1.0), digest="abc")
-    assert again.id == first.id
-    with pytest.raises(InvalidInput, match="belong to the account 'patients'"):
-        ledger.open_account("mine", PureCost(1.0), Terms(1.0), digest="abc", named_by_owner=True)
-    assert [account.name for account in ledger.accounts()] == ["patients"]
+def test_every_training_set_has_its_own_account_which_a_retrained_model_uses(ledger: Ledger) -> None:
+    for name, digest, opened in (("one", "aa", "one"), ("two", "bb", "two"), ("again", "aa", "one")):
+        assert ledger.open_account(name, PureCost(1.0), Terms(1.0), digest=digest).name == opened
+    ledger.open_account("three", PureCost(1.0), Terms(1.0))
+    found = [account_of(ledger, *each) for each in (("aa",), ("bb",), ("cc", "three"), ("cc",))]
+    assert found == ["one", "two", "three", None]
+    with pytest.raises(InvalidInput, match="belong to the account 'one'"):
+        ledger.open_account("mine", PureCost(1.0), Terms(1.0), digest="aa", named_by_owner=True)
+    assert [account.name for account in ledger.accounts()] == ["one", "three", "two"]
 
 
 @pytest.mark.parametrize("named_by_owner", [False, True])
@@ -232,10 +224,8 @@ def test_revoking_takes_back_what_is_unspent(ledger: Ledger) -> None:
 
 
 def test_an_unproven_model_is_recorded_once_for_each_status_and_account(sqlite_ledger: Ledger) -> None:
-    account, other = (
-        open_patients(sqlite_ledger),
-        sqlite_ledger.open_account("others", PureCost(1.0), Terms(1.0)),
-    )
+    account = open_patients(sqlite_ledger)
+    other = sqlite_ledger.open_account("others", PureCost(1.0), Terms(1.0))
     for _ in range(2):
         sqlite_ledger.record_unproven(account, "m/1", "refuted")
     sqlite_ledger.record_unproven(account, "m/1", "conditional")
@@ -288,7 +278,7 @@ def test_pruning_deletes_old_requests_and_answers_and_the_journal_still_verifies
     assert isinstance(ask("new"), Replayed), "what is newer is kept"
     again = ask("old")
     assert isinstance(again, Charged)
-    assert (again.units, again.resumed) == (1000, False)
+    assert again.units == 1000
     ledger.charge_training(account, "head/1", "digest", PureCost(0.25))
     assert ledger.account("patients").spent_units == spent + 1000, "the training is not charged again"
     assert ledger.verify().sound
@@ -316,11 +306,8 @@ def test_pruning_deletes_what_is_older_than_so_many_days(sqlite_ledger: Ledger) 
         assert _prune(Cursor(connection), 30, moment) == (1, 1)
         kept = connection.execute(text("SELECT time FROM requests ORDER BY time")).scalars().all()
         assert kept == [moment - 30 * DAY, moment]
-    assert json.loads(list(sqlite_ledger.export("patients"))[-1].detail) == {
-        "batches": 1,
-        "before": moment - 30 * DAY,
-        "requests": 1,
-    }
+    pruned = json.loads(list(sqlite_ledger.export("patients"))[-1].detail)
+    assert pruned == {"batches": 1, "before": moment - 30 * DAY, "requests": 1}
 
 
 def test_pruning_keeps_at_least_an_hour_and_at_most_a_century(sqlite_ledger: Ledger) -> None:
@@ -340,14 +327,12 @@ def test_an_old_request_that_is_tried_again_is_not_pruned_before_its_answer_is_s
     monkeypatch.setattr(time, "time_ns", lambda: real() - 1000 * 40 * DAY)
     pay(ledger, charge)
     monkeypatch.undo()
-    resumed = pay(ledger, charge)
-    assert (resumed.units, resumed.resumed) == (0, True)
+    assert pay(ledger, charge).units == 0
     assert ledger.prune(30) == (0, 0)
     assert ledger.verify().sound
     stored = ledger.store_answers(NewAnswers(charge.account, request=charge.request, answer=b"draw"))
     assert (stored.answer, stored.first) == (b"draw", True)
-    again = ledger.charge(charge)
-    assert isinstance(again, Replayed), "one charge pays for one draw"
+    assert isinstance(ledger.charge(charge), Replayed), "one charge pays for one draw"
     assert ledger.account("patients").spent_units == 1000
     assert ledger.verify().sound
 

@@ -5,7 +5,7 @@ import json
 import os
 import time
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +17,12 @@ from hypothesis import strategies as st
 from quietmax.accounting import GaussianCost, PureCost, delta_of, epsilon_of, mu_of
 from quietmax.accounting.costs import LIMIT
 from quietmax.errors import LedgerDamaged, LedgerUnavailable, QuietmaxError
-from quietmax.ledger import (
-    AccountState,
-    Charge,
-    Ledger,
-    Terms,
-)
+from quietmax.ledger import AccountState, Charge, Ledger, Terms
 from quietmax.ledger import accounts as accounts_module
 from quietmax.ledger.accounts import SpendingPoint
 from quietmax.ledger.database import START
 from quietmax.ledger.ledger import TRAINING_CLIENT, ledger_exists
-from quietmax.ledger.transactions import (
-    Charged,
-    Part,
-)
+from quietmax.ledger.transactions import Charged, Part
 from tests.ledger.scenarios import (
     charge_error,
     charge_for,
@@ -38,7 +30,6 @@ from tests.ledger.scenarios import (
     journal_kinds,
     open_patients,
     pay,
-    query_key,
     wait_for,
     writer_driver,
 )
@@ -84,7 +75,7 @@ def test_the_export_has_every_row_and_its_hashes_can_be_recomputed(charged_ledge
     assert all(row.expected_hash() == row.hash for row in rows)
     assert [row.previous for row in rows] == [START, *(row.hash for row in rows[:-1])]
     assert len(list(charged_ledger.export())) == len(rows) + 4, "an account and three changes of keys"
-    assert json.loads(json.dumps(rows[0].to_json()))["limit_units"] == LIMIT
+    assert json.loads(json.dumps(asdict(rows[0])))["limit_units"] == LIMIT
 
 
 def test_a_moved_sqlite_ledger_is_not_charged(tmp_path: Path) -> None:
@@ -105,11 +96,8 @@ def test_a_moved_sqlite_ledger_is_not_charged(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_an_error_and_the_ledger_recovers(tmp_path: Path) -> None:
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        account = open_patients(ledger)
-        ann = ledger.client("ann")
-        charge = Charge(account.id, ann, "m/1", 1, rows=1)
-        ledger.charge(charge)
-
+        charge = charge_for(ledger)
+        pay(ledger, charge)
         writer_driver(ledger).execute("PRAGMA max_page_count=1")
         results: list[Any] = []
         while not results or isinstance(results[-1], Charged):
@@ -223,46 +211,25 @@ def test_an_evaluation_does_not_fit_into_a_budget_that_was_lowered(ledger: Ledge
     assert ledger.account("people") == lowered
 
 
-def test_the_keys_of_many_queries_are_those_of_each(sqlite_ledger: Ledger) -> None:
-    for size in (1, 2046, 2047, 2048, 4094, 5000):
-        content = bytes(number % 251 for number in range(3 * size))
-        each = [query_key(sqlite_ledger, b"model", content[i * size : (i + 1) * size]) for i in range(3)]
-        assert sqlite_ledger.query_keys(b"model", memoryview(content), size) == each
-        assert len(set(each)) == 3
-        assert {len(key) for key in each} == {16}
-
-
-@pytest.mark.parametrize("size", [1, 2047, 2048, 5000])
-def test_a_ledger_of_version_0_1_keeps_its_query_keys(
-    sqlite_ledger: Ledger, size: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("gmac", [True, False], ids=["gmac", "version 0.1"])
+@pytest.mark.parametrize("size", [1, 2046, 2047, 2048, 4094, 5000])
+def test_the_keys_of_queries_depend_on_the_query_the_model_and_the_secret_of_the_ledger(
+    sqlite_ledger: Ledger, size: int, gmac: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_ledger, "_has_gmac_keys", False)
-    content = bytes(number % 251 for number in range(3 * size))
-    expected = [
-        hashlib.blake2b(
-            b"model" + content[i * size : (i + 1) * size], key=sqlite_ledger._salt, digest_size=16
-        )
-        for i in range(3)
-    ]
-    found = sqlite_ledger.query_keys(b"model", memoryview(content), size)
-    assert found == [each.digest() for each in expected]
-
-
-def test_keys_of_queries_depend_on_the_query_the_model_and_the_secret_of_the_ledger(
-    sqlite_ledger: Ledger, tmp_path: Path
-) -> None:
-    with Ledger(f"sqlite:///{tmp_path}/other.sqlite") as other:
-        keys = [
-            query_key(sqlite_ledger, b"model", b"query"),
-            query_key(sqlite_ledger, b"model", b"query\0"),
-            query_key(sqlite_ledger, b"other", b"query"),
-            query_key(sqlite_ledger, b"modelq", b"uery"),
-            query_key(other, b"model", b"query"),
+    """They are stored: with other keys, everything that was asked before would be paid again."""
+    monkeypatch.setattr(sqlite_ledger, "_has_gmac_keys", gmac)
+    content, salt = bytes(number % 251 for number in range(3 * size)), sqlite_ledger._salt
+    for model in (b"model", b"other"):
+        key = hashlib.blake2b(b"query " + model, key=salt, digest_size=32).digest()
+        expected = [
+            AESGCM(key).encrypt(bytes(12), b"", query)
+            if gmac
+            else hashlib.blake2b(model + query, key=salt, digest_size=16).digest()
+            for query in (content[:size], content[size : 2 * size], content[2 * size :])
         ]
-    assert len(set(keys)) == len(keys)
-    # They are stored: with other keys, everything that was asked before would be paid again.
-    key = hashlib.blake2b(b"query model", key=sqlite_ledger._salt, digest_size=32).digest()
-    assert keys[0] == AESGCM(key).encrypt(bytes(12), b"", b"query")
+        assert sqlite_ledger.query_keys(model, memoryview(content), size) == expected
+        assert len(set(expected)) == 3
+        assert {len(each) for each in expected} == {16}
 
 
 def test_an_interrupted_evaluation_takes_nothing_of_what_is_granted_later(
@@ -270,13 +237,14 @@ def test_an_interrupted_evaluation_takes_nothing_of_what_is_granted_later(
 ) -> None:
     """The budget does not compose with the evaluation, which takes all of it: as much as there was, and once."""
     cost = GaussianCost(mu_of(1.0, 1e-5))
+
+    def crash(_: object) -> None:
+        raise KeyboardInterrupt
+
     for split, training in ((None, False), (SPLIT, True)):
         account = ledger.open_account(f"people-{training}", PureCost(1.0), Terms(1.0, 1e-5))
         if training:
             ledger.charge_training(account, "m/1", "model", PureCost(0.9), split=split)
-
-        def crash(_: object) -> None:
-            raise KeyboardInterrupt
 
         monkeypatch.setattr(ledger, "store_answers", crash)
         with pytest.raises(KeyboardInterrupt):

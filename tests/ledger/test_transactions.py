@@ -197,7 +197,7 @@ class NaiveLedger:
             paid = due + (earlier.paid if earlier else 0)
             new = tuple(query for query in queries if query not in cached)
             self.requests[client, number] = NaiveRequest(account, body, paid, new)
-        return Charged(due, answers, min(self.left(account, client).values()), cached, earlier is not None)
+        return Charged(due, answers, min(self.left(account, client).values()), cached)
 
     def store(self, request: NaiveRequest, draw: bytes) -> StoredAnswer:
         if request.answer is not None:

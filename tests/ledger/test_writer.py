@@ -25,6 +25,7 @@ from quietmax.ledger.transactions import ChargeBatch, Charged, Failed, NewAnswer
 from tests.ledger.scenarios import (
     charge_error,
     charge_for,
+    exceeded,
     hold_writer,
     open_patients,
     pay,
@@ -76,11 +77,8 @@ def test_charges_that_are_submitted_together_get_their_results_together_and_in_o
 ) -> None:
     monkeypatch.setattr(ledger_module, "_MAX_BATCH", 2)  # so that they need several transactions
     with Ledger(path) as ledger:
-        account = open_patients(ledger)
-        ann = ledger.client("ann")
         calls: list[Any] = []
-        charges = [Charge(account.id, ann, "m/1", units, rows=1) for units in (1, 2, LIMIT, 3, 4)]
-        ledger.submit_charges(charges, calls.append)
+        ledger.submit_charges([charge_for(ledger, units) for units in (1, 2, LIMIT, 3, 4)], calls.append)
         wait_for(calls, 1)
         assert [getattr(each, "units", None) for each in calls[0]] == [1, 2, LIMIT, 3, 4]
         assert isinstance(calls[0][2], LimitExceeded)
@@ -139,7 +137,7 @@ def test_what_is_submitted_after_close_fails_at_once(path: Path) -> None:
     with Ledger(path) as ledger:
         charge = charge_for(ledger)
         gate = hold_writer(ledger)
-        closing = threading.Thread(target=ledger.writer.close)
+        closing = threading.Thread(target=ledger.writer._close)
         closing.start()
         wait_until(lambda: ledger.writer._ended)
         results: list[Any] = []
@@ -172,9 +170,10 @@ def test_answers_are_stored_as_soon_as_the_ledger_is_back(tmp_path: Path) -> Non
         results: list[Any] = []
         ledger.submit_answers(NewAnswers(account.id, (query,), b"answer"), results.append)
         (tmp_path / "away").rename(path)
-        asked = pay(ledger, Charge(account.id, ledger.client("ann"), "m/1", 1, 1, queries=(query,)))
+        charge = charge_for(ledger, queries=(query,))
+        asked = pay(ledger, charge)
         while not results:
-            asked = pay(ledger, Charge(account.id, ledger.client("ann"), "m/1", 1, 1, queries=(query,)))
+            asked = pay(ledger, charge)
         assert results == [StoredAnswer(b"", True)]
         assert dict(asked.cached) == {query: b"answer"}
 
@@ -190,9 +189,8 @@ def test_a_failed_connection_is_replaced(path: Path, monkeypatch: pytest.MonkeyP
         raise sqlite3.OperationalError("disk I/O error")
 
     with Ledger(path) as ledger:
-        account = open_patients(ledger)
-        charge = Charge(account.id, ledger.client("ann"), "m/1", 1, rows=1)
-        assert isinstance(ledger.charge(charge), Charged)
+        charge = charge_for(ledger)
+        pay(ledger, charge)
         assert _checked_out(ledger) == 1
         with monkeypatch.context() as patch:
             patch.setattr(ChargeBatch, "save", fail)
@@ -200,7 +198,7 @@ def test_a_failed_connection_is_replaced(path: Path, monkeypatch: pytest.MonkeyP
         assert _checked_out(ledger) == 0
         ledger._engine.dispose()  # SQLite deletes its log with the last connection
         assert not path.with_name(path.name + "-wal").exists()
-        assert isinstance(ledger.charge(charge), Charged)
+        pay(ledger, charge)
         assert ledger.account("patients").spent_units == 2
 
 
@@ -436,8 +434,7 @@ def test_a_clock_that_goes_back_is_noticed_also_after_a_restart(
 
 def test_a_removed_write_ahead_log_is_noticed_before_the_next_charge(path: Path) -> None:
     with Ledger(path) as ledger:
-        account = open_patients(ledger)
-        charge = Charge(account.id, ledger.client("ann"), "m/1", 1, rows=1)
+        charge = charge_for(ledger)
         pay(ledger, charge)
         path.with_name(path.name + "-wal").rename(path.with_name("log"))
         assert "-wal was removed or replaced while in use" in str(charge_error(ledger, charge))
@@ -453,11 +450,10 @@ def test_refused_charges_are_not_counted_before_their_interval_is_over(
 ) -> None:
     """A flood of them writes little: most of its transactions are rolled back."""
     with Ledger(path) as ledger:
-        account = open_patients(ledger)
-        refused = Charge(account.id, ledger.client("ann"), "m/1", LIMIT + 1, rows=1)
+        account, refused = open_patients(ledger), charge_for(ledger, LIMIT + 1)
         monkeypatch.setattr(ledger_module, "_REFUSED_FLUSH_INTERVAL", 1.5 * time.monotonic())
         for _ in range(3):
-            assert isinstance(ledger.charge(refused), LimitExceeded)
+            exceeded(ledger, refused)
         assert ledger.subaccounts(account) == []
     with Ledger(path) as ledger:
         assert [each.refused for each in ledger.subaccounts(account)] == [3]

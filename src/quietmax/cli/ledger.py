@@ -6,15 +6,16 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from quietmax._io import atomic_write
 from quietmax.cli._options import with_groups
-from quietmax.cli._output import amount, console, in_json, print_json, print_rows, print_table
+from quietmax.cli._output import amount, console, in_json, print_json, print_table
 from quietmax.errors import InvalidInput, QuietmaxError, counted
 
 if TYPE_CHECKING:
@@ -66,7 +67,19 @@ def _status(address: Address = None) -> None:
         heads = {
             name: f"{name}:{head.sequence}:{head.hash}" for name, head in ledger.heads() if head.sequence
         }
-        shown = [_account_json(ledger, account) for account in accounts]
+        shown = [
+            {
+                **account.to_json(),
+                "clients": [vars(each) for each in ledger.subaccounts(account)],
+                "unproven_models": [
+                    f"{model} ({status})" for model, status in ledger.unproven_models(account)
+                ],
+                "parts": [
+                    {**asdict(part), "spent_units": units} for part, units in ledger.parts(account).items()
+                ],
+            }
+            for account in accounts
+        ]
         print_json({"ledger": ledger.address, "accounts": shown, "heads": list(heads.values())})
         for account in accounts:
             _print_account(ledger, account)
@@ -77,18 +90,6 @@ def _status(address: Address = None) -> None:
         console.print(
             f"Audit log of accounts, training sets and API keys: {heads[KEYS_ACCOUNT]}", soft_wrap=True
         )
-
-
-def _account_json(ledger: Ledger, account: AccountState) -> dict[str, Any]:
-    return {
-        **account.to_json(),
-        "clients": [vars(each) for each in ledger.subaccounts(account)],
-        "unproven_models": [f"{model} ({status})" for model, status in ledger.unproven_models(account)],
-        "parts": [
-            {"split": part.split, "side": part.side, "spent_units": units}
-            for part, units in ledger.parts(account).items()
-        ],
-    }
 
 
 @app.command("grant")
@@ -153,29 +154,25 @@ def _print_changed(ledger: Ledger, account: AccountState) -> None:
 
 
 def _print_account(ledger: Ledger, account: AccountState) -> None:
-    """Print the budget of an account and its guarantee."""
-    spent = _percent(account.spent_units, account.limit_units)
+    """Print the budget of an account, and how often an adversary may be right once it is spent (THEORY 3.13)."""
+    from quietmax.accounting.guarantee import Guarantee
+
+    if unproven := ledger.unproven_models(account):
+        grade = f"no proven limit: {', '.join(f'{model} is {status}' for model, status in unproven)}"
+    else:
+        extra_delta = account.terms.delta if account.limit.measure == "pure" else 0.0  # DP-SGD may take it
+        because = "The budget bounds all answers together."
+        total = Guarantee.of(account.limit, status="proven", because=because, extra_delta=extra_delta)
+        grade = total.grade_in_words
     rows = (
         ("opened with", f"epsilon {account.terms.epsilon:g}, delta {account.terms.delta:g}"),
         ("budget", f"{amount(account.limit)} ({account.limit.measure})"),
-        ("spent", f"{amount(account.spent)} ({spent})"),
+        ("spent", f"{amount(account.spent)} ({_percent(account.spent_units, account.limit_units)})"),
         ("remaining", amount(account.remaining)),
-        ("guarantee", _grade(account, ledger.unproven_models(account))),
+        ("guarantee", grade),
     )
     print_table(f"Account {account.name}", ("", ""), rows)
     console.print(f"Audit log: {account.name}:{account.sequence}:{account.head}", soft_wrap=True)
-
-
-def _grade(account: AccountState, unproven: list[tuple[str, str]]) -> str:
-    """Return how often an adversary may be right once the whole budget is spent (THEORY 3.13)."""
-    from quietmax.accounting.guarantee import Guarantee
-
-    if unproven:
-        return f"no proven limit: {', '.join(f'{model} is {status}' for model, status in unproven)}"
-    extra_delta = account.terms.delta if account.limit.measure == "pure" else 0.0  # DP-SGD may take all of it
-    because = "The budget bounds all answers together."
-    total = Guarantee.of(account.limit, status="proven", because=because, extra_delta=extra_delta)
-    return total.grade_in_words
 
 
 def _print_spending(ledger: Ledger, account: AccountState) -> None:
@@ -216,22 +213,19 @@ def _export(
     Example: quietmax ledger export --output audit-log.jsonl
     """
     with _open(address) as ledger:
-        entries = (entry.to_json() for entry in ledger.export(account))
-
-        def _write(stream: TextIO) -> None:
-            if in_json():
-                stream.write(json.dumps(list(entries), indent=2) + "\n")
-            stream.writelines(json.dumps(entry) + "\n" for entry in entries)
-
-        def _write_file(path: Path) -> None:
-            with path.open("w", encoding="utf-8") as stream:
-                _write(stream)
-
+        entries = (asdict(entry) for entry in ledger.export(account))
+        documents = (json.dumps(list(entries), indent=2),) if in_json() else map(json.dumps, entries)
+        lines = (f"{each}\n" for each in documents)
         if output is None:
-            _write(sys.stdout)
+            sys.stdout.writelines(lines)
             return
+
+        def _write(path: Path) -> None:
+            with path.open("w", encoding="utf-8") as stream:
+                stream.writelines(lines)
+
         try:
-            atomic_write(output, _write_file)
+            atomic_write(output, _write)
         except OSError as error:
             raise QuietmaxError(f"Cannot write the audit log to {output}: {error.strerror}.") from error
 
@@ -253,9 +247,6 @@ def _verify(
     with _open(address) as ledger:
         found = ledger.verify(anchors)
     print_json(found.to_json())
-    if found.sound:
-        searched = f"{counted(found.rows, 'row')} of {counted(found.accounts, 'account')}"
-        console.print(f"No faults found in {searched}.", style="green")
     if not found.sound:
         more = len(found.faults) - _MAX_FAULTS
         raise QuietmaxError(
@@ -263,6 +254,8 @@ def _verify(
             + " ".join(found.faults[:_MAX_FAULTS])
             + (f" And {more} more." if more > 0 else "")
         )
+    searched = f"{counted(found.rows, 'row')} of {counted(found.accounts, 'account')}"
+    console.print(f"No faults found in {searched}.", style="green")
 
 
 def _parse_anchor(text: str) -> tuple[str, tuple[int, str]]:
@@ -350,8 +343,8 @@ def _list_keys(address: Address = None) -> None:
     with _open(address) as ledger:
         keys = ledger.keys()
     print_json({"keys": [key.to_json() for key in keys]})
-    columns = {"id": "{0.id}", "client": "{0.client}", "role": "{0.role}", "created": "{1}", "expires": "{2}"}
-    print_rows("API keys", columns, ((key, _date(key.created), _expiry(key)) for key in keys))
+    rows = [(key.id, key.client, key.role, _date(key.created), _expiry(key)) for key in keys]
+    print_table("API keys", ("id", "client", "role", "created", "expires"), rows)
 
 
 @key_app.command("revoke")

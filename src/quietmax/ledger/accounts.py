@@ -306,10 +306,7 @@ def _key_detail(key: ApiKey) -> str:
 
 
 def find_key(known: Mapping[str, ApiKey], presented: str, now: int) -> ApiKey | None:
-    """Return the key that a caller presents, if it is right and valid.
-
-    A wrong secret and a wrong id take the same time.
-    """
+    """Return the key that a caller presents, if it is right and valid; a wrong id takes as long as a wrong secret."""
     form = _KEY.fullmatch(presented)
     key_id, secret = form.groups() if form else ("", "")
     key = known.get(key_id)
@@ -445,43 +442,6 @@ def _with_total(account: AccountState, total: Cost) -> AccountState:
     )
 
 
-def _create_account(
-    connection: Connection,
-    keys_account: AccountTransaction,
-    name: str,
-    total: Cost,
-    terms: Terms,
-    because: str | None,
-) -> AccountState:
-    Meter(total)  # raises if the total is 0
-    _check_opening(connection, name, because)
-    described: dict[str, Any] = {"total": total.to_json(), "terms": terms.to_json()}
-    _insert_account(connection, name, **described, limit_units=LIMIT)
-    account = _lock_account(connection, _get_account(connection, name).id)
-    _record(connection, account, "open", **described, because=because)
-    _record(connection, keys_account, "account", id=account.account, name=name)
-    return _get_account(connection, name)
-
-
-def _bind_training_set(
-    connection: Connection,
-    keys_account: AccountTransaction,
-    digest: str,
-    before: AccountState | None,
-    account: AccountState,
-    because: str | None,
-) -> None:
-    """Bind a training set to an account. The journal keeps it, so that nobody can bind it to another one unnoticed."""
-    bound: dict[str, Any] = {"id": account.id, "digest": digest}
-    if before is None:
-        _record(connection, keys_account, "training-set", **bound)
-    else:
-        _run(connection, "DELETE FROM training_sets WHERE digest = :digest", digest=digest)
-        moved: dict[str, Any] = {"account": account.name, "before": before.name, "because": because}
-        _record(connection, keys_account, "reassign", **bound, **moved)
-    _insert(connection, "training_sets", digest=digest, account=account.id)
-
-
 def _limit_client(
     connection: Connection, account: AccountTransaction, client: str, limit: int | None
 ) -> None:
@@ -576,10 +536,24 @@ class Accounts:
                 return _with_total(current, total)
             account = _find(connection, _OF_NAME, name)
             if account is None:
-                account = _create_account(connection, keys_account, name, total, terms, because)
+                Meter(total)  # raises if the total is 0
+                _check_opening(connection, name, because)
+                described: dict[str, Any] = {"total": total.to_json(), "terms": terms.to_json()}
+                opened = _insert_account(connection, name, **described, limit_units=LIMIT)
+                _record(connection, _lock_account(connection, opened), "open", **described, because=because)
+                _record(connection, keys_account, "account", id=opened, name=name)
+                account = _get_account(connection, name)
             _with_total(account, total)
             if digest is not None and (current is None or current.id != account.id):
-                _bind_training_set(connection, keys_account, digest, current, account, because)
+                # in the journal, so that nobody can bind a training set to another account unnoticed
+                bound: dict[str, Any] = {"id": account.id, "digest": digest}
+                if current is None:
+                    _record(connection, keys_account, "training-set", **bound)
+                else:
+                    _run(connection, "DELETE FROM training_sets WHERE digest = :digest", digest=digest)
+                    bound |= {"account": account.name, "before": current.name, "because": because}
+                    _record(connection, keys_account, "reassign", **bound)
+                _insert(connection, "training_sets", digest=digest, account=account.id)
             return account
 
     def find_account(self, name: str, digest: str | None = None) -> AccountState | None:

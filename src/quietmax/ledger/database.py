@@ -16,7 +16,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from functools import lru_cache, partial
 from itertools import islice
 from operator import attrgetter
@@ -257,11 +257,7 @@ def _driver_connection(connection: Connection) -> Any:
 
 
 def _begin_immediate(driver: sqlite3.Connection) -> None:
-    """Take the write lock of SQLite as soon as it is free.
-
-    SQLite itself would look again after 1, 2, 5, 10, 15, ... milliseconds, while other workers hold the lock for half a
-    millisecond at a time.
-    """
+    """Take the write lock of SQLite as soon as it is free: SQLite itself would look too rarely for brief charges."""
     until = time.monotonic() + _TIMEOUT
     pause = _MIN_LOCK_PAUSE
     while True:
@@ -309,7 +305,7 @@ class Cursor:
 
     def fetch(self, statement: str, values: Values = ()) -> list[tuple[Any, ...]]:
         """Return all rows of a query."""
-        self._cursor.execute(_to_dialect(statement, self._sqlite), values)
+        self._cursor.execute(_to_dialect(statement, self._sqlite, len(values)), values)
         rows: list[tuple[Any, ...]] = self._cursor.fetchall()
         return rows
 
@@ -318,33 +314,26 @@ class Cursor:
         values = sorted(listed)
         rows: list[tuple[Any, ...]] = []
         for start in range(0, len(values), _MAX_LISTED_VALUES):
-            chunk = values[start : start + _MAX_LISTED_VALUES]
-            self._cursor.execute(_to_dialect(statement, self._sqlite, len(chunk)), chunk)
-            rows += self._cursor.fetchall()
+            rows += self.fetch(statement, values[start : start + _MAX_LISTED_VALUES])
         return rows
 
     def execute(self, statement: str, values: Values = ()) -> int:
         """Run a statement that writes; return the number of rows changed."""
-        self._cursor.execute(_to_dialect(statement, self._sqlite), values)
+        self._cursor.execute(_to_dialect(statement, self._sqlite, len(values)), values)
         return int(self._cursor.rowcount)
 
     def execute_many(self, statement: str, rows: Sequence[Values]) -> int:
         """Run a statement that writes once for each row of values; return the number of rows changed."""
         if not rows:
             return 0
-        self._cursor.executemany(_to_dialect(statement, self._sqlite), rows)
+        self._cursor.executemany(_to_dialect(statement, self._sqlite, len(rows[0])), rows)
         return int(self._cursor.rowcount)
 
 
 @lru_cache(maxsize=512)
-def _to_dialect(statement: str, sqlite: bool, listed: int | None = None) -> str:
-    """Write a statement as the driver expects it.
-
-    >>> _to_dialect("SELECT 1 WHERE x IN (??) FOR UPDATE", True, 2), _to_dialect("SELECT ? FOR UPDATE", False)
-    ('SELECT 1 WHERE x IN (?,?)', 'SELECT %s FOR UPDATE')
-    """
-    if listed is not None:
-        statement = statement.replace("(??)", f"({','.join('?' * listed)})")
+def _to_dialect(statement: str, sqlite: bool, count: int) -> str:
+    """Write a statement with so many values as the driver expects it."""
+    statement = statement.replace("(??)", f"({','.join('?' * count)})")
     return statement.replace(" FOR UPDATE", "") if sqlite else statement.replace("?", "%s")
 
 
@@ -382,10 +371,6 @@ class JournalEntry:
     def expected_hash(self) -> str:
         """Return the hash that follows from the other fields."""
         return _row_hash(_HASHED(self))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return all fields by name."""
-        return asdict(self)
 
 
 COLUMNS = tuple(each.name for each in fields(JournalEntry))
@@ -455,15 +440,11 @@ def _insert(connection: Connection, table: str, **values: object) -> None:
 
 def _insert_account(
     connection: Connection, name: str, *, total: object, terms: object, limit_units: int
-) -> None:
-    """Add an account that has spent nothing and has no journal row; the total and the terms are written as JSON."""
-    amounts = {
-        "limit_units": limit_units,
-        "spent_units": 0,
-        "total": json.dumps(total),
-        "terms": json.dumps(terms),
-    }
-    _insert(connection, "accounts", name=name, sequence=0, head=START, opened=now(), **amounts)
+) -> int:
+    """Add an account that has spent nothing and has no journal row; return its id."""
+    stated = {"total": json.dumps(total), "terms": json.dumps(terms), "limit_units": limit_units}
+    _insert(connection, "accounts", name=name, spent_units=0, sequence=0, head=START, opened=now(), **stated)
+    return int(_run(connection, "SELECT id FROM accounts WHERE name = :name", name=name).scalar_one())
 
 
 # --- locked accounts ----------------------------------------------------------------------------------------------
@@ -568,10 +549,7 @@ def _adopt_requests(connection: Connection) -> None:
 
 
 def _adopt_accounts(connection: Connection) -> None:
-    """Put the names of accounts and their training sets into the hash chain, as they are now.
-
-    The last row of each account is stated too: rows `adopted` cannot come after it.
-    """
+    """Put accounts, their last rows (none `adopted` can come later) and training sets into the hash chain."""
     opened = _run(connection, "SELECT id, name, sequence FROM accounts ORDER BY id").all()
     bound = _run(connection, "SELECT digest, account FROM training_sets ORDER BY digest").all()
     described: list[tuple[str, str, Any]] = [

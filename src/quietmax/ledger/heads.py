@@ -26,7 +26,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from sqlalchemy import Connection, Engine
 
@@ -35,7 +34,6 @@ from quietmax.ledger.database import PARSE_ERRORS, AccountTransaction, Cursor, _
 
 _SLOT_BYTES = 256
 _FLUSH_SECONDS = 5.0
-_ROW_HASHES = "SELECT sequence, hash FROM journal WHERE account = ? AND sequence IN (?, ?)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,27 +81,24 @@ class HeadFile:
     def load(self, connection: Connection) -> None:
         """Set `damage` unless every row that the file names is in the journal; else record the heads of the ledger."""
         try:
-            self._compare(connection)
+            ledger, heads = self.read()
+            if ledger not in (None, self._ledger):
+                raise LedgerDamaged(
+                    f"The ledger is not the one that {self.path} belongs to, so what was spent is unknown."
+                )
+            cursor = Cursor(connection)
+            for head in heads:
+                if head.sequence and not _is_committed(cursor, head):
+                    raise LedgerDamaged(
+                        f"The ledger has lost charges: row {head.sequence} of account {head.account} is in "
+                        f"{self.path}, but not in the audit log."
+                    )
             self.record(_read_heads(connection))
         except LedgerDamaged as damage:
             self.damage = LedgerDamaged(
                 f"{damage} Put the newest copy of the ledger in place, or charge what is known to be lost and go on "
                 "with 'quietmax ledger accept-loss'."
             )
-
-    def _compare(self, connection: Connection) -> None:
-        """Raise `LedgerDamaged` if the file names a row that is not in the journal, or cannot be read."""
-        ledger, heads = self.read()
-        if ledger not in (None, self._ledger):
-            raise LedgerDamaged(
-                f"The ledger is not the one that {self.path} belongs to, so what was spent is unknown."
-            )
-        for head in heads:
-            if head.sequence and _journal_hash(connection, head) != head.hash:
-                raise LedgerDamaged(
-                    f"The ledger has lost charges: row {head.sequence} of account {head.account} is in {self.path}, "
-                    "but not in the audit log."
-                )
 
     def check_locked(self, cursor: Cursor, locked: Iterable[AccountTransaction]) -> None:
         """Raise `LedgerDamaged` if the ledger has lost rows that this process or the file knows of."""
@@ -148,16 +143,11 @@ class HeadFile:
 
     def _check(self, cursor: Cursor, current: Mapping[int, Head], expected: Iterable[Head]) -> None:
         """Compare the heads that must be in the journal with those of the accounts; look up where they differ."""
-        doubtful: dict[int, list[Head]] = {}
         for head in expected:
             now = current.get(head.account)
-            if head.sequence and (now is None or (now.sequence, now.hash) != (head.sequence, head.hash)):
-                doubtful.setdefault(head.account, []).append(head)
-        for account, heads in doubtful.items():
-            found = dict(cursor.fetch(_ROW_HASHES, (account, heads[0].sequence, heads[-1].sequence)))
-            for head in heads:
-                if found.get(head.sequence) != head.hash:
-                    raise _went_back(head, current.get(account))
+            is_last = now is not None and (now.sequence, now.hash) == (head.sequence, head.hash)
+            if head.sequence and not is_last and not _is_committed(cursor, head):
+                raise _went_back(head, now)
         with self._lock:
             self._remember(current.values())
 
@@ -193,7 +183,7 @@ class HeadFile:
         while doubtful := self._write(path, heads, before):
             for head, slot in doubtful:
                 with _read_transaction(self._engine) as connection:
-                    if _journal_hash(connection, head) != head.hash:
+                    if not _is_committed(Cursor(connection), head):
                         self.damage = _went_back(head, None)
                         return
                 self._verified[head.account] = slot
@@ -238,10 +228,7 @@ class HeadFile:
     def _write(
         self, path: Path, heads: list[Head], before: Mapping[int, Head | None]
     ) -> list[tuple[Head, bytes]]:
-        """Write the heads that are newer than those in the file; return what must be looked up before it is replaced.
-
-        The file is created, readable by its owner only, if missing.
-        """
+        """Write the heads that are newer than those in the file; return what must be looked up before that."""
         doubtful = []
         with self._locked_file(path, fcntl.LOCK_EX) as file:
             if not os.fstat(file).st_size:
@@ -293,9 +280,9 @@ def _is_empty(slot: bytes) -> bool:
     return not slot.strip(b"\0 \n")
 
 
-def _journal_hash(connection: Connection, head: Head) -> Any:
-    statement = "SELECT hash FROM journal WHERE account = :account AND sequence = :sequence"
-    return _run(connection, statement, account=head.account, sequence=head.sequence).scalar_one_or_none()
+def _is_committed(cursor: Cursor, head: Head) -> bool:
+    statement = "SELECT hash FROM journal WHERE account = ? AND sequence = ?"
+    return cursor.fetch(statement, (head.account, head.sequence)) == [(head.hash,)]
 
 
 def _went_back(head: Head, current: Head | None) -> LedgerDamaged:

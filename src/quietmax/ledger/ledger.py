@@ -176,27 +176,23 @@ class Ledger(Accounts):
         self._engine = _open_engine(where, read_only=read_only)
         self._writer: LedgerWriter | None = None
         self._writer_lock = threading.Lock()
+        self._query_hashes: dict[bytes, AESGCM] = {}  # by the digest of the model
         try:
-            self._open(accept_loss, read_only)
+            if not read_only:
+                _migrate(self._engine)
+            with _read_transaction(self._engine) as connection:
+                values = {row.name: row.value for row in _run(connection, "SELECT name, value FROM meta")}
+                self._salt, self._id = _read_salt(connection), str(values.get("ledger"))
+            self._has_gmac_keys = values.get("query_hash") == "gmac"  # a ledger of version 0.1 keeps its hash
+            self._guard = FileGuard(self._engine)
+            self._heads = HeadFile(_head_path(self._engine), self._id, self._engine, read_only=read_only)
+            with _read_transaction(self._engine) as connection:
+                self._heads.load(connection)
+            if accept_loss is not None:
+                self._accept_loss(accept_loss)
         except BaseException:
             self._engine.dispose()  # else SQLite keeps its write-ahead log as long as this process runs
             raise
-
-    def _open(self, accept_loss: str | None, read_only: bool) -> None:
-        """Bring the schema up to date, read the secrets and compare the journal with the head file."""
-        if not read_only:
-            _migrate(self._engine)
-        with _read_transaction(self._engine) as connection:
-            values = {row.name: row.value for row in _run(connection, "SELECT name, value FROM meta")}
-            self._salt, self._id = _read_salt(connection), str(values.get("ledger"))
-        self._query_hashes: dict[bytes, AESGCM] = {}  # by the digest of the model
-        self._has_gmac_keys = values.get("query_hash") == "gmac"  # a ledger of version 0.1 keeps its hash
-        self._guard = FileGuard(self._engine)
-        self._heads = HeadFile(_head_path(self._engine), self._id, self._engine, read_only=read_only)
-        with _read_transaction(self._engine) as connection:
-            self._heads.load(connection)
-        if accept_loss is not None:
-            self._accept_loss(accept_loss)
 
     def __enter__(self) -> Ledger:
         return self
@@ -207,7 +203,7 @@ class Ledger(Accounts):
     def close(self) -> None:
         """Write what waits and close the database."""
         if self._writer is not None:
-            self._writer.close()
+            self._writer._close()
         self._heads.close()
         self._engine.dispose()
 
@@ -233,11 +229,14 @@ class Ledger(Accounts):
 
         It is called once, after the disk flush, from the writer's thread.
         """
-        self.writer.submit_charges(charges, done)
+        pending = list(zip(charges, _as_one(done, len(charges)), strict=True))
+        if not self.writer._enqueue(pending):
+            _notify(done, [Failed(_CLOSED)] * len(charges))
 
     def submit_answers(self, answers: NewAnswers, done: AnswersCallback) -> None:
         """Store answers with the next batch; `done` is called as by `submit_charges`."""
-        self.writer.submit_answers(answers, done)
+        if not self.writer._enqueue([(answers, done)]):
+            _notify(done, Failed(_CLOSED))
 
     def charge(self, charge: Charge) -> ChargeResult:
         """Decide a charge and wait: nothing may be answered unless the result is `Charged`, which is durable."""
@@ -416,12 +415,7 @@ class Ledger(Accounts):
             return max((each for each in times if type(each) is int), default=now())
 
     def _accept_loss(self, because: str) -> None:
-        """Charge what the head file knows of and the database has lost, and begin a new head file.
-
-        What is known of the accounts that the database has is charged to the client ``lost``. Others cannot be charged.
-        The journal names them, and from then on a new account needs a reason: it could be a second budget for the same
-        records.
-        """
+        """Charge what the head file knows of and the database has lost; the journal names lost accounts."""
         if self._heads.damage is None:
             raise InvalidInput("The ledger has lost nothing that its head file names.")
         _check_reason(because)
@@ -504,7 +498,7 @@ class _Batch:
     answers: list[_PendingAnswers] = field(default_factory=list)
     urgent: bool = False
 
-    def add(self, item: _PendingCharge | _PendingAnswers) -> None:
+    def _add(self, item: _PendingCharge | _PendingAnswers) -> None:
         if isinstance(item[0], Charge):
             self.charges.append(item)
             self.urgent = True
@@ -513,7 +507,7 @@ class _Batch:
             self.urgent |= item[0].request is not None
 
     @property
-    def full(self) -> bool:
+    def _full(self) -> bool:
         return len(self.charges) + len(self.answers) >= _MAX_BATCH
 
 
@@ -544,19 +538,7 @@ class LedgerWriter:
         self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
         self._thread.start()
 
-    def submit_charges(self, charges: Sequence[Charge], done: ChargesCallback) -> None:
-        """Decide charges with the next batch."""
-        if not self._enqueue(list(zip(charges, _as_one(done, len(charges)), strict=True))):
-            _notify(done, [Failed(_CLOSED)] * len(charges))
-        elif self._queue.qsize() >= self._wake_size:
-            self._wake.set()
-
-    def submit_answers(self, answers: NewAnswers, done: AnswersCallback) -> None:
-        """Store answers with the next batch."""
-        if not self._enqueue([(answers, done)]):
-            _notify(done, Failed(_CLOSED))
-
-    def close(self) -> None:
+    def _close(self) -> None:
         """Write what waits, then stop the thread."""
         self._enqueue([None])
         self._thread.join()
@@ -569,7 +551,9 @@ class LedgerWriter:
             for item in items:
                 self._queue.put(item)
                 self._ended = item is None
-            return True
+        if self._queue.qsize() >= self._wake_size:
+            self._wake.set()
+        return True
 
     # In the thread
 
@@ -585,11 +569,7 @@ class LedgerWriter:
         self._drop_connection()
 
     def _next_batch(self) -> _Batch:
-        """Collect what waits.
-
-        Charges and answers of request ids are written at once. Answers that nobody waits for are held back for the
-        flush interval, or until something else is written. Refused charges wait longer to be counted.
-        """
+        """Collect what waits: at once if somebody waits for it, else after a flush interval."""
         batch = _Batch(answers=self._retries)
         self._retries = []
         flush_at: float | None = None
@@ -606,7 +586,7 @@ class LedgerWriter:
             except queue.Empty:
                 return batch
             self._drain_queue(batch, item)
-            if batch.urgent or batch.full or self._closing:
+            if batch.urgent or batch._full or self._closing:
                 return batch
             flush_at = min(flush_at or math.inf, time.monotonic() + _FLUSH_INTERVAL)
 
@@ -617,8 +597,8 @@ class LedgerWriter:
             if item is None:
                 self._closing = True
             else:
-                batch.add(item)
-            if self._closing or batch.full:
+                batch._add(item)
+            if self._closing or batch._full:
                 return
             if batch.charges and not waited:
                 self._wait_for(self._last_batch_size - len(batch.charges))
@@ -669,7 +649,8 @@ class LedgerWriter:
         except _Conflict:
             raise
         except Exception as error:
-            self.error = error if isinstance(error, QuietmaxError) else _unexpected(error)
+            unexpected = f"The ledger failed with an unexpected error ({type(error).__name__}: {error})."
+            self.error = error if isinstance(error, QuietmaxError) else LedgerUnavailable(unexpected)
             pending, retry = [*batch.charges], isinstance(self.error, LedgerUnavailable) and not self._closing
             for answers in batch.answers:
                 in_time = retry and answers[0].deadline > time.monotonic()
@@ -751,7 +732,3 @@ def _notify(done: Callable[..., None], result: object) -> None:
         done(result)
     except Exception:
         pass
-
-
-def _unexpected(error: Exception) -> LedgerUnavailable:
-    return LedgerUnavailable(f"The ledger failed with an unexpected error ({type(error).__name__}: {error}).")

@@ -157,8 +157,7 @@ class Charged:
     units: int  # The units charged
     answers: int  # The number of new answers that may be drawn
     remaining_units: int  # The units that this client can still spend
-    cached: Mapping[bytes, bytes] = field(default_factory=dict)
-    resumed: bool = False
+    cached: Mapping[bytes, bytes] = field(default_factory=dict)  # The stored answers of its queries
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,10 +197,7 @@ class InvalidKey:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The ledger failed, so nothing may be answered.
-
-    Whether the charge is durable is unknown. A retry with the same request id is not charged twice.
-    """
+    """The ledger failed, so nothing may be answered. A retry with the same request id is not charged twice."""
 
     error: QuietmaxError  # The error to raise or report
 
@@ -240,11 +236,9 @@ _POSITION_BITS = 20
 class AnswerCache:
     """Finds stored answers to identical queries. Not thread-safe: it belongs to the thread that writes.
 
-    Answers that were drawn together share one row of the table `answers`, in the order of their ids. With one indexed
-    row per query, a batch of 100 queries would write 100 pages of the database. So the index is in memory. It holds the
-    newest answers of each account. Every lookup first reads the rows that were added since, inside the transaction of
-    the lookup, so that answers stored by other processes are found too. Storing answers requires the account's lock, so
-    rows become visible in the order of their ids.
+    The index is in memory: an indexed row per query would write 100 pages for 100 queries. Every lookup first reads the
+    rows that were added since, also by other processes. Storing requires the account's lock, so that rows become
+    visible in the order of their ids.
     """
 
     def __init__(self, max_answers: int = _MAX_ANSWERS) -> None:
@@ -290,22 +284,19 @@ class AnswerCache:
         if account not in self._locations:
             self._locations[account] = {}
             self._last_read[account] = _first_id(cursor, account, self._max_answers)
+        locations = self._locations[account]
         newer = "SELECT id, keys FROM answers WHERE account = ? AND id > ? ORDER BY id LIMIT ?"
         while True:
             rows = cursor.fetch(newer, (account, self._last_read[account], _ROWS_PER_READ))
             for row_id, keys in rows:
-                self._add(account, row_id, bytes(keys))
+                for location, half in enumerate(_first_halves(bytes(keys)), row_id << _POSITION_BITS):
+                    locations.setdefault(half, location)  # of equal queries, the first that was stored counts
+                self._last_read[account] = row_id
+                if len(locations) > self._max_answers + self._max_answers // 16:  # many take little longer
+                    for half in list(islice(locations, len(locations) - self._max_answers)):
+                        del locations[half]
             if len(rows) < _ROWS_PER_READ:
                 return
-
-    def _add(self, account: int, row_id: int, keys: bytes) -> None:
-        locations = self._locations[account]
-        for location, half in enumerate(_first_halves(keys), row_id << _POSITION_BITS):
-            locations.setdefault(half, location)  # of equal queries, the first that was stored counts
-        self._last_read[account] = row_id
-        if len(locations) > self._max_answers + self._max_answers // 16:  # dropping many takes little longer
-            for half in list(islice(locations, len(locations) - self._max_answers)):
-                del locations[half]
 
 
 def _first_id(cursor: Cursor, account: int, max_answers: int) -> int:
@@ -462,10 +453,7 @@ class ChargeBatch:
     def _pay(
         self, charge: Charge, account: AccountTransaction, balance: _Balance, earlier: _StoredRequest | None
     ) -> Charged | LimitExceeded:
-        """Charge the new answers, less what an earlier attempt of the same request has paid.
-
-        A training or an evaluation is charged once: what it costs does not depend on what was granted since.
-        """
+        """Charge the new answers, less what an earlier attempt has paid; a training or an evaluation pays once."""
         cached: dict[bytes, bytes] = {}
         if found := self._cached.get(charge.account):
             cached = {query: found[query] for query in charge.queries if query in found}
@@ -480,8 +468,7 @@ class ChargeBatch:
         if balance.limit_units is not None and units > balance.limit_units - balance.spent_units:
             return LimitExceeded("quota", units, balance.limit_units - balance.spent_units)
         draws_for_id = charge.request is not None and (earlier is None or charge.kind == "charge")
-        writes_row = draws_for_id or full > 0
-        if writes_row:
+        if draws_for_id or full > 0:
             account.add(
                 self._now,
                 charge.kind,
@@ -496,16 +483,14 @@ class ChargeBatch:
             if charge.part is not None:
                 spent = self._parts[charge.account]
                 spent[charge.part] = spent.get(charge.part, 0) + full
-        if charge.request is not None and writes_row:
-            self._record_request(charge, charge.request, paid + full, resumed=earlier is not None)
-        return Charged(units, answers, _remaining(account, balance), cached, resumed=earlier is not None)
-
-    def _record_request(self, charge: Charge, request: bytes, units: int, resumed: bool) -> None:
-        if not resumed or request in self._new_requests:
-            self._new_requests[request] = (charge, units)
-        else:
-            self._resumed_requests[request] = units
-        self._attempts[request] = _StoredRequest(charge.account, charge.body, units, None)
+            if charge.request is not None:
+                if earlier is None or charge.request in self._new_requests:
+                    self._new_requests[charge.request] = (charge, paid + full)
+                else:
+                    self._resumed_requests[charge.request] = paid + full
+                attempt = _StoredRequest(charge.account, charge.body, paid + full, None)
+                self._attempts[charge.request] = attempt
+        return Charged(units, answers, _remaining(account, balance), cached)
 
 
 def _charge_detail(charge: Charge, units: int, paid: int | None) -> str:
@@ -544,11 +529,7 @@ def _store_answers(
     salt: bytes,
     now: int,
 ) -> list[StoredAnswer]:
-    """Store answers. The journal gets one row for all request ids of an account.
-
-    If a request id was drawn several times (a retry while the first attempt was in flight), only one draw was paid
-    for. So only the first to be stored may leave; the others are dropped, also from the answer cache.
-    """
+    """Store answers. Of several draws for one request id only one was paid for: the first to be stored may leave."""
     known = _read_requests(cursor, {new.request for new in batch if new.request is not None})
     digests: dict[int, dict[str, str | None]] = {}
     stored, written, cached = [], [], []
@@ -593,11 +574,7 @@ _PRUNE_ANSWERS = "DELETE FROM answers WHERE account = ? AND time < ?"
 
 
 def _prune(cursor: Cursor, days: float, now: int) -> tuple[int, int]:
-    """Delete requests and cached answers of long ago, record it, and return the number of rows of each.
-
-    What training, evaluations and migrated budgets were charged for is kept for ever. A request counts from its last
-    attempt: the answer of an old id that is being tried again can still be stored.
-    """
+    """Delete requests and cached answers of long ago; what trainings and evaluations were charged for is kept."""
     if not _MIN_PRUNE_DAYS <= days <= _MAX_PRUNE_DAYS:
         raise InvalidInput(f"days must be between 1/24 and {_MAX_PRUNE_DAYS}, got {days:g}.")
     before = now - int(days * DAY)

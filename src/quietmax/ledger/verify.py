@@ -93,11 +93,11 @@ def _verify(connection: Connection, anchors: Mapping[str, Anchor] | None = None)
         replay = _Replay(row, anchors.get(row.name), bindings)
         bindings = replay.bindings
         for entry in _read_journal(connection, row.id):
-            replay.follow(entry)
+            replay._follow(entry)
             count += 1
-        faults += replay.finish(connection, salt)
+        faults += replay._finish(connection, salt)
     if bindings is not None:
-        faults += bindings.compare(connection, rows)
+        faults += bindings._compare(connection, rows)
     faults += [
         f"Account {name!r} is missing, but its row {anchor[0]} was written down."
         for name, anchor in anchors.items()
@@ -136,7 +136,7 @@ class _Replay:
         except LedgerDamaged as damage:
             self._faults.append(str(damage))
 
-    def follow(self, entry: JournalEntry) -> None:
+    def _follow(self, entry: JournalEntry) -> None:
         """Check a row against the row before it, and take in what it states."""
         if _has_wrong_types(entry):
             self._fault(f"row {entry.sequence!r} was edited: a field has the wrong type")
@@ -181,9 +181,9 @@ class _Replay:
         detail = json.loads(entry.detail) if entry.detail else {}
         charged = self._check_part(entry) if entry.kind in ("training", "evaluation") else entry.units
         if self._keys and self.bindings is not None and entry.kind in _BINDING_KINDS:
-            faults = self.bindings.follow(entry, detail)
+            faults = self.bindings._follow(entry, detail)
         else:
-            faults = self._requests.follow(entry, detail, charged)
+            faults = self._requests._follow(entry, detail, charged)
         for fault in faults:
             self._fault(fault)
         if entry.kind == "open":
@@ -208,7 +208,7 @@ class _Replay:
         self._parts[part] = self._parts.get(part, 0) + units
         return units
 
-    def finish(self, connection: Connection, salt: bytes) -> list[str]:
+    def _finish(self, connection: Connection, salt: bytes) -> list[str]:
         """Compare what the chain states with what is stored; return all faults."""
         account = self._account
         if self._next_sequence - 1 != account.sequence:
@@ -221,7 +221,7 @@ class _Replay:
             self._fault("the budget is not that of the last row")
         if self._anchor is not None:
             self._fault(f"row {self._anchor[0]} is not the one that was written down")
-        for fault in self._requests.compare(connection, account.id, salt):
+        for fault in self._requests._compare(connection, account.id, salt):
             self._fault(fault)
         if self._keys:
             self._compare_keys(connection)
@@ -268,7 +268,7 @@ class _Bindings:
         self._others = False  # rows that a newer version wrote came before
         self.adopted_until: dict[int, int] = {}
 
-    def follow(self, entry: JournalEntry, detail: Mapping[str, Any]) -> Iterator[str]:
+    def _follow(self, entry: JournalEntry, detail: Mapping[str, Any]) -> Iterator[str]:
         """Take in a row; yield its faults."""
         row = f"row {entry.sequence}"
         if entry.kind == "adopted" and self._others:
@@ -296,7 +296,7 @@ class _Bindings:
         else:
             self._names[account] = name
 
-    def compare(self, connection: Connection, rows: Sequence[Row[Any]]) -> Iterator[str]:
+    def _compare(self, connection: Connection, rows: Sequence[Row[Any]]) -> Iterator[str]:
         """Compare accounts and training sets with the journal; yield what is wrong."""
         names = dict(self._names)
         for row in rows:
@@ -333,7 +333,7 @@ class _Requests:
         self._adopted: int | None = 0  # units of adopted requests; None once there are others
         self._charged = 0  # units of charges that name no request, which may be those of adopted ones
 
-    def follow(self, entry: JournalEntry, detail: Mapping[str, Any], units: int) -> Iterator[str]:
+    def _follow(self, entry: JournalEntry, detail: Mapping[str, Any], units: int) -> Iterator[str]:
         """Take in a row; yield its faults. `units` is what it charges for its request."""
         row = f"row {entry.sequence}"
         if entry.kind == "answered":
@@ -391,7 +391,7 @@ class _Requests:
             elif known.digest is not None:
                 yield f"{row} draws again for a request that was answered"
 
-    def compare(self, connection: Connection, account: int, salt: bytes) -> list[str]:
+    def _compare(self, connection: Connection, account: int, salt: bytes) -> list[str]:
         """Compare the stored requests of the account with the journal; return what is wrong."""
         unknown = changed = 0
         statement = "SELECT request, body, units, time, answer FROM requests WHERE account = :account"
