@@ -95,16 +95,16 @@ def test_rows_beyond_the_limit_are_on_disk_and_gone_afterwards(
 ) -> None:
     table = table_of(1000)
     small_blocks(monkeypatch, 50)
-    limit = table.nbytes // 4
+    limit = table._nbytes // 4
     with Blocks(3, LocalEngine(limit, tmp_path)) as stored:
         stored.extend([table])
         in_memory = [block for block in stored._blocks if isinstance(block, Table)]
-        assert limit - 50 * 28 < sum(block.nbytes for block in in_memory) <= limit
+        assert limit - 50 * 28 < sum(block._nbytes for block in in_memory) <= limit
         (folder,) = tmp_path.iterdir()
         assert folder.stat().st_mode & 0o777 == 0o700
         assert len(list(folder.iterdir())) == 2 * (20 - len(in_memory))
         stored.update(lambda block: replace(block, rows=np.repeat(block.rows, 2, axis=1)))
-        assert sum(block.nbytes for block in stored._blocks if isinstance(block, Table)) <= limit
+        assert sum(block._nbytes for block in stored._blocks if isinstance(block, Table)) <= limit
         files = len([block for block in stored._blocks if not isinstance(block, Table)])
         assert len(list(folder.iterdir())) == 2 * files
     assert list(tmp_path.iterdir()) == []

@@ -331,12 +331,6 @@ def test_queries_are_frames_or_encoded_rows() -> None:
 X, Y = np.arange(24.0).reshape(12, 2), np.arange(12) % 2
 
 
-@pytest.mark.parametrize("steps", [[Binarizer()], ["passthrough"], [None], [Binarizer(), Binarizer()]])
-def test_steps_of_a_pipeline_that_are_on_the_list_are_no_condition(steps: list[Any]) -> None:
-    found = make_pipeline(*steps, Bare(classes=(0, 1))).fit(X, Y)[-1].seen_
-    assert (found.own_code, found.conditions) == ((), ())
-
-
 def test_a_pipeline_hands_groups_on() -> None:
     pipeline = make_pipeline(Normalizer(), Bare()).fit(X, Y, bare__groups=np.arange(12) // 3)
     assert (pipeline[-1].seen_.unit, pipeline[-1].seen_.units) == ("person", 4)
@@ -354,14 +348,6 @@ def test_steps_of_outer_pipelines_and_searches_are_seen() -> None:
     assert outside.best_estimator_[-1].seen_.own_code == ("GridSearchCV", "StandardScaler")
 
 
-class Wrapper(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """An estimator of the user's own that scales the records by itself."""
-
-    def fit(self, X: Any, y: Any) -> Wrapper:
-        self.inner_ = Bare().fit(StandardScaler().fit_transform(X), y)
-        return self
-
-
 @pytest.mark.parametrize(
     ("meta", "inner"),
     [
@@ -376,7 +362,6 @@ class Wrapper(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             CalibratedClassifierCV(Bare(), cv=2, ensemble=False),
             lambda fitted: fitted.calibrated_classifiers_[0].estimator,
         ),
-        (Wrapper(), lambda fitted: fitted.inner_),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -24,8 +24,6 @@ from quietmax.estimators.head.exact_sums import (
     BITS,
     GRID,
     _row_sum,
-    _unit_rows,
-    clipped_rows,
     gradient_sum,
 )
 from quietmax.estimators.head.tables import Basis, _Residuals, cell_scores, with_lengths
@@ -151,28 +149,6 @@ def test_the_rows_of_a_head_depend_on_their_own_records_alone(features: FeatureM
         np.testing.assert_array_equal(rows(chosen), everyone[chosen])
     lengths = np.sqrt(np.square(everyone.astype(np.float64)).sum(axis=1))
     assert lengths.max() <= 1.0
-
-
-@THREADS
-def test_a_gradient_sum_is_the_sum_of_what_each_record_adds_alone(threads: int) -> None:
-    torch.set_num_threads(threads)
-    generator = np.random.default_rng(1)
-    rows = _unit_rows(clipped_rows(digits(1100, 60), 3.0), np.zeros(60), 0.3).astype(np.float32)
-    labels = generator.integers(0, 4, 1100)
-    for scale in (0.0, 1.0, 1e6):
-        weights = scale * generator.normal(size=(4, 61))
-
-        def units(chosen: np.ndarray, weights: np.ndarray = weights) -> np.ndarray:
-            return gradient_sum(Table(rows[chosen], labels[chosen], 4), weights, 0.3) / GRID
-
-        everyone = units(np.arange(1100))
-        np.testing.assert_array_equal(units(generator.permutation(1100)), everyone)
-        alone = sum(units(np.array([record])) for record in range(1100))
-        # every alone sum was rounded to the grid, by at most half a unit
-        assert np.abs(alone - everyone).max() <= 0.5 * 1101
-        for removed in (0, 512, 1099):
-            without = units(np.delete(np.arange(1100), removed))
-            assert np.abs(everyone - without - units(np.array([removed]))).max() <= 1.5
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import importlib
 import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta, tzinfo
+from functools import partial
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -28,7 +29,7 @@ from sklearn.pipeline import FeatureUnion, Pipeline, make_pipeline
 from sklearn.preprocessing import Binarizer, FunctionTransformer, Normalizer
 
 from quietmax import DPSGD, DPSGDSettings, HeadSettings, PrivateHead, Teachers
-from quietmax._before_noise import ALLOWED, is_allowed, is_own_class
+from quietmax._before_noise import _FITTING, ALLOWED, is_allowed, is_own_class
 from quietmax.data.cells import as_numbers
 from quietmax.data.encoding import Encoding, NumericColumn
 from quietmax.data.records import Holdout, Records
@@ -212,16 +213,13 @@ class OtherFirstArgument(BaseEstimator):  # type: ignore[misc]
         return this
 
 
-class OnlyPredictsWhatItFits:
-    def fit_predict(self, X: Any, y: Any) -> Any:
-        self.inner_ = clone(ESTIMATORS["head"]).fit(adds_its_place(X), y)
-        return self
+def only(method: str) -> Any:
+    """An object of a class with one method, which trains a head, after this method was called."""
 
+    def train(self: Any, X: Any, y: Any) -> Any:  # noqa: ARG001
+        return clone(ESTIMATORS["head"]).fit(adds_its_place(X), y)
 
-class OnlyInParts:
-    def partial_fit(self, X: Any, y: Any) -> Any:
-        self.inner_ = clone(ESTIMATORS["head"]).fit(adds_its_place(X), y)
-        return self
+    return getattr(type("Only", (), {method: train})(), method)(X, Y)
 
 
 def in_a_loop_of_workers() -> Any:
@@ -284,8 +282,7 @@ CALLERS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: NoEstimatorOfScikitLearn().fit(X, Y).inner_,
         "NoEstimatorOfScikitLearn",
     ),
-    "only fit_predict": (lambda: OnlyPredictsWhatItFits().fit_predict(X, Y).inner_, "OnlyPredictsWhatItFits"),
-    "only partial_fit": (lambda: OnlyInParts().partial_fit(X, Y).inner_, "OnlyInParts"),
+    **{f"only {method}": (partial(only, method), "Only") for method in _FITTING},
     "a worker of joblib": (in_workers, "joblib"),
     "a loop in a worker of joblib": (in_a_loop_of_workers, "joblib"),
     "a fit that was set on the estimator": (with_own_fit, "PrivateHead"),

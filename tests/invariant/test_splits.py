@@ -6,7 +6,6 @@ In the paper's split other rows can move.  In the split of a user's own table (T
 from __future__ import annotations
 
 from collections import Counter
-from random import Random
 
 import numpy as np
 import pytest
@@ -117,17 +116,6 @@ def test_adding_and_removing_people_moves_nobody_else_to_the_other_side(
             source, is_held_out(visits(source, by_person), holdout).tolist(), strict=True
         ):
             assert sides.setdefault(row[0] if by_person else row, held_out) == held_out
-
-
-@settings(max_examples=200)
-@given(rows_of_people, st.booleans(), st.integers(0, 999), st.randoms())
-def test_the_order_of_the_rows_does_not_change_their_side(
-    rows: list[tuple[str, int]], by_person: bool, seed: int, random: Random
-) -> None:
-    records = visits(rows, by_person)
-    order = random.sample(range(len(rows)), k=len(rows))
-    before, after = (is_held_out(source, Holdout(0.5, seed)) for source in (records, records.take(order)))
-    assert after.tolist() == before[order].tolist()
 
 
 @settings(max_examples=200)

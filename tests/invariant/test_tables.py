@@ -664,34 +664,6 @@ def test_the_generator_makes_columns_of_every_type() -> None:
 # Regressions: each of these fails on version 0.1.
 
 
-def test_one_empty_parquet_cell_leaves_all_other_records_as_they_are(tmp_path: Path) -> None:
-    """Codes of 18 digits have no float64 of their own."""
-    names = ["123456789012345678", "123456789012345679"]
-    codes = np.random.default_rng(7).choice([*map(int, names)], 3_000).tolist()
-
-    def read(codes: list[int | None]) -> Any:
-        people, labels = range(len(codes)), [str(code or names[0]) for code in codes]
-        table = pa.table({"code": pa.array(codes, pa.int64()), "person": people, "label": labels})
-        pa.parquet.write_table(table, tmp_path / "people.parquet")
-        declared: dict[str, Any] = {"label": "label", "classes": names, "person": "person"}
-        return load_records(tmp_path / "people.parquet", categories={"code": names}, **declared)
-
-    without, with_null = read(codes), read([*codes, None])
-    for part in ("features", "labels", "persons"):
-        np.testing.assert_array_equal(getattr(with_null, part)[:-1], getattr(without, part))
-    assert with_null.features[-1].tolist() == [0, 0, 1]
-
-
-@pytest.mark.parametrize("last", [None, True])
-def test_a_null_among_booleans_is_a_missing_value_and_the_others_stay_numbers(
-    tmp_path: Path, last: bool | None
-) -> None:
-    path = tmp_path / "bits.parquet"
-    pa.parquet.write_table(pa.table({"bit": pa.array([True, False, last], pa.bool_()), "y": [0, 1, 0]}), path)
-    records = load_records(path, label="y", classes=2, bounds={"bit": (0, 1)})
-    assert records.features.tolist() == [[1, 0], [0, 0], [1, 0] if last else [0, 1]]
-
-
 def test_a_line_break_inside_a_cell_is_the_same_wherever_the_cell_stands_in_a_large_file(
     tmp_path: Path,
 ) -> None:

@@ -259,7 +259,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         classes, key = len(data.classes), secrets.token_bytes(16)
 
-        def tables() -> Iterator[Table]:
+        def _tables() -> Iterator[Table]:
             for piece in data.pieces:
                 persons = None if piece.persons is None else _person_digests(piece.persons, key)
                 yield Table(
@@ -277,7 +277,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             if data.source is not None and self._reads_sources:
                 blocks.read(data.source, key)
             else:
-                blocks.extend(tables())
+                blocks.extend(_tables())
             if not len(blocks):
                 raise InvalidData(NOBODY)
         except BaseException:
@@ -291,7 +291,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Replace all rows by their features, in blocks of suitable size; `then` changes each of these."""
         feature_map = Identity() if self.feature_map_ is None else self.feature_map_
 
-        def mapped(block: Table) -> Iterable[Table]:
+        def _mapped_block(block: Table) -> Iterable[Table]:
             for piece in block._in_blocks(feature_map.dimension(block.features)):
                 table = replace(piece, rows=self._mapped(piece.rows))
                 if finite and not np.isfinite(table.rows).all():
@@ -299,7 +299,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 yield from map(then, table._in_blocks(table.features))
 
         blocks._reserve(len(blocks), feature_map.dimension(blocks.features))
-        blocks.update(mapped)
+        blocks.update(_mapped_block)
 
     def _feature_map(self, data: TrainingRows, size: float | None = None) -> Any:
         """Return the feature map that ``features`` names, None for no map."""

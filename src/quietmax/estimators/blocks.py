@@ -101,7 +101,7 @@ class Table:
         return len(self.rows) if self.shares is None else round(float(self.shares.sum()))
 
     @property
-    def nbytes(self) -> int:
+    def _nbytes(self) -> int:
         """Bytes of all arrays."""
         return sum(array.nbytes for array in self._arrays().values())
 
@@ -283,7 +283,7 @@ class Blocks:
         except OSError as error:
             raise _no_folder(place, error) from error
         free += sum(
-            block.nbytes
+            block._nbytes
             for block in self._blocks
             if isinstance(block, _StoredTable) and block.files["rows"].parent == self._folder
         )
@@ -335,7 +335,7 @@ class Blocks:
             made = function(table)
             rows = len(table)
             if isinstance(kept, Table):
-                self._in_memory -= kept.nbytes
+                self._in_memory -= kept._nbytes
             else:
                 self._remove(kept.files.values())
             del table, kept
@@ -403,7 +403,7 @@ class Blocks:
         for number, block in enumerate(self._blocks):
             made = function(block._load())
             if isinstance(block, Table):
-                self._in_memory += made.nbytes - block.nbytes
+                self._in_memory += made._nbytes - block._nbytes
                 self._blocks[number] = made
             else:
                 self._blocks[number] = block._with_labels(made, self._new_file())
@@ -413,8 +413,8 @@ class Blocks:
 
     def _kept(self, table: Table) -> Table | _StoredTable:
         """Keep a block in memory, or on disk if there is no room."""
-        if self._limit is None or self._in_memory + table.nbytes <= self._limit:
-            self._in_memory += table.nbytes
+        if self._limit is None or self._in_memory + table._nbytes <= self._limit:
+            self._in_memory += table._nbytes
             return table
         return _StoredTable._write(table, self._new_file())
 
@@ -502,7 +502,7 @@ class _StoredTable:
         return self.length
 
     @property
-    def nbytes(self) -> int:
+    def _nbytes(self) -> int:
         """About the bytes of all files."""
         return self.length * (4 * self.features + _BESIDE_BYTES)
 
@@ -652,13 +652,13 @@ def _sum(
     groups = min(threads, len(blocks))
 
     def _group_sum(number: int) -> Sum:
-        def results() -> Iterator[Sum]:
+        def _results() -> Iterator[Sum]:
             for block in blocks[number::groups]:
                 table = block._load()
                 yield from map(work, table.pieces(1))
                 advance(len(table))
 
-        return added(results())
+        return added(_results())
 
     if per_block == 1:
         return added(parallel_map(_group_sum, groups))

@@ -222,14 +222,14 @@ class _Worker:
     def _read(self) -> Blocks:
         blocks, digest = Blocks(self._share.classes), hashlib.blake2b(digest_size=16)
 
-        def tables() -> Iterator[Table]:
+        def _tables() -> Iterator[Table]:
             for table in self._share._read():
                 for array in (table.rows, table.labels, table.persons):
                     if array is not None:
                         digest.update(np.ascontiguousarray(array).view(np.uint8).data)
                 yield table
 
-        blocks.extend(tables())
+        blocks.extend(_tables())
         self._fingerprint = digest.digest()
         if len(blocks):
             rows = np.random.default_rng(_PROBE_SEED).random((_PROBE_ROWS, blocks.features), np.float32)

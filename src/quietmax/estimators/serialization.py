@@ -77,10 +77,9 @@ if TYPE_CHECKING:
 else:
     torch = lazy_module("torch")
 
-Estimator: TypeAlias = "PrivateHead | Teachers | DPSGD"
-EVALUATION_ID = "evaluation_id"
+_EVALUATION_ID = "evaluation_id"
 """The key of the description under which the id of the model's evaluations is stored."""
-PrivateClassifier: TypeAlias = "HeadWeights | TableWeights | PrivateNetwork | Predictor"
+_Classifier: TypeAlias = "HeadWeights | TableWeights | PrivateNetwork | Predictor"
 """Released weights, or a predictor that charges for every answer."""
 
 _UNFIT = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RuntimeError)
@@ -120,7 +119,7 @@ class PrivateModel:
     guarantee: Guarantee
     encoding: Encoding | None
     features: FeatureMap | None
-    classifier: PrivateClassifier
+    classifier: _Classifier
     holdout: Holdout | None = None
     evaluation_id: str | None = None
 
@@ -178,7 +177,9 @@ class PrivateModel:
         return records if self.features is None else self.features.transform(records)
 
 
-def save_private(estimator: Estimator, folder: str | Path, *, dataset: str, overwrite: bool = False) -> Path:
+def save_private(
+    estimator: PrivateHead | Teachers | DPSGD, folder: str | Path, *, dataset: str, overwrite: bool = False
+) -> Path:
     """Write a fitted private estimator to a folder.
 
     Released weights (DP-SGD, a head with ``release="weights"``) may be published, as the guarantee says. If the folder
@@ -237,23 +238,23 @@ def save_private(estimator: Estimator, folder: str | Path, *, dataset: str, over
     if predictor is None:
         public = has_exact_noise(estimator.guarantee_) and (encoding is None or not encoding.inferred)
 
-        def written(identity: str, evaluations: str) -> None:
-            described = {**description, EVALUATION_ID: identity}
+        def _written(identity: str, evaluations: str) -> None:
+            described = {**description, _EVALUATION_ID: identity}
             everything = {**files, EVALUATION_FILE: evaluations.encode()}
             write_folder(folder, described, tensors, overwrite=overwrite, released=public, files=everything)
 
-        _save_evaluations(estimator, folder, written)
+        _save_evaluations(estimator, folder, _written)
         return Path(folder)
 
     identity = description[ACCOUNT_ID] = new_identity()
     account = FileAccount(Path(folder) / ACCOUNT_FILE, identity=identity)
 
-    def moved(answered: int) -> FileAccount:
+    def _moved(answered: int) -> FileAccount:
         options: dict[str, Any] = {"overwrite": overwrite, "released": False, "files": files}
         write_folder(folder, description, tensors, answered=answered, **options)
         return account
 
-    predictor.move_account(moved, target=account)
+    predictor.move_account(_moved, target=account)
     return Path(folder)
 
 
@@ -312,7 +313,7 @@ def open_private(folder: str | Path) -> PrivateModel:
             features=stored.features,
             classifier=classifier,
             holdout=holdout,
-            evaluation_id=description.get(EVALUATION_ID),
+            evaluation_id=description.get(_EVALUATION_ID),
         )
         _check_shapes(model)
         _check_accounts(stored.folder, model)
@@ -353,7 +354,7 @@ class _Stored:
 
 
 _Written: TypeAlias = "tuple[Mapping[str, Any], Mapping[str, Tensor]]"
-_Read: TypeAlias = "tuple[PrivateClassifier, Guarantee]"
+_Read: TypeAlias = "tuple[_Classifier, Guarantee]"
 
 
 def _write_head(head: PrivateHead) -> _Written:

@@ -360,12 +360,12 @@ class _Shards:
         """Return what reports the steps of a training that works on so many rows in all."""
         before = 0
 
-        def report(done: int, total: int) -> None:
+        def _report(done: int, total: int) -> None:
             nonlocal before
             self.blocks.advance(rows * done // total - before)
             before = rows * done // total
 
-        return report
+        return _report
 
 
 def _trained_stacks(
@@ -384,22 +384,22 @@ def _trained_stacks(
         )
     edges = _teacher_stacks(len(seeds), size, shards._columns, classes, network)
 
-    def job(number: int) -> tuple[Any, Any, int, Any, TrainingSettings, Sequence[int], int]:
+    def _job(number: int) -> tuple[Any, Any, int, Any, TrainingSettings, Sequence[int], int]:
         first, last = edges[number], edges[number + 1]
         table, own = shards._read(first, last)
         return table.rows, table.labels, classes, own, network, seeds[first:last], steps
 
-    def trained(number: int) -> MLP:
-        given = job(number)
+    def _stack(number: int) -> MLP:
+        given = _job(number)
         return train_networks(*given, shards._progress(network.epochs * len(given[0])))
 
     numbers = range(len(edges) - 1)
     if isinstance(engine, RayEngine):
         height = int(np.diff(edges).max())
         probe = partial(_trained_on_public_rows, shards._columns, classes, network, height)
-        stacks = [*ray_map(engine, train_networks, map(job, numbers), total=len(numbers), probe=probe)]
+        stacks = [*ray_map(engine, train_networks, map(_job, numbers), total=len(numbers), probe=probe)]
     else:
-        stacks = parallel_map(trained, len(numbers))
+        stacks = parallel_map(_stack, len(numbers))
     return joined_stacks(stacks)
 
 

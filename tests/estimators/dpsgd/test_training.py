@@ -54,7 +54,7 @@ def test_with_centring_the_stated_noise_gathers_on_a_logit_of_rows_of_known_leng
     chosen = make_plan(size, epsilon=epsilon, delta=1e-5, inputs=inputs, accountant="zcdp")
     settings = chosen.settings
     assert settings.max_grad_norm == pytest.approx(share * math.hypot(ROW_LENGTH, 1.0))
-    steps = settings.learning_rates() * settings.max_grad_norm * ROW_LENGTH
+    steps = settings._learning_rates() * settings.max_grad_norm * ROW_LENGTH
     noise = chosen.noise_multiplier * math.sqrt(sum(step * step for step in steps))
     assert noise / (settings.sampling_rate * size) == pytest.approx(kappa)
     assert (settings.optimizer, settings.sampling_rate, settings.decay) == ("sgd", 0.5, 0.3)
@@ -65,7 +65,7 @@ def test_with_centring_the_stated_noise_gathers_on_a_logit_of_rows_of_known_leng
 def test_with_hardly_any_noise_the_length_of_all_steps_together_is_limited(optimizer: Any) -> None:
     plan = make_plan(10**9, epsilon=8.0, delta=1e-5, inputs="centred", accountant="zcdp", optimizer=optimizer)
     gain = 10.0 if optimizer == "momentum" else 1.0
-    total = plan.settings.learning_rates().sum() * plan.settings.max_grad_norm * ROW_LENGTH * gain
+    total = plan.settings._learning_rates().sum() * plan.settings.max_grad_norm * ROW_LENGTH * gain
     assert total == pytest.approx(30_000.0)
 
 
@@ -78,7 +78,7 @@ def test_the_learning_rate_is_constant_and_then_falls_linearly_to_almost_zero(
     count = 47 - centring_steps
     falling = max(1.0, decay * count)
     rates = [3.0 * min(1.0, (count - step) / falling) for step in range(count)]
-    assert settings.learning_rates().tolist() == pytest.approx(rates)
+    assert settings._learning_rates().tolist() == pytest.approx(rates)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from quietmax.errors import InvalidInput
 from quietmax.estimators.base import PrivateClassifier, _documented
 from quietmax.estimators.blocks import ROWS_AT_ONCE, Floats, LocalEngine, Table
 from quietmax.estimators.dpsgd.training import (
+    LENGTH_PER_COLUMN,
     ROW_LENGTH,
     Build,
     DPSGDSettings,
@@ -41,7 +42,6 @@ from quietmax.estimators.dpsgd.training import (
     StoredRows,
     _check_length,
     _draw_batches,
-    default_length,
     make_plan,
     train_private,
     train_private_module,
@@ -327,7 +327,7 @@ class DPSGD(PrivateClassifier):
 
     def _length(self, columns: int) -> float:
         if self.feature_map_ is None:
-            return default_length(columns)
+            return LENGTH_PER_COLUMN * math.sqrt(columns)
         probes = np.random.default_rng(0).random((_PROBES, columns), dtype=np.float32)
         return max(float(np.median(np.linalg.norm(self._mapped(probes), axis=1))), 1e-6)
 

@@ -86,7 +86,7 @@ LONGEST_TRAINING, LONGEST_STEP = 30_000.0, 5.0
 times the gain of momentum, and each step otherwise."""
 ADAM_RATE = 0.01
 LENGTH_PER_COLUMN = 0.3
-"""Records encoded into [0, 1] have about this length per root of the number of columns."""
+"""A guess: records encoded into [0, 1] have about this length per root of the number of columns."""
 PAPER_BATCH, PAPER_EPOCHS = 100, 100
 LATER_FIELDS = ("centring_steps", "decay")
 """Settings that older models do not have; 0 stands for them."""
@@ -195,7 +195,7 @@ class PrivateSettings:
         """Number of steps that release a gradient."""
         return self.steps - self.centring_steps
 
-    def learning_rates(self) -> NDArray[np.float64]:
+    def _learning_rates(self) -> NDArray[np.float64]:
         """Return the learning rate of every gradient step."""
         left = np.arange(self._gradient_steps, 0, -1)
         factors = np.minimum(1.0, left / max(1.0, self.decay * self._gradient_steps))
@@ -269,11 +269,6 @@ def make_plan(
     return Plan(settings, multiplier, float(epsilon), float(delta), accountant, analysis, int(size))
 
 
-def default_length(columns: int) -> float:
-    """Guess the length of records that are encoded into [0, 1]."""
-    return LENGTH_PER_COLUMN * math.sqrt(columns)
-
-
 def _default(size: int, length: float, inputs: Inputs) -> PrivateSettings:
     """Return the settings of the default preset: a linear model and large batches; momentum without centring."""
     share = SCALED_CLIPPING_SHARE if inputs == "scaled" else CLIPPING_SHARE
@@ -310,7 +305,7 @@ def _learning_rate(
         return ADAM_RATE
     gain = _MOMENTUM_GAIN[settings.optimizer]
     kappa = {"plain": LOGIT_NOISE, "centred": CENTRED_NOISE, "scaled": SCALED_NOISE}[inputs]
-    factors = replace(settings, learning_rate=1.0).learning_rates()
+    factors = replace(settings, learning_rate=1.0)._learning_rates()
     longest = LONGEST_STEP if inputs == "plain" else LONGEST_TRAINING / (gain * float(factors.sum()))
     root = math.sqrt(float(np.square(factors).sum()))
     noise = multiplier * root * gain / (settings.sampling_rate * size)
@@ -368,12 +363,12 @@ def _reader(
 ) -> Callable[[Tensor], Part]:
     """Return a function that reads records by their numbers; a row of a person with k rows has the weight 1/k."""
 
-    def read(numbers: Tensor) -> Part:
+    def _read(numbers: Tensor) -> Part:
         chosen = numbers.numpy()
         weights = None if persons is None else torch.from_numpy(1.0 / persons.rows[chosen])
         return torch.from_numpy(features[chosen]), targets[numbers].to(torch.int64), weights
 
-    return read
+    return _read
 
 
 class _Units:
@@ -435,28 +430,28 @@ def _batches(units: _Units, size: int, settings: PrivateSettings, seed: int | No
     if seed is None:
         threshold = np.uint64(min(int(rate * 2.0**64), 2**64 - 1))
 
-        def words(count: int) -> NDArray[np.uint64]:
+        def _words(count: int) -> NDArray[np.uint64]:
             return np.frombuffer(os.urandom(8 * count), np.uint64)
 
-        def order() -> Rows:
-            return np.argsort(words(units.count), kind="stable")
+        def _order() -> Rows:
+            return np.argsort(_words(units.count), kind="stable")
 
-        def taken(count: int) -> NDArray[np.bool_]:
-            return words(count) < threshold
+        def _taken(count: int) -> NDArray[np.bool_]:
+            return _words(count) < threshold
     else:
         generator = np.random.default_rng((0x0DE5, seed))
 
-        def order() -> Rows:
+        def _order() -> Rows:
             return generator.permutation(units.count)
 
-        def taken(count: int) -> NDArray[np.bool_]:
+        def _taken(count: int) -> NDArray[np.bool_]:
             return generator.random(count) < rate
 
     while True:
         if settings.sampling == "shuffled":
-            yield from units._batches(order(), width)
+            yield from units._batches(_order(), width)
         else:
-            yield units.rows if rate == 1 else units._sample(taken)
+            yield units.rows if rate == 1 else units._sample(_taken)
 
 
 # --- Steps ------------------------------------------------------------------------------------------------------------
@@ -472,7 +467,7 @@ class _Update:
     def __init__(
         self, kernels: Sequence[Tensor], biases: Sequence[Tensor], settings: PrivateSettings
     ) -> None:
-        self._optimizer, self._rates = settings.optimizer, iter(settings.learning_rates().tolist())
+        self._optimizer, self._rates = settings.optimizer, iter(settings._learning_rates().tolist())
         self._groups = ((kernels, 2 * settings.l2), (biases, 0.0))
         states = {"sgd": 0, "momentum": 1, "adam": 2}[settings.optimizer]
         self._states = [
