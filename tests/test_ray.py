@@ -28,7 +28,7 @@ from quietmax.attacks import LiRA, Threshold, shadow_models
 from quietmax.attacks.base import run_together
 from quietmax.attacks.shadow_models import ShadowPool
 from quietmax.cli import main, predict
-from quietmax.cli.predict import answer_files
+from quietmax.cli.predict import _answer_files
 from quietmax.data.records import Records, Split
 from quietmax.data.tables import encoded_rows, table_rows
 from quietmax.errors import InvalidData, InvalidInput, QuietmaxError
@@ -299,21 +299,21 @@ def test_answers_are_the_same_after_a_worker_was_killed(
     model: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = open_private(model)
-    here = answer_files(model, opened, folder, tmp_path / "here")
+    here = _answer_files(model, opened, folder, tmp_path / "here")
     mark = tmp_path / "mark"
     monkeypatch.setattr(predict, "_answer_file", partial(answer_and_die_once, mark))
     monkeypatch.chdir(tmp_path)
     done: list[tuple[int, int]] = []
-    there = answer_files(
+    there = _answer_files(
         model, opened, folder, Path("there"), engine=TWO, progress=lambda *each: done.append(each)
     )
     assert mark.exists()
-    assert (there, there.written, there.queries) == (here, 5, 1200)
+    assert (there, there["written"], there["queries"]) == (here, 5, 1200)
     assert contents(tmp_path / "there") == contents(tmp_path / "here")
     assert [path.name for path in (tmp_path / "there").glob(".*")] == [predict.ANSWERS_FILE]
     assert done[-1][0] == done[-1][1] > 0
-    again = answer_files(model, opened, folder, tmp_path / "there", engine=TWO)
-    assert (again.written, again.skipped) == (0, 5)
+    again = _answer_files(model, opened, folder, tmp_path / "there", engine=TWO)
+    assert (again["written"], again["skipped"]) == (0, 5)
 
 
 def test_a_bad_file_of_queries_is_named_and_nothing_half_is_written(
@@ -326,7 +326,7 @@ def test_a_bad_file_of_queries_is_named_and_nothing_half_is_written(
             **({"age": "old"} if number == 2 else {})
         ).to_csv(queries / f"{number}.csv", index=False)
     with pytest.raises(InvalidData, match=r"2\.csv"):
-        answer_files(model, open_private(model), queries, tmp_path / "out", engine=TWO)
+        _answer_files(model, open_private(model), queries, tmp_path / "out", engine=TWO)
     assert all(name.endswith(".csv") for name in contents(tmp_path / "out"))
     assert "2.csv" not in contents(tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").glob(".*")] == [predict.ANSWERS_FILE]

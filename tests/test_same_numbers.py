@@ -803,7 +803,7 @@ def test_a_small_comparison_gives_the_same_figures(monkeypatch, tmp_path):
     """Methods, attacks and seeds as `quietmax compare` combines them. Seeds follow from the data set's name too."""
     methods = "plain,algorithm1-gaussian,algorithm1-laplace,sampled-neuron,teachers,head,dpsgd,published-zcdp"
     monkeypatch.setattr(
-        runner, "start_workers", start_in_this_process
+        runner, "_start_workers", start_in_this_process
     )  # a process would import everything again
     monkeypatch.setattr(report, "write_figures", lambda *_: [])  # no figures among the numbers
     words = (

@@ -47,7 +47,8 @@ SMALL_TEXT = """() => [...document.querySelectorAll("p, th, td, li, label, butto
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that the demo writes, without the steps that write nothing."""
     folder = tmp_path_factory.mktemp("demo")
-    _survey(load(_table(folder)["table"], holdout=0.2), folder)
+    _table(folder)
+    _survey(folder)
     _paper(folder)
     return folder
 

@@ -23,7 +23,7 @@ TINY = "mnist-5k --records 300 --shadows 2 --epochs 3 --attack-epochs 3 --epsilo
 @pytest.fixture(autouse=True)
 def same_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Starting processes takes seconds."""
-    monkeypatch.setattr(runner, "start_workers", start_in_this_process)
+    monkeypatch.setattr(runner, "_start_workers", start_in_this_process)
     monkeypatch.chdir(tmp_path)
 
 

@@ -1,22 +1,24 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from quietmax.cli.demo import run_steps
-from tests.cli.conftest import run
+from quietmax.cli import demo
+from tests.cli.conftest import document, run
 
 
 @pytest.mark.slow
 def test_the_demo_follows_the_owner_s_path_and_shows_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUIETMAX_DATA", "")
-    found_once = list(run_steps(Path("demo")))
-    monkeypatch.setattr("quietmax.cli.demo.run_steps", lambda *_: iter(found_once))
-    code, out, _ = run("demo", "--json")
-    assert code == 0
-    found = json.loads(out)
+    steps = dict[str, Any]()
+    run_steps = demo._steps
+    monkeypatch.setattr(demo, "_steps", lambda output: steps.update(run_steps(output)) or steps)
+    code, out, err = run("demo")
+    assert code == 0, err
+    monkeypatch.setattr(demo, "_steps", lambda _: steps)
+    found = document("demo")
     assert list(found) == ["table", "survey", "answers", "digits", "paper", "open"]
     table = found["table"]
     assert table["rows"] == 6366
@@ -42,8 +44,6 @@ def test_the_demo_follows_the_owner_s_path_and_shows_the_paper(monkeypatch: pyte
     assert abs(digits["head"]["leakage"]["value"]) < 0.2
     assert (found["paper"]["equal_to_the_paper"], found["paper"]["sensitivities"]) == (62, 66)
     assert "five findings" in Path(found["paper"]["report"]).read_text(encoding="utf-8")
-    code, out, err = run("demo")
-    assert code == 0, err
     for number in range(1, 6):
         assert f"{number}. " in out
     said = " ".join(out.split())
@@ -61,7 +61,7 @@ def test_a_second_demo_replaces_the_first_and_keeps_no_ledger_of_it(
     monkeypatch.setenv("QUIETMAX_DATA", "")
     Path("ledger.sqlite").write_text("somebody's own")
     for _ in range(2):
-        steps = run_steps(tmp_path)
+        steps = demo._steps(tmp_path)
         found = dict(next(steps) for _ in range(3))
         assert found["answers"]["answers"] == ["no", "yes"]
         assert found["survey"]["guarantee"].unit == "person"

@@ -24,7 +24,7 @@ from quietmax.cli import predict as predict_command
 from quietmax.cli import train as train_command
 from quietmax.cli._options import _memory_size
 from quietmax.cli._output import progress_bar
-from quietmax.cli.predict import ANSWERS_FILE, answer_files
+from quietmax.cli.predict import ANSWERS_FILE, _answer_files
 from quietmax.data import load
 from quietmax.errors import QuietmaxError
 from quietmax.estimators import evaluation as evaluation_module
@@ -477,10 +477,10 @@ def test_a_full_disk_is_named_and_the_next_run_starts_again(head: Path, parquet:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     try:
         with pytest.raises(QuietmaxError, match=f"The answers cannot be written to {answers} \\("):
-            answer_files(head, model, parquet, answers)
+            _answer_files(head, model, parquet, answers)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert answer_files(head, model, parquet, answers).written == FILES
+    assert _answer_files(head, model, parquet, answers)["written"] == FILES
 
 
 @pytest.mark.parametrize("kind", ["head", "network"])

@@ -8,7 +8,15 @@ import pytest
 from rich.color import ColorSystem
 
 from quietmax.accounting.guarantee import Guarantee
-from quietmax.cli._output import console, errors, print_guarantee, print_table, progress_bar, write_json
+from quietmax.cli._output import (
+    as_document,
+    console,
+    errors,
+    print_guarantee,
+    print_json,
+    print_table,
+    progress_bar,
+)
 
 
 def test_titles_captions_and_progress_are_printed_without_reading_markup(
@@ -78,7 +86,8 @@ def test_json_holds_what_objects_say_of_themselves_and_no_infinities(
         def to_json(self) -> dict[str, float]:
             return {"x": math.inf}
 
-    write_json({"point": Point(), "list": (1, math.nan), 3: None})
+    with as_document(wanted=True):
+        print_json({"point": Point(), "list": (1, math.nan), 3: None})
     assert json.loads(capsys.readouterr().out) == {"point": {"x": None}, "list": [1, None], "3": None}
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from quietmax.cli._options import RunOptions
+from quietmax.cli.experiments import _RunOptions
 from quietmax.experiments import grid, measurements, methods, report, runner
 from quietmax.experiments.grid import Effort, _Workload, write_trials
 from quietmax.models import TrainingSettings
@@ -24,7 +24,7 @@ def tiny_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grid, "_workload", lambda *_: tiny)
     monkeypatch.setattr(grid, "EPSILONS", (1.0, 10.0))
     monkeypatch.setattr(grid, "LIKE_FOR_LIKE_EPSILONS", (1.0,))
-    monkeypatch.setattr(runner, "start_workers", start_in_this_process)
+    monkeypatch.setattr(runner, "_start_workers", start_in_this_process)
     monkeypatch.setattr(methods, "default_features", lambda *_: UnitNorm())  # those of images take long
     monkeypatch.setattr(report, "write_figures", lambda *_: [])  # slow, and tested with `compare`
 
@@ -97,8 +97,8 @@ def test_the_report_needs_only_the_table_of_trials(monkeypatch: pytest.MonkeyPat
 
 def test_without_names_the_data_sets_are_those_whose_files_are_present(real_data: Path) -> None:
     names = ["location", "purchase-2"]
-    assert RunOptions(data_dir=real_data).available((), names) == ["location"]
-    assert RunOptions(data_dir=real_data, download=True).available((), ["location"]) == ["location"]
+    assert _RunOptions(data_dir=real_data)._available((), names) == ["location"]
+    assert _RunOptions(data_dir=real_data, download=True)._available((), ["location"]) == ["location"]
 
 
 @pytest.mark.usefixtures("tiny_profile")
@@ -186,12 +186,12 @@ def test_measuring_again_trains_and_continues_where_it_was_stopped(
 def test_measuring_alpha_runs_trials_that_a_second_run_finds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "start_workers", start_in_this_process)
+    monkeypatch.setattr(runner, "_start_workers", start_in_this_process)
     less = {"records": 200, "shadows": 2, "epochs": 2, "attack_epochs": 2}
     monkeypatch.setitem(measurements._SWEEPS, "mnist-5k", (1, less, (0.5, 1.0)))
     command = ("reproduce", "run", "--tables", "alpha", "--datasets", "mnist-5k", "--output", tmp_path)
     assert "mnist-5k-alpha-leakage.png" in printed(*command)
-    monkeypatch.setattr(runner, "start_workers", lambda *_: pytest.fail("something was trained"))
+    monkeypatch.setattr(runner, "_start_workers", lambda *_: pytest.fail("something was trained"))
     found = document(*command)["alpha"]
     assert [row["alpha"] for row in found["rows"]] == [None, 0.5, 1.0]
     assert found["rows"][1]["threshold_leakage"] is not None

@@ -74,14 +74,14 @@ def test_a_model_is_written_once_unless_overwrite_is_given(tmp_path: Path) -> No
 
 
 def test_a_network_has_the_settings_of_the_options_and_a_report_that_must_not_be_published() -> None:
-    options = ("--hidden", 5, "--hidden", 4, "--activation", "sigmoid", "--l2", 0.01, "--batch-size", 50)
+    options = ("--hidden", 5, "--hidden", 4)
     more = ("--alpha", 2, "--learning-rate", 0.01, "--epochs", 2)
     result = document("train", "network", *SMALL[:3], *options, *more, "-o", "model")
     assert {"records", "train_accuracy", "test_accuracy"} <= set(result["not_for_publication"])
     settings = json.loads(Path("model/model.json").read_text())["settings"]
     loss = settings.pop("loss")
     assert settings == {
-        "hidden": [5, 4], "activation": "sigmoid", "l2": 0.01, "batch_size": 50, "learning_rate": 0.01, "epochs": 2,
+        "hidden": [5, 4], "activation": "tanh", "l2": 0.001, "batch_size": 100, "learning_rate": 0.01, "epochs": 2,
     }  # fmt: skip
     assert loss["alpha"] == 2
 

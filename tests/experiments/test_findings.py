@@ -26,7 +26,7 @@ from quietmax.experiments.findings import (
 )
 from quietmax.experiments.grid import Experiment, Result, Trial, reproduction_trials
 from quietmax.experiments.paper import EPSILONS
-from quietmax.experiments.runner import measuring
+from quietmax.experiments.runner import _measuring
 from tests.experiments.made_up import result, the_papers_own, trial
 
 
@@ -83,7 +83,7 @@ def measured(
     name: str, experiments: Sequence[Experiment], repeats: Sequence[int], data_dir: Path, store: Path
 ) -> list[Summary]:
     """Run trials of the paper profile without attacks. Repeat 0, in which mechanisms are audited, may be left out."""
-    compute = measuring(store, data_dir)
+    compute = _measuring(store, data_dir)
     trials = reproduction_trials([name], "paper", experiments=experiments, repeats=max(repeats) + 1)
     alone = [
         replace(each, group=replace(each.group, effort=replace(each.group.effort, attacks=())))

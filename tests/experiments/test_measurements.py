@@ -18,7 +18,7 @@ from quietmax.experiments.measurements import (
     CifarSettings,
     CifarTrial,
     NetworkRow,
-    alpha_choices,
+    _alpha_choices,
     network_rows,
 )
 from quietmax.experiments.paper import Observed, _condition_lines, bounds_table
@@ -59,10 +59,10 @@ SEEN = Observed("mnist", 10_000, 6, 1.4, 0.1, 0.2, 2.8, "mislabelled", 13.0, 0.2
 def test_all_eleven_configurations_have_five_bounds_and_the_last_is_the_papers() -> None:
     """Only Chaudhuri's general bound is looser at the paper's setting; that for constant steps is within 0.3%."""
     rows = bounds_table()
-    assert [row.dataset for row in rows] == list(paper.sensitivity_table())
+    assert [row.dataset for row in rows] == list(paper._sensitivity_table())
     assert len(rows) == 11
     for row in rows:
-        printed = paper.sensitivity_table()[row.dataset]
+        printed = paper._sensitivity_table()[row.dataset]
         shape = (int(printed["features"]), [128], int(printed["classes"]), int(printed["records"]))
         first, general, decreasing, constant, last = (bound.value for bound in row.bounds)
         assert first == decreasing == last == published_sensitivity_for(*shape).weights_l2.value
@@ -104,7 +104,7 @@ def test_the_stored_measurements_exceed_the_papers_bound_where_the_documentation
     assert verdicts["location"] == "not exceeded"
     for each in stored:
         assert each.loss_at_mean > each.loss
-        assert each.gradient > paper.sensitivity_table()[each.dataset]["rho"]
+        assert each.gradient > paper._sensitivity_table()[each.dataset]["rho"]
 
 
 def test_alpha_is_measured_by_trials_and_rows_are_means_over_the_repeats(
@@ -146,15 +146,15 @@ def test_the_choice_follows_the_rule_and_correlates_alpha_with_the_leakage() -> 
     rows = [AlphaRow("location", None, 1, 2, 1.0, None, 0.61, None)]
     for alpha, train in ((0.5, 0.92), (1.0, 0.99), (1.5, 1.0)):
         rows.append(AlphaRow("location", alpha, 1, 2, train, None, 0.65, None, alpha, None, -alpha, None))
-    (choice,) = alpha_choices(rows)
+    (choice,) = _alpha_choices(rows)
     assert (choice.chosen, choice.paper) == (1.0, 1.0)
     assert (choice.shadow_correlation, choice.threshold_correlation) == (1.0, -1.0)
     without = [replace(row, shadow_leakage=None, threshold_leakage=None) for row in rows]
-    assert alpha_choices(without)[0].shadow_correlation is None
+    assert _alpha_choices(without)[0].shadow_correlation is None
 
 
 def test_the_stored_alphas_cover_the_papers_grid_and_give_its_alpha_on_location_and_mnist() -> None:
-    choices = {choice.dataset: choice for choice in alpha_choices(MEASUREMENTS["alpha"].stored())}
+    choices = {choice.dataset: choice for choice in _alpha_choices(MEASUREMENTS["alpha"].stored())}
     for name, choice in choices.items():
         values = ours._COARSE_GRID if name.startswith("cifar") else PAPER_GRID
         assert [trial.alpha for trial in choice.trials] == list(values), name

@@ -172,7 +172,7 @@ def test_a_table_with_persons_is_held_out_attacked_and_protected_by_persons(
     found = measure(trial, shared)
     assert found["records"] == len(shared.data.train_rows)
     assert set(found["attacks"]) == {"shadow", "threshold", "lira"}
-    pool = shared.pool_for("shadow")
+    pool = shared._pool_for("shadow")
     assert pool.design == "overlapping"
     persons = shared.data.records.units
     assert all(set(persons[inside]).isdisjoint(persons[~inside]) for inside in pool.inside)

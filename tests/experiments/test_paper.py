@@ -28,7 +28,7 @@ def test_all_eleven_rows_equal_the_paper_to_its_printed_digits_except_two_residu
 
 
 def test_the_papers_purchase_2_probability_follows_from_its_printed_logit() -> None:
-    printed = paper.sensitivity_table()["purchase-2"]
+    printed = paper._sensitivity_table()["purchase-2"]
     assert round(math.expm1(2 * printed["delta_logit"]), 4) == printed["delta_probability_untruncated"]
 
 
@@ -49,7 +49,7 @@ def test_correlations_need_three_pairs() -> None:
 
 
 def test_the_files_have_every_curve_of_the_figures() -> None:
-    names = paper.sensitivity_table()
+    names = paper._sensitivity_table()
     assert set(names) == set(paper.accuracy_table())
     for dataset in names:
         for series in ("alg1_gauss", "alg1_lap", "rdp", "zcdp", "ac", "nc"):

@@ -20,7 +20,7 @@ from quietmax._ray import MOST_LOSSES, Lost, RayEngine
 from quietmax.errors import InvalidInput
 from quietmax.experiments import runner
 from quietmax.experiments.grid import Result, ResultStore, Trial
-from quietmax.experiments.runner import Compute, compute_trial, measuring, run, run_trials, start_workers
+from quietmax.experiments.runner import Compute, _compute_trial, _measuring, _start_workers, run, run_trials
 from tests.experiments.toy_grid import EFFORT, SameProcess, tiny_trials
 
 HERE = Path(__file__).parent
@@ -151,12 +151,12 @@ def test_a_killed_grid_continues_where_it_was_and_gives_the_same_numbers(tmp_pat
     results = [path for path in stamps if path.suffix == ".json"]
     assert 3 <= len(results) < len(tiny_trials())
 
-    again = run(tiny_trials(), ResultStore(killed), lambda: SameProcess(measuring(killed)))
+    again = run(tiny_trials(), ResultStore(killed), lambda: SameProcess(_measuring(killed)))
     assert again.failures == {}
     assert again.computed == len(tiny_trials()) - len(results)
     assert all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items())
 
-    fresh = run(tiny_trials(), ResultStore(whole), lambda: SameProcess(measuring(whole)))
+    fresh = run(tiny_trials(), ResultStore(whole), lambda: SameProcess(_measuring(whole)))
     for trial in tiny_trials():
         assert _numbers(again.results[trial]) == pytest.approx(_numbers(fresh.results[trial]), abs=1e-6)
 
@@ -198,7 +198,7 @@ def test_a_killed_worker_is_replaced_and_its_trial_tried_again(
         monkeypatch.setenv("PYTHONPATH", f"{root}{os.pathsep}{root / 'src'}")
     store, trials = ResultStore(tmp_path / "store"), tiny_trials()
     factory = partial(fatal_factory, tmp_path)
-    done = run(trials, store, lambda: start_workers(factory, 2 if ray else 1, ray))
+    done = run(trials, store, lambda: _start_workers(factory, 2 if ray else 1, ray))
     assert done.failures == {}
     assert (tmp_path / "died").exists()
     assert {trial: found["number"] for trial, found in done.results.items()} == {
@@ -212,8 +212,8 @@ def test_an_error_of_quietmax_is_its_message_and_any_other_has_its_type_and_plac
     def fail(_: Trial) -> Result:
         raise InvalidInput("records must be at least 10, got 1.")
 
-    assert compute_trial(fail, tiny_trials()[0]) == (None, "records must be at least 10, got 1.")
-    _, failure = compute_trial(lambda _: {"number": 1 / 0}, tiny_trials()[0])
+    assert _compute_trial(fail, tiny_trials()[0]) == (None, "records must be at least 10, got 1.")
+    _, failure = _compute_trial(lambda _: {"number": 1 / 0}, tiny_trials()[0])
     assert "ZeroDivisionError" in failure
     assert "test_runner.py" in failure
 
@@ -223,8 +223,8 @@ def test_workers_are_local_processes_unless_ray_is_chosen(monkeypatch: pytest.Mo
     """Real workers, which die, are tested above."""
     for name in ("LocalWorkers", "Actors"):
         monkeypatch.setattr(runner, name, lambda *given, name=name: (name, *given))
-    assert start_workers(number_factory, 3) == ("LocalWorkers", number_factory, 3)  # type: ignore[comparison-overlap]
-    started: Any = start_workers(number_factory, None, "host:1")
+    assert _start_workers(number_factory, 3) == ("LocalWorkers", number_factory, 3)  # type: ignore[comparison-overlap]
+    started: Any = _start_workers(number_factory, None, "host:1")
     name, engine, kind, arguments = started
     assert (name, engine) == ("Actors", RayEngine("host:1"))
     trial = tiny_trials()[0]

@@ -10,7 +10,7 @@ from typing import Any
 
 from quietmax._ray import Lost
 from quietmax.experiments.grid import DataSource, Effort, Group, Result, ResultStore, Trial
-from quietmax.experiments.runner import Compute, ComputeFactory, LocalWorkers, compute_trial, measuring, run
+from quietmax.experiments.runner import Compute, ComputeFactory, LocalWorkers, _compute_trial, _measuring, run
 
 EFFORT = Effort(records=300, shadows=2, epochs=3, attack_epochs=3)
 GROUPS = [Group(DataSource("mnist-5k"), EFFORT, repeat) for repeat in range(2)]
@@ -30,7 +30,7 @@ def tiny_trials() -> list[Trial]:
 
 def measuring_slowly(folder: Path) -> Compute:
     """The real measurement with a pause after each trial, so that a kill finds the grid half finished."""
-    compute = measuring(folder)
+    compute = _measuring(folder)
 
     def slowly(trial: Trial) -> Result:
         result = compute(trial)
@@ -59,7 +59,7 @@ class SameProcess(LocalWorkers):
 
     def next(self) -> tuple[int, Any]:
         worker, trial = self._waiting.pop()
-        result, failure = compute_trial(self._compute, trial)
+        result, failure = _compute_trial(self._compute, trial)
         return worker, result if isinstance(result, Lost) else (result, failure)
 
     def close(self) -> None:
@@ -67,7 +67,7 @@ class SameProcess(LocalWorkers):
 
 
 def start_in_this_process(factory: ComputeFactory, *_: object) -> SameProcess:
-    """Stand in for `quietmax.experiments.runner.start_workers`."""
+    """Stand in for `quietmax.experiments.runner._start_workers`."""
     return SameProcess(factory())
 
 

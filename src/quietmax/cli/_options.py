@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_type_h
 
 import typer
 
-from quietmax.cli._output import as_document, errors, in_json, print_note, progress_bar
-from quietmax.errors import DataUnavailable, InvalidInput, counted, unknown_name
+from quietmax.cli._output import as_document, in_json, print_note, progress_bar
+from quietmax.errors import InvalidInput, unknown_name
 
 if TYPE_CHECKING:
     from quietmax._ray import RayEngine
     from quietmax.data.records import Split
     from quietmax.data.tables import TableRows
     from quietmax.estimators.blocks import LocalEngine
-    from quietmax.experiments.grid import Trial
-    from quietmax.experiments.runner import Run
     from quietmax.mechanisms.base import Mechanism
     from quietmax.models.stacked import Loss
 
@@ -33,10 +31,6 @@ DataDir = Annotated[
 Download = Annotated[bool, typer.Option("--download", help="Download missing official files first.")]
 Seed = Annotated[
     int, typer.Option(min=0, help="Public seed of the split, the initial weights and the batches.")
-]
-Names = Annotated[
-    list[str] | None,
-    typer.Option("--datasets", help="One or more data sets, as in: --datasets mnist location."),
 ]
 Ray = Annotated[
     str | None,
@@ -52,7 +46,6 @@ Alpha = Annotated[
     float | None,
     "Constant of the convexified loss; 0 is the cross-entropy. Default: the data set's, 1 for your own table.",
 ]
-Output = Annotated[Path, typer.Option(help="Folder of results. Trials that it contains are not run again.")]
 
 
 def flag(name: str) -> str:
@@ -129,11 +122,6 @@ def _with_option(name: str, hint: Any, panel: str | None = None, *, on: bool = F
     names = (flag(name),) if kind is bool and not on else ()  # --no-... only for a bool that is on by default
     settings = metadata[1] if len(metadata) > 1 else {}
     return Annotated[kind, typer.Option(*names, help=metadata[0], rich_help_panel=panel, **settings)]
-
-
-def listed(values: list[str] | None) -> list[str]:
-    """Split the values of a list option, each of which may contain several separated by commas."""
-    return [part for value in values or [] for part in value.split(",") if part]
 
 
 def arguments_of(group: object) -> dict[str, Any]:
@@ -298,54 +286,3 @@ def loss_of(alpha: float | None, data: str = "") -> Loss:
     if alpha is None:
         alpha = datasets()[data].alpha if data in datasets() else 1.0
     return CrossEntropy() if alpha == 0 else Convexified(alpha)
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """How a command runs trials, and where it keeps their results."""
-
-    output: Output = Path("quietmax-results")
-    workers: Annotated[
-        int | None, "Worker processes of one thread each. Default: one per core.", {"min": 1}
-    ] = None
-    ray: Ray = None
-    data_dir: DataDir = None
-    download: Download = False
-    seed: Seed = 0
-
-    def available(self, given: Sequence[str], otherwise: Sequence[str] = ()) -> list[str]:
-        """The given data sets, whose files must be there; if none is given, those of the others that are present."""
-        from quietmax.data.registry import dataset_status, load_records
-
-        present = {name: dataset_status(name, self.data_dir).present for name in given or otherwise}
-        chosen = list(given) or [name for name in otherwise if self.download or present[name]]
-        if not chosen:
-            raise DataUnavailable(
-                f"None of {', '.join(otherwise)} is present. 'quietmax datasets' lists where their files come from."
-            )
-        for name in chosen:
-            if not present[name]:
-                load_records(name, data_dir=self.data_dir, download=self.download)
-        return chosen
-
-    def run(self, trials: Sequence[Trial]) -> Run:
-        """Run trials with a progress bar, and print those that failed."""
-        from quietmax.experiments.runner import run_trials
-
-        with progress_bar(counted(len(set(trials)), "trial")) as advance:
-            try:
-                done = run_trials(
-                    trials,
-                    self.output,
-                    workers=self.workers,
-                    ray=self.ray,
-                    data_dir=self.data_dir,
-                    progress=advance,
-                )
-            except KeyboardInterrupt:
-                raise KeyboardInterrupt(
-                    f"Interrupted. Finished trials are stored in {self.output}; the same command continues from there."
-                ) from None
-        for failure in done.failed:
-            errors.print(f"failed: {failure}", style="red", soft_wrap=True)
-        return done

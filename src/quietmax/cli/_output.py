@@ -7,22 +7,17 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from quietmax.errors import counted
-
 if TYPE_CHECKING:
     from quietmax.accounting.costs import Cost
     from quietmax.accounting.guarantee import Guarantee
-    from quietmax.experiments.runner import Run
 
 # Class, folder and account names are printed unchanged: brackets and colons in them are not markup or emoji codes.
 console = Console(markup=False, emoji=False, highlight=False)
@@ -49,12 +44,7 @@ def in_json() -> bool:
 def print_json(value: Any) -> None:
     """Print a JSON document if one is wanted; infinities and NaN, which JSON does not have, become null."""
     if in_json():
-        write_json(value)
-
-
-def write_json(value: Any) -> None:
-    """Print a JSON document; infinities and NaN, which JSON does not have, become null."""
-    sys.stdout.write(json.dumps(_jsonable(value), indent=2, allow_nan=False) + "\n")
+        sys.stdout.write(json.dumps(_jsonable(value), indent=2, allow_nan=False) + "\n")
 
 
 def _jsonable(value: Any) -> Any:
@@ -119,16 +109,6 @@ def print_rows(
     print_table(title, list(columns), lines, caption, **options)
 
 
-def print_facts(title: str, facts: Mapping[str, Any], caption: str | None = None) -> None:
-    """Print the single values of a mapping as a table."""
-    rows = [
-        (name.replace("_", " "), f"{value:.4g}" if isinstance(value, float) else f"{value}")
-        for name, value in facts.items()
-        if not isinstance(value, dict | list) and value is not None
-    ]
-    print_table(title, ("", ""), rows, caption)
-
-
 _LONGEST_UNBROKEN = 20
 _FRAME, _FRAME_PER_COLUMN = 1, 3
 
@@ -166,22 +146,6 @@ def print_error(message: str) -> None:
 def print_note(message: str) -> None:
     """Print one line on stderr that is not an error."""
     errors.print(message, soft_wrap=True)
-
-
-def print_written(paths: Iterable[Path]) -> None:
-    """Print the written files."""
-    for path in paths:
-        console.print(f"wrote {path}", soft_wrap=True)
-
-
-def finish_run(done: Run) -> None:
-    """Print the counts of a run of trials; exit with code 1 if one failed."""
-    console.print(
-        f"{counted(done.computed, 'trial')} computed in {done.seconds:.0f} s, "
-        f"{len(done.results) - done.computed} found, {len(done.failures)} failed."
-    )
-    if done.failures:
-        raise typer.Exit(1)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -33,22 +34,18 @@ class _TargetOptions:
         "none; or noise between an ordinary network and the attacker: algorithm1, algorithm1-laplace or a plug-in.",
     ] = "none"
     epsilon: Annotated[float | None, "Epsilon of each answer. Required with a mechanism."] = None
-    seeded: Annotated[int | None, "Reproducible noise from this seed.", {"min": 0}] = None
     target: Annotated[
-        str | None, "Query this server, as in http://host/v2/models/name (Open Inference Protocol)."
-    ] = None
-    key: Annotated[
         str | None,
-        "API key of the server. Prefer the environment variable.",
-        {"envvar": "QUIETMAX_KEY"},
+        "Query this server, as in http://host/v2/models/name (Open Inference Protocol). Its API key is read from the "
+        "environment variable QUIETMAX_KEY.",
     ] = None
 
-    def check(self) -> None:
+    def _check(self) -> None:
         """Raise if the options exclude each other, before anything is trained."""
         if self.mechanism == "none":
-            if self.epsilon is not None or self.seeded is not None:
+            if self.epsilon is not None:
                 raise InvalidInput(
-                    "--epsilon and --seeded can only be combined with a mechanism, as in --mechanism algorithm1."
+                    "--epsilon can only be combined with a mechanism, as in --mechanism algorithm1."
                 )
             return
         mechanism_of(self.mechanism)
@@ -59,24 +56,22 @@ class _TargetOptions:
         if self.epsilon is None:
             raise InvalidInput(f"--mechanism {self.mechanism} requires --epsilon.")
 
-    def target_for(self, model: Model | TrainingSettings, private: Any) -> Target:
+    def _target_for(self, model: Model | TrainingSettings, private: Any) -> Target:
         """What is queried; None is the model itself."""
         from quietmax.accounting.costs import Budget
         from quietmax.attacks.targets import Endpoint
         from quietmax.mechanisms.base import Answerer
         from quietmax.models.training import Model
-        from quietmax.noise.sources import EXACT, SeededNoise
 
         if self.target is not None:
-            return Endpoint(self.target, self.key)
+            return Endpoint(self.target, os.environ.get("QUIETMAX_KEY"))
         if self.epsilon is None:
             return private
         if not isinstance(model, Model):
             raise InvalidInput(
                 "--mechanism cannot be combined with a private model: it has its own mechanism."
             )
-        source = EXACT if self.seeded is None else SeededNoise(self.seeded)
-        return Answerer.prepare(model, mechanism_of(self.mechanism), Budget(self.epsilon), noise=source)
+        return Answerer.prepare(model, mechanism_of(self.mechanism), Budget(self.epsilon))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +133,7 @@ def command(*, options: _AttackOptions, target: _TargetOptions, source: DataOpti
     from quietmax.models.training import train
     from quietmax.privacy_card import OBSERVED, leakage_file, record_leakage
 
-    target.check()
+    target._check()
     engine = None if options.ray is None else RayEngine(options.ray)
     check_figure(options.plot)
     data, source, own, private = _find(options.subject, options.data, source)
@@ -156,7 +151,7 @@ def command(*, options: _AttackOptions, target: _TargetOptions, source: DataOpti
     models = options.shadows or (known.shadow_models if known else _DEFAULT_SHADOWS)
     names = dict.fromkeys(options.attack or ["shadow"])
     chosen = [make_attack(name, models=models, seed=source.seed) for name in names]
-    queried = target.target_for(model, private)
+    queried = target._target_for(model, private)
     with progress_bar("training shadow networks and attacking") as progress:
         reports = run_together(chosen, model, split, target=queried, engine=engine, progress=progress)
     stored = None if own is None and private is None else options.subject

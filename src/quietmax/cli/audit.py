@@ -45,7 +45,7 @@ class _ReportOptions:
         ),
     ] = True
 
-    def run(self, how: str, audit: Callable[[float], AuditReport]) -> None:
+    def _run(self, how: str, audit: Callable[[float], AuditReport]) -> None:
         """Audit and print the report."""
         from quietmax.audit.bounds import self_tested
 
@@ -94,7 +94,7 @@ def _mechanism(*, options: _MechanismOptions, shown: _ReportOptions) -> None:
     from quietmax.audit.distinguishing import audit_named_mechanism
 
     with progress_bar("searching for the worst neighbours") as progress:
-        shown.run(
+        shown._run(
             f" with {options.classes} classes",
             lambda share: audit_named_mechanism(**vars(options), noise_share=share, progress=progress),
         )
@@ -176,7 +176,6 @@ class _TrainingOptions:
     sampling_rate: Annotated[float, "worst-case, dpsgd: Poisson sampling rate; 1 for full batches."] = 1.0
     epsilon: Epsilon = 1.0
     delta: Delta = 1e-5
-    confidence: Annotated[float, "Confidence of the lower bound."] = 0.99
 
 
 @app.command("training")
@@ -218,7 +217,7 @@ def _training(
             audit = partial(audit_worst_case, samples=options.times, progress=progress)
         else:
             audit = partial(audit_estimator, data=source.load(data))
-        shown.run(
+        shown._run(
             "" if worst else ", one run",
             lambda share: audit(noise_share=share, seed=source.seed, **arguments),
         )

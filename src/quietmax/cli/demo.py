@@ -1,6 +1,6 @@
 """`quietmax demo`: from a table of people to a private service, then MNIST digits and the paper in brief.
 
-Each step is a function that returns what `--json` shows, and a function that prints it as soon as it is there.
+Each step prints what it found as soon as it is there, and returns what `--json` shows.
 """
 
 from __future__ import annotations
@@ -8,20 +8,17 @@ from __future__ import annotations
 import io
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from quietmax.cli._options import with_groups
 from quietmax.cli._output import console, print_guarantee, print_json, print_rows, print_table, progress_bar
 
-if TYPE_CHECKING:
-    from quietmax.data.records import Split
-
-PERSON = "respondent"
+TABLE, PERSON = "survey.csv", "respondent"
 HOLDOUT = 0.2
 DECLARED_PERSONS = 5000
 """Public round number near the number of women that are trained on."""
@@ -47,26 +44,17 @@ def command(
 
     Example: quietmax demo
     """
-    print_json(dict(run_steps(output)))
+    print_json(dict(_steps(output)))
 
 
-def run_steps(output: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Run all steps of the demo, one after the other; each prints what it found."""
-    from quietmax.data.registry import load
-
-    def _step(description: str, work: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
-        with progress_bar(description):
-            found = work(*arguments)
-        _PRINTERS[work](found)
-        return found
-
-    yield "table", (table := _step("drafting a schema for the survey", _table, output))
-    people = load(table["table"], holdout=HOLDOUT)
-    yield "survey", _step("training on the survey", _survey, people, output)
-    yield "answers", _step("asking over HTTP", _answers, output)
-    yield "digits", _step("training and attacking networks on digits", _digits)
-    yield "paper", _step("writing the paper's tables and figures from the stored run", _paper, output)
-    yield "open", _step("", _to_open, output)
+def _steps(output: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Run the steps of the demo, one after the other."""
+    yield "table", _table(output)
+    yield "survey", _survey(output)
+    yield "answers", _answers(output)
+    yield "digits", _digits()
+    yield "paper", _paper(output)
+    yield "open", _to_open(output)
 
 
 def _table(output: Path) -> dict[str, Any]:
@@ -77,32 +65,28 @@ def _table(output: Path) -> dict[str, Any]:
     survey = fair_table()
     survey.insert(0, PERSON, range(1, len(survey) + 1))
     output.mkdir(parents=True, exist_ok=True)
-    table = output / "survey.csv"
+    table, schema = output / TABLE, output / "survey.toml"
     survey.to_csv(table, index=False)
-    draft = draft_schema(table, label=FAIR_SCHEMA.label, person=PERSON)
     confirmed = replace(FAIR_SCHEMA, person=PERSON)
-    (output / "survey.toml").write_text(confirmed.to_toml(), encoding="utf-8")
-    return {
-        "table": str(table),
-        "schema": str(output / "survey.toml"),
-        "rows": len(survey),
-        "draft": draft.to_dict(),
-        "confirmed": confirmed.to_dict(),
-    }
-
-
-def _print_table_step(found: dict[str, Any]) -> None:
-    _heading(f"1. A table of people: {found['rows']:,} married women, and whether they had an affair")
-    columns = (PERSON, *QUESTIONS[0], found["confirmed"]["label"])
+    schema.write_text(confirmed.to_toml(), encoding="utf-8")
+    with progress_bar("drafting a schema for the survey"):
+        draft = draft_schema(table, label=FAIR_SCHEMA.label, person=PERSON).to_dict()
+    declared = confirmed.to_dict()
+    _heading(f"1. A table of people: {len(survey):,} married women, and whether they had an affair")
     print_table(
         "",
         ("column", "draft, from the values", "confirmed, from the questionnaire"),
-        ((each, _declared(found["draft"], each), _declared(found["confirmed"], each)) for each in columns),
+        (
+            (each, _declared(draft, each), _declared(declared, each))
+            for each in (PERSON, *QUESTIONS[0], declared["label"])
+        ),
     )
     console.print(
         "Only what is public may be declared: a value that one woman could change would give her away. Every woman "
         f"has a number ({PERSON}), so the guarantee is for a person, with all her rows."
     )
+    found = {"table": str(table), "schema": str(schema), "rows": len(survey)}
+    return {**found, "draft": draft, "confirmed": declared}
 
 
 def _declared(schema: dict[str, Any], column: str) -> str:
@@ -117,33 +101,26 @@ def _declared(schema: dict[str, Any], column: str) -> str:
     return f"one of {', '.join(map(str, categories))}" if categories else "not used"
 
 
-def _survey(people: Split, output: Path) -> dict[str, Any]:
+def _survey(output: Path) -> dict[str, Any]:
     """Train, save and evaluate a private head, and write its privacy card."""
+    from quietmax.data.registry import load
     from quietmax.estimators.evaluation import evaluate_folder
     from quietmax.estimators.head.estimator import PrivateHead
     from quietmax.estimators.serialization import open_private, save_private
     from quietmax.privacy_card import read_card
 
-    head = PrivateHead(epsilon=1.0, delta=1e-5, declared_size=DECLARED_PERSONS).fit(people.train)
     folder, page = output / "affair", output / "card.html"
-    save_private(head, folder, dataset=people.name, overwrite=True)
-    evaluation = evaluate_folder(folder, open_private(folder), people.records)
-    page.write_text(read_card(folder).to_html(), encoding="utf-8")
-    return {
-        "guarantee": head.guarantee_,
-        "in_words": head.guarantee_.in_words(),
-        "evaluation": evaluation,
-        "model": str(folder),
-        "card": str(page),
-    }
-
-
-def _print_survey(survey: dict[str, Any]) -> None:
+    with progress_bar("training on the survey"):
+        people = load(str(output / TABLE), holdout=HOLDOUT)
+        head = PrivateHead(epsilon=1.0, delta=1e-5, declared_size=DECLARED_PERSONS).fit(people.train)
+        save_private(head, folder, dataset=people.name, overwrite=True)
+        evaluation = evaluate_folder(folder, open_private(folder), people.records)
+        page.write_text(read_card(folder).to_html(), encoding="utf-8")
+    guarantee = head.guarantee_
     _heading("2. A private model of the survey, and an accuracy that may be published")
-    print_guarantee(survey["guarantee"])
-    for sentence in survey["in_words"]:
+    print_guarantee(guarantee)
+    for sentence in guarantee.in_words():
         console.print(f"  {sentence}")
-    evaluation = survey["evaluation"]
     shown = {"accuracy": evaluation.accuracy}
     shown |= {f"recall of {name!r}": recall for name, recall in evaluation.recall.items()}
     print_table(
@@ -155,6 +132,8 @@ def _print_survey(survey: dict[str, Any]) -> None:
         f"Measured with noise on the {HOLDOUT:.0%} of the women who were held out: it may be published, and costs "
         "nothing more."
     )
+    found = {"guarantee": guarantee, "in_words": guarantee.in_words(), "evaluation": evaluation}
+    return {**found, "model": str(folder), "card": str(page)}
 
 
 def _answers(output: Path) -> dict[str, Any]:
@@ -168,25 +147,51 @@ def _answers(output: Path) -> dict[str, Any]:
 
     for file in output.glob("demo.sqlite*"):  # the ledger of an earlier demo, whose model was replaced
         file.unlink()
-    with Ledger(output / "demo.sqlite") as ledger:
+    with progress_bar("asking over HTTP"), Ledger(output / "demo.sqlite") as ledger:
         key, _ = ledger.create_key("demo")
         deployments = deploy(ledger, load_models([str(output / "affair")]))
         service = Service(ledger, deployments, log=Log(io.BytesIO()))
         with run_in_thread(service) as url, Client(url, key) as client:
-            labels = client.predict("affair", list(QUESTIONS))
-    return {"questions": list(QUESTIONS), "answers": [str(label) for label in labels]}
-
-
-def _print_answers(found: dict[str, Any]) -> None:
+            answers = [str(label) for label in client.predict("affair", list(QUESTIONS))]
     _heading("3. Columns in, class names out, over HTTP")
-    questions = found["questions"]
-    rows = [(column, *(str(question[column]) for question in questions)) for column in questions[0]]
-    women = (f"woman {number}" for number in range(1, len(questions) + 1))
-    print_table("", ("", *women), [*rows, ("answer: affair", *found["answers"])])
+    rows = [(column, *(str(question[column]) for question in QUESTIONS)) for column in QUESTIONS[0]]
+    women = (f"woman {number}" for number in range(1, len(QUESTIONS) + 1))
+    print_table("", ("", *women), [*rows, ("answer: affair", *answers)])
     console.print("Training has paid for every answer: ask as often as you like.")
+    return {"questions": list(QUESTIONS), "answers": answers}
 
 
 def _digits() -> dict[str, Any]:
+    """Compare the paper's network, its Algorithm 1 and a private head, and print the comparison."""
+    with progress_bar("training and attacking networks on digits"):
+        digits = _measured_digits()
+    _heading(f"4. Images, and a paper (Lu and others, 2022) that claims the same: {DIGITS:,} MNIST digits")
+    names = {
+        "the paper's network": "network",
+        "the paper's Algorithm 1": "algorithm1",
+        "private head": "head",
+    }
+    print_rows(
+        "",
+        {
+            "answers of": "{0}",
+            "test accuracy": "{1[test_acc]:.3f}",
+            "guarantee": "{1[guarantee]}",
+            "leakage": "{1[leakage][value]:+.3f}",
+            "95% interval": "{1[leakage][low]:+.3f} to {1[leakage][high]:+.3f}",
+        },
+        ((name, digits[key]) for name, key in names.items()),
+    )
+    console.print(
+        "Algorithm 1 claims epsilon 1 for one answer; the head has epsilon 1 for any number. Leakage is what an attack "
+        "gains that tells members from others: 0 is guessing, 1 recognises every member. An attack that fails proves "
+        "nothing."
+    )
+    console.print(f"Why Algorithm 1 is refuted: {digits['algorithm1']['because']}")
+    return digits
+
+
+def _measured_digits() -> dict[str, Any]:
     """Test accuracy, status of the guarantee and leakage of the paper's network, of its Algorithm 1 and of a head."""
     from quietmax.accounting.costs import Budget
     from quietmax.attacks.builtin import Threshold
@@ -221,32 +226,6 @@ def _digits() -> dict[str, Any]:
     }
 
 
-def _print_digits(digits: dict[str, Any]) -> None:
-    _heading(f"4. Images, and a paper (Lu and others, 2022) that claims the same: {DIGITS:,} MNIST digits")
-    names = {
-        "the paper's network": "network",
-        "the paper's Algorithm 1": "algorithm1",
-        "private head": "head",
-    }
-    print_rows(
-        "",
-        {
-            "answers of": "{0}",
-            "test accuracy": "{1[test_acc]:.3f}",
-            "guarantee": "{1[guarantee]}",
-            "leakage": "{1[leakage][value]:+.3f}",
-            "95% interval": "{1[leakage][low]:+.3f} to {1[leakage][high]:+.3f}",
-        },
-        ((name, digits[key]) for name, key in names.items()),
-    )
-    console.print(
-        "Algorithm 1 claims epsilon 1 for one answer; the head has epsilon 1 for any number. Leakage is what an attack "
-        "gains that tells members from others: 0 is guessing, 1 recognises every member. An attack that fails proves "
-        "nothing."
-    )
-    console.print(f"Why Algorithm 1 is refuted: {digits['algorithm1']['because']}")
-
-
 def _paper(output: Path) -> dict[str, Any]:
     """Compare the sensitivity formulas with the paper's digits, and write the report of the stored trials."""
     from quietmax.experiments.findings import summarize
@@ -254,60 +233,38 @@ def _paper(output: Path) -> dict[str, Any]:
     from quietmax.experiments.paper import reproduce_sensitivity_table
     from quietmax.experiments.report import ReportInfo, efforts, html
 
-    rows = reproduce_sensitivity_table()
-    trials = read_trials([STORED_TRIALS])
-    seed = min(trial.group.seed for trial in trials)
     page = output / "report.html"
-    page.write_text(
-        html(summarize(trials), ReportInfo("The paper's evaluation again", efforts(trials), seed)),
-        encoding="utf-8",
-    )
-    return {
-        "sensitivities": len(rows),
-        "equal_to_the_paper": sum(row.agrees for row in rows),
-        "trials": len(trials),
-        "report": str(page),
-    }
-
-
-def _print_paper(found: dict[str, Any]) -> None:
+    with progress_bar("writing the paper's tables and figures from the stored run"):
+        rows = reproduce_sensitivity_table()
+        equal = sum(row.agrees for row in rows)
+        trials = read_trials([STORED_TRIALS])
+        seed = min(trial.group.seed for trial in trials)
+        info = ReportInfo("The paper's evaluation again", efforts(trials), seed)
+        page.write_text(html(summarize(trials), info), encoding="utf-8")
     _heading("5. The paper again")
     console.print(
-        f"{found['equal_to_the_paper']} of {found['sensitivities']} numbers of its sensitivity table come out the "
-        f"same to the printed digits. The report shows {found['trials']:,} stored trials beside its curves."
+        f"{equal} of {len(rows)} numbers of its sensitivity table come out the same to the printed digits. The report "
+        f"shows {len(trials):,} stored trials beside its curves."
     )
+    found = {"sensitivities": len(rows), "equal_to_the_paper": equal, "trials": len(trials)}
+    return {**found, "report": str(page)}
 
 
 def _to_open(output: Path) -> dict[str, Any]:
+    """Name the pages that were written, and the command that serves the model."""
     program = "quietmax" if shutil.which("quietmax") else sys.argv[0]
-    return {
-        "card": str(output / "card.html"),
-        "report": str(output / "report.html"),
-        "page": "http://127.0.0.1:8080/",
-        "serve": f"{program} serve {output / 'affair'} --anonymous --ledger {output / 'demo.sqlite'}",
-    }
-
-
-def _print_to_open(found: dict[str, Any]) -> None:
+    card, report, page = str(output / "card.html"), str(output / "report.html"), "http://127.0.0.1:8080/"
+    serve = f"{program} serve {output / 'affair'} --anonymous --ledger {output / 'demo.sqlite'}"
     _heading("Three things to open")
     for line in (
-        f"  {found['card']}: the privacy card, one page for a data protection officer",
-        f"  {found['report']}: the paper's figures, and ours beside them",
-        f"  {found['page']}: the page with a form for the columns, while this runs:",
-        f"    {found['serve']}",
+        f"  {card}: the privacy card, one page for a data protection officer",
+        f"  {report}: the paper's figures, and ours beside them",
+        f"  {page}: the page with a form for the columns, while this runs:",
+        f"    {serve}",
     ):
         console.print(line, soft_wrap=True)
+    return {"card": card, "report": report, "page": page, "serve": serve}
 
 
 def _heading(text: str) -> None:
     console.print(f"\n{text}", style="bold")
-
-
-_PRINTERS: dict[Callable[..., dict[str, Any]], Callable[[dict[str, Any]], None]] = {
-    _table: _print_table_step,
-    _survey: _print_survey,
-    _answers: _print_answers,
-    _digits: _print_digits,
-    _paper: _print_paper,
-    _to_open: _print_to_open,
-}

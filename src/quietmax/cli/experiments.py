@@ -10,15 +10,90 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quietmax.cli._options import Names, Output, RunOptions, TableOptions, listed, with_groups
-from quietmax.cli._output import console, finish_run, print_json, print_table, print_written, progress_bar
-from quietmax.errors import InvalidInput, QuietmaxError, counted, unknown_name
+from quietmax.cli._options import DataDir, Download, Ray, Seed, TableOptions, with_groups
+from quietmax.cli._output import console, errors, print_json, print_table, progress_bar
+from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError, counted, unknown_name
 
 if TYPE_CHECKING:
     from quietmax.experiments.findings import Summary
     from quietmax.experiments.grid import DataSource, Effort, Experiment, Trial
     from quietmax.experiments.report import ReportInfo, Table
     from quietmax.experiments.runner import Run
+
+_Output = Annotated[Path, typer.Option(help="Folder of results. Trials that it contains are not run again.")]
+
+
+@dataclass(frozen=True)
+class _RunOptions:
+    """How a command runs trials, and where it keeps their results."""
+
+    output: _Output = Path("quietmax-results")
+    workers: Annotated[
+        int | None, "Worker processes of one thread each. Default: one per core.", {"min": 1}
+    ] = None
+    ray: Ray = None
+    data_dir: DataDir = None
+    download: Download = False
+    seed: Seed = 0
+
+    def _available(self, given: Sequence[str], otherwise: Sequence[str] = ()) -> list[str]:
+        """The given data sets, whose files must be there; if none is given, those of the others that are present."""
+        from quietmax.data.registry import dataset_status, load_records
+
+        present = {name: dataset_status(name, self.data_dir).present for name in given or otherwise}
+        chosen = list(given) or [name for name in otherwise if self.download or present[name]]
+        if not chosen:
+            raise DataUnavailable(
+                f"None of {', '.join(otherwise)} is present. 'quietmax datasets' lists where their files come from."
+            )
+        for name in chosen:
+            if not present[name]:
+                load_records(name, data_dir=self.data_dir, download=self.download)
+        return chosen
+
+    def _run(self, trials: Sequence[Trial]) -> Run:
+        """Run trials with a progress bar, and print those that failed."""
+        from quietmax.experiments.runner import run_trials
+
+        with progress_bar(counted(len(set(trials)), "trial")) as advance:
+            try:
+                done = run_trials(
+                    trials,
+                    self.output,
+                    workers=self.workers,
+                    ray=self.ray,
+                    data_dir=self.data_dir,
+                    progress=advance,
+                )
+            except KeyboardInterrupt:
+                raise KeyboardInterrupt(
+                    f"Interrupted. Finished trials are stored in {self.output}; the same command continues from there."
+                ) from None
+        for failure in done.failed:
+            errors.print(f"failed: {failure}", style="red", soft_wrap=True)
+        return done
+
+
+def _listed(values: list[str] | None) -> list[str]:
+    """Split the values of a list option, each of which may contain several separated by commas."""
+    return [part for value in values or [] for part in value.split(",") if part]
+
+
+def _print_written(paths: Sequence[Path]) -> None:
+    """Print the written files."""
+    for path in paths:
+        console.print(f"wrote {path}", soft_wrap=True)
+
+
+def _finish_run(done: Run) -> None:
+    """Print the counts of a run of trials; exit with code 1 if one failed."""
+    console.print(
+        f"{counted(done.computed, 'trial')} computed in {done.seconds:.0f} s, "
+        f"{len(done.results) - done.computed} found, {len(done.failures)} failed."
+    )
+    if done.failures:
+        raise typer.Exit(1)
+
 
 # --- compare ----------------------------------------------------------------------------------------------------------
 
@@ -34,10 +109,10 @@ DEFAULT_METHODS = (
 
 
 @dataclass(frozen=True)
-class _Comparison(RunOptions):
+class _Comparison(_RunOptions):
     """What is compared, on which part of the records."""
 
-    output: Output = Path("quietmax-comparison")
+    output: _Output = Path("quietmax-comparison")
     methods: Annotated[
         list[str] | None,
         "One or more methods. Beside the default ones: original, dpsgd-rdp, dpsgd-zcdp, dpsgd-ac, dpsgd-nc, "
@@ -63,7 +138,7 @@ class _Comparison(RunOptions):
     epochs: Annotated[int, "Epochs of the network and its shadow networks.", {"min": 1}] = 100
     attack_epochs: Annotated[int, "Epochs of the attack networks.", {"min": 1}] = 50
 
-    def effort(self, source: DataSource) -> Effort:
+    def _effort(self, source: DataSource) -> Effort:
         """The work of one repeat, if the options are valid and the files are there."""
         from quietmax.attacks.builtin import make_attack
         from quietmax.data.registry import dataset
@@ -71,7 +146,7 @@ class _Comparison(RunOptions):
         from quietmax.experiments.grid import Effort
         from quietmax.experiments.methods import training_size
 
-        attacks = tuple(dict.fromkeys(listed(self.attacks) or ["shadow"]))
+        attacks = tuple(dict.fromkeys(_listed(self.attacks) or ["shadow"]))
         for name in attacks:
             make_attack(name, models=self.shadows, seed=self.seed)
         alpha = 1.0
@@ -80,20 +155,20 @@ class _Comparison(RunOptions):
                 raise InvalidInput(
                     f"The options about your own table do not apply to the data set {source.name!r}."
                 )
-            alpha = dataset(*self.available([source.name])).alpha
+            alpha = dataset(*self._available([source.name])).alpha
         size, share = training_size(source, self.records, self.holdout, self.data_dir)
         return Effort(size, self.shadows, alpha, self.epochs, self.attack_epochs, attacks, share)
 
-    def trials(self, source: DataSource, effort: Effort) -> list[Trial]:
+    def _trials(self, source: DataSource, effort: Effort) -> list[Trial]:
         """All methods on all repeats."""
         from quietmax.experiments.grid import Group
         from quietmax.experiments.methods import method_trials
 
-        chosen = list(dict.fromkeys(listed(self.methods) or DEFAULT_METHODS))
+        chosen = list(dict.fromkeys(_listed(self.methods) or DEFAULT_METHODS))
         epsilons = sorted(set(self.epsilons or (0.1, 1.0, 10.0)))
         if not all(0 < epsilon < math.inf for epsilon in epsilons):
             raise InvalidInput(f"--epsilons must be positive numbers, got {epsilons}.")
-        counts = listed(self.queries) or ["1"]
+        counts = _listed(self.queries) or ["1"]
         if not all(count.isdecimal() and int(count) for count in counts):
             raise InvalidInput(f"--queries must be positive integers, as in 1,100, got {','.join(counts)}.")
         return [
@@ -134,8 +209,8 @@ def compare(
     from quietmax.experiments.report import OWNER_ONLY, SEEDED_NOISE, ReportInfo, results_table, write_report
 
     source = DataSource.of(subject, table.given())
-    effort = options.effort(source)
-    done = options.run(options.trials(source, effort))
+    effort = options._effort(source)
+    done = options._run(options._trials(source, effort))
     summaries = summarize(done.results)
     unit = source_records(source, options.data_dir).unit
     info = ReportInfo(
@@ -166,8 +241,8 @@ def compare(
         + about,
         optional=list(shown.columns)[:1:-1],
     )
-    print_written(written)
-    finish_run(done)
+    _print_written(written)
+    _finish_run(done)
 
 
 # --- reproduce --------------------------------------------------------------------------------------------------------
@@ -181,6 +256,10 @@ reproduce = typer.Typer(
 )
 
 _TITLE = "The paper's evaluation again"
+_Names = Annotated[
+    list[str] | None,
+    typer.Option("--datasets", help="One or more data sets, as in: --datasets mnist location."),
+]
 _EVERYTHING: tuple[Experiment, ...] = ("accuracy", "algorithm1", "dpsgd", "like-for-like")
 _EXPERIMENTS: dict[str, tuple[Experiment, ...]] = {
     "sensitivities": (),
@@ -205,17 +284,17 @@ class _Selection:
         f"One or more of {', '.join(_EXPERIMENTS)}; and of our own measurements {', '.join(_MEASUREMENTS)}. Default: "
         "all but the measurements.",
     ] = None
-    names: Names = None
+    names: _Names = None
 
-    def chosen(self) -> tuple[list[str], list[str]]:
+    def _chosen(self) -> tuple[list[str], list[str]]:
         """The names of the tables, by default those of the paper, and of the data sets."""
         from quietmax.data.registry import dataset
 
-        chosen = list(dict.fromkeys(listed(self.tables))) or list(_EXPERIMENTS)
+        chosen = list(dict.fromkeys(_listed(self.tables))) or list(_EXPERIMENTS)
         for name in chosen:
             if name not in (*_EXPERIMENTS, *_MEASUREMENTS):
                 raise unknown_name("table", name, (*_EXPERIMENTS, *_MEASUREMENTS))
-        return chosen, [dataset(name).name for name in listed(self.names)]
+        return chosen, [dataset(name).name for name in _listed(self.names)]
 
 
 @reproduce.command("report")
@@ -243,7 +322,7 @@ def _report(
     from quietmax.experiments.report import ReportInfo, efforts
     from quietmax.experiments.runner import Run
 
-    chosen, names = selection.chosen()
+    chosen, names = selection._chosen()
     stored = read_trials(results or [STORED_TRIALS])
     if not stored:
         raise QuietmaxError("There are no trials in the given files.")
@@ -259,7 +338,7 @@ def _report(
 
 
 @dataclass(frozen=True)
-class _Grid(RunOptions):
+class _Grid(_RunOptions):
     """How much of the evaluation is run again."""
 
     profile: Annotated[str, "quick (minutes), or paper (10 repeats, all shadow networks)."] = "quick"
@@ -285,10 +364,10 @@ def _run(*, selection: _Selection, grid: _Grid) -> None:
     from quietmax.experiments.report import ReportInfo, efforts
     from quietmax.experiments.runner import Run
 
-    chosen, named = selection.chosen()
+    chosen, named = selection._chosen()
     measured: dict[str, list[Any]] = {}
     for name in (each for each in chosen if each in _MEASUREMENTS):
-        datasets = grid.available(named, _measurement(name).datasets)
+        datasets = grid._available(named, _measurement(name).datasets)
         with progress_bar(name) as progress:
             measured[name] = _measurement(name).measured(
                 datasets, grid.output, grid.data_dir, grid.seed, progress
@@ -297,16 +376,16 @@ def _run(*, selection: _Selection, grid: _Grid) -> None:
     if not needed:
         _show(chosen, named, Run({}), measured, grid.output)
         return
-    datasets = grid.available(named, list(accuracy_table()))
+    datasets = grid._available(named, list(accuracy_table()))
     parts = [part for part in _EVERYTHING if part in needed]
     trials = reproduction_trials(
         datasets, grid.profile, experiments=parts, repeats=grid.repeats, seed=grid.seed
     )
-    done = grid.run(trials)
+    done = grid._run(trials)
     settings = f"Profile {grid.profile}: {efforts((*done.results, *done.failures))}"
     info = ReportInfo(_TITLE, settings, grid.seed, done.failed)
     _show(chosen, named, done, measured, grid.output, info)
-    finish_run(done)
+    _finish_run(done)
 
 
 def _measurement(name: str) -> Any:
@@ -353,7 +432,7 @@ def _show(
         _print_coverage(summaries)
     for table in (*tables.values(), *(each for found in ours.values() for each in found.tables)):
         _print_rows(table)
-    print_written(written)
+    _print_written(written)
 
 
 def _print_rows(table: Table) -> None:

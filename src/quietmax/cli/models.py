@@ -258,33 +258,22 @@ def export(
 @with_groups
 def sensitivity(
     *,
-    model: Annotated[
-        Path | None, "Model folder to take the shape of the network and the records from."
-    ] = None,
-    features: Annotated[int | None, "Number of features."] = None,
+    features: Annotated[int, "Number of features."],
     hidden: Annotated[
         list[int] | None, "Width of a hidden layer. Repeatable, one per layer. Default: 128."
     ] = None,
-    classes: Annotated[int | None, "Number of classes."] = None,
-    records: Annotated[int | None, "Number of training records."] = None,
+    classes: Annotated[int, "Number of classes."],
+    records: Annotated[int, "Number of training records."],
 ) -> None:
     """Compute the sensitivities that the paper publishes for a network.
 
     These are formulas, not upper bounds: retraining without one record can exceed them.
 
-    Example: quietmax sensitivity --model model
+    Example: quietmax sensitivity --features 784 --classes 10 --records 10000
     """
-    from quietmax.models.serialization import load_model
-    from quietmax.sensitivity.network import published_sensitivity, published_sensitivity_for
+    from quietmax.sensitivity.network import published_sensitivity_for
 
-    if model is not None:
-        if any(value is not None for value in (features, hidden, classes, records)):
-            raise InvalidInput("--model can only be combined with --json; the folder states everything.")
-        found = published_sensitivity(load_model(model))
-    elif features is None or classes is None or records is None:
-        raise InvalidInput("Either --model or all of --features, --classes and --records are required.")
-    else:
-        found = published_sensitivity_for(features, hidden or [128], classes, records)
+    found = published_sensitivity_for(features, hidden or [128], classes, records)
     print_json(found.to_json())
     print_rows(
         "Published sensitivity",

@@ -51,7 +51,7 @@ _ROWS_SHOWN = 20
 
 
 @dataclass(frozen=True)
-class NetworkOptions:
+class _NetworkOptions:
     """How an ordinary network answers; a private model has its own mechanism and budget."""
 
     PANEL: ClassVar = "Ordinary networks"
@@ -89,7 +89,7 @@ def command(
         ),
     ] = None,
     ray: Ray = None,
-    network: NetworkOptions,
+    network: _NetworkOptions,
 ) -> None:
     """Answer the queries in a file or folder, and print the guarantee with its status.
 
@@ -139,12 +139,12 @@ def _write_answers(folder: Path, queries: Path, output: Path, ray: str | None) -
     engine = None if ray is None else RayEngine(ray)
     private = open_private(folder)
     with progress_bar("answering") as progress:
-        done = answer_files(folder, private, queries, output, progress=progress, engine=engine)
-    print_json({**vars(done), "output": str(output), "guarantee": private.guarantee.to_json()})
-    skipped = f" Files that had been answered before: {done.skipped:,}." if done.skipped else ""
+        done = _answer_files(folder, private, queries, output, progress=progress, engine=engine)
+    print_json({**done, "output": str(output), "guarantee": private.guarantee.to_json()})
+    skipped = f" Files that had been answered before: {done['skipped']:,}." if done["skipped"] else ""
     console.print(
-        f"Answers are in {output}. Files answered: {done.written:,}, with "
-        f"{counted(done.queries, 'query', 'queries')}.{skipped}",
+        f"Answers are in {output}. Files answered: {done['written']:,}, with "
+        f"{counted(done['queries'], 'query', 'queries')}.{skipped}",
         soft_wrap=True,
     )
     print_guarantee(private.guarantee)
@@ -167,7 +167,7 @@ def _private_answers(folder: Path, input_file: Path) -> tuple[dict[str, Any], Gu
 
 
 def _network_answers(
-    folder: Path, input_file: Path, network: NetworkOptions
+    folder: Path, input_file: Path, network: _NetworkOptions
 ) -> tuple[dict[str, Any], Guarantee]:
     """The answers of an ordinary network through Algorithm 1 or the mechanism of a plug-in."""
     from quietmax.accounting.costs import Budget
@@ -232,43 +232,33 @@ PAID = (
 )
 
 
-@dataclass(frozen=True)
-class AnsweredFiles:
-    """What `answer_files` did."""
-
-    written: int  # Number of files that were answered now
-    skipped: int  # Number of files that had been answered before
-    queries: int  # Number of queries that were answered now
-
-
-def answer_files(
-    folder: str | Path,
+def _answer_files(
+    folder: Path,
     model: PrivateModel,
-    source: str | Path,
-    output: str | Path,
+    source: Path,
+    output: Path,
     *,
     progress: Progress | None = None,
     engine: RayEngine | None = None,
-) -> AnsweredFiles:
-    """Answer files of queries with a saved model whose weights are released, in bounded memory.
+) -> dict[str, int]:
+    """Answer files of queries in bounded memory; return how many were written and skipped, and the new queries.
 
-    Every file of queries becomes a file of answers of the same name, format and number of rows, in the same order:
-    the column `label`, and the column `probability of C` for every class C. Files that were answered before, and have
-    the same size and time of change since then, are left out.
+    Every file becomes one of the same name, format and order of rows, with the columns `label` and `probability of C`
+    for every class C. Files that were answered before, and have not changed since, are skipped.
     """
     from quietmax.data.sources import file_parts
 
     if model.remaining is not None:
         raise InvalidInput(PAID)
-    encoding, place = model.encoding, Path(output).expanduser()
+    encoding, place = model.encoding, output.expanduser()
     found = file_parts(source, None if encoding is None else [column.name for column in encoding.columns])
     files = [part.file for part, _ in found]
-    targets = _targets(Path(source).expanduser(), files, place)
+    targets = _targets(source.expanduser(), files, place)
     sizes = [file.stat().st_size for file in files]
     skipped = queries = done = 0
     report, total = progress or (lambda _, __: None), sum(sizes)
     left: list[tuple[_Job, int, str]] = []
-    with _claimed(place, Path(folder), targets) as answered:
+    with _claimed(place, folder, targets) as answered:
         for (part, columns), target, size in zip(found, targets, sizes, strict=True):
             name = target.relative_to(place).as_posix()
             entry = _entry(part.file, name)
@@ -289,7 +279,7 @@ def answer_files(
             _note(place, entry)
             done += size
             report(done, total)
-    return AnsweredFiles(len(left), skipped, queries)
+    return {"written": len(left), "skipped": skipped, "queries": queries}
 
 
 def _counts_on_ray(engine: RayEngine, model: PrivateModel, jobs: list[_Job]) -> Iterator[int]:
@@ -404,12 +394,12 @@ def _answer_file(
     labels = np.array([str(name) for name in names], dtype=object)
     changed, total, queries = part.file.stat().st_mtime_ns, part.count(), 0
 
-    def encoded(frame: pd.DataFrame) -> NDArray[np.float32]:
+    def _encoded(frame: pd.DataFrame) -> NDArray[np.float32]:
         return query_features(frame, encoding=model.encoding, width=model.inputs, place=part.place)
 
-    def answers() -> Iterator[NDArray[np.float64]]:
+    def _all_answers() -> Iterator[NDArray[np.float64]]:
         nonlocal queries
-        for records in converted_frames(part, columns, height, encoded):
+        for records in converted_frames(part, columns, height, _encoded):
             queries += len(records)
             yield model.predict_proba(records)
             if advance is not None and total:
@@ -420,7 +410,7 @@ def _answer_file(
     write = _write_parquet if isinstance(part, ParquetPart) else _write_text
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(target, lambda staging: write(staging, target.suffix, labels, answers()))
+        atomic_write(target, lambda staging: write(staging, target.suffix, labels, _all_answers()))
     except OSError as problem:
         raise _not_written(target, problem) from problem
     return queries

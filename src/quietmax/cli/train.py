@@ -20,7 +20,7 @@ from quietmax.cli._options import (
     loss_of,
     with_groups,
 )
-from quietmax.cli._output import console, print_facts, print_guarantee, print_json, progress_bar
+from quietmax.cli._output import console, print_guarantee, print_json, print_table, progress_bar
 from quietmax.errors import DataUnavailable, InvalidData, QuietmaxError, unknown_name
 
 if TYPE_CHECKING:
@@ -54,11 +54,8 @@ class NetworkOptions:
     hidden: Annotated[
         list[int] | None, "Width of a hidden layer. Repeatable, one per layer. Default: 128."
     ] = None
-    activation: Annotated[str | None, "tanh, sigmoid or relu. Default: tanh."] = None
     learning_rate: Annotated[float | None, "Learning rate of Adam. Default: 0.001."] = None
-    batch_size: Annotated[int | None, "Records per step. Default: 100."] = None
     epochs: Annotated[int | None, "Passes over the training records. Default: 100."] = None
-    l2: Annotated[float | None, "L2 penalty on the kernels. Default: 0.001."] = None
 
 
 @dataclass(frozen=True)
@@ -82,10 +79,6 @@ class PrivacyOptions:
 class HeadOptions(PrivacyOptions):
     """Arguments of `quietmax.PrivateHead`."""
 
-    method: Annotated[
-        str | None,
-        "gradient (noisy gradient steps) or output (noise on the minimiser). Default: gradient; output with --queries.",
-    ] = None
     queries: Annotated[
         int | None, "Release this many labels instead of the weights. Default: release the weights."
     ] = None
@@ -123,11 +116,7 @@ class DPSGDOptions(PrivacyOptions):
     ] = None
     sampling_rate: Annotated[float | None, "Poisson sampling rate. Default: the preset's."] = None
     steps: Annotated[int | None, "Number of steps. Default: the preset's."] = None
-    max_grad_norm: Annotated[float | None, "Per-example gradient clipping norm. Default: the preset's."] = (
-        None
-    )
     learning_rate: Annotated[float | None, "Learning rate. Default: the preset's."] = None
-    optimizer: Annotated[str | None, "sgd, momentum or adam. Default: the preset's."] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,17 +135,22 @@ class _Training(DataOptions):
     )
     overwrite: Annotated[bool, "Replace an existing model in that folder."] = False
 
-    def check(self) -> None:
+    def _check(self) -> None:
         """Raise if the model could not be written, before anything is trained."""
         from quietmax.models.serialization import check_target
 
         if self.output is not None:
             check_target(self.output, overwrite=self.overwrite)
 
-    def print(self, title: str, result: dict[str, Any], caption: str) -> None:
+    def _print(self, title: str, result: dict[str, Any], caption: str) -> None:
         """Print the single values of a result as a table."""
+        rows = [
+            (name.replace("_", " "), f"{value:.4g}" if isinstance(value, float) else f"{value}")
+            for name, value in result.items()
+            if not isinstance(value, dict | list) and value is not None
+        ]
         saved = "" if self.output is not None else " The model was not saved (no --output)."
-        print_facts(title, result, caption + saved)
+        print_table(title, ("", ""), rows, caption + saved)
 
 
 @app.command("network")
@@ -171,7 +165,7 @@ def _network(*, alpha: Alpha = None, settings: NetworkOptions, training: _Traini
     from quietmax.models.training import accuracy, train
     from quietmax.sensitivity.network import published_sensitivity
 
-    training.check()
+    training._check()
     arguments = arguments_of(settings)
     if "hidden" in arguments:
         arguments["hidden"] = tuple(arguments["hidden"])
@@ -190,10 +184,8 @@ def _network(*, alpha: Alpha = None, settings: NetworkOptions, training: _Traini
         "not_for_publication": ["records", "train_accuracy", "test_accuracy", "model"],
     }
     caption = "Do not publish these numbers or the model if the records are private: no noise was added."
-    training.print("Trained (answers are not private)", result, caption)
-    if chosen.activation != "relu" and chosen.l2 > 0:
-        result["sensitivity"] = published_sensitivity(model).to_json()
-    print_json(result)
+    training._print("Trained (answers are not private)", result, caption)
+    print_json({**result, "sensitivity": published_sensitivity(model).to_json()})
 
 
 # Private models
@@ -270,7 +262,7 @@ def _train(
     """Fit the estimator to the training part, save it and report."""
     from quietmax.estimators.serialization import save_private
 
-    training.check()
+    training._check()
     engine = memory.engine()
     split: Split | TableRows
     image_shape = None
@@ -297,7 +289,7 @@ def _train(
     unprotected = " and ".join(result["not_for_publication"]).replace("_", " ")
     shown = {**result, "size": f"{result['size']:,} {result['unit']}s ({result['size_from']})"}
     caption = f"Do not publish: {unprotected}. The guarantee does not cover them."
-    training.print("Trained with privacy", {**shown, "size_from": None}, caption)
+    training._print("Trained with privacy", {**shown, "size_from": None}, caption)
     print_guarantee(estimator.guarantee_)
     for warning in result["warnings"]:
         console.print(warning, style="yellow", soft_wrap=True)

@@ -297,7 +297,7 @@ class AlphaChoice(Row):
     threshold_correlation: float | None
 
 
-def alpha_choices(rows: Sequence[AlphaRow]) -> list[AlphaChoice]:
+def _alpha_choices(rows: Sequence[AlphaRow]) -> list[AlphaChoice]:
     """Apply the rule of the search to measured rows, and correlate alpha with the leakage."""
     choices = []
     for name, mine in _by_dataset(rows).items():
@@ -327,7 +327,7 @@ def _correlation(alphas: Sequence[float], leakages: Sequence[float | None]) -> f
 
 
 def _show_alpha(rows: Sequence[AlphaRow], _: object) -> Shown:
-    choices, mine = alpha_choices(rows), _by_dataset(rows)
+    choices, mine = _alpha_choices(rows), _by_dataset(rows)
     return Shown(
         {"rows": rows, "choices": choices},
         [_alpha_table(choice, mine[choice.dataset]) for choice in choices],

@@ -146,7 +146,7 @@ class SharedInputs:
         """Whether parts of the encoding were inferred from the records."""
         return self.public.encoding is not None and bool(self.public.encoding.inferred)
 
-    def public_features(self, rows: NDArray[np.int64]) -> Features:
+    def _public_features(self, rows: NDArray[np.int64]) -> Features:
         """Return public features of rows; those of members and non-members are computed once."""
         features_map, place, candidates = self._candidate_features
         features = candidates[place[rows]]
@@ -173,7 +173,7 @@ class SharedInputs:
             made[name] = attack
         return made
 
-    def pool_for(self, name: str) -> ShadowPool:
+    def _pool_for(self, name: str) -> ShadowPool:
         """Return the shadow networks that an attack learns from; attacks share them where they can."""
         designs = shared_designs(list(self._attacks.values()), self.data)
         design = dict(zip(self._attacks, designs, strict=True))[name]
@@ -246,10 +246,10 @@ class SharedInputs:
     def _fit(self, name: str, released: Released) -> FittedAttack:
         attack = self._attacks[name]
         if not isinstance(attack, Shadow):
-            return attack.fit(self.pool_for(name), released)
+            return attack.fit(self._pool_for(name), released)
 
         def _trained() -> Arrays:
-            trained = attack.networks(self.pool_for(name), released)
+            trained = attack.networks(self._pool_for(name), released)
             return {
                 **_stack_to_arrays(trained.stack),
                 "network_of_class": trained.network_of_class,
@@ -412,7 +412,7 @@ def _sampled_neuron(trial: Trial, shared: SharedInputs) -> PreparedMethod:
     seconds = _fit(head, shared)
     budget, source = Budget(_epsilon(trial), queries=queries), SeededNoise(trial.noise_seed)
     answerer = Answerer.prepare(head.predictor_.model, SampledNeuron("laplace"), budget, noise=source)
-    return _charged(answerer, shared.public_features, seconds)
+    return _charged(answerer, shared._public_features, seconds)
 
 
 def _teachers(trial: Trial, shared: SharedInputs) -> PreparedMethod:
@@ -420,7 +420,7 @@ def _teachers(trial: Trial, shared: SharedInputs) -> PreparedMethod:
     teachers = Teachers(_epsilon(trial), delta, trial.queries or 1, **_public(trial, shared))
     seconds = _fit(teachers, shared)
     answerer = Answerer(teachers.ensemble_, teachers.predictor_.mechanism, SeededNoise(trial.noise_seed))
-    return _charged(answerer, shared.public_features, seconds)
+    return _charged(answerer, shared._public_features, seconds)
 
 
 def _charged(
@@ -448,7 +448,7 @@ def _released(trial: Trial, shared: SharedInputs, *, accountant: Accountant | No
         seconds = _fit(estimator, shared)
 
     def _answer(rows: Rows) -> Answers:
-        inputs = shared.data.records.features[rows] if own_table else shared.public_features(rows)
+        inputs = shared.data.records.features[rows] if own_table else shared._public_features(rows)
         probabilities = estimator.predict_proba(inputs)
         return Answers(probabilities.argmax(-1), probabilities)
 
@@ -478,7 +478,7 @@ def _public(trial: Trial, shared: SharedInputs) -> dict[str, Any]:
 
 def _fit(estimator: PrivateHead | Teachers | DPSGD, shared: SharedInputs) -> float:
     """Train on the training records, and return the seconds it took."""
-    train, features = shared.data.train, shared.public_features(shared.data.train_rows)
+    train, features = shared.data.train, shared._public_features(shared.data.train_rows)
     _, seconds = _timed(lambda: estimator.fit(features, train.labels, groups=train.persons))
     return seconds
 
@@ -621,7 +621,7 @@ def measure(trial: Trial, shared: SharedInputs) -> Result:
 def _attack(name: str, shared: SharedInputs, answers: Answers, queries: int) -> AttackReport:
     fitted = shared._fitted(name, released_by(answers))
     found = QueryResult(answers, queries, None, "trial")
-    return shared._attacks[name].report(fitted, found, shared.pool_for(name))
+    return shared._attacks[name].report(fitted, found, shared._pool_for(name))
 
 
 def _claim(trial: Trial, chosen: Method, prepared: PreparedMethod, shared: SharedInputs) -> dict[str, Any]:

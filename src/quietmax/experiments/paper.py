@@ -99,7 +99,7 @@ class Comparison(Row):
         return self.ours - self.paper
 
 
-def sensitivity_table() -> dict[str, dict[str, float]]:
+def _sensitivity_table() -> dict[str, dict[str, float]]:
     """Return the paper's table of sensitivities."""
     return _numbers("table_sensitivity.csv")
 
@@ -142,7 +142,7 @@ def reproduce_sensitivity_table(names: Iterable[str] | None = None) -> list[Comp
 
     Two numbers agree if they are equal to the printed digits.
     """
-    printed = sensitivity_table()
+    printed = _sensitivity_table()
     rows = []
     for name in names or printed:
         if name not in printed:
@@ -275,7 +275,7 @@ def bounds_table(names: Sequence[str] | None = None, observed: Sequence[Observed
     """Compute Table 1 for data sets, from the shape of the paper's network and what was measured."""
     measured = {each.dataset: each for each in observed}
     rows = []
-    for name in names or sensitivity_table():
+    for name in names or _sensitivity_table():
         shape, seen = dataset(name), measured.get(name)
         facts = None if seen is None else MeasuredFacts(*astuple(seen)[-len(fields(MeasuredFacts)) :])
         bounds = upper_bounds_for(

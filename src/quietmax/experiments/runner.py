@@ -70,11 +70,11 @@ def run_trials(
     """Measure the trials whose results are not yet in a folder."""
     if not trials:
         raise InvalidInput("There are no trials to run. At least one data set and one method are required.")
-    factory = partial(measuring, folder.resolve(), None if data_dir is None else data_dir.resolve())
-    return run(trials, ResultStore(folder), lambda: start_workers(factory, workers, ray), progress=progress)
+    factory = partial(_measuring, folder.resolve(), None if data_dir is None else data_dir.resolve())
+    return run(trials, ResultStore(folder), lambda: _start_workers(factory, workers, ray), progress=progress)
 
 
-def measuring(folder: Path, data_dir: Path | None = None) -> Compute:
+def _measuring(folder: Path, data_dir: Path | None = None) -> Compute:
     """Return a function that measures trials, and keeps the inputs of the last group in memory."""
     store = ResultStore(folder)
     last: list[SharedInputs] = []
@@ -124,7 +124,7 @@ def _outcomes(queue: _Queue, workers: Workers) -> Iterator[tuple[Trial, Outcome]
     tries: Counter[Trial] = Counter()
     while True:
         for worker in range(workers.count):
-            if worker not in in_flight and (trial := queue.take(worker)) is not None:
+            if worker not in in_flight and (trial := queue._take(worker)) is not None:
                 in_flight[worker] = trial
                 tries[trial] += 1
                 workers.send(worker, "compute", trial)
@@ -156,7 +156,7 @@ class _Queue:
         self._held_by: dict[Group, int] = {}
         self.ready: set[Group] = set()  # Groups of which a trial is finished
 
-    def take(self, worker: int) -> Trial | None:
+    def _take(self, worker: int) -> Trial | None:
         """Return the next trial for a worker: of its own group, of a free group, or of one whose networks exist.
 
         A worker that joins another's group begins at its end, since neighbouring trials need the same networks.
@@ -184,7 +184,7 @@ def _records_seen(effort: Effort) -> int:
     return effort.records * effort.epochs * (1 + (effort.shadows if effort.attacks else 0))
 
 
-def start_workers(factory: ComputeFactory, count: int | None = None, ray: str | None = None) -> Workers:
+def _start_workers(factory: ComputeFactory, count: int | None = None, ray: str | None = None) -> Workers:
     """Start workers on this machine or on a Ray cluster."""
     if ray is not None:
         return Actors(RayEngine(ray, count), Worker, lambda _: (factory,))
@@ -200,10 +200,10 @@ class Worker:
 
     def compute(self, trial: Trial) -> Outcome:
         """Return the result of a trial, or None and what went wrong."""
-        return compute_trial(self._factory(), trial)
+        return _compute_trial(self._factory(), trial)
 
 
-def compute_trial(compute: Compute, trial: Trial) -> Outcome:
+def _compute_trial(compute: Compute, trial: Trial) -> Outcome:
     """Return the result of a trial, or None and what went wrong."""
     try:
         return compute(trial), ""
