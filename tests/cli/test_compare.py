@@ -54,8 +54,9 @@ def test_a_comparison_of_a_table_is_complete_and_a_second_run_computes_nothing(
     people: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(report, "write_figures", lambda *_: [])  # slow, and tested below
+    Path("facts.toml").write_text('ignore = ["who"]\n' + people.with_suffix(".toml").read_text())
     words = (
-        "{people} --ignore who --shadows 2 --epochs 3 --attack-epochs 3 --epsilons 1 --queries 1 --queries 10 "
+        "{people} --schema facts.toml --shadows 2 --epochs 3 --attack-epochs 3 --epsilons 1 --queries 1 --queries 10 "
         "--attacks shadow threshold --json"
     )
     code, out, err = compare(words, people=people)
@@ -81,8 +82,8 @@ def test_a_comparison_of_a_table_is_complete_and_a_second_run_computes_nothing(
 
 
 def test_inferred_bounds_make_every_guarantee_conditional(people: Path) -> None:
-    Path("draft.toml").write_text('label = "income"\nclasses = ["no", "yes"]\n')
-    words = "{people} --schema draft.toml --ignore who --infer --shadows 2 --epochs 2 --attack-epochs 2"
+    Path("draft.toml").write_text('label = "income"\nclasses = ["no", "yes"]\nignore = ["who"]\n')
+    words = "{people} --schema draft.toml --infer --shadows 2 --epochs 2 --attack-epochs 2"
     rows = rows_of(f"{words} --epsilons 1 --methods head,dpsgd", people=people)
     assert {line["status"] for line in rows} == {"conditional"}
     assert "For the owner" in Path("out/report.html").read_text()

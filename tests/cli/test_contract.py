@@ -65,14 +65,14 @@ WRONG = {
         "audit invariant absent": "absent",
         "reproduce report --results people.csv": "not a table of trials: it has no column 'attacks'",
         "reproduce report --results none.csv": "cannot be read",
-        "reproduce run --datasets purchase-2 --data-dir .": "dataset_purchase",
-        "reproduce run --data-dir .": "is present. 'quietmax datasets' lists",
+        "reproduce run --datasets purchase-2": "dataset_purchase",
+        "reproduce run": "is present. 'quietmax datasets' lists",
         "card absent": "no model",
         "card head --html absent/card.html": "Cannot write the card",
         "export head --onnx /proc/none/a": "/proc/none/a",
         "export head --skops /proc/none/a": "/proc/none/a",
         "export head --mlflow /proc/none/a": "/proc/none/a",
-        **{f"reproduce run --tables {table} --data-dir .": "quietmax datasets" for table in _MEASUREMENTS},
+        **{f"reproduce run --tables {table}": "quietmax datasets" for table in _MEASUREMENTS},
     },
     2: {
         "trian": "No such command 'trian'. Did you mean 'train'? (see 'quietmax --help').",
@@ -109,7 +109,7 @@ WRONG = {
         "train dpsgd people.csv --analysis published": "with --analysis published, got 'pld'",
         "train dpsgd people.csv --sampling-rate 2": "--sampling-rate must be above 0",
         "evaluate network --data people.csv": "not a private one",
-        "evaluate head --data mnist-5k --exact": "not encoded as the records of the model",
+        "evaluate head --data mnist-5k --exact": "nobody is left to evaluate it on",
         "evaluate head --data people.csv --exact --epsilon 1": "--exact takes no budget: leave out --epsilon",
         "evaluate head --data people.csv --exact --delta 1e-6": "--exact takes no budget: leave out --epsilon",
         "evaluate teachers --data people.csv": "paid per answer cannot be evaluated",
@@ -155,7 +155,7 @@ WRONG = {
         "reproduce report --tables acuracy": "did you mean 'accuracy'",
         "reproduce report --tables alpha --datasets texas": "quietmax reproduce run",
         "reproduce report --tables cifar --datasets texas": "quietmax reproduce run",
-        "reproduce run --datasets mnits --data-dir .": "mnits",
+        "reproduce run --datasets mnits": "mnits",
         "reproduce run --datasets mnist-5k --repeats 0": "repeats",
         "reproduce run --datasets mnist-5k --profile fast": "profile must be quick or paper, got 'fast'",
         "card head --account a": "--account requires --ledger",
@@ -221,6 +221,7 @@ def test_wrong_usage_is_one_line_and_writes_nothing(
     shared_folder: Path, monkeypatch: pytest.MonkeyPatch, words: str, code: int, message: str
 ) -> None:
     monkeypatch.chdir(shared_folder)
+    monkeypatch.setenv("QUIETMAX_DATA", str(shared_folder))
     before = _contents(shared_folder)
     writes = words.startswith(("train", "compare", "reproduce")) and "--output" not in words
     output = ("--output", "out") if writes and not words.endswith("--datasets") else ()

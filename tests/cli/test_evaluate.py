@@ -80,5 +80,7 @@ def test_exact_figures_are_marked_and_not_stored(people: Path, model: Path) -> N
     before = (model / EVALUATION_FILE).read_bytes()
     exact = ("evaluate", model, "--data", people, "--exact")
     assert NOT_FOR_PUBLICATION in " ".join(printed(*exact).split())
+    result = run("evaluate", model, "--data", "mnist-5k")
+    assert_error(result, 2, "not encoded as the records of the model")
     assert (model / EVALUATION_FILE).read_bytes() == before
     assert document("card", model)["evaluation"] is None

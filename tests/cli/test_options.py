@@ -7,7 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from quietmax.cli._options import TableOptions, arguments_of, with_groups
+from quietmax.cli._options import arguments_of, with_groups
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,12 +68,3 @@ def test_the_help_is_that_of_the_command_and_of_the_fields() -> None:
 
 def test_arguments_are_the_options_that_were_given() -> None:
     assert arguments_of(Size(depth=0, names=[])) == {"depth": 0, "width": 3}
-
-
-def test_facts_about_a_table_are_arguments_of_load() -> None:
-    assert TableOptions(label="y", person="id", infer=True).given() == {
-        "label": "y",
-        "person": "id",
-        "infer": True,
-    }
-    assert TableOptions().given() == {}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from quietmax.cli.experiments import _RunOptions
+from quietmax.cli.experiments import _available
 from quietmax.experiments import grid, measurements, methods, report, runner
 from quietmax.experiments.grid import Effort, _Workload, write_trials
 from quietmax.models import TrainingSettings
@@ -62,11 +62,11 @@ def test_a_run_makes_every_trial_and_a_run_for_some_tables_computes_nothing_more
     assert {path: path.stat().st_mtime_ns for path in Path("out/trials").rglob("*.json")} == stored
 
 
-@pytest.mark.usefixtures("tiny_profile")
+@pytest.mark.usefixtures("tiny_profile", "real_data")
 def test_the_table_of_accuracies_compares_both_losses_and_the_leakage(
-    tmp_path: Path, real_data: Path
+    tmp_path: Path,
 ) -> None:
-    options = ("--datasets", "location", "--data-dir", real_data, "--output", tmp_path, "--json")
+    options = ("--datasets", "location", "--output", tmp_path, "--json")
     found = document("reproduce", "run", "--tables", "accuracy", *options)["accuracy"]
     assert [row["quantity"] for row in found] == [
         *(f"convexified {each}" for each in ("train accuracy", "test accuracy", "gap")),
@@ -95,10 +95,10 @@ def test_the_report_needs_only_the_table_of_trials(monkeypatch: pytest.MonkeyPat
     assert one["written"] == [str(Path("one/tables/curves.csv"))]
 
 
-def test_without_names_the_data_sets_are_those_whose_files_are_present(real_data: Path) -> None:
+@pytest.mark.usefixtures("real_data")
+def test_without_names_the_data_sets_are_those_whose_files_are_present() -> None:
     names = ["location", "purchase-2"]
-    assert _RunOptions(data_dir=real_data)._available((), names) == ["location"]
-    assert _RunOptions(data_dir=real_data, download=True)._available((), ["location"]) == ["location"]
+    assert _available((), names) == ["location"]
 
 
 @pytest.mark.usefixtures("tiny_profile")

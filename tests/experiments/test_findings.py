@@ -80,10 +80,10 @@ def test_a_curve_is_compared_at_the_papers_epsilons_only() -> None:
 
 
 def measured(
-    name: str, experiments: Sequence[Experiment], repeats: Sequence[int], data_dir: Path, store: Path
+    name: str, experiments: Sequence[Experiment], repeats: Sequence[int], store: Path
 ) -> list[Summary]:
     """Run trials of the paper profile without attacks. Repeat 0, in which mechanisms are audited, may be left out."""
-    compute = _measuring(store, data_dir)
+    compute = _measuring(store)
     trials = reproduction_trials([name], "paper", experiments=experiments, repeats=max(repeats) + 1)
     alone = [
         replace(each, group=replace(each.group, effort=replace(each.group.effort, attacks=())))
@@ -110,10 +110,11 @@ ORIGINAL = [f"original {each}" for each in ("train accuracy", "test accuracy", "
         ),
     ],
 )
+@pytest.mark.usefixtures("real_data")
 def test_repeats_reproduce_the_papers_accuracies_and_curves_of_algorithm_1(
-    name: str, experiments: Any, repeats: int, quantities: list[str], real_data: Path, tmp_path: Path
+    name: str, experiments: Any, repeats: int, quantities: list[str], tmp_path: Path
 ) -> None:
-    summaries = measured(name, experiments, range(1, repeats + 1), real_data, tmp_path)
+    summaries = measured(name, experiments, range(1, repeats + 1), tmp_path)
     rows = accuracy_comparisons(summaries)
     assert [row.quantity for row in rows] == quantities
     rows += curve_comparisons(summaries)
@@ -122,11 +123,12 @@ def test_repeats_reproduce_the_papers_accuracies_and_curves_of_algorithm_1(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("real_data")
 def test_location_reproduces_the_order_and_shape_of_the_papers_curves_of_dpsgd(
-    real_data: Path, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     """One split instead of ten: a test accuracy of 0.6 on 1200 records has a deviation of 0.014, a loss 0.022."""
-    summaries = measured("location", ["dpsgd"], [0], real_data, tmp_path)
+    summaries = measured("location", ["dpsgd"], [0], tmp_path)
     losses = {(each.method, each.epsilon): each.accuracy_loss.value for each in summaries}
     rows = curve_comparisons(summaries)
     assert len(rows) == 4 * len(EPSILONS)

@@ -50,7 +50,7 @@ def measure_again(name: str, dataset: str, folder: Path) -> tuple[list[Any], lis
     """What is measured on a data set, and the progress."""
     done: list[tuple[int, int]] = []
     measurement = MEASUREMENTS[name]
-    return measurement.measured([dataset], folder, None, 0, lambda *now: done.append(now)), done
+    return measurement.measured([dataset], folder, 0, lambda *now: done.append(now)), done
 
 
 SEEN = Observed("mnist", 10_000, 6, 1.4, 0.1, 0.2, 2.8, "mislabelled", 13.0, 0.2, 2.3, 9.0, 0.1)

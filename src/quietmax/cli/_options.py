@@ -24,11 +24,6 @@ if TYPE_CHECKING:
     from quietmax.models.stacked import Loss
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
-DataDir = Annotated[
-    Path | None,
-    typer.Option(help="Folder of the data files. Default: $QUIETMAX_DATA, else the user's cache folder."),
-]
-Download = Annotated[bool, typer.Option("--download", help="Download missing official files first.")]
 Seed = Annotated[
     int, typer.Option(min=0, help="Public seed of the split, the initial weights and the batches.")
 ]
@@ -144,9 +139,6 @@ class TableOptions:
         str | None,
         "Column that says whose row it is; not a feature. The guarantee is then for whole persons.",
     ] = None
-    ignore: Annotated[
-        list[str] | None, "Column that is not a feature, besides those of the schema. Repeatable."
-    ] = None
     infer: Annotated[
         bool, "Read undeclared or unconfirmed facts from the records. The guarantee is then conditional."
     ] = False
@@ -170,18 +162,14 @@ class SplitOptions:
         "0.2.",
     ] = None
     seed: Seed = 0
-    data_dir: DataDir = None
-    download: Download = False
 
     def load(self, name: str, **facts: Any) -> Split:
-        """Load and split a data set or table, with a progress bar."""
+        """Load and split a data set or table."""
         from quietmax.data.registry import load
 
         chosen = {field.name: getattr(self, field.name) for field in fields(SplitOptions)}
-        with progress_bar("loading") as progress:
-            return load(
-                name, progress=lambda _, done, total: progress(done, total or done), **chosen, **facts
-            )
+        with progress_bar("loading"):
+            return load(name, **chosen, **facts)
 
 
 @dataclass(frozen=True)
@@ -189,7 +177,7 @@ class DataOptions(SplitOptions, TableOptions):
     """Which records of a data set or table to use, and how to read them."""
 
     def load(self, name: str, **facts: Any) -> Split:
-        """Load and split a data set or table, with a progress bar."""
+        """Load and split a data set or table."""
         return super().load(name, **self.given(), **facts)
 
     def rows(self, name: str) -> TableRows:
@@ -201,7 +189,7 @@ class DataOptions(SplitOptions, TableOptions):
                 f"records applies only to registered data sets; '{name}' trains on all of its rows except the share "
                 "given as `holdout`."
             )
-        return load_rows(name, holdout=self.holdout, seed=self.seed, download=self.download, **self.given())
+        return load_rows(name, holdout=self.holdout, seed=self.seed, **self.given())
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quietmax.cli._options import DataDir, with_groups
-from quietmax.cli._output import console, in_json, print_json, print_table
+from quietmax.cli._options import with_groups
+from quietmax.cli._output import console, in_json, print_json, print_table, progress_bar
 from quietmax.errors import DataUnavailable, InvalidData, InvalidInput, counted
 
 if TYPE_CHECKING:
@@ -18,14 +18,25 @@ if TYPE_CHECKING:
 
 
 @with_groups
-def datasets(data_dir: DataDir = None) -> None:
+def datasets(
+    download: Annotated[
+        list[str] | None,
+        typer.Option(help="First download the official files of this data set that are missing. Repeatable."),
+    ] = None,
+) -> None:
     """List the data sets, their sizes and whether their files are present.
+
+    The files are looked for in the folder that the environment variable QUIETMAX_DATA names, else in the user's cache
+    folder.
 
     Example: quietmax datasets
     """
-    from quietmax.data.registry import dataset_status, datasets
+    from quietmax.data.registry import dataset_status, datasets, load_records
 
-    found = {name: (each, dataset_status(name, data_dir)) for name, each in datasets().items()}
+    for name in download or []:
+        with progress_bar(f"downloading {name}") as progress:
+            load_records(name, download=True, progress=lambda _, done, total: progress(done, total or done))
+    found = {name: (each, dataset_status(name)) for name, each in datasets().items()}
     facts = ("title", "records", "holdout", "features", "classes", "shadow_models", "alpha")
     print_json(
         [
@@ -56,7 +67,7 @@ def datasets(data_dir: DataDir = None) -> None:
         if not status.present:
             missing.setdefault(status.message.partition(" needs ")[2], []).append(name)
     if missing:
-        console.print("Missing files; the option --download of other commands fetches official ones:")
+        console.print("Missing files; 'quietmax datasets --download NAME' fetches official ones:")
     for files, names in missing.items():
         console.print(f"  {', '.join(names)}: {files}", soft_wrap=True)
 

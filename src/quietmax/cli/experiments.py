@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quietmax.cli._options import DataDir, Download, Ray, Seed, TableOptions, with_groups
+from quietmax.cli._options import Ray, Seed, TableOptions, with_groups
 from quietmax.cli._output import console, errors, print_json, print_table, progress_bar
 from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError, counted, unknown_name
 
@@ -32,24 +32,7 @@ class _RunOptions:
         int | None, "Worker processes of one thread each. Default: one per core.", {"min": 1}
     ] = None
     ray: Ray = None
-    data_dir: DataDir = None
-    download: Download = False
     seed: Seed = 0
-
-    def _available(self, given: Sequence[str], otherwise: Sequence[str] = ()) -> list[str]:
-        """The given data sets, whose files must be there; if none is given, those of the others that are present."""
-        from quietmax.data.registry import dataset_status, load_records
-
-        present = {name: dataset_status(name, self.data_dir).present for name in given or otherwise}
-        chosen = list(given) or [name for name in otherwise if self.download or present[name]]
-        if not chosen:
-            raise DataUnavailable(
-                f"None of {', '.join(otherwise)} is present. 'quietmax datasets' lists where their files come from."
-            )
-        for name in chosen:
-            if not present[name]:
-                load_records(name, data_dir=self.data_dir, download=self.download)
-        return chosen
 
     def _run(self, trials: Sequence[Trial]) -> Run:
         """Run trials with a progress bar, and print those that failed."""
@@ -62,7 +45,6 @@ class _RunOptions:
                     self.output,
                     workers=self.workers,
                     ray=self.ray,
-                    data_dir=self.data_dir,
                     progress=advance,
                 )
             except KeyboardInterrupt:
@@ -72,6 +54,22 @@ class _RunOptions:
         for failure in done.failed:
             errors.print(f"failed: {failure}", style="red", soft_wrap=True)
         return done
+
+
+def _available(given: Sequence[str], otherwise: Sequence[str] = ()) -> list[str]:
+    """The given data sets, whose files must be there; if none is given, those of the others that are present."""
+    from quietmax.data.registry import dataset_status, load_records
+
+    present = {name: dataset_status(name).present for name in given or otherwise}
+    chosen = list(given) or [name for name in otherwise if present[name]]
+    if not chosen:
+        raise DataUnavailable(
+            f"None of {', '.join(otherwise)} is present. 'quietmax datasets' lists where their files come from."
+        )
+    for name in chosen:
+        if not present[name]:
+            load_records(name)  # says which files are missing
+    return chosen
 
 
 def _listed(values: list[str] | None) -> list[str]:
@@ -155,8 +153,8 @@ class _Comparison(_RunOptions):
                 raise InvalidInput(
                     f"The options about your own table do not apply to the data set {source.name!r}."
                 )
-            alpha = dataset(*self._available([source.name])).alpha
-        size, share = training_size(source, self.records, self.holdout, self.data_dir)
+            alpha = dataset(*_available([source.name])).alpha
+        size, share = training_size(source, self.records, self.holdout)
         return Effort(size, self.shadows, alpha, self.epochs, self.attack_epochs, attacks, share)
 
     def _trials(self, source: DataSource, effort: Effort) -> list[Trial]:
@@ -212,7 +210,7 @@ def compare(
     effort = options._effort(source)
     done = options._run(options._trials(source, effort))
     summaries = summarize(done.results)
-    unit = source_records(source, options.data_dir).unit
+    unit = source_records(source).unit
     info = ReportInfo(
         f"Privacy and utility on {source.title}",
         f"{counted(effort.records, f'training {unit}')}, {counted(effort.shadows, 'shadow network')}, "
@@ -367,16 +365,14 @@ def _run(*, selection: _Selection, grid: _Grid) -> None:
     chosen, named = selection._chosen()
     measured: dict[str, list[Any]] = {}
     for name in (each for each in chosen if each in _MEASUREMENTS):
-        datasets = grid._available(named, _measurement(name).datasets)
+        datasets = _available(named, _measurement(name).datasets)
         with progress_bar(name) as progress:
-            measured[name] = _measurement(name).measured(
-                datasets, grid.output, grid.data_dir, grid.seed, progress
-            )
+            measured[name] = _measurement(name).measured(datasets, grid.output, grid.seed, progress)
     needed = {part for name in chosen for part in _EXPERIMENTS.get(name, ())}
     if not needed:
         _show(chosen, named, Run({}), measured, grid.output)
         return
-    datasets = grid._available(named, list(accuracy_table()))
+    datasets = _available(named, list(accuracy_table()))
     parts = [part for part in _EVERYTHING if part in needed]
     trials = reproduction_trials(
         datasets, grid.profile, experiments=parts, repeats=grid.repeats, seed=grid.seed

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from quietmax.cli._options import DataDir, EngineOptions, Model, with_groups
+from quietmax.cli._options import EngineOptions, Model, with_groups
 from quietmax.cli._output import (
     amount,
     console,
@@ -45,7 +45,6 @@ def evaluate(
         bool, "Exact figures for the owner, not for publication. Nothing is charged or stored."
     ] = False,
     memory: Annotated[EngineOptions, "resume"],
-    data_dir: DataDir = None,
 ) -> None:
     """Evaluate a private model: noisy counts that may be published, with accuracy, recall and calibration.
 
@@ -70,7 +69,7 @@ def evaluate(
         raise InvalidInput(PAID_PER_ANSWER)
     engine = memory.engine()
     in_parts = memory.reads_parts(data) or memory.ray is not None
-    records = evaluated_rows(opened, data, in_parts=in_parts, data_dir=data_dir)
+    records = evaluated_rows(opened, data, in_parts=in_parts)
     with progress_bar("evaluating") as progress:
         evaluation = evaluate_folder(
             *(model, opened, records),

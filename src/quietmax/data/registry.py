@@ -412,7 +412,8 @@ def load_records(
             _fetch(each, directory.folders[0], progress=progress)
         missing = chosen._missing(directory)
     if missing:
-        hint = " The option `download` fetches official files." if chosen.downloads else ""
+        fetches = f" 'quietmax datasets --download {name}' or `download` fetches the official files."
+        hint = fetches if chosen.downloads else ""
         raise DataUnavailable(chosen._missing_message(missing, directory) + hint)
     return chosen.read(directory) if encoding is None else chosen.read(directory, encoding=encoding)
 

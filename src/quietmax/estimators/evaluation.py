@@ -1017,9 +1017,7 @@ def evaluate_folder(
     return subject._evaluated(records, account, budget)
 
 
-def evaluated_rows(
-    model: PrivateModel, data: str, *, in_parts: bool, data_dir: Path | None = None
-) -> Records | TableRows:
+def evaluated_rows(model: PrivateModel, data: str, *, in_parts: bool) -> Records | TableRows:
     """Read a table, also part by part, or a data set as the model has read its training set."""
     from quietmax.data.registry import load_records
 
@@ -1036,7 +1034,7 @@ def evaluated_rows(
             f"The model was trained on {data!r} without `holdout`, so nobody is left to evaluate it on: `data` must be "
             "a file."
         )
-    records = load_records(data, data_dir=data_dir)
+    records = load_records(data)
     if records.features.shape[1] != model.inputs or records.encoding != model.encoding:
         raise InvalidInput(f"The data set {data!r} is not encoded as the records of the model.")
     return records

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +87,8 @@ class Measurement:
     file: str  # The CSV file that the package carries
     kind: type[Any]  # Of its rows, a dataclass
     datasets: Sequence[str]  # What is measured by default
-    measured: Callable[[Sequence[str], Path, Path | None, int, Progress], list[Any]]
-    """Measure data sets with a folder for results, the data folder and a seed; the same call continues."""
+    measured: Callable[[Sequence[str], Path, int, Progress], list[Any]]
+    """Measure data sets with a folder for results and a seed; the same call continues."""
     show: Callable[[Sequence[Any], Sequence[str] | None], Shown]  # Rows, and the data sets if named
     has_formulas: bool = False  # Whether there is something to show on data sets without rows
 
@@ -96,24 +97,21 @@ class Measurement:
         return _stored_rows(self.kind, self.file, None if self.has_formulas else names)
 
 
-@dataclass(frozen=True)
-class _ByTrials:
-    """A measurement by trials of the paper's grid, with other settings."""
-
-    trials: Callable[[str, int], list[Trial]]  # Of a data set, with a seed
-    rows: Callable[[Mapping[Trial, Result]], list[Any]]
-
-    def __call__(
-        self, names: Sequence[str], folder: Path, data_dir: Path | None, seed: int, progress: Progress
-    ) -> list[Any]:
-        trials = [trial for name in names for trial in self.trials(name, seed)]
-        done = run_trials(trials, folder, data_dir=data_dir, progress=progress)
-        if done.failures:
-            failed = counted(len(done.failures), "trial")
-            raise QuietmaxError(
-                f"{failed} failed, which the same command tries again: {'; '.join(done.failed)}."
-            )
-        return self.rows(done.results)
+def _measured_trials(
+    trials: Callable[[str, int], list[Trial]],
+    rows: Callable[[Mapping[Trial, Result]], list[Any]],
+    names: Sequence[str],
+    folder: Path,
+    seed: int,
+    progress: Progress,
+) -> list[Any]:
+    """Measure by trials of the paper's grid, with other settings."""
+    wanted = [trial for name in names for trial in trials(name, seed)]
+    done = run_trials(wanted, folder, progress=progress)
+    if done.failures:
+        failed = counted(len(done.failures), "trial")
+        raise QuietmaxError(f"{failed} failed, which the same command tries again: {'; '.join(done.failed)}.")
+    return rows(done.results)
 
 
 def _short(value: float) -> str:
@@ -134,22 +132,20 @@ _REMOVALS = {"location": 12, "adult": 12}
 _REMOVALS_OTHERWISE = 6
 
 
-def _measured_bounds(
-    names: Sequence[str], folder: Path, data_dir: Path | None, seed: int, progress: Progress
-) -> list[Observed]:
+def _measured_bounds(names: Sequence[str], folder: Path, seed: int, progress: Progress) -> list[Observed]:
     path = folder / "bounds.csv"
     rows = _read_rows(Observed, path) if path.is_file() else []
     for done, name in enumerate(names):
         progress(done, len(names))
         if name not in {row.dataset for row in rows}:
-            rows.append(_observe(name, data_dir, seed))
+            rows.append(_observe(name, seed))
             write_csv(map(asdict, rows), path)
     return [row for row in rows if row.dataset in names]
 
 
-def _observe(name: str, data_dir: Path | None, seed: int) -> Observed:
+def _observe(name: str, seed: int) -> Observed:
     """Train the paper's network with all records and without each of a few, and compare."""
-    data = split(source_records(DataSource.of(name), data_dir), size=dataset(name).records, seed=seed)
+    data = split(source_records(DataSource.of(name)), size=dataset(name).records, seed=seed)
     count = _REMOVALS.get(name, _REMOVALS_OTHERWISE)
     found = empirical_sensitivity(
         data.train, removals=count, queries=data.test.features[:_QUERIES], settings=_settings(name), seed=seed
@@ -583,10 +579,14 @@ MEASUREMENTS = {
         "bounds.csv", Observed, _MEASURED, _measured_bounds, _show_bounds, has_formulas=True
     ),
     "alpha": Measurement(
-        "alpha.csv", AlphaRow, _MEASURED, _ByTrials(_alpha_trials, _alpha_rows), _show_alpha
+        "alpha.csv", AlphaRow, _MEASURED, partial(_measured_trials, _alpha_trials, _alpha_rows), _show_alpha
     ),
     "cifar": Measurement(
-        "cifar.csv", CifarTrial, ("cifar-10", "cifar-100"), _ByTrials(_cifar_trials, _cifar_rows), _show_cifar
+        "cifar.csv",
+        CifarTrial,
+        ("cifar-10", "cifar-100"),
+        partial(_measured_trials, _cifar_trials, _cifar_rows),
+        _show_cifar,
     ),
 }
 """Our own measurements, by the names of their tables."""

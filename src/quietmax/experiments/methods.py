@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
-from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
 from typing import Any, Literal, TypeVar
 
@@ -91,8 +90,8 @@ class SharedInputs:
     again trains none of them again.
     """
 
-    def __init__(self, group: Group, store: ResultStore, data_dir: str | Path | None = None) -> None:
-        self.group, self._store, self._data_dir = group, store, data_dir
+    def __init__(self, group: Group, store: ResultStore) -> None:
+        self.group, self._store = group, store
         self._pools: dict[Design, ShadowPool] = {}
         self._fits: dict[tuple[str, Released], FittedAttack] = {}
 
@@ -100,7 +99,7 @@ class SharedInputs:
     def data(self) -> Split:
         """The records in the paper's encoding, split by the repeat's seed."""
         effort = self.group.effort
-        records = source_records(self.group.source, self._data_dir, effort.scaling)
+        records = source_records(self.group.source, effort.scaling)
         seed = self.group.seed + self.group.repeat
         if effort.holdout is not None:
             return hold_out(records, effort.holdout, seed=seed)
@@ -134,12 +133,12 @@ class SharedInputs:
         if is_table_path(source.name):
             return data.records
         if "encoding" in dataset(source.name).options:
-            encoded = load_records(source.name, data_dir=self._data_dir, encoding="one-hot")
+            encoded = load_records(source.name, encoding="one-hot")
             same = split(encoded, size=len(data.train_rows), seed=data.seed)
             assert np.array_equal(same.train_rows, data.train_rows), "encodings must not change the split"
             return encoded
         shifted = _shift(source, self.group.effort.scaling)
-        return load_records(source.name, data_dir=self._data_dir) if shifted else data.records
+        return load_records(source.name) if shifted else data.records
 
     @property
     def _encoding_inferred(self) -> bool:
@@ -267,13 +266,11 @@ class SharedInputs:
         return networks.fitted(released, self.data.records.labels[candidate_rows(self.data)])
 
 
-def source_records(
-    source: DataSource, data_dir: str | Path | None = None, scaling: str | None = None
-) -> Records:
+def source_records(source: DataSource, scaling: str | None = None) -> Records:
     """Load the records of a source as the paper's networks see them."""
     if is_table_path(source.name):
         return load_records(source.name, **json.loads(source.declared))
-    records = load_records(source.name, data_dir=data_dir)
+    records = load_records(source.name)
     shift = _shift(source, scaling)
     return replace(records, features=records.features - np.float32(shift)) if shift else records
 
@@ -284,9 +281,7 @@ def _shift(source: DataSource, scaling: str | None) -> float:
     return SCALINGS[scaling]
 
 
-def training_size(
-    source: DataSource, records: int | None, holdout: float | None, data_dir: str | Path | None = None
-) -> tuple[int, float | None]:
+def training_size(source: DataSource, records: int | None, holdout: float | None) -> tuple[int, float | None]:
     """Return the number of training records (or persons) of a comparison, and the share that is the test part.
 
     The share is None for the paper's split.
@@ -306,7 +301,7 @@ def training_size(
         raise InvalidInput(
             f"`holdout` must be above 0 and below 1, since a comparison tests on it; got {share}."
         )
-    units = int(source_records(source, data_dir).units.max(initial=-1)) + 1
+    units = int(source_records(source).units.max(initial=-1)) + 1
     return max(1, round((1 - share) * units)), share
 
 

@@ -64,24 +64,23 @@ def run_trials(
     *,
     workers: int | None = None,
     ray: str | None = None,
-    data_dir: Path | None = None,
     progress: Progress = lambda _done, _total: None,
 ) -> Run:
     """Measure the trials whose results are not yet in a folder."""
     if not trials:
         raise InvalidInput("There are no trials to run. At least one data set and one method are required.")
-    factory = partial(_measuring, folder.resolve(), None if data_dir is None else data_dir.resolve())
+    factory = partial(_measuring, folder.resolve())
     return run(trials, ResultStore(folder), lambda: _start_workers(factory, workers, ray), progress=progress)
 
 
-def _measuring(folder: Path, data_dir: Path | None = None) -> Compute:
+def _measuring(folder: Path) -> Compute:
     """Return a function that measures trials, and keeps the inputs of the last group in memory."""
     store = ResultStore(folder)
     last: list[SharedInputs] = []
 
     def _compute(trial: Trial) -> Result:
         if not last or last[0].group != trial.group:
-            last[:] = [SharedInputs(trial.group, store, data_dir)]
+            last[:] = [SharedInputs(trial.group, store)]
         return measure(trial, last[0])
 
     return _compute
