@@ -13,38 +13,30 @@ from typing import TypeVar
 Result = TypeVar("Result")
 
 
-class _SingleThreadedTorch:
-    """Sets torch to one thread per operation, and restores its number of threads when the last user is done."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._users = 0
-        self._before = 1
-
-    @contextmanager
-    def active(self) -> Iterator[int]:
-        """Use torch with one thread per operation; yields the number of threads it had."""
-        if "torch" not in sys.modules:
-            yield thread_count()
-            return
-        import torch
-
-        with self._lock:
-            if self._users == 0:
-                self._before = torch.get_num_threads()
-                torch.set_num_threads(1)
-            self._users += 1
-            before = self._before
-        try:
-            yield before
-        finally:
-            with self._lock:
-                self._users -= 1
-                if self._users == 0:
-                    torch.set_num_threads(self._before)
+_lock = threading.Lock()
+_users: list[int] = []
+"""The number of threads that torch had before, once for each user of `_single_threaded_torch`."""
 
 
-_SINGLE_THREADED = _SingleThreadedTorch()
+@contextmanager
+def _single_threaded_torch() -> Iterator[int]:
+    """Use torch with one thread per operation; yields the number of threads it had, which the last user restores."""
+    if "torch" not in sys.modules:
+        yield thread_count()
+        return
+    import torch
+
+    with _lock:
+        before = _users[0] if _users else torch.get_num_threads()
+        torch.set_num_threads(1)
+        _users.append(before)
+    try:
+        yield before
+    finally:
+        with _lock:
+            _users.pop()
+            if not _users:
+                torch.set_num_threads(before)
 
 
 def thread_count() -> int:
@@ -68,7 +60,7 @@ def parallel_map(work: Callable[[int], Result], count: int) -> list[Result]:
     Torch splits every operation among its threads. For many small operations that costs more than it gains. Here
     torch uses one thread per operation, and its number of threads is used for whole calls of `work` instead.
     """
-    with _SINGLE_THREADED.active() as threads:
+    with _single_threaded_torch() as threads:
         if threads == 1 or count <= 1:
             return [work(piece) for piece in range(count)]
         with ThreadPoolExecutor(min(threads, count)) as pool:

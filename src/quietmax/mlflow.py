@@ -91,13 +91,7 @@ def save_model(
         ) from problem
 
 
-def log_model(
-    model: str | Path | ReleasedClassifier,
-    name: str = "model",
-    *,
-    registered_model_name: str | None = None,
-    **options: Any,
-) -> Any:
+def log_model(model: str | Path | ReleasedClassifier, name: str = "model", **options: Any) -> Any:
     """Log a released model as an artifact of the current MLflow run.
 
     Parameters
@@ -106,10 +100,8 @@ def log_model(
         The model folder, or what was read from one.
     name : str
         Name of the logged model.
-    registered_model_name : str, optional
-        Also register it under this name.
     options : object
-        Further arguments of `mlflow.models.Model.log`, and those of `save_model`.
+        Further arguments of `mlflow.models.Model.log`, such as `registered_model_name`, and those of `save_model`.
 
     Returns
     -------
@@ -127,7 +119,6 @@ def log_model(
         artifact_path=None,
         name=name,
         flavor=sys.modules[__name__],
-        registered_model_name=registered_model_name,
         model=_classifier(model),
         **options,
     )

@@ -298,52 +298,28 @@ class PrivacyCard:
             return f"about {size} held-out {self._many}"
         return f"about {size} {self._many}, who may be in the training set"
 
-    def _matrix(self) -> list[tuple[str, list[str]]]:
-        """Return the noisy counts of each true class; nothing if the matrix is too large for the card."""
-        if self.evaluation is None or len(self.evaluation.classes) ** 2 > _MOST_CELLS:
-            return []
-        margin = math.ceil(self.evaluation.margin)
-        return [
-            (name, [f"{round(count) + 0:,} \u00b1{margin:,}" for count in counts])  # + 0: no negative zero
-            for name, counts in zip(self.evaluation.classes, self.evaluation.confusion, strict=True)
-        ]
-
-    def _calibration(self) -> list[tuple[str, list[str]]]:
-        """Return the share of right answers for each range of probabilities of the answer."""
-        bins = [] if self.evaluation is None else self.evaluation.bins
-        return [(f"{each.low:.2f} to {each.high:.2f}", [str(each.right)]) for each in bins]
-
-    def _remarks(self) -> list[str]:
-        """Return what a reader of the counts must know."""
-        if self.evaluation is None:
-            return []
-        large = (
-            "The confusion matrix is large: `quietmax card --json` shows it, with an interval for each cell."
-        )
-        return ([] if self._matrix() else [large]) + self.evaluation.remarks()
-
     def _count_rows(self) -> list[tuple[str, str]]:
         """Return the confusion matrix, the calibration and what must be known of them, as text."""
-        classes = () if self.evaluation is None else self.evaluation.classes
+        if self.evaluation is None:
+            return []
         rows = []
-        for name, counts in self._matrix():
-            cells = (f"{each}: {count}" for each, count in zip(classes, counts, strict=True))
+        for name, counts in _matrix(self.evaluation):
+            cells = (f"{each}: {count}" for each, count in zip(self.evaluation.classes, counts, strict=True))
             rows.append((f"true {name}, predicted", "; ".join(cells)))
-        rows += [(f"right with confidence {name}", right) for name, (right,) in self._calibration()]
-        return rows + [("about the counts", sentence) for sentence in self._remarks()]
+        rows += [(f"right with confidence {name}", right) for name, (right,) in _calibration(self.evaluation)]
+        return rows + [("about the counts", sentence) for sentence in _remarks(self.evaluation)]
 
     def _counts_html(self) -> str:
         """Return the same as HTML tables."""
         if self.evaluation is None:
             return ""
         tables = ""
-        if matrix := self._matrix():
+        if matrix := _matrix(self.evaluation):
             head = ["true class", *(f"predicted {name}" for name in self.evaluation.classes)]
             tables = _grid(f"Number of {self._many}", head, matrix)
-        tables += _grid(
-            "Calibration", ["probability of the answer", "share of right answers"], self._calibration()
-        )
-        return f'<div class="counts">{tables}</div>{_paragraphs(self._remarks())}'
+        head = ["probability of the answer", "share of right answers"]
+        tables += _grid("Calibration", head, _calibration(self.evaluation))
+        return f'<div class="counts">{tables}</div>{_paragraphs(_remarks(self.evaluation))}'
 
     def _leakage_rows(self) -> list[tuple[str, str]]:
         """Return what attacks observed."""
@@ -358,6 +334,28 @@ class PrivacyCard:
             answers = f"answers by {report['released_by']}"
             rows.append((f"observed leakage, {report['attack']}", f"{value}; {answers}"))
         return [*rows, ("observed leakage", OBSERVED)]
+
+
+def _matrix(evaluation: Evaluation) -> list[tuple[str, list[str]]]:
+    """Return the noisy counts of each true class; nothing if the matrix is too large for the card."""
+    if len(evaluation.classes) ** 2 > _MOST_CELLS:
+        return []
+    margin = math.ceil(evaluation.margin)
+    return [
+        (name, [f"{round(count) + 0:,} \u00b1{margin:,}" for count in counts])  # + 0: no negative zero
+        for name, counts in zip(evaluation.classes, evaluation.confusion, strict=True)
+    ]
+
+
+def _calibration(evaluation: Evaluation) -> list[tuple[str, list[str]]]:
+    """Return the share of right answers for each range of probabilities of the answer."""
+    return [(f"{each.low:.2f} to {each.high:.2f}", [str(each.right)]) for each in evaluation.bins]
+
+
+def _remarks(evaluation: Evaluation) -> list[str]:
+    """Return what a reader of the counts must know."""
+    large = "The confusion matrix is large: `quietmax card --json` shows it, with an interval for each cell."
+    return ([] if _matrix(evaluation) else [large]) + evaluation.remarks()
 
 
 def _paragraphs(sentences: Sequence[str]) -> str:
@@ -515,13 +513,14 @@ class Item(NamedTuple):
 
 def nist_checklist(card: PrivacyCard, ledger: LedgerRecord | None = None) -> list[Item]:
     """Return a checklist after NIST SP 800-226, from the guarantee down to the collection of the data."""
-    claim, facts = _claimed(card)
-    at_delta = (
-        ""
-        if card.epsilon_at_delta is None
-        else f"epsilon {card.epsilon_at_delta:.4g} at delta {card.delta:g}"
-    )
-    parameters = f"{claim.definition}: {at_delta}"
+    claim = card._total
+    if card.guarantee is None or claim is None:
+        raise InvalidInput("This form is for private models; an ordinary network has no guarantee.")
+    facts = card.guarantee.parameters
+    parameters = f"{claim.definition}: "
+    if card.epsilon_at_delta is not None:
+        parameters += f"epsilon {card.epsilon_at_delta:.4g} at delta {card.delta:g}"
+    charged = f"{card._answers[0].upper()}{card._answers[1:]}."
     person = "Yes: all rows of a person count together." if claim.unit == "person" else BLANK
     releases = f"{ledger.releases} Outside the ledger: {BLANK}" if ledger else BLANK
     access = f"{ledger.access} The data and the database: {BLANK}" if ledger else BLANK
@@ -544,7 +543,7 @@ def nist_checklist(card: PrivacyCard, ledger: LedgerRecord | None = None) -> lis
             "Are floating-point attacks excluded?": _floating_point(facts),
         },
         "Budget": {
-            "What is charged, and what is left?": _charged(card, ledger),
+            "What is charged, and what is left?": f"{charged} {ledger.budget}" if ledger else charged,
             "Which other releases use data of the same people?": releases,
         },
         "Utility": {
@@ -564,19 +563,6 @@ def nist_checklist(card: PrivacyCard, ledger: LedgerRecord | None = None) -> lis
         for topic, answers in questions.items()
         for question, answer in answers.items()
     ]
-
-
-def _claimed(card: PrivacyCard) -> tuple[Guarantee, Mapping[str, Any]]:
-    """Return the guarantee of everything that was released, and the parameters of the training."""
-    if card.guarantee is None or card._total is None:
-        raise InvalidInput("This form is for private models; an ordinary network has no guarantee.")
-    return card._total, card.guarantee.parameters
-
-
-def _charged(card: PrivacyCard, ledger: LedgerRecord | None) -> str:
-    """Return what answers cost, as a sentence."""
-    answers = f"{card._answers[0].upper()}{card._answers[1:]}."
-    return f"{answers} {ledger.budget}" if ledger else answers
 
 
 def _noise(facts: Mapping[str, Any]) -> str:

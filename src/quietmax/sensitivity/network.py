@@ -313,18 +313,25 @@ def _conditions(
 
 def measured_facts(model: Model, records: Records) -> MeasuredFacts:
     """Measure what the conditions of the bounds depend on."""
-    network = _doubled(model.network)
+    network = replace(
+        model.network,
+        kernels=tuple(kernel.double() for kernel in model.network.kernels),
+        biases=tuple(bias.double() for bias in model.network.biases),
+    )
     features = torch.from_numpy(np.asarray(records.features, dtype=np.float64))
     labels = torch.from_numpy(records.labels)
-    loss = model.settings.loss
-    base = loss.base if isinstance(loss, Convexified) else loss
-    objective, gradient = _objective(network, model.settings, features, labels)
+    form = model.settings.loss
+    base = form.base if isinstance(form, Convexified) else form
+    parameters, _, outputs = _layers(network, features)
+    loss = loss_value(form, outputs[-1], labels)
+    penalty = model.settings.l2 * sum(kernel.square().sum() for kernel in parameters[::2])
+    gradients = torch.autograd.grad(loss + penalty, parameters)
     return MeasuredFacts(
         norm=float(features.norm(dim=1).max()),
-        loss=objective,
-        loss_at_mean=float(loss_value(loss, _mean_of_equivalent(network).logits(features), labels)),
+        loss=float(loss.detach()),
+        loss_at_mean=float(loss_value(form, _mean_of_equivalent(network).logits(features), labels)),
         gradient=float(_record_gradient_norms(network, base, features, labels).max()),
-        objective_gradient=gradient,
+        objective_gradient=float(torch.stack([each.square().sum() for each in gradients]).sum().sqrt()),
     )
 
 
@@ -374,26 +381,6 @@ def _record_gradient_norms(
     return torch.stack(squares).sum(0).sqrt()
 
 
-def _objective(
-    network: MLP, settings: TrainingSettings, features: Tensor, labels: Tensor
-) -> tuple[float, float]:
-    """Return the loss of all records without the penalty, and the norm of the gradient of loss and penalty."""
-    parameters, _, outputs = _layers(network, features)
-    loss = loss_value(settings.loss, outputs[-1], labels)
-    penalty = settings.l2 * sum(kernel.square().sum() for kernel in parameters[::2])
-    gradients = torch.autograd.grad(loss + penalty, parameters)
-    return float(loss.detach()), float(torch.stack([each.square().sum() for each in gradients]).sum().sqrt())
-
-
-def _doubled(network: MLP) -> MLP:
-    return replace(
-        network,
-        kernels=tuple(kernel.double() for kernel in network.kernels),
-        biases=tuple(bias.double() for bias in network.biases),
-    )
-
-
-Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
 Kind = Literal["mislabelled", "extreme", "ordinary"]
 Quantity = Literal["weight", "weights_l2", "logit"]
@@ -555,8 +542,12 @@ def empirical_sensitivity(
         asked = np.concatenate([np.asarray(queries, dtype=np.float32), asked])
     weights = torch.cat([kernel.flatten(1) for kernel in stack.kernels], 1).double().numpy()
     logits = stack.stacked_logits(asked).double().numpy()
-    first, *others = zip(weights, logits, strict=True)
-    return _compared(first, others, rows, kinds, records)
+    changes = []
+    for place, (gone, kind) in enumerate(zip(rows, kinds, strict=True), start=1):
+        moved, logit = weights[place] - weights[0], np.abs(logits[place] - logits[0]).max()
+        largest, together = float(np.abs(moved).max()), float(np.linalg.norm(moved))
+        changes.append(Removal(tuple(gone.tolist()), kind, largest, together, float(logit)))
+    return EmpiricalSensitivity(tuple(changes), len(records), len(asked), records.unit)
 
 
 def _plant(records: Records, *, removals: int, seed: int = 0) -> tuple[Records, list[Rows], list[Kind]]:
@@ -580,20 +571,3 @@ def _plant(records: Records, *, removals: int, seed: int = 0) -> tuple[Records, 
         elif kind == "extreme":
             features[changed] = np.where(features[changed] > (low + high) / 2, low, high)
     return replace(records, features=features, labels=labels), rows, kinds
-
-
-def _compared(
-    first: tuple[Floats, Floats],
-    others: Sequence[tuple[Floats, Floats]],
-    rows: Sequence[Rows],
-    kinds: Sequence[Kind],
-    records: Records,
-) -> EmpiricalSensitivity:
-    """Compare the weights and the logits of the first network with those of all others."""
-    removals = []
-    for (weights, logits), gone, kind in zip(others, rows, kinds, strict=True):
-        moved = weights - first[0]
-        largest, logit = np.abs(moved).max(), np.abs(logits - first[1]).max()
-        removed = tuple(gone.tolist())
-        removals.append(Removal(removed, kind, float(largest), float(np.linalg.norm(moved)), float(logit)))
-    return EmpiricalSensitivity(tuple(removals), len(records), len(first[1]), records.unit)
