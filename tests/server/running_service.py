@@ -15,11 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import httpx
 import numpy as np
 import pandas as pd
+import pytest
 from numpy.typing import ArrayLike, NDArray
 
 from quietmax.data import Encoding, Schema, encode_table
@@ -79,9 +80,7 @@ class Running:
     http: httpx.Client = field(init=False)
 
     def __post_init__(self) -> None:
-        self.http = httpx.Client(
-            base_url=self.url, headers={"authorization": f"Bearer {self.key}"}, timeout=120
-        )
+        self.http = httpx.Client(base_url=self.url, headers=bearer(self.key), timeout=120)
 
     @property
     def ledger(self) -> Ledger:
@@ -91,8 +90,14 @@ class Running:
         self.service.log.flush(30)
         return [json.loads(line) for line in self.log.getvalue().splitlines()]
 
-    def infer(self, rows: ArrayLike, model: str = "plain", **more: Any) -> httpx.Response:
-        return self.http.post(f"/v2/models/{model}/infer", json=inference(rows, **more))
+    def infer(
+        self, rows: ArrayLike, model: str = "plain", *, key: str | None = None, **more: Any
+    ) -> httpx.Response:
+        path = f"/v2/models/{model}/infer"
+        return self.http.post(path, json=inference(rows, **more), headers=bearer(key or self.key))
+
+    def get(self, path: str, key: str | None = None) -> httpx.Response:
+        return self.http.get(path, headers=bearer(key or self.key))
 
     def infer_columns(
         self, columns: dict[str, list[Any]], model: str = "table", **more: Any
@@ -147,6 +152,27 @@ def serve_command(
             process.wait(60)
         finally:
             process.kill()
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def down(*_: object) -> NoReturn:
+    """Stands for a function of the ledger while it is down."""
+    raise LEDGER_DOWN
+
+
+def watch(patch: pytest.MonkeyPatch, owner: Any, name: str, note: Callable[..., Any]) -> list[Any]:
+    """Return a list that gets what `note` says of the arguments of each call of a function."""
+    original, noted = getattr(owner, name), []
+
+    def watched(*arguments: Any) -> Any:
+        noted.append(note(*arguments))
+        return original(*arguments)
+
+    patch.setattr(owner, name, watched)
+    return noted
 
 
 def until(condition: Callable[[], Any], seconds: float = 60) -> None:

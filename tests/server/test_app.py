@@ -7,7 +7,6 @@ import threading
 import time
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 import tritonclient.http as triton  # type: ignore[import-untyped]
@@ -27,21 +26,18 @@ from tests.server.running_service import (
     TABLE,
     Running,
     Start,
+    bearer,
     check_message,
     column_inference,
     inference,
     run_async,
     some_rows,
+    watch,
 )
 
 
 def _triton(service: Running) -> Any:
     return triton.InferenceServerClient(service.url.removeprefix("http://"))
-
-
-def _headers(service: Running) -> dict[str, str]:
-    """Headers for one request: the client writes into them."""
-    return {"authorization": f"Bearer {service.key}"}
 
 
 def _triton_input(rows: Any, **how: Any) -> Any:
@@ -51,7 +47,7 @@ def _triton_input(rows: Any, **how: Any) -> Any:
 
 
 def test_the_unmodified_triton_client_asks_for_health_metadata_and_answers(plain: Running) -> None:
-    client, headers = _triton(plain), _headers(plain)
+    client, headers = _triton(plain), bearer(plain.key)
     assert client.is_server_live()
     assert client.is_server_ready()
     assert client.is_model_ready("plain", headers=headers)
@@ -72,13 +68,13 @@ def test_the_unmodified_triton_client_asks_for_health_metadata_and_answers(plain
         triton.InferRequestedOutput("probabilities"),
     ]
     listed = [_triton_input(rows, binary_data=False)]
-    again = client.infer("plain", listed, "1", wanted, headers=_headers(plain))
+    again = client.infer("plain", listed, "1", wanted, headers=bearer(plain.key))
     np.testing.assert_array_equal(again.as_numpy("probabilities"), binary.as_numpy("probabilities"))
     assert again.get_response()["parameters"]["cost"] == 0
     assert binary.get_response()["parameters"]["remaining_answers"] == 17
     told = r"Privacy budget exhausted: 18 answers requested, 17 left\. Nothing was charged\."
     with pytest.raises(InferenceServerException, match=told) as error:
-        client.infer("plain", [_triton_input(some_rows(18, 1))], headers=_headers(plain))
+        client.infer("plain", [_triton_input(some_rows(18, 1))], headers=bearer(plain.key))
     assert error.value.status() == "403"
     with pytest.raises(InferenceServerException, match="An API key is required"):
         client.infer("plain", [_triton_input(some_rows(1, 1))])
@@ -95,7 +91,7 @@ def test_the_unmodified_triton_client_sends_columns_and_gets_class_names(
     table: Running, binary: bool
 ) -> None:
     client = _triton(table)
-    metadata = client.get_model_metadata("table", headers=_headers(table))
+    metadata = client.get_model_metadata("table", headers=bearer(table.key))
     assert metadata["inputs"] == [
         {"name": "age", "datatype": "FP64", "shape": [-1]},
         {"name": "income", "datatype": "FP64", "shape": [-1]},
@@ -121,7 +117,7 @@ def test_the_unmodified_triton_client_sends_columns_and_gets_class_names(
                 _triton_column("région", "BYTES", ["north", "south", ""], binary_data=binary),
             ],
             outputs=[triton.InferRequestedOutput(name, binary) for name in ("label", "probabilities")],
-            headers=_headers(table),
+            headers=bearer(table.key),
         )
         for _ in range(2)
     ]
@@ -290,14 +286,7 @@ def test_the_largest_requests_and_strings_full_of_commas_pass_the_check_of_the_s
 def test_large_bodies_are_decoded_in_a_thread_and_small_ones_at_once(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    threads: list[str] = []
-    decode = _decode_request
-
-    def noted(*arguments: Any) -> Any:
-        threads.append(threading.current_thread().name)
-        return decode(*arguments)
-
-    monkeypatch.setattr(codec, "_decode_request", noted)
+    threads = watch(monkeypatch, codec, "_decode_request", lambda *_: threading.current_thread().name)
     with start("plain", "table") as service:
         for spaces in (0, 2**20):
             assert service.post_body(_body("[1,2,3,4,5,6]") + b" " * spaces).status_code == 200
@@ -341,10 +330,7 @@ def test_an_unfinished_string_of_quotes_is_checked_in_linear_time_and_its_refusa
         response = service.http.post("/v2/models/head/infer", content=body)
         assert response.status_code in (400, 413)
         assert time.process_time() - begun < 5
-        with httpx.Client(base_url=service.url) as http:
-            for headers, status in (({}, 401), ({"authorization": f"Bearer {service.key}"}, 200)):
-                body = json.dumps(inference(some_rows(1))).encode()
-                asked = http.post("/v2/models/head/infer", content=body, headers=headers)
-                assert asked.status_code == status
+        for key, status in (("x", 401), (service.key, 200)):
+            assert service.infer(some_rows(1), "head", key=key).status_code == status
         logged = [line["status"] for line in service.lines() if line["event"] == "request"]
         assert logged == [401], "without a request log too"

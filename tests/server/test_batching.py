@@ -13,11 +13,10 @@ import httpx
 import numpy as np
 import pandas as pd
 import pytest
-from numpy.typing import NDArray
 
 from quietmax.accounting.costs import LIMIT
 from quietmax.ledger.transactions import Failed
-from quietmax.mechanisms import Answerer, Answers
+from quietmax.mechanisms import Answerer
 from quietmax.server import Service, Settings, batching
 from quietmax.server.batching import Pipeline
 from tests.server.running_service import (
@@ -28,9 +27,9 @@ from tests.server.running_service import (
     Start,
     caller,
     decoded,
-    inference,
     run_async,
     some_rows,
+    watch,
 )
 
 
@@ -46,7 +45,7 @@ def test_too_many_requests_in_flight_are_refused_without_a_charge(start: Start) 
         assert service.ledger.account("people").spent_units == LIMIT // 20
 
 
-def test_answers_drawn_together_are_stored_each_under_its_owndecoded(plain: Running) -> None:
+def test_answers_drawn_together_are_stored_each_under_its_own_query(plain: Running) -> None:
     queries = [some_rows(1 + number % 2, number) for number in range(12)]
     with ThreadPoolExecutor(12) as pool:
         first = [response.json()["outputs"] for response in pool.map(plain.infer, queries)]
@@ -83,11 +82,7 @@ def test_a_retry_with_the_same_id_is_free_and_another_body_is_refused_with_409(s
         other = service.infer(some_rows(2, 5), id="mine")
         assert (other.status_code, "another request" in other.json()["error"]) == (409, True)
         assert service.ledger.account("people").spent_units == 2 * LIMIT // 20
-        elsewhere = service.http.post(
-            "/v2/models/plain/infer",
-            json=inference(some_rows(1), id="mine"),
-            headers={"authorization": f"Bearer {service.admin}"},
-        )
+        elsewhere = service.infer(some_rows(1), key=service.admin, id="mine")
         assert elsewhere.status_code == 200, "ids of different clients do not meet"
 
 
@@ -187,14 +182,7 @@ def test_cached_answers_to_columns_follow_their_rows_and_are_shared_with_encoded
 def test_every_answer_is_charged_before_noise_is_drawn(
     plain: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    balances: list[int] = []
-    original = Answerer.release
-
-    def watched(self: Answerer, scores: Any) -> Answers:
-        balances.append(plain.ledger.account("people").spent_units)
-        return original(self, scores)
-
-    monkeypatch.setattr(Answerer, "release", watched)
+    balances = watch(monkeypatch, Answerer, "release", lambda *_: plain.ledger.account("people").spent_units)
     for number in range(3):
         plain.infer(some_rows(1, number))
     assert balances == [LIMIT // 20, 2 * LIMIT // 20, 3 * LIMIT // 20]
@@ -204,8 +192,7 @@ def test_a_request_with_an_id_is_answered_only_after_its_answer_is_stored(
     plain: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[str] = []
-    ledger = plain.ledger
-    original = ledger.submit_answers
+    submit = plain.ledger.submit_answers
 
     def watched(answers: Any, done: Any) -> None:
         def stored(result: Any) -> None:
@@ -213,9 +200,9 @@ def test_a_request_with_an_id_is_answered_only_after_its_answer_is_stored(
             time.sleep(0.05)
             done(result)
 
-        original(answers, stored)
+        submit(answers, stored)
 
-    monkeypatch.setattr(ledger, "submit_answers", watched)
+    monkeypatch.setattr(plain.ledger, "submit_answers", watched)
     plain.infer(some_rows(1), id="x")
     order.append("answered")
     assert order == ["stored", "answered"]
@@ -309,15 +296,11 @@ def test_answers_that_nobody_stores_are_not_packed(start: Start, monkeypatch: py
 def test_a_model_that_takes_long_is_drawn_in_a_thread_of_its_own(
     start: Start, monkeypatch: pytest.MonkeyPatch, seconds: float, limit: float, thread: bool, rows: int
 ) -> None:
-    threads: list[str] = []
-    original = Answerer.release
-
-    def watched(self: Answerer, scores: Any) -> Answers:
-        threads.append(threading.current_thread().name)
+    def note(*_: Any) -> str:
         time.sleep(seconds)
-        return original(self, scores)
+        return threading.current_thread().name
 
-    monkeypatch.setattr(Answerer, "release", watched)
+    threads = watch(monkeypatch, Answerer, "release", note)
     monkeypatch.setattr(batching, "_MAX_SECONDS_IN_LOOP", limit)
     with start("plain", queries=200) as service:
         for number in range(20):
@@ -330,20 +313,14 @@ def test_scores_computed_during_the_charge_are_those_of_the_rows_that_are_drawn(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second request has cached rows and a copy among its rows: only the scores of the new ones are drawn."""
-    scored: list[tuple[str, NDArray[np.float32]]] = []
-    drawn: list[NDArray[np.float64]] = []
-    compute, draw = Answerer.scores, Answerer.release
-
-    def scores(self: Answerer, features: Any) -> Any:
-        scored.append((threading.current_thread().name, features))
-        return compute(self, features)
-
-    def release(self: Answerer, scores: Any) -> Answers:
-        drawn.append(scores)
-        return draw(self, scores)
-
-    monkeypatch.setattr(Answerer, "scores", scores)
-    monkeypatch.setattr(Answerer, "release", release)
+    compute = Answerer.scores
+    scored = watch(
+        monkeypatch,
+        Answerer,
+        "scores",
+        lambda _, features: (threading.current_thread().name, len(features)),
+    )
+    drawn = watch(monkeypatch, Answerer, "release", lambda _, scores: scores)
     monkeypatch.setattr(batching, "_MIN_SECONDS_TO_SCORE", 0.0)
     monkeypatch.setattr(batching, "_MAX_SECONDS_IN_LOOP", 5.0)
     rows = some_rows(4)
@@ -352,7 +329,7 @@ def test_scores_computed_during_the_charge_are_those_of_the_rows_that_are_drawn(
         assert answerer is not None
         service.infer(rows[:2], "plain")  # how long a draw takes is not known before
         service.infer(rows[[0, 2, 3, 2]], "plain")
-    assert [(name, len(features)) for name, features in scored] == [("drawing_0", 2), (scored[1][0], 4)]
+    assert scored == [("drawing_0", 2), (scored[1][0], 4)]
     assert scored[1][0] != "drawing_0"
     np.testing.assert_allclose(drawn[1], compute(answerer, rows[[2, 3]]), rtol=1e-5)
 

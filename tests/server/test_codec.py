@@ -27,8 +27,6 @@ from quietmax.accounting.costs import LIMIT
 from quietmax.data.encoding import Column, DateColumn, Encoding, NumericColumn
 from quietmax.ledger import Terms
 from quietmax.mechanisms import Answers
-from quietmax.models import Model, TrainingSettings, save_model
-from quietmax.models.mlp import initial_mlp
 from quietmax.server import codec
 from quietmax.server.codec import (
     COLUMN_DATATYPES,
@@ -180,19 +178,6 @@ _TEXT = json.dumps(_one()).encode()
 )
 def test_text_that_is_not_valid_json_is_refused(service: Running, text: bytes) -> None:
     _check_refused(service, "plain", text, 400, "")
-
-
-def test_images_are_taken_in_their_own_shape(tmp_path: Path) -> None:
-    model = Model(
-        initial_mlp((FEATURES, 4, 2), "tanh", (0,)), TrainingSettings((4,)), 9, "d", 0, None, (1, 2, 3)
-    )
-    save_model(model, tmp_path / "image")
-    (deployment,) = load_models([str(tmp_path / "image")], budget=Terms(1.0), accept_unproven=True)
-    request = {
-        "inputs": [{"name": "features", "shape": [2, 1, 2, 3], "datatype": "FP32", "data": [0.5] * 12}]
-    }
-    assert _decode_request(json.dumps(request).encode(), None, deployment, 5).rows.shape == (2, FEATURES)
-    assert deployment.status == "conditional"
 
 
 def test_packed_answers_are_unpacked_unchanged() -> None:
@@ -555,9 +540,7 @@ def test_strings_are_split_as_they_were_joined(strings: list[str]) -> None:
     assert _split_strings(joined) == strings
 
 
-DEPLOYMENT: Any = SimpleNamespace(
-    encoding=None, inputs=3, image_shape=None, releases_probabilities=True, classes=("a", "b")
-)
+DEPLOYMENT: Any = SimpleNamespace(encoding=None, inputs=3, releases_probabilities=True, classes=("a", "b"))
 NUMBERS = [
     *("0", "-0", "1", "-1.5", "2.5e-3", "1E+2", "1e400", "-1e400", "1e-400", "0e999999", "4.9e-324"),
     *("1.7976931348623158e308", "1.7976931348623159e308", "18446744073709551615", "18446744073709551616"),

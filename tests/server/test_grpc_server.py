@@ -49,10 +49,11 @@ from tests.docs.scripts import script
 from tests.server.running_service import (
     CLASSES,
     FEATURES,
-    LEDGER_DOWN,
     Command,
     Running,
     Start,
+    bearer,
+    down,
     is_ready,
     serve_command,
     some_loans,
@@ -69,10 +70,6 @@ def _client(running: Running) -> triton.InferenceServerClient:
     return triton.InferenceServerClient(running.grpc)
 
 
-def _headers(key: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {key}"}
-
-
 def _tensor(name: str, values: Any, datatype: str) -> triton.InferInput:
     array = np.asarray(values)
     tensor = triton.InferInput(name, list(array.shape), datatype)
@@ -86,7 +83,7 @@ def _features(rows: Any) -> list[triton.InferInput]:
 
 def _infer(running: Running, model: str, rows: Any, key: str | None = None, **more: Any) -> Any:
     with _client(running) as client:
-        return client.infer(model, _features(rows), headers=_headers(key or running.key), **more)
+        return client.infer(model, _features(rows), headers=bearer(key or running.key), **more)
 
 
 def _parameters(result: triton.InferResult) -> dict[str, Any]:
@@ -110,7 +107,7 @@ def _calls(running: Running, kind: str = "unary_unary", method: str = INFER) -> 
     """Call a method with bytes, by default with the key of the client."""
     with grpc.insecure_channel(str(running.grpc)) as channel:
         call = getattr(channel, kind)(method, lambda each: each, lambda each: each)
-        metadata = {"metadata": tuple(_headers(running.key).items()), "timeout": 30}
+        metadata = {"metadata": tuple(bearer(running.key).items()), "timeout": 30}
         yield SimpleNamespace(
             now=lambda content, **more: call(content, **{**metadata, **more}),
             soon=lambda content, **more: call.future(content, **{**metadata, "timeout": 60, **more}),
@@ -154,7 +151,7 @@ def charged(start: Start) -> Iterator[Running]:
 
 def test_health_and_metadata_are_those_of_http(start: Start) -> None:
     with start("head", "loans", grpc=True) as running, _client(running) as client:
-        headers = _headers(running.key)
+        headers = bearer(running.key)
         assert client.is_server_live()
         assert client.is_server_ready()
         assert client.is_model_ready("head", headers=headers)
@@ -209,11 +206,11 @@ def test_a_table_model_takes_columns_and_answers_with_class_names(start: Start) 
         expected = over_http["outputs"][0]["data"]
         assert set(expected) <= {"no", "yes"}
         for inputs in (strings, typed):
-            result = client.infer("loans", inputs, headers=_headers(running.key))
+            result = client.infer("loans", inputs, headers=bearer(running.key))
             assert [name.decode() for name in result.as_numpy("label")] == expected
         with _refused("INVALID_ARGUMENT", "no column 'zip'"):
             client.infer(
-                "loans", [each for each in strings if each.name() != "zip"], headers=_headers(running.key)
+                "loans", [each for each in strings if each.name() != "zip"], headers=bearer(running.key)
             )
 
 
@@ -244,7 +241,7 @@ def test_both_protocols_spend_one_budget_and_an_exhausted_one_is_permission_deni
 def test_without_a_valid_key_or_with_two_nothing_is_answered(charged: Running) -> None:
     rows = _features(some_rows(1))
     with _client(charged) as client:
-        for headers in (None, _headers("qm_wrong"), {"authorization": charged.key}):
+        for headers in (None, bearer("qm_wrong"), {"authorization": charged.key}):
             for ask in (
                 lambda headers=headers: client.infer("plain", rows, headers=headers),
                 lambda headers=headers: client.get_model_metadata("plain", headers=headers),
@@ -253,9 +250,9 @@ def test_without_a_valid_key_or_with_two_nothing_is_answered(charged: Running) -
                 with _refused("UNAUTHENTICATED", "API key"):
                     ask()
         with _refused("NOT_FOUND", "no such model"):
-            client.infer("other", rows, headers=_headers(charged.key))
+            client.infer("other", rows, headers=bearer(charged.key))
         with _refused("NOT_FOUND"):
-            client.infer("plain", rows, model_version="2", headers=_headers(charged.key))
+            client.infer("plain", rows, model_version="2", headers=bearer(charged.key))
     twice = tuple(("authorization", f"Bearer {key}") for key in (charged.key, "qm_wrong"))
     for metadata in (twice, twice[::-1], twice[:1] * 2):
         with _refused("INVALID_ARGUMENT", "The metadata must have `authorization` once."):
@@ -327,12 +324,8 @@ def test_while_the_ledger_is_away_the_status_is_unavailable(
     charged: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert _client(charged).is_server_ready()
-
-    def fail(*_: object) -> None:
-        raise LEDGER_DOWN
-
-    monkeypatch.setattr(charged.ledger, "keys", fail)
-    monkeypatch.setattr(charged.ledger, "ping", fail)
+    monkeypatch.setattr(charged.ledger, "keys", down)
+    monkeypatch.setattr(charged.ledger, "ping", down)
     time.sleep(1.1)
     with _refused("UNAVAILABLE") as trailers:
         _send(charged, _message(some_rows(1)).SerializeToString())
@@ -360,7 +353,7 @@ def _labels_when_ready(port: int, model: str, key: str, request_id: str = "", **
     while True:
         try:
             with triton.InferenceServerClient(f"127.0.0.1:{port}", **tls) as client:
-                rows, headers = _features(some_rows(1)), _headers(key)
+                rows, headers = _features(some_rows(1)), bearer(key)
                 result = client.infer(model, rows, headers=headers, request_id=request_id)
                 labels: list[int] = result.as_numpy("label").tolist()
                 return labels
@@ -457,7 +450,7 @@ def test_only_so_many_messages_are_received_at_the_same_time_as_fit_into_the_mem
             with _calls(running) as calls:
                 message = _message(some_rows(1)).SerializeToString()
                 futures = [
-                    calls.soon(message, metadata=tuple(_headers(key).items()))
+                    calls.soon(message, metadata=tuple(bearer(key).items()))
                     for key in (running.key, running.admin)
                     for _ in range(20)
                 ]
@@ -571,8 +564,7 @@ def test_idle_connections_of_both_protocols_leave_descriptors_for_the_ledger(
         (worker,) = psutil.Process(command.process.pid).children()
         assert worker.num_fds() < 660
         time.sleep(1.1)  # the keys are read again
-        headers = {"authorization": f"Bearer {key}"}
-        assert httpx.get(f"{url}/v2/models", headers=headers, timeout=30).status_code == 200
+        assert httpx.get(f"{url}/v2/models", headers=bearer(key), timeout=30).status_code == 200
         command.process.terminate()
         command.process.wait(60)
         assert "accept_failed" not in command.events()

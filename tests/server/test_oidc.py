@@ -31,7 +31,7 @@ from quietmax.server import auth as oidc
 from quietmax.server.auth import ALGORITHMS, Identity, IssuerKeys, TokenVerifier, _fetch_json
 from quietmax.server.errors import HttpError
 from quietmax.server.telemetry import Log, _libraries_logged
-from tests.server.running_service import Running, Start, check_message, inference, run_async, some_rows, until
+from tests.server.running_service import Running, Start, check_message, run_async, some_rows, until
 from tests.server.token_issuer import AUDIENCE, TokenIssuer, serving
 
 
@@ -422,20 +422,15 @@ def with_tokens(serving_issuer: TokenIssuer, start: Start) -> Iterator[Running]:
         yield service
 
 
-def _bearer(token: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {token}"}
-
-
 def _infer(service: Running, token: str, row: int = 0, **more: Any) -> httpx.Response:
-    body = inference(some_rows(1, row), **more)
-    return service.http.post("/v2/models/plain/infer", json=body, headers=_bearer(token))
+    return service.infer(some_rows(1, row), key=token, **more)
 
 
 def test_a_token_is_charged_as_a_client_of_its_own_beside_api_keys(
     with_tokens: Running, serving_issuer: TokenIssuer
 ) -> None:
     def clients(token: str) -> list[str]:
-        budget = with_tokens.http.get("/v2/models/plain/budget", headers=_bearer(token)).json()
+        budget = with_tokens.get("/v2/models/plain/budget", token).json()
         return [each["client"] for each in budget["clients"]]
 
     token = serving_issuer.token("ec")
@@ -577,9 +572,7 @@ def test_the_tokens_of_a_real_issuer_work_across_its_restart_and_the_rotation_of
             first = _id_token(url, "ann")
             assert _infer(service, first).json()["parameters"]["new_answers"] == 1
             assert _infer(service, _id_token(url, "root"), 1).status_code == 200
-            admin = service.http.get(
-                "/v2/models/plain/budget", headers=_bearer(_id_token(url, "root"))
-            ).json()
+            admin = service.get("/v2/models/plain/budget", _id_token(url, "root")).json()
             assert {each["client"] for each in admin["clients"]} == {f"oidc:ann@{url}", f"oidc:root@{url}"}
         assert _infer(service, first, 2).status_code == 200, "the issuer is down, its last keys work"
         time.sleep(0.3)

@@ -23,7 +23,6 @@ import psutil
 import pytest
 
 from quietmax.accounting import Guarantee
-from quietmax.accounting.costs import LIMIT
 from quietmax.cli.serve import command
 from quietmax.data import Records, hold_out
 from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError
@@ -34,11 +33,9 @@ from quietmax.mechanisms import Algorithm1
 from quietmax.models import Model
 from quietmax.models.features import Identity
 from quietmax.noise import ExactNoise
-from quietmax.server import Service, Settings
+from quietmax.server import Service, Settings, deployment
 from quietmax.server.deployment import (
-    LOADERS,
     Deployment,
-    ModelFolder,
     ModelRepository,
     _parse_model,
     deploy,
@@ -57,6 +54,7 @@ from tests.server.running_service import (
     serve_command,
     some_rows,
     until,
+    watch,
 )
 
 
@@ -66,9 +64,9 @@ def test_scores_that_are_not_finite_are_answered_as_undecided_and_not_with_an_er
     """An error after the charge would reveal something about the model."""
     broken = np.zeros((3, CLASSES))
     broken[0, 0], broken[1, 1] = np.nan, np.inf
-    (deployment,) = load_models([str(models / "plain")], budget=Terms(1.0), accept_unproven=True)
+    (served,) = load_models([str(models / "plain")], budget=Terms(1.0), accept_unproven=True)
     monkeypatch.setattr(Model, "scores", lambda *_: broken)
-    answers = deployment.answer(np.zeros((3, FEATURES), np.float32))
+    answers = served.answer(np.zeros((3, FEATURES), np.float32))
     assert answers.probabilities is not None
     assert np.isfinite(answers.probabilities).all()
     assert len(answers.labels) == 3
@@ -76,19 +74,12 @@ def test_scores_that_are_not_finite_are_answered_as_undecided_and_not_with_an_er
 
 def test_served_answers_draw_exact_noise_only(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever a mechanism releases, the source is the exact one; no option or file names another."""
-    sources = []
-    original = Algorithm1.release
-
-    def watched(self: Algorithm1, scores: Any, source: Any) -> Any:
-        sources.append(source)
-        return original(self, scores, source)
-
-    monkeypatch.setattr(Algorithm1, "release", watched)
-    (deployment,) = load_models([str(models / "plain")], budget=Terms(1.0), accept_unproven=True)
-    deployment.answer(np.zeros((2, FEATURES), np.float32))
+    sources = watch(monkeypatch, Algorithm1, "release", lambda *given: given[-1])
+    (served,) = load_models([str(models / "plain")], budget=Terms(1.0), accept_unproven=True)
+    served.answer(np.zeros((2, FEATURES), np.float32))
     assert sources
     assert all(type(source) is ExactNoise and source.exact for source in sources)
-    for entry in (command, load_models, ModelFolder, Deployment, deploy, Settings, Service):
+    for entry in (command, load_models, Deployment, deploy, Settings, Service):
         assert not {"seed", "seeded", "source", "random_state"} & set(inspect.signature(entry).parameters)
 
 
@@ -104,8 +95,8 @@ def test_a_model_without_proven_guarantee_is_refused_unless_accepted(folder: Pat
     ):
         with pytest.raises(InvalidInput, match=message):
             load_models([str(folder / name)], budget=Terms(1.0))
-    (deployment,) = load_models([str(folder / "plain")], budget=Terms(1.0), accept_unproven=True)
-    assert deployment.status == "refuted"
+    (served,) = load_models([str(folder / "plain")], budget=Terms(1.0), accept_unproven=True)
+    assert served.status == "refuted"
     for name in ("head", "teachers", "asked"):
         assert load_models([str(folder / name)])[0].status == "proven"
 
@@ -123,29 +114,6 @@ def test_folders_that_cannot_be_served_are_refused(folder: Path) -> None:
     for models, kind, message in refused:
         with pytest.raises(kind, match=message):
             load_models(list(map(str, models)), accept_unproven=True)
-
-
-def test_a_further_kind_is_one_function(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, ledger: Ledger
-) -> None:
-    (head,) = load_models([str(folder / "head")])
-
-    def load(place: ModelFolder) -> Deployment:
-        return replace(
-            head,
-            name=place.name,
-            kind="own",
-            dataset=place.dataset,
-            digest=place._digest(),
-            terms=Terms(1.0, 1e-5),
-        )
-
-    monkeypatch.setitem(LOADERS, "own", load)
-    path = folder / "plain" / "model.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "kind": "own"}))
-    (deployment,) = deploy(ledger, load_models([str(folder / "plain")]))
-    assert (deployment.label, deployment.account.name) == ("plain/1", "people")
-    assert (deployment.unit_cost, deployment.account.spent_units) == (0, LIMIT)
 
 
 @pytest.mark.parametrize(
@@ -188,8 +156,8 @@ def test_a_folder_with_an_equals_sign_in_its_name_is_a_folder(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InvalidInput, match="NAME=FOLDER gives a folder another name"):
         load_models(["eps=1"])
-    (deployment,) = load_models(["head=eps=1"])
-    assert deployment.label == "head/1"
+    (served,) = load_models(["head=eps=1"])
+    assert served.label == "head/1"
     with pytest.raises(QuietmaxError):
         load_models(["eps=2"])
 
@@ -320,7 +288,7 @@ def test_a_model_that_cannot_be_served_leaves_the_one_before_it(
     elif problem == "json":
         (broken / "model.json").write_text("{")
     elif problem == "code":
-        monkeypatch.setitem(LOADERS, "head", lambda _: 1 / 0)
+        monkeypatch.setattr(deployment, "open_private", lambda _: 1 / 0)
     add("head", "n/1")
     errors = models.refresh(ledger)
     assert labels(models.deployments) == (["m/1"] if problem == "code" else ["m/1", "n/1"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,10 @@ import pytest
 
 from quietmax.accounting.costs import LIMIT
 from quietmax.estimators import PrivateHead, open_private, save_private
-from quietmax.ledger import Ledger, Terms
+from quietmax.ledger import Terms
 from quietmax.mechanisms import Answerer, Answers
 from quietmax.models.features import Identity
 from quietmax.server import Service
-from quietmax.server.deployment import deploy, load_models
 from quietmax.server.errors import HttpError
 from tests.server.running_service import (
     CLASSES,
@@ -26,7 +24,7 @@ from tests.server.running_service import (
     Start,
     caller,
     decoded,
-    inference,
+    down,
     run_async,
     running,
     some_rows,
@@ -35,12 +33,11 @@ from tests.server.running_service import (
 
 def test_a_client_sees_its_own_spending_and_an_administrator_that_of_all(plain: Running) -> None:
     plain.infer(some_rows(2))
-    admin = {"authorization": f"Bearer {plain.admin}"}
-    plain.http.post("/v2/models/plain/infer", json=inference(some_rows(1, 1)), headers=admin)
-    mine = plain.http.get("/v2/models/plain/budget").json()
+    plain.infer(some_rows(1, 1), key=plain.admin)
+    mine = plain.get("/v2/models/plain/budget").json()
     assert [part["client"] for part in mine["clients"]] == ["ann"]
     assert mine["spent_fraction"] == pytest.approx(3 / 20)
-    everyones = plain.http.get("/v2/models/plain/budget", headers=admin).json()
+    everyones = plain.get("/v2/models/plain/budget", plain.admin).json()
     assert {part["client"]: part["spent_fraction"] for part in everyones["clients"]} == {
         "ann": pytest.approx(0.1),
         "owner": pytest.approx(0.05),
@@ -58,7 +55,7 @@ def test_the_seed_of_a_model_is_shown_nowhere(tmp_path: Path) -> None:
         metadata = service.http.get("/v2/models/seeded")
         assert metadata.json()["parameters"]["guarantee_status"] == "conditional"
         assert metadata.json()["parameters"]["guarantee"]["parameters"]["noise_source"]["exact"] is False
-        page = service.http.get("/contents", headers={"authorization": f"Bearer {service.admin}"})
+        page = service.get("/contents", service.admin)
         answered = service.infer(features[:1].astype(np.float32), "seeded")
         budget = service.http.get("/v2/models/seeded/budget")
         for response in (metadata, page, answered, budget):
@@ -73,7 +70,7 @@ def test_answers_metadata_and_page_warn_of_an_unproven_guarantee(
     metadata = plain.http.get("/v2/models/plain").json()["parameters"]
     assert metadata["guarantee_status"] == "refuted"
     assert "theory page, section 2.1" in metadata["warning"]
-    page = plain.http.get("/contents", headers={"authorization": f"Bearer {plain.admin}"}).text
+    page = plain.get("/contents", plain.admin).text
     assert "No proven guarantee (refuted)" in page
     assert "plain/1 (refuted) answers from this account without a proven guarantee" in page
     assert plain.http.get("/v2/models/plain/budget").json()["unproven_models"] == ["plain/1 (refuted)"]
@@ -109,9 +106,7 @@ def test_a_quota_refuses_one_client_and_not_another(plain: Running) -> None:
     refused = plain.infer(some_rows(1, 1))
     assert refused.status_code == 403
     assert refused.json()["error"].startswith("Quota of this client exhausted")
-    body, admin = inference(some_rows(1, 1)), {"authorization": f"Bearer {plain.admin}"}
-    other = plain.http.post("/v2/models/plain/infer", json=body, headers=admin)
-    assert other.status_code == 200
+    assert plain.infer(some_rows(1, 1), key=plain.admin).status_code == 200
     plain.ledger.set_quota("people", "ann", None, "Ann's study needs no limit.")
     assert remaining() == 17
 
@@ -151,14 +146,14 @@ def test_a_head_of_released_weights_answers_any_number_of_queries_at_no_further_
 def test_several_models_and_versions_are_served_and_the_highest_version_by_default(
     tmp_path: Path, models: Path
 ) -> None:
-    labels = {("people", "9"): "plain", ("people", "10"): "plain", ("head", "1"): "head"}
+    labels = {("people", version): "plain" for version in ("v2", "9", "10", "v10")} | {("head", "1"): "head"}
     names = [f"{name}/{version}={models / kind}" for (name, version), kind in labels.items()]
     address = f"sqlite:///{tmp_path / 'l.sqlite'}"
     with running(address, names, budget=Terms(10.0, 1e-5), queries=20) as service:
-        assert service.http.get("/v2/models/people").json()["versions"] == ["9", "10"]
-        assert service.infer(some_rows(1), "people").json()["model_version"] == "10"
+        assert service.http.get("/v2/models/people").json()["versions"] == ["9", "10", "v2", "v10"]
+        assert service.infer(some_rows(1), "people").json()["model_version"] == "v10"
         assert service.infer(some_rows(1), "people/versions/9").json()["model_version"] == "9"
-        for missing in ("people/versions/8", "nobody"):
+        for missing in ("people/versions/8", "people/versions/", "nobody"):
             assert service.infer(some_rows(1), missing).status_code == 404
         listed = service.http.get("/v2/models").json()["models"]
         assert {(model["name"], model["version"]) for model in listed} == set(labels)
@@ -167,25 +162,6 @@ def test_several_models_and_versions_are_served_and_the_highest_version_by_defau
 def test_the_metadata_state_the_guarantee_of_the_budget_after_a_grant(plain: Running) -> None:
     plain.ledger.grant("people", Terms(50.0, analysis="published"), "five times as many answers")
     assert plain.http.get("/v2/models/plain").json()["parameters"]["guarantee"]["mu"] == pytest.approx(50.0)
-
-
-def test_versions_are_ordered_as_numbers(ledger: Ledger, folder: Path) -> None:
-    (deployment,) = deploy(ledger, load_models([str(folder / "head")]))
-    versions = ["2", "10", "1", "v2", "v10"]
-    service = Service(ledger, [replace(deployment, version=version) for version in versions])
-    assert run_async(service.metadata(service.deployment("head")))["versions"] == [
-        "1",
-        "2",
-        "10",
-        "v2",
-        "v10",
-    ]
-    assert service.deployment("head").version == "v10"
-    assert service.deployment("head", "2").version == "2"
-    for missing in (("head", "3"), ("head", ""), ("other", None)):
-        with pytest.raises(HttpError) as error:
-            service.deployment(*missing)
-        assert error.value.status == 404
 
 
 def test_a_service_that_has_not_started_refuses_and_says_so(idle: Service) -> None:
@@ -228,10 +204,7 @@ def test_a_stopping_service_answers_what_was_charged(idle: Service, monkeypatch:
 def test_a_ledger_that_is_down_makes_the_service_not_ready(
     plain: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail() -> None:
-        raise LEDGER_DOWN
-
-    monkeypatch.setattr(plain.ledger, "ping", fail)
+    monkeypatch.setattr(plain.ledger, "ping", down)
     response = plain.http.get("/v2/health/ready")
     assert response.status_code == 503
     assert response.json()["error"] == "The ledger is not available. No query is answered until it is."

@@ -21,7 +21,7 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 
 from quietmax.server.telemetry import Log, _libraries_logged
-from tests.server.running_service import LEDGER_DOWN, Running, log_schema, some_rows
+from tests.server.running_service import Running, down, log_schema, some_rows
 
 
 def _lines(stream: io.BytesIO) -> list[dict[str, Any]]:
@@ -229,11 +229,7 @@ def test_real_lines_of_the_log_follow_the_documented_schema(
     plain.infer([[0.0]])
     httpx.get(f"{plain.url}/nowhere")
     httpx.get(plain.url, headers={"x": "y" * 40_000})
-
-    def fail(*_: Any) -> None:
-        raise LEDGER_DOWN
-
-    monkeypatch.setattr(plain.ledger, "ping", fail)
+    monkeypatch.setattr(plain.ledger, "ping", down)
     plain.http.get("/v2/health/ready")
     monkeypatch.setattr(plain.service, "deployment", lambda *_: 1 / 0)
     plain.infer(some_rows(1))
@@ -279,12 +275,8 @@ def test_metrics_count_requests_answers_and_the_budget_but_name_no_client(plain:
 
 def test_metrics_say_that_the_ledger_is_down(plain: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "quietmax_ledger_up 1.0" in plain.http.get("/metrics").text
-
-    def fail() -> None:
-        raise LEDGER_DOWN
-
-    monkeypatch.setattr(plain.ledger, "keys", fail)
-    monkeypatch.setattr(plain.ledger, "accounts", fail)
+    monkeypatch.setattr(plain.ledger, "keys", down)
+    monkeypatch.setattr(plain.ledger, "accounts", down)
     monkeypatch.setattr(plain.service.auth, "_read_at", -1e9)
     assert "quietmax_ledger_up 0.0" in plain.http.get("/metrics").text
     assert httpx.get(f"{plain.url}/metrics", headers={"authorization": "Bearer qm_wrong"}).status_code == 401

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 PREFIX = "QUIETMAX_"
 _NOT_IN_FILE = ("config", "check")
-_NOT_A_VARIABLE = ("check",)
 # Kubernetes sets QUIETMAX_PORT=tcp://10.0.0.1:8080 in every pod beside a service that is called quietmax.
 _SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
 _SERVICE_VARIABLE = re.compile(
@@ -61,7 +60,7 @@ _OTHER_VARIABLES = tuple(
 
 
 class ServeOption(NamedTuple):
-    """One option with its other names."""
+    """One option or argument with its other names."""
 
     key: str  # Its key in the TOML file
     variable: str | None  # Its environment variable
@@ -71,14 +70,12 @@ class ServeOption(NamedTuple):
 
 def options_of(command: Any) -> list[ServeOption]:
     """List the options of a command, and its arguments, with their other names."""
-    settings = []
-    for option in command.params:
-        if option.name != "help":
-            is_argument = option.param_type_name == "argument"
-            key = option.name if is_argument else option.opts[0].lstrip("-").replace("-", "_")
-            variable = None if key in _NOT_A_VARIABLE else PREFIX + key.upper()
-            settings.append(ServeOption(key, variable, key not in _NOT_IN_FILE, option))
-    return settings
+    keys = {option.opts[0].lstrip("-").replace("-", "_"): option for option in command.params}
+    return [
+        ServeOption(key, None if key == "check" else PREFIX + key.upper(), key not in _NOT_IN_FILE, option)
+        for key, option in keys.items()
+        if key != "help"
+    ]
 
 
 class ConfigurableCommand(TyperCommand):
@@ -112,9 +109,8 @@ def _check_variables(command: Any, variables: Mapping[str, str]) -> None:
     """Check that every variable of ours in an environment is one that the command knows."""
     known = [setting.variable for setting in options_of(command) if setting.variable is not None]
     for name, value in sorted(variables.items()):
-        if not name.startswith(PREFIX) or name in known or name in _OTHER_VARIABLES:
-            continue
-        if _SERVICE_VARIABLE.fullmatch(name) or _SERVICE_LINK.match(value):
+        of_kubernetes = _SERVICE_VARIABLE.fullmatch(name) or _SERVICE_LINK.match(value)
+        if not name.startswith(PREFIX) or name in known or name in _OTHER_VARIABLES or of_kubernetes:
             continue
         (nearest,) = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
         raise InvalidInput(
@@ -201,7 +197,7 @@ class _Models:
         str | None, "Reason to move the records to another --account; the audit log keeps it."
     ] = None
 
-    def terms(self) -> Terms | None:
+    def _terms(self) -> Terms | None:
         """The budget that the owner states, if any."""
         from quietmax.ledger.accounts import Terms
 
@@ -211,26 +207,21 @@ class _Models:
             raise InvalidInput("`because` requires `account`.")
         return None if self.budget is None else Terms(checked_positive(self.budget, "budget"), self.delta)
 
-    def load(self, models: Iterable[str]) -> list[Deployment]:
-        """Read model folders."""
+    def _load(self, models: list[str]) -> list[Deployment]:
         from quietmax.server.deployment import load_models
 
         return load_models(
-            list(models),
-            budget=self.terms(),
-            queries=self.queries,
-            accept_unproven=self.accept_unproven,
+            models, budget=self._terms(), queries=self.queries, accept_unproven=self.accept_unproven
         )
 
-    def bind(
+    def _deploy(
         self, ledger: Ledger, models: Iterable[Deployment], because: str | None = None
     ) -> list[Deployment]:
-        """Bind models to their accounts."""
         from quietmax.server.deployment import deploy
 
-        return deploy(ledger, models, budget=self.terms(), account=self.account, because=because)
+        return deploy(ledger, models, budget=self._terms(), account=self.account, because=because)
 
-    def check(self, address: str, models: list[Deployment]) -> None:
+    def _check(self, address: str, models: list[Deployment]) -> None:
         """Check models against the ledger, if it exists already."""
         from quietmax.ledger.ledger import Ledger, ledger_exists
         from quietmax.server.deployment import check_deployments
@@ -238,7 +229,9 @@ class _Models:
         with Ledger(address, read_only=True) if ledger_exists(address) else nullcontext() as ledger:
             if ledger is not None:
                 ledger.check_damage()
-            check_deployments(ledger, models, budget=self.terms(), account=self.account, because=self.because)
+            check_deployments(
+                ledger, models, budget=self._terms(), account=self.account, because=self.because
+            )
 
 
 @with_groups
@@ -285,27 +278,28 @@ def command(
     if settings.anonymous:
         listener.check_anonymous()
     address = configured_url(chosen.ledger, chosen.ledger_file, chosen.ledger_password_file)
-    loaded, repository = chosen.load(models or []), None
+    loaded, repository = chosen._load(models or []), None
     if chosen.repository is not None:
         reserved = {each.name for each in loaded}
-        repository = ModelRepository(chosen.repository, chosen.load, chosen.bind, reserved)
+        repository = ModelRepository(chosen.repository, chosen._load, chosen._deploy, reserved)
     if check:
         listener.check_ports()
         served = [*loaded, *(repository.start(None) if repository else [])]
-        chosen.check(address, served)
+        chosen._check(address, served)
         lines = [f"{each.label} ({each.status})" for each in served]
         checked = {"ledger": hide_password(parse_url(address)), "served": lines}
         _tell(checked, "The configuration is valid. The ledger is {ledger}.", as_json=as_json)
         return
 
-    def create_service(metrics: Metrics) -> Service:
+    def _create_service(metrics: Metrics) -> Service:
         ledger = Ledger(address)
-        return Service(ledger, chosen.bind(ledger, loaded), settings, metrics=metrics, repository=repository)
+        deployed = chosen._deploy(ledger, loaded)
+        return Service(ledger, deployed, settings, metrics=metrics, repository=repository)
 
     with listener.reserve_grpc_port() as listener:
         opened, log = listener.open_socket(), Log()
         with Ledger(address) as ledger:
-            served = chosen.bind(ledger, loaded, chosen.because)
+            served = chosen._deploy(ledger, loaded, chosen.because)
             served += repository.start(ledger) if repository else []
             told: dict[str, Any] = {
                 "url": listener.url(opened),
@@ -320,7 +314,7 @@ def command(
         else:
             log.event("serving", **told)
             log.flush()  # before the lines of the workers
-        supervise(create_service, listener, opened, log, workers)
+        supervise(_create_service, listener, opened, log, workers)
 
 
 def _use_one_thread() -> None:
@@ -344,11 +338,9 @@ def _tell(told: dict[str, Any], sentence: str, *, as_json: bool) -> None:
 
 
 def _served_line(deployment: Deployment) -> str:
-    """Describe a model in a line."""
-    account, unit_cost = deployment.account, deployment.unit_cost
-    answers = (
-        f"{counted(account.remaining_units // unit_cost, 'answer')} left" if unit_cost else "answers are free"
-    )
+    account, answers = deployment.account, "answers are free"
+    if deployment.unit_cost:
+        answers = f"{counted(account.remaining_units // deployment.unit_cost, 'answer')} left"
     grade = deployment.total_guarantee(account).grade_in_words
     return f"{deployment.label} ({grade}): account {account.name}, {answers}"
 

@@ -72,7 +72,7 @@ class Client:
         self._timeout = timeout
         self._headers = {} if key is None else {"authorization": f"Bearer {key}"}
         self._connection: http.client.HTTPConnection | None = None
-        self._formats: dict[tuple[str, str | None], _Format] = {}
+        self._known: dict[tuple[str, str | None], dict[str, Any]] = {}  # metadata of models
         self._lock = threading.Lock()
 
     def __enter__(self) -> Client:
@@ -186,7 +186,7 @@ class Client:
             message says how many rows they had.
         """
         queries = self._checked(model, version, features)
-        most = self._format(model, version).max_rows
+        most = self._metadata_once(model, version)["parameters"]["max_rows"]
         if len(queries) <= most:
             return self._infer(model, version, queries, request_id).labels
         request_id = request_id or uuid.uuid4().hex
@@ -216,32 +216,31 @@ class Client:
         """Return queries as a frame of the model's columns, or as an array of encoded rows."""
         named = isinstance(features, Sequence) and any(isinstance(row, Mapping) for row in features)
         if named or hasattr(features, "columns") or hasattr(features, "__arrow_c_stream__"):
-            columns = self._format(model, version).columns
+            columns = self._columns(model, version)
             if not columns:
                 raise InvalidInput(f"The model {model!r} has no columns; features must be rows of numbers.")
             return _frame(features, columns)
         rows = _numbers(features)
-        described = self._format(model, version)
-        if described.columns and (rows is None or rows.ndim != 2 or rows.shape[1:] != (described.width,)):
+        columns = self._columns(model, version)
+        encoded = self._metadata_once(model, version)["parameters"].get("encoded_input", {"shape": []})
+        if columns and (rows is None or rows.ndim != 2 or [-1, rows.shape[1]] != encoded["shape"]):
             raise InvalidInput(
-                f"The model {model!r} has the columns {quoted(described.columns)}: features must be a data frame with "
-                "these columns, a list with a dict of these columns for each row, or an array of encoded rows."
+                f"The model {model!r} has the columns {quoted(columns)}: features must be a data frame with these "
+                "columns, a list with a dict of these columns for each row, or an array of encoded rows."
             )
         if rows is None:
             raise InvalidInput("features must be a table, or an array of numbers of shape (rows, features).")
         return rows
 
-    def _format(self, model: str, version: str | None) -> _Format:
-        """Return what a model takes; it is read once."""
-        if (model, version) not in self._formats:
-            metadata = self.metadata(model, version=version)
-            columns = [tensor["name"] for tensor in metadata["inputs"] if len(tensor["shape"]) == 1]
-            parameters = metadata["parameters"]
-            encoded = parameters.get("encoded_input")
-            self._formats[model, version] = _Format(
-                columns, None if encoded is None else encoded["shape"][1], parameters["max_rows"]
-            )
-        return self._formats[model, version]
+    def _columns(self, model: str, version: str | None) -> list[str]:
+        """Return the columns of a model; none if it takes numbers."""
+        inputs = self._metadata_once(model, version)["inputs"]
+        return [tensor["name"] for tensor in inputs if len(tensor["shape"]) == 1]
+
+    def _metadata_once(self, model: str, version: str | None) -> dict[str, Any]:
+        if (model, version) not in self._known:
+            self._known[model, version] = self.metadata(model, version=version)
+        return self._known[model, version]
 
     def _get(self, path: str) -> dict[str, Any]:
         content, _ = self._exchange("GET", path, None, {})
@@ -283,15 +282,6 @@ class Client:
             else:
                 self._connection = http.client.HTTPConnection(host, port, timeout=self._timeout)
         return self._connection
-
-
-@dataclass(frozen=True)
-class _Format:
-    """The columns of a model (none if it takes numbers), the width of its encoded rows, and the rows of a request."""
-
-    columns: list[str]
-    width: int | None
-    max_rows: int
 
 
 def _numbers(features: Any) -> NDArray[Any] | None:

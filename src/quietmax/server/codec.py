@@ -16,6 +16,7 @@ import re
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,6 +53,12 @@ COLUMN_DATATYPES: dict[str, np.dtype[Any]] = {
     **INPUT_DATATYPES,
 }
 """Datatypes of a column; BYTES are strings in UTF-8."""
+_CELLS: dict[str, tuple[set[type], str]] = {
+    "O": ({str}, "strings"),
+    "b": ({bool}, "booleans"),
+    "f": ({int, float}, "numbers"),
+}
+"""What the cells of a column are in JSON, by the kind of its datatype; all others are integers."""
 _ISO_DATES = "datetime"
 """The content type of strings that are dates in ISO 8601, whatever format their column declares."""
 _LENGTH = struct.Struct("<I")
@@ -111,11 +118,15 @@ def _decode_tensors(
     parts = _binary_parts(inputs, binary)
     encoding = deployment.encoding
     unknown: dict[str, int] = {}
-    if encoding is None or _is_encoded(inputs, encoding):
-        rows = _rows(_features_tensor(inputs), parts[0], deployment, max_rows)
+    encoded = [tensor["name"] for tensor in inputs] == [INPUT]
+    if encoding is None or (encoded and _takes_encoded_rows(encoding)):
+        rows = _rows(inputs, parts[0], deployment.inputs, max_rows)
     else:
         frame = _frame(inputs, parts, encoding, max_rows)
-        rows = _encode(frame, _with_iso_dates(encoding, inputs))
+        try:
+            rows = _with_iso_dates(encoding, inputs).encode(frame) + np.float32(0)
+        except InvalidInput as error:
+            raise HttpError(422, str(error)) from None
         unknown = _unknown_values(rows, encoding)
     return InferenceRequest(rows, _id(request), _outputs(request, deployment), unknown)
 
@@ -126,13 +137,9 @@ def _check_structure(text: bytes, deployment: Deployment, max_rows: int) -> None
     Counting takes a fraction of the time and memory of parsing. Only what stands outside of strings counts.
     """
     columns = 0 if deployment.encoding is None else len(deployment.encoding.columns)
-    row_lists = cells = 1
-    for size in (deployment.image_shape or ())[:-1]:
-        cells *= size
-        row_lists += cells
     most = {
         b",": max_rows * max(deployment.inputs, columns) + _SPARE * (1 + columns),
-        b"[": max_rows * max(row_lists, columns) + _SPARE * (1 + columns),
+        b"[": max_rows * max(1, columns) + _SPARE * (1 + columns),
         b"{": _SPARE * (1 + columns),
     }
     if all(_count(text, sign) <= limit for sign, limit in most.items()):
@@ -225,14 +232,6 @@ def _inputs(request: Mapping[str, Any]) -> list[dict[str, Any]]:
     return inputs
 
 
-def _features_tensor(inputs: list[dict[str, Any]]) -> dict[str, Any]:
-    if len(inputs) > 1:
-        raise HttpError(422, f"`inputs` must have one tensor named `{INPUT}`, got {len(inputs)} tensors.")
-    if inputs[0]["name"] != INPUT:
-        raise HttpError(422, f"The input tensor must be named `{INPUT}`.")
-    return inputs[0]
-
-
 def _id(request: Mapping[str, Any]) -> str | None:
     identifier = request.get("id")
     if identifier is None or identifier == "":
@@ -302,34 +301,32 @@ def _datatype(tensor: Mapping[str, Any], known: Mapping[str, Any]) -> str:
     return datatype
 
 
-def _rows(tensor: Mapping[str, Any], part: memoryview | None, deployment: Deployment, max_rows: int) -> Rows:
-    count = _row_count(tensor, deployment, max_rows)
+def _rows(inputs: list[dict[str, Any]], part: memoryview | None, width: int, max_rows: int) -> Rows:
+    """Return the rows of the one tensor `features`."""
+    tensor = inputs[0]
+    if len(inputs) > 1 or tensor["name"] != INPUT:
+        raise HttpError(422, f"`inputs` must be one tensor named `{INPUT}`.")
+    shape = _shape(tensor, "[1, 784]")
+    if shape[1:] != [width]:
+        raise HttpError(422, f"The `shape` of `{INPUT}` must be [rows, {width}], got {shape}.")
+    _check_count(shape[0], max_rows, f"`{INPUT}`")
     datatype = _datatype(tensor, INPUT_DATATYPES)
-    size = count * deployment.inputs
     if part is not None:
-        values = _binary_numbers(INPUT, part, datatype, size)
+        values = _binary_numbers(INPUT, part, datatype, shape[0] * width)
     else:
-        values = _listed_values(tensor, INPUT_DATATYPES[datatype], size)
+        values = _listed_values(tensor, INPUT_DATATYPES[datatype], shape)
     with np.errstate(over="ignore"):
-        rows = values.astype(np.float32, copy=False).reshape(count, deployment.inputs)
+        rows = values.astype(np.float32, copy=False).reshape(shape)
     if not np.abs(rows).max() <= MAX_VALUE:  # neither is NaN
         raise HttpError(422, f"Features must be between {-MAX_VALUE:g} and {MAX_VALUE:g}.")
     return rows + np.float32(0)  # -0.0 becomes 0.0, as equal queries have equal bytes
 
 
-def _row_count(tensor: Mapping[str, Any], deployment: Deployment, max_rows: int) -> int:
-    shape = _shape(tensor, "[1, 784]")
-    if tuple(shape[1:]) not in ((deployment.inputs,), deployment.image_shape):
-        raise HttpError(422, f"The `shape` of `{INPUT}` must be [rows, {deployment.inputs}], got {shape}.")
-    return _check_count(int(shape[0]), max_rows, f"`{INPUT}`")
-
-
-def _check_count(count: int, max_rows: int, what: str) -> int:
+def _check_count(count: int, max_rows: int, what: str) -> None:
     if count < 1:
         raise HttpError(422, f"{what} must have at least 1 row.")
     if count > max_rows:
         raise HttpError(413, f"{what} must have at most {max_rows} rows, got {count}.")
-    return count
 
 
 def _shape(tensor: Mapping[str, Any], example: str) -> list[int]:
@@ -345,22 +342,25 @@ def _shape(tensor: Mapping[str, Any], example: str) -> list[int]:
     return shape
 
 
-def _listed_values(tensor: Mapping[str, Any], kind: np.dtype[Any], size: int) -> NDArray[Any]:
+def _listed_values(tensor: Mapping[str, Any], kind: np.dtype[Any], shape: list[int]) -> NDArray[Any]:
+    """Return the numbers of `features` from JSON, in one list or one for each row; booleans are no numbers."""
     data = tensor.get("data")
     if not isinstance(data, list | np.ndarray):
         raise HttpError(400, f"The `data` of `{INPUT}` must be a list of numbers.")
-    if isinstance(data, list) and not _all_numbers(data):
-        raise HttpError(422, f"The `data` of `{INPUT}` must be numbers or lists of numbers.")
+    if isinstance(data, list):
+        nested = set(map(type, data)) == {list}
+        if not set(map(type, chain.from_iterable(data) if nested else data)) <= {int, float}:
+            raise HttpError(422, f"The `data` of `{INPUT}` must be numbers or lists of numbers.")
     try:
         with np.errstate(over="ignore"):
             values: NDArray[np.floating] = np.array(
                 data, dtype=np.float64 if kind.kind in "iu" else np.float32
             )
-    except (ValueError, TypeError, OverflowError, RecursionError):
+    except (ValueError, OverflowError):
         raise HttpError(422, f"The `data` of `{INPUT}` must be rows of numbers of equal length.") from None
-    if values.size != size or (values.ndim > 1 and values.shape != tuple(tensor["shape"])):
+    if values.shape not in (tuple(shape), (shape[0] * shape[1],)):
         raise HttpError(
-            422, f"The `data` of `{INPUT}` must have the shape {tensor['shape']}, got {values.size} numbers."
+            422, f"The `data` of `{INPUT}` must have the shape {shape}, got {values.size} numbers."
         )
     if kind.kind in "iu":
         limits = np.iinfo(kind)
@@ -373,11 +373,6 @@ def _listed_values(tensor: Mapping[str, Any], kind: np.dtype[Any], size: int) ->
 def _takes_encoded_rows(encoding: Encoding) -> bool:
     """Tell whether a model of a table also takes `features`; not if that is the name of one of its columns."""
     return all(column.name != INPUT for column in encoding.columns)
-
-
-def _is_encoded(inputs: list[dict[str, Any]], encoding: Encoding) -> bool:
-    """Tell whether a request to a model of a table holds encoded rows instead of columns."""
-    return len(inputs) == 1 and inputs[0]["name"] == INPUT and _takes_encoded_rows(encoding)
 
 
 def _frame(
@@ -430,18 +425,17 @@ def _check_columns(given: list[str], names: list[str]) -> None:
 
 
 def _common_length(inputs: list[dict[str, Any]], max_rows: int) -> int:
-    count = _column_length(inputs[0])
-    if any(_column_length(tensor) != count for tensor in inputs):
+    """Return the number of rows of all columns, each of shape [rows] or [rows, 1]."""
+    counts = set()
+    for tensor in inputs:
+        count, *others = _shape(tensor, "[1]")
+        if others not in ([], [1]):
+            raise HttpError(422, f"The `shape` of `{tensor['name']}` must be [rows] or [rows, 1].")
+        counts.add(count)
+    if len(counts) > 1:
         raise HttpError(422, "All columns must have the same number of rows.")
-    return _check_count(count, max_rows, "Columns")
-
-
-def _column_length(tensor: Mapping[str, Any]) -> int:
-    """Return the number of rows of a column of shape [rows] or [rows, 1]."""
-    shape = _shape(tensor, "[1]")
-    if shape[1:] not in ([], [1]):
-        raise HttpError(422, f"The `shape` of `{tensor['name']}` must be [rows] or [rows, 1].")
-    return int(shape[0])
+    _check_count(count, max_rows, "Columns")
+    return count
 
 
 def _listed_column(tensor: Mapping[str, Any], datatype: str, count: int) -> Any:
@@ -456,28 +450,22 @@ def _listed_column(tensor: Mapping[str, Any], datatype: str, count: int) -> Any:
         cells = [cell[0] for cell in cells]
     if len(cells) != count:
         raise HttpError(422, f"The `data` of `{name}` must have {count} values, got {len(cells)}.")
-    kinds = set(map(type, cells)) - {type(None)}
-    if datatype == "BYTES":
-        _check_kinds(name, kinds, {str}, "strings")
+    kind = "b" if datatype == "BOOL" else COLUMN_DATATYPES[datatype].kind
+    allowed, words = _CELLS.get(kind, ({int}, "integers"))
+    if not set(map(type, cells)) <= {*allowed, type(None)}:
+        raise HttpError(422, f"The `data` of `{name}` must be {words} or null, as its `datatype` says.")
+    if kind == "O":
         return pd.Series(cells, dtype=object)
-    missing = np.array([cell is None for cell in cells])
-    if datatype == "BOOL":
-        _check_kinds(name, kinds, {bool}, "booleans")
-        return pd.arrays.BooleanArray(np.array([cell is True for cell in cells]), missing)
-    if datatype.startswith("FP"):
-        _check_kinds(name, kinds, {int, float}, "numbers")
+    if kind == "f":
         return np.array([np.nan if cell is None else cell for cell in cells], dtype=np.float64)
-    _check_kinds(name, kinds, {int}, "integers")
+    missing = np.array([cell is None for cell in cells])
+    if kind == "b":
+        return pd.arrays.BooleanArray(np.array([cell is True for cell in cells]), missing)
     try:
         values = np.array([0 if cell is None else cell for cell in cells], dtype=COLUMN_DATATYPES[datatype])
     except OverflowError:
         raise HttpError(422, f"The `data` of `{name}` must be integers of the stated `datatype`.") from None
     return pd.arrays.IntegerArray(values, missing)
-
-
-def _check_kinds(name: str, kinds: set[type], allowed: set[type], words: str) -> None:
-    if not kinds <= allowed:
-        raise HttpError(422, f"The `data` of `{name}` must be {words} or null, as its `datatype` says.")
 
 
 def _binary_strings(name: str, content: memoryview, count: int) -> pd.Series[Any]:
@@ -525,14 +513,6 @@ def _join_strings(strings: Iterable[str | bytes]) -> bytes:
     return b"".join(_LENGTH.pack(len(element)) + element for element in elements)
 
 
-def _encode(frame: pd.DataFrame, encoding: Encoding) -> Rows:
-    try:
-        rows = encoding.encode(frame)
-    except InvalidInput as error:
-        raise HttpError(422, str(error)) from None
-    return rows + np.float32(0)
-
-
 def _unknown_values(rows: Rows, encoding: Encoding) -> dict[str, int]:
     """Count the values outside of the declared categories; those inferred from the records are not public."""
     if encoding.inferred:
@@ -545,19 +525,6 @@ def _unknown_values(rows: Rows, encoding: Encoding) -> dict[str, int]:
             counts[column.name] = int((~rows[:, start:end].any(axis=1)).sum())
         start = end
     return {name: count for name, count in counts.items() if count}
-
-
-def _all_numbers(data: list[Any]) -> bool:
-    """Tell whether a list, however nested, holds numbers only; booleans are no numbers."""
-    level = data
-    for _ in range(_MAX_DIMENSIONS):
-        kinds = set(map(type, level))
-        if kinds <= {int, float}:
-            return True
-        if kinds != {list}:
-            return False
-        level = [value for inner in level for value in inner]
-    return False
 
 
 def _output_datatypes(deployment: Deployment) -> dict[str, str]:

@@ -1,11 +1,8 @@
 """Deployments: model folders that are read, bound to the ledger accounts that pay for their answers, and served.
 
 A model whose weights were released is charged once, for its training. Any other model pays for each answer. A budget
-that was kept in the model folder until now moves into the ledger.
-
-To serve a further kind of model, write a function from a `ModelFolder` to a `Deployment` and add it to `LOADERS` under
-the ``kind`` that the model folder states. No loader takes a noise source: served answers always draw exact noise
-(THEORY 3.5).
+that was kept in the model folder until now moves into the ledger. Nothing here takes a noise source: served answers
+always draw exact noise (THEORY 3.5).
 """
 
 from __future__ import annotations
@@ -43,6 +40,8 @@ from quietmax.spending import ACCOUNT_FILE, ACCOUNT_ID, MOVED_FILE, FileAccount
 
 _MODEL = re.compile(r"(?:(?P<name>[^/=]+)(?:/(?P<version>[^/=]+))?=)?(?P<folder>.+)")
 MODEL_FILES = ("model.json", "weights.safetensors")
+KINDS = ("mlp", "head", "teachers", "dpsgd")
+"""The kinds of model that can be served."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 Rows = NDArray[np.float32]
 
@@ -62,7 +61,7 @@ class Deployment:
 
     name: str  # What requests call the model
     version: str
-    kind: str  # `mlp`, `head`, `teachers` or `dpsgd`
+    kind: str  # One of `KINDS`
     inputs: int  # Number of features in a row
     classes: tuple[str, ...]
     dataset: str  # Name of the training set, as the model folder states it
@@ -74,7 +73,6 @@ class Deployment:
     training_cost: Cost | None = None  # What training spent, if answers are free. None: it does not add up
     releases_probabilities: bool = True
     terms: Terms | None = None  # The budget that the model states itself
-    image_shape: tuple[int, ...] | None = None  # A further shape that a row may have
     encoding: Encoding | None = None  # How columns become features. With it, answers are class names
     migrated_budget: MigratedBudget | None = None  # The budget to move out of the model folder
     split: str | None = None  # Name of the split that held people out of the training set
@@ -129,31 +127,6 @@ class Deployment:
 # --- reading model folders ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class ModelFolder:
-    """A model folder, and how to serve it."""
-
-    name: str  # What requests will call the model
-    version: str
-    path: Path  # The folder
-    description: Mapping[str, Any]  # The contents of its `model.json`
-    budget: Terms | None = None  # The total budget of the training set, if stated by the owner
-    queries: int | None = None  # Number of answers that share the budget of an ordinary model
-
-    @property
-    def dataset(self) -> str:
-        """Name of the training set."""
-        return str(self.description.get("dataset", ""))
-
-    def _digest(self, mechanism: str = "") -> bytes:
-        """Return a SHA-256 that never changes for an unchanged model: cached answers are stored under it."""
-        sha256 = hashlib.sha256(json.dumps(mechanism).encode())
-        for name in MODEL_FILES:
-            content = (self.path / name).read_bytes()
-            sha256.update(b"%s %d " % (name.encode(), len(content)) + content)
-        return sha256.digest()
-
-
 def load_models(
     models: Sequence[str],
     *,
@@ -165,8 +138,20 @@ def load_models(
     loaded: dict[str, Deployment] = {}
     for text in models:
         name, version, path = _parse_model(text)
-        folder = ModelFolder(name, version, path, read_description(path), budget, queries)
-        deployment = _load(folder)
+        description = read_description(path)
+        kind = str(description.get("kind"))
+        if kind == "mlp":
+            read = _read_network(path, budget, queries)
+        elif kind in KINDS:
+            read = _read_private(path, description)
+        else:
+            raise InvalidInput(
+                f"The kind of a served model must be one of {', '.join(KINDS)}, but {path} has {kind!r}."
+            )
+        dataset = str(description.get("dataset", ""))
+        deployment = Deployment(name, version, kind, dataset=dataset, **read)
+        if deployment.encoding is not None:
+            deployment.encoding.read_encoders()  # an encoder that is not installed is an error at the start
         if deployment.label in loaded:
             raise InvalidInput(f"Model names must be unique, got two models called {deployment.label}.")
         if deployment.status != "proven" and not accept_unproven:
@@ -197,117 +182,89 @@ def _parse_model(text: str) -> tuple[str, str, Path]:
     return name, version, path
 
 
-def _load(folder: ModelFolder) -> Deployment:
-    kind = str(folder.description.get("kind"))
-    if kind not in LOADERS:
-        raise InvalidInput(
-            f"The kind of a served model must be one of {', '.join(LOADERS)}, but {folder.path} has {kind!r}."
-        )
-    deployment = LOADERS[kind](folder)
-    if deployment.encoding is not None:
-        deployment.encoding.read_encoders()  # an encoder that is not installed is an error at the start
-    return deployment
-
-
-def _load_network(folder: ModelFolder) -> Deployment:
-    """Load an ordinary network behind Algorithm 1 as published: conditional for two classes, refuted for more."""
-    if folder.budget is None:
-        raise InvalidInput(f"The ordinary model in {folder.path} states no budget; `budget` is required.")
-    model = load_model(folder.path)
+def _read_network(path: Path, budget: Terms | None, queries: int | None) -> dict[str, Any]:
+    """Read an ordinary network behind Algorithm 1 as published: conditional for two classes, refuted for more."""
+    if budget is None:
+        raise InvalidInput(f"The ordinary model in {path} states no budget; `budget` is required.")
+    model = load_model(path)
     mechanism = Algorithm1("gaussian")
-    terms = Terms(folder.budget.epsilon, folder.budget.delta, mechanism.analysis)
-    answerer = Answerer.prepare(model, mechanism, Budget(terms.epsilon, terms.delta, folder.queries))
-    classes = tuple(map(str, range(model.classes))) if model.encoding is None else model.encoding.classes
-    return _charged_per_answer(
-        folder,
-        answerer,
-        kind="mlp",
-        inputs=model.features,
-        classes=classes,
-        guarantee=claimed(answerer.mechanism.guarantee(model.classes), answerer.mechanism),
-        terms=terms,
-        image_shape=model.image_shape,
-        encoding=model.encoding,
-    )
+    terms = Terms(budget.epsilon, budget.delta, mechanism.analysis)
+    answerer = Answerer.prepare(model, mechanism, Budget(terms.epsilon, terms.delta, queries))
+    return {
+        "inputs": model.features,
+        "classes": tuple(map(str, range(model.classes)))
+        if model.encoding is None
+        else model.encoding.classes,
+        "guarantee": claimed(answerer.mechanism.guarantee(model.classes), answerer.mechanism),
+        "terms": terms,
+        "encoding": model.encoding,
+        **_charged_per_answer(path, answerer),
+    }
 
 
-def _load_private(folder: ModelFolder) -> Deployment:
-    """Load a head, teachers or a network trained by DP-SGD, under the guarantee of their training."""
-    model = open_private(folder.path)
-    epsilon, delta = folder.description.get("epsilon"), folder.description.get("delta")
-    guarantee = model.guarantee
-    described: dict[str, Any] = {
-        "kind": model.kind,
+def _read_private(path: Path, description: Mapping[str, Any]) -> dict[str, Any]:
+    """Read a head, teachers or a network trained by DP-SGD, under the guarantee of their training."""
+    model = open_private(path)
+    epsilon, delta = description.get("epsilon"), description.get("delta")
+    read: dict[str, Any] = {
         "inputs": model.inputs,
         "classes": model.classes if model.encoding is None else model.encoding.classes,
-        "guarantee": guarantee,
+        "guarantee": model.guarantee,
         "terms": None if epsilon is None else Terms(float(epsilon), float(delta or 0.0)),
         "encoding": model.encoding,
     }
     if isinstance(model.classifier, Predictor):
         predictor = model.classifier
-        return _charged_per_answer(
-            folder,
-            Answerer(predictor.model, predictor.mechanism, features=model.features),
-            migrated_budget=MigratedBudget(
-                FileAccount(folder.path / ACCOUNT_FILE, identity=folder.description.get(ACCOUNT_ID)),
-                predictor.remaining.queries + predictor.answered,
-                folder._digest().hex(),
-            ),
-            **described,
-        )
-    return Deployment(
-        folder.name,
-        folder.version,
-        dataset=folder.dataset,
-        mechanism="released weights",
-        answer=partial(_released_answer, model),
-        digest=folder._digest(),
-        training_cost=None if guarantee.definition == "approximate" else guarantee.cost,
-        split=split_name(model),
-        evaluations=tuple(read_evaluations(folder.path, model)),
-        **described,
-    )
+        account = FileAccount(path / ACCOUNT_FILE, identity=description.get(ACCOUNT_ID))
+        limit = predictor.remaining.queries + predictor.answered
+        answerer = Answerer(predictor.model, predictor.mechanism, features=model.features)
+        migrated = MigratedBudget(account, limit, _digest(path).hex())
+        return {**read, "migrated_budget": migrated, **_charged_per_answer(path, answerer)}
+    return {
+        **read,
+        "mechanism": "released weights",
+        "answer": partial(_released_answer, model),
+        "digest": _digest(path),
+        "training_cost": None if model.guarantee.definition == "approximate" else model.guarantee.cost,
+        "split": split_name(model),
+        "evaluations": tuple(read_evaluations(path, model)),
+    }
 
 
-def _charged_per_answer(folder: ModelFolder, answerer: Answerer, **fields: Any) -> Deployment:
-    """Make a deployment that charges every answer. The mechanism's own guarantee must have a cost."""
+def _charged_per_answer(path: Path, answerer: Answerer) -> dict[str, Any]:
+    """Describe a model that pays for every answer. The mechanism's own guarantee must have a cost."""
     mechanism, classes = answerer.mechanism, answerer.model.classes
     one = mechanism.guarantee(classes)
     if one.extra_delta or one.definition == "approximate":
         raise InvalidInput(
-            f"The mechanism {mechanism.name} of {folder.path} spends a delta with every answer. The ledger can "
-            "only count pure and Gaussian costs."
+            f"The mechanism {mechanism.name} of {path} spends a delta with every answer. The ledger can only count "
+            "pure and Gaussian costs."
         )
     # An error after the charge would reveal something about the model.
     served = replace(answerer, non_finite="undecided")
-    return Deployment(
-        folder.name,
-        folder.version,
-        dataset=folder.dataset,
-        mechanism=mechanism.name,
-        answer=served.answer,
-        answerer=served,
-        digest=folder._digest(digest_text(mechanism)),
-        cost=answerer.cost,
-        releases_probabilities=releases_probabilities(mechanism, classes),
-        **fields,
-    )
+    return {
+        "mechanism": mechanism.name,
+        "answer": served.answer,
+        "answerer": served,
+        "digest": _digest(path, digest_text(mechanism)),
+        "cost": answerer.cost,
+        "releases_probabilities": releases_probabilities(mechanism, classes),
+    }
+
+
+def _digest(path: Path, mechanism: str = "") -> bytes:
+    """Return a SHA-256 that never changes for an unchanged model: cached answers are stored under it."""
+    sha256 = hashlib.sha256(json.dumps(mechanism).encode())
+    for name in MODEL_FILES:
+        content = (path / name).read_bytes()
+        sha256.update(b"%s %d " % (name.encode(), len(content)) + content)
+    return sha256.digest()
 
 
 def _released_answer(model: PrivateModel, rows: Rows) -> Answers:
     """Answer with released weights: post-processing, without a mechanism."""
     probabilities = model.predict_proba(rows)
     return Answers(np.asarray(probabilities.argmax(-1), dtype=np.int64), probabilities)
-
-
-LOADERS: dict[str, Callable[[ModelFolder], Deployment]] = {
-    "mlp": _load_network,
-    "head": _load_private,
-    "teachers": _load_private,
-    "dpsgd": _load_private,
-}
-"""The kinds of model that can be served, each with the function that loads its folder."""
 
 
 # --- accounts -----------------------------------------------------------------------------------------------------
@@ -322,11 +279,12 @@ def deploy(
     because: str | None = None,
 ) -> list[Deployment]:
     """Bind models to the accounts of their training sets, new ones if need be, and charge what training spent."""
-    ordered = sorted(models, key=deployment_order)
-    return [_deploy(ledger, model, budget, account, because) for model in ordered]
+    return [
+        _deploy(ledger, model, budget, account, because) for model in sorted(models, key=_deployment_order)
+    ]
 
 
-def deployment_order(model: Deployment) -> bool:
+def _deployment_order(model: Deployment) -> bool:
     """Sort models with Gaussian costs first: an account with such a total can pay pure costs too."""
     return model._measure != "gaussian"
 
@@ -598,7 +556,7 @@ class ModelRepository:
                 except QuietmaxError as error:
                     errors[name] = str(error)
         # One by one: a model that cannot be paid for keeps no other from being served.
-        for name, (state, model) in sorted(read.items(), key=lambda each: deployment_order(each[1][1])):
+        for name, (state, model) in sorted(read.items(), key=lambda each: _deployment_order(each[1][1])):
             try:
                 deployed = model if ledger is None else self._deploy(ledger, [model])[0]
                 models[name] = state, deployed

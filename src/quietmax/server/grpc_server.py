@@ -20,7 +20,6 @@ import math
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
-from functools import partial
 from importlib.resources import files
 from typing import Any
 from weakref import WeakValueDictionary
@@ -40,6 +39,7 @@ from quietmax.server.auth import Caller
 from quietmax.server.codec import (
     _MAX_DIMENSIONS,
     COLUMN_DATATYPES,
+    MAX_BYTES_UNCHECKED,
     InferenceRequest,
     _decode_tensors,
     _join_strings,
@@ -68,7 +68,6 @@ STATUS_CODES = {
     503: StatusCode.UNAVAILABLE,
 }
 """The gRPC status of each HTTP status."""
-_MAX_BYTES_IN_LOOP = 2**15
 _GRACE_SECONDS = 5.0
 _LINGER_SECONDS = 1.0
 _CHECK_INTERVAL = 0.05
@@ -77,8 +76,6 @@ _IDENTITY_ONLY = 1
 _INFER = "ModelInfer"
 Method = Callable[[Any], Awaitable[bytes]]
 """Takes the context of a request and returns a message."""
-Control = Callable[[Any, Caller], Awaitable[dict[str, Any]]]
-"""Takes a message without data and who sends it, and returns the fields of the answer."""
 
 
 @asynccontextmanager
@@ -189,16 +186,13 @@ class _Methods:
             timeout.reschedule(asyncio.get_running_loop().time())
 
     def _handlers(self) -> dict[str, Any]:
-        controls: dict[str, Control] = {
-            "ModelReady": self._model_ready,
-            "ModelMetadata": self._model_metadata,
-        }
         methods: dict[str, Method] = {
             "ServerLive": self._server_live,
             "ServerReady": self._server_ready,
             "ServerMetadata": self._server_metadata,
+            "ModelReady": self._model_ready,
+            "ModelMetadata": self._model_metadata,
             _INFER: self._model_infer,
-            **{name: partial(self._control, name, control) for name, control in controls.items()},
         }
         return {
             name: grpc.stream_unary_rpc_method_handler(self._with_status(name, method))
@@ -246,25 +240,23 @@ class _Methods:
     async def _server_metadata(self, _context: Any) -> bytes:
         return _message("ServerMetadataResponse", name="quietmax", version=__version__, extensions=EXTENSIONS)
 
-    async def _control(self, name: str, control: Control, context: Any) -> bytes:
-        """Answer a request that holds no data; the messages are named after the method."""
+    async def _model_ready(self, context: Any) -> bytes:
+        await self._named_model("ModelReadyRequest", context)
+        return _message("ModelReadyResponse", ready=await self._service._readiness_error() is None)
+
+    async def _model_metadata(self, context: Any) -> bytes:
+        metadata = await self._service.metadata(await self._named_model("ModelMetadataRequest", context))
+        del metadata["parameters"]
+        return _message("ModelMetadataResponse", **metadata)
+
+    async def _named_model(self, message: str, context: Any) -> Deployment:
+        """Receive a message without data, which names a model."""
         caller = await self._authenticate(context)
         async with self._received(context, caller) as content:
             if len(content) > MAX_CONTROL_BYTES:
                 raise HttpError(413, f"The message must have at most {MAX_CONTROL_BYTES} bytes.")
-            request = _parse_message(f"{name}Request", content)
-        return _message(f"{name}Response", **await control(request, caller))
-
-    async def _model_ready(self, request: Any, _caller: Caller) -> dict[str, Any]:
-        self._service.deployment(request.name, request.version or None)
-        return {"ready": await self._service._readiness_error() is None}
-
-    async def _model_metadata(self, request: Any, _caller: Caller) -> dict[str, Any]:
-        metadata = await self._service.metadata(
-            self._service.deployment(request.name, request.version or None)
-        )
-        del metadata["parameters"]
-        return metadata
+            request = _parse_message(message, content)
+        return self._service.deployment(request.name, request.version or None)
 
     async def _model_infer(self, context: Any) -> bytes:
         service = self._service
@@ -277,24 +269,21 @@ class _Methods:
             return response
 
     async def _answer(self, content: bytes, caller: Caller, record: Record) -> bytes:
-        service, max_rows = self._service, self._service.settings.max_rows
-        in_loop = len(content) <= _MAX_BYTES_IN_LOOP
-        message = (
-            _parse_request(content, max_rows)
-            if in_loop
-            else await asyncio.to_thread(_parse_request, content, max_rows)
-        )
-        deployment = service.deployment(message.model_name, message.model_version or None)
-        record.deployment = deployment
-        request = (
-            _decode_request(message, deployment, max_rows)
-            if in_loop
-            else await asyncio.to_thread(_decode_request, message, deployment, max_rows)
-        )
+        if len(content) <= MAX_BYTES_UNCHECKED:
+            message, deployment, request = self._decode(content, record)
+        else:
+            message, deployment, request = await asyncio.to_thread(self._decode, content, record)
         record.rows = len(request.rows)
         # A client that goes away cancels this method, but not what it is charged for.
-        answers, parameters = await asyncio.shield(service.infer(deployment, request, caller))
+        answers, parameters = await asyncio.shield(self._service.infer(deployment, request, caller))
         return _encode_response(message, request, answers, parameters, deployment)
+
+    def _decode(self, content: bytes, record: Record) -> tuple[Any, Deployment, InferenceRequest]:
+        max_rows = self._service.settings.max_rows
+        message = _parse_request(content, max_rows)
+        deployment = self._service.deployment(message.model_name, message.model_version or None)
+        record.deployment = deployment
+        return message, deployment, _decode_request(message, deployment, max_rows)
 
     def _record(self, context: Any, route: str, status: int = 500) -> Record:
         address = _peer_host(context.peer())
@@ -383,7 +372,6 @@ _CONTENTS = {
     "BYTES": "bytes_contents",
 }
 """The field of InferTensorContents for each datatype; FP16 has none."""
-_MAX_UNCOUNTED_BYTES = 2**15
 _MAX_PARTS = 2**14
 """Most parts of a large message; a request with 1,000 columns has about 6,000."""
 _MAX_SHAPE_BYTES = 80
@@ -406,7 +394,7 @@ def _parse_message(name: str, content: bytes) -> Any:
 
 def _parse_request(content: bytes, max_rows: int) -> Any:
     """Parse an inference request, after a check that it does not have too many parts."""
-    if len(content) > _MAX_UNCOUNTED_BYTES:
+    if len(content) > MAX_BYTES_UNCHECKED:
         _check_parts(content, max_rows)
     return _parse_message("ModelInferRequest", content)
 

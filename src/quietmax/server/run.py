@@ -10,7 +10,6 @@ import asyncio
 import ctypes
 import gc
 import importlib.util
-import math
 import os
 import resource
 import signal
@@ -58,26 +57,6 @@ _RESTART_INTERVAL = 0.05
 _PR_SET_PDEATHSIG = 1
 
 
-def _uvicorn_config(service: Service, listener: Listener) -> uvicorn.Config:
-    """Return the configuration of uvicorn. Proxy headers are never trusted; uvicorn logs no requests."""
-    return uvicorn.Config(
-        create_app(service, _grpc_server(service, listener)),
-        host=listener.host,
-        port=listener.port,
-        loop="uvloop" if importlib.util.find_spec("uvloop") is not None else "asyncio",
-        http=LimitedProtocol,
-        ws="none",
-        access_log=False,
-        log_config=None,
-        log_level="warning",
-        proxy_headers=False,
-        server_header=False,
-        date_header=False,
-        timeout_keep_alive=math.ceil(service.settings.idle_timeout),
-        timeout_graceful_shutdown=_SHUTDOWN_TIMEOUT,
-    )
-
-
 def _grpc_server(service: Service, listener: Listener) -> AbstractAsyncContextManager[None] | None:
     """Return the gRPC server to run beside HTTP, if there is one."""
     if listener.grpc_port is None:
@@ -95,7 +74,20 @@ class _Server(uvicorn.Server):
     """uvicorn's server with limited connections. It stops on a signal."""
 
     def __init__(self, service: Service, listener: Listener, share: ConnectionShare | None = None) -> None:
-        super().__init__(_uvicorn_config(service, listener))
+        config = uvicorn.Config(
+            create_app(service, _grpc_server(service, listener)),
+            loop="uvloop" if importlib.util.find_spec("uvloop") is not None else "asyncio",
+            http=LimitedProtocol,
+            ws="none",
+            access_log=False,
+            log_config=None,
+            log_level="warning",
+            proxy_headers=False,  # they are never trusted
+            server_header=False,
+            date_header=False,
+            timeout_graceful_shutdown=_SHUTDOWN_TIMEOUT,
+        )
+        super().__init__(config)
         self._log = service.log
         self._share = share or ConnectionShare._of_workers(1)[0]
         self._connections = Connections(service, self._share, grpc=listener.grpc_port is not None)

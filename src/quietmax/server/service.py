@@ -43,16 +43,6 @@ _READY_FRESH_SECONDS = 0.2
 _ROUNDING = 2.0**-50
 
 
-class _ModelSet:
-    """Models by name and version. It never changes: another set takes its place at once."""
-
-    def __init__(self, deployments: list[Deployment]) -> None:
-        self.deployments = deployments
-        ordered = sorted(deployments, key=lambda deployment: _version_order(deployment.version))
-        self.by_version = {(each.name, each.version): each for each in ordered}
-        self.highest = {each.name: each for each in ordered}
-
-
 class Service:
     """Answers inference requests and describes its models and budgets.
 
@@ -131,19 +121,14 @@ class Service:
         self._reloading = asyncio.Lock()
         self._use_models()
         self._pipeline: Pipeline | None = None
-        self._checked = (-1.0, "")
+        self._checked: tuple[float, str | None] = (-1.0, None)
         self._request_prefix = secrets.token_hex(4)
         self._request_count = itertools.count()
-
-    @property
-    def deployments(self) -> list[Deployment]:
-        """The models that are served now."""
-        return self._models.deployments
 
     def _use_models(self) -> None:
         """Serve what the repository has. Requests in flight keep the model that they began with."""
         models = [] if self._repository is None else self._repository.deployments
-        self._models = _ModelSet([*self._fixed, *models])
+        self.deployments = [*self._fixed, *models]
 
     async def start(self) -> None:
         """Start to answer requests."""
@@ -186,11 +171,10 @@ class Service:
 
     def deployment(self, name: str, version: str | None = None) -> Deployment:
         """Find a model by its name and version, by default the highest."""
-        models = self._models
-        found = models.highest.get(name) if version is None else models.by_version.get((name, version))
-        if found is None:
+        found = [each for each in self.deployments if each.name == name and version in (None, each.version)]
+        if not found:
             raise HttpError(404, "There is no such model or version. GET /v2/models lists all.")
-        return found
+        return max(found, key=lambda each: _version_order(each.version))
 
     async def _reload(self) -> None:
         """Serve what is new in the model repository. What cannot be served is logged, and what was before it stays."""
@@ -244,21 +228,19 @@ class Service:
 
     async def _readiness_error(self) -> str | None:
         """Return why the service is not ready; None if it is. Asks the ledger at most five times a second."""
-        checked_at, error = self._checked
+        checked_at, message = self._checked
         if time.monotonic() - checked_at > _READY_FRESH_SECONDS:
-            error = await self._check_ready()
-            self._checked = (time.monotonic(), error)
-        return error or None
-
-    async def _check_ready(self) -> str:
-        if self._pipeline is None:
-            return "The service is starting or stopping."
-        try:
-            await _from_ledger(_READY_TIMEOUT, self.ledger.ping)
-        except HttpError as error:
-            self.log.event("not_ready", error=error.detail or error.message)
-            return error.message
-        return ""
+            message = None
+            if self._pipeline is None:
+                message = "The service is starting or stopping."
+            else:
+                try:
+                    await _from_ledger(_READY_TIMEOUT, self.ledger.ping)
+                except HttpError as error:
+                    self.log.event("not_ready", error=error.detail or error.message)
+                    message = error.message
+            self._checked = (time.monotonic(), message)
+        return message
 
     async def _read(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         """Call a function that reads from the ledger, in a thread."""
@@ -303,7 +285,10 @@ class Service:
             parameters["encoding"] = json.loads(encoding.to_json())
         return {
             "name": deployment.name,
-            "versions": [version for name, version in self._models.by_version if name == deployment.name],
+            "versions": sorted(
+                (each.version for each in self.deployments if each.name == deployment.name),
+                key=_version_order,
+            ),
             "platform": f"quietmax_{deployment.kind}",
             "inputs": inputs,
             "outputs": outputs,
@@ -349,8 +334,10 @@ class Service:
             "clients": [
                 {
                     "client": each.client,
-                    "spent_fraction": each.spent_units / limit if limit else 0.0,
-                    "quota_fraction": _quota_fraction(each, limit),
+                    "spent_fraction": _fraction(each.spent_units, limit),
+                    "quota_fraction": None
+                    if each.limit_units is None
+                    else _fraction(each.limit_units, limit),
                     "refused": each.refused,
                 }
                 for each in subaccounts
@@ -385,10 +372,8 @@ def _remaining_answers(remaining_units: int, unit_cost: int) -> int:
     return max(remaining_units, 0) // unit_cost
 
 
-def _quota_fraction(subaccount: Subaccount, limit: int) -> float | None:
-    if subaccount.limit_units is None:
-        return None
-    return subaccount.limit_units / limit if limit else 0.0
+def _fraction(units: int, limit: int) -> float:
+    return units / limit if limit else 0.0
 
 
 def _spent_in_epsilon(account: AccountState) -> float | None:

@@ -237,7 +237,6 @@ class Record:
 
     def _write(self, log: Log, seconds: float) -> None:
         model, version = self.model
-        error = {} if self.error is None else {"error": self.error}
         log.event(
             "request",
             request=self.request,
@@ -249,7 +248,7 @@ class Record:
             rows=self.rows,
             status=self.status,
             milliseconds=round(seconds * 1000, 2),
-            **error,
+            **({} if self.error is None else {"error": self.error}),
         )
 
 
@@ -339,18 +338,16 @@ class Metrics:
     def _count_refused(self, reason: str) -> None:
         self._child(self._refused, reason).inc()
 
-    def _of_all_workers(self) -> CollectorRegistry:
-        if self._folder is None or not self._folder.is_dir():
-            return self._registry
-        registry = CollectorRegistry()
-        MultiProcessCollector(registry, str(self._folder))  # type: ignore[no-untyped-call]
-        return registry
-
     def _exposition(self, accounts: list[AccountState] | None) -> bytes:
+        """Return the metrics of all workers as text; accounts of None: the ledger is not available."""
         self._ledger_up.set(0 if accounts is None else 1)
         for account in accounts or []:
             self._spent.labels(account.name).set(_spent_fraction(account))
-        return generate_latest(self._of_all_workers())
+        registry = self._registry
+        if self._folder is not None and self._folder.is_dir():
+            registry = CollectorRegistry()
+            MultiProcessCollector(registry, str(self._folder))  # type: ignore[no-untyped-call]
+        return generate_latest(registry)
 
 
 def _spent_fraction(account: AccountState) -> float:
