@@ -37,7 +37,6 @@ from quietmax.errors import InvalidInput
 from quietmax.mechanisms.base import Answers
 from quietmax.server.auth import Caller
 from quietmax.server.codec import (
-    _MAX_DIMENSIONS,
     COLUMN_DATATYPES,
     MAX_BYTES_UNCHECKED,
     InferenceRequest,
@@ -372,6 +371,8 @@ _CONTENTS = {
     "BYTES": "bytes_contents",
 }
 """The field of InferTensorContents for each datatype; FP16 has none."""
+_PARAMETERS = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
+"""The field of InferParameter for each type; a boolean is an integer too, so it comes first."""
 _MAX_PARTS = 2**14
 """Most parts of a large message; a request with 1,000 columns has about 6,000."""
 _MAX_SHAPE_BYTES = 80
@@ -483,25 +484,7 @@ def _contents(message: Any, max_rows: int, inputs: int) -> list[bytes]:
             400,
             f"`raw_input_contents` must have one entry for each of the {len(message.inputs)} inputs, got {len(raw)}.",
         )
-    for tensor, content in zip(message.inputs, raw, strict=True):
-        kind = COLUMN_DATATYPES.get(tensor.datatype)
-        if kind is not None and tensor.datatype != "BYTES":
-            _check_size(tensor, len(content), kind.itemsize, "bytes of `raw_input_contents`")
     return raw
-
-
-def _check_size(tensor: Any, size: int, factor: int, unit: str) -> None:
-    """Raise if the size of a tensor is not that of its shape; a shape that is not valid is refused where it is read."""
-    if len(tensor.shape) > _MAX_DIMENSIONS:
-        raise HttpError(
-            400, f"The `shape` of `{tensor.name[:64]}` must have at most {_MAX_DIMENSIONS} dimensions."
-        )
-    expected = math.prod(tensor.shape) * factor
-    if tensor.shape and expected >= 0 and size != expected:
-        raise HttpError(
-            422,
-            f"`{tensor.name[:64]}` must have {str(expected)[:20]} {unit}, as its `shape` says, got {size}.",
-        )
 
 
 def _content_bytes(tensor: Any, max_rows: int, inputs: int) -> bytes:
@@ -518,7 +501,6 @@ def _content_bytes(tensor: Any, max_rows: int, inputs: int) -> bytes:
     values = getattr(tensor.contents, expected)
     if len(values) > max_rows * inputs:
         raise HttpError(413, f"`{name}` must have at most {max_rows} rows, got {len(values)} values.")
-    _check_size(tensor, len(values), 1, "values")
     if datatype == "BYTES":
         return _join_strings(values)
     kind = COLUMN_DATATYPES[datatype]
@@ -552,7 +534,8 @@ def _encode_response(
         model_name=deployment.name, model_version=deployment.version, id=request.id or ""
     )
     for name, value in parameters.items():
-        setattr(response.parameters[name], _parameter_field(value), value)
+        chosen = next(choice for kind, choice in _PARAMETERS.items() if isinstance(value, kind))
+        setattr(response.parameters[name], chosen, value)
     tensors, datatypes = _output_tensors(answers), _output_datatypes(deployment)
     for name, _ in request.outputs:
         values, datatype = tensors[name], datatypes[name]
@@ -565,16 +548,3 @@ def _encode_response(
             getattr(output.contents, _CONTENTS[datatype]).extend(typed)
     content: bytes = response.SerializeToString()
     return content
-
-
-def _parameter_field(value: Any) -> str:
-    """Return the field of InferParameter for a value.
-
-    >>> _parameter_field(True), _parameter_field(1), _parameter_field(1.0), _parameter_field("proven")
-    ('bool_param', 'int64_param', 'double_param', 'string_param')
-    """
-    if isinstance(value, bool):
-        return "bool_param"
-    if isinstance(value, int):
-        return "int64_param"
-    return "double_param" if isinstance(value, float) else "string_param"
