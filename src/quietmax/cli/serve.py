@@ -85,7 +85,9 @@ class ConfigurableCommand(TyperCommand):
         super().__init__(*arguments, **named)
         for setting in options_of(self):
             variable = setting.variable
-            if variable is not None and not _is_service_link(variable):
+            if variable is not None and not (
+                variable.endswith("_PORT") and _SERVICE_LINK.match(os.environ.get(variable, ""))
+            ):
                 setting.option.envvar = variable
                 setting.option.show_envvar = False  # the help would have twice as many lines
 
@@ -119,14 +121,28 @@ def _check_variables(command: Any, variables: Mapping[str, str]) -> None:
         )
 
 
-def _is_service_link(variable: str) -> bool:
-    return variable.endswith("_PORT") and bool(_SERVICE_LINK.match(os.environ.get(variable, "")))
-
-
 def _use_file(context: typer.Context, path: Path | None) -> Path | None:
-    """Take the values of the file as defaults of the other options."""
-    if path is not None:
-        context.default_map = _read_file(path, options_of(context.command))
+    """Take the values of a TOML file as defaults of the other options."""
+    if path is None:
+        return None
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise QuietmaxError(f"Cannot read the configuration {path}: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidData(f"The configuration {path} is not a TOML file: {error}.") from error
+    known = {setting.key: setting.option for setting in options_of(context.command) if setting.in_file}
+    for key, value in values.items():
+        if key not in known:
+            raise InvalidData(f"{path}: {unknown_name('key', key, known)}")
+        several = known[key].nargs == -1
+        if isinstance(value, list) != several or isinstance(value, dict):
+            raise InvalidData(f"{path}: {key} must be {'a list of strings' if several else 'one value'}.")
+    # As text, so that they are read as on the command line: Click would turn the number 8080.5 into a port.
+    context.default_map = {
+        known[key].name: list(map(str, value)) if isinstance(value, list) else str(value)
+        for key, value in values.items()
+    }
     return path
 
 
@@ -140,30 +156,6 @@ Config = Annotated[
         help="TOML file with options: max_rows = 100 for --max-rows 100.",
     ),
 ]
-
-
-def _read_file(path: Path, settings: list[ServeOption]) -> dict[str, Any]:
-    """Read a TOML file of options."""
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise QuietmaxError(f"Cannot read the configuration {path}: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidData(f"The configuration {path} is not a TOML file: {error}.") from error
-    known = {setting.key: setting.option for setting in settings if setting.in_file}
-    for key, value in values.items():
-        if key not in known:
-            raise InvalidData(f"{path}: {unknown_name('key', key, known)}")
-        several = known[key].nargs == -1
-        if isinstance(value, list) != several or isinstance(value, dict):
-            raise InvalidData(f"{path}: {key} must be {'a list of strings' if several else 'one value'}.")
-    # As text, so that they are read as on the command line: Click would turn the number 8080.5 into a port.
-    return {
-        known[key].name: list(map(str, value)) if isinstance(value, list) else str(value)
-        for key, value in values.items()
-    }
-
-
 COMMAND_CLASS = ConfigurableCommand
 
 

@@ -274,7 +274,6 @@ class LimitedProtocol(HttpToolsProtocol):
         """Parse data, unless the client was refused already."""
         if self._refused:
             return
-        self._unset_keepalive_if_required()
         self.since = self.loop.time()
         self._received += len(data)
         try:

@@ -16,7 +16,6 @@ from quietmax.data.encoding import (
     CategoricalColumn,
     Column,
     DateColumn,
-    Encoding,
     NumericColumn,
 )
 from quietmax.ledger.accounts import AccountState, SpendingPoint
@@ -46,9 +45,9 @@ async def _contents(service: Service, caller: Caller) -> Html:
         "contents.html",
         state=await _state(service, caller),
         columns={
-            deployment.label: _fields(deployment.encoding)
+            deployment.label: [_field(column, public=not encoding.inferred) for column in encoding.columns]
             for deployment in service.deployments
-            if deployment.encoding is not None
+            if (encoding := deployment.encoding) is not None
         },
     )
 
@@ -116,19 +115,16 @@ def _model_state(deployment: Deployment, account: AccountState) -> dict[str, Any
         "because": guarantee.reason,
         "unit": guarantee.unit,
         "protects": _protects(deployment),
-        "in_words": guarantee.in_words(_released(deployment)),
+        "in_words": guarantee.in_words(
+            "the weights and all answers of this model"
+            if deployment.cost is None
+            else "everything that the budget of this account pays for"
+        ),
         "assumptions": list(guarantee.assumptions),
         "warning": deployment.warning,
         "measure": account.total.measure,
         "cost_per_answer": _cost_amount(account.total, deployment.unit_cost),
     }
-
-
-def _released(deployment: Deployment) -> str:
-    """Return what the words about a model cover."""
-    if deployment.cost is None:
-        return "the weights and all answers of this model"
-    return "everything that the budget of this account pays for"
 
 
 def _protects(deployment: Deployment) -> str:
@@ -165,13 +161,8 @@ def _account_words(account: AccountState, models: list[Deployment], unproven: se
     return total.in_words("everything that all models of this account release, and their evaluations")
 
 
-def _fields(encoding: Encoding) -> list[dict[str, Any]]:
-    """Return the columns of a table as form fields, without what was inferred from the records: it is not public."""
-    return [_field(column, public=not encoding.inferred) for column in encoding.columns]
-
-
 def _field(column: Column, public: bool) -> dict[str, Any]:
-    """Return a form field: its name, whether it is required, and what the browser needs to show it."""
+    """Return a column as a form field. What was inferred from the records is not public, and left out."""
     field: dict[str, Any] = {"name": column.name, "required": not column.missing, "type": "text"}
     if isinstance(column, NumericColumn):
         field["type"] = "number"
