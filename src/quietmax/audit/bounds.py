@@ -328,9 +328,9 @@ class CountedEvent:
     claim: Claim
     confidence: float  # Of both limits together
 
-    def _power(self, trials: int | None = None) -> float:
-        """Estimate the probability that ``trials`` new draws refute, if P and Q are as they were counted."""
-        trials = self.counts.trials if trials is None else trials
+    def _power(self, factor: float = 1.0) -> float:
+        """Estimate the probability that ``factor`` times the draws refute, if P and Q are as they were counted."""
+        trials = int(self.counts.trials * factor)
         # A count of 0 or of all may have been luck: half an event more or less, as in Jeffreys' estimate.
         shares = [
             (count + 0.5) / (self.counts.trials + 1) for count in (self.counts.likely, self.counts.unlikely)
@@ -341,9 +341,9 @@ class CountedEvent:
 
     def _samples_needed(self) -> int | None:
         """Estimate the number of samples with power `ENOUGH_POWER`; None if 1,000 times as many would not do."""
-        each = (int(self.counts.trials * factor) for factor in _FACTORS)
-        enough = next((trials for trials in each if self._power(trials) >= ENOUGH_POWER), None)
-        return None if enough is None else 2 * enough  # half of the samples choose the event
+        enough = next((factor for factor in _FACTORS if self._power(factor) >= ENOUGH_POWER), None)
+        # Half of the samples choose the event.
+        return None if enough is None else 2 * int(self.counts.trials * enough)
 
 
 @dataclass(frozen=True)

@@ -876,19 +876,19 @@ def _worst_pair(
     return left[0]
 
 
-def _draws(mechanism: Mechanism, scores: Floats, noise: NoiseSource) -> Draw:
-    return lambda times: _released_again(mechanism, scores, noise, times, at_once=_ROWS_AT_ONCE)
+def _draws(
+    mechanism: Mechanism, scores: Floats, noise: NoiseSource, at_once: int = _ROWS_AT_ONCE
+) -> Callable[[int], Answers]:
+    """Return draws of the answers for the same scores, of one query or of several."""
 
+    def draw(times: int) -> Answers:
+        parts = [
+            mechanism.release(np.tile(scores, (min(at_once, times - start), 1)), noise)
+            for start in range(0, times, at_once)
+        ]
+        released = [part.probabilities for part in parts if part.probabilities is not None]
+        return Answers(
+            np.concatenate([part.labels for part in parts]), np.concatenate(released) if released else None
+        )
 
-def _released_again(
-    mechanism: Mechanism, scores: Floats, noise: NoiseSource, times: int, *, at_once: int
-) -> Answers:
-    """Draw answers for the same scores, of one query or of several, many times, some thousand at once."""
-    parts = [
-        mechanism.release(np.tile(scores, (min(at_once, times - start), 1)), noise)
-        for start in range(0, times, at_once)
-    ]
-    released = [part.probabilities for part in parts if part.probabilities is not None]
-    return Answers(
-        np.concatenate([part.labels for part in parts]), np.concatenate(released) if released else None
-    )
+    return draw

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -46,7 +46,7 @@ from quietmax.audit.bounds import (
 from quietmax.audit.distinguishing import (
     Draw,
     _check_share,
-    _released_again,
+    _draws,
     distinguish,
     mechanism_with_share,
 )
@@ -322,14 +322,6 @@ def _joined(records: Records, canaries: Records) -> Records:
     return concatenated(records, canaries)
 
 
-def _joined_with_one(records: Records, canary: Records) -> Records:
-    if _unit_count(canary) != 1:
-        raise InvalidInput(
-            f"Neighbouring training sets differ in exactly 1 canary, got {_unit_count(canary)} {canary.unit}s."
-        )
-    return _joined(records, canary)
-
-
 def _unit_count(records: Records) -> int:
     """Return the number of persons, or of records without persons."""
     return int(records.units.max(initial=-1)) + 1
@@ -421,6 +413,10 @@ def _repeated_draws(
     progress: Progress | None,
 ) -> tuple[Draw, Draw]:
     """Return draws of the scores of models trained without and with the canary."""
+    if (count := _unit_count(canary)) != 1:
+        raise InvalidInput(
+            f"Neighbouring training sets differ in exactly 1 canary, got {count} {canary.unit}s."
+        )
     trained = itertools.count(1)
 
     def draws(given: Records) -> Draw:
@@ -433,7 +429,7 @@ def _repeated_draws(
 
         return lambda count: np.stack([once() for _ in range(count)])
 
-    return draws(records), draws(_joined_with_one(records, canary))
+    return draws(records), draws(_joined(records, canary))
 
 
 def _answer_draws(
@@ -459,9 +455,10 @@ def _answer_draws(
         mechanism = mechanism_with_share(predictor.mechanism, share)
         answerer = Answerer(predictor.model, mechanism, features=fitted.feature_map_)
         scores = answerer.scores(np.asarray(queries, np.float32))
+        released = _draws(mechanism, scores, source, _ANSWERS_AT_ONCE)
 
         def draw(times: int) -> Answers | Floats:
-            answers = _released_again(mechanism, scores, source, times, at_once=_ANSWERS_AT_ONCE)
+            answers = released(times)
             if answers.probabilities is not None:
                 return answers.probabilities.reshape(times, -1)
             return Answers(answers.labels.reshape(times, len(scores)), None)
@@ -582,19 +579,18 @@ def _head_answers(
     canary = np.array([[_HEAD_COSINE, np.sqrt(1 - _HEAD_COSINE**2)]], np.float32)
     labels = np.zeros(_HEAD_RECORDS, np.int64)
 
-    def head() -> PrivateHead:
-        return PrivateHead(
-            epsilon,
-            delta,
-            release="query",
-            queries=queries,
-            features=Identity(),
-            classes=(0, 1),
-            declared_size=_HEAD_RECORDS,
-            settings=HeadSettings(regularisation=_HEAD_PULL / _HEAD_RECORDS),
-            random_state=seed,
-        )
-
+    head = partial(
+        PrivateHead,
+        epsilon,
+        delta,
+        release="query",
+        queries=queries,
+        features=Identity(),
+        classes=(0, 1),
+        declared_size=_HEAD_RECORDS,
+        settings=HeadSettings(regularisation=_HEAD_PULL / _HEAD_RECORDS),
+        random_state=seed,
+    )
     # The constant feature, 0.2, pulls towards class 0 as much as these queries lean away from it.
     asked = np.array([[-0.04, 1.0]]) * (1 - 0.001 * np.arange(queries)[:, None])
     first = head().fit(features, labels)
@@ -607,17 +603,8 @@ def _teachers(
 ) -> tuple[Teachers, Teachers, NDArray[np.float32]]:
     """Train teachers that are split evenly, without and with a canary that turns one of them."""
 
-    def teachers() -> Teachers:
-        return Teachers(
-            epsilon,
-            delta,
-            queries,
-            _TEACHERS,
-            classes=(0, 1),
-            declared_size=_TEACHERS,
-            random_state=seed,
-        )
-
+    public: dict[str, Any] = {"classes": (0, 1), "declared_size": _TEACHERS, "random_state": seed}
+    teachers = partial(Teachers, epsilon, delta, queries, _TEACHERS, **public)
     key = teachers()._key()
     generator = np.random.default_rng((0x7EAC, seed))
 
@@ -658,8 +645,8 @@ def _dpsgd(
     seen = _WORST_NORM / np.hypot(_WORST_NORM, 1.0)  # the rest of the canary's gradient is in the bias
     step = settings.learning_rate * settings.max_grad_norm / (settings.sampling_rate * _DPSGD_SIZE)
 
-    def moves(rows: Rows, seeds: list[int]) -> Floats:
-        """Return how far each step moved the weights of the canary's column, in units of the clipping norm."""
+    def statistics(rows: Rows, seeds: list[int]) -> Floats:
+        """Return the move of all steps, and its evidence at the claimed noise and at half of it."""
         iterates = [initial_mlp((5, 2), settings.activation, tuple(seeds)).kernels[0]]
         for steps in range(1, _DPSGD_STEPS + 1):
             stack = train_private_stack(
@@ -674,11 +661,8 @@ def _dpsgd(
             )
             iterates.append(stack.kernels[0])
         column = np.stack([each[:, :, -1].double().numpy() for each in iterates])
-        return np.asarray(np.diff(column[..., 1] - column[..., 0], axis=0).T / (np.sqrt(2.0) * step))
-
-    def statistics(rows: Rows, seeds: list[int]) -> Floats:
-        """Return the move of all steps, and its evidence at the claimed noise and at half of it."""
-        moved = moves(rows, seeds)
+        # How far each step moved the weights of the canary's column, in units of the clipping norm.
+        moved = np.diff(column[..., 1] - column[..., 0], axis=0).T / (np.sqrt(2.0) * step)
         found = [moved.sum(1)]
         for sigma in (planned.noise_multiplier, planned.noise_multiplier / 2):
             ratio = np.exp(seen * (2 * moved - seen) / (2 * sigma**2))
@@ -712,8 +696,7 @@ def estimator_with_share(fitted: Estimator, share: float) -> Estimator:
     if isinstance(fitted, PrivateHead):
         settings = _head_settings(fitted, share)
     else:
-        own = _teacher_settings if isinstance(fitted, Teachers) else _dpsgd_settings
-        settings = own(fitted, share)
+        settings = (_teacher_settings if isinstance(fitted, Teachers) else _dpsgd_settings)(fitted, share)
     changed: Estimator = clone(fitted)
     return changed.set_params(**settings)  # type: ignore[no-any-return]
 
@@ -767,10 +750,7 @@ def _dpsgd_settings(fitted: DPSGD, share: float) -> dict[str, object]:
         epsilon = epsilon_of(float(np.sqrt(plan.settings.steps)) / multiplier, plan.delta)
     else:
         epsilon = SampledSteps(multiplier, plan.schedule)._epsilon(plan.delta)
-    kept = (
-        *("hidden", "activation", "sampling_rate", "steps", "centring_steps"),
-        *("max_grad_norm", "learning_rate", "decay", "optimizer", "l2"),
-    )
     chosen = fitted.settings or DPSGDSettings()
+    kept = [each.name for each in fields(DPSGDSettings) if each.name != "length"]
     own = replace(chosen, **{name: getattr(plan.settings, name) for name in kept})
     return {"settings": own, "epsilon": epsilon, "delta": plan.delta, "features": fitted.feature_map_}
