@@ -30,6 +30,8 @@ from quietmax.audit.bounds import (
 from quietmax.audit.distinguishing import _bound_rating
 from quietmax.errors import InvalidInput
 
+PARAMETERS: tuple[Parameter, ...] = ("epsilon", "mu")
+
 
 @given(trials=st.integers(1, 60), probability=st.floats(1e-6, 1), error=st.sampled_from([0.2, 0.01, 1e-6]))
 @settings(max_examples=40)
@@ -56,8 +58,7 @@ def test_bounds_approach_the_truth_as_trials_grow() -> None:
 @given(likely=st.integers(0, 1000), unlikely=st.integers(0, 1000), delta=st.sampled_from([0.0, 1e-5, 0.3]))
 def test_bounds_are_never_negative_and_fall_with_delta(likely: int, unlikely: int, delta: float) -> None:
     counts = EventCounts(likely, unlikely, 1000)
-    parameters: tuple[Parameter, ...] = ("epsilon", "mu")
-    for parameter in parameters:
+    for parameter in PARAMETERS:
         bound = counts._lower_bound(parameter, delta, 0.999)
         assert 0 <= bound <= counts._lower_bound(parameter, 0.0, 0.999)
         assert counts._lower_bound(parameter, delta, 0.999999) <= bound
@@ -65,8 +66,7 @@ def test_bounds_are_never_negative_and_fall_with_delta(likely: int, unlikely: in
 
 def test_the_approximation_of_the_search_is_close_if_counts_are_not_small() -> None:
     likely, unlikely = np.array([5000, 700]), np.array([2000, 200])
-    parameters: tuple[Parameter, ...] = ("epsilon", "mu")
-    for parameter in parameters:
+    for parameter in PARAMETERS:
         near = _bound_rating(parameter, 0.0, 0.999)(likely, unlikely, 10_000)
         exact = [
             EventCounts(int(one), int(other), 10_000)._lower_bound(parameter, 0.0, 0.999)

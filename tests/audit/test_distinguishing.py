@@ -237,13 +237,11 @@ class Confident:
 
 
 def test_a_mechanism_that_releases_one_number_without_noise_is_refuted() -> None:
-    options: dict[str, Any] = {
-        "change": bounds(0.5, 100.0),
-        "claimed": PureCost(1.0),
-        "samples": 6000,
-        "confidence": SURE,
-    }
-    assert audit_mechanism(Confident(), 4, **options).verdict == "refuted"
+    change = bounds(0.5, 100.0)
+    report = audit_mechanism(
+        Confident(), 4, change=change, claimed=PureCost(1.0), samples=6000, confidence=SURE
+    )
+    assert report.verdict == "refuted"
 
 
 def test_worst_case_neighbours_differ_by_at_most_the_given_change() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -71,9 +72,7 @@ def test_the_corollary_that_noise_makes_training_more_stable_is_refuted() -> Non
     report = audit_stability(
         strangers(40),
         removed=39,
-        settings=TrainingSettings(
-            hidden=(8,), loss=CrossEntropy(), epochs=60, learning_rate=0.03, batch_size=10
-        ),
+        settings=replace(SETTINGS, epochs=60),
         noise=(0.3,),
         draws=200,
         confidence=1 - 1e-6,

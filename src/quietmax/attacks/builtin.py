@@ -138,11 +138,11 @@ class AttackNetworks:
     def fitted(self, released: Released, labels: Labels) -> FittedAttack:
         """Score by the log-odds of membership; a candidate is a member if these are positive."""
 
-        def scores(answers: Answers) -> Floats:
+        def _scores(answers: Answers) -> Floats:
             features = _attack_features(answers, released, self.stack.widths[0])
             return _membership_odds(self.stack, self.network_of_class, features, labels)
 
-        return FittedAttack(scores, self.threshold, self.notes, decision=0.0)
+        return FittedAttack(_scores, self.threshold, self.notes, decision=0.0)
 
 
 @dataclass(frozen=True)
@@ -511,12 +511,12 @@ class RMIA(_ReferenceAttack):
             notes.append("No records are left over: candidates are compared with each other.")
         labels = pool.data.records.labels[queried]
 
-        def score(answers: Answers) -> Floats:
+        def _score(answers: Answers) -> Floats:
             ratios = statistic(answers, labels) - log_normalisers
             others = ratios if population is None else ratios[candidates:]
             return _dominated(ratios[:candidates], others, gamma)
 
-        return FittedAttack(score, best_threshold(*against(offset)), tuple(notes))
+        return FittedAttack(_score, best_threshold(*against(offset)), tuple(notes))
 
 
 class _Seen(NamedTuple):

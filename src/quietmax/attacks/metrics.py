@@ -218,7 +218,7 @@ def _tpr_at_fpr(curve: RocCurve, fpr: float) -> Estimate:
     """
     members, nonmembers = int(curve.true_positives[-1]), int(curve.false_positives[-1])
 
-    def caught(false_positives: float, side: Literal["left", "right"]) -> int:
+    def _caught(false_positives: float, side: Literal["left", "right"]) -> int:
         return int(curve.true_positives[np.searchsorted(curve.false_positives, false_positives, side) - 1])
 
     confidence = 1 - (1 - CONFIDENCE) / 4  # of each of the four limits
@@ -229,11 +229,11 @@ def _tpr_at_fpr(curve: RocCurve, fpr: float) -> Estimate:
     surely_above = beta.sf(fpr, rank, nonmembers - rank + 1) >= confidence
     low, high = 0.0, 1.0
     if surely_below.any():
-        below = caught(rank[surely_below][-1] - 1, "right")
+        below = _caught(rank[surely_below][-1] - 1, "right")
         low = float(clopper_pearson(below, members, 1 - confidence)[0])
     if surely_above.any():
-        high = float(clopper_pearson(caught(rank[surely_above][0], "left"), members, 1 - confidence)[1])
-    return Estimate(caught(fpr * nonmembers, "right") / members, low, high)
+        high = float(clopper_pearson(_caught(rank[surely_above][0], "left"), members, 1 - confidence)[1])
+    return Estimate(_caught(fpr * nonmembers, "right") / members, low, high)
 
 
 @dataclass(frozen=True, eq=False)
@@ -311,19 +311,19 @@ class AttackReport:
     ) -> AttackReport:
         """Compute the report; ``facts`` are the fields that do not follow from the scores."""
 
-        def rates(limit: float) -> list[Estimate]:
+        def _rates(limit: float) -> list[Estimate]:
             both = member_scores, nonmember_scores
             return [_proportion(int((scores > limit).sum()), len(scores)) for scores in both]
 
         curve = _roc_curve(member_scores, nonmember_scores)
-        tpr, fpr = rates(decision)
+        tpr, fpr = _rates(decision)
         return cls(
             members=len(member_scores),
             nonmembers=len(nonmember_scores),
             tpr=tpr,
             fpr=fpr,
             leakage=_difference(tpr, fpr),
-            advantage=_difference(*rates(threshold)),
+            advantage=_difference(*_rates(threshold)),
             auc=_auc(member_scores, nonmember_scores),
             tpr_at_0_1_percent_fpr=_tpr_at_fpr(curve, 0.001),
             tpr_at_1_percent_fpr=_tpr_at_fpr(curve, 0.01),

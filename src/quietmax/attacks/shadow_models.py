@@ -358,21 +358,21 @@ def _trained_stacks(
         return tuple(ray_map(reporting, train_networks, jobs, shared=shared, total=len(jobs)))
     done, lock = [0.0] * len(jobs), Lock()
 
-    def trained(number: int) -> MLP:
-        def report(finished: int, total: int) -> None:
+    def _trained(number: int) -> MLP:
+        def _report(finished: int, total: int) -> None:
             """Tell the caller of the progress of all stacks together."""
             with lock:
                 done[number] = finished / total
                 if progress is not None:
                     progress(round(sum(done) * total), len(done) * total)
 
-        return train_networks(*shared, *jobs[number], None, report)
+        return train_networks(*shared, *jobs[number], None, _report)
 
     if len(jobs) == 1:  # it may use all threads
-        return (trained(0),)
+        return (_trained(0),)
     at_once = max(1, MAX_MEMORY // (one * max(last - first for first, last in pairwise(edges))))
     stacks: list[MLP] = []
     for start in range(0, len(jobs), at_once):
         group = range(start, min(start + at_once, len(jobs)))
-        stacks += parallel_map(lambda place, group=group: trained(group[place]), len(group))  # type: ignore[misc]
+        stacks += parallel_map(lambda place, group=group: _trained(group[place]), len(group))  # type: ignore[misc]
     return tuple(stacks)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from quietmax.accounting.costs import Cost
 from quietmax.errors import InvalidInput, QuietmaxError
 from quietmax.estimators.serialization import PrivateModel
-from quietmax.mechanisms.base import Answerer, Answers
+from quietmax.mechanisms.base import Answerer, Answers, releases_probabilities
 from quietmax.models.training import Classifier, Model, softmax
 from quietmax.predictor import Predictor
 
@@ -229,8 +229,9 @@ def _answers_of(target: Target, features: Features, classes: int) -> Answers:
     """Query a target that is not a URL."""
     if isinstance(target, Answerer | Endpoint):
         return target.answer(features)
-    columns = _class_of_each_column(target, classes)
-    if hasattr(target, "predict_proba") and not _releases_labels_only(target, features):
+    columns, account = _class_of_each_column(target, classes), _account_of(target)
+    labels_only = account is not None and not releases_probabilities(account.mechanism, classes)
+    if hasattr(target, "predict_proba") and not labels_only:
         probabilities = _numbers(target.predict_proba(features))
         if columns is not None and probabilities.ndim == 2 and probabilities.shape[1] == len(columns):
             # Classes that the estimator does not know get probability 0.
@@ -251,17 +252,6 @@ def _answers_of(target: Target, features: Features, classes: int) -> Answers:
         "A target must be a model, a Predictor, a fitted estimator, a function of features or the URL of a server, "
         f"got {type(target).__name__}."
     )
-
-
-def _releases_labels_only(target: Target, features: Features) -> bool:
-    """Try a target with a budget on one record; its stored answer costs nothing the second time."""
-    if not isinstance(target, Predictor | PrivateModel) or _account_of(target) is None:
-        return False
-    try:
-        target.predict_proba(features[:1])
-    except InvalidInput:
-        return True
-    return False
 
 
 def _class_of_each_column(target: Target, classes: int) -> NDArray[np.int64] | None:

@@ -125,17 +125,17 @@ class SampledSteps:
     def _epsilon(self, delta: float) -> float:
         """Return the epsilon of the steps at ``delta``."""
 
-        def exceeded(epsilon: float) -> bool:
+        def _exceeded(epsilon: float) -> bool:
             return loss_delta(self.noise_multiplier, epsilon, self.schedule) > delta
 
-        if not exceeded(0.0):
+        if not _exceeded(0.0):
             return 0.0
         high = 1.0
-        while exceeded(high):
+        while _exceeded(high):
             if high >= _LARGEST_EPSILON_OF_STEPS:
                 return high
             high *= 2
-        return _bisected(exceeded, high / 2 if high > 1 else 0.0, high, rounds=12)
+        return _bisected(_exceeded, high / 2 if high > 1 else 0.0, high, rounds=12)
 
     def _lower_bound(self, p: float, q: float, delta: float) -> float:
         """Return the epsilon at ``delta`` of the least noise multiplier that ``p`` and ``q`` reject."""
@@ -143,16 +143,16 @@ class SampledSteps:
         # Beyond these epsilons exp(epsilon)*q alone exceeds p.
         epsilons = [each for each in _EPSILONS if math.exp(each) * q < p]
 
-        def rejected(log: float) -> bool:
+        def _rejected(log: float) -> bool:
             return any(
                 p > math.exp(each) * q + loss_delta(math.exp(log), each, self.schedule) for each in epsilons
             )
 
         own = math.log(self.noise_multiplier)
-        step = math.log(2.0) if rejected(own) else -math.log(2.0)
+        step = math.log(2.0) if _rejected(own) else -math.log(2.0)
         # More noise is rejected sooner: look for the border below the claimed noise, or above it.
         near, far = own, own - step
-        while rejected(far) == (step > 0):
+        while _rejected(far) == (step > 0):
             near, far = far, far - step
             if far - own > _MOST_NOISE:
                 return 0.0
@@ -160,7 +160,7 @@ class SampledSteps:
                 return SampledSteps(math.exp(near), self.schedule)._epsilon(delta)
         low, high = min(near, far), max(near, far)
         # The least noise that is known to be rejected: less noise might not be, and would give a larger epsilon.
-        border = -_bisected(lambda log: rejected(-log), -high, -low, rounds=12)
+        border = -_bisected(lambda log: _rejected(-log), -high, -low, rounds=12)
         return SampledSteps(math.exp(border), self.schedule)._epsilon(delta)
 
 
@@ -181,14 +181,14 @@ def epsilon_from_guesses(
     _check_guesses(canaries, guesses, right, confidence)
     error = 1 - confidence
 
-    def rejected(epsilon: float) -> bool:
+    def _rejected(epsilon: float) -> bool:
         return _guess_tail(canaries, guesses, right, epsilon, delta) <= error
 
     # With a delta the tail need not grow with epsilon: look for the first epsilon that is not rejected. The last one
     # is not: there a guess is right with probability 1 in floating point, and the tail is 1.
     scanned = np.linspace(0.0, _LARGEST_EPSILON, _SCANNED)
-    first = next(place for place, epsilon in enumerate(scanned) if not rejected(epsilon))
-    return 0.0 if first == 0 else _bisected(rejected, float(scanned[first - 1]), float(scanned[first]))
+    first = next(place for place, epsilon in enumerate(scanned) if not _rejected(epsilon))
+    return 0.0 if first == 0 else _bisected(_rejected, float(scanned[first - 1]), float(scanned[first]))
 
 
 def _mu_from_guesses(

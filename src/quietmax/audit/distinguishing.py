@@ -226,12 +226,12 @@ def _draw_pair(first: Draw, second: Draw, draws: int) -> _Pair:
 def _bound_rating(parameter: Parameter, delta: float, confidence: float) -> Rating:
     """Return a function that rates events by an approximate bound: good enough to choose an event."""
 
-    def rate(likely: Integers, unlikely: Integers, trials: int) -> Floats:
+    def _rate(likely: Integers, unlikely: Integers, trials: int) -> Floats:
         low, high = _wilson_limits(likely, unlikely, trials, confidence)
         p, q = np.maximum(low - delta, _TINY), np.clip(high, _TINY, 1.0)
         return np.asarray(np.log(p / q) if parameter == "epsilon" else ndtri(p) - ndtri(q))
 
-    return rate
+    return _rate
 
 
 def _claim_rating(claim: Claim, confidence: float) -> Rating:
@@ -240,11 +240,11 @@ def _claim_rating(claim: Claim, confidence: float) -> Rating:
     if steps is None:
         return _bound_rating(claim.parameter, claim.extra_delta, confidence)
 
-    def rate(likely: Integers, unlikely: Integers, trials: int) -> Floats:
+    def _rate(likely: Integers, unlikely: Integers, trials: int) -> Floats:
         p, q = _wilson_limits(likely, unlikely, trials, confidence)
         return np.asarray((p - q) / np.maximum(steps._permitted(q) - q, _TINY))
 
-    return rate
+    return _rate
 
 
 def _wilson_limits(
@@ -368,14 +368,14 @@ def _likelihood_of_labels(first: _Observations, second: _Observations) -> _Stati
     one, other = np.asarray(first.labels), np.asarray(second.labels)
     queries, classes = one.shape[1], int(max(one.max(), other.max())) + 1
 
-    def counted(labels: Integers) -> Floats:
+    def _counted(labels: Integers) -> Floats:
         places = labels + classes * np.arange(queries)
         counts = np.bincount(places.ravel(), minlength=queries * classes).reshape(queries, classes)
         return np.asarray(counts + 0.5, np.float64)
 
-    ratios = np.log(counted(other)) - np.log(counted(one))
+    ratios = np.log(_counted(other)) - np.log(_counted(one))
 
-    def likelihood(drawn: _Observations) -> Floats:
+    def _likelihood(drawn: _Observations) -> Floats:
         # A label that was never seen says nothing.
         labels = np.asarray(drawn.labels)
         known = np.minimum(labels, classes - 1)
@@ -384,7 +384,7 @@ def _likelihood_of_labels(first: _Observations, second: _Observations) -> _Stati
         return np.asarray(np.where(labels < classes, values, 0.0).sum(1).round(9))
 
     what = "the label" if queries == 1 else f"the labels of {queries} answers"
-    return _Statistic(f"the log-likelihood ratio of {what}", likelihood)
+    return _Statistic(f"the log-likelihood ratio of {what}", _likelihood)
 
 
 def _differing_columns(first: _Observations, second: _Observations) -> list[int]:
@@ -392,11 +392,11 @@ def _differing_columns(first: _Observations, second: _Observations) -> list[int]
     if first._columns <= _KEPT_COLUMNS:
         return list(range(first._columns))
 
-    def centred(drawn: _Observations) -> Floats:
+    def _centred(drawn: _Observations) -> Floats:
         values = drawn._logs if drawn.probabilities else drawn.numbers
         return np.asarray(values - np.median(values, axis=1, keepdims=True))
 
-    one, other = centred(first), centred(second)
+    one, other = _centred(first), _centred(second)
     distance = np.abs(one.mean(0) - other.mean(0)) / (one.std(0) + other.std(0) + 1e-12)
     middles = np.abs(np.median(one, 0) - np.median(other, 0)) / (one.std(0) + other.std(0) + 1e-12)
     score = distance + middles
@@ -460,29 +460,29 @@ def _label_and_log_odds(first: _Observations, second: _Observations) -> _Statist
         edges.append(own[places] if len(own) else np.zeros(_BINS_PER_LABEL - 1))
     table = np.stack(edges)
 
-    def bin_number(drawn: _Observations) -> Floats:
+    def _bin_number(drawn: _Observations) -> Floats:
         within = (_log_odds_of_label(drawn)[:, None] >= table[np.asarray(drawn.labels)]).sum(1)
         return np.asarray(np.asarray(drawn.labels) * _BINS_PER_LABEL + within, dtype=np.float64)
 
-    return _Statistic("the label and the log-odds of it", bin_number, ordered=False)
+    return _Statistic("the label and the log-odds of it", _bin_number, ordered=False)
 
 
 def _linear_combination(first: _Observations, second: _Observations, *, logs: bool) -> _Statistic:
     """Return the linear combination that separates the inputs best (Fisher's discriminant)."""
 
-    def values(drawn: _Observations) -> Floats:
+    def _values(drawn: _Observations) -> Floats:
         if not logs:
             return drawn.numbers
         floored = np.maximum(drawn._logs, np.log(_SMALLEST_IN_LINEAR))
         return np.asarray(floored - floored.mean(1, keepdims=True))
 
-    one, other = values(first), values(second)
+    one, other = _values(first), _values(second)
     spread = np.atleast_2d(np.cov(one, rowvar=False) + np.cov(other, rowvar=False))
     ridge = 1e-9 * max(float(np.trace(spread)), 1e-300) * np.eye(len(spread))
     weights = np.linalg.lstsq(spread + ridge, other.mean(0) - one.mean(0), rcond=None)[0]
     what = "log-probabilities" if logs else "released numbers"
     return _Statistic(
-        f"a linear combination of the {what}", lambda drawn: np.asarray(values(drawn) @ weights)
+        f"a linear combination of the {what}", lambda drawn: np.asarray(_values(drawn) @ weights)
     )
 
 
@@ -501,7 +501,7 @@ def _atoms(first: _Observations, second: _Observations, kept: list[int]) -> Iter
     if not tables:
         return
 
-    def evidence(drawn: _Observations) -> Floats:
+    def _evidence(drawn: _Observations) -> Floats:
         total = np.zeros(len(drawn))
         for relation, keys, weights in tables:
             rounded = np.rint(relation(drawn) / _ATOM_WIDTH)
@@ -512,7 +512,7 @@ def _atoms(first: _Observations, second: _Observations, kept: list[int]) -> Iter
     what = "ln p[u] - ln p[w]" if first.probabilities else "x[u] - x[w]"
     yield _Statistic(
         f"the evidence of values that repeat to {_ATOM_WIDTH:g} ({what} or single values, in {len(tables)} relations)",
-        evidence,
+        _evidence,
     )
 
 
@@ -636,8 +636,8 @@ def audit_mechanism(
     source = noise or SeededNoise(np.random.default_rng((0xD1CE, seed)))
     pair = _worst_pair(pairs, mechanism, source, Claim._of(stated), samples, progress)
     return distinguish(
-        _draws(mechanism, pair.first, source),
-        _draws(mechanism, pair.second, source),
+        _drawn_answers(mechanism, pair.first, source),
+        _drawn_answers(mechanism, pair.second, source),
         stated,
         samples=samples,
         confidence=confidence,
@@ -818,7 +818,7 @@ def _worst_case_neighbours(
         raise InvalidInput(f"classes must be at least 2, got {classes}.")
     generator = np.random.default_rng((0xA0D17, seed))
 
-    def longest(direction: Floats) -> Floats:
+    def _longest(direction: Floats) -> Floats:
         limit = min(change[0] / np.abs(direction).max(), change[1] / np.linalg.norm(direction))
         return np.asarray(direction * limit)
 
@@ -830,24 +830,24 @@ def _worst_case_neighbours(
     directions["all but one up"] = -others
     pairs = []
 
-    def add(name: str, move: Floats, where: str, start: Floats) -> None:
+    def _add(name: str, move: Floats, where: str, start: Floats) -> None:
         pairs.append(Neighbours(start - move / 2, start + move / 2, f"{name}; {where}"))
 
     for name, direction in directions.items():
-        move = longest(direction)
+        move = _longest(direction)
         unit = float(np.ptp(move)) / (min(claimed, 1.0) if claimed > 0 else 1.0)
         if classes > 2:
-            add(name, move, "all equal", np.zeros(classes))
+            _add(name, move, "all equal", np.zeros(classes))
         for behind in _BEHIND:
             start = np.full(classes, -_FAR_BEHIND * unit)
             start[:2] = -behind * unit, 0.0
-            add(name, move, f"two in front, the first {behind:g} units behind", start)
+            _add(name, move, f"two in front, the first {behind:g} units behind", start)
     for name, direction in (
         ("in a random direction", generator.normal(size=classes)),
         ("by random signs", generator.choice([-1.0, 1.0], classes) * generator.uniform(0.5, 1, classes)),
     ):
-        move = longest(direction)
-        add(name, move, "random start", generator.normal(size=classes) * np.ptp(move))
+        move = _longest(direction)
+        _add(name, move, "random start", generator.normal(size=classes) * np.ptp(move))
     return pairs
 
 
@@ -868,7 +868,7 @@ def _worst_pair(
         draws = max(int(share * samples), _MIN_DRAWS_OF_PAIR)
         rated = []
         for done, pair in enumerate(left, 1):
-            first, second = (_draws(mechanism, scores, noise) for scores in (pair.first, pair.second))
+            first, second = (_drawn_answers(mechanism, scores, noise) for scores in (pair.first, pair.second))
             rated.append(_find_event(_draw_pair(first, second, draws), rating)[1])
             if progress is not None:
                 progress(done, len(left))
@@ -876,12 +876,12 @@ def _worst_pair(
     return left[0]
 
 
-def _draws(
+def _drawn_answers(
     mechanism: Mechanism, scores: Floats, noise: NoiseSource, at_once: int = _ROWS_AT_ONCE
 ) -> Callable[[int], Answers]:
     """Return draws of the answers for the same scores, of one query or of several."""
 
-    def draw(times: int) -> Answers:
+    def _draw(times: int) -> Answers:
         parts = [
             mechanism.release(np.tile(scores, (min(at_once, times - start), 1)), noise)
             for start in range(0, times, at_once)
@@ -891,4 +891,4 @@ def _draws(
             np.concatenate([part.labels for part in parts]), np.concatenate(released) if released else None
         )
 
-    return draw
+    return _draw

@@ -171,20 +171,20 @@ def _check_encoding(encoding: Encoding, records: int, seed: int) -> InvariantChe
     """Encode rows of a synthetic table, with other rows changing."""
     table = _synthetic_table(encoding, records, seed)
 
-    def encode(rows: Rows, alignment: int) -> NDArray[np.float32]:  # noqa: ARG001
+    def _encode(rows: Rows, alignment: int) -> NDArray[np.float32]:  # noqa: ARG001
         return encoding.encode(table.iloc[rows].reset_index(drop=True))
 
-    return _compare_rows("encoding", encode, records, records, seed)
+    return _compare_rows("encoding", _encode, records, records, seed)
 
 
 def _check_features(features: FeatureMap, table: NDArray[np.float32], seed: int) -> InvariantCheck:
     """Map synthetic records, with other records changing."""
     extreme = _extreme_records(table)
 
-    def transform(rows: Rows, alignment: int) -> NDArray[np.float32]:
+    def _transform(rows: Rows, alignment: int) -> NDArray[np.float32]:
         return features.transform(_aligned(np.concatenate([table, extreme])[rows], alignment))
 
-    return _compare_rows("features", transform, len(table), len(table) + len(extreme), seed)
+    return _compare_rows("features", _transform, len(table), len(table) + len(extreme), seed)
 
 
 def _compare_rows(
@@ -244,7 +244,7 @@ def _check_networks(stack: MLP, seed: int) -> InvariantCheck:
         tuple(hidden), stack.activation, CrossEntropy(), learning_rate=0.01, batch_size=50
     )
 
-    def weights(kept: Rows, records: NDArray[np.float32]) -> NDArray[np.float32]:
+    def _weights(kept: Rows, records: NDArray[np.float32]) -> NDArray[np.float32]:
         rows = [np.flatnonzero(shards[kept] == shard) for shard in range(count)]
         trained = train_independent(
             records[kept],
@@ -269,9 +269,9 @@ def _check_networks(stack: MLP, seed: int) -> InvariantCheck:
     compared = 0
     for threads in THREADS:
         with _threads(threads):
-            expected = weights(everyone, table)
+            expected = _weights(everyone, table)
             for words, kept, records in ways:
-                changed = (bits(weights(kept, records)) != bits(expected))[1:].any(axis=1)
+                changed = (bits(_weights(kept, records)) != bits(expected))[1:].any(axis=1)
                 compared += len(changed)
                 if changed.any():
                     broken = f"{int(changed.sum())} of {count - 1} other networks changed {words} (threads: {threads})"
@@ -291,7 +291,7 @@ def _sums_of_rows(records: int, width: int, classes: int, seed: int) -> _Sums:
     weights = np.random.default_rng((seed, 2)).normal(size=(classes, width))
     network = initial_mlp((width, 16, classes), "tanh", (seed,), torch.float64)
 
-    def sums(order: Rows) -> tuple[NDArray[np.float64], ...]:
+    def _sums(order: Rows) -> tuple[NDArray[np.float64], ...]:
         inputs, targets = torch.from_numpy(rows[order]), torch.from_numpy(labels[order])
         clipped = exact_clipped_sum(network, inputs, targets, 0.5)
         gradients = (
@@ -300,7 +300,7 @@ def _sums_of_rows(records: int, width: int, classes: int, seed: int) -> _Sums:
         )
         return *gradients, *(tensor.numpy() for tensor in clipped.tensors())
 
-    return sums
+    return _sums
 
 
 def _sums_of_cells(cells: TableCells, table: NDArray[np.float32], classes: int, seed: int) -> _Sums:
@@ -311,12 +311,12 @@ def _sums_of_cells(cells: TableCells, table: NDArray[np.float32], classes: int, 
     residuals = _Residuals(cells.sizes, basis.scores(weights[1:] if classes == 2 else weights), 0.5)
     excess = _Excess(partial(cell_scores, basis.scores(weights), cells.sizes), 0.7, CELL_ROWS_AT_ONCE)
 
-    def sums(order: Rows) -> tuple[NDArray[Any], ...]:
+    def _sums(order: Rows) -> tuple[NDArray[Any], ...]:
         plain = Table(table[order], labels[order], classes, repeats[order])
         measured = with_lengths(basis, cells.sizes, _with_cells(cells, plain))
         return measured.sum(residuals), np.array(measured.sum(excess))
 
-    return sums
+    return _sums
 
 
 def _check_sums(sums: _Sums, records: int, seed: int) -> InvariantCheck:

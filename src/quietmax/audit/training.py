@@ -46,7 +46,7 @@ from quietmax.audit.bounds import (
 from quietmax.audit.distinguishing import (
     Draw,
     _check_share,
-    _draws,
+    _drawn_answers,
     distinguish,
     mechanism_with_share,
 )
@@ -419,17 +419,17 @@ def _repeated_draws(
         )
     trained = itertools.count(1)
 
-    def draws(given: Records) -> Draw:
-        def once() -> Floats:
+    def _draws(given: Records) -> Draw:
+        def _once() -> Floats:
             values = np.asarray(score(fit(given), canary), dtype=np.float64).ravel()
             done = next(trained)
             if progress is not None:
                 progress(done, total)
             return values
 
-        return lambda count: np.stack([once() for _ in range(count)])
+        return lambda count: np.stack([_once() for _ in range(count)])
 
-    return draws(records), draws(_joined(records, canary))
+    return _draws(records), _draws(_joined(records, canary))
 
 
 def _answer_draws(
@@ -450,33 +450,33 @@ def _answer_draws(
             f"The budget pays for {without.predictor_.budget.queries} answers, but {len(queries)} queries are asked."
         )
 
-    def draws(fitted: PrivateHead | Teachers) -> Draw:
+    def _draws(fitted: PrivateHead | Teachers) -> Draw:
         predictor = fitted.predictor_
         mechanism = mechanism_with_share(predictor.mechanism, share)
         answerer = Answerer(predictor.model, mechanism, features=fitted.feature_map_)
         scores = answerer.scores(np.asarray(queries, np.float32))
-        released = _draws(mechanism, scores, source, _ANSWERS_AT_ONCE)
+        released = _drawn_answers(mechanism, scores, source, _ANSWERS_AT_ONCE)
 
-        def draw(times: int) -> Answers | Floats:
+        def _draw(times: int) -> Answers | Floats:
             answers = released(times)
             if answers.probabilities is not None:
                 return answers.probabilities.reshape(times, -1)
             return Answers(answers.labels.reshape(times, len(scores)), None)
 
-        return draw
+        return _draw
 
-    return draws(without), draws(inside), without.guarantee_
+    return _draws(without), _draws(inside), without.guarantee_
 
 
 def _fit_like(fitted: Any, seed: int, share: float) -> Fit[Any]:
     """Return a function that trains like a fitted estimator, with a share of its noise and another seed every time."""
     seeds = itertools.count(seed)
 
-    def fit(records: Records) -> Any:
+    def _fit(records: Records) -> Any:
         weaker = estimator_with_share(fitted, share)
         return _fitted(weaker.set_params(random_state=next(seeds) % 2**32), records)
 
-    return fit
+    return _fit
 
 
 # Worst cases
@@ -608,7 +608,7 @@ def _teachers(
     key = teachers()._key()
     generator = np.random.default_rng((0x7EAC, seed))
 
-    def in_shard(start: list[float], label: int, shard: int) -> NDArray[np.float32]:
+    def _in_shard(start: list[float], label: int, shard: int) -> NDArray[np.float32]:
         """Return a record near a point that the key puts into a shard."""
         while True:
             row = np.array([*start, 0.01 * generator.random()], np.float32)
@@ -616,8 +616,8 @@ def _teachers(
                 return row
 
     labels = np.arange(_TEACHERS) % 2
-    features = np.stack([in_shard([1.0, 0.0], int(label), shard) for shard, label in enumerate(labels)])
-    canary = in_shard([0.0, 1.0], 1, 0)[None]
+    features = np.stack([_in_shard([1.0, 0.0], int(label), shard) for shard, label in enumerate(labels)])
+    canary = _in_shard([0.0, 1.0], 1, 0)[None]
     first = teachers().fit(features, labels)
     second = teachers().fit(np.concatenate([features, canary]), np.append(labels, 1))
     return first, second, (canary * (1 - 0.001 * np.arange(queries)[:, None])).astype(np.float32)
@@ -645,7 +645,7 @@ def _dpsgd(
     seen = _WORST_NORM / np.hypot(_WORST_NORM, 1.0)  # the rest of the canary's gradient is in the bias
     step = settings.learning_rate * settings.max_grad_norm / (settings.sampling_rate * _DPSGD_SIZE)
 
-    def statistics(rows: Rows, seeds: list[int]) -> Floats:
+    def _statistics(rows: Rows, seeds: list[int]) -> Floats:
         """Return the move of all steps, and its evidence at the claimed noise and at half of it."""
         iterates = [initial_mlp((5, 2), settings.activation, tuple(seeds)).kernels[0]]
         for steps in range(1, _DPSGD_STEPS + 1):
@@ -671,17 +671,17 @@ def _dpsgd(
 
     fresh = itertools.count(seed << 32)  # every network has a seed of its own
 
-    def draws(rows: Rows) -> Draw:
-        def draw(wanted: int) -> Floats:
+    def _draws(rows: Rows) -> Draw:
+        def _draw(wanted: int) -> Floats:
             counts = [min(_NETWORKS_AT_ONCE, wanted - start) for start in range(0, wanted, _NETWORKS_AT_ONCE)]
             return np.concatenate(
-                [statistics(rows, list(itertools.islice(fresh, networks))) for networks in counts]
+                [_statistics(rows, list(itertools.islice(fresh, networks))) for networks in counts]
             )
 
-        return draw
+        return _draw
 
     claim = network_guarantee(planned, Basis(), exact=False)
-    return draws(np.arange(_DPSGD_SIZE)), draws(np.arange(_DPSGD_SIZE + 1)), claim
+    return _draws(np.arange(_DPSGD_SIZE)), _draws(np.arange(_DPSGD_SIZE + 1)), claim
 
 
 # Estimators with less noise
