@@ -110,22 +110,6 @@ def test_rows_beyond_the_limit_are_on_disk_and_gone_afterwards(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
-def test_nothing_is_left_on_disk_after_an_interruption(tmp_path: Path, error: type[BaseException]) -> None:
-    def fail(_: Table) -> Table:
-        assert list(tmp_path.iterdir())
-        raise error
-
-    def run() -> None:
-        with Blocks(3, LocalEngine(0, tmp_path)) as stored:
-            stored.extend([table_of(100)])
-            stored.update(fail)
-
-    with pytest.raises(error):
-        run()
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_rows_in_memory_are_not_copied_and_not_changed() -> None:
     table = table_of(100)
     before = table.rows.copy()

@@ -190,7 +190,6 @@ def test_no_record_is_an_error_because_the_caller_made_numpy_strict(new: Any, va
     ("changes", "groups", "match"),
     [
         ({"epsilon": 0.0}, None, "epsilon"),
-        ({"declared_size": 0}, None, "declared_size"),
         ({"classes": [0]}, None, "two different classes"),
         ({"engine": "disk"}, None, "engine must be"),
         ({"features": "wavelets"}, None, "features must be one of auto, identity, unit-norm, scattering"),

@@ -26,9 +26,7 @@ from quietmax.data.records import Records, hold_out
 from quietmax.data.schema import Schema
 from quietmax.data.tables import encode_table
 from quietmax.errors import BudgetExhausted, DataUnavailable, InvalidInput, QuietmaxError
-from quietmax.estimators import DPSGDSettings
 from quietmax.estimators import evaluation as evaluation_module
-from quietmax.estimators.dpsgd.estimator import DPSGD
 from quietmax.estimators.evaluation import (
     BINS,
     CONFIDENCE,
@@ -504,19 +502,6 @@ def test_a_model_that_is_paid_per_answer_cannot_be_evaluated(kind: str, tmp_path
     assert fitted.predictor_.answered == 0
     assert not (folder / EVALUATION_FILE).exists()
     assert stored(folder) == []
-
-
-def test_networks_are_evaluated_too() -> None:
-    split = hold_out(people(1200), 0.3, seed=2)
-    network = DPSGD(
-        epsilon=4.0, delta=1e-5, declared_size=420, settings=DPSGDSettings(steps=20, sampling_rate=0.2)
-    ).fit(split.train)
-    with pytest.raises(BudgetExhausted, match="only the first one"):
-        copy.deepcopy(network).evaluate(split.records)
-    evaluation = network.evaluate(split.records)
-    assert evaluation.guarantee.definition == network.guarantee_.definition == "approximate"
-    assert (evaluation.guarantee.epsilon, evaluation.guarantee.delta) == (4.0, 1e-5)
-    assert len(evaluation.bins) == BINS
 
 
 def test_records_that_were_split_by_row_cannot_be_trained_on_by_person() -> None:

@@ -160,7 +160,6 @@ def test_files_without_rows_are_an_error(tmp_path: Path, kind: Any) -> None:
         ({"schema": None}, {}, "need a `schema`"),
         ({}, {"groups": [1]}, "leave out `groups`"),
         ({}, {"y": [1]}, "leave out `y`"),
-        ({"engine": "cloud"}, {}, "engine must be"),
         ({"engine": 5}, {}, "engine must be"),
     ],
 )

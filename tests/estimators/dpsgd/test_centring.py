@@ -142,10 +142,6 @@ def test_the_number_of_records_is_limited_before_anything_is_drawn(monkeypatch: 
     monkeypatch.setattr(estimator, "_batch_sum", None)
     with pytest.raises(InvalidInput, match="at most 100 records"):
         _released_centre(_features(), _plan(700, noise=1.0), radius=1.0)
-    with pytest.raises(InvalidInput, match="at most 100 records"):
-        _released_centre(
-            _features(), _plan(700, noise=1.0), radius=1.0, persons=Persons.of(np.arange(700) // 2)
-        )
 
 
 def test_centring_helps_where_features_have_much_in_common() -> None:
