@@ -19,9 +19,9 @@ from quietmax.ledger.transactions import Charged, Failed, NewAnswers
 REASON = "three words suffice"
 
 
-def open_patients(ledger: Ledger) -> AccountState:
-    """Open the account `patients` with epsilon 1."""
-    return ledger.open_account("patients", PureCost(1.0), Terms(1.0))
+def open_patients(ledger: Ledger, name: str = "patients", **more: Any) -> AccountState:
+    """Open the account `patients`, or another one, with epsilon 1."""
+    return ledger.open_account(name, PureCost(1.0), Terms(1.0), **more)
 
 
 def charge_patients(ledger: Ledger) -> AccountState:

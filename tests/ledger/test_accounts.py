@@ -49,14 +49,14 @@ def test_a_reason_has_at_least_three_words_and_at_most_a_thousand_characters(sql
         with pytest.raises(InvalidInput, match="at least 3 words"):
             _check_reason(refused)
         with pytest.raises(InvalidInput, match="at least 3 words"):
-            sqlite_ledger.open_account("patients", PureCost(1.0), Terms(1.0), because=refused)
+            open_patients(sqlite_ledger, because=refused)
     assert sqlite_ledger.accounts() == []
 
 
 @pytest.mark.parametrize("name", ["", "a b", "(keys)", "-x", "x" * 65, "näme", "a/b"])
 def test_invalid_names_are_errors(ledger: Ledger, name: str) -> None:
     with pytest.raises(InvalidInput, match="must be 1 to 64 letters"):
-        ledger.open_account(name, PureCost(1.0), Terms(1.0))
+        open_patients(ledger, name)
     with pytest.raises(InvalidInput, match="client name must be 1 to 64 letters"):
         ledger.create_key(name)
     with pytest.raises(InvalidInput, match="account name must be 1 to 64 letters"):
@@ -76,24 +76,22 @@ def test_the_error_for_an_unknown_account_lists_the_accounts(ledger: Ledger) -> 
 
 def test_every_training_set_has_its_own_account_which_a_retrained_model_uses(ledger: Ledger) -> None:
     for name, digest, opened in (("one", "aa", "one"), ("two", "bb", "two"), ("again", "aa", "one")):
-        assert ledger.open_account(name, PureCost(1.0), Terms(1.0), digest=digest).name == opened
-    ledger.open_account("three", PureCost(1.0), Terms(1.0))
+        assert open_patients(ledger, name, digest=digest).name == opened
+    open_patients(ledger, "three")
     found = [account_of(ledger, *each) for each in (("aa",), ("bb",), ("cc", "three"), ("cc",))]
     assert found == ["one", "two", "three", None]
     with pytest.raises(InvalidInput, match="belong to the account 'one'"):
-        ledger.open_account("mine", PureCost(1.0), Terms(1.0), digest="aa", named_by_owner=True)
+        open_patients(ledger, "mine", digest="aa", named_by_owner=True)
     assert [account.name for account in ledger.accounts()] == ["one", "three", "two"]
 
 
 @pytest.mark.parametrize("named_by_owner", [False, True])
 def test_records_move_to_another_account_only_with_a_reason(ledger: Ledger, named_by_owner: bool) -> None:
-    ledger.open_account("patients", PureCost(1.0), Terms(1.0), digest="abc")
+    open_patients(ledger, digest="abc")
     with pytest.raises(InvalidInput, match="must have at least 3 words"):
-        ledger.open_account("mine", PureCost(1.0), Terms(1.0), digest="abc", because="because")
+        open_patients(ledger, "mine", digest="abc", because="because")
     words = "The ethics board allowed a second study."
-    other = ledger.open_account(
-        "mine", PureCost(1.0), Terms(1.0), digest="abc", named_by_owner=named_by_owner, because=words
-    )
+    other = open_patients(ledger, "mine", digest="abc", named_by_owner=named_by_owner, because=words)
     assert other.name == "mine"
     assert account_of(ledger, "abc", "patients") == "mine"
     assert sum(words in row.detail for row in ledger.export()) == 2
@@ -102,7 +100,7 @@ def test_records_move_to_another_account_only_with_a_reason(ledger: Ledger, name
 
 def test_opening_an_account_again_writes_nothing(sqlite_ledger: Ledger) -> None:
     for _ in range(3):
-        sqlite_ledger.open_account("patients", PureCost(1.0), Terms(1.0), digest="abc", because=REASON)
+        open_patients(sqlite_ledger, digest="abc", because=REASON)
     assert journal_kinds(sqlite_ledger) == ["open"]
     kinds = [row.kind for row in sqlite_ledger.export()]
     assert kinds == ["account", "training-set", "open"], "once each"
@@ -138,11 +136,11 @@ def test_a_model_takes_an_account_exclusively_once_and_only_an_unused_one(sqlite
     assert journal_kinds(sqlite_ledger) == ["open", "exclusive", "training"]
     with pytest.raises(InvalidInput, match="has already paid for something"):
         sqlite_ledger.charge_training(account, "m/2", "other", "all")
-    used = sqlite_ledger.open_account("used", PureCost(1.0), Terms(1.0))
+    used = open_patients(sqlite_ledger, "used")
     pay(sqlite_ledger, Charge(used.id, sqlite_ledger.client("ann"), "m/1", 1, rows=1))
     with pytest.raises(InvalidInput, match="has already paid for something"):
         sqlite_ledger.charge_training(used, "m/1", "digest", "all")
-    lowered = sqlite_ledger.open_account("lowered", PureCost(1.0), Terms(1.0))
+    lowered = open_patients(sqlite_ledger, "lowered")
     sqlite_ledger.grant("lowered", Terms(0.5), REASON)
     with pytest.raises(InvalidInput, match="needs the whole budget"):
         sqlite_ledger.charge_training(lowered, "m/1", "digest", "all")
@@ -190,7 +188,7 @@ def test_a_quota_is_between_nothing_and_the_whole_budget(sqlite_ledger: Ledger) 
 
 def test_a_quota_is_at_least_what_was_spent_and_changes_no_other_client(sqlite_ledger: Ledger) -> None:
     account = open_patients(sqlite_ledger)
-    other = sqlite_ledger.open_account("others", PureCost(1.0), Terms(1.0))
+    other = open_patients(sqlite_ledger, "others")
     for number in (account.id, other.id):
         for client in ("ann", "bob"):
             sqlite_ledger.charge(Charge(number, sqlite_ledger.client(client), "m/1", LIMIT // 4, rows=1))
@@ -225,7 +223,7 @@ def test_revoking_takes_back_what_is_unspent(ledger: Ledger) -> None:
 
 def test_an_unproven_model_is_recorded_once_for_each_status_and_account(sqlite_ledger: Ledger) -> None:
     account = open_patients(sqlite_ledger)
-    other = sqlite_ledger.open_account("others", PureCost(1.0), Terms(1.0))
+    other = open_patients(sqlite_ledger, "others")
     for _ in range(2):
         sqlite_ledger.record_unproven(account, "m/1", "refuted")
     sqlite_ledger.record_unproven(account, "m/1", "conditional")
@@ -238,7 +236,7 @@ def test_an_unproven_model_is_recorded_once_for_each_status_and_account(sqlite_l
 def test_a_gaussian_account_pays_a_pure_cost_but_not_the_other_way_round(ledger: Ledger) -> None:
     gaussian = ledger.open_account("one", GaussianCost(1.0), Terms(1.0, 1e-5))
     assert gaussian.units(PureCost(0.1)) == gaussian.units(PureCost(0.1).as_gaussian())
-    pure = ledger.open_account("two", PureCost(1.0), Terms(1.0))
+    pure = open_patients(ledger, "two")
     with pytest.raises(ValueError, match="A pure budget cannot be charged a gaussian cost"):
         pure.units(GaussianCost(0.1))
 
@@ -347,7 +345,7 @@ def test_a_request_that_was_pruned_while_it_was_drawn_is_not_answered(ledger: Le
         ledger.store_answers(NewAnswers(charge.account, request=charge.request, answer=b"draw"))
 
 
-def test_the_client_of_a_token_has_a_name_of_its_own(ledger: Ledger) -> None:
+def test_the_client_of_a_token_has_a_name_of_its_own_and_no_api_key(ledger: Ledger) -> None:
     ann = token_client_name("https://login.example.org", "ann")
     assert ann == "oidc:ann@login.example.org"
     names = {
@@ -357,7 +355,14 @@ def test_the_client_of_a_token_has_a_name_of_its_own(ledger: Ledger) -> None:
         token_client_name("https://login.example.org/ann", "ann"),
         token_client_name("http://localhost:8000", "ann"),
     }
-    assert len({ledger.client(name) for name in names if name is not None}) == 5
+    clients = set()
+    for name in map(str, names):
+        for _ in range(2):  # before and after the ledger knows the client
+            with pytest.raises(InvalidInput, match="client name must be"):
+                ledger.create_key(name)
+            clients.add(ledger.client(name))
+    assert len(clients) == len(names) == 5
+    assert ledger.keys() == []
     for subject in ("", " ", "a b", "ann\n", "ä", "x" * 256):
         assert token_client_name("https://login.example.org", subject) is None
     for name in ("oidc:ann", "oidc:@login.example.org", "oidc:a b@login.example.org", "saml:ann@example.org"):
@@ -370,5 +375,3 @@ def test_the_client_of_a_token_may_get_a_quota_before_its_first_request(ledger: 
     ledger.set_quota("patients", "oidc:ann@login.example.org", 0.5, "a share for a new client")
     (share,) = ledger.subaccounts(ledger.account("patients"))
     assert (share.client, share.limit_units) == ("oidc:ann@login.example.org", LIMIT // 2)
-    with pytest.raises(InvalidInput, match="has no client 'bob'"):
-        ledger.set_quota("patients", "bob", 0.5, "a share for a new client")

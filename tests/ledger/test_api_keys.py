@@ -126,12 +126,3 @@ def test_a_revoked_or_expired_key_is_detected_in_the_transaction_of_the_charge(l
     for invalid in (charge, replace(charge, key=brief.id), replace(charge, client=bob, key="ffff")):
         assert ledger.charge(invalid) == InvalidKey()
     assert ledger.account("patients").spent_units == 1000
-
-
-def test_no_api_key_can_be_made_for_the_client_of_a_token(ledger: Ledger) -> None:
-    name = "oidc:ann@login.example.org"
-    for _ in range(2):
-        with pytest.raises(InvalidInput, match="client name must be"):
-            ledger.create_key(name)
-        ledger.client(name)
-    assert ledger.keys() == []

@@ -16,7 +16,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 from quietmax.accounting import PureCost
 from quietmax.accounting.costs import LIMIT
 from quietmax.errors import InvalidInput, LedgerDamaged, LedgerUnavailable, QuietmaxError
-from quietmax.ledger import Charge, Ledger, Terms, database
+from quietmax.ledger import Charge, Ledger, database
 from quietmax.ledger.database import (
     COLUMNS,
     MIGRATIONS,
@@ -167,7 +167,7 @@ def test_every_commit_is_flushed_to_the_disk(ledger: Ledger) -> None:
 
 
 def test_no_row_of_any_table_can_be_written_twice(charged_ledger: Ledger) -> None:
-    account = charged_ledger.open_account("others", PureCost(1.0), Terms(1.0), digest="records")
+    account = open_patients(charged_ledger, "others", digest="records")
     charged_ledger.charge_training(account, "head/1", "digest", PureCost(0.5))
     charged_ledger.store_answers(NewAnswers(account.id, (b"q" * 16,), b"answer"))
     for table in inspect(charged_ledger._engine).get_table_names():

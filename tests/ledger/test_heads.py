@@ -159,12 +159,12 @@ def test_an_accepted_loss_is_charged_and_recorded(path: Path) -> None:
 
 def test_an_account_that_has_lost_nothing_is_not_charged_for_the_loss_of_another(path: Path) -> None:
     with Ledger(path) as ledger:
-        other = ledger.open_account("others", PureCost(1.0), Terms(1.0))
+        other = open_patients(ledger, "others")
         pay(ledger, Charge(other.id, ledger.client("ann"), "m/1", 500, rows=1))
         open_patients(ledger)
         copy_database(path, path.with_suffix(".old"))
         pay(ledger, charge_for(ledger, 1000))
-        ledger.open_account("unused", PureCost(1.0), Terms(1.0))
+        open_patients(ledger, "unused")
     shutil.copy(path.with_suffix(".old"), path)
     with Ledger(path, accept_loss="the copy of May is the newest") as ledger:
         assert {each.name: each.spent_units for each in ledger.accounts()} == {
@@ -193,7 +193,7 @@ def test_a_new_ledger_in_the_place_of_a_deleted_one_is_not_charged(path: Path) -
     with Ledger(path, accept_loss="the old ledger was a trial") as ledger:
         with pytest.raises(InvalidInput, match="has lost 1 account, so the new account 'patients' could be"):
             open_patients(ledger)
-        ledger.open_account("patients", PureCost(1.0), Terms(1.0), because="it was a trial")
+        open_patients(ledger, because="it was a trial")
         charge_patients(ledger)
         assert ledger.verify().sound
 
@@ -483,9 +483,9 @@ def test_an_account_that_was_lost_gets_no_new_budget_without_a_reason(path: Path
     """The backup is older than the account: nothing in it says that its records have a budget."""
     old = path.with_suffix(".old")
     with Ledger(path) as ledger:
-        ledger.open_account("others", PureCost(1.0), Terms(1.0), digest="others")
+        open_patients(ledger, "others", digest="others")
         copy_database(path, old)
-        account = ledger.open_account("patients", PureCost(1.0), Terms(1.0), digest="patients")
+        account = open_patients(ledger, digest="patients")
         pay(ledger, Charge(account.id, ledger.client("ann"), "m/1", 1000, rows=1))
     shutil.copy(old, path)
     with Ledger(path) as ledger, pytest.raises(LedgerDamaged, match="has lost charges"):
@@ -494,10 +494,10 @@ def test_an_account_that_was_lost_gets_no_new_budget_without_a_reason(path: Path
         row = next(row for row in ledger.export() if row.kind == "loss")
         assert json.loads(row.detail)["accounts"] == {"3": 1000}
     with Ledger(path) as ledger:
-        assert ledger.open_account("others", PureCost(1.0), Terms(1.0), digest="others").id == 2
+        assert open_patients(ledger, "others", digest="others").id == 2
         for name in ("patients", "another"):
             with pytest.raises(InvalidInput, match=r"has lost 1 account, .* could be a second budget"):
-                ledger.open_account(name, PureCost(1.0), Terms(1.0), digest="patients")
+                open_patients(ledger, name, digest="patients")
             with pytest.raises(InvalidInput, match="has lost 1 account"):
                 ledger.check_opening(name, None)
         assert [each.name for each in ledger.accounts()] == ["others"]

@@ -263,7 +263,7 @@ def test_an_interrupted_evaluation_takes_nothing_of_what_is_granted_later(
 
 def test_it_is_known_for_which_models_an_account_has_paid(sqlite_ledger: Ledger) -> None:
     account = open_patients(sqlite_ledger)
-    other = sqlite_ledger.open_account("others", PureCost(1.0), Terms(1.0))
+    other = open_patients(sqlite_ledger, "others")
     assert not sqlite_ledger.is_training_charged(account, "first")
     sqlite_ledger.charge_training(account, "b/1", "first", PureCost(0.25))
     sqlite_ledger.charge_training(account, "a/1", "second", PureCost(0.25))
@@ -291,7 +291,7 @@ def test_the_newest_row_of_all_accounts_decides_whether_the_clock_went_back(path
     with Ledger(path) as ledger:
         assert abs(ledger._newest_time() - time.time_ns() // 1000) < 10**9, "there is no row"
         account, ann = open_patients(ledger), ledger.client("ann")
-        other = ledger.open_account("others", PureCost(1.0), Terms(1.0))
+        other = open_patients(ledger, "others")
         for number in (account.id, other.id, account.id):
             pay(ledger, Charge(number, ann, "m/1", 1, rows=1))
         *_, before, newest = sorted(

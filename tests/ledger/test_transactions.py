@@ -9,10 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from quietmax.accounting import PureCost
 from quietmax.accounting.costs import LIMIT
 from quietmax.errors import InvalidInput, LedgerDamaged
-from quietmax.ledger import AccountState, Charge, ChargeResult, Ledger, LimitExceeded, Terms
+from quietmax.ledger import AccountState, Charge, ChargeResult, Ledger, LimitExceeded
 from quietmax.ledger import ledger as ledger_module
 from quietmax.ledger.database import Cursor, _write_transaction
 from quietmax.ledger.transactions import (
@@ -228,7 +227,7 @@ def test_any_sequence_of_charges_retries_and_answers_agrees_with_a_naive_ledger(
     monkeypatch.setattr(ledger_module, "_FLUSH_INTERVAL", 0.0)
     naive, run = NaiveLedger(), ledger.heads()[-1][1].account  # other names in each example
     names = [f"a{run}-{number}" for number in range(2)]
-    accounts = [ledger.open_account(name, PureCost(1.0), Terms(1.0)) for name in names]
+    accounts = [open_patients(ledger, name) for name in names]
     clients = [ledger.client(f"c{run}-{number}") for number in range(2)]
 
     def charge_of(asked: Asked) -> Charge:

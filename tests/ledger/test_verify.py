@@ -446,7 +446,7 @@ def make_earlier(path: Path) -> None:
     """Write a ledger whose account `patients` an earlier version has opened and charged, without any stored request."""
     with Ledger(path) as ledger:
         charge_patients(ledger)
-        ledger.open_account("others", PureCost(1.0), Terms(1.0), digest="others")
+        open_patients(ledger, "others", digest="others")
     unused = f"UPDATE accounts SET sequence = 0, head = '{START}' WHERE id = 1"
     version = "UPDATE meta SET value = '3' WHERE name = 'version'"
     edit(path, "DELETE FROM journal WHERE account = 1", unused, version)
@@ -557,7 +557,7 @@ def test_what_an_earlier_version_stored_is_covered_from_the_migration_on(earlier
             "1 training set does not have the account that the journal states.",
         )
         open_patients(ledger)
-        ledger.open_account("newer", PureCost(1.0), Terms(1.0))
+        open_patients(ledger, "newer")
         add_row(ledger, 1, "adopted", {"accounts": {}, "training_sets": {}})
         assert any(
             "adopts accounts of an earlier version after newer" in each for each in ledger.verify().faults
@@ -593,14 +593,14 @@ def test_a_charge_for_one_thing_does_not_pay_for_another(ledger: Ledger, kind: s
 
 def test_a_second_budget_for_a_training_set_is_found(ledger: Ledger) -> None:
     """Whoever writes the database lets the records look new, and the service opens a second account for them."""
-    ledger.open_account("patients", PureCost(1.0), Terms(1.0), digest="records")
+    open_patients(ledger, digest="records")
     state = ledger.account("patients")
     pay(ledger, charge_for(ledger, LIMIT))
     assert ledger.verify().sound
     edit(ledger, "DELETE FROM training_sets")
     assert ledger.verify().faults == ("1 training set does not have the account that the journal states.",)
     edit(ledger, "UPDATE accounts SET name = 'old' WHERE id = 2")
-    fresh = ledger.open_account("patients", PureCost(1.0), Terms(1.0), digest="records")
+    fresh = open_patients(ledger, digest="records")
     assert fresh.remaining_units == LIMIT
     faults = ledger.verify({"old": (state.sequence, state.head)}).faults
     last = dict(ledger.heads())[KEYS_ACCOUNT].sequence
@@ -613,7 +613,7 @@ def test_a_second_budget_for_a_training_set_is_found(ledger: Ledger) -> None:
 
 def test_an_account_that_was_removed_and_opened_again_is_found(path: Path) -> None:
     with Ledger(path) as ledger:
-        ledger.open_account("patients", PureCost(1.0), Terms(1.0), digest="records")
+        open_patients(ledger, digest="records")
         pay(ledger, charge_for(ledger, LIMIT))
     tables = ("journal", "subaccounts", "training_sets")
     edit(
@@ -624,7 +624,7 @@ def test_an_account_that_was_removed_and_opened_again_is_found(path: Path) -> No
     path.with_name(path.name + ".head").unlink()
     with Ledger(path) as ledger:
         assert "Account 'patients' is missing." in ledger.verify().faults
-        again = ledger.open_account("patients", PureCost(1.0), Terms(1.0), digest="records")
+        again = open_patients(ledger, digest="records")
         assert again.remaining_units == LIMIT
         faults = ledger.verify().faults
     assert "Account '(keys)': row 3 opens the account 'patients' a second time." in faults
@@ -632,8 +632,8 @@ def test_an_account_that_was_removed_and_opened_again_is_found(path: Path) -> No
 
 
 def test_records_that_an_administrator_moved_are_sound_and_nobody_else_can_move_them(ledger: Ledger) -> None:
-    ledger.open_account("patients", PureCost(1.0), Terms(1.0), digest="records")
-    ledger.open_account("other", PureCost(1.0), Terms(1.0), digest="records", because="a new study began")
+    open_patients(ledger, digest="records")
+    open_patients(ledger, "other", digest="records", because="a new study began")
     assert ledger.verify().sound
     assert _faults_after(ledger, "UPDATE training_sets SET account = 2") == (
         "1 training set does not have the account that the journal states.",

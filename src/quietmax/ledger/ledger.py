@@ -65,6 +65,7 @@ from quietmax.ledger.database import (
 )
 from quietmax.ledger.heads import FileGuard, HeadFile, _head_of, _head_path, _read_heads
 from quietmax.ledger.transactions import (
+    COUNT_REFUSED,
     KEY_BYTES,
     AnswerCache,
     Charge,
@@ -77,7 +78,6 @@ from quietmax.ledger.transactions import (
     Part,
     Side,
     StoredAnswer,
-    _count_refused,
     _spent_by_part,
     _store_answers,
 )
@@ -447,23 +447,19 @@ class Ledger(Accounts):
 
 
 def ledger_exists(address: str | Path) -> bool:
-    """Check that a ledger can be opened, without creating or migrating it."""
+    """Tell whether a ledger exists with the newest schema; raise if none could be created where there is none."""
     url = parse_url(address)
-    if url.drivername == "sqlite" and not Path(str(url.database)).exists():
-        _check_creatable(Path(str(url.database)))
+    path = Path(str(url.database))
+    if url.drivername == "sqlite" and not path.exists():
+        above = next(folder for folder in path.absolute().parents if folder.exists())
+        if not above.is_dir() or not os.access(above, os.W_OK):
+            raise LedgerUnavailable(f"Cannot create the ledger {path}: {above} is not a writable folder.")
         return False
     engine = _open_engine(address, read_only=True)
     try:
         return _is_migrated(engine)
     finally:
         engine.dispose()
-
-
-def _check_creatable(path: Path) -> None:
-    """Raise unless a file could be created: the nearest folder above it that exists must be writable."""
-    above = next(folder for folder in path.absolute().parents if folder.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK):
-        raise LedgerUnavailable(f"Cannot create the ledger {path}: {above} is not a writable folder.")
 
 
 def _release_request(account: AccountState, kind: str, digest: str) -> bytes:
@@ -681,7 +677,8 @@ class LedgerWriter:
                 changed = bool(answers) or batch.changed or not charges or overdue
                 if changed:
                     batch.save()
-                    _count_refused(cursor, refused)
+                    counts = [(*subaccount, count) for subaccount, count in sorted(refused.items())]
+                    cursor.execute_many(COUNT_REFUSED, counts)
                 else:
                     cursor.rollback()
         except BaseException as error:

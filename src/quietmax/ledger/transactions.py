@@ -516,7 +516,7 @@ def _remaining(account: AccountTransaction, balance: _Balance) -> int:
 
 _ANSWER_REQUEST = "UPDATE requests SET answer = ? WHERE request = ? AND answer IS NULL"
 _INSERT_ANSWERS = "INSERT INTO answers (account, keys, answers, time) VALUES (?, ?, ?, ?)"
-_COUNT_REFUSED = (
+COUNT_REFUSED = (
     "INSERT INTO subaccounts (account, client, spent_units, refused) VALUES (?, ?, 0, ?)"
     " ON CONFLICT (account, client) DO UPDATE SET refused = subaccounts.refused + excluded.refused"
 )
@@ -555,12 +555,6 @@ def _store_answers(
         raise _damaged("A charged request is missing from the ledger")
     cursor.execute_many(_INSERT_ANSWERS, cached)
     return stored
-
-
-def _count_refused(cursor: Cursor, counts: Mapping[tuple[int, int], int]) -> None:
-    cursor.execute_many(
-        _COUNT_REFUSED, [(*subaccount, count) for subaccount, count in sorted(counts.items())]
-    )
 
 
 # --- retention ----------------------------------------------------------------------------------------------------

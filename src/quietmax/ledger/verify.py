@@ -143,8 +143,7 @@ class _Replay:
             if type(entry.sequence) is int:
                 self._next_sequence, self._head = entry.sequence + 1, entry.hash
             return
-        self._check_chain(entry)
-        self._check_balance(entry)
+        self._check_row(entry)
         if self._anchor == (entry.sequence, entry.hash):
             self._anchor = None
         try:
@@ -152,7 +151,8 @@ class _Replay:
         except PARSE_ERRORS:
             self._fault(f"row {entry.sequence} cannot be read")
 
-    def _check_chain(self, entry: JournalEntry) -> None:
+    def _check_row(self, entry: JournalEntry) -> None:
+        """Check the place of a row in the chain, its hash, balance and budget."""
         last = entry.sequence - 1
         if last > self._next_sequence:
             self._fault(f"rows {self._next_sequence} to {last} are missing")
@@ -165,8 +165,6 @@ class _Replay:
         if entry.expected_hash() != entry.hash:
             self._fault(f"row {entry.sequence} was edited or moved")
         self._next_sequence, self._head = entry.sequence + 1, entry.hash
-
-    def _check_balance(self, entry: JournalEntry) -> None:
         if entry.spent_units != self._spent + entry.units or entry.units < 0:
             self._fault(f"the balance at row {entry.sequence} is not the sum of the charges")
         if entry.spent_units > entry.limit_units:
@@ -375,13 +373,12 @@ class _Requests:
         row = f"row {entry.sequence}"
         key, paid, keep = bytes.fromhex(detail["request"]), detail.get("paid"), bool(detail.get("keep"))
         known = self._known.get(key)
-        if paid is None:
+        if paid is None or known is None:
             self._known[key] = _Request(entry.time, units, keep, entry.kind)
             if known is not None:
                 yield f"the request of {row} was charged before, and what was stored for it was removed"
-        elif known is None:
-            self._known[key] = _Request(entry.time, units, keep, entry.kind)
-            yield f"{row} counts on an earlier charge that is not in the journal"
+            elif paid is not None:
+                yield f"{row} counts on an earlier charge that is not in the journal"
         else:
             before, known.paid, known.time = known.paid, known.paid + units, entry.time
             if known.keep != keep or known.kind not in (None, entry.kind):
@@ -402,14 +399,11 @@ class _Requests:
             elif not _is_as_stated(row, stated, salt):
                 changed += 1
         missing = len(self._known)
+        one, many = "stored request", "stored requests"
         found = (
-            (unknown, "stored request is not in the journal", "stored requests are not in the journal"),
-            (
-                changed,
-                "stored request or its answer was changed",
-                "stored requests or their answers were changed",
-            ),
-            (missing, "stored request is missing", "stored requests are missing"),
+            (unknown, f"{one} is not in the journal", f"{many} are not in the journal"),
+            (changed, f"{one} or its answer was changed", f"{many} or their answers were changed"),
+            (missing, f"{one} is missing", f"{many} are missing"),
         )
         return [counted(*each) for each in found if each[0]]
 
