@@ -66,10 +66,6 @@ def points() -> DataSet:
     return POINTS
 
 
-def broken() -> DataSet:
-    raise RuntimeError("no such thing")
-
-
 @pytest.fixture
 def plug_in(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def install(*values: str) -> None:
@@ -151,28 +147,17 @@ def test_a_plug_in_adds_a_data_set_or_a_function_that_makes_one(
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ("tests.data.test_registry:broken", "no such thing"),
         ("tests.data.test_registry:PAPER", "not callable"),
-        ("tests.data.test_registry:nothing", "no attribute"),
-        ("no_such_module:POINTS", "No module"),
+        ("builtins:dict", r"must be a quietmax\.data\.DataSet"),
     ],
 )
-def test_a_broken_plug_in_is_reported_and_does_no_harm(
+def test_a_plug_in_that_is_no_data_set_is_skipped_with_a_warning(
     plug_in: Callable[..., None], value: str, said: str
 ) -> None:
     plug_in(value)
     with pytest.warns(UserWarning, match=said):
         names = list(datasets())
     assert names[-1] == "fair"  # the last one that is built in
-
-
-def test_a_plug_in_cannot_replace_a_built_in_data_set(
-    plug_in: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tests.data.test_registry.POINTS", replace(POINTS, name="adult"))
-    plug_in("tests.data.test_registry:POINTS")
-    with pytest.warns(UserWarning, match="already in use"):
-        assert datasets()["adult"].title.startswith("US Adult")
 
 
 def test_a_missing_file_is_fetched_when_asked_and_then_read(

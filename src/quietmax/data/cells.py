@@ -175,10 +175,9 @@ def parse_date(string: str, pattern: str | None = None) -> datetime | None:
         return None
 
 
-def is_missing(strings: Iterable[str], missing_values: Iterable[str] = ()) -> NDArray[np.bool_]:
+def is_missing(strings: Iterable[str]) -> NDArray[np.bool_]:
     """Return for every string whether it stands for a missing value."""
-    markers = MISSING_MARKERS.union(missing_values)
-    return np.array([string in markers for string in strings], dtype=bool)
+    return np.array([string in MISSING_MARKERS for string in strings], dtype=bool)
 
 
 def is_valid_unicode(strings: Iterable[str]) -> NDArray[np.bool_]:

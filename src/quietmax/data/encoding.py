@@ -167,11 +167,7 @@ class Column(ABC):
 
 @dataclass(frozen=True)
 class NumericColumn(Column):
-    """Numbers with public bounds: shares of the distance between them, or intervals between `edges`.
-
-    A share is `(v - low) / (high - low)`, with `scale="log"` `ln(1 + v - low) / ln(1 + high - low)`, for the number v
-    clipped to the bounds.  An edge belongs to the interval above it.  The separators and the unit are those of numbers
-    in strings; a thousands separator must stand before every third digit or nowhere.
+    """Numbers with public bounds, as `Schema` says; an edge belongs to the interval above it.
 
     >>> NumericColumn("age", 0, 100, edges=(18, 65)).feature_names
     ('age>=0', 'age>=18', 'age>=65', 'age missing')
@@ -224,11 +220,7 @@ class NumericColumn(Column):
             )
 
     def parse(self, string: str) -> float | None:
-        """Return the number that a string without outer blanks stands for: NaN if missing, None if it is no number.
-
-        >>> NumericColumn("income", 0, 1e6, decimal=",", thousands=".").parse("1.234,50")
-        1234.5
-        """
+        """Return the number that a string without outer blanks stands for: NaN if missing, None if it is no number."""
         if self.unit and self.unit in string:
             sign, rest = (string[0], string[1:]) if string[0] in "+-" else ("", string)
             rest = (
@@ -291,11 +283,7 @@ class NumericColumn(Column):
 
 @dataclass(frozen=True)
 class CategoricalColumn(Column):
-    """Public categories: one indicator each, or with `style="codes"` the share `(i + 1) / k` for the i-th of k.
-
-    A cell belongs to the category of the same string, else to the first category that is the same number: 1, 1.0
-    and "1.00" are.  A category that is not listed becomes all zeros.
-    """
+    """Public categories: one indicator each, or with `style="codes"` the share `(i + 1) / k` for the i-th of k."""
 
     kind: ClassVar[str] = "categorical"
     _lost_as: ClassVar[str] = "unknown"
@@ -392,11 +380,7 @@ class BooleanColumn(Column):
 
 @dataclass(frozen=True)
 class DateColumn(Column):
-    """Dates or timestamps with public bounds: shares of the time between them.
-
-    Time counts in days, without the time of day, if both bounds are dates, and in microseconds of UTC if they are
-    timestamps.  A timestamp without an offset counts as UTC.  `format` is that of `datetime.strptime`.
-    """
+    """Dates or timestamps with public bounds: shares of the time between them; without an offset they are in UTC."""
 
     kind: ClassVar[str] = "date"
     _written_as: ClassVar[tuple[str, str]] = ("dates", "`date_formats` or `missing_values`")

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from quietmax import __version__
 from quietmax._lazy import lazy_module
-from quietmax.data.encoding import CategoricalColumn, Column, Encoding, NumericColumn, Style
+from quietmax.data.encoding import CategoricalColumn, Encoding, NumericColumn, Style
 from quietmax.data.records import Records, _hash_rows
 from quietmax.data.schema import Schema
 from quietmax.data.tables import encode_table
@@ -567,16 +567,14 @@ def _adult_encoding(style: Style) -> Encoding:
             f"The `encoding` of 'adult' must be 'codes' (14 features) or 'one-hot', got {style!r}."
         )
     used = {name: facts for name, facts in _ADULT_COLUMNS.items() if style == "codes" or name != "fnlwgt"}
-    columns = tuple(_adult_column(name, facts, style) for name, facts in used.items())
+    edges = _ADULT_EDGES if style == "one-hot" else {}
+    columns = tuple(
+        CategoricalColumn(name, tuple(facts.split(", ")), style=style, missing=False)
+        if isinstance(facts, str)
+        else NumericColumn(name, *facts, edges=edges.get(name, ()), missing=False)
+        for name, facts in used.items()
+    )
     return Encoding(columns, _ADULT_LABEL, _ADULT_CLASSES)
-
-
-def _adult_column(name: str, facts: tuple[float, float] | str, style: Style) -> Column:
-    """Return one column of Adult; with `one-hot` numbers are cut into intervals."""
-    if isinstance(facts, str):
-        return CategoricalColumn(name, tuple(facts.split(", ")), style=style, missing=False)
-    edges = _ADULT_EDGES.get(name, ()) if style == "one-hot" else ()
-    return NumericColumn(name, *facts, edges=edges, missing=False)
 
 
 def adult_table(directory: DataDirectory) -> pd.DataFrame:

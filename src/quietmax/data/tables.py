@@ -245,11 +245,7 @@ def person_names(frame: pd.DataFrame, person: str, *, ignore_case: bool = False)
 
 
 def _person_type(frame: pd.DataFrame, person: str) -> str:
-    """Return the type of the column that tells people apart.
-
-    A customer whom a file calls 00007 is called 7 in a column of integers.  So the people of two tables can be
-    compared only if the column has the same type in both.
-    """
+    """Return the type of the column that tells people apart, in which 00007 and 7 may be two people or one."""
     require_columns(frame, [person])
     given = frame[person].dtype
     dtype = given.categories.dtype if isinstance(given, pd.CategoricalDtype) else given
