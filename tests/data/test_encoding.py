@@ -294,9 +294,6 @@ def test_names_of_columns_are_strings_without_outer_blanks(column: str, label: A
     assert encoding.encode_labels(table).tolist() == [0, 1]
 
 
-names = st.text(min_size=1, max_size=8)
-
-
 @pytest.mark.parametrize(
     "text",
     [

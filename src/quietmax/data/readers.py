@@ -405,7 +405,7 @@ TEXAS_FEATURES_FILE = DataFile("100/feats", None, "dataset_texas.tgz")
 TEXAS_LABELS_FILE = DataFile("100/labels", None, "dataset_texas.tgz")
 
 _LOCATION_WIDTH = 446
-PURCHASE_WIDTH = 600
+_PURCHASE_WIDTH = 600
 _TEXAS_WIDTH = 6169
 _CLUSTERING_SEED = 0
 _BLOCK_OF_LINES = 1 << 26
@@ -426,7 +426,7 @@ def _read_purchase(directory: DataDirectory, classes: int) -> Records:
     file.  A label then depends on all records, so the encoding lists the labels as inferred, and no guarantee for
     such a model is `proven`.
     """
-    lines = _integers(directory, PURCHASE_FILE, 1 + PURCHASE_WIDTH)
+    lines = _integers(directory, PURCHASE_FILE, 1 + _PURCHASE_WIDTH)
     records = _binary_records(f"purchase-{classes}", lines[1:], lines[0], 100)
     if classes == 100:
         return records
@@ -438,7 +438,7 @@ def _read_purchase(directory: DataDirectory, classes: int) -> Records:
 
     means = KMeans(n_clusters=classes, n_init=1, max_iter=100, random_state=_CLUSTERING_SEED)
     encoding = Encoding(
-        columns=tuple(NumericColumn(f"feature_{i}", 0, 1, missing=False) for i in range(PURCHASE_WIDTH)),
+        columns=tuple(NumericColumn(f"feature_{i}", 0, 1, missing=False) for i in range(_PURCHASE_WIDTH)),
         label="cluster",
         classes=tuple(str(number) for number in range(classes)),
         inferred=("the labels, which are k-means clusters of all records",),

