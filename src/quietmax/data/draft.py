@@ -751,7 +751,8 @@ def _count_persons(table: RawTable, schema: Schema) -> dict[str, Any]:
     absent = is_missing(names)
     fold = str.casefold if schema.person in schema.ignore_case else str
     counts = Counter(fold(name) for name in names[~absent].tolist())
-    alike = Counter(map(_without_spelling, counts))
+    # In lower case, without blanks and without zeros before a number.
+    alike = Counter(re.sub("(?<![0-9])0+(?=[0-9])", "", "".join(name.casefold().split())) for name in counts)
     return {
         "persons": len(counts),
         "most_rows": max(counts.values(), default=0),
@@ -759,8 +760,3 @@ def _count_persons(table: RawTable, schema: Schema) -> dict[str, Any]:
         "first_without_person": int(np.argmax(absent)) + 1 if absent.any() else 0,
         "similar_persons": sum(count for count in alike.values() if count > 1),
     }
-
-
-def _without_spelling(name: str) -> str:
-    """Return a name in lower case, without blanks and without zeros before a number."""
-    return re.sub("(?<![0-9])0+(?=[0-9])", "", "".join(name.casefold().split()))

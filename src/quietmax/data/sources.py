@@ -452,7 +452,8 @@ def _require_types(place: str, own: _Types, first: _Types, used: Sequence[str]) 
     if new:
         raise InvalidData(f"{place} has a column {quoted(new)}, which the first file does not have.")
     for name in used:
-        if not _alike(own[name], first[name]):
+        kinds = {_plain(own[name]), _plain(first[name])}
+        if len(kinds) > 1 and not any(map(pyarrow.types.is_null, kinds)):
             raise InvalidData(
                 f"{place} has column '{name}' of type {own[name]}, but in an earlier file it is of type {first[name]}; "
                 "all files must have the same type."
@@ -466,13 +467,8 @@ def _require_columns(place: str, own: _Types, used: Sequence[str]) -> None:
         raise InvalidData(f"{place} has no column {quoted(absent)}.")
 
 
-def _alike(one: pyarrow.DataType, other: pyarrow.DataType) -> bool:
-    """Return whether cells of two types are read alike: equal types, but for dictionaries and the size of strings."""
-    kinds = [_plain(one), _plain(other)]
-    return kinds[0] == kinds[1] or any(pyarrow.types.is_null(kind) for kind in kinds)
-
-
 def _plain(kind: pyarrow.DataType) -> pyarrow.DataType:
+    """Return a type without what makes no difference to its cells: a dictionary, the size of strings."""
     kind = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
     is_string = pyarrow.types.is_large_string(kind) or pyarrow.types.is_string_view(kind)
     return pyarrow.string() if is_string else kind
