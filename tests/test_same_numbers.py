@@ -26,6 +26,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,7 @@ from quietmax.estimators.dpsgd.training import train_sweep
 from quietmax.experiments import report, runner
 from quietmax.experiments.paper import reproduce_sensitivity_table
 from quietmax.mechanisms import Answerer, GaussianScores
+from quietmax.mechanisms.algorithm1 import _NUMBERS
 from quietmax.models import Convexified, CrossEntropy, Quadratic, TrainingSettings, train_module
 from quietmax.models.features import OneHot, Pipeline, RandomFourier, Scaling, Scattering, UnitNorm
 from quietmax.models.training import accuracy, alpha_trial, choose_alpha
@@ -236,6 +238,10 @@ def numbers(record: dict) -> dict:
     return {name: value for name, value in record.items() if type(value) in (int, float)}
 
 
+def guarantee_numbers(guarantee) -> dict:
+    return {name: getattr(guarantee, name) for name in ("definition", "epsilon", "mu", "status")}
+
+
 def asked(classes: int = 3):
     return points(classes).test.features[:40]
 
@@ -376,21 +382,12 @@ def algorithm1():
             quiet = Predictor(
                 model, Algorithm1(noise), Budget(2000.0, queries=100), noise=SeededNoise(3), cache_size=0
             )
-            mechanism: Any = quiet.mechanism
             told[f"{noise}, {classes} classes"] = {
                 "probabilities": quiet.predict_proba(asked(classes)),
                 "labels": quiet.predict(asked(classes)),
                 "remaining": quiet.remaining.queries,
-                "guarantee": {
-                    name: quiet.guarantee.to_json()[name]
-                    for name in ("definition", "epsilon", "mu", "status")
-                },
-                "parameters": [
-                    mechanism.epsilon_sampling,
-                    mechanism.epsilon_neuron,
-                    mechanism.logit_sensitivity,
-                    mechanism.probability_sensitivity,
-                ],
+                "guarantee": guarantee_numbers(quiet.guarantee),
+                "parameters": list(attrgetter(*_NUMBERS)(quiet.mechanism)),
             }
     return told
 
@@ -550,11 +547,6 @@ def observed_changes():
 # --- private estimators -------------------------------------------------------------------------------------------
 
 
-def guarantee_numbers(estimator) -> dict:
-    told = estimator.guarantee_.to_json()
-    return {name: told.get(name) for name in ("definition", "epsilon", "mu", "status")}
-
-
 @case()
 def heads():
     features, labels = blobs()
@@ -582,14 +574,14 @@ def heads():
             "sensitivity": head.sensitivity_.value,
             "labels": head.predict(others),
             "probabilities": head.predict_proba(others),
-            "guarantee": guarantee_numbers(head),
+            "guarantee": guarantee_numbers(head.guarantee_),
         }
     paid = PrivateHead(40.0, method="output", release="query", queries=30, **public).fit(features, labels)
     told["query"] = {
         "labels": paid.predict(others),
         "sensitivity": paid.sensitivity_.value,
         "scores": paid.predictor_.model.scores(paid.feature_map_.transform(others)),
-        "guarantee": guarantee_numbers(paid),
+        "guarantee": guarantee_numbers(paid.guarantee_),
     }
     pictures, digits = images()
     seen = PrivateHead(
@@ -633,7 +625,7 @@ def teachers():
             "votes": crowd.ensemble_.scores(crowd._queries(others)),
             "labels": crowd.predict(others),
             "remaining": crowd.remaining.queries,
-            "guarantee": guarantee_numbers(crowd),
+            "guarantee": guarantee_numbers(crowd.guarantee_),
         }
         if name == "probabilities":
             told[name]["probabilities"] = crowd.predict_proba(others)
@@ -688,21 +680,15 @@ def dpsgd():
         "module": DPSGD(4.0, 1e-5, network=_convolution, settings=replace(plain, sampling_rate=0.3), **fixed),
     }
     told: dict[str, Any] = {}
+    planned = attrgetter("learning_rate", "max_grad_norm", "sampling_rate", "steps")
     for name, private in kinds.items():
         private.fit(features, labels)
-        plan = private.plan_
         told[name] = {
             "scores": private.model_.scores(private._queries(others)),
             "labels": private.predict(others),
             "probabilities": private.predict_proba(others),
-            "plan": [
-                plan.noise_multiplier,
-                plan.settings.learning_rate,
-                plan.settings.max_grad_norm,
-                plan.settings.sampling_rate,
-                plan.settings.steps,
-            ],
-            "guarantee": guarantee_numbers(private),
+            "plan": [private.plan_.noise_multiplier, *planned(private.plan_.settings)],
+            "guarantee": guarantee_numbers(private.guarantee_),
         }
     splits = [split(points().records, size=100, seed=seed) for seed in range(2)]
     plans, networks = train_sweep(splits, epsilons=(1.0, 10.0), accountants=("rdp", "zcdp"))

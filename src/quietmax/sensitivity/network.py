@@ -15,7 +15,7 @@ the records (THEORY 2.3).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -381,6 +381,7 @@ def _record_gradient_norms(
     return torch.stack(squares).sum(0).sqrt()
 
 
+Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
 Kind = Literal["mislabelled", "extreme", "ordinary"]
 Quantity = Literal["weight", "weights_l2", "logit"]
@@ -464,12 +465,15 @@ class EmpiricalSensitivity:
         )
         return Sensitivity(float(getattr(worst, quantity)), "empirical", because)
 
-    def against(self, bounds: PublishedSensitivity) -> tuple[BoundCheck, ...]:
-        """Compare the largest changes with the paper's formulas."""
+    def against(
+        self, bounds: PublishedSensitivity | Mapping[Quantity, Sensitivity]
+    ) -> tuple[BoundCheck, ...]:
+        """Compare the largest changes with the paper's formulas, or with each bound that a mapping holds."""
+        given = vars(bounds) if isinstance(bounds, PublishedSensitivity) else bounds
         return tuple(
-            BoundCheck(quantity, self._largest(quantity).value, bound.value, bound.basis)
+            BoundCheck(quantity, self._largest(quantity).value, given[quantity].value, given[quantity].basis)
             for quantity in _QUANTITIES
-            for bound in [getattr(bounds, quantity)]
+            if quantity in given
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -542,12 +546,8 @@ def empirical_sensitivity(
         asked = np.concatenate([np.asarray(queries, dtype=np.float32), asked])
     weights = torch.cat([kernel.flatten(1) for kernel in stack.kernels], 1).double().numpy()
     logits = stack.stacked_logits(asked).double().numpy()
-    changes = []
-    for place, (gone, kind) in enumerate(zip(rows, kinds, strict=True), start=1):
-        moved, logit = weights[place] - weights[0], np.abs(logits[place] - logits[0]).max()
-        largest, together = float(np.abs(moved).max()), float(np.linalg.norm(moved))
-        changes.append(Removal(tuple(gone.tolist()), kind, largest, together, float(logit)))
-    return EmpiricalSensitivity(tuple(changes), len(records), len(asked), records.unit)
+    first, *others = zip(weights, logits, strict=True)
+    return _compared(first, others, rows, kinds, records)
 
 
 def _plant(records: Records, *, removals: int, seed: int = 0) -> tuple[Records, list[Rows], list[Kind]]:
@@ -571,3 +571,20 @@ def _plant(records: Records, *, removals: int, seed: int = 0) -> tuple[Records, 
         elif kind == "extreme":
             features[changed] = np.where(features[changed] > (low + high) / 2, low, high)
     return replace(records, features=features, labels=labels), rows, kinds
+
+
+def _compared(
+    first: tuple[Floats, Floats],
+    others: Sequence[tuple[Floats, Floats]],
+    rows: Sequence[Rows],
+    kinds: Sequence[Kind],
+    records: Records,
+) -> EmpiricalSensitivity:
+    """Compare the weights and the logits of the first network with those of all others."""
+    removals = []
+    for (weights, logits), gone, kind in zip(others, rows, kinds, strict=True):
+        moved = weights - first[0]
+        largest, logit = np.abs(moved).max(), np.abs(logits - first[1]).max()
+        removed = tuple(gone.tolist())
+        removals.append(Removal(removed, kind, float(largest), float(np.linalg.norm(moved)), float(logit)))
+    return EmpiricalSensitivity(tuple(removals), len(records), len(first[1]), records.unit)
