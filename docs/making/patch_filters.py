@@ -21,10 +21,10 @@ from synthetic_images import canvases, crops
 from quietmax.models.features.images import (
     CONTRAST,
     Patches,
-    dead_leaves,
-    normalised,
-    responses,
-    unit_brightness,
+    _dead_leaves,
+    _normalised,
+    _responses,
+    _unit_brightness,
 )
 
 SHAPE = (3, 32, 32)
@@ -41,7 +41,7 @@ AT_ONCE = 16
 
 def make_filters() -> tuple[torch.Tensor, torch.Tensor]:
     """Return the filters and the offsets: whitened random patches of dead-leaves images."""
-    images = unit_brightness(torch.from_numpy(dead_leaves(PATCH_IMAGES, SHAPE, PATCH_SEED)))
+    images = _unit_brightness(torch.from_numpy(_dead_leaves(PATCH_IMAGES, SHAPE, PATCH_SEED)))
     generator = np.random.default_rng(CHOICE_SEED)
     windows = images.unfold(2, Patches.side, 1).unfold(3, Patches.side, 1)
     image, row, column = (
@@ -69,8 +69,8 @@ def make_whitening(filters: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor
     images, generator = canvases(CANVASES, CANVAS_SEED), torch.Generator().manual_seed(CROP_SEED)
 
     def cells() -> torch.Tensor:
-        views = torch.split(unit_brightness(crops(images, generator)), AT_ONCE)
-        return torch.cat([normalised(responses(part, filters, offsets, CELLS)) for part in views])
+        views = torch.split(_unit_brightness(crops(images, generator)), AT_ONCE)
+        return torch.cat([_normalised(_responses(part, filters, offsets, CELLS)) for part in views])
 
     rows = (cells() - cells()).flatten(0, 1).double()
     rows -= rows.mean(dim=0)

@@ -31,7 +31,7 @@ from quietmax.estimators import (
 )
 from quietmax.models import CrossEntropy, Model, TrainingSettings, save_model, serialization
 from quietmax.models.features import Identity, UnitNorm, image_features
-from quietmax.models.features.images import DIGEST, dead_leaves
+from quietmax.models.features.images import DIGEST, _dead_leaves
 from quietmax.models.mlp import initial_mlp
 from tests.estimators.made import interrupted_saving, made
 
@@ -60,7 +60,7 @@ def _asked(queries: int = 1) -> PrivateHead:
 
 def _images(shape: tuple[int, int, int]) -> tuple[np.ndarray, np.ndarray]:
     labels = np.arange(60) % 2
-    images = dead_leaves(60, shape, seed=1).reshape(60, -1)
+    images = _dead_leaves(60, shape, seed=1).reshape(60, -1)
     images[labels == 1, : images.shape[1] // 3] *= 0.2
     return images, labels
 

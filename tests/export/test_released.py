@@ -79,9 +79,12 @@ def test_the_files_of_a_model_that_is_paid_per_answer_give_no_classifier(kept_at
         classifier.predict(VECTORS)
 
 
-def test_the_classifier_answers_like_the_folder_by_label(table_head: Path) -> None:
-    rows = readable_rows(50, seed=3)
+@pytest.mark.parametrize("through", ["folder", "skops"])
+def test_the_classifier_answers_like_the_folder_by_label(table_head: Path, file: Path, through: str) -> None:
+    rows = readable_rows(200, seed=3)
     model, classifier = open_private(table_head), ReleasedClassifier.open(table_head)
+    if through == "skops":
+        classifier = skops.io.load(file, trusted=list(TRUSTED))
     encoded = model.encode(rows)
     assert (classifier.predict(rows) == np.array(model.classes)[model.predict(encoded)]).all()
     assert np.array_equal(classifier.predict_proba(rows), model.predict_proba(encoded))
@@ -139,14 +142,6 @@ def file(table_head: Path, tmp_path: Path) -> Path:
     place = tmp_path / "head.skops"
     export_skops(table_head, place)
     return place
-
-
-def test_the_loaded_classifier_gives_the_answers_of_the_folder(table_head: Path, file: Path) -> None:
-    rows, model = readable_rows(200, seed=4), open_private(table_head)
-    classifier = skops.io.load(file, trusted=list(TRUSTED))
-    assert np.array_equal(classifier.predict_proba(rows), model.predict_proba(model.encode(rows)))
-    assert (classifier.predict(rows) == np.array(model.classes)[model.predict(model.encode(rows))]).all()
-    assert classifier.guarantee_ == model.guarantee
 
 
 def test_the_documented_types_are_all_that_must_be_trusted(file: Path) -> None:

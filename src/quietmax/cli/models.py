@@ -230,7 +230,8 @@ def export(
 
     Example: quietmax export income --onnx income.onnx --skops income.skops
     """
-    from quietmax.export import ReleasedClassifier, export_onnx, export_skops
+    from quietmax.export.onnx import export_onnx
+    from quietmax.export.released import ReleasedClassifier, export_skops
     from quietmax.mlflow import save_model
 
     formats: dict[str, tuple[Callable[[Path, Path], None], Path | None]]

@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+import quietmax.models.features.images as image_maps
 from quietmax import __version__
 from quietmax._io import atomic_write
 from quietmax._lazy import required
@@ -48,7 +49,6 @@ from quietmax.estimators.head.exact_sums import BITS, on_grid
 from quietmax.estimators.head.weights import HeadWeights, TableWeights
 from quietmax.estimators.serialization import PrivateModel
 from quietmax.export.released import _metadata, _open_released
-from quietmax.models.features import images as image_maps
 from quietmax.models.features.base import FeatureMap
 from quietmax.models.features.cells import CROSSED_LEVELS, TableCells
 from quietmax.models.features.generic import Pipeline, RandomFourier, _frequencies

@@ -1,7 +1,7 @@
 """Training of K networks at once: losses, settings, the stack of networks, and its steps of Adam.
 
 A loss sees logits of shape ``(..., batch, classes)`` and averages over the batch. `loss_value` is written for automatic
-differentiation; `logit_gradient` is the hand-derived gradient that the trainer uses. The tests compare the two.
+differentiation; `_logit_gradient` is the hand-derived gradient that the trainer uses. The tests compare the two.
 
 THEORY section 1: the paper prints ``(1/a) ln[(1/n) sum_i exp(a*l_i)]``; the authors' program averages over samples
 *and classes*, where every class but the true one has loss 0 and so contributes ``exp(0) = 1``. Neither makes the loss
@@ -74,11 +74,6 @@ class Convexified:
     base : CrossEntropy or Quadratic
         The loss of one record.
 
-    Raises
-    ------
-    InvalidInput
-        If `alpha` is not positive or `averaged_over` is not valid.
-
     Examples
     --------
     >>> Convexified(alpha=2.0).base
@@ -120,7 +115,7 @@ def _terms(base: CrossEntropy | Quadratic, logits: Tensor, labels: Tensor) -> Te
     return (torch.softmax(logits, -1) - truth).square()
 
 
-def logit_gradient(loss: Loss, logits: Tensor, labels: Tensor, kept: Tensor | None = None) -> Tensor:
+def _logit_gradient(loss: Loss, logits: Tensor, labels: Tensor, kept: Tensor | None = None) -> Tensor:
     """Return d loss / d logits for stacked batches."""
     picked = labels.unsqueeze(-1)
     base, alpha = loss, 0.0
@@ -209,11 +204,6 @@ class TrainingSettings:
         Coefficient of the penalty ``l2 * ||kernels||^2`` (without biases), as Keras counts it. In the paper's
         notation it is ``2*lam``: the default 0.001 is ``lam = 0.0005`` (THEORY section 1).
 
-    Raises
-    ------
-    InvalidInput
-        If a value is not valid.
-
     Examples
     --------
     >>> TrainingSettings(hidden=(64, 32), epochs=20).batch_size
@@ -256,20 +246,16 @@ def train_stack(
     settings: TrainingSettings,
     seeds: Sequence[int],
     left_out: Sequence[Sequence[int] | Rows] | None = None,
-    dtype: torch.dtype | None = None,
     progress: Progress | None = None,
 ) -> MLP:
     """Train several networks at once, each on its own rows of shared records."""
-    dtype = torch.float32 if dtype is None else dtype
-    inputs = torch.as_tensor(features).to(dtype).contiguous()
+    inputs = torch.as_tensor(features).to(torch.float32).contiguous()
     targets = torch.as_tensor(labels).to(torch.int64)
     check_records(inputs, targets, classes)
     check_networks(rows, len(inputs), seeds=seeds, left_out=left_out)
     if any(len(each) == 0 for each in rows):
         raise InvalidInput("Every network needs at least one training record.")
-    start = initial_mlp(
-        (inputs.shape[1], *settings.hidden, classes), settings.activation, tuple(seeds), dtype
-    )
+    start = initial_mlp((inputs.shape[1], *settings.hidden, classes), settings.activation, tuple(seeds))
     # Longest first, so that the networks still in training are always a prefix of the stack.
     order = sorted(range(len(rows)), key=lambda index: -len(rows[index]))
     stack = start._chosen(torch.tensor(order))
@@ -324,10 +310,9 @@ def train_independent(
     streams = [
         _endless_batches(each, seed, settings.batch_size) for each, seed in zip(rows, seeds, strict=True)
     ]
-    nobody = torch.full((len(rows), 1), _PADDING)
     for done in range(1, steps + 1):
         records = torch.from_numpy(np.stack([next(stream) for stream in streams]))
-        trainer._step(records, _kept(records, nobody))
+        trainer._step(records, _kept(records, None))
         if progress is not None and (done % _STEPS_PER_BLOCK == 0 or done == steps):
             progress(done, steps)
     return stack
@@ -494,7 +479,7 @@ class _StackTrainer:
             signal = self._activation.apply_(outgoing)
         torch.baddbmm(biases[-1], signal, self._flipped[-1], out=logits)
         labels = torch.index_select(self._targets, 0, picked).view(records.shape)
-        return logit_gradient(self._settings.loss, logits, labels, kept)
+        return _logit_gradient(self._settings.loss, logits, labels, kept)
 
     def _backward(self, slope: Tensor) -> None:
         """Fill the gradients of every layer, from the last to the first."""

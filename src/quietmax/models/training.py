@@ -134,15 +134,20 @@ class TorchModel(LogitClassifier):
                 answers = [self.module(checked_finite(part)) for part in parts]
         finally:
             self.module.train(training)
-        logits = torch.cat(answers).double().numpy() if answers else np.empty((0, self.classes))
-        if logits.ndim != 2 or logits.shape[1] != self.classes:
-            raise InvalidInput(
-                f"The module must return one row of {self.classes} logits per record, got values of shape "
-                f"{logits.shape}."
-            )
-        return logits
+        logits = torch.cat(answers) if answers else torch.empty(0, self.classes)
+        _check_logits(logits, self.classes)
+        return logits.double().numpy()
 
     scores = logits
+
+
+def _check_logits(logits: torch.Tensor, classes: int) -> None:
+    """Check what a module returned."""
+    if logits.ndim != 2 or logits.shape[1] != classes:
+        raise InvalidInput(
+            f"The module must return one row of {classes} logits per record, got values of shape "
+            f"{tuple(logits.shape)}."
+        )
 
 
 def softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -225,8 +230,6 @@ def train(
 
     Raises
     ------
-    InvalidInput
-        If an argument is not valid.
     QuietmaxError
         If training diverges.
 
@@ -272,8 +275,6 @@ def train_many(
 
     Raises
     ------
-    InvalidInput
-        If an argument is not valid.
     QuietmaxError
         If training diverges.
     """
@@ -369,11 +370,7 @@ def train_module(
         for batch in torch.split(order, chosen.batch_size):
             optimizer.zero_grad()
             logits = module(features[batch])
-            if logits.ndim != 2 or logits.shape[1] != records.classes:
-                raise InvalidInput(
-                    f"The module must return one row of {records.classes} logits per record, got values of shape "
-                    f"{tuple(logits.shape)}."
-                )
+            _check_logits(logits, records.classes)
             loss = loss_value(chosen.loss, logits, labels[batch])
             if not torch.isfinite(loss):
                 raise QuietmaxError(

@@ -119,20 +119,6 @@ def test_anything_but_a_finite_matrix_is_rejected(table: Any) -> None:
         Identity().transform(table)
 
 
-@pytest.mark.parametrize(
-    "feature_map",
-    [
-        Scaling(low=(0.0,), high=(1.0,)),
-        OneHot((None,)),
-        Scattering((1, 28, 28)),
-    ],
-    ids=named,
-)
-def test_records_of_another_width_are_rejected(feature_map: FeatureMap) -> None:
-    with pytest.raises(InvalidInput, match=r"(have|got) 2"):
-        feature_map.transform([[0.0, 1.0]])
-
-
 SHAPE = (3, 9, 8)
 
 
@@ -167,6 +153,7 @@ SHAPE = (3, 9, 8)
         (lambda: TableFeatures(3, (0,), (None,), (2, 4, 8)), "at most two positive numbers"),
         (lambda: TableFeatures(3, crosses=(((0, 2), (2, 4)),)), "a range of the 3 features"),
         (lambda: TableFeatures(3, crosses=(((1, 1), (0, 1)),)), "a range of the 3 features"),
+        (lambda: TableFeatures(4, text=((2, 5),)), "Each block of a text"),
         # patches
         (lambda: Patches((1, 28, 28)), r"colour images, of a shape \(3, height, width\); got \(1, 28, 28\)"),
         (lambda: Patches((32, 32)), "colour images"),
@@ -192,6 +179,11 @@ SHAPE = (3, 9, 8)
         (lambda: image_features((1, 4, 30)), r"at least 5 pixels in height and width, got \(1, 4, 30\)"),
         (lambda: image_features((28, 28)), r"shape \(channels, height, width\)"),
         (lambda: image_features((0, 28, 28)), r"shape \(channels, height, width\)"),
+        # records
+        (lambda: Scaling((0.0,), (1.0,)).transform(np.zeros((1, 2))), "got 2"),
+        (lambda: OneHot((None,)).transform(np.zeros((1, 2))), "got 2"),
+        (lambda: TableFeatures(6).transform(np.zeros((1, 5))), "must have 6 numbers, got 5"),
+        (lambda: Scattering(SHAPE).transform(np.zeros((1, 2))), "have 2 numbers"),
         (lambda: Reduced((3, 20, 20), Scattering(SHAPE)).transform(np.zeros((1, 2))), "have 2 numbers"),
         (lambda: Patches(SHAPE).transform(np.zeros((1, 2))), "have 2 numbers"),
         (lambda: Joined((Patches(SHAPE),)).transform(np.zeros((1, 2))), "have 2 numbers"),

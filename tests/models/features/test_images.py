@@ -13,7 +13,7 @@ from quietmax.errors import DataUnavailable, InvalidInput
 from quietmax.models.features import FeatureMap, Identity, Scattering, image_features
 from quietmax.models.features import images as image_maps
 from quietmax.models.features.generic import feature_map_from_json, runs_user_code
-from quietmax.models.features.images import Joined, Mirrored, Patches, Reduced, Turned, _scatter, dead_leaves
+from quietmax.models.features.images import Joined, Mirrored, Patches, Reduced, Turned, _dead_leaves, _scatter
 
 # --- scattering ------------------------------------------------------------------------------------------------------
 
@@ -37,7 +37,7 @@ def test_scattering_equals_the_stored_output_of_kymatio(name: str, scales: int, 
 
 
 def test_whitening_flattens_the_spectrum_of_images_it_has_not_seen() -> None:
-    images = dead_leaves(200, (1, 28, 28), seed=99).reshape(200, -1)
+    images = _dead_leaves(200, (1, 28, 28), seed=99).reshape(200, -1)
 
     def largest_share(whitening: float) -> float:
         features = Scattering((1, 28, 28), whitening=whitening).transform(images).astype(float)
@@ -48,12 +48,12 @@ def test_whitening_flattens_the_spectrum_of_images_it_has_not_seen() -> None:
 
 
 def test_dead_leaves_are_images_in_the_unit_interval_and_the_same_for_the_same_seed() -> None:
-    images = dead_leaves(5, (3, 20, 16), seed=4)
+    images = _dead_leaves(5, (3, 20, 16), seed=4)
     assert images.shape == (5, 3, 20, 16)
     assert images.min() >= 0.0
     assert images.max() <= 1.0
-    np.testing.assert_array_equal(images, dead_leaves(5, (3, 20, 16), seed=4))
-    assert (images != dead_leaves(5, (3, 20, 16), seed=5)).any()
+    np.testing.assert_array_equal(images, _dead_leaves(5, (3, 20, 16), seed=4))
+    assert (images != _dead_leaves(5, (3, 20, 16), seed=5)).any()
     assert images.std() > 0.1
 
 
@@ -72,7 +72,7 @@ def _read_again() -> Iterator[None]:
 
 
 def leaves(count: int, shape: tuple[int, int, int] = SHAPE, seed: int = 3) -> np.ndarray:
-    return dead_leaves(count, shape, seed).reshape(count, -1)
+    return _dead_leaves(count, shape, seed).reshape(count, -1)
 
 
 def mirror(records: np.ndarray, shape: tuple[int, int, int] = SHAPE) -> np.ndarray:

@@ -188,7 +188,7 @@ def _in_batches(feature_map: BatchedMap, records: Floats, rows_at_once: int) -> 
     columns = records.shape[1]
     features = np.empty((len(records), feature_map.dimension(columns)), np.float32)
 
-    def fill(number: int) -> None:
+    def _fill(number: int) -> None:
         part = records[number * rows_at_once : (number + 1) * rows_at_once]
         batch = torch.zeros(rows_at_once, columns, dtype=torch.float32, device="cpu")
         batch.numpy()[: len(part)] = part
@@ -198,10 +198,10 @@ def _in_batches(feature_map: BatchedMap, records: Floats, rows_at_once: int) -> 
 
     batches = -(-len(records) // rows_at_once)
     if feature_map.parallel:
-        parallel_map(fill, batches)
+        parallel_map(_fill, batches)
     else:
         for number in range(batches):
-            fill(number)
+            _fill(number)
     return features
 
 

@@ -35,10 +35,9 @@ else:
     safetensors = lazy_module("safetensors")
     torch = lazy_module("torch")
 
-Shape = tuple[int, ...]
-Program = Callable[["torch.Tensor"], "torch.Tensor"]
-"""Computes the outputs of a batch of inputs."""
-_Network = tuple[Program, tuple[int | None, ...] | None]
+_Shape = tuple[int, ...]
+_Network = tuple[Callable[["torch.Tensor"], "torch.Tensor"], tuple[int | None, ...] | None]
+"""Computes the outputs of a batch of inputs; and the shape of an input, where the file states one."""
 
 _SUFFIXES = (".onnx", ".safetensors")
 _LAYERS_KEY = "quietmax.encoder"
@@ -101,7 +100,7 @@ class Encoder(BatchedMap):
     path: str | Path = field(compare=False)
     sha256: str | None = None
     image_shape: tuple[int, int, int] | None = field(default=None, kw_only=True)
-    input_shape: Shape | None = field(default=None, kw_only=True)
+    input_shape: tuple[int, ...] | None = field(default=None, kw_only=True)
     output: str | None = field(default=None, kw_only=True)
     pool: bool = field(default=False, kw_only=True)
     mean: float | tuple[float, ...] = field(default=0.0, kw_only=True)
@@ -232,11 +231,6 @@ class Embedding(FeatureMap):
     centre : float
         Subtracted from every number first. A table's columns with bounds (-b, b) are encoded around 0.5.
 
-    Raises
-    ------
-    InvalidInput
-        If the centre is not a finite number.
-
     Examples
     --------
     >>> Embedding().transform([[-3.0, 4.0]])
@@ -264,7 +258,7 @@ def _stored_name(sha256: str, suffix: str) -> str:
     return f"encoder-{sha256[:16]}{suffix}"
 
 
-def _shape(name: str, value: Any) -> Shape | None:
+def _shape(name: str, value: Any) -> _Shape | None:
     """Return a shape as a tuple of positive integers."""
     if value is None:
         return None
@@ -307,7 +301,7 @@ def _read(path: Path, sha256: str | None, name: str) -> bytes:
     return content
 
 
-def _filled(stated: tuple[int | None, ...] | None, own: Shape, name: str) -> Shape:
+def _filled(stated: tuple[int | None, ...] | None, own: _Shape, name: str) -> _Shape:
     """Return the stated shape of an input, with the record's dimensions where the file leaves them open."""
     if stated is None:
         return own
@@ -321,7 +315,7 @@ def _filled(stated: tuple[int | None, ...] | None, own: Shape, name: str) -> Sha
     return tuple(mine if side is None else side for side, mine in zip(stated, own, strict=True))
 
 
-def _scaled(images: torch.Tensor, shape: Shape, name: str) -> torch.Tensor:
+def _scaled(images: torch.Tensor, shape: _Shape, name: str) -> torch.Tensor:
     """Return images with another height and width, and a single channel repeated."""
     if len(shape) != 3 or images.shape[1] not in (1, shape[0]):
         raise InvalidInput(
@@ -415,12 +409,12 @@ def _onnx_network(encoder: Encoder) -> _Network:
             f"The encoder {encoder.file} takes {batch} records at once, but must also take one record."
         )
 
-    def run(inputs: torch.Tensor) -> torch.Tensor:
+    def _run(inputs: torch.Tensor) -> torch.Tensor:
         (values,) = session.run([output], {source.name: inputs.numpy()})
         return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
 
     fixed = tuple(side if isinstance(side, int) and side > 0 else None for side in dimensions)
-    return run, fixed or None
+    return _run, fixed or None
 
 
 def _check_operations(model: Any, name: str) -> None:
@@ -431,45 +425,35 @@ def _check_operations(model: Any, name: str) -> None:
         raise InvalidInput(
             f"The encoder {name} defines functions of its own; export it with standard operations only."
         )
-    for graph in _graphs(model.graph):
-        tensors = [*graph.initializer, *(part for each in graph.sparse_initializer for part in _parts(each))]
-        for node in graph.node:
-            if node.domain not in _STANDARD_DOMAINS:
+    for part in _messages(model.graph):
+        if isinstance(part, onnx.NodeProto):
+            if part.domain not in _STANDARD_DOMAINS:
                 raise InvalidInput(
-                    f"The encoder {name} has the operation {node.op_type} of the domain {node.domain}; only standard "
+                    f"The encoder {name} has the operation {part.op_type} of the domain {part.domain}; only standard "
                     "operations of ONNX are supported."
                 )
-            if node.op_type in _RANDOM or (
-                node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]
-            ):
+            trained = part.op_type == "Dropout" and len(part.input) > 2 and part.input[2]
+            if part.op_type in _RANDOM or trained:
                 raise InvalidInput(
-                    f"The encoder {name} has the operation {node.op_type}, which may draw random numbers; export it "
+                    f"The encoder {name} has the operation {part.op_type}, which may draw random numbers; export it "
                     "for inference."
                 )
-            for each in node.attribute:
-                tensors += [each.t, *each.tensors]
-                tensors += [
-                    part for sparse in (each.sparse_tensor, *each.sparse_tensors) for part in _parts(sparse)
-                ]
-        if any(each.data_location == onnx.TensorProto.EXTERNAL or each.external_data for each in tensors):
+        elif isinstance(part, onnx.TensorProto) and (
+            part.data_location == onnx.TensorProto.EXTERNAL or part.external_data
+        ):
             raise InvalidInput(
                 f"The encoder {name} keeps tensors in other files, which its SHA-256 does not cover; save it as one "
                 "file."
             )
 
 
-def _parts(sparse: Any) -> tuple[Any, Any]:
-    """Return the tensors of a sparse tensor."""
-    return sparse.values, sparse.indices
-
-
-def _graphs(graph: Any) -> Iterator[Any]:
-    """Iterate over a graph and the graphs inside its operations (If, Loop, Scan)."""
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                yield from _graphs(inner)
+def _messages(message: Any) -> Iterator[Any]:
+    """Iterate over a protobuf message and everything in it: operations, their graphs (If, Loop, Scan), tensors."""
+    yield message
+    for kind, value in message.ListFields():
+        if kind.message_type is not None:
+            for each in [value] if hasattr(value, "ListFields") else value:
+                yield from _messages(each)
 
 
 # --- Layers in safetensors --------------------------------------------------------------------------------------------

@@ -55,11 +55,6 @@ class RandomFourier(BatchedMap):
     seed : int
         Public seed of the frequencies.
 
-    Raises
-    ------
-    InvalidInput
-        If a parameter is not valid.
-
     Examples
     --------
     >>> RandomFourier(count=6).transform([[0.0, 0.0]]).round(3)
@@ -106,11 +101,6 @@ class Pipeline(FeatureMap):
     ----------
     maps : tuple of FeatureMap
         At least one map.
-
-    Raises
-    ------
-    InvalidInput
-        If there is no map, or something else than a map.
 
     Examples
     --------

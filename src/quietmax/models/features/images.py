@@ -74,7 +74,7 @@ class Scattering(BatchedMap):
     2. Group normalisation: each of `groups` groups of neighbouring paths is brought to mean 0 and variance 1 in
        each image.
     3. The K paths of every position are multiplied by `(C / trace C + 0.001)^(-whitening/2)`, where C is their
-       covariance over 512 synthetic images (`dead_leaves`), so that no few directions dominate the norm.
+       covariance over 512 synthetic images (dead leaves), so that no few directions dominate the norm.
     4. Every image's features are divided by their length.
 
     Parameters
@@ -89,11 +89,6 @@ class Scattering(BatchedMap):
         Number of groups; a divisor of the number of paths.
     whitening : float
         Power of the whitening, from 0 (none) to 2.
-
-    Raises
-    ------
-    InvalidInput
-        If a parameter is not valid.
 
     Examples
     --------
@@ -145,10 +140,10 @@ class Scattering(BatchedMap):
         _check_columns(columns, self.image_shape)
         return self.paths * math.prod(self.grid)
 
-    def normalised(self, images: torch.Tensor) -> torch.Tensor:
+    def _coefficients(self, images: torch.Tensor) -> torch.Tensor:
         """Return the group-normalised scattering coefficients of images, of shape (n, K, positions)."""
         planes = _scatter(
-            unit_brightness(images).reshape(-1, *self.image_shape[1:]), self.scales, self.angles
+            _unit_brightness(images).reshape(-1, *self.image_shape[1:]), self.scales, self.angles
         )
         paths = planes.reshape(len(images), self.paths, -1)
         return torch.nn.functional.group_norm(paths, self.groups)
@@ -157,7 +152,7 @@ class Scattering(BatchedMap):
         return max(1, _PLANES_AT_ONCE // self.image_shape[0])
 
     def _batch(self, batch: torch.Tensor) -> torch.Tensor:
-        paths = self.normalised(batch.reshape(len(batch), *self.image_shape))
+        paths = self._coefficients(batch.reshape(len(batch), *self.image_shape))
         if self.whitening > 0.0:
             paths = (paths.mT.contiguous() @ _whitening(self))[..., : self.paths].mT
         return _unit(paths.flatten(1))
@@ -173,9 +168,9 @@ def _whitening(scattering: Scattering) -> torch.Tensor:
 
     The matrix is padded with zero columns.
     """
-    images = dead_leaves(_SYNTHETIC_IMAGES, scattering.image_shape, _SYNTHETIC_SEED)
+    images = _dead_leaves(_SYNTHETIC_IMAGES, scattering.image_shape, _SYNTHETIC_SEED)
     parts = torch.split(torch.from_numpy(images), _PLANES_AT_ONCE)
-    channels = torch.cat([scattering.normalised(part) for part in parts]).to(torch.float64)
+    channels = torch.cat([scattering._coefficients(part) for part in parts]).to(torch.float64)
     centred = channels - channels.mean(dim=(0, 2), keepdim=True)
     values, vectors = torch.linalg.eigh(torch.einsum("ncp,nep->ce", centred, centred))
     weights = (values.clamp_min(0.0) / values.sum() + _FLOOR) ** (-scattering.whitening / 2)
@@ -189,7 +184,7 @@ def _unit(features: torch.Tensor) -> torch.Tensor:
     return features / lengths
 
 
-def unit_brightness(images: torch.Tensor) -> torch.Tensor:
+def _unit_brightness(images: torch.Tensor) -> torch.Tensor:
     """Return images divided by the root of their mean square, so that units do not matter."""
     flat = images.flatten(1)
     lengths: torch.Tensor = flat.norm(dim=1, keepdim=True).clamp_min(TINY) / math.sqrt(flat.shape[1])
@@ -323,32 +318,30 @@ def _moduli(spectrum: torch.Tensor, wavelets: torch.Tensor, step: int) -> torch.
     return (squares[..., 0] + squares[..., 1]).sqrt_()
 
 
-def dead_leaves(count: int, image_shape: ImageShape, seed: int) -> NDArray[np.float32]:
+def _dead_leaves(count: int, image_shape: ImageShape, seed: int) -> NDArray[np.float32]:
     """Draw synthetic dead-leaves images, which stand for images in general.
 
-    Dead leaves (Matheron 1968; Lee, Mumford & Huang 2001) are discs of random position, size and brightness that
-    cover one another. Like natural images and drawings they have edges of all directions and scales with flat
-    regions between them, and they depend on no record. Radii have density proportional to `r^-2` between 1/14 and
-    10/14 of the image's mean side; brightness is uniform, and each channel differs from it by at most 0.25.
+    Dead leaves (Matheron 1968; Lee, Mumford & Huang 2001) are discs that cover one another. Radii have density
+    proportional to `r^-2` between 1/14 and 10/14 of the image's mean side; each channel differs by at most 0.25.
     """
     channels, height, width = image_shape
     generator = np.random.default_rng(seed)
     rows, columns = np.arange(height)[:, None], np.arange(width)[None, :]
     side = (height + width) / 2
 
-    def uniform(*shape: int) -> NDArray[np.float64]:
+    def _uniform(*shape: int) -> NDArray[np.float64]:
         return generator.random((count, *shape))
 
-    def paint() -> NDArray[np.float64]:
-        shift = _COLOUR * (2 * uniform(channels, 1, 1) - 1) if channels > 1 else 0.0
-        return np.clip(uniform(1, 1, 1) + shift, 0.0, 1.0)
+    def _paint() -> NDArray[np.float64]:
+        shift = _COLOUR * (2 * _uniform(channels, 1, 1) - 1) if channels > 1 else 0.0
+        return np.clip(_uniform(1, 1, 1) + shift, 0.0, 1.0)
 
-    images = np.broadcast_to(paint(), (count, *image_shape)).copy()
+    images = np.broadcast_to(_paint(), (count, *image_shape)).copy()
     for _ in range(_LEAVES):
-        radius = side / (1 / _LARGEST + (1 / _SMALLEST - 1 / _LARGEST) * uniform(1, 1, 1))
-        distance = np.hypot(rows - height * uniform(1, 1, 1), columns - width * uniform(1, 1, 1))
+        radius = side / (1 / _LARGEST + (1 / _SMALLEST - 1 / _LARGEST) * _uniform(1, 1, 1))
+        distance = np.hypot(rows - height * _uniform(1, 1, 1), columns - width * _uniform(1, 1, 1))
         leaf = 1 / (1 + np.exp(np.clip(2 * (distance - radius), -50, 50)))
-        images = images * (1 - leaf) + paint() * leaf
+        images = images * (1 - leaf) + _paint() * leaf
     return images.astype(np.float32)
 
 
@@ -379,7 +372,9 @@ def _shipped() -> _PatchFilters:
     return _PatchFilters(**safetensors.torch.load(content))
 
 
-def responses(images: torch.Tensor, filters: torch.Tensor, offsets: torch.Tensor, cells: int) -> torch.Tensor:
+def _responses(
+    images: torch.Tensor, filters: torch.Tensor, offsets: torch.Tensor, cells: int
+) -> torch.Tensor:
     """Return the mean response of every cell of an image and its mirror image to every filter, in both directions.
 
     The response z of a patch of the image is the filter applied to the patch, divided by the patch's contrast, minus
@@ -387,7 +382,7 @@ def responses(images: torch.Tensor, filters: torch.Tensor, offsets: torch.Tensor
     """
     box = torch.full((1, *filters.shape[1:]), 1 / filters[0].numel())
 
-    def one_side(images: torch.Tensor) -> torch.Tensor:
+    def _one_side(images: torch.Tensor) -> torch.Tensor:
         mean = torch.nn.functional.conv2d(images, box)
         variance = (torch.nn.functional.conv2d(images.square(), box) - mean.square()).clamp_min_(0.0)
         contrast = (variance + CONTRAST**2).sqrt_()
@@ -396,10 +391,10 @@ def responses(images: torch.Tensor, filters: torch.Tensor, offsets: torch.Tensor
         above = torch.nn.functional.adaptive_avg_pool2d(z.sub_(_THRESHOLD).relu_(), cells)
         return torch.cat([above, below], dim=1).flatten(2)
 
-    return (one_side(images) + one_side(images.flip(3))) / 2
+    return (_one_side(images) + _one_side(images.flip(3))) / 2
 
 
-def normalised(means: torch.Tensor) -> torch.Tensor:
+def _normalised(means: torch.Tensor) -> torch.Tensor:
     """Return the square roots of responses, brought to mean 0 and variance 1 in every cell."""
     roots = means.mT.sqrt().contiguous()
     centred = roots - roots.mean(dim=2, keepdim=True)
@@ -410,16 +405,9 @@ def normalised(means: torch.Tensor) -> torch.Tensor:
 class Patches(BatchedMap):
     """Responses of colour images to 400 filters that come from synthetic images, of unit length.
 
-    The filters are whitened patches of 6 x 6 pixels of dead-leaves images (`dead_leaves`), as Coates, Lee & Ng (2011)
-    take them from photographs. They come with the package; `docs/making/patch_filters.py` makes them.
-
-    1. The image is divided by the root of its mean square, so that units do not matter.
-    2. Every cell of a grid of `cells` x `cells` averages the responses of its patches to each filter, in both
-       directions, with those of the mirror image (`responses`).
-    3. Square root; then the 800 numbers of every cell are brought to mean 0 and variance 1.
-    4. They are multiplied by `(C / trace C + 0.0003)^(-1/2)`, where C is the covariance of the differences between
-       two crops of one synthetic image, over 4,000 pairs. Directions in which crops of one image differ get short.
-    5. Every image's features are divided by their length.
+    The filters are whitened patches of dead-leaves images (`_dead_leaves`), as Coates, Lee & Ng (2011) take them from
+    photographs. The 800 numbers of every cell are whitened by how two crops of one synthetic image differ
+    (theory-head.md, "Public features").
     """
 
     image_shape: ImageShape
@@ -451,8 +439,8 @@ class Patches(BatchedMap):
 
     def _batch(self, batch: torch.Tensor) -> torch.Tensor:
         shipped = _shipped()
-        images = unit_brightness(batch.reshape(len(batch), *self.image_shape))
-        cells = normalised(responses(images, shipped.filters, shipped.offsets, self.cells))
+        images = _unit_brightness(batch.reshape(len(batch), *self.image_shape))
+        cells = _normalised(_responses(images, shipped.filters, shipped.offsets, self.cells))
         return _unit((cells @ shipped.whitening).mT.flatten(1))
 
     def to_json(self) -> dict[str, Any]:
@@ -504,9 +492,7 @@ class _OnScattering(_OnImages):
 class Mirrored(_OnScattering):
     """The mean of the scattering of an image and of its mirror image, at the left half of the positions.
 
-    The mirror image's scattering paths are nearly those of the image, in other directions and at mirrored
-    positions. So the right half of the mean nearly repeats the left half and is left out. The middle column of an odd
-    number is kept. The features have length 1.
+    The right half of the mean nearly repeats the left half. The middle column of an odd number is kept.
     """
 
     feature_map: Scattering
@@ -528,11 +514,8 @@ class Mirrored(_OnScattering):
 class Turned(_OnScattering):
     """The mean of the scattering of an image turned by several angles, without what differs between like drawings.
 
-    1. The image is divided by the root of its mean square and turned about its middle by every angle, with bilinear
-       interpolation; places outside it have the value of the nearest pixel. The scattering features are averaged.
-    2. They are multiplied by `(C / trace C + 0.001)^(-1/2)`, where C holds the second moments of the differences
-       between two drawings of the same synthetic curves. Directions in which these differ get short.
-    3. Every image's features are divided by their length.
+    The mean is multiplied by `(C / trace C + 0.001)^(-1/2)`, where C holds the second moments of the differences
+    between two drawings of the same synthetic curves.
     """
 
     feature_map: Scattering
@@ -556,7 +539,7 @@ class Turned(_OnScattering):
             _differences(self.feature_map, self.pairs)
 
     def _batch(self, batch: torch.Tensor) -> torch.Tensor:
-        images = unit_brightness(batch.reshape(-1, *self.image_shape))
+        images = _unit_brightness(batch.reshape(-1, *self.image_shape))
         total = torch.zeros(len(batch), self.dimension(batch.shape[1]))
         for angle in self.degrees:
             total += self.feature_map._batch(_turned(images, angle).flatten(1))
@@ -692,13 +675,13 @@ def _differences(scattering: Scattering, pairs: int) -> tuple[torch.Tensor, torc
     """
     scattering._prepare()
 
-    def features(images: NDArray[np.float32]) -> torch.Tensor:
+    def _rows(images: NDArray[np.float32]) -> torch.Tensor:
         parts = torch.split(torch.from_numpy(images).flatten(1), scattering._batch_rows())
         return torch.cat([scattering._batch(part) for part in parts]).to(torch.float64)
 
-    def matrices(_: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _matrices(_: int) -> tuple[torch.Tensor, torch.Tensor]:
         first, second = _drawings(pairs, scattering.image_shape, _PAIRS_SEED)
-        rows = features(first) - features(second)
+        rows = _rows(first) - _rows(second)
         values, vectors = torch.linalg.eigh(rows @ rows.T)
         total = values.sum()
         # Directions without a difference keep their length: their weight below is about 0.
@@ -709,7 +692,7 @@ def _differences(scattering: Scattering, pairs: int) -> tuple[torch.Tensor, torc
         return directions.T.contiguous(), torch.nn.functional.pad(back, (0, -back.shape[1] % WIDTH))
 
     # With one thread per operation the bits do not depend on the number of threads.
-    return parallel_map(matrices, 1)[0]
+    return parallel_map(_matrices, 1)[0]
 
 
 def _drawings(
@@ -743,18 +726,18 @@ def _drawn(
     places = places - (places.max(axis=1, keepdims=True) + places.min(axis=1, keepdims=True)) / 2
     places = places / np.maximum(np.abs(places).max(axis=(1, 2), keepdims=True), 0.3)
 
-    def change(largest: float, *shape: int) -> NDArray[np.float64]:
+    def _change(largest: float, *shape: int) -> NDArray[np.float64]:
         return generator.uniform(-largest, largest, (count, *shape))
 
-    turn, slant, stretch = change(math.radians(12)), change(0.2), np.exp(change(0.12, 2))
+    turn, slant, stretch = _change(math.radians(12)), _change(0.2), np.exp(_change(0.12, 2))
     rotation = np.stack([np.cos(turn), -np.sin(turn), np.sin(turn), np.cos(turn)], axis=1).reshape(-1, 2, 2)
     slanted = np.tile(np.eye(2), (count, 1, 1))
     slanted[:, 1, 0] = slant
     matrix = rotation @ slanted * stretch[:, None, :]
     places = places @ matrix.transpose(0, 2, 1) * (9 / 28 * sides) + (sides - 1) / 2
-    places = places + change(1 / 28, 1, 2) * sides
+    places = places + _change(1 / 28, 1, 2) * sides
     unit = float(sides.mean()) / 28
-    width = 1.3 * unit * np.exp(change(0.4, 1))
+    width = 1.3 * unit * np.exp(_change(0.4, 1))
     lines = places.reshape(count, 2, -1, 2)
     starts, steps = (
         part.reshape(count, 1, -1, 2).astype(np.float32)

@@ -76,11 +76,6 @@ class Scaling(FeatureMap):
     low, high : tuple of float
         Finite bounds of each column, `low < high`.
 
-    Raises
-    ------
-    InvalidInput
-        If the bounds are not valid.
-
     Examples
     --------
     >>> Scaling(low=(0.0, 10.0), high=(100.0, 20.0)).transform([[25.0, 30.0]])
@@ -125,11 +120,6 @@ class OneHot(FeatureMap):
     ----------
     categories : tuple of (tuple of float, or None)
         The categories of each column, all different; None keeps the column as it is.
-
-    Raises
-    ------
-    InvalidInput
-        If the categories are not valid.
 
     Examples
     --------
@@ -181,11 +171,6 @@ class UnitNorm(FeatureMap):
     ----------
     constant : float
         A number of at least 0 that is appended to every record; 0 appends nothing.
-
-    Raises
-    ------
-    InvalidInput
-        If the constant is not valid.
 
     Examples
     --------
@@ -242,11 +227,6 @@ class TableFeatures(FeatureMap):
         bins `bins[0]` of all numbers, then the bins `bins[1]`.
     text : tuple of blocks
         The ranges of the encoded row that are embeddings of texts: numbers of both signs, together of length 1.
-
-    Raises
-    ------
-    InvalidInput
-        If the parameters are not valid.
 
     Examples
     --------
@@ -424,7 +404,7 @@ def table_features(encoding: Encoding, size: float, classes: int, mu: float) -> 
             text.append((start, start + DIMENSION))
         start = stop
 
-    def with_bins(bins: tuple[int, ...]) -> TableFeatures:
+    def _with_bins(bins: tuple[int, ...]) -> TableFeatures:
         for place, name in enumerate(binned):
             first = start + place * (bins or (0,))[0]
             blocks[name] = (first, first + bins[0]) if bins else (numbers[place], numbers[place] + 1)
@@ -436,13 +416,13 @@ def table_features(encoding: Encoding, size: float, classes: int, mu: float) -> 
     coarse = [count for count in reversed(COARSE_BINS) if count <= possible and len(numbers) <= MOST_BINNED]
     choices = [(count, FINE_BINS) for count in coarse[:1] if possible >= FINE_FROM]
     for bins in (*choices, *((count,) for count in coarse)) if numbers else ((),):
-        chosen = with_bins(bins)
+        chosen = _with_bins(bins)
         features = chosen.dimension(start)
         if features * max(size, 1.0) <= LARGEST_TABLE and features * classes <= LARGEST_HEAD:
             return chosen
     if numbers and not encoding.crosses and not text:
         return UnitNorm(CONSTANT_PER_COLUMN * math.sqrt(start))
-    smallest = with_bins(())
+    smallest = _with_bins(())
     if encoding.crosses and smallest.dimension(start) * max(size, 1.0) > LARGEST_CROSSED:
         raise InvalidInput(
             f"The declared crosses give {smallest.dimension(start):,} features per row, too many for a table of this "
