@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import json
 import platform
-import shutil
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quietmax import __version__
 from quietmax._lazy import required
-from quietmax.errors import InvalidInput, QuietmaxError
+from quietmax.errors import InvalidInput
 from quietmax.export.released import METADATA, ReleasedClassifier, write_files
+from quietmax.models.serialization import staged_folder
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -75,20 +74,11 @@ def save_model(
     described.metadata = {**(described.metadata or {}), **(metadata or {}), **classifier.metadata_}
     described.add_flavor(FLAVOR_NAME, quietmax_version=__version__, data=_DATA)
     pyfunc.add_to_model(described, loader_module="quietmax.mlflow", data=_DATA, python_env=_PYTHON_ENV)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=".quietmax-", dir=target.parent))
-        try:
-            _fill(staging, classifier)
-            described.save(str(staging / "MLmodel"))
-            staging.chmod(0o755)
-            staging.rename(target)
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
-    except OSError as problem:
-        raise QuietmaxError(
-            f"The model cannot be written to {target}: {problem.strerror or problem}."
-        ) from problem
+    with staged_folder(target) as staging:
+        _fill(staging, classifier)
+        described.save(str(staging / "MLmodel"))
+        staging.chmod(0o755)
+        staging.rename(target)
 
 
 def log_model(model: str | Path | ReleasedClassifier, name: str = "model", **options: Any) -> Any:

@@ -13,8 +13,8 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -155,25 +155,32 @@ def write_folder(
 ) -> Path:
     """Write a description and its tensors as one model folder, atomically."""
     target = check_target(folder, overwrite=overwrite)
+    with staged_folder(target) as staging:
+        _fill(staging, description, tensors, files or {}, released)
+        if answered is not None:
+            FileAccount.create(staging / ACCOUNT_FILE, answered)
+        # Another process may have saved a model there since the check, or the account may have paid for answers.
+        check_target(target, overwrite=overwrite)
+        account = FileAccount(target / ACCOUNT_FILE)
+        with account.closed() if account.path.exists() else nullcontext():
+            _replace(target, staging)
+    return target
+
+
+@contextmanager
+def staged_folder(target: Path) -> Iterator[Path]:
+    """Make a folder beside a model's, to be filled and renamed. If it is not renamed, it is removed."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         staging = Path(tempfile.mkdtemp(prefix=f".{target.name[:40]}-", dir=target.parent))
         try:
-            _fill(staging, description, tensors, files or {}, released)
-            if answered is not None:
-                FileAccount.create(staging / ACCOUNT_FILE, answered)
-            # Another process may have saved a model there since the check, or the account may have paid for answers.
-            check_target(target, overwrite=overwrite)
-            account = FileAccount(target / ACCOUNT_FILE)
-            with account.closed() if account.path.exists() else nullcontext():
-                _replace(target, staging)
+            yield staging
         finally:
             shutil.rmtree(staging, ignore_errors=True)
     except OSError as problem:
         raise QuietmaxError(
             f"The model cannot be written to {target}: {problem.strerror or problem}."
         ) from problem
-    return target
 
 
 def _fill(

@@ -388,28 +388,26 @@ def table_features(encoding: Encoding, size: float, classes: int, mu: float) -> 
     (16,)
     """
     blocks: dict[str, Block] = {}
-    numbers: list[int] = []
-    missing: list[int | None] = []
-    binned = []
+    binned: dict[str, tuple[int, int | None]] = {}
     text = []
     start = 0
     for column in encoding.columns:
         stop = start + len(column.feature_names)
         blocks[column.name] = (start, stop)
         if isinstance(column, DateColumn) or (isinstance(column, NumericColumn) and not column.edges):
-            numbers.append(start)
-            missing.append(stop - 1 if column.missing else None)
-            binned.append(column.name)
+            binned[column.name] = (start, stop - 1 if column.missing else None)
         if isinstance(column, TextColumn):
             text.append((start, start + DIMENSION))
         start = stop
+    numbers = tuple(number for number, _ in binned.values())
+    missing = tuple(flag for _, flag in binned.values())
 
     def _with_bins(bins: tuple[int, ...]) -> TableFeatures:
-        for place, name in enumerate(binned):
-            first = start + place * (bins or (0,))[0]
-            blocks[name] = (first, first + bins[0]) if bins else (numbers[place], numbers[place] + 1)
-        crosses = tuple((blocks[one], blocks[other]) for one, other in encoding.crosses)
-        return TableFeatures(start, tuple(numbers), tuple(missing), bins, crosses, tuple(text))
+        width = bins[0] if bins else 1
+        firsts = range(start, start + width * len(numbers), width) if bins else numbers
+        crossed = blocks | {name: (first, first + width) for name, first in zip(binned, firsts, strict=True)}
+        crosses = tuple((crossed[one], crossed[other]) for one, other in encoding.crosses)
+        return TableFeatures(start, numbers, missing, bins, crosses, tuple(text))
 
     per_column = size / max(1, len(numbers))
     possible = min(mu * per_column / UNITS_PER_BIN, max(COARSE_BINS[0], per_column / RECORDS_PER_BIN))
