@@ -21,10 +21,11 @@ from onnx import TensorProto, helper
 from sklearn.base import clone
 from torch import nn
 
+from quietmax.accounting.guarantee import Guarantee
 from quietmax.data import Schema, load
 from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError
 from quietmax.estimators import DPSGD, DPSGDSettings, PrivateHead, Teachers
-from quietmax.estimators.training_set import EMBEDDED, LIBRARY_ROUNDING, _map_assumptions
+from quietmax.estimators.training_set import EMBEDDED, LIBRARY_ROUNDING, Basis
 from quietmax.models.features import Embedding, Encoder, Pipeline, UnitNorm, save_encoder
 from quietmax.models.features.encoder import _network
 from quietmax.models.features.generic import describe_map, is_batched, runs_user_code
@@ -457,5 +458,7 @@ def test_columns_of_embeddings_give_the_same_features_as_an_array(estimator: Any
 
 
 def test_a_map_of_the_users_own_may_have_the_kind_of_ours() -> None:
-    assert _map_assumptions({"kind": "encoder"}) == (LIBRARY_ROUNDING,)
-    assert _map_assumptions({"kind": "embedding"}) == ()
+    guarantee = Guarantee("gaussian", mu=1.0, because="Under test.")
+    usual = Basis().under(guarantee).assumptions
+    assert Basis({"kind": "encoder"}).under(guarantee).assumptions == (*usual, LIBRARY_ROUNDING)
+    assert Basis({"kind": "embedding"}).under(guarantee).assumptions == usual
