@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 import tomllib
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from quietmax.server.client import Client
 from tests.cli.conftest import document, printed
 
 PERSONS = 400
@@ -100,19 +100,6 @@ def _serving(*words: str) -> Iterator[str]:
         service.communicate(timeout=60)
 
 
-def _ask(url: str, model: str, **columns: tuple[str, list[Any]]) -> dict[str, Any]:
-    inputs = [
-        {"name": name, "datatype": datatype, "shape": [len(data)], "data": data}
-        for name, (datatype, data) in columns.items()
-    ]
-    request = urllib.request.Request(
-        f"{url}/v2/models/{model}/infer", data=json.dumps({"inputs": inputs}).encode()
-    )
-    with urllib.request.urlopen(request, timeout=60) as response:
-        answer: dict[str, Any] = json.load(response)
-    return answer
-
-
 def test_a_messy_file_becomes_a_served_model_in_five_commands(folder: Path) -> None:
     # 1. A draft finds everything, and nothing of it is confirmed.
     draft = printed("schema", "draft", "loans.csv", "--label", "Defaulted")
@@ -160,23 +147,16 @@ def test_a_messy_file_becomes_a_served_model_in_five_commands(folder: Path) -> N
     assert evaluation["accuracy"]["value"] > 0.7
 
     # 5. Columns in, class names out.
-    with _serving("defaulted", "--anonymous") as url:
-        answer = _ask(
-            url,
-            "defaulted",
-            **{
-                "Âge": ("INT64", [75, 25]),
-                "Monthly Income (€)": ("BYTES", ["512,00", "9.000,50"]),
-                "Région": ("BYTES", ["île-de-france", "Bretagne"]),
-                "Smoker": ("BOOL", [True, False]),
-                "Member Since": ("BYTES", ["03.05.2014", ""]),
-            },
-        )
-    outputs = {output["name"]: output for output in answer["outputs"]}
-    assert (outputs["label"]["datatype"], outputs["label"]["data"]) == ("BYTES", ["oui", "non"])
-    assert np.reshape(outputs["probabilities"]["data"], (2, 2)).sum(axis=1) == pytest.approx([1, 1])
-    assert answer["parameters"]["guarantee_status"] == "proven"
-    assert answer["parameters"]["paid_at_training"]
+    rows = [(75, "512,00", "île-de-france", True, "03.05.2014"), (25, "9.000,50", "Bretagne", False, "")]
+    columns = ("Âge", "Monthly Income (€)", "Région", "Smoker", "Member Since")
+    asked = [dict(zip(columns, values, strict=True)) for values in rows]
+    with _serving("defaulted", "--anonymous") as url, Client(url) as client:
+        answer = client.infer("defaulted", asked)
+    assert answer.labels.tolist() == ["oui", "non"]
+    assert answer.probabilities is not None
+    assert answer.probabilities.sum(axis=1) == pytest.approx([1, 1])
+    assert answer.parameters["guarantee_status"] == "proven"
+    assert answer.parameters["paid_at_training"]
 
 
 def test_a_column_of_free_text_goes_all_the_way_from_the_draft_to_the_service(folder: Path) -> None:
@@ -218,9 +198,7 @@ def test_a_column_of_free_text_goes_all_the_way_from_the_draft_to_the_service(fo
     # Over many fits the logits of these two texts were 7 and 4 standard deviations away from 0.
     assert document(*predict)["labels"][:2] == ["no", "yes"]
 
-    with _serving("repaid=repaid", "--anonymous") as url:
-        columns = {"note": ("BYTES", [note for note, _ in new]), "age": ("BYTES", [age for _, age in new])}
-        answer = _ask(url, "repaid", **columns)
-    outputs = {output["name"]: output for output in answer["outputs"]}
-    assert outputs["label"]["data"][:2] == ["no", "yes"]
-    assert answer["parameters"]["guarantee_status"] == "proven"
+    with _serving("repaid=repaid", "--anonymous") as url, Client(url) as client:
+        answer = client.infer("repaid", [{"note": note, "age": age} for note, age in new])
+    assert answer.labels[:2].tolist() == ["no", "yes"]
+    assert answer.parameters["guarantee_status"] == "proven"
