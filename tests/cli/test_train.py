@@ -89,20 +89,6 @@ def test_a_network_has_the_settings_of_the_options_and_a_report_that_must_not_be
 # Private models
 
 
-def test_a_head_answers_any_number_of_queries(people: Path, queries: Path) -> None:
-    folder = Path("head")
-    add_persons(people)
-    options = ("--person", "id", "--declared-size", 320, "--holdout", 0.2, "--epsilon", 4, "-o", folder)
-    result = document("train", "head", people, *DECLARED, *options)
-    assert result["guarantee"]["status"] == "proven"
-    assert result["test_accuracy"] > 0.8
-    for _ in range(3):
-        answer = document("predict", "--model", folder, "--input", queries)
-        assert answer["labels"] == ["lo", "hi"]
-        assert answer["remaining"]["queries"] is None
-    assert "Guarantee: proven" in printed("predict", "--model", folder, "--input", queries)
-
-
 def test_a_table_may_have_unit_norm_features(people: Path) -> None:
     printed("train", "head", people, *DECLARED, *DECLARED_SIZE, "--features", "unit-norm", "-o", "unit")
     assert json.loads(Path("unit/model.json").read_text())["features"]["kind"] == "unit-norm"
