@@ -49,7 +49,6 @@ from tests.server.running_service import (
     Start,
     check_message,
     column_inference,
-    inference,
     running,
     some_rows,
 )
@@ -316,11 +315,6 @@ def test_the_content_type_datetime_means_iso_dates_whatever_the_column_declares(
             _rows_of(deployment, {"inputs": [tensor]})
         assert error.value.status == 422
         assert told in error.value.message
-
-
-def test_encoded_rows_are_accepted_beside_columns(table_deployment: Deployment) -> None:
-    rows = TABLE.encode(pd.DataFrame(PEOPLE))
-    np.testing.assert_array_equal(_rows_of(table_deployment, inference(rows)), rows)
 
 
 def test_a_column_named_features_is_a_column(table_deployment: Deployment) -> None:

@@ -60,7 +60,7 @@ def _everything(connection: socket.socket) -> bytes:
     return b"".join(parts)
 
 
-def _refusal(service: Running, *sent: bytes) -> tuple[int, str]:
+def _refusal(service: Running, *sent: bytes, header: bytes = b"connection: close") -> tuple[int, str]:
     """Status and message of the error that ends a connection."""
     with _connected(service) as connection:
         try:
@@ -69,7 +69,7 @@ def _refusal(service: Running, *sent: bytes) -> tuple[int, str]:
         except ConnectionError:
             pass
         head, _, body = _everything(connection).partition(b"\r\n\r\n")
-    assert b"connection: close" in head
+    assert header in head
     return int(head.split()[1]), json.loads(body)["error"]
 
 
@@ -171,12 +171,17 @@ def test_headers_up_to_the_limit_are_accepted_and_longer_ones_and_urls_are_not(s
         assert httpx.get(f"{service.url}/{'y' * 500}").status_code == 404
 
 
-def test_headers_that_do_not_end_and_silent_connections_are_ended(start: Start) -> None:
-    with start("head", settings=Settings(header_timeout=0.5)) as service:
+@pytest.mark.parametrize(("length", "part"), [(None, b"a: b\r\n"), (1000, b" ")], ids=["headers", "body"])
+def test_what_arrives_byte_by_byte_has_an_end_and_so_have_silent_connections(
+    start: Start, length: int | None, part: bytes
+) -> None:
+    with start("head", settings=Settings(header_timeout=0.5, timeout=0.5)) as service:
         with _connected(service) as connection, _connected(service) as silent:
-            connection.sendall(GET)
-            with _trickling(connection, b"a: b\r\n"):
+            connection.sendall(GET if length is None else _request(service, HEAD, length))
+            started = time.monotonic()
+            with _trickling(connection, part):
                 assert _everything(connection).startswith(b"HTTP/1.1 408")
+            assert time.monotonic() - started < 5
             assert _everything(silent) == b""
         assert _refused(service, "timeout") == 1
 
@@ -362,15 +367,6 @@ def test_a_body_that_does_not_arrive_is_replaced_before_a_connection_that_was_us
         assert sum(not _is_open(each) for each in stalled) == 4
 
 
-def test_a_body_that_arrives_byte_by_byte_has_an_end(start: Start) -> None:
-    with start("head", settings=Settings(timeout=0.5)) as service, _connected(service) as connection:
-        connection.sendall(_request(service, HEAD, 1000))
-        started = time.monotonic()
-        with _trickling(connection, b" "):
-            assert _everything(connection).startswith(b"HTTP/1.1 408")
-        assert time.monotonic() - started < 5
-
-
 def test_connections_in_their_handshake_are_replaced_before_those_that_were_used(
     start: Start, certificate: Any
 ) -> None:
@@ -453,14 +449,6 @@ SIZE = 2**20
 SMALL = Settings(max_bytes=SIZE, max_body_memory=4 * SIZE, timeout=30)
 
 
-def _check_body_refused(service: Running, sent: bytes) -> None:
-    with _connected(service) as connection:
-        connection.sendall(sent)
-        head, _, body = _everything(connection).partition(b"\r\n\r\n")
-    assert b"retry-after: 1" in head
-    assert (int(head.split()[1]), json.loads(body)["error"]) == (503, BODIES_FULL)
-
-
 @pytest.mark.parametrize("chunked", [False, True])
 def test_bodies_that_do_not_fit_together_are_503_before_they_are_read(start: Start, chunked: bool) -> None:
     """Nobody knows before how long a body in chunks is, nor when the others arrive."""
@@ -470,7 +458,8 @@ def test_bodies_that_do_not_fit_together_are_503_before_they_are_read(start: Sta
         for _ in range(4):
             opened.enter_context(_connected(service)).sendall(sent + b" " * (SIZE - 1))
         until(lambda: bodies.held == 4 * (SIZE - 1))
-        _check_body_refused(service, sent + (b" " * 100 if chunked else b""))
+        late = sent + (b" " * 100 if chunked else b"")
+        assert _refusal(service, late, header=b"retry-after: 1") == (503, BODIES_FULL)
         until(lambda: bodies.held == 4 * (SIZE - 1))
         assert service.http.get("/v2/models").status_code == 200, "a request without a body is answered"
         assert 'refused_connections_total{reason="body"} 1.0' in service.http.get("/metrics").text
