@@ -14,23 +14,28 @@ from scipy.stats import binom, norm
 
 from quietmax.accounting import GaussianCost, Guarantee, PureCost
 from quietmax.accounting.dpsgd import Schedule, loss_delta
+from quietmax.accounting.guarantee import Definition
 from quietmax.attacks.metrics import clopper_pearson
 from quietmax.audit.bounds import (
     Claim,
     CountedEvent,
     CountedGuesses,
     EventCounts,
-    Parameter,
     SampledSteps,
     _guess_tail,
     _mass_needed,
     _mu_from_guesses,
     epsilon_from_guesses,
 )
-from quietmax.audit.distinguishing import _bound_rating
+from quietmax.audit.distinguishing import _rating
 from quietmax.errors import InvalidInput
 
-PARAMETERS: tuple[Parameter, ...] = ("epsilon", "mu")
+DEFINITIONS: tuple[Definition, ...] = ("approximate", "gaussian")
+
+
+def bound_of(counts: EventCounts, definition: Definition, delta: float, confidence: float) -> float:
+    """The bound on epsilon or mu, whatever is claimed of it."""
+    return Claim(definition, 1.0, delta)._lower_bound(counts, confidence)
 
 
 @given(trials=st.integers(1, 60), probability=st.floats(1e-6, 1), error=st.sampled_from([0.2, 0.01, 1e-6]))
@@ -49,27 +54,27 @@ def test_each_limit_is_wrong_with_at_most_the_stated_probability(
 def test_bounds_approach_the_truth_as_trials_grow() -> None:
     trials = 10**8
     counts = EventCounts(round(trials * ndtr(0.5)), round(trials * ndtr(-0.5)), trials)
-    assert counts._lower_bound("mu", 0.0, 0.999) == pytest.approx(1.0, abs=2e-3)
+    assert bound_of(counts, "gaussian", 0.0, 0.999) == pytest.approx(1.0, abs=2e-3)
     counts = EventCounts(trials // 2, round(trials / 2 * math.exp(-1)), trials)
-    assert counts._lower_bound("epsilon", 0.0, 0.999) == pytest.approx(1.0, abs=2e-3)
-    assert counts._lower_bound("epsilon", 0.1, 0.999) == pytest.approx(math.log(0.8) + 1, abs=2e-3)
+    assert bound_of(counts, "approximate", 0.0, 0.999) == pytest.approx(1.0, abs=2e-3)
+    assert bound_of(counts, "approximate", 0.1, 0.999) == pytest.approx(math.log(0.8) + 1, abs=2e-3)
 
 
 @given(likely=st.integers(0, 1000), unlikely=st.integers(0, 1000), delta=st.sampled_from([0.0, 1e-5, 0.3]))
 def test_bounds_are_never_negative_and_fall_with_delta(likely: int, unlikely: int, delta: float) -> None:
     counts = EventCounts(likely, unlikely, 1000)
-    for parameter in PARAMETERS:
-        bound = counts._lower_bound(parameter, delta, 0.999)
-        assert 0 <= bound <= counts._lower_bound(parameter, 0.0, 0.999)
-        assert counts._lower_bound(parameter, delta, 0.999999) <= bound
+    for definition in DEFINITIONS:
+        bound = bound_of(counts, definition, delta, 0.999)
+        assert 0 <= bound <= bound_of(counts, definition, 0.0, 0.999)
+        assert bound_of(counts, definition, delta, 0.999999) <= bound
 
 
 def test_the_approximation_of_the_search_is_close_if_counts_are_not_small() -> None:
     likely, unlikely = np.array([5000, 700]), np.array([2000, 200])
-    for parameter in PARAMETERS:
-        near = _bound_rating(parameter, 0.0, 0.999)(likely, unlikely, 10_000)
+    for definition in DEFINITIONS:
+        near = _rating(Claim(definition, 1.0), 0.999)(likely, unlikely, 10_000)
         exact = [
-            EventCounts(int(one), int(other), 10_000)._lower_bound(parameter, 0.0, 0.999)
+            bound_of(EventCounts(int(one), int(other), 10_000), definition, 0.0, 0.999)
             for one, other in zip(likely, unlikely, strict=True)
         ]
         assert near == pytest.approx(exact, rel=0.02)
@@ -189,9 +194,7 @@ def test_the_estimated_power_is_how_often_repetitions_refute() -> None:
         event = CountedEvent(EventCounts(7 * trials // 10, 2 * trials // 10, trials), claim, 0.99)
         assert least <= event._power() <= most
         drawn = generator.binomial(trials, [0.7, 0.2], (300, 2))
-        refuted = [
-            EventCounts(int(p), int(q), trials)._lower_bound("epsilon", 0.0, 0.99) > 1 for p, q in drawn
-        ]
+        refuted = [claim._lower_bound(EventCounts(int(p), int(q), trials), 0.99) > 1 for p, q in drawn]
         assert abs(np.mean(refuted) - event._power()) < 0.2
     needed = CountedEvent(EventCounts(105, 30, 150), claim, 0.99)._samples_needed()
     assert needed is not None

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from quietmax.audit import AuditReport
-from quietmax.audit.bounds import EventCounts
+from quietmax.audit.bounds import Claim, EventCounts
 from tests.docs.scripts import ROOT, script
 
 SURE = 1 - 1e-6
@@ -22,7 +22,7 @@ person_audit = script("benchmarks/person_audit.py")
 def sure_bound(report: AuditReport) -> float:
     """The bound on mu from the same event, which was fixed before it was counted, at the confidence `SURE`."""
     counts = (report.details[f"event_{name}"] for name in ("where_likely", "where_unlikely", "trials"))
-    return EventCounts(*counts)._lower_bound("mu", 0.0, SURE)
+    return Claim("gaussian", report.claimed)._lower_bound(EventCounts(*counts), SURE)
 
 
 def test_the_table_has_persons_with_1_to_30_rows_and_the_auditor_adds_30_rows_that_stand_alone() -> None:

@@ -93,14 +93,6 @@ class EventCounts:
     unlikely: int
     trials: int  # On each input
 
-    def _lower_bound(self, parameter: Parameter, delta: float, confidence: float) -> float:
-        """Compute a lower bound on epsilon or mu."""
-        p, q = self._limits(confidence)
-        if p <= delta:
-            return 0.0
-        bound = math.log((p - delta) / q) if parameter == "epsilon" else float(ndtri(p - delta) - ndtri(q))
-        return max(0.0, bound)
-
     def _limits(self, confidence: float) -> tuple[float, float]:
         """Return a lower limit of P and an upper limit of Q, which hold together with this ``confidence``."""
         low, high = clopper_pearson([self.likely, self.unlikely], self.trials, (1 - confidence) / 2)
@@ -269,9 +261,17 @@ class Claim:
 
     def _lower_bound(self, counts: EventCounts, confidence: float) -> float:
         """Return the lower bound on the claimed epsilon or mu that the counts of an event give."""
+        p, q = counts._limits(confidence)
         if self.steps is not None:
-            return self.steps._lower_bound(*counts._limits(confidence), self.extra_delta)
-        return counts._lower_bound(self.parameter, self.extra_delta, confidence)
+            return self.steps._lower_bound(p, q, self.extra_delta)
+        left = p - self.extra_delta
+        if left <= 0:
+            return 0.0
+        return max(0.0, math.log(left / q) if self.parameter == "epsilon" else float(ndtri(left) - ndtri(q)))
+
+    def _on_epsilon(self, delta: float) -> Claim:
+        """Return the claim on epsilon alone; of a Gaussian claim, at ``delta``."""
+        return Claim("approximate", self._stated(delta)["epsilon_claimed"], self._delta(delta))
 
     def _rejected(self, p: Floats, q: Floats) -> NDArray[np.bool_]:
         """Return whether events of probability ``p`` on one input and ``q`` on the other contradict the claim."""

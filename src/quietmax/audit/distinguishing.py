@@ -28,7 +28,6 @@ from quietmax.audit.bounds import (
     Claim,
     CountedEvent,
     EventCounts,
-    Parameter,
     _check_confidence,
 )
 from quietmax.errors import InvalidInput
@@ -137,23 +136,22 @@ def distinguish(
         raise InvalidInput(f"delta must lie strictly between 0 and 1, got {delta}.")
     searching = samples // 2
     drawn = _draw_pair(first, second, searching)
-    event, _ = _find_event(drawn, _claim_rating(claim, confidence))
-    epsilon_event = None
+    claims = [claim]
     if claim.parameter == "mu" or claim.steps is not None:
-        epsilon_event, _ = _find_event(drawn, _bound_rating("epsilon", claim._delta(delta), confidence))
+        claims.append(claim._on_epsilon(delta))
+    events = [_find_event(drawn, _rating(each, confidence))[0] for each in claims]
     fresh = _draw_pair(first, second, samples - searching)
-    counts = event._counts(fresh)
-    epsilon = bound = claim._lower_bound(counts, confidence)
-    if epsilon_event is not None:
-        epsilon = epsilon_event._counts(fresh)._lower_bound("epsilon", claim._delta(delta), confidence)
+    counted = [event._counts(fresh) for event in events]
+    bounds = [each._lower_bound(own, confidence) for each, own in zip(claims, counted, strict=True)]
+    counts = counted[0]
     return AuditReport(
         subject=subject,
         **claim._stated(delta),
-        lower_bound=bound,
+        lower_bound=bounds[0],
         confidence=confidence,
-        evidence=event.description,
+        evidence=events[0].description,
         samples=samples,
-        epsilon_lower_bound=epsilon,
+        epsilon_lower_bound=bounds[-1],
         details={
             **(details or {}),
             "event_where_likely": counts.likely,
@@ -223,26 +221,15 @@ def _draw_pair(first: Draw, second: Draw, draws: int) -> _Pair:
     return pair
 
 
-def _bound_rating(parameter: Parameter, delta: float, confidence: float) -> Rating:
+def _rating(claim: Claim, confidence: float) -> Rating:
     """Return a function that rates events by an approximate bound: good enough to choose an event."""
 
     def _rate(likely: Integers, unlikely: Integers, trials: int) -> Floats:
         low, high = _wilson_limits(likely, unlikely, trials, confidence)
-        p, q = np.maximum(low - delta, _TINY), np.clip(high, _TINY, 1.0)
-        return np.asarray(np.log(p / q) if parameter == "epsilon" else ndtri(p) - ndtri(q))
-
-    return _rate
-
-
-def _claim_rating(claim: Claim, confidence: float) -> Rating:
-    """Return a function that rates events by how much they say about ``claim``."""
-    steps = claim.steps
-    if steps is None:
-        return _bound_rating(claim.parameter, claim.extra_delta, confidence)
-
-    def _rate(likely: Integers, unlikely: Integers, trials: int) -> Floats:
-        p, q = _wilson_limits(likely, unlikely, trials, confidence)
-        return np.asarray((p - q) / np.maximum(steps._permitted(q) - q, _TINY))
+        if claim.steps is not None:
+            return np.asarray((low - high) / np.maximum(claim.steps._permitted(high) - high, _TINY))
+        p, q = np.maximum(low - claim.extra_delta, _TINY), np.clip(high, _TINY, 1.0)
+        return np.asarray(np.log(p / q) if claim.parameter == "epsilon" else ndtri(p) - ndtri(q))
 
     return _rate
 
@@ -864,7 +851,7 @@ def _worst_pair(
     for share, confidence, kept in _ROUNDS:
         if len(left) <= kept:
             continue
-        rating = _claim_rating(claim, confidence)
+        rating = _rating(claim, confidence)
         draws = max(int(share * samples), _MIN_DRAWS_OF_PAIR)
         rated = []
         for done, pair in enumerate(left, 1):
