@@ -33,10 +33,10 @@ def test_answers_are_found_however_many_rows_are_read_at_once(
         for number, key in enumerate(keys):
             ledger.store_answers(NewAnswers(account.id, (key,), b"%d" % number))
         with _write_transaction(ledger._engine) as connection:
-            found = AnswerCache().find(Cursor(connection), account.id, keys)
+            found = AnswerCache()._find(Cursor(connection), account.id, keys)
             assert found == {key: b"%d" % number for number, key in enumerate(keys)}
             for most in range(1, rows + 1):
-                latest = AnswerCache(most).find(Cursor(connection), account.id, keys)
+                latest = AnswerCache(most)._find(Cursor(connection), account.id, keys)
                 assert list(latest) == keys[-most:]
 
 
@@ -50,14 +50,14 @@ def test_only_the_newest_answers_are_indexed_and_they_survive_a_restart(ledger: 
     with _write_transaction(ledger._engine) as connection:
         for _ in range(2):
             answer_cache = AnswerCache(max_answers=5)
-            found = answer_cache.find(Cursor(connection), account.id, queries)
+            found = answer_cache._find(Cursor(connection), account.id, queries)
             assert found == {queries[number]: b"%02d" % number for number in range(8, 12)}
             everything = AnswerCache(max_answers=100)
-            assert len(everything.find(Cursor(connection), account.id, queries)) == 12
+            assert len(everything._find(Cursor(connection), account.id, queries)) == 12
         ten = AnswerCache(max_answers=12)
-        ten.find(Cursor(connection), account.id, [])
+        ten._find(Cursor(connection), account.id, [])
         _store_answers(Cursor(connection), {}, [NewAnswers(account.id, (b"z" * 16,), b"zz")], b"", 0)
-        assert ten.find(Cursor(connection), account.id, [queries[0], b"z" * 16]) == {b"z" * 16: b"zz"}
+        assert ten._find(Cursor(connection), account.id, [queries[0], b"z" * 16]) == {b"z" * 16: b"zz"}
     assert pay(ledger, charge_for(ledger, 1000)).units == 1000
 
 
@@ -83,7 +83,7 @@ def test_answers_of_a_rolled_back_transaction_are_not_found(
     charge = charge_for(ledger, 1000, queries=(query,))
     gate, results = hold_writer(ledger), list[Any]()
     with monkeypatch.context() as patch:
-        patch.setattr(ChargeBatch, "save", lambda _: 1 / 0)
+        patch.setattr(ChargeBatch, "_save", lambda _: 1 / 0)
         answers = NewAnswers(charge.account, (query,), b"answer", deadline=0.0)
         ledger.submit_answers(answers, results.append)
         ledger.submit_charges([charge], results.extend)
@@ -124,11 +124,11 @@ def test_of_equal_queries_the_answer_that_was_stored_first_is_found(path: Path) 
         ledger.store_answers(NewAnswers(account.id, (one, other), b"12"))
         ledger.store_answers(NewAnswers(account.id, (new, other, one), b"345"))
         with _write_transaction(ledger._engine) as connection:
-            found = AnswerCache().find(Cursor(connection), account.id, [other, new, one])
+            found = AnswerCache()._find(Cursor(connection), account.id, [other, new, one])
             assert found == {one: b"1", other: b"2", new: b"3"}
             twice = bytes([9]) * 16
             _store_answers(Cursor(connection), {}, [NewAnswers(account.id, (twice, twice), b"67")], b"", 0)
-            assert AnswerCache().find(Cursor(connection), account.id, [twice]) == {twice: b"6"}
+            assert AnswerCache()._find(Cursor(connection), account.id, [twice]) == {twice: b"6"}
 
 
 def test_the_oldest_answers_are_dropped_once_a_sixteenth_more_than_the_limit_is_indexed(path: Path) -> None:
@@ -140,7 +140,7 @@ def test_the_oldest_answers_are_dropped_once_a_sixteenth_more_than_the_limit_is_
         for key in keys:
             ledger.store_answers(NewAnswers(account.id, (key,), b"x"))
             with _write_transaction(ledger._engine) as connection:
-                sizes.append(len(cache.find(Cursor(connection), account.id, keys)))
+                sizes.append(len(cache._find(Cursor(connection), account.id, keys)))
         assert sizes == [*range(1, 35), 32, 33]
 
 

@@ -108,7 +108,7 @@ def write_slot(path: Path, head: Head) -> None:
 
 def stored(path: Path) -> tuple[str | None, list[Head]]:
     unused: Any = None
-    return HeadFile(path, "", unused).read()
+    return HeadFile(path, "", unused)._read()
 
 
 @pytest.fixture
@@ -236,9 +236,9 @@ def test_a_row_of_another_process_is_replaced_only_by_a_newer_one_and_if_it_is_i
     tmp_path: Path, engine: Engine, number: int, lost: bool
 ) -> None:
     one, other = (HeadFile(tmp_path / "head", "ledger", engine) for _ in range(2))
-    one.record([Head(2, 7, 70, "seven")])
-    other.record([Head(2, number, 10 * number, "other"), Head(3, 1, 10, "first")])
-    assert one.read() == ("ledger", [Head(2, 7, 70, "seven"), Head(3, 1, 10, "first")])
+    one._record([Head(2, 7, 70, "seven")])
+    other._record([Head(2, number, 10 * number, "other"), Head(3, 1, 10, "first")])
+    assert one._read() == ("ledger", [Head(2, 7, 70, "seven"), Head(3, 1, 10, "first")])
     assert ("row 7 of account 2 is not the one that was committed" in str(other.damage)) is lost
     assert other.error is None
 
@@ -251,7 +251,7 @@ def test_an_older_row_in_the_head_file_is_replaced_if_it_is_in_the_journal(path:
         hashed = "f" * 64 if forged else list(ledger.export("patients"))[2].hash
         older, newer = Head(2, 3, 2000, hashed), Head(2, 5, 4000, "e" * 64)
         write_slot(path, older)
-        ledger._heads.record([newer])
+        ledger._heads._record([newer])
         assert stored(head_of(path))[1][-1] == (older if forged else newer)
         assert (ledger._heads.damage is not None, ledger._heads.error) == (forged, None)
         if forged:
@@ -266,9 +266,9 @@ def test_heads_without_a_file_or_of_a_ledger_that_is_only_read_are_kept_in_memor
         HeadFile(None, "ledger", engine),
         HeadFile(tmp_path / "head", "ledger", engine, read_only=True),
     ):
-        file.record([Head(2, 7, 70, "seven")])
-        assert (file.read(), file.error) == ((None, []), None)
-        file.close()
+        file._record([Head(2, 7, 70, "seven")])
+        assert (file._read(), file.error) == ((None, []), None)
+        file._close()
     assert not (tmp_path / "head").exists()
 
 
@@ -282,11 +282,11 @@ def test_the_head_file_is_flushed_every_few_seconds_and_when_it_is_closed(
     every = heads_module._FLUSH_SECONDS
     for number, moment in enumerate((100.0, 100.0 + every, 101.0 + every, 101.0 + 2 * every), start=1):
         clock.now = moment
-        file.record([Head(2, number, number, "hash")])
+        file._record([Head(2, number, number, "hash")])
     assert flushed == [101.0 + every]
-    file.close()
+    file._close()
     assert flushed == [101.0 + every, 101.0 + 2 * every]
-    file.close()
+    file._close()
     assert len(flushed) == 2, "what is closed is flushed already"
 
 
@@ -315,7 +315,7 @@ def test_a_head_file_that_cannot_be_written_makes_the_ledger_not_ready_and_loses
 ) -> None:
     with Ledger(path) as ledger:
         charge = charge_for(ledger)
-        ledger._heads.close()
+        ledger._heads._close()
         ledger._heads.path = tmp_path / "no" / "folder"
         pay(ledger, charge)
         with pytest.raises(LedgerUnavailable, match=r"Cannot write .*folder: No such file"):
@@ -394,7 +394,7 @@ def test_an_idle_process_trusts_the_head_file_of_the_others(
             pay(busy, charge)
             go_back(busy, 5)
             if knows.endswith("closed the file"):
-                idle._heads.close()
+                idle._heads._close()
             went_back = "account 2 was at row 6 and is at row 5"
             assert went_back in str(charge_error(idle, charge))
             with pytest.raises(LedgerDamaged, match=went_back):

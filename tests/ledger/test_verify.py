@@ -416,8 +416,8 @@ def add_row(ledger: Ledger, account: int, kind: str, detail: object, units: int 
     with _write_transaction(ledger._engine) as connection:
         cursor = Cursor(connection)
         locked = _lock_accounts(cursor, [account])[account]
-        locked.add(1, kind, client="ann" if units else "", units=units, detail=json.dumps(detail))
-        locked.save(cursor)
+        locked._add(1, kind, client="ann" if units else "", units=units, detail=json.dumps(detail))
+        locked._save(cursor)
 
 
 def adopt(ledger: Ledger, account: int, **changes: object) -> None:
@@ -512,8 +512,8 @@ def test_adopted_requests_come_first_and_were_paid(earlier_version: Ledger) -> N
                 cursor = Cursor(connection)
                 account = _lock_accounts(cursor, [2])[2]
                 detail = {"requests": {"ff": {"time": 1, "units": units, "keep": False, "answer": None}}}
-                account.add(1, "adopted", detail=json.dumps(detail))
-                account.save(cursor)
+                account._add(1, "adopted", detail=json.dumps(detail))
+                account._save(cursor)
                 faults = _verify(connection).faults
                 transaction.rollback()
             expected = [f"Account 'patients': {fault}."] if fault else []

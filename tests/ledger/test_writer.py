@@ -193,7 +193,7 @@ def test_a_failed_connection_is_replaced(path: Path, monkeypatch: pytest.MonkeyP
         pay(ledger, charge)
         assert _checked_out(ledger) == 1
         with monkeypatch.context() as patch:
-            patch.setattr(ChargeBatch, "save", fail)
+            patch.setattr(ChargeBatch, "_save", fail)
             assert "disk I/O error" in str(charge_error(ledger, charge))
         assert _checked_out(ledger) == 0
         ledger._engine.dispose()  # SQLite deletes its log with the last connection
@@ -211,7 +211,7 @@ def test_a_repeated_conflict_is_reported_in_the_words_of_the_database(
         def conflict(_: object) -> None:
             raise sqlite3.IntegrityError("UNIQUE constraint failed: requests.request")
 
-        monkeypatch.setattr(ChargeBatch, "save", conflict)
+        monkeypatch.setattr(ChargeBatch, "_save", conflict)
         message = str(charge_error(ledger, charge))
     assert "UNIQUE constraint failed" in message
     assert "_Conflict" not in message

@@ -411,10 +411,10 @@ def _record(
 ) -> None:
     """Write the journal row of a change, with those details that are not None, and the balance."""
     stated = {name: value for name, value in detail.items() if value is not None}
-    account.add(
+    account._add(
         now(), kind, client=client, model=model, units=units, detail=json.dumps(stated, sort_keys=True)
     )
-    account.save(Cursor(connection))
+    account._save(Cursor(connection))
 
 
 def _client_number(connection: Connection, name: str, *, create: bool = False) -> int:
@@ -473,12 +473,12 @@ class Accounts:
     @contextmanager
     def _write(self) -> Iterator[Connection]:
         """Open a transaction that writes, unless the ledger has lost rows; record the new heads."""
-        self._guard.check()
+        self._guard._check()
         with _write_transaction(self._engine) as connection:
-            self._heads.check_all(connection)
+            self._heads._check_all(connection)
             yield connection
             heads = _read_heads(connection)
-        self._heads.record(heads)
+        self._heads._record(heads)
 
     @contextmanager
     def _change(
@@ -726,8 +726,8 @@ class Accounts:
             key = ApiKey(key_id, client, number, role, created, expires, None, hashed)
             stored = {name: value for name, value in asdict(key).items() if name != "client_id"}
             _insert(connection, "keys", **{**stored, "client": number})
-            keys_account.add(created, "key-created", client=client, detail=_key_detail(key))
-            keys_account.save(Cursor(connection))
+            keys_account._add(created, "key-created", client=client, detail=_key_detail(key))
+            keys_account._save(Cursor(connection))
         return f"qm_{key.id}_{secret}", key
 
     def revoke_key(self, key_id: str) -> ApiKey:
@@ -750,7 +750,7 @@ class Accounts:
         """Return all API keys, the oldest first."""
         with _read_transaction(self._engine) as connection:
             if self._heads.damage is None:
-                self._heads.check_all(connection)  # else keys that were revoked could come back
+                self._heads._check_all(connection)  # else keys that were revoked could come back
             found = _list_keys(connection)
         for key in found:
             if _has_wrong_types(key):

@@ -299,30 +299,30 @@ class Cursor:
         self._cursor: Any = self._connection.cursor()
         self._sqlite = connection.dialect.name == "sqlite"
 
-    def rollback(self) -> None:
+    def _rollback(self) -> None:
         """Undo what the transaction has written, and end it."""
         self._connection.rollback()
 
-    def fetch(self, statement: str, values: Values = ()) -> list[tuple[Any, ...]]:
+    def _fetch(self, statement: str, values: Values = ()) -> list[tuple[Any, ...]]:
         """Return all rows of a query."""
         self._cursor.execute(_to_dialect(statement, self._sqlite, len(values)), values)
         rows: list[tuple[Any, ...]] = self._cursor.fetchall()
         return rows
 
-    def fetch_listed(self, statement: str, listed: Iterable[int | str | bytes]) -> list[tuple[Any, ...]]:
+    def _fetch_listed(self, statement: str, listed: Iterable[int | str | bytes]) -> list[tuple[Any, ...]]:
         """Return all rows of a query with one ``(??)``, in several statements if the list is long."""
         values = sorted(listed)
         rows: list[tuple[Any, ...]] = []
         for start in range(0, len(values), _MAX_LISTED_VALUES):
-            rows += self.fetch(statement, values[start : start + _MAX_LISTED_VALUES])
+            rows += self._fetch(statement, values[start : start + _MAX_LISTED_VALUES])
         return rows
 
-    def execute(self, statement: str, values: Values = ()) -> int:
+    def _execute(self, statement: str, values: Values = ()) -> int:
         """Run a statement that writes; return the number of rows changed."""
         self._cursor.execute(_to_dialect(statement, self._sqlite, len(values)), values)
         return int(self._cursor.rowcount)
 
-    def execute_many(self, statement: str, rows: Sequence[Values]) -> int:
+    def _execute_many(self, statement: str, rows: Sequence[Values]) -> int:
         """Run a statement that writes once for each row of values; return the number of rows changed."""
         if not rows:
             return 0
@@ -468,7 +468,7 @@ class AccountTransaction:
     head: str  # The hash of its last journal row
     rows: list[JournalEntry] = field(default_factory=list)  # The journal rows to write, not yet in the chain
 
-    def add(
+    def _add(
         self,
         now: int,
         kind: str,
@@ -490,7 +490,7 @@ class AccountTransaction:
         stated = self.account, 0, now, kind, client, model, answers, units, *balance, detail, ""
         self.rows.append(JournalEntry(*stated))
 
-    def save(self, cursor: Cursor) -> None:
+    def _save(self, cursor: Cursor) -> None:
         """Write the balance and the journal rows."""
         chained = []
         for row in self.rows:
@@ -500,13 +500,13 @@ class AccountTransaction:
             chained.append((*fields, self.head))
         self.rows.clear()
         balance = self.limit_units, self.spent_units, self.sequence, self.head
-        cursor.execute(_UPDATE_ACCOUNT, (*balance, self.account))
-        cursor.execute_many(_INSERT_JOURNAL, chained)
+        cursor._execute(_UPDATE_ACCOUNT, (*balance, self.account))
+        cursor._execute_many(_INSERT_JOURNAL, chained)
 
 
 def _lock_accounts(cursor: Cursor, ids: Iterable[int]) -> dict[int, AccountTransaction]:
     wanted = set(ids)
-    found = {row[0]: AccountTransaction(*row) for row in cursor.fetch_listed(_LOCK_ACCOUNTS, wanted)}
+    found = {row[0]: AccountTransaction(*row) for row in cursor._fetch_listed(_LOCK_ACCOUNTS, wanted)}
     if len(found) < len(wanted):
         raise _damaged("An account is missing from the ledger")
     return found
@@ -577,8 +577,8 @@ def _adopt(connection: Connection, account: int, details: Sequence[object]) -> N
     cursor = Cursor(connection)
     locked = _lock_accounts(cursor, [account])[account]
     for detail in details:
-        locked.add(now(), "adopted", detail=json.dumps(detail))
-    locked.save(cursor)
+        locked._add(now(), "adopted", detail=json.dumps(detail))
+    locked._save(cursor)
 
 
 def _read_salt(connection: Connection) -> bytes:

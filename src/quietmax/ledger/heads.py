@@ -78,10 +78,10 @@ class HeadFile:
         self._flushed_at = time.monotonic()
         self._file: int | None = None
 
-    def load(self, connection: Connection) -> None:
+    def _load(self, connection: Connection) -> None:
         """Set `damage` unless every row that the file names is in the journal; else record the heads of the ledger."""
         try:
-            ledger, heads = self.read()
+            ledger, heads = self._read()
             if ledger not in (None, self._ledger):
                 raise LedgerDamaged(
                     f"The ledger is not the one that {self.path} belongs to, so what was spent is unknown."
@@ -93,14 +93,14 @@ class HeadFile:
                         f"The ledger has lost charges: row {head.sequence} of account {head.account} is in "
                         f"{self.path}, but not in the audit log."
                     )
-            self.record(_read_heads(connection))
+            self._record(_read_heads(connection))
         except LedgerDamaged as damage:
             self.damage = LedgerDamaged(
                 f"{damage} Put the newest copy of the ledger in place, or charge what is known to be lost and go on "
                 "with 'quietmax ledger accept-loss'."
             )
 
-    def check_locked(self, cursor: Cursor, locked: Iterable[AccountTransaction]) -> None:
+    def _check_locked(self, cursor: Cursor, locked: Iterable[AccountTransaction]) -> None:
         """Raise `LedgerDamaged` if the ledger has lost rows that this process or the file knows of."""
         heads = {each.account: _head_of(each) for each in locked}
         if self.damage is None and self._are_last_seen(heads):
@@ -123,7 +123,7 @@ class HeadFile:
         except OSError:
             return b""
 
-    def check_all(self, connection: Connection) -> None:
+    def _check_all(self, connection: Connection) -> None:
         """Raise `LedgerDamaged` if the ledger has lost rows of any account."""
         # First: what is expected must not be newer than what the transaction sees.
         expected = self._expected(None)
@@ -137,7 +137,7 @@ class HeadFile:
         with self._lock:
             numbers = self._known if wanted is None else [each for each in wanted if each in self._known]
             expected = [self._known[number] for number in numbers]
-            with suppress(OSError):  # `record` reports it
+            with suppress(OSError):  # `_record` reports it
                 expected += self._stored_heads(wanted)
             return expected
 
@@ -161,7 +161,7 @@ class HeadFile:
         self._known.update((head.account, head) for head in newer)
         return newer
 
-    def record(self, heads: Iterable[Head]) -> None:
+    def _record(self, heads: Iterable[Head]) -> None:
         """Keep heads of committed rows, unless newer ones are kept already."""
         with self._lock:
             committed = list(heads)
@@ -189,12 +189,12 @@ class HeadFile:
                 self._verified[head.account] = slot
         self.error = None
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """Flush the file and close it."""
         with self._lock, suppress(OSError):
             self._flush()
 
-    def read(self) -> tuple[str | None, list[Head]]:
+    def _read(self) -> tuple[str | None, list[Head]]:
         """Return the id of the ledger and the heads that the file holds; None and nothing if there is no file."""
         if self.path is None or not self.path.exists():
             return None, []
@@ -282,7 +282,7 @@ def _is_empty(slot: bytes) -> bool:
 
 def _is_committed(cursor: Cursor, head: Head) -> bool:
     statement = "SELECT hash FROM journal WHERE account = ? AND sequence = ?"
-    return cursor.fetch(statement, (head.account, head.sequence)) == [(head.hash,)]
+    return cursor._fetch(statement, (head.account, head.sequence)) == [(head.hash,)]
 
 
 def _went_back(head: Head, current: Head | None) -> LedgerDamaged:
@@ -305,7 +305,7 @@ class FileGuard:
         self._opened = _identity(self._path)
         self._opened_log: tuple[int, int] | None = None
 
-    def check(self) -> None:
+    def _check(self) -> None:
         """Raise `LedgerUnavailable` if a file is no longer the one that was opened."""
         if self._opened_log is not None and _identity(self._log) != self._opened_log:
             raise LedgerUnavailable(
@@ -317,7 +317,7 @@ class FileGuard:
                 f"The ledger {self._path} was moved, deleted or replaced while in use. Put the file back, or restart."
             )
 
-    def watch_log(self, watch: bool) -> None:
+    def _watch_log(self, watch: bool) -> None:
         """Watch SQLite's write-ahead log too, while a connection that has it open stays open."""
         self._opened_log = _identity(self._log) if watch else None
 

@@ -187,7 +187,7 @@ class Ledger(Accounts):
             self._guard = FileGuard(self._engine)
             self._heads = HeadFile(_head_path(self._engine), self._id, self._engine, read_only=read_only)
             with _read_transaction(self._engine) as connection:
-                self._heads.load(connection)
+                self._heads._load(connection)
             if accept_loss is not None:
                 self._accept_loss(accept_loss)
         except BaseException:
@@ -204,7 +204,7 @@ class Ledger(Accounts):
         """Write what waits and close the database."""
         if self._writer is not None:
             self._writer._close()
-        self._heads.close()
+        self._heads._close()
         self._engine.dispose()
 
     @property
@@ -370,7 +370,7 @@ class Ledger(Accounts):
         """Raise `LedgerUnavailable` unless the database answers; after a failed write, unless it can be written."""
         writer = self.writer
         if writer.error is None:
-            self._guard.check()
+            self._guard._check()
             if self._heads.error is not None:
                 raise self._heads.error
             self.check_damage()
@@ -403,7 +403,7 @@ class Ledger(Accounts):
     def check_damage(self) -> None:
         """Raise `LedgerDamaged` if the ledger has lost rows that its head file or this process knows of."""
         with _read_transaction(self._engine) as connection:
-            self._heads.check_all(connection)
+            self._heads._check_all(connection)
 
     def _newest_time(self) -> int:
         newest = (
@@ -420,7 +420,7 @@ class Ledger(Accounts):
             raise InvalidInput("The ledger has lost nothing that its head file names.")
         _check_reason(because)
         try:
-            ledger, heads = self._heads.read()
+            ledger, heads = self._heads._read()
         except LedgerDamaged:
             ledger, heads = None, []
         spent = {head.account: head.spent_units for head in heads}
@@ -443,7 +443,7 @@ class Ledger(Accounts):
         if path is not None:
             path.unlink(missing_ok=True)
         self._heads = HeadFile(path, self._id, self._engine)
-        self._heads.record(current)
+        self._heads._record(current)
 
 
 def ledger_exists(address: str | Path) -> bool:
@@ -474,12 +474,12 @@ def _as_one(done: ChargesCallback, count: int) -> list[ChargeCallback]:
     """Return a callback for each of several charges; with the last one, `done` is called once for all."""
     results: dict[int, ChargeResult] = {}
 
-    def add(place: int, result: ChargeResult) -> None:
+    def _add(place: int, result: ChargeResult) -> None:
         results[place] = result
         if len(results) == count:
             done([results[place] for place in range(count)])
 
-    return [partial(add, place) for place in range(count)]
+    return [partial(_add, place) for place in range(count)]
 
 
 class _Conflict(Exception):
@@ -657,32 +657,32 @@ class LedgerWriter:
 
     def _commit(self, charges: list[Charge], answers: list[NewAnswers]) -> list[ChargeResult | StoredAnswer]:
         """Run one transaction. Raises `LedgerUnavailable` (nothing may be answered) or `_Conflict` (rolled back)."""
-        self._guard.check()
+        self._guard._check()
         refused = dict(self._refused)
         try:
             opened = self._connection is None
             self._connection = self._connection or _writer_connection(self._engine)
             with _charge_transaction(self._connection) as cursor:
                 if opened:
-                    self._guard.watch_log(True)
+                    self._guard._watch_log(True)
                 ids = {charge.account for charge in charges} | {account for account, _ in refused}
                 ids |= {new.account for new in answers if new.queries or new.request is not None}
                 accounts = _lock_accounts(cursor, ids)
-                self._heads.check_locked(cursor, accounts.values())
+                self._heads._check_locked(cursor, accounts.values())
                 now = self._now()
                 # first, so that the charges find these answers
                 stored = _store_answers(cursor, accounts, answers, self._salt, now)
                 batch = ChargeBatch(cursor, self._answer_cache, accounts, charges, now)
                 overdue = bool(refused) and time.monotonic() - self._refused_flushed > _REFUSED_FLUSH_INTERVAL
-                changed = bool(answers) or batch.changed or not charges or overdue
+                changed = bool(answers) or batch._changed or not charges or overdue
                 if changed:
-                    batch.save()
+                    batch._save()
                     counts = [(*subaccount, count) for subaccount, count in sorted(refused.items())]
-                    cursor.execute_many(COUNT_REFUSED, counts)
+                    cursor._execute_many(COUNT_REFUSED, counts)
                 else:
-                    cursor.rollback()
+                    cursor._rollback()
         except BaseException as error:
-            self._answer_cache.clear()
+            self._answer_cache._clear()
             if isinstance(error, self._integrity_error):
                 raise _Conflict from error
             if isinstance(error, (SQLAlchemyError, self._driver_error)):
@@ -690,7 +690,7 @@ class LedgerWriter:
                 raise _unavailable(self._engine, error) from error
             raise
         if changed:
-            self._heads.record(map(_head_of, accounts.values()))
+            self._heads._record(map(_head_of, accounts.values()))
             self._refused.clear()
             self._refused_flushed = time.monotonic()
             self.error = None
@@ -714,7 +714,7 @@ class LedgerWriter:
         return now
 
     def _drop_connection(self) -> None:
-        self._guard.watch_log(False)
+        self._guard._watch_log(False)
         if self._connection is not None:
             with contextlib.suppress(SQLAlchemyError):
                 self._connection.invalidate()

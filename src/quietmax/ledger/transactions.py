@@ -75,7 +75,7 @@ _PART_ROWS = (
 def _spent_by_part(cursor: Cursor, accounts: Iterable[int]) -> dict[int, dict[Part, int]]:
     wanted = set(accounts)
     spent: dict[int, dict[Part, int]] = {account: {} for account in wanted}
-    for account, detail in cursor.fetch_listed(_PART_ROWS, wanted):
+    for account, detail in cursor._fetch_listed(_PART_ROWS, wanted):
         try:
             stated = Part._from_detail(detail)
         except PARSE_ERRORS as error:
@@ -247,7 +247,7 @@ class AnswerCache:
         self._locations: dict[int, dict[int, int]] = {}
         self._last_read: dict[int, int] = {}
 
-    def find(self, cursor: Cursor, account: int, keys: Iterable[bytes]) -> dict[bytes, bytes]:
+    def _find(self, cursor: Cursor, account: int, keys: Iterable[bytes]) -> dict[bytes, bytes]:
         """Look up the stored answers to queries."""
         self._refresh(cursor, account)
         locations = self._locations[account]
@@ -258,7 +258,7 @@ class AnswerCache:
         hits = {wanted[place]: locations[half] for place, half in enumerate(halves) if half in locations}
         rows = {
             row_id: (bytes(row_keys), bytes(answers))
-            for row_id, row_keys, answers in cursor.fetch_listed(
+            for row_id, row_keys, answers in cursor._fetch_listed(
                 "SELECT id, keys, answers FROM answers WHERE id IN (??)",
                 {location >> _POSITION_BITS for location in hits.values()},
             )
@@ -274,7 +274,7 @@ class AnswerCache:
                 found[key] = answers[position * width : (position + 1) * width]
         return found
 
-    def clear(self) -> None:
+    def _clear(self) -> None:
         """Drop the index. Needed after a rollback: rows that the transaction had seen may not exist."""
         self._locations.clear()
         self._last_read.clear()
@@ -287,7 +287,7 @@ class AnswerCache:
         locations = self._locations[account]
         newer = "SELECT id, keys FROM answers WHERE account = ? AND id > ? ORDER BY id LIMIT ?"
         while True:
-            rows = cursor.fetch(newer, (account, self._last_read[account], _ROWS_PER_READ))
+            rows = cursor._fetch(newer, (account, self._last_read[account], _ROWS_PER_READ))
             for row_id, keys in rows:
                 for location, half in enumerate(_first_halves(bytes(keys)), row_id << _POSITION_BITS):
                     locations.setdefault(half, location)  # of equal queries, the first that was stored counts
@@ -303,7 +303,7 @@ def _first_id(cursor: Cursor, account: int, max_answers: int) -> int:
     """Return the id after which the newest `max_answers` answers begin."""
     older = "SELECT id, LENGTH(keys) FROM answers WHERE account = ? AND id < ? ORDER BY id DESC LIMIT ?"
     count, row_id = 0, 2**62
-    while rows := cursor.fetch(older, (account, row_id, _ROWS_PER_READ)):
+    while rows := cursor._fetch(older, (account, row_id, _ROWS_PER_READ)):
         for row_id, length in rows:
             count += length // KEY_BYTES
             if count > max_answers:
@@ -356,7 +356,7 @@ class _StoredRequest(NamedTuple):
 def _read_requests(cursor: Cursor, keys: set[bytes]) -> dict[bytes, _StoredRequest]:
     return {
         bytes(request): _StoredRequest(account, bytes(body), units, None if answer is None else bytes(answer))
-        for request, account, body, units, answer in cursor.fetch_listed(_REQUESTS, keys)
+        for request, account, body, units, answer in cursor._fetch_listed(_REQUESTS, keys)
     }
 
 
@@ -376,7 +376,7 @@ class ChargeBatch:
         self._now = now
         self._client_names: dict[int, str] = {}
         self._balances: dict[tuple[int, int], _Balance] = {}
-        for account, client, name, limit_units, spent_units in cursor.fetch_listed(
+        for account, client, name, limit_units, spent_units in cursor._fetch_listed(
             _SUBACCOUNTS, {charge.client for charge in charges}
         ):
             self._client_names[client] = name
@@ -384,7 +384,7 @@ class ChargeBatch:
                 self._balances[account, client] = _Balance(limit_units, spent_units)
         self._clients_by_key = {
             key: client
-            for key, client, expires, revoked in cursor.fetch_listed(
+            for key, client, expires, revoked in cursor._fetch_listed(
                 _KEYS, {charge.key for charge in charges if charge.key is not None}
             )
             if revoked is None and (expires is None or expires > now)
@@ -397,7 +397,7 @@ class ChargeBatch:
             if charge.queries:
                 queries.setdefault(charge.account, set()).update(charge.queries)
         self._cached = {
-            account: answer_cache.find(cursor, account, keys) for account, keys in queries.items()
+            account: answer_cache._find(cursor, account, keys) for account, keys in queries.items()
         }
         self._parts = _spent_by_part(
             cursor, {charge.account for charge in charges if charge.part is not None}
@@ -407,28 +407,28 @@ class ChargeBatch:
         self.results: list[ChargeResult] = [self._decide(charge) for charge in charges]
 
     @property
-    def changed(self) -> bool:
+    def _changed(self) -> bool:
         """Whether anything has to be written."""
         return any(account.rows for account in self._accounts.values())
 
-    def save(self) -> None:
+    def _save(self) -> None:
         """Write balances, journal rows and requests."""
         cursor = self._cursor
         for account in self._accounts.values():
             if account.rows:
-                account.save(cursor)
-        cursor.execute_many(
+                account._save(cursor)
+        cursor._execute_many(
             _SAVE_SUBACCOUNT,
             [(*key, balance.spent_units) for key, balance in self._balances.items() if balance.changed],
         )
-        cursor.execute_many(
+        cursor._execute_many(
             _INSERT_REQUEST,
             [
                 (request, charge.body, charge.account, units, self._now)
                 for request, (charge, units) in self._new_requests.items()
             ],
         )
-        cursor.execute_many(
+        cursor._execute_many(
             _UPDATE_REQUEST,
             [(units, self._now, request) for request, units in self._resumed_requests.items()],
         )
@@ -469,7 +469,7 @@ class ChargeBatch:
             return LimitExceeded("quota", units, balance.limit_units - balance.spent_units)
         draws_for_id = charge.request is not None and (earlier is None or charge.kind == "charge")
         if draws_for_id or full > 0:
-            account.add(
+            account._add(
                 self._now,
                 charge.kind,
                 client=self._client_names[charge.client],
@@ -550,10 +550,10 @@ def _store_answers(
             cached.append((new.account, b"".join(new.queries), new.answers, now))
         stored.append(StoredAnswer(answer, first))
     for account, requests in digests.items():
-        accounts[account].add(now, "answered", detail=json.dumps({"requests": requests}))
-    if cursor.execute_many(_ANSWER_REQUEST, written) != len(written):
+        accounts[account]._add(now, "answered", detail=json.dumps({"requests": requests}))
+    if cursor._execute_many(_ANSWER_REQUEST, written) != len(written):
         raise _damaged("A charged request is missing from the ledger")
-    cursor.execute_many(_INSERT_ANSWERS, cached)
+    cursor._execute_many(_INSERT_ANSWERS, cached)
     return stored
 
 
@@ -573,14 +573,14 @@ def _prune(cursor: Cursor, days: float, now: int) -> tuple[int, int]:
         raise InvalidInput(f"days must be between 1/24 and {_MAX_PRUNE_DAYS}, got {days:g}.")
     before = now - int(days * DAY)
     deleted = Counter[str]()
-    for (number,) in cursor.fetch("SELECT id FROM accounts ORDER BY id"):
+    for (number,) in cursor._fetch("SELECT id FROM accounts ORDER BY id"):
         locked = _lock_accounts(cursor, [number])[number]
         rows = {
-            "requests": cursor.execute(_PRUNE_REQUESTS, (number, before)),
-            "batches": cursor.execute(_PRUNE_ANSWERS, (number, before)),
+            "requests": cursor._execute(_PRUNE_REQUESTS, (number, before)),
+            "batches": cursor._execute(_PRUNE_ANSWERS, (number, before)),
         }
         if any(rows.values()):
-            locked.add(now, "prune", detail=json.dumps({"before": before, **rows}, sort_keys=True))
-            locked.save(cursor)
+            locked._add(now, "prune", detail=json.dumps({"before": before, **rows}, sort_keys=True))
+            locked._save(cursor)
             deleted.update(rows)
     return deleted["requests"], deleted["batches"]
