@@ -19,7 +19,6 @@ from quietmax.estimators.teachers import (
     TeacherEnsemble,
     Teachers,
     _default_teachers,
-    _vote_bounds,
     _vote_noise,
     shard_of,
 )
@@ -30,7 +29,7 @@ from quietmax.models.stacked import train_independent
 from quietmax.predictor import Predictor
 from tests.estimators.made import blobs
 
-VOTE_BOUNDS = _vote_bounds("record")
+VOTE_BOUNDS = TeacherEnsemble([], np.zeros(0, bool), 3, soft=False).bounds
 FAST = TrainingSettings(hidden=(8,), loss=CrossEntropy(), learning_rate=0.02, epochs=15, batch_size=16)
 LINEAR = TrainingSettings(hidden=(), loss=CrossEntropy(), learning_rate=0.05, epochs=5, batch_size=8)
 

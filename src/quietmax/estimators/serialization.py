@@ -302,7 +302,9 @@ def open_private(folder: str | Path) -> PrivateModel:
             None if features is None else feature_map_from_json(features, Path(folder)),
             None if encoding is None else Encoding.from_json(json.dumps(encoding)),
         )
-        _check_unit(stored)
+        _check_same("unit", description["unit"], stored.guarantee.unit)
+        if stored.encoding is not None and stored.encoding.person is not None:
+            _check_same("unit", stored.guarantee.unit, "person")
         classifier, guarantee = _KINDS[kind].read(stored)
         model = PrivateModel(
             kind=kind,
@@ -605,7 +607,8 @@ def _read_dpsgd(stored: _Stored) -> _Read:
         exact=facts["noise_source"] == {"source": "exact", "exact": True},
         centring=centring,
         unit=stored.guarantee.unit,
-        parameters={"dimension": network.widths[0], "classes": network.classes},
+        dimension=network.widths[0],
+        classes=network.classes,
     )
     return PrivateNetwork(network, centring), guarantee
 
@@ -669,13 +672,6 @@ _KINDS = {
 
 
 # --- Checks of a folder: each raises ValueError -----------------------------------------------------------------------
-
-
-def _check_unit(stored: _Stored) -> None:
-    """Raise if the description, the guarantee and the encoding disagree about whom the guarantee protects."""
-    _check_same("unit", stored.description["unit"], stored.guarantee.unit)
-    if stored.encoding is not None and stored.encoding.person is not None:
-        _check_same("unit", stored.guarantee.unit, "person")
 
 
 def _check_shapes(model: PrivateModel) -> None:

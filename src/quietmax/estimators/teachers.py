@@ -78,15 +78,6 @@ _PROBE_STEPS = 3
 _ROUNDING = 1 + 2.0**-30
 
 
-def _vote_bounds(unit: Unit) -> ScoreBounds:
-    because = f"One {unit} changes one teacher's vote: one class loses at most 1, another gains at most 1 (THEORY 3.4)."
-    return ScoreBounds(
-        one=Sensitivity(_ROUNDING, "certified", because),
-        vector=Sensitivity(float(np.sqrt(2.0)) * _ROUNDING, "certified", because),
-        unit=unit,
-    )
-
-
 @_documented
 @dataclass(eq=False, repr=False)
 class Teachers(PrivateClassifier):
@@ -286,7 +277,12 @@ class TeacherEnsemble:
     @property
     def bounds(self) -> ScoreBounds:
         """How far one record or person moves the scores of any query."""
-        return _vote_bounds(self.unit)
+        because = (
+            f"One {self.unit} changes one teacher's vote: one class loses at most 1, another gains at most 1 "
+            "(THEORY 3.4)."
+        )
+        one = Sensitivity(_ROUNDING, "certified", because)
+        return ScoreBounds(one, replace(one, value=float(np.sqrt(2.0)) * _ROUNDING), unit=self.unit)
 
     def scores(self, features: NDArray[np.floating]) -> Floats:
         """Count the votes."""

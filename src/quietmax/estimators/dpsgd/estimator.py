@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
-from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -266,7 +265,8 @@ class DPSGD(PrivateClassifier):
             own_module=self.network is not None,
             centring=centring,
             unit=data.unit,
-            parameters={"dimension": dimension, "classes": len(self.classes_)},
+            dimension=dimension,
+            classes=len(self.classes_),
         )
 
     def _check_settings(self) -> None:
@@ -377,7 +377,7 @@ def network_guarantee(
     own_module: bool = False,
     centring: Centring | None = None,
     unit: Unit = "record",
-    parameters: Mapping[str, Any] = MappingProxyType({}),
+    **parameters: Any,
 ) -> Guarantee:
     """Return the guarantee of a network trained by a plan.
 
