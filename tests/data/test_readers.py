@@ -267,7 +267,8 @@ def replaced(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
 
 IMAGES, LABELS = "train-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
 BATCH, BITS = "cifar10/cifar-10-batches-bin/test_batch.bin", "dataset_purchase"
-WRONG_LINE = "dataset_purchase is empty or has a line that does not hold 601 small integers"
+WRONG_LINE = "of dataset_purchase does not hold 601 integers below 256"
+WRONG_RECORD = "of 'purchase-50' has a label outside 1 to 100 or a value that is not 0 or 1"
 DAMAGED: list[tuple[str, Callable[[], Written], str, Callable[[bytes], bytes] | None, str]] = [
     ("mnist", write_mnist, IMAGES, lambda content: content[:3], "truncated"),
     ("mnist", write_mnist, IMAGES, lambda content: content[:16], "truncated"),
@@ -299,13 +300,14 @@ DAMAGED: list[tuple[str, Callable[[], Written], str, Callable[[bytes], bytes] | 
     ("purchase-50", write_purchase, BITS, lambda _: b"", "empty"),
     ("purchase-50", write_purchase, BITS, lambda _: b"\n\n", "empty"),
     ("purchase-50", write_purchase, BITS, lambda content: content, "has 40 records, too few for 50 clusters"),
-    ("purchase-50", write_purchase, BITS, lambda content: content[:-100], WRONG_LINE),
-    ("purchase-50", write_purchase, BITS, replaced(b",1,", b",2,"), "values that are not 0 or 1"),
-    ("purchase-50", write_purchase, BITS, replaced(b",1,", b",,"), WRONG_LINE),
-    ("purchase-50", write_purchase, BITS, replaced(b"\n8,", b"\n8;"), WRONG_LINE),
-    ("purchase-50", write_purchase, BITS, replaced(b"\n8,", b"\neight,"), WRONG_LINE),
-    ("purchase-50", write_purchase, BITS, replaced(b"\n8,", b"\n101,"), "labels outside 1 to 100"),
-    ("purchase-50", write_purchase, BITS, replaced(b"\n8,", b"\n0,"), "labels outside 1 to 100"),
+    ("purchase-50", write_purchase, BITS, lambda content: content[:-100], f"Line 40 {WRONG_LINE}"),
+    ("purchase-50", write_purchase, BITS, replaced(b",1,", b",2,"), f"Record 1 {WRONG_RECORD}"),
+    ("purchase-50", write_purchase, BITS, replaced(b",1,", b",,"), f"Line 1 {WRONG_LINE}"),
+    ("purchase-50", write_purchase, BITS, replaced(b",1,", b",256,"), f"Line 1 {WRONG_LINE}"),
+    ("purchase-50", write_purchase, BITS, replaced(b"\n8,", b"\n8;"), f"Line 2 {WRONG_LINE}"),
+    ("purchase-50", write_purchase, BITS, replaced(b"\n8,", b"\neight,"), f"Line 2 {WRONG_LINE}"),
+    ("purchase-50", write_purchase, BITS, replaced(b"\n8,", b"\n101,"), f"Record 2 {WRONG_RECORD}"),
+    ("purchase-50", write_purchase, BITS, replaced(b"\n8,", b"\n0,"), f"Record 2 {WRONG_RECORD}"),
 ]
 
 

@@ -195,27 +195,28 @@ def test_a_file_that_differs_from_the_others_or_is_damaged_is_named(
 
 
 def test_a_cell_that_cannot_be_read_is_named_by_file_and_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, file = folder_of_fifty()
+    folder = parquet_folder(Path("people"), people(400), 2)
+    file = folder / "part-01.parquet"
     labels = pd.read_parquet(file)["ill"].tolist()
-    labels[7] = "secret"
+    labels[129] = "secret"
     change(file, ill=labels)
-    monkeypatch.setattr(sources, "_MOST_ROWS_AT_ONCE", 3)  # the eighth row is the second of the third part
+    monkeypatch.setattr(sources, "_MOST_ROWS_AT_ONCE", 64)  # row 130 is the second of the third frame
     message = error_of(folder)
-    assert message.startswith(f"The file {file}: Row 8 has a label outside the classes in column 'ill'")
+    assert message.startswith(f"The file {file}: Row 130 has a label outside the classes in column 'ill'")
     assert "secret" not in message
 
 
 def test_a_row_of_a_text_file_is_counted_from_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = ["who,age,pay,job,ill", *(f"p{number},{number},1.5,a,no" for number in range(50))]
-    lines[41] = "p40,old,1.5,a,no"
+    lines = ["who,age,pay,job,ill", *(f"p{number},{number % 90},1.5,a,no" for number in range(200))]
+    lines[141] = "p140,old,1.5,a,no"
     Path("people.csv").write_text("\n".join(lines))
-    monkeypatch.setattr(sources, "_MOST_ROWS_AT_ONCE", 7)
+    monkeypatch.setattr(sources, "_MOST_ROWS_AT_ONCE", 64)
     message = error_of(Path("people.csv"))
-    assert message.startswith("The file people.csv: Row 41 has no number")
-    lines[41] = "p40,40,1.5,a"
+    assert message.startswith("The file people.csv: Row 141 has no number")
+    lines[141] = "p140,40,1.5,a"
     Path("people.csv").write_text("\n".join(lines))
     message = error_of(Path("people.csv"))
-    assert message.startswith("In the file people.csv, row 41 (not counting the header)")
+    assert message.startswith("In the file people.csv, row 141 (not counting the header)")
 
 
 def test_types_that_are_read_alike_and_the_order_of_columns_may_differ_and_a_file_may_have_no_rows() -> None:

@@ -171,7 +171,7 @@ class DataDirectory:
         return contents
 
     def _check(self, file: DataFile, path: Path, content: bytes) -> None:
-        if not content:
+        if not content or content.isspace():
             raise DataUnavailable(f"The file {path} is empty. {_REPLACE}")
         if self.verify and file.sha256 not in (None, hashlib.sha256(content).hexdigest()):
             raise DataUnavailable(
@@ -461,19 +461,25 @@ def _read_texas(directory: DataDirectory) -> Records:
 def _integers(directory: DataDirectory, file: DataFile, width: int) -> list[NDArray[np.uint8]]:
     """Return the columns of lines that each have `width` integers below 256, separated by commas."""
     names = [str(place) for place in range(width)]
+    content = directory.read_bytes([file])[file.name]
     try:
         table = pyarrow.csv.read_csv(
-            io.BytesIO(directory.read_bytes([file])[file.name]),
+            io.BytesIO(content),
             pyarrow.csv.ReadOptions(column_names=names, block_size=_BLOCK_OF_LINES),
             convert_options=pyarrow.csv.ConvertOptions(
                 column_types=dict.fromkeys(names, pyarrow.uint8()), null_values=[]
             ),
         )
     except pyarrow.ArrowInvalid as error:
-        raise DataUnavailable(
-            f"{file.name} is empty or has a line that does not hold {width} small integers separated by commas; it may "
-            f"be truncated. {_REPLACE}"
-        ) from error
+        for number, line in enumerate(content.splitlines(), start=1):
+            cells = [cell.strip(b'"') for cell in line.split(b",")]
+            integers = [cell for cell in cells if cell.isdigit() and int(cell) < 256]
+            if line and not len(integers) == len(cells) == width:
+                raise DataUnavailable(
+                    f"Line {number} of {file.name} does not hold {width} integers below 256 separated by commas; the "
+                    "file may be truncated."
+                ) from error
+        raise DataUnavailable(f"The lines of {file.name} cannot be read. {_REPLACE}") from error
     return [column.to_numpy() for column in table.columns]
 
 
@@ -484,10 +490,11 @@ def _binary_records(
     features = np.empty((len(labels), len(bits)), dtype=np.float32)
     for place, column in enumerate(bits):
         features[:, place] = column
-    if not len(labels) or labels.min() < 1 or labels.max() > classes or features.max() > 1:
+    wrong = np.flatnonzero((labels < 1) | (labels > classes) | (features.max(axis=1) > 1))
+    if len(wrong):
         raise DataUnavailable(
-            f"The file of '{name}' is empty, or has labels outside 1 to {classes} or values that are not 0 or 1; it is "
-            "not the official file."
+            f"Record {wrong[0] + 1} of '{name}' has a label outside 1 to {classes} or a value that is not 0 or 1; its "
+            "file is not the official one."
         )
     return Records(name, features, labels.astype(np.int64) - 1, classes)
 

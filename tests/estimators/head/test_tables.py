@@ -286,7 +286,7 @@ def counted(table: Table, mu: float, monkeypatch: pytest.MonkeyPatch) -> tuple[n
 
     def noted(values: Any, *, sensitivity: float, mu: float, source: Any) -> NoisyValues:  # noqa: ARG001
         seen.append((np.asarray(values), sensitivity))
-        return NoisyValues(np.asarray(values), 0.0, 0.0, "none")
+        return NoisyValues(np.asarray(values), 0.0, 0.0)
 
     monkeypatch.setattr(tables, "release_gaussian", noted)
     released_counts(table, MIXED.sizes, mu, SeededNoise(0))
