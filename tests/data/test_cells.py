@@ -38,6 +38,8 @@ from quietmax.estimators.training_set import Persons, _names_of
         (b" caf\xc3\xa9 ", "caf\u00e9"),
         (b"\xff1", "\\xff1"),
         (np.datetime64("NaT"), ""),
+        (datetime(2024, 1, 31, 8, 30), "2024-01-31 08:30:00"),
+        (datetime(2024, 1, 31, 8, 30, 0, 500000), "2024-01-31 08:30:00.5"),
     ],
 )
 def test_a_cell_is_one_string(value: object, text: str) -> None:

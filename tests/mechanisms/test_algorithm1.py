@@ -45,6 +45,7 @@ def test_a_budget_is_split_as_the_paper_says(noise) -> None:
     assert prepared.logit_sensitivity == published_sensitivity(MODEL).logit.value
     assert prepared.probability_sensitivity == published_sensitivity(MODEL).probability.value
     spent = prepared.cost(3)
+    assert prepared.measure == ("gaussian" if noise == "gaussian" else "pure")
     assert (spent.mu if noise == "gaussian" else spent.epsilon) == pytest.approx(2.0)
 
 
