@@ -230,7 +230,9 @@ def test_a_model_whose_budget_moved_into_a_ledger_states_no_limit_on_all_its_ans
     before = read_card(paid_per_answer)
     assert "everything released by this model" in before.in_words()[0]
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        (served,) = deploy(ledger, load_models([str(paid_per_answer)]), budget=Terms(20.0, 1e-5))
+        (served,) = deploy(
+            ledger, load_models([str(paid_per_answer)]), budget=Terms(20.0, 1e-5), accept_weak=True
+        )
         assert served.account.limit.epsilon == 20.0
     card = read_card(paid_per_answer)
     assert card.moved
@@ -330,21 +332,31 @@ def test_the_card_prints_on_one_page_and_fits_a_phone(
 
 
 @pytest.mark.parametrize(
-    ("accuracy", "colour", "status"),
+    ("accuracy", "colour", "strength", "words"),
     [
-        (0.749, "#1a7f37", "proven"),
-        (0.751, "#bc4c00", "proven, but weak: an adversary can be right up to 75.1% of the time"),
+        (0.549, "#1a7f37", "strong", "strong protection [###]"),
+        (0.749, "#1a7f37", "moderate", "moderate protection [##-]"),
+        (0.751, "#bc4c00", "weak", "weak protection [#--]"),
+        (0.951, "#cf222e", "none", "no protection [---]"),
     ],
 )
 def test_a_card_is_green_only_if_an_adversary_is_right_at_most_three_times_in_four(
-    accuracy: float, colour: str, status: str
+    accuracy: float, colour: str, strength: str, words: str
 ) -> None:
     card = make_card(guarantee=replace(GUARANTEE, mu=2 * NormalDist().inv_cdf(accuracy - 1e-9)))
     page = card.to_html()
-    assert f'<span class="status">{status}</span>' in page
-    assert f"color: #fff; background: {colour};" in page
+    assert f'<span class="status">proven</span> <span class="status strength">{words}</span>' in page
+    assert f".strength {{ background: {colour}; }}" in page
     assert f"solid {colour};" in page
-    assert ("#1a7f37" in page) == (status == "proven")
-    assert dict(card.rows())["status"] == status
-    assert card.title == f"Privacy card: {status}"
-    assert card.status == "proven"
+    assert ("#1a7f37" in page) == (accuracy < 0.75)
+    assert dict(card.rows())["status"].startswith(f"proven, {words}: a guess whether one ")
+    assert card.title == f"Privacy card: {dict(card.rows())['status']}"
+    told = card.to_json()
+    assert (told["status"], told["strength"]) == ("proven", strength)
+
+
+def test_a_card_is_not_green_if_its_guarantee_is_not_proven() -> None:
+    card = make_card(guarantee=replace(GUARANTEE, mu=0.01, status="conditional"))
+    assert card.strength == "strong"
+    assert ".strength { background: #9a6700; }" in card.to_html()
+    assert "#1a7f37" not in card.to_html()

@@ -359,7 +359,7 @@ def test_a_service_goes_on_with_stored_models_and_their_ledger(copied: Copy, led
         plain = load_models(
             [f"plain={folders['plain']}"], budget=Terms(10.0), queries=20, accept_unproven=True
         )
-        deployments = [*deploy(ledger, private), *deploy(ledger, plain, budget=Terms(10.0))]
+        deployments = [*deploy(ledger, private, accept_weak=True), *deploy(ledger, plain, budget=Terms(10.0))]
         service = Service(ledger, deployments, Settings(), Log(io.BytesIO()))
         header = {"authorization": f"Bearer {stored['key']}"}
         with TestClient(create_app(service), headers=header) as client:

@@ -49,13 +49,15 @@ _NOT_PUBLIC = (
     "the report of the training, exact figures, the output of 'quietmax schema check', results of attacks"
 )
 _COLOURS = {
-    "proven": "#1a7f37",
+    "strong": "#1a7f37",
+    "moderate": "#1a7f37",
     "weak": "#bc4c00",
+    "none": "#cf222e",
+    "proven": "#57606a",
     "conditional": "#9a6700",
     "refuted": "#cf222e",
-    "none": "#cf222e",
 }
-"""The colour of each grade of a guarantee."""
+"""The colour of each status and grade of a guarantee: green only what is proven and not weak."""
 _MOST_CLASSES = 10
 """Recalls that the card shows; of more classes it shows the lowest."""
 _MOST_CELLS = 16
@@ -98,9 +100,14 @@ class PrivacyCard:
         return "none" if self._total is None else self._total.status
 
     @property
+    def strength(self) -> str:
+        """``strong``, ``moderate``, ``weak`` or ``none``: what the guarantee is worth, see `Guarantee.strength`."""
+        return "none" if self._total is None else self._total.strength
+
+    @property
     def title(self) -> str:
         """The heading of the card."""
-        return f"Privacy card: {self._grade_in_words}"
+        return f"Privacy card: {self._summary}"
 
     @property
     def evaluation(self) -> Evaluation | None:
@@ -122,7 +129,7 @@ class PrivacyCard:
             *([] if self.publishable else [("not for publication", _BANNER)]),
             ("model", self.model),
             *self._described_rows(),
-            ("status", self._grade_in_words),
+            ("status", self._summary),
             *(("in plain words", sentence) for sentence in self.in_words()),
             *self._guarantee_rows(),
             *self._evaluation_rows(),
@@ -146,6 +153,7 @@ class PrivacyCard:
         }
         values |= {
             "status": self.status,
+            "strength": self.strength,
             "in_words": self.in_words(),
             "evaluation": self.evaluation,
             "further_evaluations": [each.to_json() for each in self.evaluations[1:]],
@@ -163,9 +171,11 @@ class PrivacyCard:
         """Return the card as one self-contained HTML page, which prints on one sheet of A4."""
         return _PAGE.substitute(
             model=escape(self.model),
-            colour=_COLOURS["none" if self._total is None else self._total.grade],
+            status=escape(self.status),
+            colour=_COLOURS[self.status],
+            strength="" if self._total is None else escape(self._total.protection),
+            strength_colour=_COLOURS["none" if self._total is None else self._total.grade],
             banner="" if self.publishable else f'<p class="banner">{escape(_BANNER)}</p>',
-            grade=escape(self._grade_in_words),
             described=escape("; ".join(f"{name}: {value}" for name, value in self._described_rows())),
             words=_paragraphs(self.in_words()),
             guarantee=_table(self._guarantee_rows()),
@@ -181,9 +191,9 @@ class PrivacyCard:
         return self.guarantee if self.released is None else self.released
 
     @property
-    def _grade_in_words(self) -> str:
-        """The status, and how often an adversary may be right if the guarantee is weak."""
-        return "none" if self._total is None else self._total.grade_in_words
+    def _summary(self) -> str:
+        """Status and strength in one line."""
+        return "none" if self._total is None else self._total.summary
 
     @property
     def _many(self) -> str:

@@ -367,28 +367,38 @@ def test_the_words_of_a_refuted_guarantee_state_no_limit() -> None:
 
 @pytest.mark.parametrize("definition", ["pure", "gaussian"])
 @pytest.mark.parametrize(
-    ("accuracy", "grade", "in_words"),
+    ("accuracy", "strength", "words"),
     [
-        (0.749, "proven", "proven"),
-        (0.751, "weak", "proven, but weak: an adversary can be right up to 75.1% of the time"),
+        (0.549, "strong", "strong protection [###]"),
+        (0.551, "moderate", "moderate protection [##-]"),
+        (0.749, "moderate", "moderate protection [##-]"),
+        (0.751, "weak", "weak protection [#--]"),
+        (0.949, "weak", "weak protection [#--]"),
+        (0.951, "none", "no protection [---]"),
     ],
 )
-def test_a_proven_guarantee_is_weak_if_an_adversary_may_be_right_more_than_three_times_in_four(
-    definition: str, accuracy: float, grade: str, in_words: str
+def test_the_strength_is_what_an_adversary_gains_and_the_status_says_whether_it_is_proven(
+    definition: str, accuracy: float, strength: str, words: str
 ) -> None:
     claim = guarantee_of_accuracy(accuracy - 1e-9, definition)
     assert claim.max_accuracy() == pytest.approx(accuracy)
-    assert (claim.grade, claim.grade_in_words) == (grade, in_words)
-    assert claim._is_weak == (grade == "weak")
-
-
-def test_the_grade_of_a_weak_guarantee_that_is_not_proven_is_its_status() -> None:
-    claim = guarantee_of_accuracy(0.9, "pure")
+    assert (claim.strength, claim.protection) == (strength, words)
+    right = f"a guess whether one record is in the data is right at most {100 * accuracy:.1f}% of the time"
+    assert claim.summary == f"proven, {words}: {right}"
     conditional = claim.weakened("conditional", "Seeded noise.")
-    assert conditional.grade == "conditional"
-    assert conditional.grade_in_words.startswith("conditional, and weak: an adversary can be right up to 90.")
-    refuted = claim.weakened("refuted", "A counterexample.")
-    assert (refuted.grade, refuted.grade_in_words) == ("refuted", "refuted")
+    assert conditional.strength == strength
+    assert conditional.summary == f"conditional, {words}: {right}"
+
+
+def test_a_limit_of_a_strength_belongs_to_the_weaker_one() -> None:
+    claim = Guarantee("pure", epsilon=math.log(3.0), status="proven", because="Theory section 3.")
+    assert claim.max_accuracy() >= 0.75
+    assert claim.strength == "weak"
+
+
+def test_a_refuted_guarantee_has_no_strength_whatever_it_claims() -> None:
+    refuted = guarantee_of_accuracy(0.51, "pure").weakened("refuted", "A counterexample.")
+    assert (refuted.strength, refuted.summary) == ("none", "refuted, no protection [---]")
 
 
 def guarantee_of_accuracy(accuracy: float, definition: str) -> Guarantee:

@@ -207,25 +207,25 @@ def test_a_lost_charge_is_charged_again_once_the_loss_is_accepted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("accuracy", "grade"),
-    [
-        (0.749, "proven"),
-        (0.751, "proven, but weak: an adversary can be right up to 75.1% of the time"),
-    ],
+    ("accuracy", "strength", "words"),
+    [(0.749, "moderate", "moderate protection [##-]"), (0.751, "weak", "weak protection [#--]")],
 )
-def test_status_says_whether_a_budget_is_weak(accuracy: float, grade: str) -> None:
+def test_status_says_how_strong_a_budget_is(accuracy: float, strength: str, words: str) -> None:
     epsilon = math.log(accuracy / (1 - accuracy)) - 1e-6
     with Ledger(PATH) as ledger:
         ledger.open_account("people", PureCost(epsilon), Terms(epsilon))
-    cells = [line.strip("│").split("│") for line in printed("ledger", "status").splitlines()]
-    assert [cell[1].strip() for cell in cells if cell[0].strip() == "guarantee"] == ["proven", grade]
+    shown = " ".join(printed("ledger", "status").replace("│", " ").split())
+    assert f"proven, {words}: a guess whether one record is in the data is right at most" in shown
+    by_name = {each["account"]: each["strength"] for each in document("ledger", "status")["accounts"]}
+    assert by_name["people"] == strength
 
 
 def test_status_states_no_limit_for_an_account_with_an_unproven_model() -> None:
     with Ledger(PATH) as ledger:
         ledger.record_unproven(ledger.account("patients"), "m/1", "refuted")
     assert "no proven limit: m/1 is refuted" in printed("ledger", "status")
+    assert [each["strength"] for each in document("ledger", "status")["accounts"]] == ["none"]
     assert "m/1 is refuted" in printed("ledger", "revoke", "patients", *WHY)
     granted = printed("ledger", "grant", "patients", "--epsilon", 60, *WHY)
     assert "m/1 is refuted" in granted
-    assert "proven, but weak" not in granted
+    assert "protection" not in granted

@@ -114,16 +114,17 @@ def test_a_table_that_fits_if_phrases_are_broken_is_not_wider_than_the_terminal(
 
 
 @pytest.mark.parametrize(
-    ("accuracy", "code", "claim"),
+    ("accuracy", "code", "words"),
     [
-        (0.749, "32", "proven: "),
-        (0.751, "38;5;208", "proven, but weak: an adversary can be right up to 75.1% of the time: "),
+        (0.749, "32", "moderate protection [##-]"),
+        (0.751, "38;5;208", "weak protection [#--]"),
+        (0.951, "31", "no protection [---]"),
     ],
 )
 def test_a_guarantee_is_green_only_if_an_adversary_is_right_at_most_three_times_in_four(
     accuracy: float,
     code: str,
-    claim: str,
+    words: str,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -133,4 +134,6 @@ def test_a_guarantee_is_green_only_if_an_adversary_is_right_at_most_three_times_
     monkeypatch.setattr(console, "no_color", False)
     epsilon = math.log((accuracy - 1e-9) / (1 - accuracy + 1e-9))
     print_guarantee(Guarantee("pure", epsilon=epsilon, status="proven", because="Reasons."))
-    assert f"\x1b[{code}m{claim}{epsilon:.4g}-differential privacy" in capsys.readouterr().out
+    right = f"a guess whether one record is in the data is right at most {100 * accuracy:.1f}% of the time"
+    told = capsys.readouterr().out
+    assert f"\x1b[{code}mproven, {words}: {right}\x1b[0m. {epsilon:.4g}-differential privacy" in told

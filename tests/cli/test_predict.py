@@ -63,7 +63,7 @@ def test_teachers_answer_until_the_budget_is_spent_or_moves_to_a_ledger(people: 
         "Privacy budget exhausted: 2 answers requested, 1 of 3 left",
     )
     with Ledger(Path("ledger.sqlite")) as ledger:
-        deploy(ledger, load_models([str(folder)]))
+        deploy(ledger, load_models([str(folder)]), accept_weak=True)
     result = run("predict", "--model", folder, "--input", queries)
     assert_error(result, 1, "moved to the ledger", "ask the service")
     assert "left" not in result[2], "a budget that moved is not called spent"

@@ -14,11 +14,12 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 
 from quietmax.cli._output import errors
-from quietmax.ledger import Charge, Ledger
+from quietmax.ledger import Charge, Ledger, Terms
 from quietmax.models import Model, TrainingSettings, save_model
 from quietmax.models.mlp import initial_mlp
 from quietmax.server import run as supervisor
 from quietmax.server import telemetry as log
+from quietmax.server.telemetry import Metrics
 from tests.cli.conftest import Captured, run
 from tests.server.running_service import log_schema
 
@@ -68,7 +69,7 @@ def test_what_is_served_is_announced_on_a_terminal_with_its_warning_and_the_miss
     code, _, err, served = serve(*ORDINARY)
     assert (code, served) == (0, 1)
     assert "Serving on http://127.0.0.1:" in err
-    assert "plain/1 (refuted): account people, 20 answers left" in err
+    assert "plain/1 (refuted, no protection [---]): account people, 20 answers left" in err
     assert "Create one with: quietmax ledger key create NAME" in err
     with Ledger(Path("ledger.sqlite")) as ledger:
         ledger.create_key("ann")
@@ -87,7 +88,7 @@ def test_what_is_served_is_one_line_of_the_log_when_stderr_is_no_terminal(
     assert line["url"].startswith("http://127.0.0.1:")
     assert line["grpc_port"] > 0
     assert line["ledger"].endswith(str(Path("ledger.sqlite")))
-    assert line["served"] == ["plain/1 (refuted): account people, 20 answers left"]
+    assert line["served"] == ["plain/1 (refuted, no protection [---]): account people, 20 answers left"]
     warning, key = line["warnings"]
     assert warning.startswith("plain/1: ")
     assert "quietmax ledger key create NAME" in key
@@ -98,7 +99,7 @@ def test_what_is_served_is_announced_as_json(serve: Serve) -> None:
     assert (code, err, served) == (0, "", 1)
     body = json.loads(out)
     assert body["url"].startswith("http://127.0.0.1:")
-    assert body["served"] == ["plain/1 (refuted): account people, 20 answers left"]
+    assert body["served"] == ["plain/1 (refuted, no protection [---]): account people, 20 answers left"]
 
 
 @pytest.mark.parametrize(
@@ -202,6 +203,36 @@ def test_check_refuses_a_ledger_that_was_rolled_back_and_an_account_that_was_los
     assert serve(*ORDINARY)[0] == 2
     assert serve(*ORDINARY, *reason)[0] == 0
     assert serve(*ORDINARY)[0] == 0
+
+
+def test_a_weak_guarantee_is_served_only_with_a_flag(monkeypatch: pytest.MonkeyPatch, votes: Path) -> None:
+    served: list[Any] = []
+    monkeypatch.setattr(supervisor, "supervise", lambda create, *_: served.append(create))
+    options = (votes, "--budget", 20, "--delta", 1e-5, "--ledger", "new.sqlite", "--port", 0)
+    for more in ((), ("--check",)):
+        code, _, err = run("serve", *options, *more)
+        assert (code, served) == (2, [])
+        assert "votes/1 is proven, no protection [---]" in " ".join(err.split())
+        assert "requires --accept-weak" in " ".join(err.split())
+    code, _, _ = run("serve", *options, "--accept-weak", "--json")
+    assert (code, len(served)) == (0, 1)
+
+
+def test_a_worker_starts_again_after_a_grant_that_makes_the_guarantee_weak(
+    monkeypatch: pytest.MonkeyPatch, votes: Path
+) -> None:
+    served: list[Any] = []
+    monkeypatch.setattr(supervisor, "supervise", lambda create, *_: served.append(create))
+    assert run("serve", votes, "--ledger", "new.sqlite", "--port", 0, "--json")[0] == 0
+    with Ledger(Path("new.sqlite")) as ledger:
+        (account,) = ledger.accounts()
+        ledger.grant(account.name, Terms(20.0, 1e-5), "The board has allowed it.")
+    service = served[0](Metrics())
+    assert service.deployments[0].total_guarantee(service.ledger.account(account.name)).strength == "none"
+    service.ledger.close()
+    assert run("serve", votes, "--ledger", "new.sqlite", "--port", 0)[0] == 2, (
+        "the operator decides at the next start"
+    )
 
 
 def test_check_names_what_would_keep_the_service_from_starting(

@@ -308,7 +308,9 @@ def running(
     admin, _ = ledger.create_key("owner", "admin")
     key, _ = ledger.create_key("ann")
     log = io.BytesIO()
-    service = Service(ledger, deploy(ledger, loaded, budget=budget, account=account), settings, Log(log))
+    service = Service(
+        ledger, deploy(ledger, loaded, budget=budget, account=account, accept_weak=True), settings, Log(log)
+    )
     certificate, tls_key = tls or (None, None)
     where = Listener("127.0.0.1", 0, certificate, tls_key, grpc_port=0 if grpc else None)
     with where.reserve_grpc_port() as listener, run_in_thread(service, listener) as url:

@@ -404,23 +404,22 @@ def test_the_page_shows_nothing_that_was_inferred_from_the_records(start: Start)
 
 
 @pytest.mark.parametrize(
-    ("accuracy", "grade", "in_words"),
-    [
-        (0.749, "proven", "proven"),
-        (0.751, "weak", "proven, but weak: an adversary can be right up to 75.1% of the time"),
-    ],
+    ("accuracy", "strength", "words"),
+    [(0.749, "moderate", "moderate protection [##-]"), (0.751, "weak", "weak protection [#--]")],
 )
-def test_the_badge_is_green_only_if_an_adversary_is_right_at_most_three_times_in_four(
-    accuracy: float, grade: str, in_words: str, start: Start
+def test_page_metadata_and_start_say_how_strong_a_proven_guarantee_is(
+    accuracy: float, strength: str, words: str, start: Start
 ) -> None:
     mu = 2 * NormalDist().inv_cdf(accuracy) - 1e-6
     budget = Terms(epsilon_of(mu, 1e-5), 1e-5)
     with start("teachers", budget=budget, settings=Settings(anonymous=True)) as service:
         deployment = service.service.deployment("teachers")
-        assert deployment.status == "proven"
         text = unescape(httpx.get(f"{service.url}/contents").text)
-        assert f'<span class="badge {grade}" data-field="grade">{in_words}</span>' in text
-        assert _served_line(deployment).startswith(f"teachers/1 ({in_words}): account patients")
+        told = httpx.get(f"{service.url}/v2/models/teachers").json()["parameters"]
+    assert '<span class="badge proven">proven</span>' in text
+    assert f'<span class="badge {strength}" data-field="strength">{words}</span>' in text
+    assert (told["guarantee_status"], told["guarantee_strength"]) == ("proven", strength)
+    assert _served_line(deployment).startswith(f"teachers/1 (proven, {words}: a guess whether one record")
 
 
 def test_the_badge_follows_a_grant_without_reloading(browser: Any, start: Start) -> None:
@@ -431,10 +430,10 @@ def test_the_badge_follows_a_grant_without_reloading(browser: Any, start: Start)
         _opened(browser, service, DESK) as page,
     ):
         page.goto("/")
-        badge = page.locator(".badge")
-        expect(badge).to_have_text("proven")
+        badge = page.locator('[data-field="strength"]')
+        expect(badge).to_have_text("moderate protection [##-]")
         green = badge.evaluate("each => getComputedStyle(each).backgroundColor")
         service.ledger.grant("patients", Terms(60.0, 1e-5), "The board has allowed it.")
-        expect(badge).to_contain_text("proven, but weak: an adversary can be right up to", timeout=TIMEOUT)
+        expect(badge).to_have_text("no protection [---]", timeout=TIMEOUT)
         assert badge.evaluate("each => getComputedStyle(each).backgroundColor") != green
         assert page.wrong == []

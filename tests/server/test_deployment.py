@@ -456,3 +456,29 @@ def test_copies_of_a_folder_that_was_never_served_are_one_budget_in_one_ledger(
         for each in served
     ]
     assert sum(isinstance(result, Charged) for result in results) == 40
+
+
+def test_a_proven_guarantee_that_is_weak_is_served_only_if_it_is_accepted(
+    folder: Path, ledger: Ledger
+) -> None:
+    (votes,) = load_models([str(folder / "teachers")])
+    weak = {"budget": Terms(20.0, 1e-5), "account": "votes"}
+    for refuse in (deploy, check_deployments):
+        with pytest.raises(
+            InvalidInput, match=r"teachers/1 is proven, no protection \[---\]: .*`accept_weak`"
+        ):
+            refuse(ledger, [votes], **weak)
+    assert ledger.accounts() == []
+    check_deployments(ledger, [votes], **weak, accept_weak=True)
+    (served,) = deploy(ledger, [votes], **weak, accept_weak=True)
+    assert served.total_guarantee(served.account).strength == "none"
+
+
+def test_a_budget_that_was_raised_until_it_is_weak_must_be_accepted_at_the_next_start(
+    folder: Path, ledger: Ledger
+) -> None:
+    (served,) = deploy(ledger, load_models([str(folder / "teachers")]))
+    ledger.grant(served.account.name, Terms(20.0, 1e-5), "The board has allowed it.")
+    with pytest.raises(InvalidInput, match="requires `accept_weak`"):
+        deploy(ledger, load_models([str(folder / "teachers")]))
+    deploy(ledger, load_models([str(folder / "teachers")]), accept_weak=True)

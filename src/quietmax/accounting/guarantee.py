@@ -25,10 +25,16 @@ from quietmax.errors import InvalidInput
 Definition = Literal["pure", "gaussian", "approximate"]
 Status = Literal["proven", "conditional", "refuted"]
 Unit = Literal["record", "person"]
+Strength = Literal["strong", "moderate", "weak", "none"]
 _STATUSES: tuple[Status, ...] = get_args(Status)
 UNITS: tuple[Unit, ...] = get_args(Unit)
-_MAX_ACCURACY = 0.75
-"""A guarantee that allows an adversary to be right more often is weak."""
+_STRENGTHS: tuple[tuple[Strength, float, str], ...] = (
+    ("strong", 0.55, "strong protection [###]"),
+    ("moderate", 0.75, "moderate protection [##-]"),
+    ("weak", 0.95, "weak protection [#--]"),
+    ("none", math.inf, "no protection [---]"),
+)
+"""Each strength, the `max_accuracy` below which a guarantee has it, and its words (THEORY 3.13)."""
 MADE_WITHOUT_RECORDS = "was made without the private records"
 """Words of the assumption about a file; `Guarantee.in_words` repeats such an assumption."""
 _UP = 1.0 + 2.0**-44
@@ -222,29 +228,51 @@ class Guarantee:
         return min(1.0, (1.0 + self.at_epsilon(0.0)) / 2.0 * _UP)
 
     @property
-    def _is_weak(self) -> bool:
-        """Whether the best guess at membership may be right more than 75% of the time (see `max_accuracy`)."""
-        return self.max_accuracy() > _MAX_ACCURACY
+    def strength(self) -> Strength:
+        """What the numbers are worth, whatever the status (THEORY 3.13).
 
-    @property
-    def grade(self) -> str:
-        """What a colour stands for: the status, but ``weak`` instead of ``proven`` for a weak guarantee."""
-        return "weak" if self.status == "proven" and self._is_weak else self.status
-
-    @property
-    def grade_in_words(self) -> str:
-        """The status, and how often an adversary may be right if the guarantee is weak.
+        By `max_accuracy`: below 55% ``"strong"``, below 75% ``"moderate"``, below 95% ``"weak"``, else ``"none"``. A
+        refuted guarantee has the strength ``"none"``.
 
         Examples
         --------
-        >>> Guarantee("pure", epsilon=60.0, status="proven", because="Theory section 3.").grade_in_words
-        'proven, but weak: an adversary can be right up to 100% of the time'
+        >>> Guarantee("pure", epsilon=60.0, status="proven", because="Theory section 3.").strength
+        'none'
         """
-        if self.status == "refuted" or not self._is_weak:
-            return self.status
-        link = "but" if self.status == "proven" else "and"
+        return self._rated[0]
+
+    @property
+    def protection(self) -> str:
+        """The strength in words, with a sign: ``moderate protection [##-]``."""
+        return self._rated[2]
+
+    @property
+    def _rated(self) -> tuple[Strength, float, str]:
+        best = 1.0 if self.status == "refuted" else self.max_accuracy()
+        return next(each for each in _STRENGTHS if best < each[1])
+
+    @property
+    def grade(self) -> str:
+        """What a colour stands for: the strength if it is proven, else the status."""
+        return self.strength if self.status == "proven" else self.status
+
+    @property
+    def summary(self) -> str:
+        """Status and strength in one line, and how often an adversary may be right.
+
+        Examples
+        --------
+        >>> claim = Guarantee("gaussian", mu=0.268, status="proven", because="Theory section 3.", unit="person")
+        >>> claim.summary.partition(": ")[0]
+        'proven, moderate protection [##-]'
+        >>> claim.summary.partition(": ")[2]
+        'a guess whether one person is in the data is right at most 55.4% of the time'
+        """
+        words = f"{self.status}, {self.protection}"
+        if self.status == "refuted":
+            return words
         right = _percent(self.max_accuracy())
-        return f"{self.status}, {link} weak: an adversary can be right up to {right} of the time"
+        return f"{words}: a guess whether one {self.unit} is in the data is right at most {right} of the time"
 
     def max_true_positive_rate(self, false_positive_rate: float) -> float:
         """Return the largest true-positive rate of any membership test with this false-positive rate (THEORY 3.13).

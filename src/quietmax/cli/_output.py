@@ -23,7 +23,15 @@ if TYPE_CHECKING:
 console = Console(markup=False, emoji=False, highlight=False)
 errors = Console(stderr=True, markup=False, emoji=False, highlight=False)
 
-_COLOURS = {"proven": "green", "weak": "dark_orange", "conditional": "yellow", "refuted": "red"}
+_COLOURS = {
+    "strong": "green",
+    "moderate": "green",
+    "weak": "dark_orange",
+    "none": "red",
+    "conditional": "yellow",
+    "refuted": "red",
+}
+"""The colour of each grade of a guarantee."""
 
 
 @contextmanager
@@ -55,7 +63,10 @@ def _jsonable(value: Any) -> Any:
         return {str(key): _jsonable(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
         return [_jsonable(entry) for entry in value]
-    return _jsonable(value.to_json()) if hasattr(value, "to_json") else value
+    if not hasattr(value, "to_json"):
+        return value
+    rated = {"strength": value.strength} if hasattr(value, "strength") else {}  # a guarantee
+    return _jsonable({**value.to_json(), **rated})
 
 
 def print_table(
@@ -125,9 +136,10 @@ def _fit(widths: Iterable[int]) -> bool:
 
 
 def print_guarantee(guarantee: Guarantee) -> None:
-    """Print a guarantee, coloured by its grade, and its assumptions."""
-    text = guarantee.grade_in_words + str(guarantee).removeprefix(guarantee.status)
-    console.print(Text.assemble(("Guarantee:", "bold"), " ", (text, _COLOURS[guarantee.grade])))
+    """Print status and strength of a guarantee, what is claimed, and its assumptions."""
+    colour = _COLOURS[guarantee.grade]
+    claim = str(guarantee).removeprefix(f"{guarantee.status}: ")
+    console.print(Text.assemble(("Guarantee:", "bold"), " ", (guarantee.summary, colour), f". {claim}"))
     for assumption in guarantee.assumptions:
         console.print(f"  assumes: {assumption}")
 

@@ -19,6 +19,7 @@ from quietmax.cli._output import amount, console, in_json, print_json, print_tab
 from quietmax.errors import InvalidInput, QuietmaxError, counted
 
 if TYPE_CHECKING:
+    from quietmax.accounting.guarantee import Guarantee
     from quietmax.ledger.accounts import AccountState, ApiKey
     from quietmax.ledger.ledger import Ledger
 
@@ -74,6 +75,7 @@ def _status(address: Address = None) -> None:
                 "unproven_models": [
                     f"{model} ({status})" for model, status in ledger.unproven_models(account)
                 ],
+                "strength": "none" if ledger.unproven_models(account) else _promised(account).strength,
                 "parts": [
                     {**asdict(part), "spent_units": units} for part, units in ledger.parts(account).items()
                 ],
@@ -153,23 +155,27 @@ def _print_changed(ledger: Ledger, account: AccountState) -> None:
     _print_account(ledger, account)
 
 
-def _print_account(ledger: Ledger, account: AccountState) -> None:
-    """Print the budget of an account, and how often an adversary may be right once it is spent (THEORY 3.13)."""
+def _promised(account: AccountState) -> Guarantee:
+    """What is guaranteed once the budget of an account is spent, if all its models are proven (THEORY 3.13)."""
     from quietmax.accounting.guarantee import Guarantee
 
+    extra_delta = account.terms.delta if account.limit.measure == "pure" else 0.0  # DP-SGD may take it
+    because = "The budget bounds all answers together."
+    return Guarantee.of(account.limit, status="proven", because=because, extra_delta=extra_delta)
+
+
+def _print_account(ledger: Ledger, account: AccountState) -> None:
+    """Print the budget of an account, and what it guarantees."""
     if unproven := ledger.unproven_models(account):
-        grade = f"no proven limit: {', '.join(f'{model} is {status}' for model, status in unproven)}"
+        promised = f"no proven limit: {', '.join(f'{model} is {status}' for model, status in unproven)}"
     else:
-        extra_delta = account.terms.delta if account.limit.measure == "pure" else 0.0  # DP-SGD may take it
-        because = "The budget bounds all answers together."
-        total = Guarantee.of(account.limit, status="proven", because=because, extra_delta=extra_delta)
-        grade = total.grade_in_words
+        promised = _promised(account).summary
     rows = (
         ("opened with", f"epsilon {account.terms.epsilon:g}, delta {account.terms.delta:g}"),
         ("budget", f"{amount(account.limit)} ({account.limit.measure})"),
         ("spent", f"{amount(account.spent)} ({_percent(account.spent_units, account.limit_units)})"),
         ("remaining", amount(account.remaining)),
-        ("guarantee", grade),
+        ("guarantee", promised),
     )
     print_table(f"Account {account.name}", ("", ""), rows)
     console.print(f"Audit log: {account.name}:{account.sequence}:{account.head}", soft_wrap=True)

@@ -127,7 +127,7 @@ def command(
         answers, guarantee = _network_answers(model, input_file, network)
     else:
         answers, guarantee = _private_answers(model, input_file)
-    print_json({**answers, "guarantee": guarantee.to_json()})
+    print_json({**answers, "guarantee": guarantee})
     _print_answers(answers)
     print_guarantee(guarantee)
 
@@ -140,7 +140,7 @@ def _write_answers(folder: Path, queries: Path, output: Path, ray: str | None) -
     private = open_private(folder)
     with progress_bar("answering") as progress:
         done = _answer_files(folder, private, queries, output, progress=progress, engine=engine)
-    print_json({**done, "output": str(output), "guarantee": private.guarantee.to_json()})
+    print_json({**done, "output": str(output), "guarantee": private.guarantee})
     skipped = f" Files that had been answered before: {done['skipped']:,}." if done["skipped"] else ""
     console.print(
         f"Answers are in {output}. Files answered: {done['written']:,}, with "

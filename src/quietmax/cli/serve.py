@@ -14,7 +14,7 @@ import sys
 import tomllib
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
@@ -172,6 +172,10 @@ class _Models:
     accept_unproven: Annotated[bool, "Serve models without a proven guarantee; answers carry a warning."] = (
         False
     )
+    accept_weak: Annotated[
+        bool,
+        "Serve models whose proven guarantee is weak: an adversary may be right 75% of the time or more.",
+    ] = False
     ledger: Annotated[str | None, "SQLite file or postgresql://... URL. Default: one file per user."] = None
     ledger_file: Annotated[Path | None, "File that holds the URL of --ledger, a secret."] = None
     ledger_password_file: Annotated[Path | None, "File that holds the password of a PostgreSQL ledger."] = (
@@ -211,7 +215,15 @@ class _Models:
     ) -> list[Deployment]:
         from quietmax.server.deployment import deploy
 
-        return deploy(ledger, models, budget=self._terms(), account=self.account, because=because)
+        return deploy(ledger, models, **self._choices(because))
+
+    def _choices(self, because: str | None) -> dict[str, Any]:
+        return {
+            "budget": self._terms(),
+            "account": self.account,
+            "because": because,
+            "accept_weak": self.accept_weak,
+        }
 
     def _check(self, address: str, models: list[Deployment]) -> None:
         """Check models against the ledger, if it exists already."""
@@ -221,9 +233,7 @@ class _Models:
         with Ledger(address, read_only=True) if ledger_exists(address) else nullcontext() as ledger:
             if ledger is not None:
                 ledger.check_damage()
-            check_deployments(
-                ledger, models, budget=self._terms(), account=self.account, because=self.because
-            )
+            check_deployments(ledger, models, **self._choices(self.because))
 
 
 @with_groups
@@ -285,7 +295,8 @@ def command(
 
     def _create_service(metrics: Metrics) -> Service:
         ledger = Ledger(address)
-        deployed = chosen._deploy(ledger, loaded)
+        # The command has checked the strength; a budget that was raised since then must not stop a worker.
+        deployed = replace(chosen, accept_weak=True)._deploy(ledger, loaded)
         return Service(ledger, deployed, settings, metrics=metrics, repository=repository)
 
     with listener.reserve_grpc_port() as listener:
@@ -333,8 +344,7 @@ def _served_line(deployment: Deployment) -> str:
     account, answers = deployment.account, "answers are free"
     if deployment.unit_cost:
         answers = f"{counted(account.remaining_units // deployment.unit_cost, 'answer')} left"
-    grade = deployment.total_guarantee(account).grade_in_words
-    return f"{deployment.label} ({grade}): account {account.name}, {answers}"
+    return f"{deployment.label} ({deployment.total_guarantee(account).summary}): account {account.name}, {answers}"
 
 
 def _start_warnings(served: list[Deployment], ledger: Ledger, settings: Settings) -> list[str]:

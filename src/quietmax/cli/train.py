@@ -285,7 +285,7 @@ def _train(
     if training.output is not None:
         save_private(estimator, training.output, dataset=split.name, overwrite=training.overwrite)
     result = _result(name, estimator, split, seconds, training)
-    print_json({**result, "guarantee": estimator.guarantee_.to_json()})
+    print_json({**result, "guarantee": estimator.guarantee_})
     unprotected = " and ".join(result["not_for_publication"]).replace("_", " ")
     shown = {**result, "size": f"{result['size']:,} {result['unit']}s ({result['size_from']})"}
     caption = f"Do not publish: {unprotected}. The guarantee does not cover them."

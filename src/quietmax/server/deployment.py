@@ -277,11 +277,11 @@ def deploy(
     budget: Terms | None = None,
     account: str | None = None,
     because: str | None = None,
+    accept_weak: bool = False,
 ) -> list[Deployment]:
     """Bind models to the accounts of their training sets, new ones if need be, and charge what training spent."""
-    return [
-        _deploy(ledger, model, budget, account, because) for model in sorted(models, key=_deployment_order)
-    ]
+    ordered = sorted(models, key=_deployment_order)
+    return [_deploy(ledger, model, budget, account, because, accept_weak) for model in ordered]
 
 
 def _deployment_order(model: Deployment) -> bool:
@@ -296,6 +296,7 @@ def check_deployments(
     budget: Terms | None = None,
     account: str | None = None,
     because: str | None = None,
+    accept_weak: bool = False,
 ) -> None:
     """Raise what `deploy` would raise, without opening, charging or migrating anything.
 
@@ -306,7 +307,7 @@ def check_deployments(
         name, found = account or _account_name(model.dataset), None
         if ledger is not None:
             name, _, found = find_account(ledger, model.dataset, account)
-        _check_account(model, name, budget, found)
+        _check_account(model, name, budget, found, accept_weak)
         if ledger is not None and found is None:
             ledger.check_opening(name, because)
         if ledger is None or found is None or model.training_cost is None or model.split is not None:
@@ -330,11 +331,16 @@ def _version_order(version: str) -> list[tuple[int, int | str]]:
 
 
 def _deploy(
-    ledger: Ledger, model: Deployment, budget: Terms | None, account: str | None, because: str | None
+    ledger: Ledger,
+    model: Deployment,
+    budget: Terms | None,
+    account: str | None,
+    because: str | None,
+    accept_weak: bool,
 ) -> Deployment:
     """Open or find the account of one model, and charge it for what was spent before."""
     name, records, found = find_account(ledger, model.dataset, account)
-    total, terms, unit_cost = _check_account(model, name, budget, found)
+    total, terms, unit_cost = _check_account(model, name, budget, found, accept_weak)
     state = ledger.open_account(
         name, total, terms, digest=records, named_by_owner=account is not None, because=because
     )
@@ -361,7 +367,7 @@ def find_account(
 
 
 def _check_account(
-    model: Deployment, name: str, budget: Terms | None, found: AccountState | None
+    model: Deployment, name: str, budget: Terms | None, found: AccountState | None, accept_weak: bool
 ) -> tuple[Cost, Terms, int]:
     """Check that a model fits its account, or a new one; return total and terms of the account, and the unit cost."""
     total, terms = _total(model, name, budget, found)
@@ -371,6 +377,11 @@ def _check_account(
         _check_terms(model, state.terms)
     if found is None:
         _check_fits(model, state, unit_cost)  # before an account is opened that would stay behind
+    promised = model.total_guarantee(state)
+    if promised.status == "proven" and promised.strength in ("weak", "none") and not accept_weak:
+        raise InvalidInput(
+            f"The guarantee of the model {model.label} is {promised.summary}. Serving it requires `accept_weak`."
+        )
     return total, terms, unit_cost
 
 

@@ -245,8 +245,11 @@ class _Methods:
 
     async def _model_metadata(self, context: Any) -> bytes:
         metadata = await self._service.metadata(await self._named_model("ModelMetadataRequest", context))
-        del metadata["parameters"]
-        return _message("ModelMetadataResponse", **metadata)
+        parameters = metadata.pop("parameters")
+        response = message_class("ModelMetadataResponse")(**metadata)
+        _set_parameters(response.parameters, parameters)
+        content: bytes = response.SerializeToString()
+        return content
 
     async def _named_model(self, message: str, context: Any) -> Deployment:
         """Receive a message without data, which names a model."""
@@ -522,6 +525,15 @@ def _parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
+def _set_parameters(place: Any, parameters: Mapping[str, Any]) -> None:
+    """Set parameters that are strings, numbers or booleans, which are all that the protocol has."""
+    for name, value in parameters.items():
+        for kind, choice in _PARAMETERS.items():
+            if isinstance(value, kind):
+                setattr(place[name], choice, value)
+                break
+
+
 def _encode_response(
     message: Any,
     request: InferenceRequest,
@@ -533,9 +545,7 @@ def _encode_response(
     response = message_class("ModelInferResponse")(
         model_name=deployment.name, model_version=deployment.version, id=request.id or ""
     )
-    for name, value in parameters.items():
-        chosen = next(choice for kind, choice in _PARAMETERS.items() if isinstance(value, kind))
-        setattr(response.parameters[name], chosen, value)
+    _set_parameters(response.parameters, parameters)
     tensors, datatypes = _output_tensors(answers), _output_datatypes(deployment)
     for name, _ in request.outputs:
         values, datatype = tensors[name], datatypes[name]

@@ -265,12 +265,14 @@ class Service:
             }
             for name, datatype in _output_datatypes(deployment).items()
         ]
+        guarantee = deployment.total_guarantee(account)
         parameters: dict[str, Any] = {
             "classes": list(deployment.classes),
             "kind": deployment.kind,
             "mechanism": deployment.mechanism,
-            "guarantee_status": deployment.status,
-            "guarantee": _without_seeds(deployment.total_guarantee(account).to_json()),
+            "guarantee_status": guarantee.status,
+            "guarantee_strength": guarantee.strength,
+            "guarantee": _without_seeds(guarantee.to_json()),
             "measure": account.total.measure,
             "cost_per_answer": _cost_amount(account.total, deployment.unit_cost),
             "paid_at_training": deployment.unit_cost == 0,
