@@ -609,6 +609,7 @@ def _read_dpsgd(stored: _Stored) -> _Read:
         unit=stored.guarantee.unit,
         dimension=network.widths[0],
         classes=network.classes,
+        **({"scale": facts["scale"]} if plan.settings.calibration_steps else {}),
     )
     return PrivateNetwork(network, centring), guarantee
 

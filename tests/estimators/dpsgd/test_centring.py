@@ -144,13 +144,17 @@ def test_the_number_of_records_is_limited_before_anything_is_drawn(monkeypatch: 
         _released_centre(_features(), _plan(700, noise=1.0), radius=1.0)
 
 
+def _alone(steps: int | None) -> DPSGDSettings:
+    return DPSGDSettings(centring_steps=steps, calibration_steps=0)
+
+
 def test_centring_helps_where_features_have_much_in_common() -> None:
     generator = np.random.default_rng(0)
     labels = generator.integers(0, 3, 4000)
     points = 0.5 + 0.05 * np.eye(3)[labels] + 0.02 * generator.normal(size=(4000, 3))
     public: dict[str, Any] = {"declared_size": 3000, "classes": range(3), "random_state": 0}
     scores = [
-        DPSGD(1.0, 1e-5, features=UnitNorm(0.5), settings=DPSGDSettings(centring_steps=steps), **public)
+        DPSGD(1.0, 1e-5, features=UnitNorm(0.5), settings=_alone(steps), **public)
         .fit(points[:3000], labels[:3000])
         .score(points[3000:], labels[3000:])
         for steps in (None, 0)

@@ -38,7 +38,7 @@ def test_the_default_step_lets_the_stated_noise_gather_on_a_logit() -> None:
         settings.learning_rate
         * settings.max_grad_norm
         * chosen.noise_multiplier
-        * math.sqrt(settings.steps)
+        * math.sqrt(settings.steps - settings.calibration_steps)
         * 5.0
     )
     assert noise * 10 / (settings.sampling_rate * 10_000) == pytest.approx(LOGIT_NOISE)

@@ -1,9 +1,11 @@
 """DPSGD: a network trained by differentially private gradient descent, and what is guaranteed of it.
 
-The first steps release the mean of the features, and all rows are centred by it. A centring step is a step like any
-other. Each record is taken with the sampling rate, and the sum of the rows taken, each of length at most 1, is released
-with Gaussian noise of standard deviation sigma. A step on gradients clipped to S has noise of sigma*S. Both are the
-same mechanism up to the factor S, so the accountant counts all steps alike.
+The first steps release the mean of the features, and all rows are centred by it. The last ones release by how much
+confidence is above accuracy at some scales of the logits, and the logits are multiplied by the scale at which both are
+equal. These are steps like any other. Each record is taken with the sampling rate, and the sum over the records taken,
+to which each adds a vector of length at most 1, is released with Gaussian noise of standard deviation sigma. A step on
+gradients clipped to S has noise of sigma*S. All are the same mechanism up to the factor S, so the accountant counts all
+steps alike.
 
 A row f becomes `5 (f - m) / ||(f - m, 0.2)||`, for the released mean m: the row of the private head, times 5, so that
 the constant feature 0.2 of the head becomes the bias of the network. Features of tables are scaled by the released mean
@@ -30,6 +32,7 @@ from quietmax.data.schema import Schema
 from quietmax.errors import InvalidInput
 from quietmax.estimators.base import PrivateClassifier, _documented
 from quietmax.estimators.blocks import ROWS_AT_ONCE, Floats, LocalEngine, Table
+from quietmax.estimators.dpsgd.gradients import exact_logits
 from quietmax.estimators.dpsgd.training import (
     LENGTH_PER_COLUMN,
     ROW_LENGTH,
@@ -46,6 +49,7 @@ from quietmax.estimators.dpsgd.training import (
     train_private_module,
     train_private_stack,
 )
+from quietmax.estimators.head.calibration import _bisected_scale, _Excess
 from quietmax.estimators.head.exact_sums import (
     BITS,
     _row_sum,
@@ -107,11 +111,7 @@ def _released_centre(
     """Release the mean of clipped features by the centring steps of a plan."""
     settings, records = plan.settings, len(features)
     _check_length(records)
-    source: NoiseSource = EXACT
-    drawn = None
-    if seed is not None:
-        first, drawn = (int(word) for word in np.random.SeedSequence((0xCE27, seed)).generate_state(2))
-        source = SeededNoise(first)
+    source, drawn = _randomness(0xCE27, seed)
     batches = _draw_batches(records, plan.size, settings, persons, seed=drawn)
     total = np.zeros(features.shape[1])
     for _ in range(settings.centring_steps):
@@ -120,6 +120,49 @@ def _released_centre(
     mean = total / (settings.centring_steps * settings.sampling_rate * plan.size)
     length = math.sqrt(float(np.square(mean).sum()))
     return on_grid(mean * ((1.0 - 2.0**-BITS) / max(length, 1.0)))
+
+
+def _randomness(stream: int, seed: int | None) -> tuple[NoiseSource, int | None]:
+    """Return a source of noise and the seed of the batches, None for exact noise and batches."""
+    if seed is None:
+        return EXACT, None
+    first, drawn = (int(word) for word in np.random.SeedSequence((stream, seed)).generate_state(2))
+    return SeededNoise(first), drawn
+
+
+def _released_scale(
+    network: MLP,
+    features: NDArray[np.float32] | StoredRows,
+    labels: NDArray[np.integer[Any]],
+    plan: Plan,
+    *,
+    seed: int | None = None,
+    persons: Persons | None = None,
+) -> float:
+    """Release the scale at which the network's confidence equals its accuracy, by the calibration steps of a plan."""
+    source, drawn = _randomness(0xCA1B, seed)
+    batches = _draw_batches(len(features), plan.size, plan.settings, persons, seed=drawn)
+
+    def _scores(table: Table, part: slice) -> Floats:
+        return exact_logits(network, table.rows[part])
+
+    def _excess_at(scale: float) -> int:
+        """Sum over the rows of the next batch; one record, or all rows of one person, move it by at most 1."""
+        batch, total = next(batches), 0
+        for start in range(0, len(batch), ROWS_AT_ONCE):
+            part = batch[start : start + ROWS_AT_ONCE]
+            repeats = None if persons is None else persons.rows[part]
+            table = Table(features[part], labels[part].astype(np.int64), network.classes, repeats)
+            total += _Excess(_scores, scale, ROWS_AT_ONCE)(table)
+        return total
+
+    return _bisected_scale(_excess_at, plan.settings.calibration_steps, 1 / plan.noise_multiplier, source)
+
+
+def _scaled(network: MLP, scale: float) -> MLP:
+    """Multiply the logits of a network."""
+    kernels, biases = ((*layers[:-1], layers[-1] * scale) for layers in (network.kernels, network.biases))
+    return replace(network, kernels=kernels, biases=biases)
 
 
 def _centre_noise(plan: Plan) -> float:
@@ -212,6 +255,8 @@ class DPSGD(PrivateClassifier):
         All public numbers of the run.
     model_ : PrivateNetwork
         The released network.
+    scale_ : float
+        What the logits have been multiplied by, so that confidence is close to accuracy. Absent without calibration.
     $shared_attributes
 
     Examples
@@ -257,7 +302,14 @@ class DPSGD(PrivateClassifier):
             if kind != "plain":
                 centring = self._centring(rows, float(length), seed)
                 rows.blocks.update(partial(_centred, centring))
-            self.model_ = PrivateNetwork(self._trained(rows, seed), centring)
+            network = self._trained(rows, seed)
+            if settings.calibration_steps:
+                assert isinstance(network, MLP)
+                self.scale_ = _released_scale(
+                    network, rows, rows.labels, self.plan_, seed=seed, persons=rows.persons
+                )
+                network = _scaled(network, self.scale_)
+            self.model_ = PrivateNetwork(network, centring)
         return network_guarantee(
             self.plan_,
             self._basis(data),
@@ -267,6 +319,7 @@ class DPSGD(PrivateClassifier):
             unit=data.unit,
             dimension=dimension,
             classes=len(self.classes_),
+            **({"scale": self.scale_} if settings.calibration_steps else {}),
         )
 
     def _check_settings(self) -> None:
@@ -296,10 +349,11 @@ class DPSGD(PrivateClassifier):
         """Return what the network sees; a table's features are scaled by the centre."""
         settings = self._settings
         possible = self.preset == "default" and self.analysis == "proven" and self.network is None
-        if settings.centring_steps and not possible:
-            raise InvalidInput(
-                "centring_steps requires preset='default', analysis='proven' and the built-in network."
-            )
+        for name in ("centring_steps", "calibration_steps"):
+            if getattr(settings, name) and not possible:
+                raise InvalidInput(
+                    f"{name} requires preset='default', analysis='proven' and the built-in network."
+                )
         if not possible or settings.centring_steps == 0:
             return "plain"
         if settings.centring_steps is None and settings.steps == 1:
@@ -314,6 +368,9 @@ class DPSGD(PrivateClassifier):
         return Centring(centre, radius, _whitening_on_grid(np.append(scale, 1.0)))
 
     def _plan(self, size: int, length: float, inputs: Inputs) -> Plan:
+        given = vars(self._settings) | {"length": length}
+        if self.network is not None:
+            given["calibration_steps"] = 0
         return make_plan(
             size,
             epsilon=self.epsilon,
@@ -322,7 +379,7 @@ class DPSGD(PrivateClassifier):
             analysis=self.analysis,
             preset=self.preset,
             inputs=inputs,
-            **vars(self._settings) | {"length": length},
+            **given,
         )
 
     def _length(self, columns: int) -> float:
@@ -428,6 +485,8 @@ def _counting(plan: Plan, gaussian: bool, unit: Unit) -> tuple[Status, str, tupl
     gradients, where = "clipped gradients", "DP-SGD page, section 2"
     if plan.settings.centring_steps:
         gradients = "clipped features and gradients"
+    if plan.settings.calibration_steps:
+        gradients += ", and of confidence minus correctness"
     if unit == "person":
         gradients, where = f"persons' mean {gradients}", f"THEORY 3.7; {where}"
     if gaussian:

@@ -28,7 +28,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from quietmax.errors import InvalidInput, short_message
@@ -51,6 +53,7 @@ _INTEGER_ROWS = 2**19
 BITS = 20
 _SLOPE_BITS = 22
 _MANTISSA = 53
+_LARGEST_LOGIT = 2.0**500
 _SHORTENED = 1.0 - 2.0**-40
 """Norms computed in float64 are right up to 2^-45, and sums of k weights 1/k up to 2^-52; scaling to this share of the
 clipping norm keeps the contribution of a record or person below it."""
@@ -184,6 +187,16 @@ def _exact_sum_of_parts(
     return sums._gradients(size)
 
 
+def exact_logits(network: MLP, rows: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Return the logits of a single network, one line per class; each row's follow from that row alone.
+
+    What is not a number counts as 0, and what is infinite as a large number.
+    """
+    _, outputs = _ExactSums(network, 1.0)._forward_pass(torch.from_numpy(rows).double())
+    logits: NDArray[np.float64] = outputs[-1].T.contiguous().numpy()
+    return np.asarray(np.nan_to_num(logits, posinf=_LARGEST_LOGIT, neginf=-_LARGEST_LOGIT))
+
+
 def rounding_share(weights: int, size: int) -> float:
     """Return how much the rounding of a finished sum can add to its sensitivity, as a share of the clipping norm.
 
@@ -277,16 +290,21 @@ class _ExactSums:
         """Round towards zero to integer multiples of the unit; what is not finite counts as 0."""
         return torch.nan_to_num(values / self._unit, nan=0.0, posinf=0.0, neginf=0.0).trunc()
 
-    def _pass(
-        self, rows: Tensor, labels: Tensor
-    ) -> tuple[list[tuple[Tensor, Tensor]], list[tuple[Tensor, Tensor]]]:
-        """Return every layer's input and slope, each as a power of two and a row on the grid."""
+    def _forward_pass(self, rows: Tensor) -> tuple[list[tuple[Tensor, Tensor]], list[Tensor]]:
+        """Return every layer's input, as a power of two and a row on the grid, and its output before activation."""
         signals, outputs = [_scaled(rows, self._bits)], []
         for depth, (kernel, bias) in enumerate(zip(self._forward, self._biases, strict=True)):
             size, signal = signals[-1]
             outputs.append(size * (signal @ kernel) + bias)
             if depth < len(self._forward) - 1:
                 signals.append(_scaled(_activated(self._activation, outputs[-1]), self._bits))
+        return signals, outputs
+
+    def _pass(
+        self, rows: Tensor, labels: Tensor
+    ) -> tuple[list[tuple[Tensor, Tensor]], list[tuple[Tensor, Tensor]]]:
+        """Return every layer's input and slope, each as a power of two and a row on the grid."""
+        signals, outputs = self._forward_pass(rows)
         slope = _probabilities(outputs[-1])
         slope[torch.arange(len(labels)), labels] -= 1.0
         slopes = [_scaled(slope, self._bits)]

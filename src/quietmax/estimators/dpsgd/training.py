@@ -2,7 +2,8 @@
 
 **Settings.** All follow from public numbers. The rule of the "default" preset is one number: the learning rate is
 chosen so that all noise together has a given standard deviation on a logit (DP-SGD page, section 4). Rows that are
-centred by the first `centring_steps` steps (`estimator._released_centre`) have the length `ROW_LENGTH`.
+centred by the first `centring_steps` steps (`estimator._released_centre`) have the length `ROW_LENGTH`. The last
+`calibration_steps` steps find the scale of the logits (`estimator._released_scale`).
 
 **Training.** `train_private_stack` is for experiments: each network has its own noise, seed and records. Everything is
 float32 and seeded: repeatable and fast, and for both reasons no protection. Networks with the same seed and records see
@@ -88,7 +89,10 @@ ADAM_RATE = 0.01
 LENGTH_PER_COLUMN = 0.3
 """A guess: records encoded into [0, 1] have about this length per root of the number of columns."""
 PAPER_BATCH, PAPER_EPOCHS = 100, 100
-LATER_FIELDS = ("centring_steps", "decay")
+CALIBRATION_STEPS, CALIBRATION_SHARE, CALIBRATION_ERROR = 5, 0.1, 0.03
+"""Steps that find the scale of the logits, if they are at most this share of all steps, and if in one of them the noise
+in the mean confidence has at most this standard deviation."""
+LATER_FIELDS = ("centring_steps", "calibration_steps", "decay")
 """Settings that older models do not have; 0 stands for them."""
 _MOMENTUM_GAIN = {"sgd": 1.0, "momentum": 10.0}
 
@@ -106,11 +110,14 @@ class DPSGDSettings:
     sampling_rate : float, optional
         Poisson sampling rate.
     steps : int, optional
-        Number of steps, with those for centring.
+        Number of steps, with those for centring and calibration.
     centring_steps : int, optional
         How many of the steps, the first ones, release the mean of the features, by which all rows are centred; 0 leaves
         centring out. By default 5% of the steps, and 0 with ``preset="paper"``, ``analysis="published"`` or a
         ``network``, which cannot have it.
+    calibration_steps : int, optional
+        How many of the steps, the last ones, find the scale of the logits at which confidence equals accuracy; 0 leaves
+        calibration out. By default 5 of at least 50 steps where the size allows to find the scale, and 0 otherwise.
     max_grad_norm : float, optional
         Per-example gradient clipping norm.
     learning_rate : float, optional
@@ -137,6 +144,7 @@ class DPSGDSettings:
     sampling_rate: float | None = None
     steps: int | None = None
     centring_steps: int | None = None
+    calibration_steps: int | None = None
     max_grad_norm: float | None = None
     learning_rate: float | None = None
     decay: float | None = None
@@ -152,13 +160,14 @@ class PrivateSettings:
     hidden: tuple[int, ...] = ()  # Widths of the hidden layers; () is a linear model
     activation: str = "tanh"  # Activation of the hidden layers: "tanh", "sigmoid" or "relu"
     sampling_rate: float = 0.1
-    steps: int = 100  # Number of steps, with those for centring
+    steps: int = 100  # Number of steps, with those for centring and calibration
     max_grad_norm: float = 1.0  # Per-example gradient clipping norm
     learning_rate: float = 1.0  # Step size, before it falls
     optimizer: Optimizer = "sgd"  # What the noisy gradients are given to
     l2: float = 0.0  # L2 penalty on the kernels
     sampling: Sampling = "poisson"  # "poisson" takes each record independently in every step
     centring_steps: int = 0
+    calibration_steps: int = 0
     decay: float = 0.0
 
     def __post_init__(self) -> None:
@@ -177,8 +186,16 @@ class PrivateSettings:
                 f"centring_steps must be an integer from 0 to {self.steps - 1} with {self.steps} steps, got "
                 f"{self.centring_steps}."
             )
-        if self.centring_steps and self.sampling != "poisson":
-            raise InvalidInput("centring_steps requires Poisson sampling (analysis='proven').")
+        most = self.steps - self.centring_steps - 1
+        if not 0 <= self.calibration_steps <= most or int(self.calibration_steps) != self.calibration_steps:
+            raise InvalidInput(
+                f"calibration_steps must be an integer from 0 to {most} with {self.steps} steps, "
+                f"{self.centring_steps} of them for centring, got {self.calibration_steps}."
+            )
+        if (self.centring_steps or self.calibration_steps) and self.sampling != "poisson":
+            raise InvalidInput(
+                "centring_steps and calibration_steps require Poisson sampling (analysis='proven')."
+            )
         _check_positive(max_grad_norm=self.max_grad_norm, learning_rate=self.learning_rate)
         if not 0 <= self.decay <= 1:
             raise InvalidInput(f"decay must be from 0 to 1, got {self.decay}.")
@@ -193,7 +210,7 @@ class PrivateSettings:
     @property
     def _gradient_steps(self) -> int:
         """Number of steps that release a gradient."""
-        return self.steps - self.centring_steps
+        return self.steps - self.centring_steps - self.calibration_steps
 
     def _learning_rates(self) -> NDArray[np.float64]:
         """Return the learning rate of every gradient step."""
@@ -263,6 +280,8 @@ def make_plan(
     settings = replace(start, **wanted)
     schedule = Schedule(settings.sampling_rate, settings.steps)
     multiplier = noise_multiplier(epsilon, delta, schedule, accountant=accountant, analysis=analysis)
+    if preset == "default" and analysis == "proven" and "calibration_steps" not in wanted:
+        settings = replace(settings, calibration_steps=_calibration_steps(schedule, multiplier, size))
     if preset == "default" and "learning_rate" not in wanted:
         rate = _learning_rate(settings, multiplier, size, length, inputs)
         settings = replace(settings, learning_rate=rate)
@@ -295,6 +314,13 @@ def _paper(size: int) -> PrivateSettings:
         optimizer="adam",
         l2=0.001,
     )
+
+
+def _calibration_steps(schedule: Schedule, multiplier: float, size: int) -> int:
+    """Return how many steps find the scale of the logits by default; 0 where it cannot be found well."""
+    error = multiplier / (schedule.sampling_rate * size)
+    few = CALIBRATION_SHARE * schedule.steps >= CALIBRATION_STEPS
+    return CALIBRATION_STEPS if few and error <= CALIBRATION_ERROR else 0
 
 
 def _learning_rate(
@@ -621,7 +647,7 @@ def train_private(
     """Train one network that may be released: the step of `train_private_stack` with exact noise and exact sums.
 
     A run of ``settings.steps`` steps with Poisson sampling is what `quietmax.accounting.dpsgd.noise_multiplier`
-    calibrates with ``analysis="proven"``. Centring steps come before this function, which takes the others.
+    calibrates with ``analysis="proven"``. Centring steps come before this function, and calibration steps after it.
     """
     targets = torch.as_tensor(np.ascontiguousarray(labels))
     if not isinstance(features, StoredRows):

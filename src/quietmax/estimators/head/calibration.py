@@ -2,6 +2,7 @@
 
 `h(s)`, the sum over rows of confidence minus correctness of the scores times s, grows with s, and one record or person
 moves it by at most 1. A few bisection steps on h with noise find where it is zero.
+DP-SGD adds up the rows of a batch of its own in every step.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from quietmax.estimators.head.weights import CALIBRATION_STEPS
 from quietmax.noise.release import release_gaussian
 from quietmax.noise.sources import NoiseSource
 
-_SMALLEST_SCALE, _LARGEST_SCALE = 0.125, 4.0
+SMALLEST_SCALE, LARGEST_SCALE = 0.125, 4.0
 
 Scores = Callable[[Table, slice], Floats]
 """Returns the scores of some rows of a block, one line per class; each row's follow from that row alone."""
@@ -26,14 +27,22 @@ Scores = Callable[[Table, slice], Floats]
 
 def released_scale(table: Rows, scores: Scores, rows_at_once: int, mu: float, source: NoiseSource) -> float:
     """Release the scale; all bisection steps together are mu-Gaussian private."""
-    low, high = math.log(_SMALLEST_SCALE), math.log(_LARGEST_SCALE)
     # The squares add up to less than mu^2 after rounding.
     step_mu = mu / math.sqrt(CALIBRATION_STEPS) * (1.0 - 1e-12)
-    for _ in range(CALIBRATION_STEPS):
+    return _bisected_scale(
+        lambda scale: table.sum(_Excess(scores, scale, rows_at_once)), CALIBRATION_STEPS, step_mu, source
+    )
+
+
+def _bisected_scale(
+    excess_at: Callable[[float], int], steps: int, step_mu: float, source: NoiseSource
+) -> float:
+    """Release the scale from sums of `_Excess`; each bisection step is step_mu-Gaussian private."""
+    low, high = math.log(SMALLEST_SCALE), math.log(LARGEST_SCALE)
+    for _ in range(steps):
         middle = (low + high) / 2.0
-        total = table.sum(_Excess(scores, math.exp(middle), rows_at_once))
         # From 2^33 rows on the sum may not be a float64 number; clamping moves no two sums further apart.
-        excess = max(-(2**53), min(total, 2**53)) / _UNIT
+        excess = max(-(2**53), min(excess_at(math.exp(middle)), 2**53)) / _UNIT
         noisy = release_gaussian([excess], sensitivity=1.0, mu=step_mu, source=source).values[0]
         low, high = (low, middle) if noisy > 0.0 else (middle, high)
     return math.exp((low + high) / 2.0)
