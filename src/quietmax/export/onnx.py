@@ -600,7 +600,7 @@ def _bins(values: Value, present: Value, bins: int) -> Value:
 
 def _cells(feature_map: TableCells, records: Value) -> Value:
     """Return the index of the cell in each column and cross; see `TableCells`."""
-    levels, crossed = feature_map.levels, feature_map._crossed
+    levels, crossed = feature_map.levels, feature_map.crossed_size
     cells, coarse = [], []
     for position, (first, last) in enumerate(feature_map.parts):
         part = _sliced(records, first, last)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -16,8 +16,9 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from quietmax import HeadSettings, PrivateHead
+from quietmax.errors import InvalidInput
 from quietmax.estimators.blocks import Table
-from quietmax.estimators.head import tables
+from quietmax.estimators.head import tables, weights
 from quietmax.estimators.head.estimator import _with_cells
 from quietmax.estimators.head.exact_sums import BITS, gradient_grid
 from quietmax.estimators.head.tables import Basis, _Residuals, descend, released_counts, with_lengths
@@ -388,25 +389,30 @@ def test_every_cell_is_kept_in_a_type_that_follows_from_public_numbers(width: in
 # --- The whole descent ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.8])
 @pytest.mark.parametrize("classes", [2, 3])
-def test_descending_on_cells_is_gradient_descent_on_the_rows_they_stand_for(classes: int) -> None:
+def test_descending_on_cells_is_gradient_descent_on_the_rows_they_stand_for(
+    classes: int, momentum: float
+) -> None:
     """Two classes have one output: half of it, with both signs, are the scores."""
     rng = np.random.default_rng(12)
     basis, outputs = basis_of(rng, MIXED), 1 if classes == 2 else classes
     table = with_lengths(basis, MIXED.sizes, table_of(rng, MIXED, 200, classes))
-    plan = GradientPlan(steps=8, learning_rate=3.0, max_grad_norm=0.5)
-    found = descend(table, basis, MIXED.sizes, plan, np.full(8, 1e9), 200.0, SeededNoise(0))
+    plan = GradientPlan(steps=8, learning_rate=3.0, max_grad_norm=0.5, momentum=momentum)
+    outcome = descend(table, basis, MIXED.sizes, plan, 1e9, 200.0, SeededNoise(0))
+    found, rates = tables.class_scores(outcome), tables._rates_and_mus(plan, 1.0)[0]
     reference = Reference.of(basis, MIXED.sizes)
     rows = np.array([reference.z(row) for row in table.rows]) / UNIT
-    weights = np.zeros((classes, basis.features))
-    for step in range(8):
+    weights, direction = np.zeros((2, classes, basis.features))
+    for rate in rates:
         scores = rows @ weights.T
         errors = np.exp(scores - scores.max(axis=1, keepdims=True))
         errors = errors / errors.sum(axis=1, keepdims=True) - np.eye(classes)[table.labels]
         seen = errors[:, 1:] if outputs == 1 else errors
         norms = np.linalg.norm(seen, axis=1) * np.linalg.norm(rows, axis=1)
         errors *= np.minimum(1.0, 0.5 / norms)[:, None]
-        weights -= plan.rate(step) / 200.0 * errors.T @ rows
+        direction = momentum * direction + errors.T @ rows
+        weights -= rate / 200.0 * (errors.T @ rows + momentum * direction)
     cells = [*table.rows.T.astype(np.intp)]
     scores = added_scores(cells, MIXED.sizes, found)
     expected = weights @ rows.T
@@ -433,7 +439,216 @@ def test_the_parts_of_a_budget_are_never_more_than_the_whole(
     head = PrivateHead(mu=mu, declared_size=size, settings=chosen)
     head.size_, head.feature_map_ = 1e9, MIXED
     allowance = head._allowance(20)
-    parts = (allowance.size, allowance.centre, allowance.moments, allowance.calibration, allowance.training)
+    parts = astuple(allowance)
     spent = [Fraction(part) ** 2 for part in parts if part is not None]
     assert Fraction(mu) ** 2 * Fraction(0.999999) < sum(spent) <= Fraction(mu) ** 2
     assert allowance.training > 0.0
+
+
+# --- Steps with momentum, pairs of columns and weights of classes -----------------------------------------------------
+
+
+@FEW
+@given(
+    steps=st.integers(1, 80),
+    momentum=st.sampled_from([0.0, 0.5, 0.8, 0.95]),
+    mu=st.floats(1e-3, 100.0),
+)
+def test_every_step_gets_mu_in_proportion_to_what_its_gradient_moves_in_the_end(
+    steps: int, momentum: float, mu: float
+) -> None:
+    rates, mus = tables._rates_and_mus(GradientPlan(steps, 3.0, 0.25, momentum), mu)
+    moved = np.zeros(steps)
+    for pushed in range(steps):  # one gradient of 1, at one step
+        direction = 0.0
+        for step, rate in enumerate(rates):
+            gradient = float(step == pushed)
+            direction = momentum * direction + gradient
+            moved[pushed] += rate * (gradient + momentum * direction)
+    np.testing.assert_allclose(rates / rates[-1], np.arange(steps, 0, -1))
+    np.testing.assert_allclose(moved.mean(), 3.0)
+    np.testing.assert_allclose(mus**2, mu**2 * moved / moved.sum())
+    spent = sum((Fraction(float(each)) ** 2 for each in mus), Fraction())
+    assert spent <= Fraction(mu) ** 2 * weights._STEPS_ROUNDED
+
+
+def random_outputs(rng: np.random.Generator, cells: TableCells) -> tuple[np.ndarray, np.ndarray]:
+    shares = np.concatenate([rng.dirichlet(np.ones(size)) for size in cells.sizes])
+    return rng.normal(size=(3, sum(cells.sizes) + 1)), shares
+
+
+def test_centred_effects_average_0_and_leave_every_score_as_it_is() -> None:
+    rng = np.random.default_rng(13)
+    outputs, shares = random_outputs(rng, MIXED)
+    found = tables.centred(outputs, MIXED, shares)
+    # Every row there can be: the cells of the crosses follow from those of the columns.
+    alone = replace(MIXED, crosses=())
+    every = np.array([*itertools.product(*map(range, alone.sizes))], np.uint16)
+    rows = [*MIXED.with_crosses(every).T.astype(np.intp)]
+    np.testing.assert_allclose(
+        added_scores(rows, MIXED.sizes, found), added_scores(rows, MIXED.sizes, outputs), atol=1e-12
+    )
+    edges = np.cumsum([0, *MIXED.sizes])
+    for first, last in itertools.pairwise(edges):
+        np.testing.assert_allclose(found[:, first:last] @ shares[first:last], 0.0, atol=1e-12)
+    for place, (one, other) in enumerate(MIXED.crosses, start=len(MIXED.parts)):
+        weights_of = [tables._coarse_shares(MIXED, shares, position) for position in (one, other)]
+        block = found[:, edges[place] : edges[place + 1]].reshape(3, len(weights_of[0]), len(weights_of[1]))
+        # What the mean over all cells of the cross took away is the same for all rows and columns of it.
+        for means in (block @ weights_of[1], np.einsum("oij,i->oj", block, weights_of[0])):
+            np.testing.assert_allclose(means - means[:, :1], 0.0, atol=1e-12)
+
+
+def test_shares_that_are_all_0_leave_effects_finite() -> None:
+    outputs, shares = random_outputs(np.random.default_rng(14), MIXED)
+    assert np.isfinite(tables.centred(outputs, MIXED, np.zeros_like(shares))).all()
+
+
+def test_the_pairs_are_those_of_the_columns_whose_effects_vary_most() -> None:
+    cells = TableCells(9, tuple((place, place + 1) for place in range(9)), crosses=((8, 2),))
+    spread = np.array([0.1, 5.0, 4.0, 0.2, 3.0, 2.0, 1.0, 0.3, 6.0])
+    outputs = np.zeros((1, sum(cells.sizes) + 1))
+    outputs[0, 0:18:2] = spread
+    shares = even_shares(cells.sizes)
+    found = tables.with_strongest_pairs(cells, outputs, shares).crosses
+    assert found[0] == (8, 2)
+    assert {frozenset(pair) for pair in found} == {
+        *map(frozenset, itertools.combinations((1, 2, 4, 5, 6, 8), 2))
+    }
+    assert len(found) == 15
+    # An effect that nobody has does not count.
+    shares[2:4] = 0.0, 1.0
+    assert 1 not in {
+        place for pair in tables.with_strongest_pairs(cells, outputs, shares).crosses for place in pair
+    }
+
+
+def test_pairs_with_too_many_cells_are_not_chosen() -> None:
+    cells = TableCells(141, ((0, 70), (70, 140), (140, 141)))
+    outputs = np.ones((1, sum(cells.sizes) + 1))
+    assert tables.with_strongest_pairs(cells, outputs, even_shares(cells.sizes)).crosses == ((0, 2), (1, 2))
+
+
+def test_cells_of_pairs_are_those_of_a_map_that_had_them_from_the_start() -> None:
+    rng = np.random.default_rng(15)
+    later = replace(MIXED, crosses=(*MIXED.crosses, (0, 1), (2, 3)))
+    records = rng.random((200, 7)).astype(np.float32)
+    records[:, 2:6] = rng.random((200, 4)) < 0.4
+    np.testing.assert_array_equal(later.with_crosses(MIXED.transform(records)), later.transform(records))
+
+
+def test_shares_of_pairs_are_products_of_the_columns_shares() -> None:
+    shares = np.concatenate([np.random.default_rng(16).dirichlet(np.ones(size)) for size in MIXED.sizes])
+    later = replace(MIXED, crosses=(*MIXED.crosses, (1, 2)))
+    found = tables.with_shares_of_pairs(later, shares)
+    np.testing.assert_array_equal(found[: len(shares)], shares)
+    number, categories = shares[17:34], shares[34:38]
+    levels = [*number[:16].reshape(8, 2).sum(axis=1), number[16]]
+    np.testing.assert_allclose(found[len(shares) :], np.outer(levels, categories).ravel())
+
+
+def exclusive_or(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Two numbers that say nothing alone, three that say nothing at all, and a class that is rare by a fifth."""
+    rng = np.random.default_rng(seed)
+    rows = rng.random((count, 5)).astype(np.float32)
+    return rows, ((rows[:, 0] > 0.5) ^ (rows[:, 3] > 0.5)).astype(int)
+
+
+FIVE = TableCells(5, tuple((place, place + 1) for place in range(5)), tuple(range(5)), levels=16)
+
+
+def test_pairs_learn_what_no_column_says_alone_at_the_same_guarantee() -> None:
+    rows, labels = exclusive_or(12_000, 17)
+    heads = [
+        PrivateHead(
+            3.0,
+            features=FIVE,
+            classes=(0, 1),
+            declared_size=10_000,
+            random_state=0,
+            settings=HeadSettings(pairs=pairs),
+        ).fit(rows[:10_000], labels[:10_000])
+        for pairs in (False, True)
+    ]
+    alone, paired = (head.score(rows[10_000:], labels[10_000:]) for head in heads)
+    assert alone < 0.6
+    assert paired > 0.85
+    assert heads[1].guarantee_.mu == heads[0].guarantee_.mu
+    assert len(heads[1].feature_map_.crosses) == 10
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_a_head_with_pairs_has_the_same_bits_whatever_the_order_of_rows(classes: int) -> None:
+    rng = np.random.default_rng(18)
+    rows, labels = rng.random((400, 5)).astype(np.float32), rng.integers(classes, size=400)
+    chosen = HeadSettings(pairs=True, class_weight={0: 2.0}, calibration=0.1)
+    head = PrivateHead(
+        features=FIVE, classes=range(classes), declared_size=400, random_state=3, settings=chosen
+    )
+    order = rng.permutation(400)
+    first = head.fit(rows, labels).coef_
+    np.testing.assert_array_equal(head.fit(rows[order], labels[order]).coef_, first)
+
+
+@pytest.mark.parametrize("persons", [0, 9], ids=["records", "persons"])
+def test_weights_of_classes_never_make_a_residual_longer_than_the_clipping_norm(persons: int) -> None:
+    rng = np.random.default_rng(19)
+    for classes in (2, 3):
+        basis, outputs = basis_of(rng, MIXED), 1 if classes == 2 else classes
+        table = with_lengths(basis, MIXED.sizes, table_of(rng, MIXED, 40, classes, persons))
+        scores = basis.scores(rng.normal(size=(outputs, basis.features)))
+        weighted = _Residuals(MIXED.sizes, scores, 0.25, np.array([1e-3, 1.0, 0.5][:classes]))
+        reference, repeats = Reference.of(basis, MIXED.sizes), table.repeats
+        plain = residuals_of(table, _Residuals(MIXED.sizes, scores, 0.25))
+        for row, own, usual in zip(range(40), residuals_of(table, weighted), plain, strict=True):
+            squared = sum(r * r for r in own) * sum(each**2 for each in reference.z(table.rows[row]))
+            assert squared <= (Fraction(0.25) / (1 if repeats is None else int(repeats[row]))) ** 2 * UNIT**4
+            if table.labels[row] == 0:  # a thousandth of what it is without weights
+                np.testing.assert_allclose(own, np.array(usual) / 1000, atol=1.0)
+
+
+def test_balanced_classes_count_the_same_and_their_sizes_are_paid_for() -> None:
+    rng = np.random.default_rng(20)
+    rows = rng.random((20_000, 5)).astype(np.float32)
+    labels = (rng.random(20_000) < 0.1 * rows[:, 0]).astype(int)
+    facts = {"features": FIVE, "classes": (0, 1), "declared_size": 20_000, "random_state": 0}
+    usual = PrivateHead(**facts).fit(rows, labels)
+    balanced = PrivateHead(**facts, settings=HeadSettings(class_weight="balanced")).fit(rows, labels)
+    assert usual.predict(rows).mean() < 0.01
+    assert 0.3 < balanced.predict(rows).mean() < 0.7
+    assert balanced.guarantee_.mu == pytest.approx(usual.guarantee_.mu, rel=1e-9)
+    spent = balanced.guarantee_.parameters
+    assert spent["mu_class_sizes"] == pytest.approx(0.1 * usual.guarantee_.mu, rel=1e-6)
+    (common, rare), sizes = spent["class_weights"], np.bincount(labels)
+    assert rare == 1.0
+    # The noise in a size has standard deviation 1/mu = 37: eight of them, below 1e-14.
+    assert abs(common * sizes[0] - sizes[1]) < 8 / spent["mu_class_sizes"] * 1.1
+
+
+def test_a_class_without_anybody_counts_a_hundred_times_as_much_as_with_even_sizes() -> None:
+    table = Table(np.zeros((50, 1), np.uint16), np.zeros(50, np.int64), 2)
+    found, mean = tables.released_class_weights(table, 50.0, 1e6, SeededNoise(0))
+    np.testing.assert_allclose(found, [0.25 / 50.0, 1.0], rtol=1e-3)
+    assert mean == pytest.approx(0.5 / 50.25, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("weight", "message"),
+    [
+        ("heavy", "class_weight must be 'balanced'"),
+        ({0: -1.0}, r"class_weight\[0\]"),
+        ({0: float("nan")}, r"class_weight\[0\]"),
+    ],
+)
+def test_wrong_weights_of_classes_are_errors(weight: Any, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        HeadSettings(class_weight=weight)
+
+
+def test_weights_of_classes_name_classes_and_need_cells() -> None:
+    rows, labels = exclusive_or(50, 0)
+    chosen = HeadSettings(class_weight={2: 1.0})
+    with pytest.raises(InvalidInput, match="class_weight names 2"):
+        PrivateHead(features=FIVE, classes=(0, 1), settings=chosen).fit(rows, labels)
+    with pytest.raises(InvalidInput, match="class_weight requires features='auto' and a schema"):
+        PrivateHead(classes=(0, 1), settings=chosen).fit(rows, labels)

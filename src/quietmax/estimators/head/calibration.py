@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -25,13 +26,19 @@ Scores = Callable[[Table, slice], Floats]
 """Returns the scores of some rows of a block, one line per class; each row's follow from that row alone."""
 
 
-def released_scale(table: Rows, scores: Scores, rows_at_once: int, mu: float, source: NoiseSource) -> float:
+def released_scale(
+    table: Rows,
+    scores: Scores,
+    rows_at_once: int,
+    mu: float,
+    source: NoiseSource,
+    class_weights: Floats | None = None,
+) -> float:
     """Release the scale; all bisection steps together are mu-Gaussian private."""
     # The squares add up to less than mu^2 after rounding.
     step_mu = mu / math.sqrt(CALIBRATION_STEPS) * (1.0 - 1e-12)
-    return _bisected_scale(
-        lambda scale: table.sum(_Excess(scores, scale, rows_at_once)), CALIBRATION_STEPS, step_mu, source
-    )
+    excess = partial(_Excess, scores, rows_at_once=rows_at_once, class_weights=class_weights)
+    return _bisected_scale(lambda scale: table.sum(excess(scale)), CALIBRATION_STEPS, step_mu, source)
 
 
 def _bisected_scale(
@@ -55,6 +62,7 @@ class _Excess:
     scores: Scores
     scale: float
     rows_at_once: int
+    class_weights: Floats | None = None  # What a record counts by its class, at most 1
 
     def __call__(self, block: Table) -> int:
         total = 0
@@ -63,6 +71,8 @@ class _Excess:
             found = self.scores(block, part)
             excess = probabilities(found * self.scale).max(axis=0)
             excess -= found.argmax(axis=0) == block.labels[part]
+            if self.class_weights is not None:
+                excess *= self.class_weights[block.labels[part]]
             if block.repeats is not None:
                 excess = excess / block.repeats[part]
             total += int(np.trunc(excess * _UNIT).sum())

@@ -10,7 +10,7 @@ support.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, cast
@@ -55,10 +55,15 @@ from quietmax.estimators.head.tables import (
     PEOPLE_PER_INTERVAL,
     Basis,
     cell_scores,
+    centred,
+    class_scores,
     descend,
     levels_for,
+    released_class_weights,
     released_counts,
     with_lengths,
+    with_shares_of_pairs,
+    with_strongest_pairs,
 )
 from quietmax.estimators.head.tables import ROWS_AT_ONCE as CELL_ROWS_AT_ONCE
 from quietmax.estimators.head.weights import (
@@ -253,6 +258,8 @@ class PrivateHead(PrivateClassifier):
         if isinstance(self.feature_map_, TableCells):
             self._fit_on_cells(table, self.feature_map_, allowance, source)
             return allowance
+        if self._settings.class_weight is not None:
+            raise InvalidInput("class_weight requires features='auto' and a schema without columns of text.")
 
         # Each record alone: public features of length at most 1, as exact numbers.
         table._reserve(len(table), features)
@@ -280,16 +287,22 @@ class PrivateHead(PrivateClassifier):
         return allowance
 
     def _calibrate(
-        self, table: Blocks, scores: Scores, rows_at_once: int, mu: float, source: NoiseSource
+        self,
+        table: Blocks,
+        scores: Scores,
+        rows_at_once: int,
+        mu: float,
+        source: NoiseSource,
+        class_weights: Floats | None = None,
     ) -> None:
         """Release the scale of the scores, and multiply the weights by it."""
-        self.scale_ = released_scale(table, scores, rows_at_once, mu, source)
+        self.scale_ = released_scale(table, scores, rows_at_once, mu, source, class_weights)
         self.coef_ = self.coef_ * self.scale_
 
     def _fit_on_cells(
         self, table: Blocks, cells: TableCells, allowance: _Allowance, source: NoiseSource
     ) -> None:
-        """Train on the cells of a table's rows: counts, the gradient method, and the scale of the scores."""
+        """Train on the cells of a table's rows: counts, the gradient method, pairs, and the scale of the scores."""
         sizes = cells.sizes
         table._reserve(len(table), len(sizes) + 1)
         table.update(partial(_with_cells, cells))
@@ -298,22 +311,68 @@ class PrivateHead(PrivateClassifier):
         if allowance.centre is not None:
             counts, noise = released_counts(table, sizes, allowance.centre, source)
             shares, noise = np.clip(counts / self.size_, 0.0, 1.0), noise / self.size_
+        self._class_weights, weighted = self._weights_of_classes(table, allowance, source)
+        plan = _cells_plan(self.size_ * weighted, len(sizes), allowance.training, self._settings)
+        plan = replace(plan, learning_rate=plan.learning_rate / weighted)
+        self.plan_: GradientPlan | OutputPlan = plan
+        table.expect(plan.stages * plan.steps + (CALIBRATION_STEPS if allowance.calibration else 0))
+        mu = allowance.training if plan.stages == 1 else allowance.training * math.sqrt(0.5) * _SPARE
+        outputs = self._descend_on(table, cells, shares, noise, mu, source)
+        if plan.stages == 2:
+            # What was released says which pairs of columns take part from now on.
+            cells = self.feature_map_ = with_strongest_pairs(cells, outputs, shares)
+            table._reserve(len(table), len(cells.sizes) + 1)
+            table.update(partial(_with_pairs, cells))
+            shares = with_shares_of_pairs(cells, shares)
+            started = np.zeros((len(outputs), len(shares) + 1))
+            started[:, : outputs.shape[1] - 1], started[:, -1] = outputs[:, :-1], outputs[:, -1]
+            outputs = self._descend_on(table, cells, shares, noise, mu, source, started)
         self.centre_ = shares
+        self.coef_ = class_scores(centred(outputs, cells, shares))
+        if allowance.calibration is not None:
+            scores = partial(cell_scores, self.coef_, cells.sizes)
+            self._calibrate(
+                table, scores, CELL_ROWS_AT_ONCE, allowance.calibration, source, self._class_weights
+            )
+
+    def _weights_of_classes(
+        self, table: Blocks, allowance: _Allowance, source: NoiseSource
+    ) -> tuple[Floats | None, float]:
+        """Return what a record counts by its class, None if all count the same, and the mean over all records."""
+        stated = self._settings.class_weight
+        if allowance.class_sizes is not None:
+            return released_class_weights(table, self.size_, allowance.class_sizes, source)
+        if not isinstance(stated, Mapping):
+            return None, 1.0
+        if unknown := [label for label in stated if label not in self.classes_]:
+            raise InvalidInput(
+                f"class_weight names {unknown[0]!r}, which is none of the classes {[*self.classes_]}."
+            )
+        weights = np.array([float(stated.get(label, 1.0)) for label in self.classes_.tolist()])
+        weights /= weights.max()
+        return weights, float(weights.mean())  # as if the classes were of one size
+
+    def _descend_on(
+        self,
+        table: Blocks,
+        cells: TableCells,
+        shares: Floats,
+        noise: float,
+        mu: float,
+        source: NoiseSource,
+        start: Floats | None = None,
+    ) -> Floats:
+        """Take all steps of one stage; return what each cell, and last every row, adds to the outputs."""
+        plan = cast(GradientPlan, self.plan_)
         per_number = self._mu * self.size_ / (PEOPLE_PER_INTERVAL * max(1, len(cells.numbers)))
         basis = Basis.of(cells, shares, noise, per_number)
-        table.update(partial(with_lengths, basis, sizes))
-        plan = _cells_plan(self.size_, len(sizes), allowance.training, self._settings)
-        self.plan_: GradientPlan | OutputPlan = plan
-        table.expect(plan.steps + (CALIBRATION_STEPS if allowance.calibration else 0))
+        table.update(partial(with_lengths, basis, cells.sizes))
         self._dimension = basis.features
         self.sensitivity_ = _gradient_sensitivity(
             plan.max_grad_norm, _outputs(table.classes), basis.features, gradient_grid(self.size_)
         )
-        step_mus = _step_mus(plan.steps, allowance.training)
-        self.coef_ = descend(table, basis, sizes, plan, step_mus, self.size_, source)
-        if allowance.calibration is not None:
-            scores = partial(cell_scores, self.coef_, sizes)
-            self._calibrate(table, scores, CELL_ROWS_AT_ONCE, allowance.calibration, source)
+        stage = replace(plan, learning_rate=plan.learning_rate / plan.stages)
+        return descend(table, basis, cells.sizes, stage, mu, self.size_, source, start, self._class_weights)
 
     def _whitening(self, table: Blocks, allowance: _Allowance, source: NoiseSource) -> Floats | None:
         """Return what the rows are whitened by: second moments, released now, or the centre; None for nothing."""
@@ -435,18 +494,19 @@ class PrivateHead(PrivateClassifier):
     def _allowance(self, features: int) -> _Allowance:
         """Divide mu among the releases of the training; with ``release="query"`` there are none."""
         if self.release == "query":
-            return _Allowance(size=None, centre=None, moments=None, calibration=None, training=0.0)
+            return _Allowance(None, None, None, None, None, training=0.0)
         size_share = SIZE_SHARE if self.declared_size is None else 0.0
+        first = (size_share, self._settings.class_sizes_share, self._settings.centring)
         moments, calibration = self._settings.second_moments, self._settings.calibration
         if calibration is None:
-            left = 1.0 - size_share - self._settings.centring - (moments or 0.0)
+            left = 1.0 - sum(first) - (moments or 0.0)
             calibration = min(calibration_share(self.size_, self._mu), left / 2.0)
         if moments is None:
-            left = self._mu * math.sqrt(1.0 - size_share - self._settings.centring - calibration)
+            left = self._mu * math.sqrt(1.0 - sum(first) - calibration)
             of_table = isinstance(self.feature_map_, TableFeatures | TableCells)
             by_rule = self._training_method == "gradient" and not of_table
             moments = moments_share(self.size_, features, left) * (left / self._mu) ** 2 if by_rule else 0.0
-        return _Allowance.of(self._mu, size_share, self._settings.centring, moments, calibration)
+        return _Allowance.of(self._mu, (*first, moments, calibration))
 
     def _facts(
         self, data: TrainingRows, table: Blocks, allowance: _Allowance, source: NoiseSource
@@ -478,9 +538,13 @@ class PrivateHead(PrivateClassifier):
                 "mu_moments": allowance.moments,
                 "mu_training": allowance.training,
             }
+            if allowance.class_sizes is not None:
+                facts["mu_class_sizes"] = allowance.class_sizes
             if allowance.calibration is not None:
                 facts |= {"mu_calibration": allowance.calibration, "scale": self.scale_}
         if isinstance(self.feature_map_, TableCells):
+            if self._class_weights is not None:
+                facts["class_weights"] = self._class_weights.tolist()
             facts |= {"dimension": self._dimension, "outputs": _outputs(table.classes), "whitening": "cells"}
         if self._training_method == "gradient":
             facts["grid"] = gradient_grid(self.size_)
@@ -554,6 +618,10 @@ def _with_cells(cells: TableCells, block: Table) -> Table:
     return replace(block, rows=indices.astype(np.uint16 if max(cells.sizes) <= 2**16 else np.int32))
 
 
+def _with_pairs(cells: TableCells, block: Table) -> Table:
+    return replace(block, rows=cells.with_crosses(block.rows), lengths=None)
+
+
 def _outputs(classes: int) -> int:
     return 1 if classes == 2 else classes
 
@@ -603,22 +671,18 @@ class _Allowance:
     """How mu is divided among the releases of a training; mu^2 adds up."""
 
     size: float | None  # mu of the noisy count; None if the size is declared
+    class_sizes: float | None  # mu of the noisy sizes of the classes; None if they are not needed
     centre: float | None  # mu of the noisy centre; None if there is no centring
     moments: float | None  # mu of the noisy second moments; None if they are not used
     calibration: float | None  # mu of the scale of the scores; None if it is not looked for
     training: float  # mu of all other releases together
 
     @classmethod
-    def of(cls, mu: float, size: float, centring: float, moments: float, calibration: float) -> _Allowance:
-        """Divide mu by the shares of mu^2; the training has the rest."""
-        rest = 1 - size - centring - moments - calibration
-        return cls(
-            _part(mu, size),
-            _part(mu, centring),
-            _part(mu, moments),
-            _part(mu, calibration),
-            mu * math.sqrt(rest) * _SPARE,
-        )
+    def of(cls, mu: float, shares: tuple[float, float, float, float, float]) -> _Allowance:
+        """Divide mu by the shares of mu^2, in the order of the fields; the training has the rest."""
+        size, classes, centre, moments, calibration = (_part(mu, share) for share in shares)
+        rest = mu * math.sqrt(1.0 - sum(shares)) * _SPARE
+        return cls(size, classes, centre, moments, calibration, rest)
 
 
 def _part(mu: float, share: float) -> float | None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import accumulate, combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,6 +37,8 @@ from quietmax.estimators.head.exact_sums import (
 )
 from quietmax.estimators.head.weights import (
     BIAS,
+    LARGEST_CLASS_WEIGHT,
+    PAIRED_COLUMNS,
     GradientPlan,
     _gradient_sensitivity,
     added_scores,
@@ -68,6 +71,10 @@ _LEVELS_FROM = 256.0
 _LEVELS_PER_COUNT = 4.0
 _PLAIN, _NUMBER, _INTERVAL = range(3)
 """Kinds of features: of categories, of a number itself, of its intervals."""
+_CROSS_FACTOR = 0.4
+"""Features of crosses are smaller by this factor: a pair mostly says little beside its two columns."""
+_LARGEST_PAIR = 2**12
+"""Pairs of columns with more cells than this are not chosen."""
 _SCALE_POWER = 0.35
 """A feature with the second moment v is multiplied by `v^-0.35`: between no scaling and equal variances."""
 
@@ -103,6 +110,24 @@ def released_counts(
     exact = np.minimum(table.sum(counts), _EXACT) / _UNIT
     sensitivity = math.sqrt(len(sizes)) * (1 + 2.0**-40)
     return release_gaussian(exact, sensitivity=sensitivity, mu=mu, source=source).values, sensitivity / mu
+
+
+def released_class_weights(table: Rows, size: float, mu: float, source: NoiseSource) -> tuple[Floats, float]:
+    """Return the weights, at most 1, with which all classes count the same, and their mean over all records.
+
+    Both follow from noisy sizes of the classes. One record, or all rows of a person, move the sizes by at most 1 in L2.
+    """
+
+    def sizes(block: Table) -> NDArray[np.int64]:
+        shares = 1.0 if block.repeats is None else 1.0 / block.repeats
+        weights = np.broadcast_to(np.trunc(_UNIT * shares), len(block))
+        return np.bincount(block.labels, weights, block.classes).astype(np.int64)
+
+    exact = np.minimum(table.sum(sizes), _EXACT) / _UNIT
+    noisy = release_gaussian(exact, sensitivity=1.0, mu=mu, source=source).values
+    found = np.clip(noisy, size / (table.classes * LARGEST_CLASS_WEIGHT), size)
+    weights = found.min() / found
+    return weights, float(weights @ found / found.sum())
 
 
 def _parts(block: Table) -> Iterator[slice]:
@@ -146,6 +171,8 @@ class Basis:
         floored = np.maximum(moments + _COUNT_FLOOR * noise * heights, np.finfo(np.float64).tiny)
         factors = floored**-_SCALE_POWER
         factors[kinds == _NUMBER] = np.median(factors[kinds == _PLAIN]) if (kinds == _PLAIN).any() else 1.0
+        crossed = sum(cells.sizes[len(cells.parts) :])
+        factors[len(factors) - crossed :] *= _CROSS_FACTOR
         factors /= math.sqrt(max(float((factors**2 * moments).sum()), 1e-12))
         scaled = features.multiply(factors[None, :]).tocsr()
         scaled.data = on_grid(np.clip(scaled.data, -_LARGEST_ENTRY, _LARGEST_ENTRY))
@@ -240,6 +267,78 @@ def _indicators(positions: NDArray[np.int64], count: int, height: float) -> csr_
     return csr_array((np.full(len(rows), height), (rows, positions[rows])), (len(positions), count))
 
 
+# --- Pairs of columns, and effects ------------------------------------------------------------------------------------
+
+
+def with_strongest_pairs(cells: TableCells, outputs: Floats, shares: Floats) -> TableCells:
+    """Add a cross for each pair of the columns whose released effects vary most, by the released shares."""
+    spread = []
+    for start, size in zip(_starts(cells.sizes), cells.sizes[: len(cells.parts)], strict=False):
+        part, weights = outputs[:, start : start + size], _normalised(shares[start : start + size])
+        spread.append(float((np.square(part - (part @ weights)[:, None]) @ weights).sum()))
+    strongest = sorted(np.argsort(spread)[: -PAIRED_COLUMNS - 1 : -1].tolist())
+    known = {frozenset(pair) for pair in cells.crosses}
+    pairs = tuple(
+        pair
+        for pair in combinations(strongest, 2)
+        if frozenset(pair) not in known and math.prod(map(cells.crossed_size, pair)) <= _LARGEST_PAIR
+    )
+    return replace(cells, crosses=(*cells.crosses, *pairs))
+
+
+def with_shares_of_pairs(cells: TableCells, shares: Floats) -> Floats:
+    """Append the shares of the crosses' cells that are not known, as if the two columns were independent."""
+    starts, known = _starts(cells.sizes), [shares]
+    missing = [place for place in range(len(cells.sizes)) if starts[place] >= len(shares)]
+    for one, other in (cells.crosses[place - len(cells.parts)] for place in missing):
+        known.append(
+            np.outer(*(_coarse_shares(cells, shares, position) for position in (one, other))).ravel()
+        )
+    return np.concatenate(known)
+
+
+def centred(outputs: Floats, cells: TableCells, shares: Floats) -> Floats:
+    """Move what a cross says of one column into that column, and every column's mean into the constant.
+
+    The sum over a row's cells stays what it is. Then the numbers of a column are its effects under the released shares.
+    """
+    found, starts = outputs.copy(), _starts(cells.sizes)
+    for start, pair in zip(starts[len(cells.parts) :], cells.crosses, strict=True):
+        one, other = (_normalised(_coarse_shares(cells, shares, position)) for position in pair)
+        block = found[:, start : start + len(one) * len(other)].reshape(-1, len(one), len(other))
+        for position, weights, axis in ((pair[0], other, 2), (pair[1], one, 1)):
+            means = np.moveaxis(block, axis, 2) @ weights
+            column = slice(starts[position], starts[position] + cells.sizes[position])
+            found[:, column] += means[:, cells.coarse(position)]
+            block -= np.expand_dims(means, axis)
+    for start, size in zip(starts, cells.sizes, strict=True):
+        means = found[:, start : start + size] @ _normalised(shares[start : start + size])
+        found[:, start : start + size] -= means[:, None]
+        found[:, -1] += means
+    return found
+
+
+def class_scores(outputs: Floats) -> Floats:
+    """Return what each cell adds to the scores of the classes, from what it adds to the outputs; they add up to 0."""
+    if len(outputs) == 1:
+        outputs = np.concatenate([-outputs / 2.0, outputs / 2.0])
+    return np.asarray(outputs - outputs.mean(axis=0))
+
+
+def _starts(sizes: tuple[int, ...]) -> list[int]:
+    return [0, *accumulate(sizes[:-1])]
+
+
+def _coarse_shares(cells: TableCells, shares: Floats, position: int) -> Floats:
+    start = _starts(cells.sizes)[position]
+    own = shares[start : start + cells.sizes[position]]
+    return np.bincount(cells.coarse(position), own).astype(np.float64)
+
+
+def _normalised(shares: Floats) -> Floats:
+    return shares / shares.sum() if shares.sum() > 0.0 else np.full(len(shares), 1.0 / len(shares))
+
+
 # --- The gradient method ----------------------------------------------------------------------------------------------
 
 
@@ -259,33 +358,50 @@ def descend(
     basis: Basis,
     sizes: tuple[int, ...],
     plan: GradientPlan,
-    step_mus: Floats,
+    mu: float,
     size: float,
     source: NoiseSource,
+    start: Floats | None = None,
+    class_weights: Floats | None = None,
 ) -> Floats:
-    """Take noisy gradient steps; return what each cell, and last no cell, adds to the scores of the classes.
+    """Take noisy gradient steps from a start; return what each cell, and last every row, adds to the outputs.
 
     Two classes have one output, the difference of their scores.
     """
     outputs = 1 if table.classes == 2 else table.classes
+    if start is None:
+        start = np.zeros((outputs, sum(sizes) + 1))
     grid = gradient_grid(size)
     sensitivity = _gradient_sensitivity(plan.max_grad_norm, outputs, basis.features, grid).value
-    weights = np.zeros((outputs, basis.features))
-    for step, mu in enumerate(step_mus):
-        sums = table.sum(_Residuals(sizes, basis.scores(weights), plan.max_grad_norm))
+    weights, direction = np.zeros((2, outputs, basis.features))
+    for rate, step_mu in zip(*_rates_and_mus(plan, mu), strict=True):
+        scores = start + basis.scores(weights)
+        sums = table.sum(_Residuals(sizes, scores, plan.max_grad_norm, class_weights))
         noisy = release_gaussian(
-            basis.gradient(sums, grid), sensitivity=sensitivity, mu=float(mu), source=source
+            basis.gradient(sums, grid), sensitivity=sensitivity, mu=float(step_mu), source=source
         ).values
-        rate = plan.rate(step) * (2.0 if outputs == 1 else 1.0)  # both scores move
-        weights = weights - (rate / size) * noisy
+        direction = plan.momentum * direction + noisy
+        both = 2.0 if outputs == 1 else 1.0  # both scores move
+        weights = weights - (both * rate / size) * (noisy + plan.momentum * direction)
         if not np.abs(weights).max() < 2.0**200:
             raise InvalidInput(
                 f"Training diverged: learning_rate {plan.learning_rate:g} is too large for this head."
             )
-    found = basis.scores(weights)
-    if outputs == 1:
-        found = np.concatenate([-found / 2.0, found / 2.0])
-    return np.asarray(found - found.mean(axis=0))
+    return np.asarray(start + basis.scores(weights))
+
+
+def _rates_and_mus(plan: GradientPlan, mu: float) -> tuple[Floats, Floats]:
+    """Return the learning rate and the mu of every step: mu^2 in proportion to what its gradient moves in the end.
+
+    Rates fall linearly.  With momentum b, the gradient of step t moves the weights by `r_t (1 + b)` at once and by
+    `r_s b^(s - t + 1)` in each later step s.
+    """
+    falling = np.arange(plan.steps, 0, -1, dtype=np.float64)
+    moved, later = np.empty(plan.steps), 0.0
+    for step in reversed(range(plan.steps)):
+        moved[step] = falling[step] * (1.0 + plan.momentum) + later
+        later = plan.momentum * (later + plan.momentum * falling[step])
+    return falling * (plan.learning_rate * plan.steps / moved.sum()), mu * np.sqrt(moved / moved.sum())
 
 
 @dataclass(frozen=True, eq=False)
@@ -295,6 +411,7 @@ class _Residuals:
     sizes: tuple[int, ...]
     scores: Floats  # (outputs, cells + 1) what each cell, and last every row, adds to the scores
     max_grad_norm: float
+    class_weights: Floats | None = None  # At most 1, after clipping: no contribution becomes longer
 
     def __call__(self, block: Table) -> NDArray[np.int64]:
         assert block.lengths is not None
@@ -308,6 +425,8 @@ class _Residuals:
             lengths = np.sqrt(squares) * block.lengths[part]
             limit = self.max_grad_norm * _SHORTENED
             factors = limit / np.maximum(lengths, limit)
+            if self.class_weights is not None:
+                factors = factors * self.class_weights[block.labels[part]]
             if block.repeats is not None:
                 factors = factors / block.repeats[part]
             for output, residuals in enumerate(np.trunc(errors * (factors * _UNIT))):

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Literal
 
@@ -69,6 +69,8 @@ BIAS = 0.2
 """The constant feature beside features of length about 1."""
 SIZE_SHARE = 0.01
 """Share of mu^2 spent on a noisy count when the size is not declared."""
+CLASS_SIZES_SHARE, LARGEST_CLASS_WEIGHT = 0.01, 100.0
+"""Share of mu^2 spent on noisy class sizes for balanced classes, and the largest weight that follows from them."""
 CENTRING_SHARE = 0.05
 """Share of mu^2 spent on the mean feature vector."""
 GRADIENT_NOISE = 0.8
@@ -79,8 +81,12 @@ QUERY_NOISE = 0.15
 """kappa for answers per query, where epsilon takes the place of mu."""
 MAX_GRAD_NORM, WHITENED_GRAD_NORM = 0.2, 0.5
 """Clipping norms; whitened rows need fewer steps, so less of each gradient has to be clipped."""
-CELLS_NOISE, CELLS_GRAD_NORM, CELLS_STEPS, CELLS_TRAINING_PER_COLUMN = 0.6, 0.25, 60, 300.0
-"""The same three numbers for tables, whose rows are cells, and the limit of `eta * S * T` per column."""
+CELLS_NOISE, CELLS_STEPS, CELLS_TRAINING_PER_COLUMN = 0.6, 60, 300.0
+"""kappa and the steps for tables, whose rows are cells, and the limit of `eta * S * T` per column."""
+CELLS_GRAD_NORM, CELLS_CLEAR, CELLS_MOMENTUM = (0.25, 1.0), 200.0, 0.8
+"""The clipping norm for tables is 0.25 up to `mu N = 200` per column; then it grows with the root, up to 1."""
+PAIRS_FROM, PAIRED_COLUMNS = 4000.0, 6
+"""From this `mu N` per column on, pairs of this many columns take part in the training."""
 CALIBRATION_SHARE, CALIBRATION_STEPS, CALIBRATION_ERROR = 0.03, 7, 0.03
 """Share of mu^2 for the scale of the scores; the steps in which it is found; and the largest standard deviation of the
 mean confidence, in one step, with which it is looked for."""
@@ -118,6 +124,14 @@ class HeadSettings:
     calibration : float, optional
         Share of mu^2 spent on the scale at which confidence equals accuracy; 0 leaves calibration out. By default 0.03
         where the size allows to find the scale, and 0 otherwise.
+    class_weight : "balanced" or mapping of labels to numbers, optional
+        What a record counts in the training by its class, for a table with a schema; classes that are not named
+        count 1. "balanced": all classes count the same together; their noisy sizes cost 1% of mu^2. Probabilities are
+        then those of a population with these weights.
+    pairs : bool, optional
+        Whether what two columns say together counts, for a table with a schema. The pairs are those of the six columns
+        that matter most in what was released before; half of the training's mu^2 is spent on them. By default only
+        where there are so many people that this pays.
     second_moments : float, optional
         Share of mu^2 spent on the second moments of the features, by which the rows are whitened so that few steps are
         enough; 0 leaves them out. By default the gradient method uses a tenth of what the count and the centre leave if
@@ -151,6 +165,8 @@ class HeadSettings:
 
     centring: float = CENTRING_SHARE
     calibration: float | None = None
+    class_weight: Literal["balanced"] | Mapping[Any, float] | None = None
+    pairs: bool | None = None
     second_moments: float | None = None
     radius: float = 1.0
     loss: Literal["cross-entropy", "convexified"] = "cross-entropy"
@@ -162,16 +178,15 @@ class HeadSettings:
 
     def __post_init__(self) -> None:
         check_choice("loss", self.loss, ("cross-entropy", "convexified"))
-        if not 0.0 <= self.centring < 1.0 - SIZE_SHARE:
+        most = 1.0 - SIZE_SHARE - self.class_sizes_share
+        if not 0.0 <= self.centring < most:
+            raise InvalidInput(f"centring must be at least 0 and below {most:g}, got {self.centring}.")
+        most -= self.centring
+        if self.calibration is not None and not 0.0 <= self.calibration < most:
             raise InvalidInput(
-                f"centring must be at least 0 and below {1.0 - SIZE_SHARE}, got {self.centring}."
+                f"calibration must be at least 0 and, with this centring, below {most:g}, got {self.calibration}."
             )
-        if self.calibration is not None and not 0.0 <= self.calibration < 1.0 - SIZE_SHARE - self.centring:
-            raise InvalidInput(
-                f"calibration must be at least 0 and, with this centring, below {1.0 - SIZE_SHARE - self.centring:g}, "
-                f"got {self.calibration}."
-            )
-        most = 1.0 - SIZE_SHARE - self.centring - (self.calibration or 0.0)
+        most -= self.calibration or 0.0
         if self.second_moments is not None and not 0.0 <= self.second_moments < most:
             raise InvalidInput(
                 f"second_moments must be at least 0 and, with this centring, below {most:g}, got {self.second_moments}."
@@ -184,8 +199,19 @@ class HeadSettings:
             max_grad_norm=self.max_grad_norm,
             regularisation=self.regularisation,
         )
+        if isinstance(self.class_weight, Mapping):
+            _check_positive(**{f"class_weight[{label!r}]": each for label, each in self.class_weight.items()})
+        elif self.class_weight not in (None, "balanced"):
+            raise InvalidInput(
+                f"class_weight must be 'balanced', a mapping of labels to numbers or None, got {self.class_weight!r}."
+            )
         if not 1e-12 <= self.radius <= 1e12:
             raise InvalidInput(f"radius must be a number from 1e-12 to 1e12, got {self.radius!r}.")
+
+    @property
+    def class_sizes_share(self) -> float:
+        """The share of mu^2 that is spent on the sizes of the classes."""
+        return CLASS_SIZES_SHARE if self.class_weight == "balanced" else 0.0
 
 
 @dataclass(frozen=True)
@@ -196,16 +222,22 @@ class GradientPlan:
     """
 
     steps: int  # Number T of full-batch steps
-    learning_rate: float  # Mean of the learning rates of all steps
+    learning_rate: (
+        float  # Mean of the learning rates of all steps; with momentum, of what they move in the end
+    )
     max_grad_norm: float  # Per-record gradient clipping norm
+    momentum: float = 0.0  # The share of its direction that a step hands on to the next one (Nesterov)
+    stages: int = 1  # How often all steps are taken; in a second stage pairs of columns take part
 
     def rate(self, step: int) -> float:
         """Return the learning rate of a step."""
         return self.learning_rate * (2.0 * (self.steps - step) / (self.steps + 1.0))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the three numbers and the schedule by name."""
-        return {**asdict(self), "schedule": LINEAR}
+        """Return the numbers, but no momentum of 0 and no single stage, and the schedule by name."""
+        usual = {"momentum": 0.0, "stages": 1}
+        facts = {name: value for name, value in asdict(self).items() if usual.get(name) != value}
+        return {**facts, "schedule": LINEAR}
 
 
 @dataclass(frozen=True)
@@ -237,7 +269,11 @@ def _gradient_plan(
 def _cells_plan(size: float, columns: int, mu: float, settings: HeadSettings) -> GradientPlan:
     """Return the settings of the gradient method on cells of a table."""
     length = min(CELLS_NOISE * mu * size, CELLS_TRAINING_PER_COLUMN * columns)
-    return _plan(settings, CELLS_STEPS, CELLS_GRAD_NORM, length)
+    clear = mu * size / columns
+    least, most = CELLS_GRAD_NORM
+    plan = _plan(settings, CELLS_STEPS, min(most, least * max(1.0, math.sqrt(clear / CELLS_CLEAR))), length)
+    paired = clear >= PAIRS_FROM if settings.pairs is None else settings.pairs
+    return replace(plan, momentum=CELLS_MOMENTUM, stages=2 if paired and columns > 1 else 1)
 
 
 def _plan(settings: HeadSettings, steps: int, max_grad_norm: float, length: float) -> GradientPlan:
@@ -431,7 +467,8 @@ def weights_guarantee(facts: Facts, *, own_map: bool, encoding: Encoding | None 
     because = f"Gaussian mechanism on a certified minimiser. {weight_sensitivity(facts).because}"
     if facts["training_method"] == "gradient":
         because = "Gaussian mechanisms on exact clipped gradient sums compose to mu (THEORY 3.1)."
-    parts = [facts.get(name) for name in ("mu_size", "mu_centring", "mu_moments", "mu_calibration")]
+    names = ("mu_size", "mu_class_sizes", "mu_centring", "mu_moments", "mu_calibration")
+    parts = [facts.get(name) for name in names]
     first = [GaussianCost(mu).amount for mu in parts if mu is not None]
     guarantee = Guarantee.of(
         GaussianCost(root_rounded_up(sum(first, _training_amount(facts)))),

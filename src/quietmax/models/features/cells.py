@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,10 +89,11 @@ class TableCells(FeatureMap):
             self.levels + 1 if position in self.numbers else last - first + 1
             for position, (first, last) in enumerate(self.parts)
         ]
-        paired = [self._crossed(one) * self._crossed(other) for one, other in self.crosses]
+        paired = [self.crossed_size(one) * self.crossed_size(other) for one, other in self.crosses]
         return (*single, *paired)
 
-    def _crossed(self, position: int) -> int:
+    def crossed_size(self, position: int) -> int:
+        """Return the number of cells that a column has in a cross."""
         first, last = self.parts[position]
         return CROSSED_LEVELS + 1 if position in self.numbers else last - first + 1
 
@@ -103,15 +104,26 @@ class TableCells(FeatureMap):
         return len(self.sizes)
 
     def _features(self, records: Floats) -> Floats:
-        indices = np.empty((len(records), len(self.sizes)), np.float32)
+        indices = np.empty((len(records), len(self.parts)), np.float32)
         for position, (first, last) in enumerate(self.parts):
             part = records[:, first:last]
             indices[:, position] = self._levels(part) if position in self.numbers else _indicated(part)
-        for place, (one, other) in enumerate(self.crosses, start=len(self.parts)):
-            indices[:, place] = self._coarse(indices, one) * self._crossed(other) + self._coarse(
-                indices, other
-            )
-        return indices
+        return self.with_crosses(indices)
+
+    def with_crosses(self, indices: NDArray[Any]) -> NDArray[Any]:
+        """Append to rows the cells of the crosses that they lack; each row's follow from that row alone."""
+        found = [indices]
+        for one, other in self.crosses[indices.shape[1] - len(self.parts) :]:
+            pair = self.coarse(one)[indices[:, one].astype(np.intp)] * self.crossed_size(other)
+            pair += self.coarse(other)[indices[:, other].astype(np.intp)]
+            found.append(pair.astype(indices.dtype)[:, None])
+        return np.concatenate(found, axis=1)
+
+    def coarse(self, position: int) -> NDArray[np.int64]:
+        """Return which cell of a cross each cell of a column belongs to."""
+        if position not in self.numbers:
+            return np.arange(self.crossed_size(position))
+        return np.arange(self.levels + 1) // (self.levels // CROSSED_LEVELS)
 
     def _levels(self, part: Floats) -> NDArray[np.int64]:
         """Return the interval of each share, and the last cell for a missing value."""
@@ -120,13 +132,6 @@ class TableCells(FeatureMap):
         if part.shape[1] == 2:
             level[part[:, 1] > 0.0] = self.levels
         return level
-
-    def _coarse(self, indices: Floats, position: int) -> NDArray[np.int64]:
-        """Return the cells that a column has in a cross."""
-        cells = indices[:, position].astype(np.int64)
-        if position not in self.numbers:
-            return cells
-        return cells // (self.levels // CROSSED_LEVELS)
 
 
 def _indicated(part: Floats) -> NDArray[np.int64]:
