@@ -24,9 +24,9 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Refusal:
-    """One place that refuses: its package, the error, the HTTP status if any, and the sentence with … for values."""
+    """One place that refuses: its module, the error, the HTTP status if any, and the sentence with … for values."""
 
-    package: str
+    module: str
     place: str
     kind: str
     status: int | None
@@ -37,7 +37,7 @@ def refusals(sources: Path = SOURCES) -> list[Refusal]:
     """All places that raise one of `KINDS`, or return one, with a sentence written there."""
     return sorted(
         (refusal for path in sorted(sources.rglob("*.py")) for refusal in _of_file(path, sources)),
-        key=lambda refusal: (refusal.package, refusal.place),
+        key=lambda refusal: refusal.place,
     )
 
 
@@ -57,7 +57,7 @@ def _of_file(path: Path, sources: Path) -> Iterator[Refusal]:
         sentence = _text(arguments[0]) if arguments else None
         if sentence is not None and len(sentence) > 1:
             yield Refusal(
-                relative.parts[0].removesuffix(".py"),
+                ".".join(relative.with_suffix("").parts).removesuffix(".__init__"),
                 f"{relative.as_posix()}:{node.lineno:05d}",
                 call.func.id,
                 status,
@@ -84,12 +84,12 @@ def _value(part: ast.expr) -> str:
 
 
 def as_markdown(found: list[Refusal]) -> str:
-    """The list by package."""
+    """The list by module."""
     lines: list[str] = []
-    for package in sorted({refusal.package for refusal in found}):
-        lines += ["", f"### {package}", ""]
+    for module in sorted({refusal.module for refusal in found}):
+        lines += ["", f"### {module}", ""]
         for refusal in found:
-            if refusal.package == package:
+            if refusal.module == module:
                 kind = f"HTTP {refusal.status}" if refusal.status else f"`{refusal.kind}`"
                 sentence = refusal.sentence.replace("<", "&lt;").replace("*", "\\*").replace("_", "\\_")
                 lines.append(f"- {kind}: {sentence}")

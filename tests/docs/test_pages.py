@@ -36,6 +36,21 @@ def test_every_test_that_a_page_names_exists() -> None:
     assert _missing("see `test_that_nobody_wrote`") == ["test_that_nobody_wrote"]
 
 
+def test_every_file_and_module_that_the_pages_for_contributors_name_exists() -> None:
+    text = "".join(
+        (ROOT / page).read_text(encoding="utf-8") for page in ("CONTRIBUTING.md", "docs/architecture.md")
+    )
+    package = ROOT / "src" / "quietmax"
+    files = set(re.findall(r"`([\w/]+\.py)`", text))
+    modules = {name.replace(".", "/") for name in re.findall(r"`([a-z_]\w*(?:\.[a-z_]\w*)+)`", text)} - {
+        name.replace(".", "/") for name in files
+    }
+    assert len(files) > 20
+    assert len(modules) > 40
+    assert [name for name in files if not ((ROOT / name).exists() or any(package.rglob(name)))] == []
+    assert [name for name in modules if not any(package.glob(f"{name}{end}") for end in ("", ".py"))] == []
+
+
 def test_the_list_of_errors_is_long_and_has_sentences_that_end_and_show_no_python() -> None:
     found = script("docs/making/error_list.py").refusals()
     assert len(found) > 300
