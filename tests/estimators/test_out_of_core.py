@@ -32,6 +32,7 @@ WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
     "head, records": (PrivateHead, {"schema": PLAIN}),
     "head, persons": (PrivateHead, {}),
     "head, crosses and a scale": (PrivateHead, {"schema": CROSSED, "calibration": 0.1}),
+    "head, pairs of columns": (PrivateHead, {"pairs": True, "class_weight": "balanced"}),
     "dpsgd, records": (DPSGD, {"schema": PLAIN}),
     "dpsgd, small batches": (DPSGD, {"sampling_rate": 0.005, "hidden": (3,), "optimizer": "momentum"}),
     "dpsgd, all in every step": (DPSGD, {"sampling_rate": 1.0, "centring_steps": 0}),

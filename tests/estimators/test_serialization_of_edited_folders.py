@@ -72,6 +72,10 @@ ESTIMATORS: dict[str, Any] = {
     "head, second moments": PrivateHead(**PUBLIC, settings=HeadSettings(second_moments=0.2)),
     "head, cells": PrivateHead(**CELLS, settings=HeadSettings(calibration=0.1)),
     "head, cells without counts": PrivateHead(**CELLS, settings=HeadSettings(centring=0.0)),
+    "head, pairs": PrivateHead(
+        **(PUBLIC | {"features": TableCells(2, ((0, 1), (1, 2)), (0,), levels=16)}),
+        settings=HeadSettings(centring=0.0, pairs=True, class_weight="balanced"),
+    ),
     "head, seeded": PrivateHead(**PUBLIC, random_state=0),
     "head, classes not declared": PrivateHead(**(PUBLIC | {"classes": None})),
     "head asked": PrivateHead(**PUBLIC, **QUERY),

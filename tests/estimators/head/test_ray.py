@@ -74,7 +74,13 @@ def test_the_weights_do_not_depend_on_the_number_of_workers(
 def test_a_head_on_cells_has_the_same_weights_and_scale_on_workers(
     tmp_path: Path, people: pd.DataFrame
 ) -> None:
-    settings = {"schema": CROSSED, "features": "auto", "second_moments": None, "calibration": 0.1}
+    settings = {
+        "schema": CROSSED,
+        "features": "auto",
+        "second_moments": None,
+        "calibration": 0.1,
+        "pairs": True,
+    }
     expected = fit(people, "local", **settings)
     assert isinstance(expected.feature_map_, TableCells)
     permuted = people.sample(frac=1, random_state=5)

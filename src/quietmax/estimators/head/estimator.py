@@ -323,7 +323,8 @@ class PrivateHead(PrivateClassifier):
             cells = self.feature_map_ = with_strongest_pairs(cells, outputs, shares)
             table._reserve(len(table), len(cells.sizes) + 1)
             table.update(partial(_with_pairs, cells))
-            shares = with_shares_of_pairs(cells, shares)
+            counted = allowance.centre is not None
+            shares = with_shares_of_pairs(cells, shares) if counted else even_shares(cells.sizes)
             started = np.zeros((len(outputs), len(shares) + 1))
             started[:, : outputs.shape[1] - 1], started[:, -1] = outputs[:, :-1], outputs[:, -1]
             outputs = self._descend_on(table, cells, shares, noise, mu, source, started)
