@@ -57,6 +57,10 @@ CASES: dict[str, tuple[Any, Callable[[Any], float]]] = {
         DPSGD(1.0, 1e-5, settings=DPSGDSettings(steps=20), **PUBLIC),
         lambda dpsgd: dpsgd.plan_.noise_multiplier,
     ),
+    "dpsgd cells": (
+        DPSGD(1.0, 1e-5, features=CELLS, settings=DPSGDSettings(steps=20, calibration_steps=2), **PUBLIC),
+        lambda dpsgd: dpsgd.plan_.noise_multiplier,
+    ),
     "dpsgd full": (DPSGD(1.0, 1e-5, settings=FULL, **PUBLIC), lambda dpsgd: dpsgd.plan_.noise_multiplier),
 }
 

@@ -16,6 +16,7 @@ from quietmax.errors import InvalidData, InvalidInput
 from quietmax.estimators.blocks import LocalEngine
 from quietmax.estimators.dpsgd import training
 from quietmax.estimators.head import estimator as head
+from quietmax.estimators.head.weights import TableWeights
 from quietmax.models import MLP, CrossEntropy, TrainingSettings
 from tests.estimators.made import made
 from tests.estimators.table_of_people import CROSSED, PERSONS, PLAIN, files, table_of_people
@@ -34,6 +35,7 @@ WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
     "head, crosses and a scale": (PrivateHead, {"schema": CROSSED, "calibration": 0.1}),
     "head, pairs of columns": (PrivateHead, {"pairs": True, "class_weight": "balanced"}),
     "dpsgd, records": (DPSGD, {"schema": PLAIN}),
+    "dpsgd, persons": (DPSGD, {}),
     "dpsgd, small batches": (DPSGD, {"sampling_rate": 0.005, "hidden": (3,), "optimizer": "momentum"}),
     "dpsgd, all in every step": (DPSGD, {"sampling_rate": 1.0, "centring_steps": 0}),
     "dpsgd, shuffled": (DPSGD, {"schema": PLAIN, **SHUFFLED}),
@@ -63,6 +65,8 @@ def released(fitted: Any) -> list[Any]:
     if isinstance(fitted, PrivateHead):
         found = [fitted.size_, fitted.centre_, fitted.coef_, fitted.whitening_]
         return [each for each in found if each is not None]
+    if hasattr(fitted, "model_") and isinstance(fitted.model_, TableWeights):
+        return [fitted.model_.weights, fitted.model_.centre]
     network = fitted.ensemble_.teachers if isinstance(fitted, Teachers) else fitted.model_.network
     others = [fitted.ensemble_.silent] if isinstance(fitted, Teachers) else []
     if isinstance(fitted, DPSGD) and fitted.model_.centring is not None:
@@ -119,7 +123,7 @@ def test_nothing_is_left_on_disk_after_an_error(
         seen.extend(tmp_path.rglob("*.labels"))
         raise error
 
-    steps = {PrivateHead: "descend", DPSGD: "train_private_stack", Teachers: "train_networks"}
+    steps = {PrivateHead: "descend", DPSGD: "train_on_cells", Teachers: "train_networks"}
     monkeypatch.setattr(inspect.getmodule(kind), steps[kind], interrupted)
     private = made(kind, **USUAL[kind], schema=PLAIN, random_state=3, engine=LocalEngine(0, tmp_path))
     with pytest.raises(error):

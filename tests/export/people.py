@@ -102,10 +102,10 @@ def unreadable(rows: pd.DataFrame) -> np.ndarray:
     return np.any([rows[name].isin(cells.split(";")) for name, cells in wrong.items()], axis=0)
 
 
-def train(folder: Path, **settings: Any) -> Path:
-    """Train a head on random rows and save it."""
+def train(folder: Path, kind: Any = PrivateHead, **settings: Any) -> Path:
+    """Train a head, or another estimator, on random rows and save it."""
     rows = readable_rows(1500, seed=1)
     classes = np.array(SCHEMA.classes)
     rows["y"] = classes[np.clip(np.nan_to_num(rows["age"].to_numpy(), nan=0.0) // 34, 0, 2).astype(int)]
-    head = PrivateHead(epsilon=8.0, schema=SCHEMA, declared_size=1500, **settings).fit(rows)
-    return save_private(head, folder, dataset="people")
+    fitted = kind(epsilon=8.0, schema=SCHEMA, declared_size=1500, **settings).fit(rows)
+    return save_private(fitted, folder, dataset="people")

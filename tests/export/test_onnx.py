@@ -73,7 +73,16 @@ def file(table_head: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@pytest.mark.parametrize(("name", "features"), [("table_head", TableCells), ("dense_head", TableFeatures)])
+@pytest.fixture(scope="module")
+def dpsgd(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A linear model that DP-SGD trained on the same rows."""
+    return train(tmp_path_factory.mktemp("dpsgd") / "model", qm.DPSGD)
+
+
+@pytest.mark.parametrize(
+    ("name", "features"),
+    [("table_head", TableCells), ("dense_head", TableFeatures), ("dpsgd", TableCells)],
+)
 def test_thousands_of_rows_get_the_answers_of_the_folder_or_none(
     name: str, features: type, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

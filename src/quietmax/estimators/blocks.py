@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,6 +69,13 @@ _PERSONS_AT_ONCE = 2**22
 
 Sum = TypeVar("Sum")
 """What can be summed over blocks."""
+
+
+class Summed(Protocol):
+    """Rows that a function can be summed over: a table, blocks, or a batch of DP-SGD."""
+
+    def sum(self, work: Callable[[Table], Sum]) -> Sum:
+        """Add up what a function returns for parts of the rows."""
 
 
 @dataclass(frozen=True, eq=False)

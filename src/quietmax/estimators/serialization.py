@@ -443,9 +443,8 @@ def _read_query_head(stored: _Stored, head: HeadWeights, features: FeatureMap) -
 
 def _check_table_head(stored: _Stored, head: TableWeights) -> None:
     """Raise ValueError if the facts of a head on cells contradict each other or the weights."""
-    facts, cells = stored.guarantee.parameters, sum(head.sizes)
-    if head.weights.shape[1:] != (cells + 1,) or head.centre.shape != (cells,):
-        raise ValueError(f"its weights and its centre must have an entry for each of {cells} cells")
+    facts = stored.guarantee.parameters
+    _check_entries(head)
     _check_facts(
         facts, training_method="gradient", loss="cross-entropy", release="weights", whitening="cells"
     )
@@ -555,17 +554,16 @@ def _read_teachers(stored: _Stored) -> _Read:
 
 def _write_dpsgd(estimator: DPSGD) -> _Written:
     """Describe the network and the public numbers of its training."""
-    network = estimator.model_.network
+    model, plan = estimator.model_, estimator.plan_
+    description: dict[str, Any] = {"epsilon": plan.epsilon, "delta": plan.delta, "declared_size": plan.size}
+    if isinstance(model, TableWeights):
+        arrays = {"weights": model.weights, "centre": model.centre}
+        return description, {name: torch.from_numpy(values) for name, values in arrays.items()}
+    network = model.network
     if not isinstance(network, MLP):
         raise InvalidInput("Only the built-in network can be saved. Save a module of your own with torch.")
-    description = {
-        "widths": list(network.widths),
-        "activation": network.activation,
-        "epsilon": estimator.plan_.epsilon,
-        "delta": estimator.plan_.delta,
-        "declared_size": estimator.plan_.size,
-    }
-    tensors, centring = dict(network.parameters()), estimator.model_.centring
+    description |= {"widths": list(network.widths), "activation": network.activation}
+    tensors, centring = dict(network.parameters()), model.centring
     if centring is not None:
         tensors["centre"] = torch.from_numpy(centring.centre)
         if centring.scale is not None:
@@ -575,11 +573,11 @@ def _write_dpsgd(estimator: DPSGD) -> _Written:
 
 def _read_dpsgd(stored: _Stored) -> _Read:
     """Return the released network, and its guarantee according to the accountant."""
-    from quietmax.estimators.dpsgd.estimator import PrivateNetwork, network_guarantee
+    from quietmax.estimators.dpsgd.estimator import network_guarantee
     from quietmax.estimators.dpsgd.training import LATER_FIELDS, Plan, PrivateSettings
 
     description, facts = stored.description, stored.guarantee.parameters
-    network = mlp_from(stored.tensors, description["widths"], str(description["activation"]))
+    model, known = _read_network(stored)
     named = [field.name for field in fields(PrivateSettings)]
     plan = Plan(
         PrivateSettings(
@@ -588,30 +586,49 @@ def _read_dpsgd(stored: _Stored) -> _Read:
         **{name: facts[name] for name in ("noise_multiplier", "epsilon", "delta", "accountant", "analysis")},
         size=facts["declared_size"],
     )
-    _check_same("one network", network.networks, 1)
-    _check_facts(
-        facts,
-        estimator="dpsgd",
-        hidden=network.widths[1:-1],
-        activation=network.activation,
-        sampling="poisson" if plan.analysis == "proven" else "shuffled",
-    )
+    sampling = "poisson" if plan.analysis == "proven" else "shuffled"
+    _check_facts(facts, estimator="dpsgd", sampling=sampling, **known)
     _check_facts(description, epsilon=plan.epsilon, delta=plan.delta, declared_size=plan.size)
     _check_noise(plan)
-    centring = _read_centring(stored)
-    if (centring is None) != (plan.settings.centring_steps == 0):
+    if ("centre" in stored.tensors) != (plan.settings.centring_steps > 0):
         raise ValueError("it must have a centre if and only if steps were spent on releasing one")
+    implied: dict[str, Any] = {"inputs": "cells"} if isinstance(model, TableWeights) else {}
+    if plan.settings.calibration_steps:
+        implied["scale"] = facts["scale"]
     guarantee = network_guarantee(
         plan,
         Basis.of(stored.features, stored.encoding, facts),
         exact=facts["noise_source"] == {"source": "exact", "exact": True},
-        centring=centring,
+        centring=None if isinstance(model, TableWeights) else model.centring,
         unit=stored.guarantee.unit,
-        dimension=network.widths[0],
-        classes=network.classes,
-        **({"scale": facts["scale"]} if plan.settings.calibration_steps else {}),
+        dimension=known["dimension"],
+        classes=model.classes,
+        **implied,
     )
-    return PrivateNetwork(network, centring), guarantee
+    return model, guarantee
+
+
+def _read_network(stored: _Stored) -> tuple[PrivateNetwork | TableWeights, dict[str, Any]]:
+    """Return the released model, and the facts of its training that follow from it."""
+    from quietmax.estimators.dpsgd.estimator import PrivateNetwork
+
+    description, tensors = stored.description, stored.tensors
+    if isinstance(stored.features, TableCells):
+        weights, centre = tensors["weights"].numpy(), tensors["centre"].numpy()
+        table = TableWeights(weights, centre, stored.features.sizes)
+        _check_entries(table)
+        return table, {"hidden": [], "dimension": len(centre)}
+    network = mlp_from(tensors, description["widths"], str(description["activation"]))
+    _check_same("one network", network.networks, 1)
+    known = {"hidden": network.widths[1:-1], "activation": network.activation, "dimension": network.widths[0]}
+    return PrivateNetwork(network, _read_centring(stored)), known
+
+
+def _check_entries(model: TableWeights) -> None:
+    """Raise ValueError unless a table's weights and shares have an entry for each cell."""
+    cells = sum(model.sizes)
+    if model.weights.shape[1:] != (cells + 1,) or model.centre.shape != (cells,):
+        raise ValueError(f"its weights and its centre must have an entry for each of {cells} cells")
 
 
 def _read_centring(stored: _Stored) -> Centring | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from quietmax.errors import DataUnavailable, InvalidInput
 from quietmax.estimators import DPSGD, DPSGDSettings, open_private, save_private
 from quietmax.estimators.blocks import LocalEngine
 from quietmax.estimators.dpsgd import estimator, training
-from quietmax.estimators.dpsgd.estimator import _released_scale
+from quietmax.estimators.dpsgd.estimator import _network_scores, _released_scale
 from quietmax.estimators.dpsgd.gradients import exact_logits
 from quietmax.estimators.dpsgd.training import Plan, make_plan
 from quietmax.estimators.head import calibration
@@ -50,6 +51,10 @@ def _labelled(network: MLP, count: int) -> tuple[Any, Any]:
     return rows, (generator.random(count) < shares[:, 1]).astype(np.int64)
 
 
+def _scale_of(network: MLP, rows: Any, labels: Any, plan: Plan, **given: Any) -> float:
+    return _released_scale(partial(_network_scores, network), rows, labels, network.classes, plan, **given)
+
+
 @contextmanager
 def _releases(*modules: Any) -> Iterator[list[tuple[float, float, Any]]]:
     """Note the sensitivity, the mu and the exact values of everything that some modules release."""
@@ -77,7 +82,7 @@ def test_a_network_that_is_sure_by_a_factor_gets_its_inverse_as_the_scale(
     rows, labels = _labelled(_linear(1.0), 20_000)
     persons = Persons.of(np.arange(20_000) // 2) if grouped else None
     plan = _plan(10_000 if grouped else 20_000, noise=5.0)
-    scale = _released_scale(_linear(factor), rows, labels, plan, seed=seed, persons=persons)
+    scale = _scale_of(_linear(factor), rows, labels, plan, seed=seed, persons=persons)
     assert scale == pytest.approx(1.0 / factor, rel=0.15)
 
 
@@ -93,7 +98,7 @@ def test_a_record_or_person_moves_the_excess_by_its_own_at_most_one(owned: int) 
     def excess(chosen: slice) -> float:
         persons = None if owned == 1 else Persons.of(people[chosen])
         with _releases(calibration) as seen:
-            _released_scale(network, rows[chosen], labels[chosen], plan, seed=1, persons=persons)
+            _scale_of(network, rows[chosen], labels[chosen], plan, seed=1, persons=persons)
         return float(seen[0][2][0])
 
     moved = excess(slice(None)) - excess(slice(owned, None))
@@ -139,7 +144,7 @@ def test_a_row_whose_logits_overflow_moves_the_excess_no_further() -> None:
     rows = np.full((3, COLUMNS), 3e38, np.float32)
     with _releases(calibration) as seen:
         plan = _plan(3, noise=1.0, sampling_rate=1.0)
-        _released_scale(network, rows, np.array([0, 1, 0]), plan, seed=1)
+        _scale_of(network, rows, np.array([0, 1, 0]), plan, seed=1)
     assert all(abs(values[0]) <= 3.0 for _, _, values in seen)
 
 

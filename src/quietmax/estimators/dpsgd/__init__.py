@@ -1,1 +1,1 @@
-"""DP-SGD. Read config first, then gradients, training, opacus (modules of your own) and estimator."""
+"""DP-SGD. Read training first, then gradients, tables (rows as cells) and estimator."""

@@ -33,9 +33,12 @@ from quietmax.errors import InvalidInput
 from quietmax.estimators.base import PrivateClassifier, _documented
 from quietmax.estimators.blocks import ROWS_AT_ONCE, Floats, LocalEngine, Table
 from quietmax.estimators.dpsgd.gradients import exact_logits
+from quietmax.estimators.dpsgd.tables import released_shares, train_on_cells
 from quietmax.estimators.dpsgd.training import (
+    CENTRING_SHARE,
     LENGTH_PER_COLUMN,
     ROW_LENGTH,
+    Batch,
     Build,
     DPSGDSettings,
     Inputs,
@@ -44,12 +47,13 @@ from quietmax.estimators.dpsgd.training import (
     StoredRows,
     _check_length,
     _draw_batches,
+    _randomness,
     make_plan,
     train_private,
     train_private_module,
     train_private_stack,
 )
-from quietmax.estimators.head.calibration import _bisected_scale, _Excess
+from quietmax.estimators.head.calibration import Scores, _bisected_scale, _Excess
 from quietmax.estimators.head.exact_sums import (
     BITS,
     _row_sum,
@@ -59,7 +63,15 @@ from quietmax.estimators.head.exact_sums import (
     clipped_rows,
     on_grid,
 )
-from quietmax.estimators.head.weights import default_features
+from quietmax.estimators.head.tables import (
+    PEOPLE_PER_INTERVAL,
+    cell_scores,
+    centred,
+    class_scores,
+    levels_for,
+)
+from quietmax.estimators.head.tables import Basis as CellBasis
+from quietmax.estimators.head.weights import TableWeights, default_features
 from quietmax.estimators.training_set import (
     Basis,
     Condition,
@@ -68,11 +80,11 @@ from quietmax.estimators.training_set import (
     TrainingRows,
 )
 from quietmax.models.features.base import FeatureMap
+from quietmax.models.features.cells import TableCells, table_cells
 from quietmax.models.features.tabular import TableFeatures, table_features
 from quietmax.models.mlp import MLP
 from quietmax.models.training import LogitClassifier, TorchModel
 from quietmax.noise.release import release_gaussian
-from quietmax.noise.sources import EXACT, NoiseSource, SeededNoise
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,41 +134,30 @@ def _released_centre(
     return on_grid(mean * ((1.0 - 2.0**-BITS) / max(length, 1.0)))
 
 
-def _randomness(stream: int, seed: int | None) -> tuple[NoiseSource, int | None]:
-    """Return a source of noise and the seed of the batches, None for exact noise and batches."""
-    if seed is None:
-        return EXACT, None
-    first, drawn = (int(word) for word in np.random.SeedSequence((stream, seed)).generate_state(2))
-    return SeededNoise(first), drawn
-
-
 def _released_scale(
-    network: MLP,
+    scores: Scores,
     features: NDArray[np.float32] | StoredRows,
     labels: NDArray[np.integer[Any]],
+    classes: int,
     plan: Plan,
     *,
     seed: int | None = None,
     persons: Persons | None = None,
 ) -> float:
-    """Release the scale at which the network's confidence equals its accuracy, by the calibration steps of a plan."""
+    """Release the scale at which confidence equals accuracy, by the calibration steps of a plan."""
     source, drawn = _randomness(0xCA1B, seed)
     batches = _draw_batches(len(features), plan.size, plan.settings, persons, seed=drawn)
 
-    def _scores(table: Table, part: slice) -> Floats:
-        return exact_logits(network, table.rows[part])
-
     def _excess_at(scale: float) -> int:
         """Sum over the rows of the next batch; one record, or all rows of one person, move it by at most 1."""
-        batch, total = next(batches), 0
-        for start in range(0, len(batch), ROWS_AT_ONCE):
-            part = batch[start : start + ROWS_AT_ONCE]
-            repeats = None if persons is None else persons.rows[part]
-            table = Table(features[part], labels[part].astype(np.int64), network.classes, repeats)
-            total += _Excess(_scores, scale, ROWS_AT_ONCE)(table)
-        return total
+        batch = Batch(features, labels, classes, persons, next(batches))
+        return batch.sum(_Excess(scores, scale, ROWS_AT_ONCE))
 
     return _bisected_scale(_excess_at, plan.settings.calibration_steps, 1 / plan.noise_multiplier, source)
+
+
+def _network_scores(network: MLP, table: Table, part: slice) -> Floats:
+    return exact_logits(network, table.rows[part])
 
 
 def _scaled(network: MLP, scale: float) -> MLP:
@@ -253,8 +254,8 @@ class DPSGD(PrivateClassifier):
     ----------
     plan_ : Plan
         All public numbers of the run.
-    model_ : PrivateNetwork
-        The released network.
+    model_ : PrivateNetwork or TableWeights
+        The released network, or what each cell of a table adds to the logits.
     scale_ : float
         What the logits have been multiplied by, so that confidence is close to accuracy. Absent without calibration.
     $shared_attributes
@@ -295,21 +296,21 @@ class DPSGD(PrivateClassifier):
             kind = self._inputs()
             self.plan_ = self._plan(size, length, kind)
             settings = self.plan_.settings
-            rows.blocks.expect(2 + settings.steps * settings.sampling_rate)
+            changes = 2 if kind in ("centred", "scaled") else 1
+            rows.blocks.expect(changes + settings.steps * settings.sampling_rate)
             # What the built-in network sees must be finite; a module leaves out records that it cannot compute.
             self._map_rows(rows.blocks, finite=kind == "plain" and self.network is None)
             dimension, centring = rows.shape[1], None
-            if kind != "plain":
-                centring = self._centring(rows, float(length), seed)
-                rows.blocks.update(partial(_centred, centring))
-            network = self._trained(rows, seed)
+            if isinstance(self.feature_map_, TableCells):
+                self.model_: PrivateNetwork | TableWeights = self._on_cells(rows, self.feature_map_, seed)
+                dimension = len(self.model_.centre)
+            else:
+                if kind != "plain":
+                    centring = self._centring(rows, float(length), seed)
+                    rows.blocks.update(partial(_centred, centring))
+                self.model_ = PrivateNetwork(self._trained(rows, seed), centring)
             if settings.calibration_steps:
-                assert isinstance(network, MLP)
-                self.scale_ = _released_scale(
-                    network, rows, rows.labels, self.plan_, seed=seed, persons=rows.persons
-                )
-                network = _scaled(network, self.scale_)
-            self.model_ = PrivateNetwork(network, centring)
+                self.model_ = self._calibrated(self.model_, rows, seed)
         return network_guarantee(
             self.plan_,
             self._basis(data),
@@ -319,15 +320,45 @@ class DPSGD(PrivateClassifier):
             unit=data.unit,
             dimension=dimension,
             classes=len(self.classes_),
+            **({"inputs": kind} if kind == "cells" else {}),
             **({"scale": self.scale_} if settings.calibration_steps else {}),
         )
+
+    def _on_cells(self, rows: StoredRows, cells: TableCells, seed: int | None) -> TableWeights:
+        """Train on the cells of a table's rows."""
+        plan, sizes = self.plan_, cells.sizes
+        shares, noise = released_shares(rows, plan, sizes, seed)
+        per_number = (
+            mu_of(plan.epsilon, plan.delta) * plan.size / (PEOPLE_PER_INTERVAL * max(1, len(cells.numbers)))
+        )
+        basis = CellBasis.of(cells, shares, noise, per_number)
+        outputs = train_on_cells(rows, basis, plan, sizes, seed)
+        return TableWeights(class_scores(centred(outputs, cells, shares)), shares, sizes)
+
+    def _calibrated(
+        self, model: PrivateNetwork | TableWeights, rows: StoredRows, seed: int | None
+    ) -> PrivateNetwork | TableWeights:
+        """Release the scale of the logits, and multiply them by it."""
+
+        def _scale(scores: Scores) -> float:
+            self.scale_ = _released_scale(
+                scores, rows, rows.labels, model.classes, self.plan_, seed=seed, persons=rows.persons
+            )
+            return self.scale_
+
+        if isinstance(model, TableWeights):
+            scale = _scale(partial(cell_scores, model.weights, model.sizes))
+            return replace(model, weights=model.weights * scale)
+        assert isinstance(model.network, MLP)
+        scale = _scale(partial(_network_scores, model.network))
+        return replace(model, network=_scaled(model.network, scale))
 
     def _check_settings(self) -> None:
         if self.engine != "local" and not isinstance(self.engine, LocalEngine):
             raise InvalidInput("DP-SGD is trained in this process: engine must be 'local' or a LocalEngine.")
 
     @property
-    def _classifier(self) -> PrivateNetwork:
+    def _classifier(self) -> PrivateNetwork | TableWeights:
         return self.model_
 
     @property
@@ -342,13 +373,37 @@ class DPSGD(PrivateClassifier):
             return None
         if data.encoding is None or self.image_shape is not None or size is None:
             return default_features(data.columns, self.image_shape)
-        delta = 1 / (10 * size) if self.delta is None else self.delta
-        return table_features(data.encoding, size, len(self.classes_), mu_of(self.epsilon, delta))
+        mu = mu_of(self.epsilon, 1 / (10 * size) if self.delta is None else self.delta)
+        if self._trains_on_cells:
+            levels = levels_for(size, mu * math.sqrt(CENTRING_SHARE), len(data.encoding.columns))
+            if (cells := table_cells(data.encoding, levels)) is not None:
+                return cells
+        return table_features(data.encoding, size, len(self.classes_), mu)
+
+    @property
+    def _trains_on_cells(self) -> bool:
+        """Whether the settings allow to train on cells: a linear model, whose first steps release counts."""
+        settings = self._settings
+        counted = settings.centring_steps != 0 and not (
+            settings.centring_steps is None and settings.steps == 1
+        )
+        return self._may_centre and counted and not settings.hidden and settings.length is None
+
+    @property
+    def _may_centre(self) -> bool:
+        return self.preset == "default" and self.analysis == "proven" and self.network is None
 
     def _inputs(self) -> Inputs:
         """Return what the network sees; a table's features are scaled by the centre."""
         settings = self._settings
-        possible = self.preset == "default" and self.analysis == "proven" and self.network is None
+        possible = self._may_centre
+        if isinstance(self.feature_map_, TableCells):
+            if not self._trains_on_cells:
+                raise InvalidInput(
+                    "TableCells require preset='default', analysis='proven', a linear model and centring steps, and "
+                    "neither `network` nor `length`."
+                )
+            return "cells"
         for name in ("centring_steps", "calibration_steps"):
             if getattr(settings, name) and not possible:
                 raise InvalidInput(
@@ -369,6 +424,8 @@ class DPSGD(PrivateClassifier):
 
     def _plan(self, size: int, length: float, inputs: Inputs) -> Plan:
         given = vars(self._settings) | {"length": length}
+        if isinstance(self.feature_map_, TableCells):
+            given["columns"] = len(self.feature_map_.sizes)
         if self.network is not None:
             given["calibration_steps"] = 0
         return make_plan(

@@ -35,7 +35,7 @@ from torch import Tensor
 from quietmax.accounting.dpsgd import Accountant, NoiseAnalysis, Schedule, noise_multiplier
 from quietmax.data.records import Split
 from quietmax.errors import InvalidInput
-from quietmax.estimators.blocks import Blocks
+from quietmax.estimators.blocks import Blocks, Sum, Table, added
 from quietmax.estimators.dpsgd.gradients import (
     LARGEST_TABLE,
     MODULE_ROUNDING,
@@ -47,6 +47,7 @@ from quietmax.estimators.dpsgd.gradients import (
     _exact_sum_of_parts,
     rounding_share,
 )
+from quietmax.estimators.head.weights import CELLS_NOISE, CELLS_TRAINING_PER_COLUMN
 from quietmax.estimators.training_set import Persons, _check_positive, _checked_size, check_choice
 from quietmax.models.mlp import MLP, activation, initial_mlp
 from quietmax.models.stacked import (
@@ -59,6 +60,7 @@ from quietmax.models.stacked import (
     check_weights,
 )
 from quietmax.noise.release import release_gaussian
+from quietmax.noise.sources import EXACT, NoiseSource, SeededNoise
 
 Build = Callable[[int, int], torch.nn.Module]
 
@@ -68,8 +70,9 @@ Build = Callable[[int, int], torch.nn.Module]
 Optimizer = Literal["sgd", "momentum", "adam"]
 Sampling = Literal["poisson", "shuffled"]
 Preset = Literal["default", "paper"]
-Inputs = Literal["plain", "centred", "scaled"]
-"""What the network sees: features as they are, centred rows, or centred rows that are scaled by the released mean."""
+Inputs = Literal["plain", "centred", "scaled", "cells"]
+"""What the network sees: features as they are, centred rows, centred rows that are scaled by the released mean, or the
+cells of a table's rows (`dpsgd.tables`)."""
 
 ROW_LENGTH = 5.0
 """Length of a centred row. The bias, a constant feature of 1, is then a fifth of it."""
@@ -77,6 +80,8 @@ CENTRING_SHARE = 0.05
 """Share of the steps that release the mean of the features."""
 CENTRED_RATE, CENTRED_DECAY = 0.5, 0.3
 """With centring: the sampling rate, and the share of the steps over which the learning rate falls."""
+CELLS_DECAY, CELLS_CLIPPING = 1.0, 0.4
+"""On cells of a table: that share of the steps, and the clipping norm; rows have a length of about 1."""
 CENTRED_NOISE, SCALED_NOISE, LOGIT_NOISE = 0.9, 0.8, 1.5
 """kappa, the standard deviation of all noise together on a logit: centred, centred and scaled, not centred."""
 CLIPPING_SHARE, SCALED_CLIPPING_SHARE = 0.2, 0.5
@@ -260,9 +265,13 @@ def make_plan(
     preset: Preset = "default",
     length: float = 1.0,
     inputs: Inputs = "plain",
+    columns: int = 1,
     **given: Any,
 ) -> Plan:
-    """Return the settings and the noise of a run; settings that are not given come from a preset."""
+    """Return the settings and the noise of a run; settings that are not given come from a preset.
+
+    The number of columns matters for cells alone.
+    """
     check_choice("preset", preset, ("default", "paper"))
     size = _checked_size(size)
     _check_positive(length=length)
@@ -271,7 +280,7 @@ def make_plan(
     if delta is None:
         delta = 1 / (10 * size)
     if inputs != "plain":
-        length = ROW_LENGTH
+        length = 1.0 if inputs == "cells" else ROW_LENGTH
         steps = wanted.setdefault("steps", STEPS)
         wanted.setdefault("centring_steps", max(1, round(CENTRING_SHARE * steps)))
     start = _paper(size) if preset == "paper" else _default(size, length, inputs)
@@ -283,13 +292,15 @@ def make_plan(
     if preset == "default" and analysis == "proven" and "calibration_steps" not in wanted:
         settings = replace(settings, calibration_steps=_calibration_steps(schedule, multiplier, size))
     if preset == "default" and "learning_rate" not in wanted:
-        rate = _learning_rate(settings, multiplier, size, length, inputs)
+        rate = _learning_rate(settings, multiplier, size, length, inputs, columns)
         settings = replace(settings, learning_rate=rate)
     return Plan(settings, multiplier, float(epsilon), float(delta), accountant, analysis, int(size))
 
 
 def _default(size: int, length: float, inputs: Inputs) -> PrivateSettings:
     """Return the settings of the default preset: a linear model and large batches; momentum without centring."""
+    if inputs == "cells":
+        return PrivateSettings(sampling_rate=CENTRED_RATE, max_grad_norm=CELLS_CLIPPING, decay=CELLS_DECAY)
     share = SCALED_CLIPPING_SHARE if inputs == "scaled" else CLIPPING_SHARE
     max_grad_norm = share * math.sqrt(length * length + 1)
     if inputs != "plain":
@@ -324,15 +335,17 @@ def _calibration_steps(schedule: Schedule, multiplier: float, size: int) -> int:
 
 
 def _learning_rate(
-    settings: PrivateSettings, multiplier: float, size: int, length: float, inputs: Inputs
+    settings: PrivateSettings, multiplier: float, size: int, length: float, inputs: Inputs, columns: int
 ) -> float:
     """Return the learning rate at which all noise together has the standard deviation kappa on a logit."""
     if settings.optimizer == "adam":
         return ADAM_RATE
     gain = _MOMENTUM_GAIN[settings.optimizer]
-    kappa = {"plain": LOGIT_NOISE, "centred": CENTRED_NOISE, "scaled": SCALED_NOISE}[inputs]
+    noises = {"plain": LOGIT_NOISE, "centred": CENTRED_NOISE, "scaled": SCALED_NOISE, "cells": CELLS_NOISE}
+    kappa = noises[inputs]
     factors = replace(settings, learning_rate=1.0)._learning_rates()
-    longest = LONGEST_STEP if inputs == "plain" else LONGEST_TRAINING / (gain * float(factors.sum()))
+    whole = CELLS_TRAINING_PER_COLUMN * columns if inputs == "cells" else LONGEST_TRAINING
+    longest = LONGEST_STEP if inputs == "plain" else whole / (gain * float(factors.sum()))
     root = math.sqrt(float(np.square(factors).sum()))
     noise = multiplier * root * gain / (settings.sampling_rate * size)
     return min(kappa / noise, longest) / (settings.max_grad_norm * length)
@@ -395,6 +408,35 @@ def _reader(
         return torch.from_numpy(features[chosen]), targets[numbers].to(torch.int64), weights
 
     return _read
+
+
+def _randomness(stream: int, seed: int | None) -> tuple[NoiseSource, int | None]:
+    """Return a source of noise and the seed of the batches, None for exact noise and batches."""
+    if seed is None:
+        return EXACT, None
+    first, drawn = (int(word) for word in np.random.SeedSequence((stream, seed)).generate_state(2))
+    return SeededNoise(first), drawn
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Some rows of a training set by their numbers, which are read in parts."""
+
+    features: NDArray[np.float32] | StoredRows
+    labels: NDArray[np.integer[Any]]
+    classes: int
+    persons: Persons | None
+    numbers: Rows
+
+    def sum(self, work: Callable[[Table], Sum]) -> Sum:
+        """Add up what a function returns for parts of the batch, also of a batch without rows."""
+        return added(work(part) for part in self._parts())
+
+    def _parts(self) -> Iterator[Table]:
+        for start in range(0, max(len(self.numbers), 1), _BATCH_ROWS_AT_ONCE):
+            part = self.numbers[start : start + _BATCH_ROWS_AT_ONCE]
+            repeats = None if self.persons is None else self.persons.rows[part]
+            yield Table(self.features[part], self.labels[part].astype(np.int64), self.classes, repeats)
 
 
 class _Units:
@@ -483,6 +525,7 @@ def _batches(units: _Units, size: int, settings: PrivateSettings, seed: int | No
 # --- Steps ------------------------------------------------------------------------------------------------------------
 
 _MOMENTUM = 0.9
+_BATCH_ROWS_AT_ONCE = 2**14
 _UNITS_AT_ONCE = 2**20
 """Random words are drawn for this many units at a time."""
 

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietmax.errors import InvalidInput
-from quietmax.estimators.blocks import Floats, Labels, Table
+from quietmax.estimators.blocks import Floats, Labels, Summed, Table
 from quietmax.estimators.head.exact_sums import (
     _SHORTENED,
     _UNIT,
@@ -91,7 +91,7 @@ def levels_for(size: float, mu_counts: float | None, columns: int) -> int:
 
 
 def released_counts(
-    table: Rows, sizes: tuple[int, ...], mu: float, source: NoiseSource
+    table: Summed, sizes: tuple[int, ...], mu: float, source: NoiseSource
 ) -> tuple[Floats, float]:
     """Release how many records or persons are in each cell, with noise; also return the noise's standard deviation.
 
