@@ -235,7 +235,12 @@ def _class_numbers(
         raise InvalidInput(
             f"classes must contain at least two different classes, each once, got {classes.tolist()[:20]}."
         )
-    places = np.array([numbers.get(label, -1) for label in labels.tolist()], dtype=np.int64)
+    if labels.dtype.kind == classes.dtype.kind == "i":
+        order = np.argsort(classes)
+        found = order[np.searchsorted(classes[order[:-1]], labels)]
+        places = np.where(classes[found] == labels, found, -1)
+    else:
+        places = np.array([numbers.get(label, -1) for label in labels.tolist()], dtype=np.int64)
     if (places < 0).any():
         raise InvalidInput(f"y contains a label that is not one of the {len(classes)} declared classes.")
     return classes, places

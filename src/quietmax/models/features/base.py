@@ -265,16 +265,21 @@ def square_sums(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the sum of squares of every row, by single additions in an order that depends on the width alone."""
     width = rows.shape[1]
     lanes = min(_ADDED_AT_ONCE, 1 << max(0, width - 1).bit_length())
-    sums = np.empty((len(rows), 1))
+    sums = np.zeros((len(rows), 1))
     height = max(1, _NUMBERS_IN_CACHE // max(1, width))
     for top in range(0, len(rows), height):
-        squares = np.square(rows[top : top + height])
-        total = np.zeros((len(squares), lanes))
-        for start in range(0, width, lanes):
-            part = squares[:, start : start + lanes]
-            total[:, : part.shape[1]] += part
-        while total.shape[1] > 1:
-            half = total.shape[1] // 2
-            total = total[:, :half] + total[:, half:]
-        sums[top : top + height] = total
+        part = rows[top : top + height]
+        total = np.square(part[:, :lanes])
+        for start in range(lanes, width, lanes):
+            squares = np.square(part[:, start : start + lanes])
+            total[:, : squares.shape[1]] += squares
+        # Long lines are added faster than short ones.
+        total, left = np.ascontiguousarray(total.T), lanes
+        while left > 1:
+            left //= 2
+            upper = total[left:]
+            total[: len(upper)] += upper
+            total = total[:left]
+        if width:
+            sums[top : top + height, 0] = total[0]
     return sums

@@ -195,12 +195,13 @@ class UnitNorm(FeatureMap):
         return columns + (self.constant > 0.0)
 
     def _features(self, records: Floats) -> Floats:
-        wide = records.astype(np.float64)
-        if self.constant > 0.0:
-            wide = np.concatenate([wide, np.full((len(wide), 1), self.constant)], axis=1)
+        columns = records.shape[1]
+        wide = np.full((len(records), self.dimension(columns)), self.constant)
+        wide[:, :columns] = records
         lengths = np.sqrt(square_sums(wide))
-        unit = np.divide(wide, lengths, out=np.zeros_like(wide), where=lengths > 0.0)
-        return np.asarray(unit, dtype=np.float32)
+        lengths[lengths == 0.0] = 1.0
+        wide /= lengths
+        return np.asarray(wide, dtype=np.float32)
 
 
 @dataclass(frozen=True)
