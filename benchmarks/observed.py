@@ -20,7 +20,7 @@ from quietmax.accounting import mu_of
 from quietmax.data import Records, load
 from quietmax.estimators import Teachers
 from quietmax.estimators.blocks import Table
-from quietmax.estimators.head.estimator import _centred, _clipped_features
+from quietmax.estimators.head.estimator import _centred, _clipped_features, _outputs
 from quietmax.estimators.head.exact_sums import gradient_sum
 from quietmax.estimators.head.solver import MeanCrossEntropy, Objective, Tilted, _minimise
 from quietmax.estimators.head.weights import (
@@ -116,17 +116,20 @@ def main() -> None:
             )
         ),
     )
-    steps = _gradient_plan(size, mapped.features.shape[1] + 1, mu)
+    steps, outputs = (
+        _gradient_plan(size, mapped.features.shape[1] + 1, mu, classes=classes),
+        _outputs(classes),
+    )
 
     def one_gradient(kept: Records) -> Retraining:
         table = table_of(kept)
-        total = gradient_sum(table, np.zeros((classes, table.features)), steps.max_grad_norm)
+        total = gradient_sum(table, np.zeros((outputs, table.features)), steps.max_grad_norm)
         return total.ravel(), np.zeros((1, classes))
 
     show(
         "head, gradient method, one sum",
         empirical_sensitivity_by(one_gradient, mapped, removals=options.removals),
-        {"weights_l2": _gradient_sensitivity(steps.max_grad_norm, classes, mapped.features.shape[1] + 1)},
+        {"weights_l2": _gradient_sensitivity(steps.max_grad_norm, outputs, mapped.features.shape[1] + 1)},
     )
 
     def votes(kept: Records) -> Retraining:

@@ -307,6 +307,7 @@ REFUSED: list[tuple[list[str], list[dict[str, Any]], str]] = [
     (ONE_OF_EACH, [{"guarantee": each} for each in NO_CLAIMS], "is damaged"),
     (ONE_OF_EACH, [{"encoding": OTHER_CLASSES}], "is damaged"),
     (["head, gradient"], [{"bias": None}], "is damaged"),
+    (["head, gradient"], [{f"{FACTS}.outputs": each} for each in (GONE, 0, 2, "1")], "is damaged"),
     (["head, cells"], NOT_SPENT, "is damaged"),
     (["teachers"], [{"silent": each} for each in SILENT], "is damaged"),
     (["teachers", "dpsgd"], [{"widths": each} for each in (None, [], [5, 2])], "is damaged"),

@@ -468,6 +468,8 @@ def _check_head(stored: _Stored, head: HeadWeights) -> None:
         raise ValueError("it has a centre, but nothing was spent on releasing one")
     kind = whitening_kind(head.whitening)
     _check_same("whitening", facts.get("whitening", "none"), kind)
+    if "outputs" in facts:  # in version 0.2 all classes had one
+        _check_same("outputs", facts["outputs"], 1 if head.classes == 2 else head.classes)
     if (kind == "moments") != (facts.get("mu_moments") is not None):
         raise ValueError("it must have a whitening matrix if and only if second moments were released")
     if kind == "centre" and facts.get("mu_centring") is None:

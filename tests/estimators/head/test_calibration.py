@@ -20,11 +20,12 @@ from quietmax.accounting import GaussianCost
 from quietmax.data.schema import Schema
 from quietmax.estimators.blocks import ROWS_AT_ONCE, Floats, LocalEngine, Table
 from quietmax.estimators.head import calibration
-from quietmax.estimators.head.calibration import _Excess, released_scale
+from quietmax.estimators.head.calibration import _Excess, kept_scores, released_scale, with_scores
 from quietmax.estimators.head.estimator import _dense_scores
 from quietmax.estimators.head.exact_sums import BITS, _unit_rows, _weights_on_grid, clipped_rows
 from quietmax.estimators.head.tables import cell_scores
 from quietmax.estimators.head.weights import CALIBRATION_STEPS, TableWeights, calibration_share
+from quietmax.models.training import softmax
 from quietmax.noise.release import NoisyValues, release_gaussian
 from quietmax.noise.sources import SeededNoise
 from tests.estimators.table_of_people import PERSONS, table_of_people
@@ -114,6 +115,34 @@ def test_scores_of_dense_rows_are_exact_products_of_integers(seed: int, classes:
         for line, score in zip(weights, column, strict=True):
             products = [Fraction(float(a)) * Fraction(float(b)) for a, b in zip(row, line, strict=True)]
             assert sum(products) == Fraction(float(score))
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=SEEDS, classes=st.integers(2, 4), scale=st.floats(0.125, 4.0))
+def test_rows_replaced_by_their_scores_have_the_same_sum(seed: int, classes: int, scale: float) -> None:
+    """Up to the rounding to float32 and, for two classes, the table of the logistic function."""
+    rng = np.random.default_rng(seed)
+    table, weights = table_of(rng, 30, classes, 6), random_weights(rng, classes)
+    kept = with_scores(partial(cell_scores, weights, SIZES), 7, table)
+    assert kept.rows.shape == (30, 1 if classes == 2 else classes)
+    work = _Excess(kept_scores, scale, 4)
+    for row in range(30):
+        part = slice(row, row + 1)
+        scores = scale * cell_scores(weights, SIZES, table, part)
+        expected = softmax(scores.T).max() - (scores.argmax() == table.labels[row])
+        found = work(kept.take(part)) * table.repeats[row] / UNIT
+        assert found == pytest.approx(
+            expected, abs=2.0**-13 + 1e-6 + 2.0**-22 * np.abs(scores).max() + 6 / UNIT
+        )
+    assert kept.sum(work) == sum(work(kept.take(slice(row, row + 1))) for row in range(30))
+
+
+def test_kept_scores_are_finite_whatever_the_weights_are() -> None:
+    table, weights = table_of(np.random.default_rng(0), 9, 3), np.full((3, 9), 2.0**199)
+    weights[1] *= -1.0
+    kept = with_scores(partial(cell_scores, weights, SIZES), 4, table)
+    assert np.isfinite(kept.rows).all()
+    assert abs(_Excess(kept_scores, 4.0, 4)(kept)) <= 9 * UNIT
 
 
 # --- What is released -------------------------------------------------------------------------------------------------

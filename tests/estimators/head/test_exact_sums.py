@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.special import expit
 
 from quietmax.estimators import blocks
 from quietmax.estimators.blocks import Table, _chunk_rows
@@ -37,6 +38,7 @@ from quietmax.estimators.head.exact_sums import (
     gradient_grid,
     gradient_sum,
     is_whitening,
+    logistic,
     moments_grid,
     on_grid,
     probabilities,
@@ -56,8 +58,13 @@ def sum_of(rows: np.ndarray) -> np.ndarray:
     return _row_sum(Table(rows.astype(np.float32), np.zeros(len(rows), np.int64), 2))
 
 
+def lines_of(table: Table) -> int:
+    """The number of lines that training has: for two classes one, the difference."""
+    return 1 if table.classes == 2 else table.classes
+
+
 def contributions(table: Table, weights: np.ndarray, max_grad_norm: float) -> np.ndarray:
-    """What every row adds, one at a time: (n, C, d), exact."""
+    """What every row adds, one at a time: (n, lines of weights, d), exact."""
     grid = torch.from_numpy(_weights_on_grid(weights))
     shares = np.ones(len(table)) if table.shares is None else table.shares
     parts = []
@@ -101,9 +108,9 @@ def units(values: np.ndarray, bits: int) -> list[int]:
 def test_no_record_contributes_more_than_the_clip_and_some_contribute_all_of_it() -> None:
     rng = np.random.default_rng(1)
     longest = 0.0
-    for _ in range(100):
-        table = random_table(rng, 20, 3, 4)
-        weights = rng.normal(size=(4, 4)) * 10 ** rng.uniform(-2, 2)
+    for classes in (2, 4) * 50:
+        table = random_table(rng, 20, 3, classes)
+        weights = rng.normal(size=(lines_of(table), 4)) * 10 ** rng.uniform(-2, 2)
         max_grad_norm = float(10 ** rng.uniform(-1.5, 0.0))
         lengths = np.linalg.norm(contributions(table, weights, max_grad_norm), axis=(1, 2))
         assert lengths.max() <= max_grad_norm
@@ -139,6 +146,26 @@ def test_no_sum_depends_on_the_order_of_the_rows_on_blocks_or_on_threads(
         monkeypatch.setattr(exact_sums, "EXACT_ROWS", 16)
     for found, expected in zip(released(table, weights), whole, strict=True):
         np.testing.assert_array_equal(found, expected)
+
+
+def test_the_logistic_function_is_looked_up_near_its_place_and_for_each_number_alone() -> None:
+    rng = np.random.default_rng(8)
+    scores = np.concatenate([rng.normal(size=5000) * 6, [0.0, -0.0, 16.0, -16.0, 1e300, -1e300, 2.0**-11]])
+    found = logistic(scores[None])[0]
+    assert np.abs(found - expit(scores)).max() <= 2.0**-13
+    assert (np.diff(found[np.argsort(scores)]) >= 0.0).all()
+    np.testing.assert_allclose(logistic(-scores), 1.0 - found, atol=1e-15)
+    for place in rng.permutation(len(scores))[:200]:
+        assert logistic(scores[place : place + 1])[0] == found[place]
+
+
+def test_one_line_for_two_classes_steps_like_their_two_lines() -> None:
+    rng = np.random.default_rng(9)
+    table = random_table(rng, 200, 5, 2)
+    weights = rng.normal(size=(1, 6)) * 5
+    both = gradient_sum(table, np.concatenate([-weights / 2, weights / 2]), 0.2 * math.sqrt(2))
+    np.testing.assert_allclose(gradient_sum(table, weights, 0.2), both[1:], atol=200 * 2.0**-13)
+    np.testing.assert_allclose(both[0], -both[1], atol=1e-3)
 
 
 def test_the_sum_of_more_rows_than_float64_holds_exactly_is_that_of_its_parts() -> None:
@@ -354,7 +381,7 @@ def test_one_persons_rows_together_contribute_at_most_what_one_record_does(rows:
         if copies * len(one) != rows:
             continue
         table = Table(one.rows, one.labels, 2, np.full(len(one), rows))
-        weights = np.array([[-90.0, 80.0, 0.0, 0.0], [90.0, -80.0, 0.0, 0.0]])
+        weights = np.array([[90.0, -80.0, 0.0, 0.0]])
         # each of `copies` copies adds the same, so its integers are multiplied
         each = [units(part, 2 * BITS) for part in contributions(table, weights, max_grad_norm)]
         gradient = [sum(column) for column in zip(*each, strict=True)]
@@ -389,7 +416,7 @@ def test_every_sum_is_the_exact_sum_of_what_each_row_adds_alone(persons: int | N
     for _ in range(20):
         plain = random_table(rng, int(rng.integers(1, 60)), int(rng.integers(1, 9)), int(rng.integers(2, 5)))
         table, _ = with_persons(rng, plain, persons)
-        weights = rng.normal(size=(table.classes, table.features)) * 10 ** rng.uniform(-2, 3)
+        weights = rng.normal(size=(lines_of(table), table.features)) * 10 ** rng.uniform(-2, 3)
         each = [units(part, 2 * BITS) for part in contributions(table, weights, 0.3)]
         expected = [((sum(column) + 2**9) >> 10) * GRID for column in zip(*each, strict=True)]
         np.testing.assert_array_equal(gradient_sum(table, weights, 0.3).ravel(), expected)
@@ -411,7 +438,7 @@ def test_removing_anybody_moves_every_released_sum_by_at_most_the_certified_sens
     for _ in range(40):
         plain = random_table(rng, 40, int(rng.integers(1, 6)), int(rng.integers(2, 6)))
         table, owner = with_persons(rng, plain, persons)
-        weights = rng.normal(size=(table.classes, table.features)) * 10 ** rng.uniform(-1, 2)
+        weights = rng.normal(size=(lines_of(table), table.features)) * 10 ** rng.uniform(-1, 2)
         gradient = certified.head_gradient(0.2, coordinates=weights.size, grid=GRID)
         moments = certified.head_moments(features=table.features, grid=MOMENTS_GRID)
         bounds = np.array([gradient.value, 1.0, moments.value])

@@ -59,10 +59,12 @@ KINDS: tuple[weights.Whitening, ...] = ("none", "moments", "centre")
 def test_the_plan_keeps_the_noise_on_a_logit_unless_training_is_long_enough_with_less(
     size: int, features: int, mu: float, whitening: weights.Whitening
 ) -> None:
-    plan = _gradient_plan(size, features, mu, whitening=whitening)
+    plan = _gradient_plan(size, features, mu, classes=3, whitening=whitening)
     length = plan.learning_rate * plan.max_grad_norm * plan.steps
     noise = length / (mu * size)
     longest = min(weights.LONGEST_TRAINING, weights.TRAINING_PER_FEATURE * features)
+    if whitening == "moments":
+        longest = min(longest, weights.MOMENTS_RATE * 3 * features * plan.steps * plan.max_grad_norm)
     if length == pytest.approx(longest):
         assert noise <= weights.GRADIENT_NOISE * (1 + 1e-12)
     else:
@@ -72,12 +74,13 @@ def test_the_plan_keeps_the_noise_on_a_logit_unless_training_is_long_enough_with
 
 @pytest.mark.parametrize("whitening", KINDS)
 @pytest.mark.parametrize("features", [20, 447, 3970, 10_977])
-def test_training_becomes_no_shorter_when_the_budget_or_the_size_grows(
+def test_training_becomes_no_shorter_or_its_steps_longer_when_the_budget_or_the_size_grows(
     features: int, whitening: weights.Whitening
 ) -> None:
     def length(size: float, mu: float) -> float:
-        plan = _gradient_plan(size, features, mu, whitening=whitening)
-        return plan.learning_rate * plan.max_grad_norm * plan.steps
+        plan = _gradient_plan(size, features, mu, classes=3, whitening=whitening)
+        # With clear second moments fewer steps are enough.
+        return plan.learning_rate * plan.max_grad_norm * (1 if whitening == "moments" else plan.steps)
 
     sizes, mus = np.geomspace(100, 1e7, 60), np.geomspace(0.01, 10, 60)
     for lengths in ([length(size, 0.27) for size in sizes], [length(10_000, mu) for mu in mus]):
@@ -89,11 +92,32 @@ def test_the_number_of_steps_is_limited_by_the_numbers_read() -> None:
         for whitening, most in (("none", weights.STEPS), ("centre", weights.STEPS), ("moments", 40)):
             plan = _gradient_plan(size, features, 0.27, whitening=whitening)  # type: ignore[arg-type]
             assert plan.steps <= most
-            if plan.steps > weights.FEWEST_STEPS:
+            if plan.steps > weights.FEWEST_STEPS and whitening != "moments":
                 assert plan.steps * size * features <= weights.NUMBERS_READ
     assert _gradient_plan(50_000, 10_977, 0.27).steps == weights.STEPS
     assert _gradient_plan(1e7, 10_977, 0.27).steps == weights.FEWEST_STEPS
-    assert _gradient_plan(1e6, 52, 0.27, whitening="moments").steps == 20
+
+
+def test_whitened_by_second_moments_there_are_fewer_steps_the_clearer_these_are() -> None:
+    steps = [
+        [_gradient_plan(size, 52, mu, whitening="moments").steps for size in (2000, 2e4, 5e4, 1e5, 1e6)]
+        for mu in (0.25, 1.0)
+    ]
+    assert steps == [[40, 38, 15, 10, 10], [40, 38, 15, 10, 10]]
+    assert [_gradient_plan(6e4, 785, mu, whitening="moments").steps for mu in (0.25, 3.0, 12.0)] == [
+        40,
+        40,
+        15,
+    ]
+
+
+def test_two_classes_have_the_learning_rate_of_their_two_lines_and_a_clip_of_their_difference() -> None:
+    for whitening in KINDS:
+        one, three = (
+            _gradient_plan(5000, 20, 0.27, classes=classes, whitening=whitening) for classes in (2, 3)
+        )
+        assert one.learning_rate == pytest.approx(three.learning_rate)
+        assert one.max_grad_norm == pytest.approx(three.max_grad_norm * math.sqrt(0.5))
 
 
 def test_given_settings_are_kept() -> None:
@@ -122,7 +146,7 @@ def test_all_noise_together_is_what_a_constant_learning_rate_would_have_added() 
     plan = GradientPlan(steps=30, learning_rate=2.0, max_grad_norm=0.3)
     weights = _descend(table, plan, 50.0, 0.5, SeededNoise(4))
     kappa = 2.0 * 0.3 * 30 / (0.5 * 50.0)
-    differences = (weights[0] - weights[1]) / (kappa * math.sqrt(2))
+    differences = (weights[0] - weights[1]) / (kappa * 2)  # both scores move
     assert abs(np.square(differences).sum() - 4000) / math.sqrt(8000) < 6
 
 
@@ -131,8 +155,8 @@ def test_each_step_gets_the_noise_and_the_learning_rate_of_the_schedule() -> Non
     row = np.array([[0.0, 1.0]], np.float32)
     plan = GradientPlan(steps=3, learning_rate=0.6, max_grad_norm=0.2)
     weights = _descend(Table(row, np.array([1]), 2), plan, 1.0, 1e9, SeededNoise(0))
-    # The residual (p, -p) is clipped to length 0.2; the rates 0.9, 0.6 and 0.3 add up to 3 * 0.6.
-    np.testing.assert_allclose(weights[:, 1], np.array([-1, 1]) * 1.8 * 0.2 / math.sqrt(2), atol=1e-5)
+    # The residual p - 1 is clipped to 0.2; the rates 0.9, 0.6 and 0.3 add up to 3 * 0.6.
+    np.testing.assert_allclose(weights[:, 1], np.array([-1, 1]) * 1.8 * 0.2, atol=1e-5)
     np.testing.assert_allclose(weights[:, 0], 0.0, atol=1e-7)
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
+from quietmax._threads import parallel_map
 from quietmax.estimators.blocks import Floats, Table
-from quietmax.estimators.head.exact_sums import _UNIT, Rows, probabilities
+from quietmax.estimators.head.exact_sums import _UNIT, Rows, logistic, probabilities
 from quietmax.estimators.head.weights import CALIBRATION_STEPS
 from quietmax.noise.release import release_gaussian
 from quietmax.noise.sources import NoiseSource
@@ -23,7 +24,30 @@ from quietmax.noise.sources import NoiseSource
 SMALLEST_SCALE, LARGEST_SCALE = 0.125, 4.0
 
 Scores = Callable[[Table, slice], Floats]
-"""Returns the scores of some rows of a block, one line per class; each row's follow from that row alone."""
+"""Returns the scores of some rows of a block, one line per class; each row's follow from that row alone. For two
+classes one line may stand for the difference."""
+SCORES_AT_ONCE = 2**13
+_LARGEST_SCORE = 1e30
+"""Kept scores are at most this: float32 holds them."""
+
+
+def with_scores(scores: Scores, rows_at_once: int, block: Table) -> Table:
+    """Put the scores of all rows in the place of the rows; for two classes, their difference."""
+    rows = np.empty((len(block), 1 if block.classes == 2 else block.classes), np.float32)
+
+    def fill(number: int) -> None:
+        part = slice(number * rows_at_once, min((number + 1) * rows_at_once, len(block)))
+        found = scores(block, part)
+        difference = found[1:] - found[:1] if len(found) == 2 else found
+        rows[part] = np.clip(difference, -_LARGEST_SCORE, _LARGEST_SCORE).T
+
+    parallel_map(fill, -(-len(block) // rows_at_once))
+    return replace(block, rows=rows)
+
+
+def kept_scores(block: Table, part: slice) -> Floats:
+    """Return what `with_scores` has kept."""
+    return np.asarray(block.rows[part].T, np.float64)
 
 
 def released_scale(
@@ -69,8 +93,12 @@ class _Excess:
         for start in range(0, len(block), self.rows_at_once):
             part = slice(start, min(start + self.rows_at_once, len(block)))
             found = self.scores(block, part)
-            excess = probabilities(found * self.scale).max(axis=0)
-            excess -= found.argmax(axis=0) == block.labels[part]
+            if len(found) == 1:
+                excess = logistic(np.abs(found[0]) * self.scale)
+                excess -= (found[0] > 0.0) == block.labels[part]
+            else:
+                excess = probabilities(found * self.scale).max(axis=0)
+                excess -= found.argmax(axis=0) == block.labels[part]
             if self.class_weights is not None:
                 excess *= self.class_weights[block.labels[part]]
             if block.repeats is not None:

@@ -25,8 +25,14 @@ from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.schema import Schema
 from quietmax.errors import InvalidInput
 from quietmax.estimators.base import PrivateClassifier, _documented
-from quietmax.estimators.blocks import ROWS_AT_ONCE, Blocks, Floats, LocalEngine, Table
-from quietmax.estimators.head.calibration import Scores, released_scale
+from quietmax.estimators.blocks import ROWS_AT_ONCE, Blocks, Floats, LocalEngine, Table, _chunk_rows
+from quietmax.estimators.head.calibration import (
+    SCORES_AT_ONCE,
+    Scores,
+    kept_scores,
+    released_scale,
+    with_scores,
+)
 from quietmax.estimators.head.exact_sums import (
     BITS,
     Rows,
@@ -252,7 +258,7 @@ class PrivateHead(PrivateClassifier):
         self.size_ = self._released_size(table, source)
         self.feature_map_ = self._feature_map(data, self.size_)
         self.radius_ = float(self._settings.radius)
-        features = self.feature_map_.dimension(data.columns) + 1
+        self._dimension = features = self.feature_map_.dimension(data.columns) + 1
         allowance = self._allowance(features)
         table.expect(_MOST_PREPARING + (self._settings.steps or _USUAL_STEPS))
         if isinstance(self.feature_map_, TableCells):
@@ -278,11 +284,12 @@ class PrivateHead(PrivateClassifier):
         if self.release == "query":
             self._fit_for_queries(table, source)
         elif self._training_method == "gradient":
-            self._fit_by_gradient(table, allowance.training, source)
+            self._fit_by_gradient(table, allowance, source)
         else:
             self._fit_by_output(table, allowance.training, source)
         if allowance.calibration is not None:
-            scores = partial(_dense_scores, _weights_on_grid(self.coef_))
+            weights = self.coef_[1:] - self.coef_[:1] if table.classes == 2 else self.coef_
+            scores = partial(_dense_scores, _weights_on_grid(weights))
             self._calibrate(table, scores, _RECORDS_AT_ONCE, allowance.calibration, source)
         return allowance
 
@@ -296,7 +303,8 @@ class PrivateHead(PrivateClassifier):
         class_weights: Floats | None = None,
     ) -> None:
         """Release the scale of the scores, and multiply the weights by it."""
-        self.scale_ = released_scale(table, scores, rows_at_once, mu, source, class_weights)
+        table.update(partial(with_scores, scores, rows_at_once))
+        self.scale_ = released_scale(table, kept_scores, SCORES_AT_ONCE, mu, source, class_weights)
         self.coef_ = self.coef_ * self.scale_
 
     def _fit_on_cells(
@@ -387,15 +395,21 @@ class PrivateHead(PrivateClassifier):
             return _whitening_on_grid(np.append(scale, 1.0))
         return None
 
-    def _fit_by_gradient(self, table: Blocks, mu: float, source: NoiseSource) -> None:
+    def _fit_by_gradient(self, table: Blocks, allowance: _Allowance, source: NoiseSource) -> None:
         """Release every clipped gradient sum with noise, and step along it."""
+        mu = allowance.training
         plan = _gradient_plan(
-            self.size_, table.features, mu, whitening=whitening_kind(self.whitening_), settings=self._settings
+            self.size_,
+            table.features,
+            mu,
+            classes=table.classes,
+            whitening=whitening_kind(self.whitening_),
+            settings=self._settings,
         )
         self.plan_ = plan
-        table.expect(plan.steps)
+        table.expect(plan.steps + (1 + CALIBRATION_STEPS if allowance.calibration else 0))
         self.sensitivity_ = _gradient_sensitivity(
-            plan.max_grad_norm, table.classes, table.features, gradient_grid(self.size_)
+            plan.max_grad_norm, _outputs(table.classes), table.features, gradient_grid(self.size_)
         )
         self.coef_ = _descend(table, plan, self.size_, mu, source)
 
@@ -518,7 +532,7 @@ class PrivateHead(PrivateClassifier):
             "release": self.release,
             "loss": self._settings.loss,
             "features": describe_map(self.feature_map_),
-            "dimension": table.features,
+            "dimension": self._dimension,
             "classes": table.classes,
             "declared_size": self.size_,
             "size_from": "noisy count" if self.declared_size is None else "declared",
@@ -544,11 +558,11 @@ class PrivateHead(PrivateClassifier):
             if allowance.calibration is not None:
                 facts |= {"mu_calibration": allowance.calibration, "scale": self.scale_}
         if isinstance(self.feature_map_, TableCells):
+            facts["whitening"] = "cells"
             if self._class_weights is not None:
                 facts["class_weights"] = self._class_weights.tolist()
-            facts |= {"dimension": self._dimension, "outputs": _outputs(table.classes), "whitening": "cells"}
         if self._training_method == "gradient":
-            facts["grid"] = gradient_grid(self.size_)
+            facts |= {"grid": gradient_grid(self.size_), "outputs": _outputs(table.classes)}
         if self._settings.loss == "convexified":
             facts |= {"alpha": float(self._settings.alpha), "mass": self.size_}
         return facts
@@ -660,7 +674,7 @@ def _changed(block: Table, function: Callable[[Floats], Floats]) -> Table:
     def fill(part: slice) -> None:
         block.rows[part] = function(block.rows[part].astype(np.float64))
 
-    _on_all_threads(fill, len(block), ROWS_AT_ONCE)
+    _on_all_threads(fill, len(block), _chunk_rows(2 * block.features))
     return block
 
 
@@ -741,19 +755,25 @@ def _step_mus(steps: int, mu: float) -> Floats:
 
 
 def _descend(table: Rows, plan: GradientPlan, size: float, mu: float, source: NoiseSource) -> Floats:
-    """Take noisy full-batch gradient steps: exactly mu-Gaussian private for all steps together (THEORY 3.1)."""
-    grid = gradient_grid(size)
-    sensitivity = _gradient_sensitivity(plan.max_grad_norm, table.classes, table.features, grid)
-    weights = np.zeros((table.classes, table.features))
+    """Take noisy full-batch gradient steps: exactly mu-Gaussian private for all steps together (THEORY 3.1).
+
+    Two classes have one output, the difference of their scores.
+    """
+    grid, outputs = gradient_grid(size), _outputs(table.classes)
+    sensitivity = _gradient_sensitivity(plan.max_grad_norm, outputs, table.features, grid)
+    weights = np.zeros((outputs, table.features))
     for step, step_mu in enumerate(_step_mus(plan.steps, mu)):
         total = gradient_sum(table, weights, plan.max_grad_norm, grid=grid)
         noisy = release_gaussian(
             total, sensitivity=sensitivity.value, mu=float(step_mu), source=source
         ).values
-        weights = weights - (plan.rate(step) / size) * noisy
+        rate = plan.rate(step) * (2.0 if outputs == 1 else 1.0)  # both scores move
+        weights = weights - (rate / size) * noisy
         if not np.abs(weights).max() < _LARGEST_WEIGHT:
             raise InvalidInput(
                 f"Training diverged: learning_rate {plan.learning_rate:g} is too large for this head."
             )
+    if outputs == 1:
+        weights = np.concatenate([-weights / 2.0, weights / 2.0])
     zero_sum: Floats = weights - weights.mean(axis=0)
     return zero_sum

@@ -18,13 +18,14 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quietmax._lazy import lazy_module
-from quietmax.estimators.blocks import EXACT_ROWS, ROWS_AT_ONCE, Blocks, Floats, Labels, Table
+from quietmax.estimators.blocks import EXACT_ROWS, Blocks, Floats, Labels, Table
 from quietmax.models.features.base import square_sums
 
 if TYPE_CHECKING:
@@ -50,26 +51,36 @@ WHITENING_BITS = 32
 """A whitening consists of multiples of 2^-32."""
 _IMAGE_BITS = 26
 _LOW_BITS = 32
+_PER_UNIT, _PLACES = 2.0**10, 2**14
 Rows = Table | Blocks
 """The records: all in memory, or in blocks."""
 
 
 def on_grid(values: Floats) -> Floats:
     """Round towards zero to multiples of 2^-20, so that no length grows."""
-    units: Floats = np.trunc(values * _UNIT)
-    return units / _UNIT
+    return _truncated(np.asarray(values * _UNIT))
+
+
+def _truncated(units: Floats) -> Floats:
+    """Round units of 2^-20 towards zero, in place, and return their values."""
+    np.trunc(units, out=units)
+    units *= 1.0 / _UNIT
+    return units
 
 
 def clipped_rows(features: NDArray[np.float32], radius: float) -> Floats:
     """Divide rows by a radius, shorten them to length at most 1 and put them on the grid."""
     with np.errstate(over="ignore", invalid="ignore"):
         scaled = features.astype(np.float64)
-        scaled /= radius
-        scaled[~np.isfinite(scaled)] = 0.0
-        # A row whose length is too large for float64 becomes 0.
+        if radius != 1.0:
+            scaled /= radius
         lengths = np.sqrt(square_sums(scaled))
-    scaled *= _SHORTENED / np.maximum(lengths, _SHORTENED)
-    return on_grid(scaled)
+        if not np.isfinite(lengths).all():
+            scaled[~np.isfinite(scaled)] = 0.0
+            # A row whose length is too large for float64 becomes 0.
+            lengths = np.sqrt(square_sums(scaled))
+    scaled *= _UNIT * (_SHORTENED / np.maximum(lengths, _SHORTENED))
+    return _truncated(scaled)
 
 
 def _unit_rows(rows: Floats, centre: Floats, bias: float) -> Floats:
@@ -81,10 +92,10 @@ def _unit_rows(rows: Floats, centre: Floats, bias: float) -> Floats:
     np.subtract(rows, centre, out=shifted[:, :-1])
     shifted[:, -1] = on_grid(np.array(bias))
     # Exact: integer multiples of 2^-40, at most 2^43 of them.
-    squares = np.square(shifted).sum(axis=1, keepdims=True)
+    squares = np.einsum("ij,ij->i", shifted, shifted)[:, None]
     shifted /= np.sqrt(np.maximum(squares, 2.0**-60))
-    shifted *= _SHORTENED
-    return on_grid(shifted)
+    shifted *= _UNIT * _SHORTENED
+    return _truncated(shifted)
 
 
 def _whitening_on_grid(whitening: Floats) -> Floats:
@@ -120,12 +131,10 @@ def _whitened_rows(rows: Floats, whitening: Floats) -> Floats:
     # The products are exact; rounded to multiples of 2^-26, so is the sum of squares: at most 2^52 units of 2^-52.
     images *= 2.0**_IMAGE_BITS
     np.trunc(images, out=images)
-    squares = np.square(images).sum(axis=1, keepdims=True)
+    squares = np.einsum("ij,ij->i", images, images)[:, None]
     images *= _UNIT * _SHORTENED
     images /= np.sqrt(np.maximum(squares, 1.0))
-    np.trunc(images, out=images)
-    images /= _UNIT
-    return images
+    return _truncated(images)
 
 
 def _exact_product(rows: Floats, matrix: Floats) -> Floats:
@@ -225,6 +234,24 @@ def probabilities(logits: Floats) -> Floats:
     return shares
 
 
+def logistic(scores: Floats) -> Floats:
+    """Look up `1 / (1 + exp(-x))` at the nearest multiple of 2^-10, up to 16: it is off by at most 2^-13."""
+    places = scores * _PER_UNIT
+    np.rint(places, out=places)
+    np.clip(places, -_PLACES, _PLACES, out=places)
+    places += _PLACES
+    found: Floats = _logistic_table().take(places.astype(np.int64), mode="clip")
+    return found
+
+
+@cache
+def _logistic_table() -> Floats:
+    smaller = _repeatable_exp(np.arange(_PLACES + 1) / -_PER_UNIT)
+    return np.concatenate([smaller[:0:-1], np.ones(_PLACES + 1)]) / (
+        1.0 + np.concatenate([smaller[:0:-1], smaller])
+    )
+
+
 def _weights_on_grid(weights: Floats) -> Floats:
     """Round weights to a grid coarse enough that every logit of a row on the grid is exact in float64.
 
@@ -238,8 +265,11 @@ def _weights_on_grid(weights: Floats) -> Floats:
 
 
 def _residuals(weights: torch.Tensor, rows: torch.Tensor, labels: Labels) -> Floats:
-    """Compute `p - e_y` of every row."""
-    errors = probabilities((weights @ rows.T).numpy())
+    """Compute `p - e_y` of every row; for one output, which stands for two classes, `p - y`."""
+    scores = (weights @ rows.T).numpy()
+    if len(scores) == 1:
+        return logistic(scores) - labels
+    errors = probabilities(scores)
     errors[labels, np.arange(len(labels))] -= 1.0
     return errors
 
@@ -262,8 +292,9 @@ def _clipped_residuals(errors: Floats, max_grad_norm: float, shares: Floats | No
 def gradient_sum(table: Rows, weights: Floats, max_grad_norm: float, *, grid: float = GRID) -> Floats:
     """Compute `sum_i (1/k_i) clip_S((p_i - e_{y_i}) f_i^T)` without rounding, then round it to multiples of a grid.
 
-    One record, or all rows of one person, change it by at most `certified.head_gradient(S, coordinates=C*d, grid=grid)`
-    in L2.
+    There is one line of weights per class, or for two classes one line, the difference of theirs, and `p_i - y_i`. One
+    record, or all rows of one person, change the sum by at most `certified.head_gradient(S, coordinates=weights.size,
+    grid=grid)` in L2.
     """
     grid_weights = torch.from_numpy(_weights_on_grid(weights))
 
@@ -297,12 +328,10 @@ def _row_sum(table: Rows) -> Floats:
 
     def _block_sum(block: Table) -> ExactSum:
         total = np.zeros(block.features, dtype=np.int64)
-        for start in range(0, len(block), ROWS_AT_ONCE):
-            chunk = slice(start, start + ROWS_AT_ONCE)
-            part = block.rows[chunk].astype(np.float64)
+        for rows, part in block.chunks():
             if block.repeats is not None:
-                part = on_grid(part / block.repeats[chunk, None])
-            total += np.ldexp(part.sum(axis=0), BITS).astype(np.int64)
+                rows = torch.from_numpy(on_grid(rows.numpy() / block.repeats[part, None]))
+            total += np.ldexp(rows.sum(dim=0).numpy(), BITS).astype(np.int64)
         return ExactSum.of(total)
 
     return _released(table.sum(_block_sum), BITS, 2.0**-BITS)

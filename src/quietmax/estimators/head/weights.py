@@ -98,8 +98,12 @@ MOMENTS_SHARE = 0.1
 """Share of mu^2 spent on second moments where they are used."""
 MOMENTS_FROM, MOMENTS_NOISE = 1000, 10.0
 """Second moments are used from this size on, if their noise is at most this many times their mean eigenvalue."""
-MOMENTS_STEPS, MOMENTS_NUMBERS_READ = (20, 40), 4e8
-"""Whitened by second moments: fewest and most steps, and about how many numbers are read in all."""
+MOMENTS_STEPS, MOMENTS_STEPS_PER_NOISE, MOMENTS_NUMBERS_READ = (10, 40), 160.0, 4e7
+"""Whitened by second moments: fewest and most steps, and how many there are for the noise beside the moments.
+Directions that the noise hides are not whitened, and take more steps. At least so many numbers are read in all."""
+MOMENTS_RATE = 2.0
+"""Largest learning rate there, per class and feature. The loss curves by 1/(classes * features) in every direction, so
+that weights oscillate at higher ones."""
 SMALLEST_REGULARISATION = 1e-6
 _SLACK = 2.0**-20
 """Sensitivities of scores are widened by this share."""
@@ -148,7 +152,8 @@ class HeadSettings:
     learning_rate : float, optional
         Mean step size of the gradient method; the step size falls linearly.
     max_grad_norm : float, optional
-        Per-record gradient clipping norm of the gradient method.
+        Per-record gradient clipping norm of the gradient method. For two classes it is that of the gradient for the
+        difference of their scores.
     regularisation : float, optional
         L2 regularisation of the output method.
 
@@ -257,13 +262,19 @@ def _gradient_plan(
     features: int,
     mu: float,
     *,
+    classes: int = 2,
     whitening: Whitening = "none",
     settings: HeadSettings | None = None,
 ) -> GradientPlan:
     """Return the settings of the gradient method; those that are not given follow from public numbers."""
+    settings, steps = settings or HeadSettings(), _default_steps(size, features, mu, whitening)
     max_grad_norm = MAX_GRAD_NORM if whitening == "none" else WHITENED_GRAD_NORM
     length = min(GRADIENT_NOISE * mu * size, LONGEST_TRAINING, TRAINING_PER_FEATURE * features)
-    return _plan(settings or HeadSettings(), _default_steps(size, features, whitening), max_grad_norm, length)
+    if whitening == "moments":
+        length = min(length, MOMENTS_RATE * classes * features * (settings.steps or steps) * max_grad_norm)
+    # Of two classes only one residual is summed, which is shorter than the pair.
+    share = math.sqrt(0.5) if classes == 2 else 1.0
+    return _plan(settings, steps, share * max_grad_norm, share * length)
 
 
 def _cells_plan(size: float, columns: int, mu: float, settings: HeadSettings) -> GradientPlan:
@@ -290,22 +301,32 @@ def _plan(settings: HeadSettings, steps: int, max_grad_norm: float, length: floa
     )
 
 
-def _default_steps(size: float, features: int, whitening: Whitening) -> int:
-    numbers = size * features
+def _default_steps(size: float, features: int, mu: float, whitening: Whitening) -> int:
     if whitening == "moments":
         fewest, most = MOMENTS_STEPS
-        return int(max(fewest, min(most, MOMENTS_NUMBERS_READ / numbers)))
-    return int(max(FEWEST_STEPS, min(STEPS, NUMBERS_READ / numbers)))
+        steps = max(
+            MOMENTS_STEPS_PER_NOISE * _moments_noise(size, features, mu),
+            MOMENTS_NUMBERS_READ / (size * features),
+        )
+        return int(max(fewest, min(most, steps)))
+    return int(max(FEWEST_STEPS, min(STEPS, NUMBERS_READ / (size * features))))
+
+
+def _moments_noise(size: float, features: int, mu: float) -> float:
+    """Return how large the noise of second moments is beside them.
+
+    Its largest eigenvalue is about `sqrt(d) / (mu_g N)`, and the mean eigenvalue of the moments of rows of length 1 is
+    `1/d`.
+    """
+    return features * math.sqrt(features) / (mu * math.sqrt(MOMENTS_SHARE) * size)
 
 
 def moments_share(size: float, features: int, mu: float) -> float:
     """Return the share of mu^2 that is spent on second moments by default: `MOMENTS_SHARE`, or 0 if they do not pay.
 
-    They pay if their noise is small beside them. Its largest eigenvalue is about `sqrt(d) / (mu_g N)`, and the mean
-    eigenvalue of the moments of rows of length 1 is `1/d`.
+    They pay if their noise is small beside them.
     """
-    noise = math.sqrt(features) / (mu * math.sqrt(MOMENTS_SHARE) * size)
-    pays = size >= MOMENTS_FROM and noise * features <= MOMENTS_NOISE
+    pays = size >= MOMENTS_FROM and _moments_noise(size, features, mu) <= MOMENTS_NOISE
     return MOMENTS_SHARE if pays else 0.0
 
 
