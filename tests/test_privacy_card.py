@@ -277,7 +277,9 @@ def test_the_checklist_covers_every_factor_and_marks_what_it_cannot_know(
         "Which definition, and how large is epsilon?",
         "Are floating-point attacks excluded?",
     )
-    assert "max_grad_norm 0.25" in answers["How is the influence of one unit limited?"]
+    assert card.guarantee is not None
+    norm = card.guarantee.parameters["max_grad_norm"]
+    assert f"max_grad_norm {norm:.6g}" in answers["How is the influence of one unit limited?"]
     assert "epsilon 8 at delta 1e-05" in answers[definition]
     assert paid[definition] == "pure: epsilon 2 at delta 0"
     assert answers[rounding].startswith("Yes: sums and noise are multiples of a public grid")
