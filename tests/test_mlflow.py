@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import mlflow
@@ -14,7 +15,7 @@ import yaml  # type: ignore[import-untyped]
 import quietmax as qm
 import quietmax.mlflow as flavour
 from quietmax.errors import InvalidInput
-from quietmax.estimators.serialization import open_private, save_private
+from quietmax.estimators.serialization import decide_folder, open_private, save_private
 from tests.export.people import readable_rows, train
 
 
@@ -46,6 +47,19 @@ def test_pyfunc_takes_typed_and_missing_cells(head: Path, saved: Path) -> None:
     model = open_private(head)
     answers = mlflow.pyfunc.load_model(str(saved)).predict(rows)
     assert np.array_equal(answers.iloc[:, 1:].to_numpy(), model.predict_proba(model.encode(rows)))
+
+
+def test_pyfunc_answers_by_the_decision_of_the_folder(head: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(head, tmp_path / "copy"))
+    decide_folder(folder, cost={("nie", "früh"): 40, ("spät", "früh"): 40})
+    flavour.save_model(folder, tmp_path / "saved")
+    rows = readable_rows(50, seed=1)
+    found = mlflow.pyfunc.load_model(str(tmp_path / "saved")).predict(rows)
+    model = open_private(folder)
+    expected = np.array(model.classes)[model.predict(model.encode(rows))]
+    assert found["label"].tolist() == expected.tolist()
+    probable = np.array(model.classes)[found.iloc[:, 1:].to_numpy().argmax(1)]
+    assert (found["label"] != probable).any()
 
 
 def test_a_missing_column_is_an_error_that_names_it(saved: Path) -> None:

@@ -15,12 +15,15 @@ from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.records import Holdout
 from quietmax.errors import InvalidInput
 from quietmax.estimators import PrivateHead, save_private
-from quietmax.estimators.evaluation import BINS, Evaluation, EvaluationCharge, _noisy_evaluation
+from quietmax.estimators.counting import GroupsOf, Tables
+from quietmax.estimators.evaluation import EvaluationCharge, _noisy_evaluation
+from quietmax.estimators.figures import Evaluation
 from quietmax.estimators.training_set import Basis
 from quietmax.ledger import Ledger
 from quietmax.ledger.accounts import Terms
 from quietmax.privacy_card import BLANK, OBSERVED, PrivacyCard, nist_checklist, read_card
 from quietmax.server.deployment import deploy, load_models
+from tests.estimators.evaluated import sure
 from tests.export.people import train
 
 GUARANTEE = Basis().under(
@@ -36,19 +39,17 @@ GUARANTEE = Basis().under(
 SEEN = {"value": 0.01, "low": -0.01, "high": 0.03}
 
 
-def evaluated(card: PrivacyCard, classes: int = 2) -> PrivacyCard:
+def evaluated(card: PrivacyCard, classes: int = 2, **settings: Any) -> PrivacyCard:
     """Return the card of the same model after a noisy evaluation of its holdout.
 
     Every class has 800 right answers, and the surest answers some wrong ones.
     """
     assert card.guarantee is not None
-    counts = np.eye(classes, dtype=np.int64) * 2**24 * 800
-    counts[0, 1] = 2**24 * 60
-    confidence = np.zeros((BINS, 2), dtype=np.int64)
-    confidence[-1] = 2**24 * 800 * classes, 2**24 * 60
-    names = [f"class {each}" for each in range(classes)]
-    units = np.concatenate([counts.reshape(-1), confidence.reshape(-1)])
-    evaluation = _noisy_evaluation(units, names, card.guarantee, [EvaluationCharge(0.268, "parallel")])
+    counts = np.eye(classes, dtype=np.int64) * 800
+    counts[0, 1] = 60
+    counted = Tables(tuple(f"class {each}" for each in range(classes)), **settings)
+    charges = [EvaluationCharge(0.268, "parallel")]
+    evaluation = _noisy_evaluation(sure(counted, counts), counted, card.guarantee, charges)
     return replace(card, evaluations=(evaluation,), released=evaluation.guarantee)
 
 
@@ -59,7 +60,7 @@ def make_card(**changes: Any) -> PrivacyCard:
     return replace(card, **changes)
 
 
-def full_card(classes: int = 10) -> PrivacyCard:
+def full_card(classes: int = 10, **settings: Any) -> PrivacyCard:
     """A card with all that it can show: many assumptions and classes, several attacks, a long path."""
     assumptions = tuple(
         f"Assumption {number}: "
@@ -72,7 +73,20 @@ def full_card(classes: int = 10) -> PrivacyCard:
         for name in ("threshold", "shadow", "lira", "rmia")
     )
     card = make_card(model="/a/very/long/path" * 12, guarantee=guarantee, leakage=leakage)
-    return evaluated(card, classes=classes)
+    return evaluated(card, classes=classes, **settings)
+
+
+GROUPS = GroupsOf(
+    "region", (*(f"region {each}" for each in range(20)), "missing or other"), 0, 20, None, False
+)
+
+
+def calibrated_card() -> PrivacyCard:
+    """A full card with groups, named thresholds, and a bin for each of many probabilities of which much is known."""
+    card = full_card(classes=2, groups=GROUPS, at=(0.25, 0.3, 0.4))
+    assert card.evaluation is not None
+    bins = tuple((800.0 * high, 800.0 * (1 - high)) for high in card.evaluation.edges[1:])
+    return replace(card, evaluations=(replace(card.evaluation, calibration=bins),))
 
 
 def words(page: str) -> str:
@@ -119,9 +133,42 @@ def test_the_card_shows_the_matrix_with_a_margin_per_cell_and_the_calibration() 
             f"{each}: {cell}" for each, cell in zip(evaluation.classes, cells, strict=True)
         )
     for each in evaluation.bins:
-        assert f"{each.low:.2f} to {each.high:.2f} {each.right}" in page
-        assert rows[f"right with confidence {each.low:.2f} to {each.high:.2f}"] == str(each.right)
+        assert f"{each.low:.2f} to {each.high:.2f} {each.share}" in page
+        assert rows[f"right with confidence {each.low:.2f} to {each.high:.2f}"] == str(each.share)
     assert "The cells do not add up to the accuracy and the number of people" in page
+
+
+def test_the_card_shows_curves_and_folds_groups_and_named_thresholds_away() -> None:
+    card = replace(evaluated(make_card(), groups=GROUPS, at=(0.3,)), decision="the most probable class")
+    evaluation = card.evaluation
+    assert evaluation is not None
+    page, rows = words(card.to_html()), dict(card.rows())
+    assert rows["area under the ROC curve"] == str(evaluation.auc)
+    assert rows["log-loss"] == str(evaluation.log_loss)
+    assert rows["answer"] == "the most probable class"
+    (point,) = evaluation.named_points
+    assert rows["class 1 above a threshold, 0.3"] == (
+        f"recall: {point.recall}; false alarms: {point.false_alarms}; precision: {point.precision}"
+    )
+    first = evaluation.groups[0]
+    assert (
+        f"accuracy: {first.accuracy}; recall of class 0: {first.recall['class 0']}"
+        in rows["By region, region 0"]
+    )
+    assert f"region 0 {first.size} {first.accuracy}" in page
+    folded = re.findall(r"<details><summary>(.*?)</summary>", card.to_html())
+    assert folded == ["Calibration in all bins", "class 1 above a threshold", "By region"]
+    assert "Nothing can be said of 20 of the groups: with this noise, a group needs about 72 people." in page
+    for each in (*evaluation.bins, *evaluation.wide_bins):
+        assert f"{each.low:.2f} to {each.high:.2f} {each.share}" in page
+    assert "probability of class 1 share of class 1" in page
+    other = replace(card, decision="class 1 if its probability is above 0.3, otherwise class 0")
+    assert dict(other.rows())["answer"].startswith("evaluated: the most probable class; now: class 1 if its")
+    question = "Is the error acceptable for small groups?"
+    assert checklist(card)[question].startswith(
+        f"Accuracy by region: region 0 {first.accuracy}; region 1 unknown"
+    )
+    assert checklist(make_card())[question] == BLANK
 
 
 def test_a_large_matrix_is_left_to_the_json() -> None:
@@ -313,8 +360,8 @@ def test_the_page_loads_nothing() -> None:
 
 @pytest.mark.parametrize(
     "card",
-    [make_card(), full_card(), full_card(classes=2), full_card(classes=4)],
-    ids=["small", "ten classes", "two classes", "four classes"],
+    [make_card(), full_card(), full_card(classes=2), full_card(classes=4), calibrated_card()],
+    ids=["small", "ten classes", "two classes", "four classes", "every bin"],
 )
 def test_the_card_prints_on_one_page_and_fits_a_phone(
     card: PrivacyCard, browser: Any, tmp_path: Path

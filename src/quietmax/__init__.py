@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from quietmax.estimators.blocks import LocalEngine as LocalEngine
     from quietmax.estimators.dpsgd.estimator import DPSGD as DPSGD
     from quietmax.estimators.dpsgd.training import DPSGDSettings as DPSGDSettings
-    from quietmax.estimators.evaluation import Evaluation as Evaluation
+    from quietmax.estimators.figures import Evaluation as Evaluation
     from quietmax.estimators.head.estimator import PrivateHead as PrivateHead
     from quietmax.estimators.head.weights import HeadSettings as HeadSettings
     from quietmax.estimators.teachers import Teachers as Teachers
@@ -77,7 +77,7 @@ _NAMES = {
     "estimators.blocks": "LocalEngine",
     "estimators.dpsgd.training": "DPSGDSettings",
     "estimators.dpsgd.estimator": "DPSGD",
-    "estimators.evaluation": "Evaluation",
+    "estimators.figures": "Evaluation",
     "estimators.head.estimator": "PrivateHead",
     "estimators.head.weights": "HeadSettings",
     "estimators.teachers": "Teachers",

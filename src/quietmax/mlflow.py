@@ -156,9 +156,9 @@ class _PyfuncModel:
         import pandas as pd
 
         shares = self._classifier.predict_proba(model_input)
-        labels = self._classifier.classes_
-        columns = {f"probability of {name}": shares[:, place] for place, name in enumerate(labels)}
-        return pd.DataFrame({"label": labels[shares.argmax(axis=1)], **columns})
+        classes = enumerate(self._classifier.classes_)
+        columns = {f"probability of {name}": shares[:, place] for place, name in classes}
+        return pd.DataFrame({"label": self._classifier.decided(shares), **columns})
 
 
 def _load_pyfunc(path: str) -> _PyfuncModel:

@@ -25,7 +25,9 @@ from quietmax._io import atomic_write
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.records import Holdout
 from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError, counted, short_message
-from quietmax.estimators.evaluation import Evaluation, composed_guarantee, read_evaluations
+from quietmax.estimators.decisions import decision_in_words
+from quietmax.estimators.evaluation import composed_guarantee, read_evaluations
+from quietmax.estimators.figures import Bin, Evaluation
 from quietmax.estimators.serialization import open_private
 from quietmax.estimators.training_set import size_condition
 from quietmax.models.serialization import read_description
@@ -89,6 +91,7 @@ class PrivacyCard:
         None  # What is guaranteed of the model and its evaluations together, if it has any
     )
     person_column: str | None = None  # The column of the table whose value tells whose row a row is
+    decision: str | None = None  # How the model answers now
     public: bool = False  # Whether the card leaves out what is not for publication
     # Whether the budget moved into a ledger, because the model was served. Then the folder does not know how many
     # answers may be given, and the guarantee is for `queries` of them.
@@ -282,6 +285,9 @@ class PrivacyCard:
             elif self.queries is not None:
                 known = "; a model that is paid per answer cannot be"
             return [("accuracy", f"not evaluated{known}")]
+        answer = self.evaluation.decision
+        if self.decision not in (None, answer):
+            answer = f"evaluated: {answer}; now: {self.decision}"
         recalls = list(self.evaluation.recall.items())
         which = "recall by class"
         if len(recalls) > _MOST_CLASSES:
@@ -289,7 +295,9 @@ class PrivacyCard:
             which = f"lowest recalls of {len(recalls)} classes"
         return [
             ("accuracy", str(self.evaluation.accuracy)),
+            *((name, str(value)) for name, value in self.evaluation.curves.items()),
             (which, "; ".join(f"{name}: {estimate}" for name, estimate in recalls[:_MOST_CLASSES])),
+            ("answer", answer),
             (
                 "evaluated on",
                 f"{self._evaluated(self.evaluation)}. The figures have noise and may be published. In brackets: 95% "
@@ -316,7 +324,12 @@ class PrivacyCard:
         for name, counts in _matrix(self.evaluation):
             cells = (f"{each}: {count}" for each, count in zip(self.evaluation.classes, counts, strict=True))
             rows.append((f"true {name}, predicted", "; ".join(cells)))
-        rows += [(f"right with confidence {name}", right) for name, (right,) in _calibration(self.evaluation)]
+        calibrated = self.evaluation.calibrated
+        rows += [(f"{calibrated} {name}", share) for name, (share,) in _calibration(self.evaluation.bins)]
+        for caption, (_, *heads), lines in _details(self.evaluation)[self.evaluation.edges is not None :]:
+            for name, values in lines:
+                cells = (f"{head}: {value}" for head, value in zip(heads, values, strict=True))
+                rows.append((f"{caption}, {name}", "; ".join(cells)))
         return rows + [("about the counts", sentence) for sentence in _remarks(self.evaluation)]
 
     def _counts_html(self) -> str:
@@ -328,8 +341,15 @@ class PrivacyCard:
             head = ["true class", *(f"predicted {name}" for name in self.evaluation.classes)]
             tables = _grid(f"Number of {self._many}", head, matrix)
         head = ["probability of the answer", "share of right answers"]
-        tables += _grid("Calibration", head, _calibration(self.evaluation))
-        return f'<div class="counts">{tables}</div>{_paragraphs(_remarks(self.evaluation))}'
+        if self.evaluation.edges is not None:
+            name = self.evaluation.classes[1]
+            head = [f"probability of {name}", f"share of {name}"]
+        tables += _grid("Calibration", head, _calibration(self.evaluation.wide_bins))
+        folded = "".join(
+            f"<details><summary>{escape(caption)}</summary>{_grid(caption, heads, lines)}</details>"
+            for caption, heads, lines in _details(self.evaluation)
+        )
+        return f'<div class="counts">{tables}</div>{folded}{_paragraphs(_remarks(self.evaluation))}'
 
     def _leakage_rows(self) -> list[tuple[str, str]]:
         """Return what attacks observed."""
@@ -357,9 +377,34 @@ def _matrix(evaluation: Evaluation) -> list[tuple[str, list[str]]]:
     ]
 
 
-def _calibration(evaluation: Evaluation) -> list[tuple[str, list[str]]]:
-    """Return the share of right answers for each range of probabilities of the answer."""
-    return [(f"{each.low:.2f} to {each.high:.2f}", [str(each.right)]) for each in evaluation.bins]
+def _calibration(bins: Sequence[Bin]) -> list[tuple[str, list[str]]]:
+    """Return the share in each range of probabilities."""
+    return [(f"{each.low:.2f} to {each.high:.2f}", [str(each.share)]) for each in bins]
+
+
+def _details(evaluation: Evaluation) -> list[tuple[str, list[str], list[tuple[str, list[str]]]]]:
+    """Return the tables that fold away: narrow bins, the thresholds that the owner named, and the groups."""
+    found = []
+    if evaluation.edges is not None:
+        name = evaluation.classes[1]
+        heads = [f"probability of {name}", f"share of {name}"]
+        found.append(("Calibration in all bins", heads, _calibration(evaluation.bins)))
+    if evaluation.named_points:
+        lines = [
+            (f"{each.threshold:g}", [str(each.recall), str(each.false_alarms), str(each.precision)])
+            for each in evaluation.named_points
+        ]
+        heads = ["threshold", "recall", "false alarms", "precision"]
+        found.append((f"{evaluation.classes[1]} above a threshold", heads, lines))
+    if evaluation.by_group is not None:
+        recalls = [f"recall of {name}" for name in evaluation.classes]
+        heads = [evaluation.by_group.column, "number", "accuracy", *recalls, evaluation.excess]
+        lines = [
+            (each.name, [str(each.size), *map(str, (each.accuracy, *each.recall.values(), each.excess))])
+            for each in evaluation.groups
+        ]
+        found.append((f"By {evaluation.by_group.column}", heads, lines))
+    return found
 
 
 def _remarks(evaluation: Evaluation) -> list[str]:
@@ -477,6 +522,7 @@ def read_card(folder: str | Path) -> PrivacyCard:
             evaluations=_best_first([each.result for each in evaluations if each.result is not None]),
             released=released,
             person_column=None if model is None or model.encoding is None else model.encoding.person,
+            decision=None if model is None else decision_in_words(model.costs, model.classes),
             moved=model is not None and model.remaining == 0 and (place / MOVED_FILE).is_file(),
         )
         card.rows()  # a value of a wrong type is noticed here, and not when the card is shown
@@ -558,7 +604,7 @@ def nist_checklist(card: PrivacyCard, ledger: LedgerRecord | None = None) -> lis
         },
         "Utility": {
             "How good is the model?": accuracy,
-            "Is the error acceptable for small groups?": BLANK,
+            "Is the error acceptable for small groups?": _groups(card.evaluation),
         },
         "Trust model": {"Who sees the data before noise is added?": f"The curator (central model). {BLANK}"},
         "Side channels": {"Do running time, errors or logs depend on the data?": BLANK},
@@ -573,6 +619,14 @@ def nist_checklist(card: PrivacyCard, ledger: LedgerRecord | None = None) -> lis
         for topic, answers in questions.items()
         for question, answer in answers.items()
     ]
+
+
+def _groups(evaluation: Evaluation | None) -> str:
+    """Return the accuracy of each group, for people to judge."""
+    if evaluation is None or evaluation.by_group is None:
+        return BLANK
+    accuracies = (f"{each.name} {each.accuracy}" for each in evaluation.groups)
+    return f"Accuracy by {evaluation.by_group.column}: {'; '.join(accuracies)}. {BLANK}"
 
 
 def _noise(facts: Mapping[str, Any]) -> str:

@@ -16,252 +16,32 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from quietmax.accounting.costs import epsilon_of, mu_of
 from quietmax.accounting.guarantee import Guarantee
-from quietmax.data.records import Records, hold_out
+from quietmax.data.records import Holdout, Records, hold_out, is_held_out
 from quietmax.data.schema import Schema
 from quietmax.data.tables import encode_table
 from quietmax.errors import BudgetExhausted, DataUnavailable, InvalidInput, QuietmaxError
 from quietmax.estimators import evaluation as evaluation_module
 from quietmax.estimators.evaluation import (
-    BINS,
-    CONFIDENCE,
     EVALUATION_FILE,
-    Composition,
-    Evaluation,
     EvaluationCharge,
-    _binned_answers,
-    _count_answers,
     _evaluation_mu,
-    _exact_evaluation,
     _noisy_evaluation,
-    _probabilities,
-    _ratio,
     composed_guarantee,
     evaluate_folder,
     read_evaluations,
     split_name,
 )
+from quietmax.estimators.figures import Composition, Evaluation, sensitivity
 from quietmax.estimators.head.estimator import PrivateHead
-from quietmax.estimators.head.weights import HeadWeights
-from quietmax.estimators.serialization import open_private, save_private
+from quietmax.estimators.serialization import decide_folder, open_private, save_private
 from quietmax.estimators.teachers import Teachers
 from quietmax.noise.sources import SeededNoise
+from tests.estimators.evaluated import TRAINING, UNITS, noisy, sure, tables
 from tests.estimators.made import interrupted_saving, made
-
-TRAINING = Guarantee("gaussian", mu=0.268, status="proven", because="Training.", unit="person")
-UNITS = 2**24
-# A right interval is outside these limits with a probability below 1e-6 (Hoeffding, 4,000 draws).
-SLACK = math.sqrt(math.log(1e6) / (2 * 4000))
-
-
-def flat(*tables: NDArray[np.int64]) -> NDArray[np.int64]:
-    """What `_count_answers` returns for a table of classes and one of confidence."""
-    return np.concatenate([table.reshape(-1) for table in tables])
-
-
-def drawn(units: NDArray[np.int64], classes: Any, seed: int = 0) -> Evaluation:
-    charges = [EvaluationCharge(0.268, "parallel", ("seeded",))]
-    return _noisy_evaluation(units, classes, TRAINING, charges, SeededNoise(seed))
-
-
-def noisy(counts: NDArray[np.int64], seed: int = 0) -> Evaluation:
-    """Evaluate a table of whole people by true and predicted class; all answers have the highest confidence."""
-    right = np.trace(counts)
-    calibration = np.zeros((BINS, 2), dtype=np.int64)
-    calibration[-1] = right, counts.sum() - right
-    return drawn(flat(counts, calibration) * UNITS, range(len(counts)), seed)
-
-
-# --- intervals ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "noise", [(0.0, 0.0), (1.0, 1.0), (3.7, 3.7), (5.0, 12.0), (12.0, 5.0), (20.0, 20.0)]
-)
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.2, 0.5, 0.7, 0.99, 1.0])
-def test_an_interval_covers_the_true_share_for_few_and_for_many_people(
-    share: float, noise: tuple[float, float]
-) -> None:
-    rng = np.random.default_rng(3)
-    for people in (0, 1, 3, 10, 30, 100, 1000):
-        right = rng.binomial(people, share, 4000)
-        draws = np.stack([right, people - right]) + rng.standard_normal((2, 4000)) * np.array(noise)[:, None]
-        estimates = [_ratio(first, second, *noise) for first, second in draws.T]
-        covered = np.mean([each.low <= share <= each.high for each in estimates])
-        assert covered > CONFIDENCE - SLACK, (people, covered)
-        for each in estimates:
-            assert 0 <= each.low <= each.high <= 1
-            assert each.value is None or each.low <= each.value <= each.high
-            assert (each.value is None) == ((each.low, each.high) == (0, 1))
-
-
-def test_an_interval_covers_for_people_with_several_rows() -> None:
-    """A person's rows are right or wrong together half of the time; each person adds fractions."""
-    rng = np.random.default_rng(5)
-    people, draws, noise = 40, 4000, 3.7
-    chance = 0.8
-    own = rng.choice([0.65, 0.95], size=(draws, people))  # mean 0.8
-    rows = rng.integers(1, 31, size=(draws, people))
-    right = (rng.binomial(rows, own) / rows).sum(axis=1)
-    estimates = [
-        _ratio(first + noise * z[0], people - first + noise * z[1], noise, noise)
-        for first, z in zip(right, rng.standard_normal((draws, 2)), strict=True)
-    ]
-    assert np.mean([each.low <= chance <= each.high for each in estimates]) > CONFIDENCE - SLACK
-
-
-def test_an_interval_is_not_needlessly_wide_for_many_people() -> None:
-    exact = _ratio(8600.0, 1400.0, 0.0, 0.0)
-    assert exact.high - exact.low == pytest.approx(2 * 1.96 * math.sqrt(0.86 * 0.14 / 10_000), rel=0.03)
-    published = _ratio(8600.0, 1400.0, 8.0, 8.0)
-    assert published.high - published.low < 1.05 * (exact.high - exact.low)
-
-
-def test_counts_below_the_noise_give_no_value() -> None:
-    for right, wrong in ((0.0, 0.0), (-3.0, 2.0), (4.0, 1.0), (-80.0, -80.0), (20.0, -20.0), (-20.0, 20.0)):
-        estimate = _ratio(right, wrong, 7.0, 7.0)
-        assert (estimate.value, estimate.low, estimate.high) == (None, 0.0, 1.0), (right, wrong)
-    assert str(_ratio(0.0, 0.0, 7.0, 7.0)) == "unknown"
-
-
-def test_a_share_that_cannot_be_told_from_0_is_shown_as_an_upper_limit() -> None:
-    estimate = _ratio(-2.0, 60.0, 7.0, 7.0)
-    assert (estimate.value, estimate.low) == (0.0, 0.0)
-    shown = str(estimate)
-    assert shown.startswith("below 0.")
-    assert 0 <= float(shown.removeprefix("below ")) - estimate.high < 0.001  # rounded up
-    assert str(_ratio(9.0, 60.0, 7.0, 7.0)).startswith("0.130 (0.000 to ")
-
-
-# --- counts -------------------------------------------------------------------------------------------------------
-
-
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, BINS - 1)), max_size=40))
-def test_one_person_adds_a_vector_of_sum_at_most_one_to_each_table(rows: list[tuple[int, int, int]]) -> None:
-    labels, predicted, bins = (np.array(part, dtype=np.int64) for part in zip(*rows, strict=True)) if rows else (
-        np.empty(0, dtype=np.int64),
-    ) * 3  # fmt: skip
-    counts = _count_answers(labels, predicted, bins, np.full(len(rows), max(len(rows), 1)), classes=3)
-    for table in (counts[:9], counts[9:]):
-        assert (table >= 0).all()
-        assert table.sum() <= UNITS
-        assert table.sum() >= (UNITS - len(rows) if rows else 0)
-    assert np.linalg.norm(counts / UNITS) <= math.sqrt(2)
-
-
-def test_every_row_is_answered_on_its_own_bit_for_bit() -> None:
-    """Answers in one large batch round differently from answers to single rows; these must not."""
-    rng = np.random.default_rng(1)
-    head = HeadWeights(rng.normal(size=(3, 41)) * 5, np.zeros(40), 1.0, 1.0)
-    features = rng.normal(size=(300, 40)).astype(np.float32)
-    predicted, bins = _binned_answers(_probabilities(head, None, features, 3))
-    for chosen in (rng.permutation(300), np.arange(7, 300, 3), np.array([5])):
-        again = _binned_answers(_probabilities(head, None, features[chosen], 3))
-        assert np.array_equal(again[0], predicted[chosen])
-        assert np.array_equal(again[1], bins[chosen])
-    probabilities = np.concatenate([head.predict_proba(row[None]) for row in features])
-    assert np.array_equal(probabilities.argmax(axis=1), predicted)
-    edges = np.linspace(1 / 3, 1, BINS + 1)
-    assert np.array_equal(np.clip(np.searchsorted(edges, probabilities.max(axis=1), "right") - 1, 0, 4), bins)
-
-
-def test_the_noise_has_the_size_that_the_guarantee_states() -> None:
-    empty = np.zeros((2, 2), dtype=np.int64)
-    one = [noisy(empty, seed) for seed in range(500)]
-    found = np.array([[*np.ravel(each.confusion), *np.ravel(each.calibration)] for each in one]).ravel()
-    assert one[0].noise == pytest.approx(math.sqrt(2) / 0.268, rel=1e-3)
-    # The variance of 7,000 draws: five standard errors.
-    assert np.var(found) == pytest.approx(one[0].noise ** 2, rel=5 * math.sqrt(2 / 7000))
-    nobody = np.zeros(4 + 2 * BINS, dtype=np.int64)
-    both = _noisy_evaluation(nobody, "ab", TRAINING, [EvaluationCharge(0.268, "parallel")])
-    assert both.noise == pytest.approx(math.sqrt(2) / 0.268, rel=1e-3)
-    assert both.guarantee == composed_guarantee(TRAINING, [EvaluationCharge(0.268, "parallel")])
-
-
-def test_published_figures_cover_the_true_ones_and_are_close_to_the_exact_ones() -> None:
-    rng = np.random.default_rng(2)
-    truth = {"accuracy": 0.85, "recall": (0.9, 0.7)}
-    covered = {"accuracy": 0, "no": 0, "yes": 0, "bin": 0, "size": 0}
-    draws = 1000
-    for seed in range(draws):
-        labels = (rng.random(2000) < 0.25).astype(np.int64)
-        right = rng.random(2000) < np.array(truth["recall"])[labels]
-        bins = rng.integers(0, BINS, 2000)  # confidence tells nothing here: every bin is right as often
-        counts = _count_answers(labels, np.where(right, labels, 1 - labels), bins, None, classes=2)
-        evaluation = drawn(counts, ("no", "yes"), seed)
-        exact = _exact_evaluation(counts, ("no", "yes"), "person")
-        assert evaluation.accuracy.value == pytest.approx(exact.accuracy.value, abs=0.025)
-        assert exact.accuracy.value == pytest.approx(right.mean(), abs=1e-6)
-        covered["accuracy"] += evaluation.accuracy.low <= 0.85 <= evaluation.accuracy.high
-        for name, recall in zip(("no", "yes"), (0.9, 0.7), strict=True):
-            covered[name] += evaluation.recall[name].low <= recall <= evaluation.recall[name].high
-        covered["bin"] += evaluation.bins[0].right.low <= 0.85 <= evaluation.bins[0].right.high
-        covered["size"] += evaluation.size.low <= 2000 <= evaluation.size.high
-    limit = CONFIDENCE - math.sqrt(math.log(1e6) / (2 * draws))
-    assert all(count / draws > limit for count in covered.values()), covered
-
-
-def test_both_tables_are_used_for_the_accuracy() -> None:
-    """With one table of 100 cells the noise would be 3 times as large."""
-    counts = np.eye(10, dtype=np.int64) * 100 * UNITS
-    calibration = np.zeros((BINS, 2), dtype=np.int64)
-    calibration[-1, 0] = 1000 * UNITS
-    values = []
-    for seed in range(300):
-        evaluation = drawn(flat(counts, calibration), range(10), seed)
-        right, wrong, right_noise, wrong_noise = evaluation._totals
-        values.append((right, wrong))
-    for found, noise, true in zip(np.array(values).T, (right_noise, wrong_noise), (1000, 0), strict=True):
-        assert np.mean(found) == pytest.approx(true, abs=5 * noise / math.sqrt(300))
-        assert np.std(found) == pytest.approx(noise, rel=5 / math.sqrt(600))
-    assert wrong_noise < 2.3 * evaluation.noise  # sqrt(90) = 9.5 from the table of classes alone
-
-
-def test_every_cell_of_the_matrix_has_an_interval_that_covers_the_noise() -> None:
-    counts = np.array([[900, 3], [0, 850]])
-    covered = np.zeros((2, 2))
-    draws = 1000
-    for seed in range(draws):
-        evaluation = noisy(counts, seed)
-        cells = evaluation.to_json()["cells"]
-        low, high = (np.array([[cell[end] for cell in row] for row in cells]) for end in ("low", "high"))
-        assert (low >= 0).all()
-        assert np.array([[cell["value"] for cell in row] for row in cells]).tolist() == [
-            list(row) for row in evaluation.confusion
-        ]
-        assert high[0, 0] - low[0, 0] == pytest.approx(2 * 1.96 * evaluation.noise, rel=0.001)
-        covered += (low <= counts) & (counts <= high)
-    slack = math.sqrt(math.log(1e6) / (2 * draws))
-    assert (covered / draws > CONFIDENCE - slack).all()
-    assert (covered[0, 0] / draws) < CONFIDENCE + slack  # nor is it needlessly wide
-
-
-def test_the_remarks_state_the_margin_of_the_counts_and_why_they_do_not_add_up() -> None:
-    evaluation = noisy(np.array([[900, 60], [40, 850]]))
-    (remark,) = evaluation.remarks()
-    assert f"within ±{math.ceil(evaluation.margin)} of the true one" in remark
-    assert "which average two noisy tables" in remark
-    right, wrong, *_ = evaluation._totals
-    assert abs(right + wrong - np.sum(evaluation.confusion)) > 1e-6
-    assert evaluation.to_json()["remarks"] == [remark]
-    units = flat(np.eye(2, dtype=np.int64) * 90, np.array([[0, 0], [180, 0]])) * UNITS
-    exact = _exact_evaluation(units, "ab", "person")
-    assert exact.remarks() == []
-
-
-@pytest.mark.parametrize(("share", "too_confident"), [(0.55, True), (0.8, True), (0.95, False)])
-def test_probabilities_are_called_too_confident_if_fewer_answers_are_right(
-    share: float, too_confident: bool
-) -> None:
-    right, wrong = round(2000 * share / 2), round(2000 * (1 - share) / 2)
-    evaluation = noisy(np.array([[right, wrong], [wrong, right]]))  # all with a confidence above 0.9
-    assert ("too confident: with 0.90 to 1.00, only" in " ".join(evaluation.remarks())) == too_confident
-
 
 # --- costs --------------------------------------------------------------------------------------------------------
 
@@ -338,40 +118,9 @@ def test_seeded_noise_makes_the_guarantee_conditional() -> None:
     assert any("seed" in assumption for assumption in guarantee.assumptions)
     with pytest.raises(InvalidInput, match="must be charged as one that assumes 'seeded'"):
         _noisy_evaluation(
-            np.ones(4 + 2 * BINS, dtype=np.int64),
-            *("ab", TRAINING, [EvaluationCharge(0.268, "parallel")], SeededNoise(0)),
+            sure(tables(), np.eye(2, dtype=np.int64)),
+            *(tables(), TRAINING, [EvaluationCharge(0.268, "parallel")], SeededNoise(0)),
         )
-
-
-# --- JSON ---------------------------------------------------------------------------------------------------------
-
-
-def test_an_evaluation_survives_json_and_its_figures_are_computed_again() -> None:
-    evaluation = noisy(np.array([[900, 100], [150, 850]]))
-    record = json.loads(json.dumps(evaluation.to_json()))
-    assert record["publishable"] is True
-    record["accuracy"] = {"value": 1.0, "low": 1.0, "high": 1.0}
-    assert Evaluation.from_json(record) == evaluation
-    assert Evaluation.from_json(record).accuracy == evaluation.accuracy
-
-
-def test_exact_figures_are_marked_and_never_read_back() -> None:
-    counts = flat(np.array([[90, 10], [10, 90]]), np.array([[180, 20]])) * UNITS
-    exact = _exact_evaluation(counts, ("no", "yes"), "person")
-    record = exact.to_json()
-    assert (record["publishable"], record["guarantee"]) == (False, None)
-    assert "Not for publication" in record["caveat"]
-    with pytest.raises((ValueError, TypeError, KeyError)):
-        Evaluation.from_json(record)
-    published = noisy(np.eye(2, dtype=np.int64) * 50).to_json()
-    for name, value in itertools.chain(
-        (("noise", value) for value in (0, 1.0, math.nan)),
-        (("mu", value) for value in (0, 1.0, math.inf, None, "x")),
-        [("confusion", [[1.0]]), ("confusion", [[1.0, math.nan], [1.0, 1.0]]), ("classes", ["no"])],
-        [("guarantee", None), ("unit", "row"), ("composition", "none"), ("calibration", [[1.0, 2.0]])],
-    ):
-        with pytest.raises((ValueError, TypeError, KeyError)):
-            Evaluation.from_json(published | {name: value})
 
 
 # --- estimators and folders ---------------------------------------------------------------------------------------
@@ -818,13 +567,13 @@ def test_models_that_hold_out_different_people_have_splits_of_different_names(tm
 
 
 def test_a_person_changes_the_counts_by_what_this_person_adds_and_nobody_elses(tmp_path: Path) -> None:
-    """From the table to the counts, bit for bit: encoding, side of the split, features, answers and shares."""
+    """From the table to the counts, bit for bit: encoding, side of the split, features, answers, groups and shares."""
     rng = np.random.default_rng(8)
     count = 400
     frame = pd.DataFrame(
         {
             "age": rng.integers(18, 90, count),
-            "city": rng.choice(["a", "b", "c"], count),
+            "city": rng.choice(["a", "b", "c", "elsewhere"], count),
             "who": [f"p{each}" for each in rng.integers(0, 120, count)],
         }
     )
@@ -839,20 +588,78 @@ def test_a_person_changes_the_counts_by_what_this_person_adds_and_nobody_elses(t
     folder = save_private(
         head().fit(hold_out(encode_table(frame, schema), 0.5).train), tmp_path / "model", dataset="people"
     )
+    decide_folder(folder, threshold={"yes": 0.4})
     model = open_private(folder)
 
-    def counts(rows: pd.DataFrame) -> NDArray[np.float64]:
-        exact = evaluate_folder(folder, model, encode_table(rows, schema), exact=True)
-        return np.array([*np.ravel(exact.confusion), *np.ravel(exact.calibration)]) * UNITS
+    def counts(rows: pd.DataFrame, by: Any = "city") -> NDArray[np.float64]:
+        exact = evaluate_folder(folder, model, encode_table(rows, schema), exact=True, by=by, at=[0.3])
+        assert exact.by_group is not None
+        tables = (exact.confusion, exact.calibration, exact.by_group.counts)
+        return np.concatenate([np.ravel(table) for table in tables]) * UNITS
 
     everybody = counts(frame)
+    parts = np.cumsum([0, 4, 2 * 16, 4 * 2 * 2 * 2]).tolist()
+    assert len(everybody) == parts[-1]
     assert np.array_equal(everybody, counts(frame.sample(frac=1, random_state=1)))
     both_classes = frame.groupby("who")["ill"].nunique() == 2  # encode_table needs two classes
     moved = 0
     for who in both_classes.index[both_classes][:25]:
         own = counts(frame[frame["who"] == who])
         assert np.array_equal(everybody - counts(frame[frame["who"] != who]), own)
-        assert own[:4].sum() <= UNITS
-        assert own[4:].sum() <= UNITS
+        assert (own >= 0).all()
+        for start, end in itertools.pairwise(parts):
+            assert own[start:end].sum() <= UNITS
+        assert np.linalg.norm(own / UNITS) <= sensitivity(3)
+        several = frame[frame["who"] == who]["city"].nunique()
+        assert not own.any() or (own[parts[2] :].reshape(4, 8).sum(1) > 0).sum() == several
         moved += bool(own.any())
     assert 3 < moved < 22  # the others were in the training set
+    ages = counts(frame, ("age", [30, 60]))[parts[2] :].reshape(4, 8).sum(1)
+    held = frame[is_held_out(encode_table(frame, schema), Holdout(0.5, 0))]
+    shares = 1 / held.groupby("who")["who"].transform("size")
+    for number, (low, high) in enumerate([(0, 30), (30, 60), (60, 100)]):
+        chosen = held["age"].between(low, high, inclusive="left")
+        assert ages[number] / UNITS == pytest.approx(shares[chosen].sum(), abs=1e-3)
+    assert ages[3] == 0
+
+
+def test_groups_and_thresholds_are_free_next_to_the_training(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    frame = pd.DataFrame({"age": rng.integers(18, 90, 3000), "sex": rng.choice(["f", "m"], 3000)})
+    frame["who"] = [f"p{row // 2}" for row in range(3000)]
+    frame["ill"] = np.where(frame["age"] + 15 * rng.normal(size=3000) > 50, "yes", "no")
+    schema = Schema(
+        label="ill",
+        classes=("no", "yes"),
+        bounds={"age": (18, 90)},
+        categories={"sex": ("f", "m")},
+        person="who",
+    )
+    fitted = head().fit(hold_out(encode_table(frame, schema), 0.4).train)
+    folder = save(fitted, tmp_path / "model")
+    refused: dict[Any, str] = {
+        "who": "must be a column of the schema, got 'who'; the columns are 'age', 'sex'",
+        "age": "age=30,50; got 'age'",
+        ("sex", (1.0,)): "got 'sex' with numbers",
+        ("age", (18.0,)): "above 18 and at most 90, got 18",
+    }
+    for wrong, words in refused.items():
+        with pytest.raises(InvalidInput, match=words):
+            fitted.evaluate(frame, by=wrong)
+    with pytest.raises(InvalidInput, match="between 0 and 1, got 1"):
+        fitted.evaluate(frame, at=[1.0])
+    evaluation = fitted.evaluate(frame, by="sex", at=[0.3])  # what was refused has cost nothing
+    assert evaluation.guarantee.mu == fitted.guarantee_.mu
+    assert evaluation.noise == pytest.approx(math.sqrt(3) / fitted.guarantee_.mu, rel=1e-3)
+    assert [each.result for each in stored(folder)] == [evaluation]
+    first, second, nobody = evaluation.groups
+    assert (first.name, second.name, nobody.name) == ("f", "m", "missing or other")
+    assert nobody.accuracy.value is None
+    for group in (first, second):
+        assert group.size.value == pytest.approx(300, abs=110)
+    with pytest.raises(BudgetExhausted):
+        fitted.evaluate(frame, by="sex")
+    data = people(persons=False)
+    plain = head(classes=(0, 1)).fit(data.features, data.labels)
+    with pytest.raises(InvalidInput, match="trained on a table with a schema"):
+        plain.evaluate(data.features, data.labels, by="sex", mu=1.0)

@@ -15,7 +15,8 @@ from quietmax.data.tables import table_rows
 from quietmax.errors import InvalidData, InvalidInput
 from quietmax.estimators import blocks, evaluation
 from quietmax.estimators.blocks import LocalEngine
-from quietmax.estimators.evaluation import Evaluation, _evaluation_records, evaluate_folder
+from quietmax.estimators.evaluation import _evaluation_records, evaluate_folder
+from quietmax.estimators.figures import Evaluation
 from quietmax.estimators.serialization import open_private, save_private
 from tests.estimators.made import made
 from tests.estimators.table_of_people import PERSONS, PLAIN, table_of_people
@@ -39,7 +40,8 @@ def test_an_evaluation_is_the_same_in_memory_and_out_of_core(
     tmp_path: Path, schema: Schema, kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frame = people()
-    expected = fitted(schema, kind).evaluate(frame)
+    asked: Any = {"by": ("pay", [40, 60]), "at": [0.3]}
+    expected = fitted(schema, kind).evaluate(frame, **asked)
     monkeypatch.setattr(blocks, "ROWS_AT_ONCE", 16)
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 1)
     monkeypatch.setattr(blocks, "_PERSONS_AT_ONCE", 50)
@@ -50,7 +52,7 @@ def test_an_evaluation_is_the_same_in_memory_and_out_of_core(
     frame.to_csv(tmp_path / "people.csv", index=False)
     before = set(tmp_path.iterdir())
     for source in (folder, shuffled, tmp_path / "people.csv"):
-        found = fitted(schema, kind).evaluate(source)
+        found = fitted(schema, kind).evaluate(source, **asked)
         assert found.to_json() == expected.to_json()
         assert set(tmp_path.iterdir()) == before
     assert 0.6 < float(expected.accuracy.value or 0) < 1.0

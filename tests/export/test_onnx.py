@@ -140,6 +140,25 @@ def test_inputs_are_the_columns_and_outputs_class_names_and_probabilities(file: 
     }
 
 
+@pytest.mark.parametrize("classes", [2, 3])
+def test_the_label_follows_the_costs_of_errors(tmp_path: Path, classes: int) -> None:
+    rng, names = np.random.default_rng(0), ("low", "middle", "high")[:classes]
+    rows = pd.DataFrame({"a": rng.random(600)})
+    number = rows["a"] * classes + 0.5 * rng.standard_normal(600)
+    rows["y"] = np.array(names)[number.clip(0, classes - 0.5).astype(int)]
+    schema = Schema(label="y", classes=names, bounds={"a": (0, 1)})
+    head = qm.PrivateHead(epsilon=5.0, schema=schema, declared_size=600).fit(rows)
+    plain = head.predict(rows)
+    head.decide(cost={("middle", "low"): 20, ("low", "middle"): 0.5})
+    folder = save_private(head, tmp_path / "model", dataset="made up")
+    export_onnx(folder, tmp_path / "model.onnx")
+    label, _ = run(tmp_path / "model.onnx", rows[["a"]])
+    assert label.tolist() == head.predict(rows).tolist()
+    assert label.tolist() != plain.tolist()
+    told = session(tmp_path / "model.onnx").get_modelmeta().custom_metadata_map["decision"]
+    assert told.startswith("middle if its" if classes == 2 else "the class with the lowest expected cost")
+
+
 def test_the_guarantee_and_the_provenance_are_readable_without_quietmax(table_head: Path, file: Path) -> None:
     program = (
         "import json, onnxruntime, sys\n"

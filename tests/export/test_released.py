@@ -93,6 +93,21 @@ def test_the_classifier_answers_like_the_folder_by_label(table_head: Path, file:
     assert classifier.score(rows, classifier.predict(rows)) == 1.0
 
 
+def test_the_classifier_keeps_the_decision_of_the_folder(tmp_path: Path) -> None:
+    head = qm.PrivateHead(epsilon=8.0, classes=(3, 7), declared_size=240).fit(VECTORS, LABELS)
+    plain, shares = head.predict(VECTORS), head.predict_proba(VECTORS)
+    head.decide(threshold={7: float(np.median(shares[plain == 7, 1]).round(4))})
+    folder = save_private(head, tmp_path / "head", dataset="vectors")
+    export_skops(folder, tmp_path / "head.skops")
+    for classifier in (
+        ReleasedClassifier.open(folder),
+        skops.io.load(tmp_path / "head.skops", trusted=list(TRUSTED)),
+    ):
+        assert classifier.predict(VECTORS).tolist() == head.predict(VECTORS).tolist() != plain.tolist()
+        assert classifier.decided(shares).tolist() == head.predict(VECTORS).tolist()
+        assert classifier.metadata_["decision"].startswith("7 if its probability is above 0.")
+
+
 def test_labels_keep_their_type(tmp_path: Path) -> None:
     head = qm.PrivateHead(epsilon=8.0, classes=(3, 7), declared_size=240).fit(VECTORS, LABELS)
     classifier = ReleasedClassifier.open(save_private(head, tmp_path / "head", dataset="vectors"))

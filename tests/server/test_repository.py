@@ -28,6 +28,7 @@ from quietmax.data import Records, hold_out
 from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError
 from quietmax.estimators import PrivateHead, open_private, save_private
 from quietmax.estimators.evaluation import evaluate_folder
+from quietmax.estimators.serialization import decide_folder
 from quietmax.ledger import Ledger, Terms
 from quietmax.mechanisms import Algorithm1
 from quietmax.models import Model
@@ -369,6 +370,30 @@ def test_a_new_evaluation_is_charged_when_the_repository_is_read_again(
     assert models.refresh(ledger) == {}
     assert models.deployments != [first]
     assert [row.kind for row in ledger.export("people")].count("evaluation") == 1
+
+
+def test_a_new_decision_changes_the_labels_when_the_repository_is_read_again(
+    tmp_path: Path, repository: Path
+) -> None:
+    rng = np.random.default_rng(0)
+    features = rng.random((600, 3)).astype(np.float32)
+    labels = features[:, 0] + 0.7 * rng.standard_normal(600) > 0.5
+    head = PrivateHead(epsilon=1.0, delta=1e-5, declared_size=600, classes=(0, 1))
+    folder = save_private(head.fit(features, labels), repository / "m" / "1", dataset="people")
+    rows = features[:50]
+    shares = open_private(folder).predict_proba(rows)[:, 1]
+    threshold = round(float(np.quantile(shares, 0.8)), 4)
+    with serving(tmp_path, repository) as running:
+
+        def answered() -> list[int]:
+            found = running.infer(rows, "m").json()["outputs"]
+            return list(next(each["data"] for each in found if each["name"] == "label"))
+
+        assert answered() == (shares > 0.5).tolist()
+        decide_folder(folder, threshold={"1": threshold})
+        reload(running)
+        assert answered() == (shares > threshold).tolist()
+        assert sum(answered()) == 10
 
 
 def test_after_sighup_all_workers_serve_what_is_new_also_those_that_are_started_later(

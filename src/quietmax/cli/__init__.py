@@ -29,6 +29,7 @@ COMMANDS = {
     "train": "Train a private head, teachers, DP-SGD or a network.",
     "predict": "Answer the queries in a file or folder.",
     "evaluate": "Measure an accuracy that may be published.",
+    "decide": "Choose the threshold or the costs of errors.",
     "sensitivity": "Compute the paper's sensitivity formulas.",
     "attack": "Run membership-inference attacks on a model.",
     "audit": "Search for lower bounds on a claimed epsilon.",
@@ -40,13 +41,15 @@ COMMANDS = {
     "reproduce": "Reproduce the paper's tables and figures.",
 }
 _SHARED = {
-    **dict.fromkeys(("evaluate", "card", "export", "sensitivity"), "models"),
+    **dict.fromkeys(("evaluate", "decide", "card", "export", "sensitivity"), "models"),
     **dict.fromkeys(("datasets", "schema"), "data"),
     **dict.fromkeys(("compare", "reproduce"), "experiments"),
 }
 """The modules of commands that share one."""
 # Options that take several values in a row, as in --datasets mnist location.
-_LIST_OPTIONS = frozenset({"--datasets", "--tables", "--methods", "--epsilons", "--attacks"})
+_LIST_OPTIONS = frozenset(
+    {"--datasets", "--tables", "--methods", "--epsilons", "--attacks", "--at", "--cost"}
+)
 
 # Typer raises its own copy of click's UsageError, which it does not export.
 _UsageError: Any = typer.BadParameter.__base__

@@ -1,4 +1,4 @@
-"""`quietmax evaluate`, `card`, `export` and `sensitivity`: what is done with a model folder."""
+"""`quietmax evaluate`, `decide`, `card`, `export` and `sensitivity`: what is done with a model folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from quietmax.cli._output import (
 from quietmax.errors import InvalidInput, QuietmaxError, counted
 
 if TYPE_CHECKING:
-    from quietmax.estimators.evaluation import Evaluation
+    from quietmax.estimators.figures import Evaluation
     from quietmax.privacy_card import LedgerRecord, PrivacyCard
 
 # --- evaluate --------------------------------------------------------------------------------------------------------
@@ -44,9 +44,23 @@ def evaluate(
     exact: Annotated[
         bool, "Exact figures for the owner, not for publication. Nothing is charged or stored."
     ] = False,
+    by: Annotated[
+        str | None,
+        "State the figures also by group: a column of the schema with categories, yes and no or declared bins, or one "
+        "of numbers and what divides it, as in age=30,50.",
+    ] = None,
+    at: Annotated[
+        list[float] | None,
+        "Thresholds on the probability of the second of two classes: show recall, false alarms and precision there, as "
+        "in --at 0.2 0.3.",
+    ] = None,
     memory: Annotated[EngineOptions, "resume"],
 ) -> None:
-    """Evaluate a private model: noisy counts that may be published, with accuracy, recall and calibration.
+    """Evaluate a private model: noisy counts that may be published, and the figures that follow from them.
+
+    These are accuracy, recall and calibration, for two classes also the area under the ROC curve, the log-loss and
+    points of the curves. Groups and thresholds are part of the same release: name them at once, since the evaluation
+    is free only once.
 
     A model that was trained with --holdout is evaluated on the people who were held out, for free: model and
     evaluation together have the guarantee of the model. Everybody else may be in the training set; then the costs add
@@ -56,6 +70,8 @@ def evaluate(
     Examples:
 
     quietmax evaluate income --data people.csv
+
+    quietmax evaluate income --data people.csv --by sex --at 0.2 0.3
 
     quietmax evaluate income --data people.csv --exact
     """
@@ -76,6 +92,8 @@ def evaluate(
             epsilon=epsilon,
             delta=delta,
             exact=exact,
+            by=None if by is None else _groups(by),
+            at=at or (),
             engine=replace(engine, progress=progress),
         )
     print_json(evaluation.to_json())
@@ -89,9 +107,20 @@ def evaluate(
         print_guarantee(evaluation.guarantee)
 
 
+def _groups(by: str) -> str | tuple[str, list[float]]:
+    """Read the value of --by: a column, or a column and the numbers that divide it."""
+    column, divided, numbers = by.rpartition("=")
+    try:
+        return (column, [float(number) for number in numbers.split(",")]) if divided else by
+    except ValueError:
+        raise InvalidInput(
+            f"`by` must be a column, or a column with numbers as in age=30,50; got {by!r}."
+        ) from None
+
+
 def _print_evaluation(evaluation: Evaluation) -> None:
     """Print the figures, and what must be known of them."""
-    from quietmax.estimators.evaluation import NOT_FOR_PUBLICATION
+    from quietmax.estimators.figures import NOT_FOR_PUBLICATION
 
     many = "people" if evaluation.unit == "person" else "records"
     size = evaluation.size
@@ -99,11 +128,13 @@ def _print_evaluation(evaluation: Evaluation) -> None:
     rows = [
         ("accuracy", str(evaluation.accuracy)),
         *((f"recall of {name}", str(estimate)) for name, estimate in evaluation.recall.items()),
+        *((name, str(value)) for name, value in evaluation.curves.items()),
         *(
-            (f"right with confidence {each.low:.2f} to {each.high:.2f}", str(each.right))
+            (f"{evaluation.calibrated} {each.low:.2f} to {each.high:.2f}", str(each.share))
             for each in evaluation.bins
         ),
         (many, f"{size.value:,.0f}{between}"),
+        ("answer", evaluation.decision),
     ]
     title = "Exact figures, not for publication" if evaluation.exact else "Evaluation"
     print_table(title, ("", "value (95% interval)"), rows)
@@ -113,10 +144,79 @@ def _print_evaluation(evaluation: Evaluation) -> None:
     ]
     columns = ("true class", *(f"predicted {name}" for name in evaluation.classes))
     print_table(f"Number of {many}", columns, counts)
+    if named := evaluation.named_points:
+        points = [
+            (f"{each.threshold:g}", str(each.recall), str(each.false_alarms), str(each.precision))
+            for each in named
+        ]
+        title = f"{evaluation.classes[1]} if its probability is above the threshold"
+        print_table(title, ("threshold", "recall", "false alarms", "precision"), points)
+    if evaluation.by_group is not None:
+        groups = [
+            (
+                each.name,
+                f"{each.size.value:,.0f} ({each.size.low:,.0f} to {each.size.high:,.0f})",
+                *map(str, (each.accuracy, *each.recall.values(), each.excess)),
+            )
+            for each in evaluation.groups
+        ]
+        recalls = (f"recall of {name}" for name in evaluation.classes)
+        columns = (evaluation.by_group.column, many, "accuracy", *recalls, evaluation.excess)
+        print_table(f"By {evaluation.by_group.column}", columns, groups)
     for sentence in evaluation.remarks():
         console.print(sentence, soft_wrap=True)
     if evaluation.guarantee is None:
         console.print(NOT_FOR_PUBLICATION)
+
+
+# --- decide ----------------------------------------------------------------------------------------------------------
+
+
+@with_groups
+def decide(
+    *,
+    model: Model,
+    threshold: Annotated[
+        str | None, "Of two classes, the answer if its probability is above the number, as in yes=0.3."
+    ] = None,
+    cost: Annotated[
+        list[str] | None,
+        "Cost of an error as TRUE:ANSWER=NUMBER, as in yes:no=5; any other error costs 1.",
+    ] = None,
+) -> None:
+    """Choose how a released model answers: by a threshold, or by what each error costs.
+
+    It is a public setting, stored in the model folder, and costs no privacy. 'quietmax predict', 'serve', 'export' and
+    later evaluations use it. Without options, the answer is the most probable class again.
+
+    Examples:
+
+    quietmax decide income --threshold yes=0.3
+
+    quietmax decide income --cost yes:no=5
+    """
+    from quietmax.estimators.decisions import decision_in_words
+    from quietmax.estimators.serialization import decide_folder
+
+    chosen = None if threshold is None else dict([_named_number(threshold, "`threshold`", "yes=0.3")])
+    costs = {}
+    for text in cost or ():
+        errors, number = _named_number(text, "`cost`", "yes:no=5")
+        true, _, answer = errors.partition(":")
+        costs[true, answer] = number
+    opened = decide_folder(model, threshold=chosen, cost=costs)
+    phrase = decision_in_words(opened.costs, opened.classes)
+    print_json({"model": str(model), "decision": phrase, "costs": opened.costs})
+    console.print(f"Answer: {phrase}. Stored in {model}.", soft_wrap=True)
+
+
+def _named_number(text: str, option: str, example: str) -> tuple[str, float]:
+    """Read NAME=NUMBER."""
+    name, _, number = text.rpartition("=")
+    try:
+        return name, float(number)
+    except ValueError:
+        raise InvalidInput(f"{option} must be a name and a number, as in {example}; got {text!r}.") from None
 
 
 # --- card ------------------------------------------------------------------------------------------------------------

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
     _Job = tuple[TextPart | ParquetPart, list[str], Path]
     """A file of queries, its columns that are read, and the file of its answers."""
+    _Answered = tuple[NDArray[Any], NDArray[np.float64]]
+    """Labels and probabilities."""
 else:
     np = lazy_module("numpy")
     pyarrow = lazy_module("pyarrow")
@@ -199,8 +201,11 @@ def _network_answers(
 
 def _answers(model: Any, queries: Any, classes: tuple[str, ...], *, probable: bool) -> dict[str, Any]:
     """Labels, and probabilities if they are released."""
+    from quietmax.estimators.decisions import decided
+
     probabilities = model.predict_proba(queries) if probable else None
-    labels = model.predict(queries) if probabilities is None else probabilities.argmax(-1)
+    costs = getattr(model, "costs", None)
+    labels = model.predict(queries) if probabilities is None else decided(probabilities, costs)
     return {
         "labels": [classes[label] for label in labels],
         "probabilities": None if probabilities is None else probabilities.tolist(),
@@ -319,8 +324,12 @@ def _claimed(output: Path, folder: Path, targets: list[Path]) -> Iterator[dict[s
 
     Nobody else may write to the folder meanwhile: answers of another model would be mixed with these.
     """
-    description = (folder / DESCRIPTION_FILE).read_bytes()  # it has the digest of the weights
-    owner = json.dumps({"format": "quietmax answers", "model": hashlib.sha256(description).hexdigest()})
+    from quietmax.estimators.serialization import DECISION_FILE
+
+    described = (folder / DESCRIPTION_FILE).read_bytes()  # it has the digest of the weights
+    with suppress(FileNotFoundError):
+        described += (folder / DECISION_FILE).read_bytes()
+    owner = json.dumps({"format": "quietmax answers", "model": hashlib.sha256(described).hexdigest()})
     log = output / ANSWERS_FILE
     with ExitStack() as stack:
         try:
@@ -397,11 +406,12 @@ def _answer_file(
     def _encoded(frame: pd.DataFrame) -> NDArray[np.float32]:
         return query_features(frame, encoding=model.encoding, width=model.inputs, place=part.place)
 
-    def _all_answers() -> Iterator[NDArray[np.float64]]:
+    def _all_answers() -> Iterator[_Answered]:
         nonlocal queries
         for records in converted_frames(part, columns, height, _encoded):
             queries += len(records)
-            yield model.predict_proba(records)
+            probabilities = model.predict_proba(records)
+            yield labels[model.decided(probabilities)], probabilities
             if advance is not None and total:
                 advance(queries / total)
         if part.file.stat().st_mtime_ns != changed:
@@ -420,21 +430,18 @@ def _headings(labels: NDArray[Any]) -> list[str]:
     return ["label", *(f"probability of {label}" for label in labels)]
 
 
-def _write_parquet(path: Path, _: str, labels: NDArray[Any], answers: Iterator[NDArray[np.float64]]) -> None:
+def _write_parquet(path: Path, _: str, labels: NDArray[Any], answers: Iterator[_Answered]) -> None:
     kinds = [pyarrow.string(), *(pyarrow.float64() for _ in labels)]
     schema = pyarrow.schema(list(zip(_headings(labels), kinds, strict=True)))
     with pyarrow.parquet.ParquetWriter(path, schema) as writer:
-        for probabilities in answers:
-            columns = [labels[probabilities.argmax(-1)], *probabilities.T]
+        for chosen, probabilities in answers:
+            columns = [chosen, *probabilities.T]
             writer.write_table(pyarrow.table([*map(pyarrow.array, columns)], schema=schema))
 
 
-def _write_text(
-    path: Path, suffix: str, labels: NDArray[Any], answers: Iterator[NDArray[np.float64]]
-) -> None:
+def _write_text(path: Path, suffix: str, labels: NDArray[Any], answers: Iterator[_Answered]) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, delimiter="\t" if suffix.lower() == ".tsv" else ",", lineterminator="\n")
         writer.writerow(_headings(labels))
-        for probabilities in answers:
-            chosen = labels[probabilities.argmax(-1)]
+        for chosen, probabilities in answers:
             writer.writerows([label, *row] for label, row in zip(chosen, probabilities.tolist(), strict=True))

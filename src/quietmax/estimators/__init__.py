@@ -7,10 +7,15 @@ from quietmax._lazy import lazy_names
 if TYPE_CHECKING:
     from quietmax.estimators.dpsgd.estimator import DPSGD
     from quietmax.estimators.dpsgd.training import DPSGDSettings
-    from quietmax.estimators.evaluation import Evaluation
+    from quietmax.estimators.figures import Evaluation
     from quietmax.estimators.head.estimator import PrivateHead
     from quietmax.estimators.head.weights import HeadSettings
-    from quietmax.estimators.serialization import PrivateModel, open_private, save_private
+    from quietmax.estimators.serialization import (
+        PrivateModel,
+        decide_folder,
+        open_private,
+        save_private,
+    )
     from quietmax.estimators.teachers import Teachers
 else:
     __getattr__ = lazy_names(
@@ -18,11 +23,12 @@ else:
         {
             "DPSGD": "dpsgd.estimator",
             "DPSGDSettings": "dpsgd.training",
-            "Evaluation": "evaluation",
+            "Evaluation": "figures",
             "HeadSettings": "head.weights",
             "PrivateHead": "head.estimator",
             "PrivateModel": "serialization",
             "Teachers": "teachers",
+            "decide_folder": "serialization",
             "open_private": "serialization",
             "save_private": "serialization",
         },
@@ -36,6 +42,7 @@ __all__ = [
     "PrivateHead",
     "PrivateModel",
     "Teachers",
+    "decide_folder",
     "open_private",
     "save_private",
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from textwrap import indent
 from typing import Any, Self, TypeVar
@@ -31,7 +31,10 @@ from quietmax.estimators.blocks import (
     Table,
     _person_digests,
 )
-from quietmax.estimators.evaluation import Evaluation, _Account, _evaluate
+from quietmax.estimators.counting import By
+from quietmax.estimators.decisions import Costs, costs_of, decided
+from quietmax.estimators.evaluation import _Account, _evaluate
+from quietmax.estimators.figures import Evaluation
 from quietmax.estimators.ray_blocks import RayBlocks
 from quietmax.estimators.training_set import (
     NOBODY,
@@ -166,7 +169,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Returns
         -------
         array of shape (records,)
-            The most probable labels, or randomised ones.
+            The most probable labels, those that `decide` has chosen, or randomised ones.
 
         Raises
         ------
@@ -174,7 +177,10 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             If the budget does not pay for all new answers; nothing is charged.
         """
         features = self._queries(X)
-        return np.asarray(self.classes_[self._classifier.predict(features)])
+        costs: Costs | None = getattr(self, "costs_", None)
+        if costs is None:
+            return np.asarray(self.classes_[self._classifier.predict(features)])
+        return np.asarray(self.classes_[decided(self._classifier.predict_proba(features), costs)])
 
     @available_if(lambda estimator: estimator._offers("predict_proba"))  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any) -> Floats:
@@ -197,12 +203,44 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         scores: Floats = self._classifier.scores(features)
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
+    def decide(
+        self,
+        *,
+        threshold: Mapping[Any, float] | None = None,
+        cost: Mapping[tuple[Any, Any], float] | None = None,
+    ) -> Self:
+        """Choose how released weights answer: by a threshold, or by what each error costs.
+
+        It is a public setting and costs no privacy. `fit` forgets it.
+
+        Parameters
+        ----------
+        threshold : mapping of a class to a number, optional
+            Of two classes, the one that is the answer if its probability is above the number, as in ``{"yes": 0.3}``.
+        cost : mapping of (true class, predicted class) to a number, optional
+            What errors cost, as in ``{("yes", "no"): 5}``; any other error costs 1. The answer is the class with the
+            lowest expected cost. With neither, it is the most probable class.
+
+        Returns
+        -------
+        self
+        """
+        from sklearn.utils.validation import check_is_fitted
+
+        check_is_fitted(self)
+        if hasattr(self, "predictor_"):
+            raise InvalidInput("A model that is paid per answer releases no probabilities to decide by.")
+        self.costs_ = costs_of(self.classes_.tolist(), threshold, cost)
+        return self
+
     def evaluate(
         self,
         X: Any,
         y: Any = None,
         groups: Any = None,
         *,
+        by: By | None = None,
+        at: Sequence[float] = (),
         epsilon: float | None = None,
         delta: float | None = None,
         mu: float | None = None,
@@ -216,6 +254,11 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         ----------
         X, y, groups
             Records of known class, as for `fit`.
+        by : str or (str, sequence of float), optional
+            A column of the schema whose values are groups of people, or a column of numbers and those that divide it,
+            as in ``("age", [30, 50])``. The figures are then stated for each group too, in the same release.
+        at : sequence of float, optional
+            Of two classes, thresholds on the probability of the second one at which the curves have points.
         epsilon, delta : float, optional
             The budget of this evaluation; delta is 1e-5 by default.
         mu : float, optional
@@ -229,7 +272,9 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Evaluation
             Noisy counts, and the figures that follow from them.
         """
-        return _evaluate(self, X, y, groups, epsilon=epsilon, delta=delta, mu=mu, disjoint=disjoint)
+        return _evaluate(
+            self, X, y, groups, by=by, at=at, epsilon=epsilon, delta=delta, mu=mu, disjoint=disjoint
+        )
 
     @property
     @abstractmethod

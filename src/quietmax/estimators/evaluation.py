@@ -1,12 +1,8 @@
-"""An accuracy that may be published: noisy counts of right and wrong answers, and what follows from them (THEORY 3.9).
+"""An accuracy that may be published: noisy counts of answers, and what they cost (THEORY 3.9).
 
-Two tables are counted on the evaluated people: true class by predicted class, and confidence by right or wrong. A
-person with k rows adds 1/k for each row, rounded down to a multiple of 2^-24. Each row is answered on its own, in calls
-of equal shape, so the cell of a row depends on that row alone (THEORY 3.8). The rest is computed from the counts.
-
-One table of true class, predicted class and confidence would have C^2 B cells for C classes and B bins, instead of
-C^2 + 2B, and the noise of a sum grows with the number of its cells. For B > 2, every published figure is more accurate
-with two tables, although each of them has half of mu^2.
+`figures` says which tables are counted, and what follows from them. A person with k rows adds 1/k for each row, rounded
+down to a multiple of 2^-24. Each row is answered on its own, in calls of equal shape, so the cells of a row depend on
+that row alone (THEORY 3.8).
 
 The account of what a model's evaluations cost is in memory from `fit` on, and in the model folder once the model is
 saved. Only one account of a model has the evaluation that is free: copies of it set that budget aside.
@@ -17,21 +13,18 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import math
 import os
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.special import ndtri
 
 from quietmax._io import atomic_write
 from quietmax._lazy import lazy_module
@@ -53,6 +46,9 @@ from quietmax.data.sources import as_frame, is_table_path, read_table, rows_at_o
 from quietmax.data.tables import TableRows, encoded_rows, person_names, require_person_type
 from quietmax.errors import BudgetExhausted, DataUnavailable, InvalidInput, QuietmaxError
 from quietmax.estimators.blocks import FILES_IN_MEMORY, Blocks, LocalEngine, Table, _person_digests
+from quietmax.estimators.counting import SHARE, By, Counts, GroupsOf, Tables
+from quietmax.estimators.decisions import Costs
+from quietmax.estimators.figures import Composition, Evaluation
 from quietmax.estimators.ray_blocks import RayBlocks, _chosen_engine
 from quietmax.estimators.training_set import (
     Condition,
@@ -76,32 +72,13 @@ if TYPE_CHECKING:
 else:
     pd = lazy_module("pandas")
 
-Counts = NDArray[np.int64]
-Composition = Literal["parallel", "sequential"]
 
 PAID_PER_ANSWER = (
     "A model that is paid per answer cannot be evaluated: what the answers cost, and which answers are free "
     "afterwards, would tell who was evaluated. Train a head that releases its weights, or with DP-SGD, to publish an "
     "accuracy; or compare the answers of `predict` for people whose records are public."
 )
-NOT_FOR_PUBLICATION = (
-    "Not for publication: computed from private records without noise, so no guarantee covers it."
-)
-BINS = 5
-"""Number of bins of confidence."""
-CONFIDENCE = 0.95
-"""Every interval covers the true value with this probability, each on its own."""
-_SHARE = 2**24
-"""A person's rows share this many units; sums of units below 2^53 are exact in float64."""
 _MOST_UNITS = 2**53
-_SENSITIVITY = math.nextafter(math.sqrt(2), 2)
-"""The L2 length of what one person adds to the two tables, rounded up."""
-_SIZE_ERROR = 0.002
-"""The part of 1 - CONFIDENCE that is left for the bound on a noisy number of people."""
-_Z_SIZE = float(ndtri(1 - _SIZE_ERROR))
-_Z = float(ndtri(1 - (1 - CONFIDENCE - _SIZE_ERROR) / 2))
-_Z_COUNT = float(ndtri((1 + CONFIDENCE) / 2))
-_CONTINUITY = 0.5
 Assumed = Literal["disjoint", "seeded", "names", "encoding"]
 _CONDITIONS: dict[Assumed, Condition] = {
     "disjoint": Condition(
@@ -120,293 +97,6 @@ _ASSUMPTIONS: dict[Assumed, str] = {
     "names": "The evaluated people have the same names as in training.",
     "encoding": "The evaluated records are encoded as in training.",
 }
-
-
-# --- figures ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A figure with its interval, which covers sampling and noise.
-
-    >>> print(Estimate(0.8612, 0.8531, 0.8689))
-    0.861 (0.853 to 0.869)
-    """
-
-    value: float | None  # None: the counts are too small for the noise, so nothing is known
-    low: float  # The 95% interval of the true value
-    high: float
-
-    def __str__(self) -> str:
-        if self.value is None:
-            return "unknown"
-        if self.value == self.low == 0:
-            return f"below {math.ceil(1000 * self.high) / 1000:.3f}"
-        return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
-
-
-def _ratio(right: float, wrong: float, right_noise: float, wrong_noise: float) -> Estimate:
-    """Estimate the share of right answers from two noisy counts, with an interval that is honest for small counts.
-
-    The interval contains each share p that a test does not reject: ``right - p (right + wrong)`` has mean 0 and at
-    most the variance ``n p (1 - p) + (1 - p)^2 s_r^2 + p^2 s_w^2`` for n people and noise of standard deviations s_r
-    and s_w (Wilson's interval, with the terms of Fieller's for the noise). The true n is unknown: its place takes an
-    upper bound that holds with probability 0.998. A continuity correction of half a person keeps the interval valid
-    for few people and for shares near 0 and 1. People with several rows add fractions, which vary no more.
-    """
-    size = right + wrong
-    right_variance, wrong_variance = right_noise**2, wrong_noise**2
-    at_most = max(size, 0.0) + _Z_SIZE * math.sqrt(right_variance + wrong_variance)
-    square = size**2 + _Z**2 * (at_most - right_variance - wrong_variance)
-    ends = []
-    for side, count, noise in ((-1, right, right_noise), (1, wrong, wrong_noise)):
-        shifted = right + side * _CONTINUITY
-        half = shifted * size + _Z**2 * (at_most / 2 - right_variance)
-        under_root = half**2 - square * (shifted**2 - _Z**2 * right_variance)
-        if size <= 0 or square <= 0 or under_root < 0:
-            return Estimate(None, 0.0, 1.0)
-        if count - _CONTINUITY <= _Z * noise:  # so few that none at all is not rejected
-            ends.append(float(side > 0))
-        else:
-            ends.append(min(max((half + side * math.sqrt(under_root)) / square, 0.0), 1.0))
-    low, high = ends
-    if low <= 0 and high >= 1:
-        return Estimate(None, 0.0, 1.0)
-    return Estimate(min(max(right / size, low), high), low, high)
-
-
-@dataclass(frozen=True)
-class Bin:
-    """The answers whose confidence lies in one interval."""
-
-    low: float  # The interval. The confidence of an answer is the probability that the model gives to it
-    high: float
-    right: Estimate  # The share of right answers among them
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """How good a model is, from noisy counts: publishable, with a guarantee for the people who were counted.
-
-    Parameters
-    ----------
-    classes : tuple of str
-        The class names.
-    confusion : tuple of tuples of float
-        Noisy number of people by true class (rows) and predicted class (columns).
-    calibration : tuple of pairs of float
-        Noisy number of people with right and with wrong answers, by bin of confidence.
-    noise : float
-        The standard deviation of the noise of each count. 0: the counts are exact and not for publication.
-    unit : {"record", "person"}
-        What counts as one: a row, or all rows of a person.
-    mu : float or None
-        What the counts cost the people who were counted.
-    composition : {"parallel", "sequential"}
-        "parallel": they were held out of training. "sequential": they may be in the training set too.
-    guarantee : Guarantee or None
-        What is guaranteed of the model and its evaluations so far together. None: exact counts.
-
-    Examples
-    --------
-    >>> counts = ((900.2, 98.1), (151.7, 848.9))
-    >>> confidence = ((310.4, 102.3), (522.9, 99.8), (915.1, 45.6))
-    >>> evaluation = Evaluation(("no", "yes"), counts, confidence, 5.3, "person", 0.27, "parallel", None)
-    >>> print(evaluation.accuracy)
-    0.875 (0.859 to 0.890)
-    >>> print(evaluation.recall["yes"])
-    0.848 (0.822 to 0.872)
-    """
-
-    classes: tuple[str, ...]
-    confusion: tuple[tuple[float, ...], ...]
-    calibration: tuple[tuple[float, float], ...]
-    noise: float
-    unit: Unit
-    mu: float | None
-    composition: Composition
-    guarantee: Guarantee | None
-
-    @property
-    def exact(self) -> bool:
-        """Whether the counts have no noise; then nothing of this may be published."""
-        return self.noise == 0
-
-    @cached_property
-    def _totals(self) -> tuple[float, float, float, float]:
-        """Noisy numbers of right and of wrong answers, and the standard deviations of their noise.
-
-        Both tables state them. Their average is weighted by the inverse of the number of cells that are added up,
-        which is the inverse of the variance of the noise.
-        """
-        classes = len(self.classes)
-        table = np.asarray(self.confusion)
-        totals = [float(np.trace(table)), float(table.sum() - np.trace(table))]
-        cells: list[float] = [classes, classes * (classes - 1)]
-        other, bins = np.asarray(self.calibration).sum(axis=0), len(self.calibration)
-        for side in (0, 1):
-            weight = bins / (bins + cells[side])
-            totals[side] = weight * totals[side] + (1 - weight) * float(other[side])
-            cells[side] = cells[side] * bins / (cells[side] + bins)
-        right, wrong = totals
-        return right, wrong, self.noise * math.sqrt(cells[0]), self.noise * math.sqrt(cells[1])
-
-    @property
-    def size(self) -> Estimate:
-        """The number of people who were counted; the interval covers the noise."""
-        right, wrong, right_noise, wrong_noise = self._totals
-        size, spread = right + wrong, _Z_COUNT * math.hypot(right_noise, wrong_noise)
-        return Estimate(max(size, 0.0), max(size - spread, 0.0), max(size + spread, 0.0))
-
-    @property
-    def accuracy(self) -> Estimate:
-        """The share of right answers."""
-        return _ratio(*self._totals)
-
-    @property
-    def recall(self) -> dict[str, Estimate]:
-        """The share of right answers among the people of each class."""
-        others = self.noise * math.sqrt(len(self.classes) - 1)
-        return {
-            name: _ratio(row[number], sum(row) - row[number], self.noise, others)
-            for number, (name, row) in enumerate(zip(self.classes, self.confusion, strict=True))
-        }
-
-    @property
-    def bins(self) -> tuple[Bin, ...]:
-        """The calibration curve."""
-        edges = np.linspace(1 / len(self.classes), 1, len(self.calibration) + 1)
-        return tuple(
-            Bin(float(low), float(high), _ratio(*counts, self.noise, self.noise))
-            for low, high, counts in zip(edges, edges[1:], self.calibration, strict=False)
-        )
-
-    @property
-    def margin(self) -> float:
-        """Half the width of the 95% interval of each noisy count."""
-        return _Z_COUNT * self.noise
-
-    @property
-    def cells(self) -> tuple[tuple[Estimate, ...], ...]:
-        """The confusion matrix with an interval for each cell, which covers the noise."""
-        return tuple(
-            tuple(
-                Estimate(count, max(count - self.margin, 0.0), max(count + self.margin, 0.0)) for count in row
-            )
-            for row in self.confusion
-        )
-
-    def remarks(self) -> list[str]:
-        """Return what a reader of the figures must know, as plain sentences.
-
-        Examples
-        --------
-        >>> counts, confidence = ((900.0, 98.0), (151.0, 848.0)), ((310.0, 12.0), (720.0, 45.0), (700.0, 210.0))
-        >>> Evaluation(("no", "yes"), counts, confidence, 5.3, "person", 0.27, "parallel", None).remarks()[-1]
-        'The probabilities are too confident: with 0.83 to 1.00, only 0.769 (0.738 to 0.798) of the answers are right.'
-        """
-        found = []
-        if not self.exact:
-            found.append(
-                f"Every count has noise: it is within \u00b1{math.ceil(self.margin):,} of the true one with 95% "
-                "confidence, and it can be negative. The cells do not add up to the accuracy and the number of "
-                f"{'people' if self.unit == 'person' else 'records'}, which average two noisy tables."
-            )
-        overconfident = "; ".join(
-            f"with {each.low:.2f} to {each.high:.2f}, only {each.right}"
-            for each in self.bins
-            if each.right.value is not None and each.right.high < each.low
-        )
-        if overconfident:
-            found.append(f"The probabilities are too confident: {overconfident} of the answers are right.")
-        return found
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the counts and all figures as JSON values. Exact counts are marked as not for publication."""
-        return {
-            "publishable": not self.exact,
-            **({"caveat": NOT_FOR_PUBLICATION} if self.exact else {}),
-            "unit": self.unit,
-            "confidence": CONFIDENCE,
-            "size": asdict(self.size),
-            "accuracy": asdict(self.accuracy),
-            "recall": {name: asdict(estimate) for name, estimate in self.recall.items()},
-            "bins": [asdict(each) for each in self.bins],
-            "classes": list(self.classes),
-            "confusion": [list(row) for row in self.confusion],
-            "cells": [[asdict(cell) for cell in row] for row in self.cells],
-            "remarks": self.remarks(),
-            "calibration": [list(pair) for pair in self.calibration],
-            "noise": self.noise,
-            "mu": self.mu,
-            "composition": self.composition,
-            "guarantee": None if self.guarantee is None else self.guarantee.to_json(),
-        }
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> Evaluation:
-        """Return the evaluation that `to_json` wrote. Figures are computed again from the counts."""
-        evaluation = cls(
-            classes=tuple(map(str, record["classes"])),
-            confusion=tuple(tuple(map(float, row)) for row in record["confusion"]),
-            calibration=tuple((float(right), float(wrong)) for right, wrong in record["calibration"]),
-            noise=float(record["noise"]),
-            unit=record["unit"],
-            mu=float(record["mu"]),
-            composition=record["composition"],
-            guarantee=Guarantee.from_json(record["guarantee"]),
-        )
-        classes = len(evaluation.classes)
-        numbers = np.array([*sum(evaluation.confusion, ()), *sum(evaluation.calibration, ())])
-        if (
-            classes < 2
-            or len(evaluation.calibration) != BINS
-            or [len(row) for row in evaluation.confusion] != [classes] * classes
-            or not np.isfinite(numbers).all()
-            or evaluation.unit not in ("record", "person")
-            or evaluation.composition not in ("parallel", "sequential")
-            or not 0 < cast(float, evaluation.mu) < math.inf
-            # Noise of this size is what the stated mu pays for; rounding on the grid adds less than 1%.
-            or not 0.99 < evaluation.noise * cast(float, evaluation.mu) / _SENSITIVITY < 1.01
-        ):
-            raise ValueError("not a publishable evaluation")
-        return evaluation
-
-
-# --- counting -----------------------------------------------------------------------------------------------------
-
-
-def _probabilities(
-    classifier: Any, feature_map: Any, records: NDArray[np.float32], classes: int
-) -> NDArray[np.float64]:
-    """Answer each row on its own, so that no other row changes its rounding."""
-    features = records if feature_map is None else feature_map.transform(records)
-    row = np.empty((1, features.shape[1]), dtype=np.float32)  # one place in memory for all rows
-    probabilities = np.empty((len(features), classes))
-    for number, values in enumerate(features):
-        row[0] = values
-        probabilities[number] = classifier.predict_proba(row)[0]
-    return probabilities
-
-
-def _binned_answers(probabilities: NDArray[np.float64]) -> tuple[Counts, Counts]:
-    """Return the predicted class of each row, and the bin of its confidence."""
-    classes = probabilities.shape[1]
-    predicted = probabilities.argmax(axis=1)
-    confidence = probabilities[np.arange(len(probabilities)), predicted]
-    scaled = (confidence - 1 / classes) / (1 - 1 / classes) * BINS
-    return predicted, np.clip(np.floor(scaled), 0, BINS - 1).astype(np.int64)
-
-
-def _count_answers(
-    labels: Counts, predicted: Counts, bins: Counts, rows_of_person: Counts | None, classes: int
-) -> Counts:
-    """Count answers in units of 2^-24 people: the table of classes, then that of confidence. The sums are exact."""
-    shares = np.full(len(labels), _SHARE) if rows_of_person is None else _SHARE // rows_of_person
-    counts = np.zeros(classes**2 + 2 * BINS, dtype=np.int64)
-    np.add.at(counts, labels * classes + predicted, shares)
-    np.add.at(counts, classes**2 + 2 * bins + (labels != predicted), shares)
-    return counts
 
 
 # --- what it costs ------------------------------------------------------------------------------------------------
@@ -543,6 +233,8 @@ def _evaluate(
     y: Any = None,
     groups: Any = None,
     *,
+    by: By | None = None,
+    at: Sequence[float] = (),
     disjoint: bool = False,
     **budget: float | None,
 ) -> Evaluation:
@@ -557,7 +249,9 @@ def _evaluate(
     subject = _Subject(
         classifier=estimator._classifier,
         feature_map=estimator.feature_map_,
-        classes=tuple(estimator.classes_.tolist()),
+        tables=_tables(
+            *(estimator.classes_, estimator.encoding_, getattr(estimator, "costs_", None)), by=by, at=at
+        ),
         encoding=estimator.encoding_,
         training=estimator.guarantee_,
         source=EXACT if seed is None else SeededNoise(seed),
@@ -565,6 +259,19 @@ def _evaluate(
         recognised=recognised,
     )
     return subject._evaluated(records, account, budget, disjoint)
+
+
+def _tables(
+    classes: Sequence[object],
+    encoding: Encoding | None,
+    costs: Costs | None,
+    *,
+    by: By | None,
+    at: Sequence[float],
+) -> Tables:
+    """Return what is counted."""
+    groups = None if by is None else GroupsOf.of(by, encoding)
+    return Tables(tuple(map(str, classes)), costs, tuple(sorted({*map(float, at)})), groups)
 
 
 def _as_records(estimator: Any, X: Any, y: Any, groups: Any) -> tuple[Records | TableRows, bool]:
@@ -612,7 +319,7 @@ class _Subject:
 
     classifier: Any
     feature_map: Any
-    classes: tuple[Any, ...]
+    tables: Tables
     encoding: Encoding | None
     training: Guarantee
     source: NoiseSource = EXACT
@@ -653,7 +360,7 @@ class _Subject:
             # The result leaves this method only after it and its cost were stored together. Whatever fails before that
             # costs nothing, because nothing was released.
             counts = self._counts(records)
-            result = _noisy_evaluation(counts, self.classes, self.training, charges, self.source)
+            result = _noisy_evaluation(counts, self.tables, self.training, charges, self.source)
             account._write([*earlier, replace(charges[-1], result=result)])
         return result
 
@@ -681,9 +388,8 @@ class _Subject:
             return self._streamed_counts(records)
         counted = self._held_out(records)
         rows = None if counted.persons is None else Persons.of(counted.persons).rows
-        classes = len(self.classes)
-        answers = _probabilities(self.classifier, self.feature_map, counted.features, classes)
-        return _count_answers(counted.labels, *_binned_answers(answers), rows, classes)
+        answers = self.tables.answers(self.classifier, self.feature_map, counted.features)
+        return self.tables.count(counted.labels, answers, rows)
 
     def _streamed_counts(self, rows: TableRows) -> Counts:
         """Count the answers to rows that are read part by part.
@@ -691,8 +397,8 @@ class _Subject:
         Answers are kept until it is known how many rows each person has: in this process, beyond the memory of the
         engine in files; or on the workers of a Ray cluster, which also compute them.
         """
-        classes, key = len(self.classes), secrets.token_bytes(16)
-        answered = partial(_with_probabilities, self.classifier, self.feature_map)
+        classes, key = len(self.tables.classes), secrets.token_bytes(16)
+        answered = partial(_answered, self.tables, self.classifier, self.feature_map)
         if isinstance(self.engine, RayEngine):
             table: Blocks = RayBlocks(classes, self.engine)
         else:
@@ -702,17 +408,15 @@ class _Subject:
                 self._send(table, rows, key)
                 if len(table):
                     table.update(answered)
-                    table.update(_binned)
             else:
-                table.extend(map(_binned, map(answered, self._tables(rows, key))))
+                table.extend(map(answered, self._read(rows, key)))
             if not len(table):
-                nobody = np.empty(0, np.int64)
-                return _count_answers(nobody, nobody, nobody, None, classes)
+                return self.tables.count(np.empty(0, np.int64), np.empty((0, 4), np.int32), None)
             if self.training.unit == "person":
                 table._count_persons()
-            return table.sum(_block_counts)
+            return table.sum(partial(_block_counts, self.tables))
 
-    def _tables(self, rows: TableRows, key: bytes) -> Iterator[Table]:
+    def _read(self, rows: TableRows, key: bytes) -> Iterator[Table]:
         """Read the rows of the people who are counted. Progress is in rows, or in files if these do not state them."""
         progress = self.engine.progress if isinstance(self.engine, LocalEngine) else None
         total, done = None if progress is None else rows.count(), 0
@@ -721,7 +425,7 @@ class _Subject:
                 counted = self._held_out(records)
                 persons = None if counted.persons is None else _person_digests(counted.persons, key)
                 if len(counted):
-                    yield Table(counted.features, counted.labels, len(self.classes), persons=persons)
+                    yield Table(counted.features, counted.labels, len(self.tables.classes), persons=persons)
                 done += len(records)
                 if progress is not None and total is not None:
                     progress(done, total)
@@ -734,7 +438,7 @@ class _Subject:
         if count is not None:
             table.expect(3, count)
         if rows.holdout is not None or (holdout is not None and holdout.share == 0):
-            table.extend(self._tables(rows, key))
+            table.extend(self._read(rows, key))
         else:
             table.read(replace(rows, holdout=holdout, held_out=holdout is not None), key)
 
@@ -742,55 +446,30 @@ class _Subject:
         return records if self._holdout is None else records.take(is_held_out(records, self._holdout))
 
 
-def _with_probabilities(classifier: Any, feature_map: Any, block: Table) -> Table:
-    """Return a block whose rows are probabilities."""
+def _answered(tables: Tables, classifier: Any, feature_map: Any, block: Table) -> Table:
+    """Return a block whose rows are answers, as `Tables.answers` returns them."""
     height = rows_at_once(block.features)
     answers = [
-        _probabilities(classifier, feature_map, block.rows[start : start + height], block.classes)
+        tables.answers(classifier, feature_map, block.rows[start : start + height])
         for start in range(0, len(block), height)
     ]
     return replace(block, rows=np.concatenate(answers))
 
 
-def _binned(block: Table) -> Table:
-    """Return a block whose rows are answers: the predicted class, and the bin of its confidence."""
-    return replace(block, rows=np.stack(_binned_answers(block.rows), 1).astype(np.int32))
+def _block_counts(tables: Tables, block: Table) -> Counts:
+    return tables.count(block.labels, block.rows, block.repeats)
 
 
-def _block_counts(block: Table) -> Counts:
-    predicted, bins = block.rows.astype(np.int64).T
-    return _count_answers(block.labels, predicted, bins, block.repeats, block.classes)
-
-
-def _exact_evaluation(counts: Counts, classes: Sequence[object], unit: Unit) -> Evaluation:
+def _exact_evaluation(counts: Counts, tables: Tables, unit: Unit) -> Evaluation:
     """Return the owner's exact figures. They are not for publication."""
-    return _evaluation(counts / _SHARE, classes, noise=0.0, unit=unit, composition="sequential")
-
-
-def _evaluation(
-    counts: NDArray[np.float64],
-    classes: Sequence[object],
-    *,
-    mu: float | None = None,
-    guarantee: Guarantee | None = None,
-    **fields: Any,
-) -> Evaluation:
-    """Return the evaluation of what `_count_answers` counted."""
-    number = len(classes)
-    confusion, calibration = counts[: number**2].reshape(number, number), counts[number**2 :].reshape(-1, 2)
-    return Evaluation(
-        classes=tuple(map(str, classes)),
-        confusion=tuple(tuple(row) for row in confusion.tolist()),
-        calibration=tuple((right, wrong) for right, wrong in calibration.tolist()),
-        mu=mu,
-        guarantee=guarantee,
-        **fields,
+    return tables.evaluation(
+        counts / SHARE, noise=0.0, unit=unit, mu=None, composition="sequential", guarantee=None
     )
 
 
 def _noisy_evaluation(
     counts: Counts,
-    classes: Sequence[object],
+    tables: Tables,
     training: Guarantee,
     charges: Sequence[EvaluationCharge],
     source: NoiseSource = EXACT,
@@ -800,11 +479,10 @@ def _noisy_evaluation(
     if not (type(source) is ExactNoise and source.exact) and "seeded" not in charge.assumes:
         raise InvalidInput("An evaluation with seeded noise must be charged as one that assumes 'seeded'.")
     released = release_gaussian(
-        np.minimum(counts, _MOST_UNITS) / _SHARE, sensitivity=_SENSITIVITY, mu=charge.mu, source=source
+        np.minimum(counts, _MOST_UNITS) / SHARE, sensitivity=tables.sensitivity, mu=charge.mu, source=source
     )
-    return _evaluation(
+    return tables.evaluation(
         released.values,
-        classes,
         noise=released.scale,
         unit=training.unit,
         mu=charge.mu,
@@ -997,6 +675,8 @@ def evaluate_folder(
     records: Records | TableRows,
     *,
     exact: bool = False,
+    by: By | None = None,
+    at: Sequence[float] = (),
     engine: LocalEngine | RayEngine | None = None,
     **budget: float | None,
 ) -> Evaluation:
@@ -1007,12 +687,14 @@ def evaluate_folder(
     if isinstance(model.classifier, Predictor):
         raise InvalidInput(PAID_PER_ANSWER)
     subject = _Subject(
-        *(model.classifier, model.features, model.classes, model.encoding, model.guarantee),
+        *(model.classifier, model.features),
+        _tables(model.classes, model.encoding, model.costs, by=by, at=at),
+        *(model.encoding, model.guarantee),
         engine=engine or LocalEngine(),
     )
     if exact:
         subject._check(records)
-        return _exact_evaluation(subject._counts(records), model.classes, model.guarantee.unit)
+        return _exact_evaluation(subject._counts(records), subject.tables, model.guarantee.unit)
     account = _Account(str(model.evaluation_id), model.guarantee, Path(folder))
     return subject._evaluated(records, account, budget)
 

@@ -10,20 +10,22 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from quietmax._io import atomic_write
 from quietmax._lazy import lazy_module
 from quietmax.accounting.costs import Budget, delta_of, mu_of
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.encoding import Encoding
 from quietmax.data.records import Holdout
 from quietmax.data.sources import as_frame
-from quietmax.errors import DataUnavailable, InvalidInput, short_message
+from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError, short_message
+from quietmax.estimators.decisions import Costs, checked_costs, costs_of, decided
 from quietmax.estimators.evaluation import EVALUATION_FILE, _save_evaluations
 from quietmax.estimators.head.exact_sums import gradient_grid, is_whitening, on_grid
 from quietmax.estimators.head.weights import (
@@ -79,6 +81,9 @@ else:
 
 _EVALUATION_ID = "evaluation_id"
 """The key of the description under which the id of the model's evaluations is stored."""
+DECISION_FILE = "decision.json"
+"""The file of a model folder that says what errors cost; without it the answer is the most probable class."""
+_DECISION_FORMAT = "quietmax decision"
 _Classifier: TypeAlias = "HeadWeights | TableWeights | PrivateNetwork | Predictor"
 """Released weights, or a predictor that charges for every answer."""
 
@@ -111,6 +116,8 @@ class PrivateModel:
         Which persons of the table were held out of training; None if nobody was.
     evaluation_id : str or None
         The id of the model's evaluations. None for a model that is paid per answer.
+    costs : tuple of tuples of float or None
+        What errors cost, by true and predicted class. None: the most probable class is the answer.
     """
 
     kind: str
@@ -122,6 +129,7 @@ class PrivateModel:
     classifier: _Classifier
     holdout: Holdout | None = None
     evaluation_id: str | None = None
+    costs: Costs | None = None
 
     def encode(self, table: Any) -> NDArray[np.float32]:
         """Encode the rows of a table as in training.
@@ -158,7 +166,24 @@ class PrivateModel:
         array of shape (records,)
             Indices into ``classes``.
         """
-        return self.classifier.predict(self._mapped(records))
+        if self.costs is None:
+            return self.classifier.predict(self._mapped(records))
+        return self.decided(self.predict_proba(records))
+
+    def decided(self, probabilities: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Return the class index for each row of probabilities that the model has released.
+
+        Parameters
+        ----------
+        probabilities : array of shape (records, classes)
+            What `predict_proba` has returned.
+
+        Returns
+        -------
+        array of shape (records,)
+            Indices into ``classes``.
+        """
+        return decided(probabilities, self.costs)
 
     def predict_proba(self, records: NDArray[np.float32]) -> NDArray[np.float64]:
         """Predict class probabilities, if the model releases them.
@@ -234,6 +259,8 @@ def save_private(
         "guarantee": estimator.guarantee_.to_json(),
     }
     files = {each.stored_name: each.content for each in encoders(estimator.feature_map_)}
+    if getattr(estimator, "costs_", None) is not None:
+        files[DECISION_FILE] = _decision_text(estimator.costs_).encode()
     predictor: Predictor | None = getattr(estimator, "predictor_", None)
     if predictor is None:
         public = has_exact_noise(estimator.guarantee_) and (encoding is None or not encoding.inferred)
@@ -316,6 +343,7 @@ def open_private(folder: str | Path) -> PrivateModel:
             classifier=classifier,
             holdout=holdout,
             evaluation_id=description.get(_EVALUATION_ID),
+            costs=_read_decision(stored.folder, len(description["classes"])),
         )
         _check_shapes(model)
         _check_accounts(stored.folder, model)
@@ -325,6 +353,53 @@ def open_private(folder: str | Path) -> PrivateModel:
         raise DataUnavailable(
             f"The model in {folder} is damaged ({short_message(problem)}). Train it again or restore a copy."
         ) from problem
+
+
+def decide_folder(
+    folder: str | Path,
+    *,
+    threshold: Mapping[str, float] | None = None,
+    cost: Mapping[tuple[str, str], float] | None = None,
+) -> PrivateModel:
+    """Choose how the model in a folder answers, as `PrivateHead.decide` does, and store it there.
+
+    Parameters
+    ----------
+    folder : str or Path
+        The folder of a model whose weights were released.
+    threshold, cost
+        As for `PrivateHead.decide`; with neither, the answer is the most probable class again.
+
+    Returns
+    -------
+    PrivateModel
+        The model as it answers now.
+    """
+    model = open_private(folder)
+    if isinstance(model.classifier, Predictor):
+        raise InvalidInput("A model that is paid per answer releases no probabilities to decide by.")
+    chosen = costs_of(model.classes, threshold, cost)
+    text, path = _decision_text(chosen), Path(folder) / DECISION_FILE
+    try:
+        atomic_write(path, lambda staging: staging.write_text(text, encoding="utf-8"))
+    except OSError as problem:
+        raise QuietmaxError(f"The decision cannot be written to {path} ({problem.strerror}).") from problem
+    return replace(model, costs=chosen)
+
+
+def _decision_text(costs: Costs | None) -> str:
+    return json.dumps({"format": _DECISION_FORMAT, "costs": costs}) + "\n"
+
+
+def _read_decision(folder: Path, classes: int) -> Costs | None:
+    """Read what errors cost; raise ValueError if the file is damaged."""
+    path = folder / DECISION_FILE
+    if not path.exists():
+        return None
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if content["format"] != _DECISION_FORMAT:
+        raise ValueError(f"{DECISION_FILE} does not say what errors cost")
+    return checked_costs(content["costs"], classes)
 
 
 # --- What each kind of estimator writes and reads ---------------------------------------------------------------------

@@ -43,6 +43,7 @@ from quietmax.data.encoding import (
     TextColumn,
 )
 from quietmax.errors import InvalidInput
+from quietmax.estimators.decisions import threshold_of
 from quietmax.estimators.dpsgd.estimator import Centring, PrivateNetwork
 from quietmax.estimators.dpsgd.training import ROW_LENGTH
 from quietmax.estimators.head.exact_sums import BITS, on_grid
@@ -147,8 +148,15 @@ def _answers(graph: Graph, model: PrivateModel, label: str, probabilities: str) 
     if model.features is not None:
         records = _map_features(model.features, records, model.inputs)
     logits = _classify(model.classifier, records)  # type: ignore[arg-type]
-    names = graph("Gather", np.array(model.classes), logits("ArgMax", axis=1, keepdims=0))
     shares = logits("Softmax", axis=1)
+    if model.costs is None:
+        chosen = logits("ArgMax", axis=1, keepdims=0)
+    elif len(model.costs) == 2:
+        above = _sliced(shares, 1, 2)("Greater", np.float64(threshold_of(model.costs)))
+        chosen = above._cast(np.int64)("Squeeze", np.array([1]))
+    else:
+        chosen = shares("MatMul", np.array(model.costs))("ArgMin", axis=1, keepdims=0)
+    names = graph("Gather", np.array(model.classes), chosen)
     if unreadable is not None:
         names = unreadable("Where", np.array(""), names)
         shares = unreadable._column()("Where", np.float64(np.nan), shares)

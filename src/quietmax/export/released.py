@@ -25,7 +25,8 @@ from quietmax._io import atomic_write
 from quietmax._lazy import required
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.errors import InvalidInput
-from quietmax.estimators.serialization import PrivateModel, has_exact_noise, open_private
+from quietmax.estimators.decisions import decision_in_words
+from quietmax.estimators.serialization import DECISION_FILE, PrivateModel, has_exact_noise, open_private
 from quietmax.models.features.generic import encoders
 from quietmax.models.serialization import read_description
 from quietmax.predictor import Predictor
@@ -74,7 +75,13 @@ class ReleasedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             If the folder is missing or damaged.
         """
         model, place = _open_released(folder), Path(folder)
-        names = (DESCRIPTION_FILE, _WEIGHTS, *(each.stored_name for each in encoders(model.features)))
+        decision = [] if model.costs is None else [DECISION_FILE]
+        names = (
+            DESCRIPTION_FILE,
+            _WEIGHTS,
+            *decision,
+            *(each.stored_name for each in encoders(model.features)),
+        )
         return cls({name: (place / name).read_bytes() for name in names})
 
     def predict(self, X: Any) -> NDArray[Any]:
@@ -106,6 +113,21 @@ class ReleasedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             Probabilities, in the order of ``classes_``.
         """
         return self._model.predict_proba(self._records(X))
+
+    def decided(self, probabilities: NDArray[np.float64]) -> NDArray[Any]:
+        """Return the class label for each row of probabilities.
+
+        Parameters
+        ----------
+        probabilities : array of shape (records, classes)
+            What `predict_proba` has returned.
+
+        Returns
+        -------
+        array of shape (records,)
+            Labels.
+        """
+        return np.asarray(self.classes_[self._model.decided(probabilities)])
 
     @property
     def classes_(self) -> NDArray[Any]:
@@ -190,6 +212,7 @@ def _metadata(model: PrivateModel, description: bytes) -> dict[str, Any]:
         "epsilon": stated["epsilon"],
         "delta": stated["delta"],
         "classes": list(model.classes),
+        "decision": decision_in_words(model.costs, model.classes),
         "provenance": {
             "kind": model.kind,
             "dataset": stated["dataset"],

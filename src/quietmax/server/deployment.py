@@ -27,7 +27,7 @@ from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.encoding import Encoding
 from quietmax.errors import BudgetExhausted, InvalidInput, QuietmaxError, counted
 from quietmax.estimators.evaluation import EVALUATION_FILE, EvaluationCharge, read_evaluations, split_name
-from quietmax.estimators.serialization import PrivateModel, open_private
+from quietmax.estimators.serialization import DECISION_FILE, PrivateModel, open_private
 from quietmax.ledger.accounts import AccountState, Terms
 from quietmax.ledger.database import START
 from quietmax.ledger.ledger import TRAINING_CLIENT, Ledger
@@ -264,7 +264,7 @@ def _digest(path: Path, mechanism: str = "") -> bytes:
 def _released_answer(model: PrivateModel, rows: Rows) -> Answers:
     """Answer with released weights: post-processing, without a mechanism."""
     probabilities = model.predict_proba(rows)
-    return Answers(np.asarray(probabilities.argmax(-1), dtype=np.int64), probabilities)
+    return Answers(model.decided(probabilities), probabilities)
 
 
 # --- accounts -----------------------------------------------------------------------------------------------------
@@ -604,9 +604,9 @@ class ModelRepository:
 
 
 def _file_state(folder: Path) -> str:
-    """Return a text that changes when the files of a version are replaced, or the model was evaluated again."""
+    """Return a text that changes when the files of a version are replaced, or an evaluation or decision is stored."""
     found = [str(folder)]
-    for file in (*MODEL_FILES, EVALUATION_FILE):
+    for file in (*MODEL_FILES, EVALUATION_FILE, DECISION_FILE):
         with suppress(OSError):
             state = (folder / file).stat()
             found.append(f"{file} {state.st_ino} {state.st_size} {state.st_mtime_ns}")
