@@ -6,13 +6,20 @@ The script `benchmarks/person_audit.py` makes the table and the auditor's person
 
 from __future__ import annotations
 
+import itertools
 import json
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
+from sklearn.base import clone
 
-from quietmax.audit import AuditReport
+from quietmax import DPSGD, DPSGDSettings
+from quietmax.audit import AuditReport, audit_training
 from quietmax.audit.bounds import Claim, EventCounts
+from quietmax.audit.training import estimator_with_share
+from quietmax.data import Records
 from tests.docs.scripts import ROOT, script
 
 SURE = 1 - 1e-6
@@ -64,6 +71,43 @@ def test_training_on_cells_by_persons_is_consistent_and_half_its_noise_is_refute
     weaker = person_audit.audit_head(records, **options, noise_share=0.5)
     assert (weaker.claimed, weaker.verdict) == (honest.claimed, "refuted")
     assert weaker.subject == "private head on cells trained by persons with 0.5 of its noise"
+
+
+@pytest.mark.slow
+def test_dpsgd_on_cells_by_persons_is_consistent_and_half_its_noise_is_refuted() -> None:
+    """400 trainings without and 400 with the person, beside four others, who hardly move the weights.
+
+    Batches are full, so the claim is Gaussian; a tenth of it goes into the counts of the cells, which the auditor does
+    not see. A true claim is refuted with probability 1e-6.
+    """
+    records = person_audit.people(persons=4)
+    steps = DPSGDSettings(steps=10, centring_steps=1, sampling_rate=1.0, learning_rate=4.0, max_grad_norm=0.1)
+    public: dict[str, Any] = {"classes": (0, 1), "declared_size": 60, "features": person_audit.CELLS}
+    audited = DPSGD(8.0, person_audit.DELTA, settings=steps, random_state=0, **public)
+    seeds = itertools.count(1)
+
+    def fit(given: Records, private: DPSGD) -> DPSGD:
+        fresh = clone(private).set_params(random_state=next(seeds))
+        return fresh.fit(given.features, given.labels, groups=given.persons)
+
+    claimed = fit(records, audited).guarantee_
+    verdicts = {}
+    for share in (1.0, 0.5):
+        private = estimator_with_share(fit(records, audited), share)
+        verdicts[share] = audit_training(
+            partial(fit, private=private),
+            person_audit.along_the_gradient,
+            records,
+            person_audit.worst_case_person(),
+            claimed,
+            method="repeated",
+            times=400,
+            confidence=SURE if share == 1.0 else 0.99,
+            delta=person_audit.DELTA,
+        )
+    assert (verdicts[1.0].unit, verdicts[1.0].verdict) == ("person", "consistent")
+    assert verdicts[0.5].verdict == "refuted"
+    assert verdicts[0.5].lower_bound > claimed.mu
 
 
 @pytest.mark.slow
