@@ -33,7 +33,7 @@ from tests.docs.code_blocks import blocks_of
 ROOT = Path(__file__).parents[1]
 README = blocks_of(ROOT / "README.md")
 (README_SCHEMA,) = (block.text for block in README if block.saved_as == "survey.toml")
-DESK, PHONE = {"width": 1280, "height": 900}, {"width": 375, "height": 812}
+DESK, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 OVERFLOWING = """() => [...document.querySelectorAll("h1, h2, h3, p, th, td, li, label, button, input, summary")]
     .filter(each => each.getClientRects().length && !each.closest("[data-scrolls], .scroll, pre, details:not([open])"))
     .filter(each => each.getBoundingClientRect().right > document.documentElement.clientWidth + 1)
@@ -62,9 +62,12 @@ def address(demo: Path) -> Iterator[str]:
             yield url
 
 
-@pytest.fixture(params=[DESK, PHONE], ids=["desk", "phone"])
+@pytest.fixture(
+    params=[(DESK, "light"), (PHONE, "light"), (DESK, "dark")], ids=["desk", "phone", "dark desk"]
+)
 def page(browser: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
-    context = browser.new_context(viewport=request.param)
+    viewport, scheme = request.param
+    context = browser.new_context(viewport=viewport, color_scheme=scheme)
     opened = context.new_page()
     opened.wrong, opened.requested = [], []
     opened.on("pageerror", lambda error: opened.wrong.append(str(error)))
@@ -117,6 +120,10 @@ def test_the_page_answers_and_looks_right(
     ask(page, QUESTIONS[1])
     screenshot(page, "answer")
     assert_looks_right(page)
+    page.get_by_role("link", name="Budget and models").click()
+    page.get_by_role("heading", name="Models").wait_for()
+    screenshot(page, "owner")
+    assert_looks_right(page)
 
 
 def ask(page: Any, row: dict[str, Any]) -> Any:
@@ -128,7 +135,7 @@ def ask(page: Any, row: dict[str, Any]) -> Any:
         else:
             field.fill(str(value))
     page.get_by_role("button", name="Send query").click()
-    answer = page.locator("form.try output table")
+    answer = page.locator("form.try output table").last
     answer.wait_for()
     assert page.locator("form.try output").inner_text().startswith("Class yes")
     return answer
@@ -162,7 +169,7 @@ def test_the_page_of_the_readme_states_the_bounds_of_its_schema(readme_address: 
     bounds = Schema.from_dict(tomllib.loads(README_SCHEMA)).bounds
     assert len(bounds) == 6
     for column, (low, high) in bounds.items():
-        field = page.partition(f">{column} ")[2].partition("</div>")[0]
+        field = page.partition(f">{column}</label>")[2].partition("</div>")[0]
         assert f'min="{low:g}" max="{high:g}"' in field
         assert re.search(rf">{low:g} to {high:g}</span>", field), f"the hint of {column}"
 
@@ -174,7 +181,7 @@ def test_the_picture_of_the_readme_was_made_from_its_schema() -> None:
 
 def test_the_page_of_the_readme_answers_its_query(browser: Any, readme_address: str) -> None:
     """The picture of the README: the model with the answer."""
-    context = browser.new_context(viewport={"width": 900, "height": 900}, device_scale_factor=1.5)
+    context = browser.new_context(viewport={"width": 1100, "height": 900}, device_scale_factor=1.5)
     page = context.new_page()
     page.goto(readme_address)
     answer = ask(page, readme_query())

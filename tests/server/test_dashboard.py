@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import re
@@ -9,6 +10,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from html import unescape
+from importlib.resources import files
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -31,7 +33,8 @@ from tests.server.running_service import (
 )
 
 QUERIES = 3
-DESK, PHONE = {"width": 1280, "height": 900}, {"width": 375, "height": 812}
+DESK, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+ZOOMED = {"width": 640, "height": 450}  # A desk at 200%
 TIMEOUT = 60_000
 BAR_SHOWS = """share => {
     const bar = document.querySelector(".bar"), width = each => each.getBoundingClientRect().width;
@@ -63,8 +66,8 @@ def test_names_on_the_page_are_escaped(start: Start, models: Path, tmp_path: Pat
 
 
 @contextmanager
-def _opened(browser: Any, service: Running, viewport: dict[str, int]) -> Iterator[Any]:
-    context = browser.new_context(viewport=viewport, base_url=service.url)
+def _opened(browser: Any, service: Running, viewport: dict[str, int], scheme: str = "light") -> Iterator[Any]:
+    context = browser.new_context(viewport=viewport, base_url=service.url, color_scheme=scheme)
     opened = context.new_page()
     opened.set_default_timeout(TIMEOUT)
     opened.wrong = []
@@ -99,7 +102,12 @@ def _log_in(page: Any, key: str, account: str = "people") -> None:
     page.goto("/")
     page.get_by_label("API key").fill(key)
     page.get_by_role("button", name="Log in").click()
-    page.get_by_role("heading", name=f"Budget of {account}").wait_for()
+    page.locator("h2", has_text=f"Budget of {account}").wait_for(state="attached")
+
+
+def _show(page: Any, name: str) -> None:
+    page.get_by_role("link", name=name).click()
+    page.locator("nav [aria-current]", has_text=name).wait_for()
 
 
 def _send_query(page: Any, number: int) -> str:
@@ -108,6 +116,97 @@ def _send_query(page: Any, number: int) -> str:
     page.get_by_role("button", name="Send query").click()
     page.locator("output", has_text=re.compile(r"\.")).wait_for()
     return str(page.locator("output").inner_text())
+
+
+@pytest.fixture(scope="module")
+def axe() -> str:
+    """The script axe-core, which finds what keeps people with disabilities from using a page."""
+    if importlib.util.find_spec("axe_playwright_python") is None:
+        pytest.skip("axe-core is missing; install it with: pip install axe-playwright-python")
+    return files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
+
+
+def _check_accessible(page: Any, axe: str) -> None:
+    page.evaluate(axe)
+    found = page.evaluate("axe.run()")
+    assert len(found["passes"]) > 15, "axe has looked at the page"
+    assert [(each["id"], [node["html"] for node in each["nodes"]]) for each in found["violations"]] == []
+
+
+@pytest.mark.parametrize(
+    ("viewport", "scheme"),
+    [
+        (DESK, "light"),
+        (DESK, "dark"),
+        (PHONE, "dark"),
+        (ZOOMED, "light"),
+        ({"width": 320, "height": 640}, "light"),
+    ],
+    ids=["desk", "dark desk", "dark phone", "zoomed desk", "narrow"],
+)
+def test_every_view_is_accessible_and_fits(
+    browser: Any, start: Start, axe: str, screenshot: Any, viewport: dict[str, int], scheme: str
+) -> None:
+    with start("survey", "loans") as service, _opened(browser, service, viewport, scheme) as page:
+        page.goto("/")
+        _check_accessible(page, axe)
+        _log_in(page, service.key, "loans.csv")
+        _check_accessible(page, axe)
+        page.get_by_label("Model").select_option("loans/1")
+        form = page.locator("section:visible form.try")
+        form.get_by_role("button").click()
+        form.locator("[aria-invalid]").first.wait_for()
+        _check_accessible(page, axe)
+        form.get_by_label("age").fill("300")
+        form.get_by_label("région").select_option("north")
+        form.get_by_role("button").click()
+        form.locator("output table").wait_for()
+        lines = page.locator("section:visible").get_by_label("or paste the lines")
+        lines.fill(_csv_file(some_loans(300)))
+        page.get_by_role("button", name="Get answers").click()
+        page.locator("section:visible .answers").wait_for()
+        _check_accessible(page, axe)
+        screenshot(page, "ask")
+        assert page.locator("section:visible").bounding_box()["height"] < 4 * 900, (
+            "the table scrolls in its box"
+        )
+        _check_page(page, service)
+        _show(page, "Budget and models")
+        page.get_by_text("version 1").nth(-1).click()
+        _check_accessible(page, axe)
+        screenshot(page, "owner")
+        _check_page(page, service)
+
+
+def test_an_administrator_sees_the_budget_first_and_the_address_names_the_view(
+    browser: Any, start: Start
+) -> None:
+    with start("survey") as service, _opened(browser, service, DESK) as page:
+        _log_in(page, service.admin, "survey.csv")
+        assert page.get_by_role("heading", name="Budget of survey.csv").is_visible()
+        assert page.get_by_role("button", name="Send query").is_hidden()
+        _show(page, "Ask")
+        assert page.url.endswith("/#ask")
+        assert page.get_by_role("button", name="Send query").is_visible()
+        assert page.get_by_role("heading", name="Budget of survey.csv").is_hidden()
+        page.get_by_role("button", name="Log out").click()
+        _log_in(page, service.key, "survey.csv")
+        assert page.get_by_role("button", name="Send query").is_visible()
+
+
+def test_who_asks_chooses_one_of_several_models(browser: Any, start: Start) -> None:
+    settings = Settings(anonymous=True)
+    with start("survey", "loans", settings=settings) as service, _opened(browser, service, DESK) as page:
+        page.goto("/")
+        shown = page.locator("section[data-model]:visible h2")
+        names = [
+            option.split("/")[0] for option in page.get_by_label("Model").locator("option").all_inner_texts()
+        ]
+        assert sorted(names) == ["loans", "survey"]
+        for name in reversed(names):
+            page.get_by_label("Model").select_option(f"{name}/1")
+            assert shown.all_inner_texts() == [f"{name} version 1"]
+        assert page.wrong == []
 
 
 def _check_page(page: Any, service: Running) -> None:
@@ -129,6 +228,9 @@ def test_a_client_logs_in_sends_queries_and_is_refused_when_the_budget_is_exhaus
     _log_in(page, service.key)
     expect(percent).to_have_text("0.0%", timeout=TIMEOUT)
     screenshot(page, "fresh")
+    _show(page, "Budget and models")
+    screenshot(page, "owner-fresh")
+    _show(page, "Ask")
     small = page.evaluate(
         "[...document.querySelectorAll('button, textarea, input')]"
         ".filter(each => each.getBoundingClientRect().height < 32).length"
@@ -139,13 +241,18 @@ def test_a_client_logs_in_sends_queries_and_is_refused_when_the_budget_is_exhaus
         assert said.startswith("Class ")
         assert f"; {counted(QUERIES - asked, 'answer')} left." in said
         expect(percent).to_have_text(f"{100 * asked / QUERIES:.1f}%", timeout=TIMEOUT)
+        _show(page, "Budget and models")
         page.wait_for_function(BAR_SHOWS, arg=asked / QUERIES)
+        _show(page, "Ask")
     screenshot(page, "spent")
     said = _send_query(page, 9)
     assert said == "Privacy budget exhausted: 1 answer requested, 0 left. Nothing was charged."
     assert page.locator("output.error").count() == 1
     expect(page.locator('[data-field="refused"]')).to_have_text("1", timeout=TIMEOUT)
     screenshot(page, "refused")
+    _show(page, "Budget and models")
+    screenshot(page, "owner-refused")
+    _show(page, "Ask")
     said = _send_query(page, 1)
     assert "answered before" in said, "a cached answer is free even when the budget is exhausted"
     account = service.ledger.account("people")
@@ -229,28 +336,38 @@ def test_the_form_of_a_table_is_filled_in_with_the_keyboard_and_answered_with_a_
     answer = f"Class {expected.labels[0]} with probability {expected.probabilities.max():.3f}."
     assert output.inner_text().startswith(f"{answer} Free: paid at training.")
     no, yes = (f"{share:.3f}" for share in expected.probabilities[0])
-    assert output.locator("td").all_inner_texts() == ["no", no, "yes", yes]
+    assert output.locator("tr").evaluate_all("rows => rows.map(row => row.textContent)") == [
+        f"no{no}",
+        f"yes{yes}",
+    ]
     _check_page(page, service)
 
 
-def test_the_form_requires_what_may_not_be_missing_and_tells_what_is_clipped(
-    loans_page: tuple[Any, Running],
+def test_the_form_requires_what_may_not_be_missing_and_says_so_next_to_the_field(
+    loans_page: tuple[Any, Running], screenshot: Any
 ) -> None:
     from playwright.sync_api import expect
 
     page, service = loans_page
     send, output = page.get_by_role("button", name="Send query"), page.locator("form.try output")
+    age, region = page.get_by_label("age"), page.get_by_label("région")
     send.click()
-    expect(output).to_have_text("age needs a number.")
+    expect(output).to_have_text("Nothing was sent: 2 fields to correct.")
+    expect(age).to_have_accessible_description("18 to 100 age needs a number.")
+    expect(region).to_have_accessible_description("région needs a value.")
     assert page.evaluate("document.activeElement.labels[0].textContent") == "age"
-    page.get_by_label("age").fill("250")
+    screenshot(page, "wrong")
+    age.fill("250")
     send.click()
-    expect(output).to_have_text("région needs a value.")
+    expect(output).to_have_text("Nothing was sent: 1 field to correct.")
+    assert (age.get_attribute("aria-invalid"), region.get_attribute("aria-invalid")) == (None, "true")
     assert not [url for url in page.requested if "/infer" in url], "nothing was sent so far"
-    page.get_by_label("région").select_option("north")
+    region.select_option("north")
     send.click()
     output.locator("table").wait_for()
-    assert "age counts as 100." in output.inner_text()
+    expect(age).to_have_accessible_description("18 to 100 age counts as 100.")
+    assert page.locator("label.must").all_inner_texts() == ["age", "région"]
+    assert page.get_by_text("Fields with * are required.").is_visible()
     assert page.get_by_label("age").get_attribute("max") == "100"
     assert page.get_by_text("0 to 100,000 €").is_visible()
     assert page.get_by_label("région").locator("option").all_inner_texts() == ["choose", "north", "south"]
@@ -265,15 +382,16 @@ def test_a_model_that_was_paid_at_training_shows_no_bar_and_says_what_its_guaran
     loans_page: tuple[Any, Running],
 ) -> None:
     page, service = loans_page
-    assert page.get_by_text("Paid at training: any number of answers.").is_visible()
-    assert page.locator(".bar").count() == 0
-    assert "%" not in page.locator("[data-account]").inner_text()
     guarantee = service.service.deployment("loans").guarantee
     sentences = guarantee.in_words("the weights and all answers of this model")
     assert len(sentences) >= 2
     for sentence in sentences:
         assert page.locator(".plain", has_text=sentence).is_visible()
     assert page.get_by_text("Other models or figures of the same people add to this.").is_visible()
+    _show(page, "Budget and models")
+    assert page.get_by_text("Paid at training: any number of answers.").is_visible()
+    assert page.locator(".bar").count() == 0
+    assert "%" not in page.locator("[data-account]").inner_text()
     assert page.get_by_text("one person: all rows with the same value in column 'customer'").is_visible()
     assert page.get_by_text(
         "All rows of one person, and nobody else's, have the same value in column 'customer'.", exact=True
@@ -400,7 +518,7 @@ def test_the_page_shows_nothing_that_was_inferred_from_the_records(start: Start)
     for secret in ("south", "100000"):
         assert secret not in pages[0]
         assert secret in pages[1], "what was declared is shown"
-    assert 'name="column-2" type="text"' in pages[0]
+    assert re.search('name="column-2"[^>]* type="text"', pages[0])
 
 
 @pytest.mark.parametrize(
@@ -416,8 +534,12 @@ def test_page_metadata_and_start_say_how_strong_a_proven_guarantee_is(
         deployment = service.service.deployment("teachers")
         text = unescape(httpx.get(f"{service.url}/contents").text)
         told = httpx.get(f"{service.url}/v2/models/teachers").json()["parameters"]
-    assert '<span class="badge proven">proven</span>' in text
-    assert f'<span class="badge {strength}" data-field="strength">{words}</span>' in text
+    assert '<span class="badge proven">✓ proven</span>' in text
+    sign = words.partition("[")[2].rstrip("]").replace("#", "●").replace("-", "○")
+    protection = f'{words.partition(" [")[0]} <span aria-hidden="true">{sign}</span>'
+    assert text.count(f'<span class="badge {strength}">{protection}</span>') == 2, (
+        "for who asks and for the owner"
+    )
     assert (told["guarantee_status"], told["guarantee_strength"]) == ("proven", strength)
     assert _served_line(deployment).startswith(f"teachers/1 (proven, {words}: a guess whether one record")
 
@@ -430,10 +552,10 @@ def test_the_badge_follows_a_grant_without_reloading(browser: Any, start: Start)
         _opened(browser, service, DESK) as page,
     ):
         page.goto("/")
-        badge = page.locator('[data-field="strength"]')
-        expect(badge).to_have_text("moderate protection [##-]")
+        badge = page.locator("#ask .badge").nth(1)
+        expect(badge).to_have_text("moderate protection ●●○")
         green = badge.evaluate("each => getComputedStyle(each).backgroundColor")
         service.ledger.grant("patients", Terms(60.0, 1e-5), "The board has allowed it.")
-        expect(badge).to_have_text("no protection [---]", timeout=TIMEOUT)
+        expect(badge).to_have_text("no protection ○○○", timeout=TIMEOUT)
         assert badge.evaluate("each => getComputedStyle(each).backgroundColor") != green
         assert page.wrong == []

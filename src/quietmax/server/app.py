@@ -267,12 +267,12 @@ async def _page(request: Request) -> Answer:
 
 async def _contents(request: Request) -> Answer:
     """What the page shows, as HTML."""
-    return 200, *await dashboard._contents(request.service, await request.caller(page=True))
+    return 200, *await dashboard._contents(request.service, await request.caller(page=True), live=False)
 
 
 async def _state(request: Request) -> Answer:
-    """What changes on the page, as JSON."""
-    return _json(await dashboard._state(request.service, await request.caller(page=True)))
+    """The same without the forms: the page takes from it what has changed."""
+    return 200, *await dashboard._contents(request.service, await request.caller(page=True), live=True)
 
 
 _MODEL_PATHS = ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")

@@ -21,7 +21,7 @@ from quietmax.data.encoding import (
 from quietmax.ledger.accounts import AccountState, SpendingPoint
 from quietmax.server.auth import Caller
 from quietmax.server.deployment import Deployment
-from quietmax.server.service import Service, _cost_amount
+from quietmax.server.service import Service, _cost_amount, _remaining_answers
 from quietmax.server.telemetry import Headers
 
 if TYPE_CHECKING:
@@ -40,9 +40,11 @@ def _page(service: Service) -> Html:
     return _html("page.html", max_rows=max_rows, anonymous=service.settings.anonymous)
 
 
-async def _contents(service: Service, caller: Caller) -> Html:
+async def _contents(service: Service, caller: Caller, *, live: bool) -> Html:
+    """Return what the page shows: with `live` without the forms, which never change."""
     return _html(
         "contents.html",
+        live=live,
         state=await _state(service, caller),
         columns={
             deployment.label: [_field(column, public=not encoding.inferred) for column in encoding.columns]
@@ -124,6 +126,7 @@ def _model_state(deployment: Deployment, account: AccountState) -> dict[str, Any
         "warning": deployment.warning,
         "measure": account.total.measure,
         "cost_per_answer": _cost_amount(account.total, deployment.unit_cost),
+        "answers_left": _remaining_answers(account.remaining_units, deployment.unit_cost or 1),
     }
 
 
