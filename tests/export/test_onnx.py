@@ -104,6 +104,33 @@ def test_thousands_of_rows_get_the_answers_of_the_folder_or_none(
     assert len(set(label[answered])) > 1
 
 
+def test_reasons_add_up_to_the_score_to_the_last_bit_or_are_nan(table_head: Path, tmp_path: Path) -> None:
+    export_onnx(table_head, tmp_path / "head.onnx", reasons=True)
+    opened = session(tmp_path / "head.onnx")
+    rows = random_rows(3000, seed=6)
+    given = {each.name: rows[each.name].to_numpy() for each in opened.get_inputs()}
+    label, probabilities, reasons = opened.run(["label", "probabilities", "reasons"], given)
+    model = open_private(table_head)
+    names = json.loads(opened.get_modelmeta().custom_metadata_map["reasons"])
+    assert names == list(model.additive().summands)
+    assert reasons.shape == (3000, len(names), 3)
+    answered = label != ""
+    assert 500 < answered.sum() < 3000
+    assert np.isnan(reasons[~answered]).all()
+    scores = np.cumsum(reasons[answered], axis=1)[:, -1]
+    records = model.encode(rows[answered])
+    assert np.array_equal(scores, model.classifier.scores(model.features.transform(records)))
+    exponentials = np.exp(scores - scores.max(axis=1, keepdims=True))
+    expected = exponentials / exponentials.sum(axis=1, keepdims=True)
+    assert np.abs(probabilities[answered] - expected).max() <= TOLERANCE
+
+
+def test_only_sums_over_columns_are_exported_with_reasons(dense_head: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="sums over columns"):
+        export_onnx(dense_head, tmp_path / "head.onnx", reasons=True)
+    assert not (tmp_path / "head.onnx").exists()
+
+
 @pytest.mark.parametrize("name", CELLS)
 def test_every_cell_is_read_as_in_training_or_refused(table_head: Path, file: Path, name: str) -> None:
     cells = CELLS[name]
@@ -326,8 +353,9 @@ def test_cells_and_what_they_add_are_equal_bit_for_bit(levels: int, classes: int
     records[:, 3:6] = indicated[:, None] == np.arange(3)
     records[:, 6] = generator.random(4000) < 0.5
     records[-3:, :3] = [[-1.0, 2.0, 0.0], [-0.0, 1.0, 1.0], [np.nextafter(np.float32(1), 0), 1e-30, 0.0]]
+    count = sum(cells.sizes)
     weights = TableWeights(
-        generator.normal(size=(classes, sum(cells.sizes) + 1)), np.zeros(sum(cells.sizes)), cells.sizes
+        generator.normal(size=(classes, count + 1)), np.zeros(count), cells.sizes, np.zeros(count + 1)
     )
     expected = cells.transform(records)
     assert {int(cell) for cell in expected[:, 1]} == set(range(levels + 1))

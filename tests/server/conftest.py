@@ -38,7 +38,8 @@ from tests.server.running_service import (
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `plain` (ordinary), `teachers` (40 answers), `asked` (head charged per answer, 40 answers),
     `head` (released weights), and models of a table: `table` (ordinary), `inferred` (the same with an encoding that was
-    not declared), `survey` (teachers, 40 answers) and `loans` (head, released weights).
+    not declared), `survey` (teachers, 40 answers), `loans` (head, released weights) and `summed` (the same, whose
+    scores are sums over columns).
     """
     folder = tmp_path_factory.mktemp("models")
     rng = np.random.default_rng(0)
@@ -65,6 +66,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_private(survey.fit(some_people(400)), folder / "survey", dataset="survey.csv")
     loans = PrivateHead(8.0, 1e-5, features=Identity(), declared_size=1000, schema=LOANS_SCHEMA)
     save_private(loans.fit(some_loans(2000)), folder / "loans", dataset="loans.csv")
+    summed = PrivateHead(8.0, 1e-5, declared_size=1000, schema=LOANS_SCHEMA)
+    save_private(summed.fit(some_loans(2000)), folder / "summed", dataset="loans.csv")
     return folder
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 
 from quietmax.attacks.targets import Endpoint, query_target
 from quietmax.errors import BudgetExhausted, InvalidInput, QuietmaxError
+from quietmax.estimators import open_private
 from quietmax.server import Client, Settings
 from tests.server.running_service import (
     CLASSES,
@@ -99,6 +101,50 @@ def test_class_names_are_read_from_the_binary_tensor_and_by_the_attacks(start: S
         assert result.answers.probabilities is None
         assert [TABLE.classes[label] for label in result.answers.labels] == response.labels.tolist()
         assert client.budget("survey")["remaining_answers"] == 38
+
+
+def test_reasons_add_up_to_the_score_to_the_last_bit_over_http_and_are_named_in_the_metadata(
+    start: Start, models: Path
+) -> None:
+    people = some_loans(60, seed=3).drop(columns="repaid")
+    model = open_private(models / "summed")
+    scores = model.classifier.scores(model.features.transform(model.encode(people)))
+    names = ["(constant)", *(column.name for column in LOANS.columns)]
+    with start("summed") as service, Client(service.url, service.key) as client:
+        response = client.infer("summed", people, reasons=True)
+        assert response.reasons is not None
+        assert np.array_equal(np.cumsum(response.reasons, axis=1)[:, -1], scores)
+        assert (response.labels == np.array(model.classes)[scores.argmax(axis=1)]).all()
+        plain = client.infer("summed", people)
+        assert plain.reasons is None
+        np.testing.assert_array_equal(plain.probabilities, response.probabilities)
+        about = client.metadata("summed")
+        assert about["parameters"]["reasons"] == names
+        assert about["outputs"][-1] == {"name": "reasons", "datatype": "FP64", "shape": [-1, len(names), 2]}
+        as_json = service.infer(LOANS.encode(people), "summed", outputs=[{"name": "reasons"}]).json()
+        (tensor,) = as_json["outputs"]
+        assert tensor["shape"] == [60, len(names), 2]
+        total = np.zeros((60, 2))
+        for part in np.moveaxis(np.array(tensor["data"]).reshape(tensor["shape"]), 1, 0):
+            total += part
+        assert np.array_equal(total, scores)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("survey", "paid one by one"), ("table", "paid one by one"), ("loans", "sums over columns")],
+)
+def test_reasons_are_refused_with_a_sentence_where_there_are_none(
+    start: Start, name: str, words: str
+) -> None:
+    with start(name) as service, Client(service.url, service.key) as client:
+        assert "reasons" not in [output["name"] for output in client.metadata(name)["outputs"]]
+        assert "reasons" not in client.metadata(name)["parameters"]
+        before = client.budget(name)["remaining_answers"]
+        people = some_loans(3).drop(columns="repaid") if name == "loans" else PEOPLE
+        with pytest.raises(InvalidInput, match=words):
+            client.infer(name, people, reasons=True)
+        assert client.budget(name)["remaining_answers"] == before
 
 
 def test_columns_of_every_type_arrive_as_the_encoding_reads_them(start: Start) -> None:

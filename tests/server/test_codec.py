@@ -534,7 +534,9 @@ def test_strings_are_split_as_they_were_joined(strings: list[str]) -> None:
     assert _split_strings(joined) == strings
 
 
-DEPLOYMENT: Any = SimpleNamespace(encoding=None, inputs=3, releases_probabilities=True, classes=("a", "b"))
+DEPLOYMENT: Any = SimpleNamespace(
+    encoding=None, inputs=3, releases_probabilities=True, classes=("a", "b"), additive=None
+)
 NUMBERS = [
     *("0", "-0", "1", "-1.5", "2.5e-3", "1E+2", "1e400", "-1e400", "1e-400", "0e999999", "4.9e-324"),
     *("1.7976931348623158e308", "1.7976931348623159e308", "18446744073709551615", "18446744073709551616"),

@@ -49,6 +49,7 @@ from tests.docs.scripts import script
 from tests.server.running_service import (
     CLASSES,
     FEATURES,
+    LOANS,
     Command,
     Running,
     Start,
@@ -193,6 +194,25 @@ def test_a_head_answers_as_over_http_and_costs_nothing(start: Start) -> None:
         assert _parameters(result)["paid_at_training"] is True
         chosen = _infer(running, "head", rows, outputs=[triton.InferRequestedOutput("label")])
         assert [output.name for output in chosen.get_response().outputs] == ["label"]
+
+
+def test_reasons_are_those_of_http_bit_for_bit(start: Start) -> None:
+    rows = LOANS.encode(some_loans(20, seed=4))
+    with start("summed", grpc=True) as running:
+        asked = [triton.InferRequestedOutput("reasons")]
+        (tensor,) = running.infer(rows, "summed", outputs=[{"name": "reasons"}]).json()["outputs"]
+        result = _infer(running, "summed", rows, outputs=asked)
+        found = result.as_numpy("reasons")
+        assert found.dtype == np.float64
+        assert np.array_equal(found, np.array(tensor["data"]).reshape(tensor["shape"]))
+        with _client(running) as client:
+            metadata = client.get_model_metadata("summed", headers=bearer(running.key))
+        assert [output.name for output in metadata.outputs] == ["label", "probabilities", "reasons"]
+    with (
+        start("head", grpc=True) as running,
+        pytest.raises(InferenceServerException, match="sums over columns"),
+    ):
+        _infer(running, "head", some_rows(1), outputs=asked)
 
 
 def test_a_table_model_takes_columns_and_answers_with_class_names(start: Start) -> None:

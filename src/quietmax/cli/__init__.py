@@ -30,6 +30,7 @@ COMMANDS = {
     "predict": "Answer the queries in a file or folder.",
     "evaluate": "Measure an accuracy that may be published.",
     "decide": "Choose the threshold or the costs of errors.",
+    "explain": "Show which columns of a table matter to a model.",
     "sensitivity": "Compute the paper's sensitivity formulas.",
     "attack": "Run membership-inference attacks on a model.",
     "audit": "Search for lower bounds on a claimed epsilon.",
@@ -41,7 +42,7 @@ COMMANDS = {
     "reproduce": "Reproduce the paper's tables and figures.",
 }
 _SHARED = {
-    **dict.fromkeys(("evaluate", "decide", "card", "export", "sensitivity"), "models"),
+    **dict.fromkeys(("evaluate", "decide", "explain", "card", "export", "sensitivity"), "models"),
     **dict.fromkeys(("datasets", "schema"), "data"),
     **dict.fromkeys(("compare", "reproduce"), "experiments"),
 }

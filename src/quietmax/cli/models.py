@@ -1,9 +1,12 @@
-"""`quietmax evaluate`, `decide`, `card`, `export` and `sensitivity`: what is done with a model folder."""
+"""`quietmax evaluate`, `decide`, `explain`, `card`, `export` and `sensitivity`: what is done with a model folder."""
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -23,6 +26,7 @@ from quietmax.errors import InvalidInput, QuietmaxError, counted
 
 if TYPE_CHECKING:
     from quietmax.estimators.figures import Evaluation
+    from quietmax.estimators.head.effects import Effects
     from quietmax.privacy_card import LedgerRecord, PrivacyCard
 
 # --- evaluate --------------------------------------------------------------------------------------------------------
@@ -219,6 +223,109 @@ def _named_number(text: str, option: str, example: str) -> tuple[str, float]:
         raise InvalidInput(f"{option} must be a name and a number, as in {example}; got {text!r}.") from None
 
 
+# --- explain ---------------------------------------------------------------------------------------------------------
+
+_BAR = 10
+"""Characters of the longest bar of an effect, on either side."""
+
+
+@with_groups
+def explain(
+    *,
+    model: Model,
+    column: Annotated[
+        str | None, "Show the effects of this column, or of a cross such as 'age × sex'."
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Folder for figures: an SVG file for each column."),
+    ] = None,
+) -> None:
+    """Show what a released head on a table says about each column; this costs nothing.
+
+    The score of a class is a constant plus the effect of the row's value in each column. Effects average 0 over the
+    people of the training, as far as their shares were released. Of two classes the second one is shown.
+
+    Examples:
+
+    quietmax explain income
+
+    quietmax explain income --column age
+
+    quietmax explain income --output figures/
+    """
+    from quietmax.errors import unknown_name
+    from quietmax.estimators.serialization import open_private
+
+    effects = open_private(model).effects()
+    if column is not None and column not in effects.curves:
+        raise unknown_name("column", column, effects.curves)
+    written = [] if output is None else _write_figures(effects, output)
+    print_json({**effects.to_json(), "figures": written})
+    if column is None:
+        _print_importances(effects)
+    else:
+        _print_curve(effects, column)
+    if written:
+        console.print(f"Wrote {counted(len(written), 'figure')} to {output}.", soft_wrap=True)
+
+
+def _write_figures(effects: Effects, folder: Path) -> list[str]:
+    """Write one SVG file per column, in the order of importance, and return their paths."""
+    from quietmax._io import atomic_write
+    from quietmax.estimators.head.effects import curve_svg
+
+    written = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for number, name in enumerate(effects.curves, start=1):
+            # Names of columns may hold any character.
+            file = folder / f"{number:02}-{re.sub('[^A-Za-z0-9]+', '-', name).strip('-') or 'column'}.svg"
+            svg = curve_svg(effects, name)
+            atomic_write(file, partial(Path.write_text, data=svg, encoding="utf-8"))
+            written.append(str(file))
+    except OSError as problem:
+        raise QuietmaxError(f"Cannot write figures to {folder}: {problem.strerror or problem}.") from problem
+    return written
+
+
+def _print_importances(effects: Effects) -> None:
+    shown = f"{effects.shown[0]!r}" if len(effects.shown) == 1 else "each class"
+    print_rows(
+        "Columns by importance",
+        {"column": "{0}", "importance": "{1:.3f}", "noise": "{2}"},
+        ((name, size, _number(noise)) for name, size, noise in effects.importance.itertuples(index=False)),
+        f"Importance: mean absolute effect on the score of {shown}. One that is not above its noise says nothing.",
+    )
+
+
+def _number(noise: float) -> str:
+    return "unknown" if math.isnan(noise) else f"{noise:.3f}"
+
+
+def _print_curve(effects: Effects, column: str) -> None:
+    """Print the effects of a column, of a number in at most 16 intervals; a bar if there are two classes."""
+    curve = effects.summary(column)
+    names = [f"effect on {name}" for name in effects.shown]
+    longest = max(float(curve[names].abs().to_numpy().max()), 1e-12)
+    rows = []
+    for _, line in curve.iterrows():
+        bars = []
+        if len(names) == 1:
+            length = round(abs(line[names[0]]) / longest * _BAR)
+            left, right = (length, 0) if line[names[0]] < 0 else (0, length)
+            bars = [f"{'█' * left:>{_BAR}}│{'█' * right:<{_BAR}}".replace(" ", "\u00a0")]
+        effect = (f"{line[name]:+.3f} ±{_number(2 * line['noise'])}" for name in names)
+        rows.append((line["value"], f"{line['share']:.1%}", *effect, *bars))
+    bars = [""] if len(names) == 1 else []
+    print_table(
+        f"Effects of {column}",
+        (column, "people", *names, *bars),
+        rows,
+        "±: two standard deviations of noise.",
+    )
+
+
 # --- card ------------------------------------------------------------------------------------------------------------
 
 _NOT_IN_LEDGER = "The ledger has no account for this training set yet."
@@ -323,6 +430,9 @@ def export(
     onnx: Annotated[Path | None, "Write an ONNX file: encoding, features and weights in one graph."] = None,
     skops: Annotated[Path | None, "Write a scikit-learn classifier as a skops file, without pickle."] = None,
     mlflow: Annotated[Path | None, "Write a new folder with an MLflow model."] = None,
+    reasons: Annotated[
+        bool, "With --onnx: also compute what each column of a table contributed to an answer."
+    ] = False,
 ) -> None:
     """Export a model whose weights were released, with its guarantee as metadata.
 
@@ -335,7 +445,13 @@ def export(
     from quietmax.mlflow import save_model
 
     formats: dict[str, tuple[Callable[[Path, Path], None], Path | None]]
-    formats = {"onnx": (export_onnx, onnx), "skops": (export_skops, skops), "mlflow": (save_model, mlflow)}
+    if reasons and onnx is None:
+        raise InvalidInput("`reasons` requires `onnx`.")
+    formats = {
+        "onnx": (partial(export_onnx, reasons=reasons), onnx),
+        "skops": (export_skops, skops),
+        "mlflow": (save_model, mlflow),
+    }
     wanted = {name: (write, place) for name, (write, place) in formats.items() if place is not None}
     if not wanted:
         raise InvalidInput("Nothing to write: give `onnx`, `skops` or `mlflow`.")

@@ -41,15 +41,15 @@ if TYPE_CHECKING:
     from quietmax.estimators.blocks import Progress
     from quietmax.estimators.serialization import PrivateModel
 
-    _Job = tuple[TextPart | ParquetPart, list[str], Path]
-    """A file of queries, its columns that are read, and the file of its answers."""
+    _Job = tuple[TextPart | ParquetPart, list[str], Path, bool]
+    """A file of queries, its columns that are read, the file of its answers, and whether they are explained."""
     _Answered = tuple[NDArray[Any], NDArray[np.float64]]
-    """Labels and probabilities."""
+    """Labels; probabilities, and contributions to scores if they are asked for."""
 else:
     np = lazy_module("numpy")
     pyarrow = lazy_module("pyarrow")
 
-_ROWS_SHOWN = 20
+_ROWS_SHOWN, _REASONS_SHOWN = 20, 3
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,13 @@ def command(
             "Files that were answered before are skipped. Default: print the answers.",
         ),
     ] = None,
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain",
+            help="Also state what each column contributed to the score of each class. For released heads on tables.",
+        ),
+    ] = False,
     ray: Ray = None,
     network: _NetworkOptions,
 ) -> None:
@@ -102,6 +109,8 @@ def command(
     Examples:
 
     quietmax predict --model private --input queries.csv
+
+    quietmax predict --model private --input queries.csv --explain
 
     quietmax predict --model private --input queries/ --output answers/
 
@@ -117,31 +126,37 @@ def command(
     ordinary = read_description(model).get("kind") == "mlp"
     if ordinary and output is not None:
         raise InvalidInput(PAID)
+    if ordinary and explain:
+        from quietmax.estimators.head import effects
+
+        raise InvalidInput(effects.PAID)
     given = [flag(name) for name in arguments_of(network)]
     if given and not ordinary:
         raise InvalidInput(
             f"{', '.join(given)} cannot be used with a private model, which has its own mechanism and budget."
         )
     if output is not None:
-        _write_answers(model, input_file, output, ray)
+        _write_answers(model, input_file, output, ray, explain=explain)
         return
     if ordinary:
         answers, guarantee = _network_answers(model, input_file, network)
     else:
-        answers, guarantee = _private_answers(model, input_file)
+        answers, guarantee = _private_answers(model, input_file, explain=explain)
     print_json({**answers, "guarantee": guarantee})
     _print_answers(answers)
     print_guarantee(guarantee)
 
 
-def _write_answers(folder: Path, queries: Path, output: Path, ray: str | None) -> None:
+def _write_answers(folder: Path, queries: Path, output: Path, ray: str | None, *, explain: bool) -> None:
     """Write one file of answers for each file of queries, and report."""
     from quietmax.estimators.serialization import open_private
 
     engine = None if ray is None else RayEngine(ray)
     private = open_private(folder)
     with progress_bar("answering") as progress:
-        done = _answer_files(folder, private, queries, output, progress=progress, engine=engine)
+        done = _answer_files(
+            folder, private, queries, output, explain=explain, progress=progress, engine=engine
+        )
     print_json({**done, "output": str(output), "guarantee": private.guarantee})
     skipped = f" Files that had been answered before: {done['skipped']:,}." if done["skipped"] else ""
     console.print(
@@ -152,7 +167,7 @@ def _write_answers(folder: Path, queries: Path, output: Path, ray: str | None) -
     print_guarantee(private.guarantee)
 
 
-def _private_answers(folder: Path, input_file: Path) -> tuple[dict[str, Any], Guarantee]:
+def _private_answers(folder: Path, input_file: Path, *, explain: bool) -> tuple[dict[str, Any], Guarantee]:
     """The answers of a private model, which needs no options."""
     from quietmax.data.tables import read_queries
     from quietmax.estimators.serialization import open_private
@@ -162,10 +177,24 @@ def _private_answers(folder: Path, input_file: Path) -> tuple[dict[str, Any], Gu
         raise BudgetExhausted(
             f"The budget of {folder} moved to the ledger when the model was served; ask the service ('quietmax serve')."
         )
+    if explain:
+        private.additive()  # other models are an error before anything is paid
     queries = read_queries(input_file, encoding=private.encoding, width=private.inputs)
     classes = private.encoding.classes if private.encoding else private.classes
     answers = _answers(private, queries, classes, probable=private.remaining is None)
+    if explain:
+        answers["reasons"] = _reasons(private, queries)
     return {**answers, "remaining": {"queries": private.remaining}}, private.guarantee
+
+
+def _reasons(private: PrivateModel, queries: Any) -> list[list[dict[str, Any]]]:
+    """What each column contributed to the score of each class, for each query, in the order in which it is added."""
+    listed = [
+        {"column": column, "value": value, "contributions": contributions}
+        for _, column, value, *contributions in private.reasons(queries).itertuples(index=False)
+    ]
+    count = len(private.additive().summands)
+    return [listed[start : start + count] for start in range(0, len(listed), count)]
 
 
 def _network_answers(
@@ -220,8 +249,16 @@ def _print_answers(answers: dict[str, Any]) -> None:
         rows.append([str(number + 1), label])
         if answers["probabilities"] is not None:
             rows[-1].append(f"{max(answers['probabilities'][number]):.4f}")
+        if "reasons" in answers:
+            place = answers["classes"].index(label)
+            _, *own = answers["reasons"][number]
+            own.sort(key=lambda reason: -abs(reason["contributions"][place]))
+            shown = (f"{each['column']} {each['contributions'][place]:+.2f}" for each in own[:_REASONS_SHOWN])
+            rows[-1].append(", ".join(shown))
     if answers["probabilities"] is not None:
         columns.append("probability")
+    if "reasons" in answers:
+        columns.append("largest contributions")
     total = len(answers["labels"])
     more = f"The first {_ROWS_SHOWN} of {total} answers; --json prints all." if total > _ROWS_SHOWN else None
     print_table("Answers", columns, rows, more)
@@ -243,18 +280,22 @@ def _answer_files(
     source: Path,
     output: Path,
     *,
+    explain: bool = False,
     progress: Progress | None = None,
     engine: RayEngine | None = None,
 ) -> dict[str, int]:
     """Answer files of queries in bounded memory; return how many were written and skipped, and the new queries.
 
     Every file becomes one of the same name, format and order of rows, with the columns `label` and `probability of C`
-    for every class C. Files that were answered before, and have not changed since, are skipped.
+    for every class C, and the contributions to its scores if they are asked for. Files that were answered in this way
+    before, and have not changed since, are skipped.
     """
     from quietmax.data.sources import file_parts
 
     if model.remaining is not None:
         raise InvalidInput(PAID)
+    if explain:
+        model.additive()
     encoding, place = model.encoding, output.expanduser()
     found = file_parts(source, None if encoding is None else [column.name for column in encoding.columns])
     files = [part.file for part, _ in found]
@@ -266,12 +307,12 @@ def _answer_files(
     with _claimed(place, folder, targets) as answered:
         for (part, columns), target, size in zip(found, targets, sizes, strict=True):
             name = target.relative_to(place).as_posix()
-            entry = _entry(part.file, name)
+            entry = _entry(part.file, name, explain=explain)
             if answered.get(name) == entry and target.is_file():
                 skipped += 1
                 done += size
             else:
-                left.append(((part, columns, target), size, entry))
+                left.append(((part, columns, target, explain), size, entry))
         if engine is None:
             counts: Iterator[int] = (
                 _answer_file(model, *job, partial(_advance, report, done, size, total))
@@ -290,13 +331,13 @@ def _answer_files(
 def _counts_on_ray(engine: RayEngine, model: PrivateModel, jobs: list[_Job]) -> Iterator[int]:
     """Let the workers of a Ray cluster answer files; yield the number of queries of each one."""
     everywhere = [
-        (replace(part, file=part.file.absolute()), columns, target.absolute())
-        for part, columns, target in jobs
+        (replace(part, file=part.file.absolute()), columns, target.absolute(), explain)
+        for part, columns, target, explain in jobs
     ]
     try:
         yield from ray_map(engine, _answer_file, everywhere, shared=(model,))
     finally:
-        for folder in {target.parent for _, _, target in everywhere}:
+        for folder in {target.parent for _, _, target, _ in everywhere}:
             remove_staging(folder)  # of workers that were killed
 
 
@@ -364,13 +405,14 @@ def _claimed(output: Path, folder: Path, targets: list[Path]) -> Iterator[dict[s
         yield answered
 
 
-def _entry(file: Path, name: str) -> str:
+def _entry(file: Path, name: str, *, explain: bool) -> str:
     """Return what the log says of a file of queries; another line once the file has changed."""
     found = file.stat()
     # The last of the two times changes with every change of the file; `cp -p` and `touch` can set the other one.
     times = (found.st_mtime_ns, found.st_ctime_ns)
     of = str(file.absolute())
-    return json.dumps({"file": name, "of": of, "inode": found.st_ino, "bytes": found.st_size, "times": times})
+    entry = {"file": name, "of": of, "inode": found.st_ino, "bytes": found.st_size, "times": times}
+    return json.dumps({**entry, "explain": True} if explain else entry)
 
 
 def _note(output: Path, entry: str) -> None:
@@ -391,6 +433,7 @@ def _answer_file(
     part: TextPart | ParquetPart,
     columns: list[str],
     target: Path,
+    explain: bool,
     advance: Callable[[float], None] | None = None,
 ) -> int:
     """Write the answers to one file, and return their number. `advance` gets the share that is done, if known."""
@@ -401,6 +444,10 @@ def _answer_file(
     height = rows_at_once(max(model.inputs, features))
     names = model.encoding.classes if model.encoding else model.classes
     labels = np.array([str(name) for name in names], dtype=object)
+    headings = ["label", *(f"probability of {label}" for label in labels)]
+    if explain:
+        summands = model.additive().summands
+        headings += [f"contribution of {summand} to {label}" for summand in summands for label in labels]
     changed, total, queries = part.file.stat().st_mtime_ns, part.count(), 0
 
     def _encoded(frame: pd.DataFrame) -> NDArray[np.float32]:
@@ -411,37 +458,37 @@ def _answer_file(
         for records in converted_frames(part, columns, height, _encoded):
             queries += len(records)
             probabilities = model.predict_proba(records)
-            yield labels[model.decided(probabilities)], probabilities
+            numbers = [probabilities]
+            if explain:
+                numbers.append(model.additive().contributions(records).reshape(len(records), -1))
+            yield labels[model.decided(probabilities)], np.hstack(numbers)
             if advance is not None and total:
                 advance(queries / total)
         if part.file.stat().st_mtime_ns != changed:
             raise InvalidData(f"{part.place} changed while it was read.")
 
-    write = _write_parquet if isinstance(part, ParquetPart) else _write_text
+    separator = "\t" if target.suffix.lower() == ".tsv" else ","
+    write = _write_parquet if isinstance(part, ParquetPart) else partial(_write_text, separator)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(target, lambda staging: write(staging, target.suffix, labels, _all_answers()))
+        atomic_write(target, lambda staging: write(staging, headings, _all_answers()))
     except OSError as problem:
         raise _not_written(target, problem) from problem
     return queries
 
 
-def _headings(labels: NDArray[Any]) -> list[str]:
-    return ["label", *(f"probability of {label}" for label in labels)]
-
-
-def _write_parquet(path: Path, _: str, labels: NDArray[Any], answers: Iterator[_Answered]) -> None:
-    kinds = [pyarrow.string(), *(pyarrow.float64() for _ in labels)]
-    schema = pyarrow.schema(list(zip(_headings(labels), kinds, strict=True)))
+def _write_parquet(path: Path, headings: list[str], answers: Iterator[_Answered]) -> None:
+    kinds = [pyarrow.string(), *(pyarrow.float64() for _ in headings[1:])]
+    schema = pyarrow.schema(list(zip(headings, kinds, strict=True)))
     with pyarrow.parquet.ParquetWriter(path, schema) as writer:
-        for chosen, probabilities in answers:
-            columns = [chosen, *probabilities.T]
+        for chosen, numbers in answers:
+            columns = [chosen, *numbers.T]
             writer.write_table(pyarrow.table([*map(pyarrow.array, columns)], schema=schema))
 
 
-def _write_text(path: Path, suffix: str, labels: NDArray[Any], answers: Iterator[_Answered]) -> None:
+def _write_text(separator: str, path: Path, headings: list[str], answers: Iterator[_Answered]) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, delimiter="\t" if suffix.lower() == ".tsv" else ",", lineterminator="\n")
-        writer.writerow(_headings(labels))
-        for chosen, probabilities in answers:
-            writer.writerows([label, *row] for label, row in zip(chosen, probabilities.tolist(), strict=True))
+        writer = csv.writer(file, delimiter=separator, lineterminator="\n")
+        writer.writerow(headings)
+        for chosen, numbers in answers:
+            writer.writerows([label, *row] for label, row in zip(chosen, numbers.tolist(), strict=True))

@@ -15,9 +15,10 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from decimal import Decimal
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import numpy as np
@@ -110,6 +111,15 @@ class Column(ABC):
     def _names(self) -> tuple[str, ...]:
         """The features of values: one that is called like the column is a share, others are indicators."""
         return (self.name,)
+
+    @property
+    def indicated(self) -> tuple[str, ...]:
+        """What each indicator of a value stands for, in the column's own words."""
+        return ()
+
+    def value_at(self, share: float) -> float | str:
+        """Return what a share from 0 to 1 stands for, in the column's own units."""
+        return share
 
     @property
     def _limits(self) -> tuple[float, float]:
@@ -240,6 +250,17 @@ class NumericColumn(Column):
         return intervals if self.edges else (self.name,)
 
     @property
+    def indicated(self) -> tuple[str, ...]:
+        """The intervals."""
+        return tuple(f"{low:g} to {high:g}" for low, high in pairwise((self.low, *self.edges, self.high)))
+
+    def value_at(self, share: float) -> float:
+        """Return the number of a share."""
+        if self.scale == "linear":
+            return self.low + share * (self.high - self.low)
+        return self.low + math.expm1(share * math.log1p(self.high - self.low))
+
+    @property
     def _limits(self) -> tuple[float, float]:
         return self.low, self.high
 
@@ -317,6 +338,11 @@ class CategoricalColumn(Column):
         return tuple(f"{self.name}={category}" for category in self.categories)
 
     @property
+    def indicated(self) -> tuple[str, ...]:
+        """The categories."""
+        return self.categories
+
+    @property
     def _limits(self) -> tuple[float, float]:
         return 0.0, math.inf
 
@@ -371,6 +397,11 @@ class BooleanColumn(Column):
     def _names(self) -> tuple[str, ...]:
         return f"{self.name}=no", f"{self.name}=yes"
 
+    @property
+    def indicated(self) -> tuple[str, ...]:
+        """The two answers."""
+        return "no", "yes"
+
     def _read(self, values: pd.Series[Any]) -> _Numbers:
         return self._read_strings(values, _parse_boolean)
 
@@ -411,6 +442,15 @@ class DateColumn(Column):
         if low is None or high is None or (len(self.low) == 10) != (len(self.high) == 10):
             return None
         return self._count(low), self._count(high)
+
+    def value_at(self, share: float) -> str:
+        """Return the date or timestamp of a share."""
+        assert self.bounds is not None
+        low, high = self.bounds
+        count = round(low + share * (high - low))
+        if len(self.low) == 10:
+            return date.fromordinal(count).isoformat()
+        return (datetime.min + count * _MICROSECOND).isoformat(" ", "seconds")
 
     @property
     def _limits(self) -> tuple[float, float]:
@@ -471,6 +511,11 @@ class HashedColumn(Column):
     @property
     def _names(self) -> tuple[str, ...]:
         return tuple(f"{self.name}#{bucket}" for bucket in range(self.buckets))
+
+    @property
+    def indicated(self) -> tuple[str, ...]:
+        """The buckets."""
+        return tuple(f"bucket {bucket}" for bucket in range(self.buckets))
 
     def _read(self, values: pd.Series[Any]) -> _Numbers:
         return self._read_strings(values, self._bucket)

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from quietmax.estimators.dpsgd.estimator import DPSGD
     from quietmax.estimators.dpsgd.training import DPSGDSettings
     from quietmax.estimators.figures import Evaluation
+    from quietmax.estimators.head.effects import Effects
     from quietmax.estimators.head.estimator import PrivateHead
     from quietmax.estimators.head.weights import HeadSettings
     from quietmax.estimators.serialization import (
@@ -23,6 +24,7 @@ else:
         {
             "DPSGD": "dpsgd.estimator",
             "DPSGDSettings": "dpsgd.training",
+            "Effects": "head.effects",
             "Evaluation": "figures",
             "HeadSettings": "head.weights",
             "PrivateHead": "head.estimator",
@@ -37,6 +39,7 @@ else:
 __all__ = [
     "DPSGD",
     "DPSGDSettings",
+    "Effects",
     "Evaluation",
     "HeadSettings",
     "PrivateHead",

@@ -27,6 +27,7 @@ from quietmax.data.sources import as_frame
 from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError, short_message
 from quietmax.estimators.decisions import Costs, checked_costs, costs_of, decided
 from quietmax.estimators.evaluation import EVALUATION_FILE, _save_evaluations
+from quietmax.estimators.head.effects import Additive, Effects
 from quietmax.estimators.head.exact_sums import gradient_grid, is_whitening, on_grid
 from quietmax.estimators.head.weights import (
     BIAS,
@@ -69,6 +70,7 @@ from quietmax.sensitivity.certified import ScoreBounds
 from quietmax.spending import ACCOUNT_FILE, ACCOUNT_ID, FileAccount, new_identity
 
 if TYPE_CHECKING:
+    import pandas as pd
     import torch
     from torch import Tensor
 
@@ -191,6 +193,18 @@ class PrivateModel:
         Takes what `predict` takes, and returns an array of shape (records, classes).
         """
         return self.classifier.predict_proba(self._mapped(records))
+
+    def effects(self) -> Effects:
+        """Return what a released head on a table says about each column; see `PrivateHead.effects`."""
+        return self.additive().effects()
+
+    def reasons(self, records: NDArray[np.float32]) -> pd.DataFrame:
+        """Return what each column contributed to the scores of encoded records; see `PrivateHead.reasons`."""
+        return self.additive().reasons(records)
+
+    def additive(self) -> Additive:
+        """Return the model as a sum over the columns of a table; an error if it is none."""
+        return Additive.of(self.classifier, self.features, self.encoding, self.classes)
 
     @property
     def remaining(self) -> int | None:
@@ -452,6 +466,8 @@ def _write_head(head: PrivateHead) -> _Written:
     tensors = {"weights": weights, "centre": head.centre_}
     if head.whitening_ is not None:
         tensors["whitening"] = head.whitening_
+    if isinstance(head.feature_map_, TableCells):
+        tensors["noise"] = head.noise_
     return description, {name: torch.from_numpy(np.array(values)) for name, values in tensors.items()}
 
 
@@ -462,7 +478,8 @@ def _read_head(stored: _Stored) -> _Read:
     if stored.features is None:
         raise ValueError("it has no feature map")
     if isinstance(stored.features, TableCells):
-        head = TableWeights(stored.tensors["weights"], stored.tensors["centre"], stored.features.sizes)
+        weights, centre, noise = (stored.tensors[name] for name in ("weights", "centre", "noise"))
+        head = TableWeights(weights, centre, stored.features.sizes, noise)
         _check_table_head(stored, head)
     else:
         head = HeadWeights(
@@ -520,6 +537,8 @@ def _check_table_head(stored: _Stored, head: TableWeights) -> None:
     """Raise ValueError if the facts of a head on cells contradict each other or the weights."""
     facts = stored.guarantee.parameters
     _check_entries(head)
+    if head.noise is None or head.noise.shape != (len(head.centre) + 1,) or not (head.noise >= 0.0).all():
+        raise ValueError("the noise in its effects must be a number for each cell")
     _check_facts(
         facts, training_method="gradient", loss="cross-entropy", release="weights", whitening="cells"
     )

@@ -70,7 +70,7 @@ from quietmax.spending import DESCRIPTION_FILE
 OPSET, IR_VERSION = 20, 9
 """Version of the standard operators, the first with regular expressions, and of the file format that belongs to it."""
 
-_LABEL, _PROBABILITIES, _FEATURES = "label", "probabilities", "features"
+_LABEL, _PROBABILITIES, _REASONS, _FEATURES = "label", "probabilities", "reasons", "features"
 _MOST_BYTES = 2**31 - 2**20
 """An ONNX file is one protocol buffer, which cannot be larger."""
 _UNIT = 2.0**BITS
@@ -80,14 +80,14 @@ _ONE_MORE = np.array([0, 0, 0, 1])
 """Pads rows by one column."""
 
 
-def export_onnx(folder: str | Path, file: str | Path) -> None:
+def export_onnx(folder: str | Path, file: str | Path, *, reasons: bool = False) -> None:
     """Write a released model as an ONNX file.
 
     The graph has one input per column of the table: float64 of shape (rows,) for a column of numbers, NaN for a missing
     value, and strings of shape (rows,) for all others, "" for a missing value. A model that was trained on numbers has
     the input ``features``, float32 of shape (rows, inputs). The outputs are ``label``, strings of shape (rows,), and
     ``probabilities``, float64 of shape (rows, classes). If a column has such a name, that of the output is followed by
-    an underscore. A row with a cell that Quietmax would refuse has the label "" and probabilities NaN.
+    an underscore. A row with a cell that Quietmax would refuse has the label "" and all numbers NaN.
 
     Parameters
     ----------
@@ -95,25 +95,33 @@ def export_onnx(folder: str | Path, file: str | Path) -> None:
         The model folder.
     file : str or Path
         The file to write.
+    reasons : bool, default=False
+        Whether a head on a table also has the output ``reasons``, float64 of shape (rows, columns + 1, classes): what
+        the constant and then each column and cross contributed to the score of each class. Added one after the other,
+        they are the score, to the last bit. The metadata ``reasons`` has their names.
     """
-    content = _onnx_model(folder).SerializeToString()
+    content = _onnx_model(folder, reasons=reasons).SerializeToString()
     atomic_write(Path(file), lambda staging: staging.write_bytes(content))
 
 
-def _onnx_model(folder: str | Path) -> Any:
+def _onnx_model(folder: str | Path, *, reasons: bool = False) -> Any:
     """Return a released model as an ONNX model; see `export_onnx`."""
     onnx, model = required("onnx", "An export to ONNX"), _open_released(folder)
     columns = model.encoding.columns if model.encoding else ()
     names = [column.name for column in columns] or [_FEATURES]
-    label, probabilities = (_free(name, names) for name in (_LABEL, _PROBABILITIES))
-    graph = Graph([*names, label, probabilities])
+    summands = model.additive().summands if reasons else ()
+    label, probabilities, contributions = (_free(name, names) for name in (_LABEL, _PROBABILITIES, _REASONS))
+    graph = Graph([*names, label, probabilities, contributions])
 
     def _info(name: str, kind: type, *shape: str | int) -> Any:
         return onnx.helper.make_tensor_value_info(name, graph._type(kind), ["rows", *shape])
 
     inputs = [_info(column.name, _input_type(column)) for column in columns]
-    _answers(graph, model, label, probabilities)
-    outputs = [_info(label, object), _info(probabilities, np.float64, len(model.classes))]
+    classes = len(model.classes)
+    outputs = [_info(label, object), _info(probabilities, np.float64, classes)]
+    if summands:
+        outputs.append(_info(contributions, np.float64, len(summands), classes))
+    _answers(graph, model, label, probabilities, contributions if summands else None)
     if sum(each.ByteSize() for each in graph.constants) > _MOST_BYTES:
         raise InvalidInput("The model is too large for one ONNX file, which has at most 2 GB.")
     inputs = inputs or [_info(_FEATURES, np.float32, model.inputs)]
@@ -126,6 +134,8 @@ def _onnx_model(folder: str | Path) -> Any:
         doc_string=str(model.guarantee),
     )
     about = _metadata(model, (Path(folder) / DESCRIPTION_FILE).read_bytes())
+    if summands:
+        about["reasons"] = list(summands)
     texts = {
         name: each if isinstance(each, str) else json.dumps(each, ensure_ascii=False)
         for name, each in about.items()
@@ -142,11 +152,19 @@ def _free(name: str, taken: list[str]) -> str:
     return name
 
 
-def _answers(graph: Graph, model: PrivateModel, label: str, probabilities: str) -> None:
+def _answers(graph: Graph, model: PrivateModel, label: str, probabilities: str, reasons: str | None) -> None:
     """Add the operations from the inputs to the outputs."""
     records, unreadable = _encoded(graph, model)
     if model.features is not None:
         records = _map_features(model.features, records, model.inputs)
+    if reasons is not None:
+        assert isinstance(model.classifier, TableWeights)
+        summands = [each._column() for each in _summands(model.classifier, records)]
+        contributions = _side_by_side(summands)
+        if unreadable is not None:
+            undefined = unreadable._column()._column()
+            contributions = undefined("Where", np.float64(np.nan), contributions)
+        graph._output(contributions, reasons)
     logits = _classify(model.classifier, records)  # type: ignore[arg-type]
     shares = logits("Softmax", axis=1)
     if model.costs is None:
@@ -268,7 +286,7 @@ class Value:
         return self("Sign") * self("Abs")("Floor")
 
     def _column(self) -> Value:
-        """Return a vector as a matrix of one column."""
+        """Return a vector as a matrix of one column, or rows as matrices of one row."""
         return self("Unsqueeze", np.array([1]))
 
     def _squares(self) -> Value:
@@ -865,13 +883,25 @@ def _classify(classifier: HeadWeights | TableWeights | PrivateNetwork, features:
 
 def _looked_up(classifier: TableWeights, cells: Value) -> Value:
     """Return the sum of a constant and of what each cell adds to the logits, column by column."""
+    return cells.graph("Sum", classifier.weights[:, -1].copy(), *_added(classifier, cells))
+
+
+def _summands(classifier: TableWeights, cells: Value) -> list[Value]:
+    """Return the constant and what each cell adds to the logits, for each row."""
+    added = _added(classifier, cells)
+    constant = cells.graph("Expand", classifier.weights[:, -1].copy(), added[0]("Shape"))
+    return [constant, *added]
+
+
+def _added(classifier: TableWeights, cells: Value) -> list[Value]:
+    """Return what each cell adds to the logits, column by column."""
     ends = np.cumsum(classifier.sizes)
     added = []
     for place, (size, end) in enumerate(zip(classifier.sizes, ends, strict=True)):
         index = cells("Gather", np.array(place), axis=1)._cast(np.int64)
         table = np.ascontiguousarray(classifier.weights[:, end - size : end].T)
         added.append(cells.graph("Gather", table, index))
-    return cells.graph("Sum", classifier.weights[:, -1].copy(), *added)
+    return added
 
 
 def _centred(

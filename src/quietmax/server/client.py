@@ -24,7 +24,10 @@ from quietmax.server.codec import _split_strings
 if TYPE_CHECKING:
     import pandas as pd
 
-_DATATYPES = {"INT64": "<i8", "FP32": "<f4"}
+_DATATYPES = {"INT64": "<i8", "FP32": "<f4", "FP64": "<f8"}
+
+_WITH_REASONS = ("reasons", "label", "probabilities")
+"""The outputs of a request for reasons; an error names the first one that the model does not have."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,11 +42,16 @@ class Response:
         Class probabilities, if the model releases them.
     parameters : dict
         Cost, remaining budget and guarantee status; the number of unknown categories if there are any.
+    reasons : ndarray of float64, shape (rows, columns + 1, classes), or None
+        If they were asked for, what the constant and then each column and cross contributed to the score of each class.
+        Their names are ``metadata(model)["parameters"]["reasons"]``. Added one after the other, in this order, they are
+        the scores, to the last bit.
     """
 
     labels: NDArray[Any]
     probabilities: NDArray[np.float32] | None
     parameters: dict[str, Any]
+    reasons: NDArray[np.float64] | None = None
 
 
 class Client:
@@ -96,6 +104,7 @@ class Client:
         *,
         version: str | None = None,
         request_id: str | None = None,
+        reasons: bool = False,
     ) -> Response:
         """Send one inference request.
 
@@ -112,21 +121,28 @@ class Client:
             Version of the model. None: the highest.
         request_id : str or None
             A retry with the same id gets the same answer and is not charged. None: a new random id.
+        reasons : bool
+            Whether to ask for the reasons too. Only released heads on tables have them.
 
         Returns
         -------
         Response
-            Labels, probabilities and parameters.
+            Labels, probabilities, parameters and reasons.
 
         Raises
         ------
         BudgetExhausted
             If the budget or quota does not pay for all rows. Nothing was charged.
         """
-        return self._infer(model, version, self._checked(model, version, features), request_id)
+        return self._infer(model, version, self._checked(model, version, features), request_id, reasons)
 
     def _infer(
-        self, model: str, version: str | None, queries: pd.DataFrame | NDArray[Any], request_id: str | None
+        self,
+        model: str,
+        version: str | None,
+        queries: pd.DataFrame | NDArray[Any],
+        request_id: str | None,
+        reasons: bool = False,
     ) -> Response:
         """Send one inference request with checked queries."""
         inputs, binary = _tensors(queries)
@@ -134,6 +150,7 @@ class Client:
             {
                 "id": request_id or uuid.uuid4().hex,
                 "inputs": inputs,
+                "outputs": [{"name": name} for name in _WITH_REASONS] if reasons else [],
                 "parameters": {"binary_data_output": True},
             },
             ensure_ascii=False,
@@ -152,7 +169,9 @@ class Client:
             end = start + tensor["parameters"]["binary_data_size"]
             outputs[tensor["name"]] = _values(tensor["datatype"], content[start:end]).reshape(tensor["shape"])
             start = end
-        return Response(outputs["label"], outputs.get("probabilities"), body["parameters"])
+        return Response(
+            outputs["label"], outputs.get("probabilities"), body["parameters"], outputs.get("reasons")
+        )
 
     def predict(
         self,

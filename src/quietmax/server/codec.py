@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from quietmax._lazy import lazy_module
 from quietmax.data.encoding import CategoricalColumn, DateColumn, Encoding, quoted
 from quietmax.errors import InvalidInput
+from quietmax.estimators.head.effects import NOT_ADDITIVE, PAID
 from quietmax.mechanisms.base import Answers
 from quietmax.server.deployment import Deployment, Rows
 from quietmax.server.errors import HttpError
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 else:
     pd = lazy_module("pandas")
 
-INPUT, LABEL, PROBABILITIES = "features", "label", "probabilities"
+INPUT, LABEL, PROBABILITIES, REASONS = "features", "label", "probabilities", "reasons"
 MAX_VALUE = 1e15
 """Largest absolute value of a feature: no sum of squares of such features overflows in 32-bit floats."""
 INPUT_DATATYPES: dict[str, np.dtype[Any]] = {
@@ -253,12 +254,12 @@ def _parameters(owner: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _outputs(request: Mapping[str, Any], deployment: Deployment) -> tuple[tuple[str, bool], ...]:
-    """Return the requested outputs; all that the model has if none are named."""
+    """Return the requested outputs; all that the model has but reasons if none are named."""
     known = tuple(_output_datatypes(deployment))
     default_binary = _parameters(request).get("binary_data_output") is True
     wanted = request.get("outputs")
     if wanted is None or wanted == []:
-        return tuple((name, default_binary) for name in known)
+        return tuple((name, default_binary) for name in known if name != REASONS)
     if not isinstance(wanted, list) or len(wanted) > _MAX_TENSORS:
         raise HttpError(400, f"`outputs` must be a list of at most {_MAX_TENSORS} tensors.")
     chosen: dict[str, bool] = {}
@@ -266,6 +267,8 @@ def _outputs(request: Mapping[str, Any], deployment: Deployment) -> tuple[tuple[
         if not isinstance(tensor, dict) or not isinstance(tensor.get("name"), str):
             raise HttpError(400, "Each of `outputs` must be an object with a `name`.")
         name = tensor["name"]
+        if name == REASONS and name not in known:
+            raise HttpError(422, NOT_ADDITIVE if deployment.cost is None else PAID)
         if name not in known or name in chosen:
             raise HttpError(422, f"`outputs` may name each of {', '.join(known)} once.")
         chosen[name] = _parameters(tensor).get("binary_data", default_binary) is True
@@ -529,17 +532,21 @@ def _unknown_values(rows: Rows, encoding: Encoding) -> dict[str, int]:
 
 def _output_datatypes(deployment: Deployment) -> dict[str, str]:
     datatypes = {LABEL: "INT64" if deployment.encoding is None else "BYTES"}
-    return {**datatypes, PROBABILITIES: "FP32"} if deployment.releases_probabilities else datatypes
+    if deployment.releases_probabilities:
+        datatypes[PROBABILITIES] = "FP32"
+    if deployment.additive is not None:
+        datatypes[REASONS] = "FP64"
+    return datatypes
 
 
 def _encode_response(
-    head: dict[str, Any], answers: Answers, outputs: tuple[tuple[str, bool], ...], deployment: Deployment
+    head: dict[str, Any], request: InferenceRequest, answers: Answers, deployment: Deployment
 ) -> tuple[bytes, int | None]:
-    tensors = _output_tensors(answers)
+    tensors = _requested_tensors(request, answers, deployment)
     datatypes = _output_datatypes(deployment)
     described: list[dict[str, Any]] = []
     binary: list[bytes] = []
-    for name, as_binary in outputs:
+    for name, as_binary in request.outputs:
         values = tensors[name]
         tensor: dict[str, Any] = {"name": name, "datatype": datatypes[name], "shape": values.shape}
         names = None
@@ -554,6 +561,16 @@ def _encode_response(
         described.append(tensor)
     text = orjson.dumps({**head, "outputs": described}, option=orjson.OPT_SERIALIZE_NUMPY)
     return (text, None) if not binary else (b"".join([text, *binary]), len(text))
+
+
+def _requested_tensors(
+    request: InferenceRequest, answers: Answers, deployment: Deployment
+) -> dict[str, NDArray[Any]]:
+    """Return the answers, and the reasons of rows of a table if they are asked for."""
+    tensors = _output_tensors(answers)
+    if deployment.additive is not None and any(name == REASONS for name, _ in request.outputs):
+        tensors[REASONS] = deployment.additive.contributions(request.rows)
+    return tensors
 
 
 def _output_tensors(answers: Answers) -> dict[str, NDArray[Any]]:

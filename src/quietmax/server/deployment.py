@@ -27,6 +27,8 @@ from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.encoding import Encoding
 from quietmax.errors import BudgetExhausted, InvalidInput, QuietmaxError, counted
 from quietmax.estimators.evaluation import EVALUATION_FILE, EvaluationCharge, read_evaluations, split_name
+from quietmax.estimators.head.effects import Additive
+from quietmax.estimators.head.weights import TableWeights
 from quietmax.estimators.serialization import DECISION_FILE, PrivateModel, open_private
 from quietmax.ledger.accounts import AccountState, Terms
 from quietmax.ledger.database import START
@@ -80,6 +82,7 @@ class Deployment:
     evaluations: tuple[EvaluationCharge, ...] = ()  # What those in the folder cost the people evaluated
     bound_account: AccountState | None = None  # The account as it was when the model was deployed
     unit_cost: int = 0  # Units of the account that one answer takes; 0 if answers are free
+    additive: Additive | None = None  # Computes reasons of answers, if scores are sums over columns and free
 
     @property
     def label(self) -> str:
@@ -220,8 +223,10 @@ def _read_private(path: Path, description: Mapping[str, Any]) -> dict[str, Any]:
         answerer = Answerer(predictor.model, predictor.mechanism, features=model.features)
         migrated = MigratedBudget(account, limit, _digest(path).hex())
         return {**read, "migrated_budget": migrated, **_charged_per_answer(path, answerer)}
+    summed = isinstance(model.classifier, TableWeights) and model.encoding is not None
     return {
         **read,
+        "additive": model.additive() if summed else None,
         "mechanism": "released weights",
         "answer": partial(_released_answer, model),
         "digest": _digest(path),

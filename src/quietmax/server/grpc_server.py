@@ -43,7 +43,7 @@ from quietmax.server.codec import (
     _decode_tensors,
     _join_strings,
     _output_datatypes,
-    _output_tensors,
+    _requested_tensors,
 )
 from quietmax.server.deployment import Deployment
 from quietmax.server.errors import HttpError, _internal_error
@@ -546,7 +546,7 @@ def _encode_response(
         model_name=deployment.name, model_version=deployment.version, id=request.id or ""
     )
     _set_parameters(response.parameters, parameters)
-    tensors, datatypes = _output_tensors(answers), _output_datatypes(deployment)
+    tensors, datatypes = _requested_tensors(request, answers, deployment), _output_datatypes(deployment)
     for name, _ in request.outputs:
         values, datatype = tensors[name], datatypes[name]
         output = response.outputs.add(name=name, datatype=datatype, shape=values.shape)

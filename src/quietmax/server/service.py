@@ -23,6 +23,8 @@ from quietmax.server.batching import Pipeline, Reply
 from quietmax.server.codec import (
     INPUT,
     LABEL,
+    PROBABILITIES,
+    REASONS,
     InferenceRequest,
     _encode_response,
     _output_datatypes,
@@ -224,7 +226,7 @@ class Service:
         }
         if request.id is not None:
             head["id"] = request.id
-        return _encode_response(head, answers, request.outputs, deployment)
+        return _encode_response(head, request, answers, deployment)
 
     async def _readiness_error(self) -> str | None:
         """Return why the service is not ready; None if it is. Asks the ledger at most five times a second."""
@@ -257,12 +259,11 @@ class Service:
                 {"name": column.name, "datatype": column.datatype, "shape": [-1]}
                 for column in encoding.columns
             ]
+        summands = [] if deployment.additive is None else list(deployment.additive.summands)
+        classes = len(deployment.classes)
+        shapes = {LABEL: [-1], PROBABILITIES: [-1, classes], REASONS: [-1, len(summands), classes]}
         outputs = [
-            {
-                "name": name,
-                "datatype": datatype,
-                "shape": [-1] if name == LABEL else [-1, len(deployment.classes)],
-            }
+            {"name": name, "datatype": datatype, "shape": shapes[name]}
             for name, datatype in _output_datatypes(deployment).items()
         ]
         guarantee = deployment.total_guarantee(account)
@@ -278,6 +279,8 @@ class Service:
             "paid_at_training": deployment.unit_cost == 0,
             "max_rows": self.settings.max_rows,
         }
+        if summands:
+            parameters["reasons"] = summands
         if deployment.warning is not None:
             parameters["warning"] = deployment.warning
         if encoding is not None and _takes_encoded_rows(encoding):

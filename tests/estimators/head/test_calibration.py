@@ -70,7 +70,7 @@ def test_a_record_or_a_person_moves_the_sum_by_at_most_one(
 def test_the_sum_is_that_of_confidence_minus_correctness(seed: int, classes: int) -> None:
     rng = np.random.default_rng(seed)
     table, weights = table_of(rng, 30, classes, 6), random_weights(rng, classes)
-    model = TableWeights(weights * 0.5, np.zeros(sum(SIZES)), SIZES)
+    model = TableWeights(weights * 0.5, np.zeros(sum(SIZES)), SIZES, np.zeros(sum(SIZES) + 1))
     shares = model.predict_proba(table.rows)
     expected = (shares.max(axis=1) - (shares.argmax(axis=1) == table.labels)) / table.repeats
     found = [excess_of(weights, 0.5)(table.take(slice(row, row + 1))) for row in range(30)]
@@ -258,7 +258,7 @@ def test_calibration_is_charged_and_stated_and_left_out_where_it_cannot_be_found
         if calibrated:
             assert 0.125 < facts["scale"] < 4.0
             # what was released is the scale: the choice of every class stays
-            plain = TableWeights(head.coef_ / head.scale_, head.centre_, head.feature_map_.sizes)
+            plain = TableWeights(head.coef_ / head.scale_, head.centre_, head.feature_map_.sizes, head.noise_)
             cells = head.feature_map_.transform(head.encoding_.encode(frame))
             labels = np.array(["no", "yes"])[plain.predict(cells)]
             np.testing.assert_array_equal(labels, head.predict(frame))

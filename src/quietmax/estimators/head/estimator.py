@@ -13,10 +13,11 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.utils.validation import check_is_fitted
 
 from quietmax._ray import RayEngine
 from quietmax._threads import parallel_map
@@ -33,6 +34,7 @@ from quietmax.estimators.head.calibration import (
     released_scale,
     with_scores,
 )
+from quietmax.estimators.head.effects import Additive, Effects
 from quietmax.estimators.head.exact_sums import (
     BITS,
     Rows,
@@ -64,9 +66,11 @@ from quietmax.estimators.head.tables import (
     centred,
     class_scores,
     descend,
+    effect_noise,
     levels_for,
     released_class_weights,
     released_counts,
+    score_noise,
     with_lengths,
     with_shares_of_pairs,
     with_strongest_pairs,
@@ -104,6 +108,7 @@ from quietmax.estimators.training_set import (
     _check_positive,
     _checked_size,
     check_choice,
+    queries,
 )
 from quietmax.mechanisms.base import NoisyMax
 from quietmax.models.features.base import BatchedMap, FeatureMap
@@ -114,6 +119,9 @@ from quietmax.noise.release import release_gaussian
 from quietmax.noise.sources import EXACT, NoiseSource, SeededNoise
 from quietmax.predictor import Predictor
 from quietmax.sensitivity import certified
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 TrainingMethod = Literal["gradient", "output"]
 _MOST_PREPARING, _USUAL_STEPS = 5, 40
@@ -173,6 +181,9 @@ class PrivateHead(PrivateClassifier):
         with a schema a feature is a cell of a column (`TableCells`): the weights are what it adds to the scores.
     centre_ : array of shape (features,)
         The released mean of the features; for a table the released share of people in each cell.
+    noise_ : array of shape (features + 1,)
+        For a table with a schema, the standard deviation of the noise in each effect, and last in the constant; see
+        `Effects`.
     scale_ : float
         What the weights have been multiplied by, so that confidence is close to accuracy. Absent without calibration.
     whitening_ : array of shape (features + 1, features + 1) or (features + 1,), or None
@@ -325,7 +336,7 @@ class PrivateHead(PrivateClassifier):
         self.plan_: GradientPlan | OutputPlan = plan
         table.expect(plan.stages * plan.steps + (CALIBRATION_STEPS if allowance.calibration else 0))
         mu = allowance.training if plan.stages == 1 else allowance.training * math.sqrt(0.5) * _SPARE
-        outputs = self._descend_on(table, cells, shares, noise, mu, source)
+        outputs, self.noise_ = self._descend_on(table, cells, shares, noise, mu, source)
         if plan.stages == 2:
             # What was released says which pairs of columns take part from now on.
             cells = self.feature_map_ = with_strongest_pairs(cells, outputs, shares)
@@ -333,9 +344,9 @@ class PrivateHead(PrivateClassifier):
             table.update(partial(_with_pairs, cells))
             counted = allowance.centre is not None
             shares = with_shares_of_pairs(cells, shares) if counted else even_shares(cells.sizes)
-            started = np.zeros((len(outputs), len(shares) + 1))
-            started[:, : outputs.shape[1] - 1], started[:, -1] = outputs[:, :-1], outputs[:, -1]
-            outputs = self._descend_on(table, cells, shares, noise, mu, source, started)
+            started, before = (_with_new_cells(each, len(shares)) for each in (outputs, self.noise_))
+            outputs, added = self._descend_on(table, cells, shares, noise, mu, source, started)
+            self.noise_ = np.hypot(before, added)
         self.centre_ = shares
         self.coef_ = class_scores(centred(outputs, cells, shares))
         if allowance.calibration is not None:
@@ -343,6 +354,7 @@ class PrivateHead(PrivateClassifier):
             self._calibrate(
                 table, scores, CELL_ROWS_AT_ONCE, allowance.calibration, source, self._class_weights
             )
+            self.noise_ = self.noise_ * self.scale_
 
     def _weights_of_classes(
         self, table: Blocks, allowance: _Allowance, source: NoiseSource
@@ -370,8 +382,8 @@ class PrivateHead(PrivateClassifier):
         mu: float,
         source: NoiseSource,
         start: Floats | None = None,
-    ) -> Floats:
-        """Take all steps of one stage; return what each cell, and last every row, adds to the outputs."""
+    ) -> tuple[Floats, Floats]:
+        """Take the steps of one stage; return what each cell, and last every row, adds to outputs, and the noise."""
         plan = cast(GradientPlan, self.plan_)
         per_number = self._mu * self.size_ / (PEOPLE_PER_INTERVAL * max(1, len(cells.numbers)))
         basis = Basis.of(cells, shares, noise, per_number)
@@ -381,7 +393,9 @@ class PrivateHead(PrivateClassifier):
             plan.max_grad_norm, _outputs(table.classes), basis.features, gradient_grid(self.size_)
         )
         stage = replace(plan, learning_rate=plan.learning_rate / plan.stages)
-        return descend(table, basis, cells.sizes, stage, mu, self.size_, source, start, self._class_weights)
+        weight = score_noise(stage, self.sensitivity_.value, mu, self.size_, table.classes)
+        found = descend(table, basis, cells.sizes, stage, mu, self.size_, source, start, self._class_weights)
+        return found, effect_noise(basis, cells, shares, weight)
 
     def _whitening(self, table: Blocks, allowance: _Allowance, source: NoiseSource) -> Floats | None:
         """Return what the rows are whitened by: second moments, released now, or the centre; None for nothing."""
@@ -449,6 +463,43 @@ class PrivateHead(PrivateClassifier):
         weights = _minimise(table, objective, tolerance).weights
         return weights, _max_solution_norm(objective, table.classes, tolerance)
 
+    def effects(self) -> Effects:
+        """Return what a head on a table says about each column; it costs nothing.
+
+        Returns
+        -------
+        Effects
+            Importances, and for each column a frame of effects with their noise.
+
+        Raises
+        ------
+        InvalidInput
+            If the score is not a sum over the columns of a table, or if answers are paid for one by one.
+        """
+        return self._additive().effects()
+
+    def reasons(self, X: Any) -> pd.DataFrame:
+        """Return what each column contributed to the scores of rows of a table; it costs nothing.
+
+        Parameters
+        ----------
+        X : data frame
+            Queries, as for `predict`.
+
+        Returns
+        -------
+        DataFrame
+            For each row the constant, then its columns and crosses: ``row``, ``column``, ``value`` and ``contribution
+            to C`` for every class C. Added one after the other, in this order, the contributions to a class are its
+            score, to the last bit.
+        """
+        additive = self._additive()
+        return additive.reasons(queries(self, X))
+
+    def _additive(self) -> Additive:
+        check_is_fitted(self)
+        return Additive.of(self._classifier, self.feature_map_, self.encoding_, self.classes_)
+
     def _offers(self, method: str) -> bool:  # noqa: ARG002
         return self.release == "weights"
 
@@ -457,7 +508,7 @@ class PrivateHead(PrivateClassifier):
         if hasattr(self, "predictor_"):
             return self.predictor_
         if isinstance(self.feature_map_, TableCells):
-            return TableWeights(self.coef_, self.centre_, self.feature_map_.sizes)
+            return TableWeights(self.coef_, self.centre_, self.feature_map_.sizes, self.noise_)
         return HeadWeights(self.coef_, self.centre_, BIAS, self.radius_, whitening=self.whitening_)
 
     @property
@@ -635,6 +686,13 @@ def _with_cells(cells: TableCells, block: Table) -> Table:
 
 def _with_pairs(cells: TableCells, block: Table) -> Table:
     return replace(block, rows=cells.with_crosses(block.rows), lengths=None)
+
+
+def _with_new_cells(values: Floats, cells: int) -> Floats:
+    """Return numbers of cells, and last of the constant, with zeros for cells that are new."""
+    found = np.zeros((*values.shape[:-1], cells + 1))
+    found[..., : values.shape[-1] - 1], found[..., -1] = values[..., :-1], values[..., -1]
+    return found
 
 
 def _outputs(classes: int) -> int:

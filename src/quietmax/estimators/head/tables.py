@@ -274,7 +274,7 @@ def with_strongest_pairs(cells: TableCells, outputs: Floats, shares: Floats) -> 
     """Add a cross for each pair of the columns whose released effects vary most, by the released shares."""
     spread = []
     for start, size in zip(_starts(cells.sizes), cells.sizes[: len(cells.parts)], strict=False):
-        part, weights = outputs[:, start : start + size], _normalised(shares[start : start + size])
+        part, weights = outputs[:, start : start + size], normalised(shares[start : start + size])
         spread.append(float((np.square(part - (part @ weights)[:, None]) @ weights).sum()))
     strongest = sorted(np.argsort(spread)[: -PAIRED_COLUMNS - 1 : -1].tolist())
     known = {frozenset(pair) for pair in cells.crosses}
@@ -304,7 +304,7 @@ def centred(outputs: Floats, cells: TableCells, shares: Floats) -> Floats:
     """
     found, starts = outputs.copy(), _starts(cells.sizes)
     for start, pair in zip(starts[len(cells.parts) :], cells.crosses, strict=True):
-        one, other = (_normalised(_coarse_shares(cells, shares, position)) for position in pair)
+        one, other = (normalised(_coarse_shares(cells, shares, position)) for position in pair)
         block = found[:, start : start + len(one) * len(other)].reshape(-1, len(one), len(other))
         for position, weights, axis in ((pair[0], other, 2), (pair[1], one, 1)):
             means = np.moveaxis(block, axis, 2) @ weights
@@ -312,10 +312,61 @@ def centred(outputs: Floats, cells: TableCells, shares: Floats) -> Floats:
             found[:, column] += means[:, cells.coarse(position)]
             block -= np.expand_dims(means, axis)
     for start, size in zip(starts, cells.sizes, strict=True):
-        means = found[:, start : start + size] @ _normalised(shares[start : start + size])
+        means = found[:, start : start + size] @ normalised(shares[start : start + size])
         found[:, start : start + size] -= means[:, None]
         found[:, -1] += means
     return found
+
+
+def score_noise(plan: GradientPlan, sensitivity: float, mu: float, size: float, classes: int) -> float:
+    """Return the standard deviation of all noise together, in a weight of the scores of one class.
+
+    A step whose gradient moves the weights by the rate r in the end adds the noise `r S / (mu_t N)`. With the rates and
+    mu_t of `_rates_and_mus` the squares add up to that of `eta S T / (mu N)`. Later steps correct a part of the noise,
+    so this is an upper bound. With two classes each score moves by half of twice as much; with more, their mean is
+    subtracted.
+    """
+    whole = plan.learning_rate * sensitivity * plan.steps / (mu * size)
+    return whole if classes == 2 else whole * math.sqrt(1.0 - 1.0 / classes)
+
+
+def effect_noise(basis: Basis, cells: TableCells, shares: Floats, noise: float) -> Floats:
+    """Return the standard deviation of the noise in each effect, as `centred` returns them, and last in the constant.
+
+    An effect is linear in the weights, which have independent noise. So its noise is that of a weight, times the length
+    of a sum of lines of the basis. The lines of a cross are orthogonal to each other and to those of columns.
+    """
+    lines = basis.entries[:-1].astype(np.float64)
+    constant = basis.entries[-1:].toarray()[0].astype(np.float64)
+    variances = np.empty(len(shares) + 1)
+    parts = [
+        slice(start, start + size) for start, size in zip(_starts(cells.sizes), cells.sizes, strict=True)
+    ]
+    squares = np.asarray((lines * lines).sum(axis=1)).ravel()
+    for part in parts[: len(cells.parts)]:
+        entries, weights = lines[part], normalised(shares[part])
+        mean = entries.T @ weights
+        variances[:-1][part] = squares[part] - 2.0 * (entries @ mean) + mean @ mean
+        constant += mean
+    for part, pair in zip(parts[len(cells.parts) :], cells.crosses, strict=True):
+        people = [normalised(_coarse_shares(cells, shares, position)) for position in pair]
+        own = squares[part].reshape(len(people[0]), len(people[1]))
+        for axis, position in enumerate(pair):
+            mean_of_others = np.moveaxis(own, axis, 0) @ np.square(people[1 - axis])
+            variances[:-1][parts[position]] += _less_mean(mean_of_others, people[axis])[
+                cells.coarse(position)
+            ]
+        both = _less_mean(_less_mean(own, people[0]).T, people[1]).T
+        variances[:-1][part] = both.ravel()
+        constant += lines[part].T @ np.outer(*people).ravel()
+    variances[-1] = constant @ constant
+    return np.sqrt(np.maximum(variances, 0.0)) * (noise / _UNIT)
+
+
+def _less_mean(variances: Floats, people: Floats) -> Floats:
+    """Return the variances of independent values, given along the first axis, less their mean over people."""
+    own: Floats = (variances.T * (1.0 - 2.0 * people)).T
+    return own + np.square(people) @ variances
 
 
 def class_scores(outputs: Floats) -> Floats:
@@ -335,7 +386,8 @@ def _coarse_shares(cells: TableCells, shares: Floats, position: int) -> Floats:
     return np.bincount(cells.coarse(position), own).astype(np.float64)
 
 
-def _normalised(shares: Floats) -> Floats:
+def normalised(shares: Floats) -> Floats:
+    """Return the shares of one column so that they add up to 1."""
     return shares / shares.sum() if shares.sum() > 0.0 else np.full(len(shares), 1.0 / len(shares))
 
 

@@ -359,6 +359,9 @@ class TableWeights(LogitClassifier):
     weights: Floats  # (classes, cells + 1); the last column is the constant
     centre: Floats  # (cells,) the released share of people in each cell
     sizes: tuple[int, ...]  # Number of cells of each column
+    noise: Floats | None = (
+        None  # (cells + 1,) standard deviation of the noise in what each cell adds, if known
+    )
 
     @property
     def classes(self) -> int:
