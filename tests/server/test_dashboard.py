@@ -209,6 +209,86 @@ def test_who_asks_chooses_one_of_several_models(browser: Any, start: Start) -> N
         assert page.wrong == []
 
 
+PARTS = ("(constant)", "age", "income", "région", "smoker", "joined", "seen", "zip")
+IMPORTANCES = (("income", 1.5, 0.01), ("age", 0.02, 0.05))
+CURVES = {"income": {"0 to 50000": -1.25, "50000 to 100000": 1.75}, "age": {"18 to 100": 0.0}}
+EFFECTS = {
+    "classes": ["no", "yes"],
+    "importance": [
+        {"column": column, "importance": size, "noise": noise} for column, size, noise in IMPORTANCES
+    ],
+    "curves": {
+        column: [
+            {"value": value, "noise": 0.1, "effect on no": -effect, "effect on yes": effect}
+            for value, effect in curve.items()
+        ]
+        for column, curve in CURVES.items()
+    },
+}
+
+
+def _with_effects_and_reasons(page: Any) -> list[Any]:
+    """Let the metadata offer effects and reasons, and answers carry reasons; return the outputs that were asked for."""
+    wanted: list[Any] = []
+
+    def describe(route: Any) -> None:
+        body = route.fetch().json()
+        body["parameters"].update(effects=EFFECTS, reasons=list(PARTS))
+        if all(output["name"] != "reasons" for output in body["outputs"]):
+            body["outputs"].append({"name": "reasons", "datatype": "FP64", "shape": [-1, len(PARTS), 2]})
+        route.fulfill(json=body)
+
+    def answer(route: Any) -> None:
+        asked = route.request.post_data_json
+        wanted.append([output["name"] for output in asked.pop("outputs")])
+        body = route.fetch(post_data=json.dumps(asked)).json()
+        yes = [0.1, -0.5, 2.5, *[0.0] * 5]
+        data = [share for each in yes for share in (-each, each)]
+        body["outputs"].append({"name": "reasons", "datatype": "FP64", "shape": [1, 8, 2], "data": data})
+        body["outputs"][0]["data"] = ["yes"]
+        route.fulfill(json=body)
+
+    page.route("**/v2/models/loans/versions/1", describe)
+    page.route("**/v2/models/loans/versions/1/infer", answer)
+    return wanted
+
+
+def test_effects_and_reasons_are_drawn_where_the_metadata_offer_them(
+    browser: Any, start: Start, axe: str, viewport: dict[str, int], screenshot: Any
+) -> None:
+    with start("loans") as service, _opened(browser, service, viewport) as page:
+        wanted = _with_effects_and_reasons(page)
+        _log_in(page, service.key, "loans.csv")
+        page.get_by_role("heading", name="Which columns matter").wait_for()
+        text = "rows => rows.map(row => row.textContent)"
+        effects = page.locator(".effects")
+        shown = effects.locator("> table tr").evaluate_all(text)
+        assert shown == ["income1.500", "age0.020, no more than noise"]
+        page.get_by_text("The effect of each value").click()
+        curve = page.get_by_role("region", name="The effect of each value").locator("tr")
+        assert curve.evaluate_all(text) == ["0 to 50000−1.250 ± 0.100", "50000 to 100000+1.750 ± 0.100"]
+        page.get_by_label("Column").select_option("age")
+        assert curve.evaluate_all(text) == ["18 to 100+0.000 ± 0.100"]
+        page.get_by_label("age", exact=False).first.fill("40")
+        page.get_by_label("région").select_option("north")
+        page.get_by_role("button", name="Send query").click()
+        reasons = page.locator("output table", has_text="What spoke for (+) and against (−) yes").locator(
+            "tr"
+        )
+        reasons.first.wait_for()
+        lines = reasons.evaluate_all(text)
+        assert lines[:3] == ["income+2.500", "age−0.500", "(constant)+0.100"]
+        assert len(lines) == len(PARTS)
+        widths = reasons.locator(".track span").evaluate_all(
+            "bars => bars.map(bar => [bar.style.left, bar.style.width, bar.className])"
+        )
+        assert widths[:2] == [["50%", "50%", ""], ["40%", "10%", "against"]]
+        assert wanted == [["label", "probabilities", "reasons"]]
+        _check_accessible(page, axe)
+        screenshot(page, "reasons")
+        _check_page(page, service)
+
+
 def _check_page(page: Any, service: Running) -> None:
     """The page fits the screen, fetches nothing from elsewhere and has no error."""
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
