@@ -146,7 +146,7 @@ def test_the_card_shows_curves_and_folds_groups_and_named_thresholds_away() -> N
     assert rows["area under the ROC curve"] == str(evaluation.auc)
     assert rows["log-loss"] == str(evaluation.log_loss)
     assert rows["answer"] == "the most probable class"
-    (point,) = evaluation.named_points
+    point, _ = evaluation.named_points
     assert rows["class 1 above a threshold, 0.3"] == (
         f"recall: {point.recall}; false alarms: {point.false_alarms}; precision: {point.precision}"
     )
@@ -155,7 +155,7 @@ def test_the_card_shows_curves_and_folds_groups_and_named_thresholds_away() -> N
         f"accuracy: {first.accuracy}; recall of class 0: {first.recall['class 0']}"
         in rows["By region, region 0"]
     )
-    assert f"region 0 {first.size} {first.accuracy}" in page
+    assert f"region 0 {first.size.in_people()} {first.accuracy}" in page
     folded = re.findall(r"<details><summary>(.*?)</summary>", card.to_html())
     assert folded == ["Calibration in all bins", "class 1 above a threshold", "By region"]
     assert "Nothing can be said of 20 of the groups: with this noise, a group needs about 72 people." in page

@@ -346,7 +346,7 @@ class PrivacyCard:
             head = [f"probability of {name}", f"share of {name}"]
         tables += _grid("Calibration", head, _calibration(self.evaluation.wide_bins))
         folded = "".join(
-            f"<details><summary>{escape(caption)}</summary>{_grid(caption, heads, lines)}</details>"
+            f"<details><summary>{escape(caption)}</summary>{_grid('', heads, lines)}</details>"
             for caption, heads, lines in _details(self.evaluation)
         )
         return f'<div class="counts">{tables}</div>{folded}{_paragraphs(_remarks(self.evaluation))}'
@@ -400,7 +400,10 @@ def _details(evaluation: Evaluation) -> list[tuple[str, list[str], list[tuple[st
         recalls = [f"recall of {name}" for name in evaluation.classes]
         heads = [evaluation.by_group.column, "number", "accuracy", *recalls, evaluation.excess]
         lines = [
-            (each.name, [str(each.size), *map(str, (each.accuracy, *each.recall.values(), each.excess))])
+            (
+                each.name,
+                [each.size.in_people(), *map(str, (each.accuracy, *each.recall.values(), each.excess))],
+            )
             for each in evaluation.groups
         ]
         found.append((f"By {evaluation.by_group.column}", heads, lines))

@@ -157,7 +157,7 @@ def test_answers_of_another_decision_are_not_mixed_with_these(people: Path, mode
     first = document(*queries)
     assert first["written"] == 1
     lines = Path("answers", people.name).read_text().splitlines()
-    document("decide", model, "--threshold", "hi=0.99")
+    document("decide", model, "--cost", "lo:hi=1e6")
     assert_error(run(*queries), 2, "has answers of another model")
     document("predict", "--model", model, "--input", people, "-o", "others")
     changed = Path("others", people.name).read_text().splitlines()

@@ -311,7 +311,7 @@ def test_without_noise_the_curves_are_those_of_a_plain_computation() -> None:
     assert exact.log_loss.value == pytest.approx(log_loss(labels, middle))
     assert [each.threshold for each in exact.points] == edges[1:-1].tolist()
     assert {0.3, 0.4} < {each.threshold for each in exact.points}
-    assert [each.threshold for each in exact.named_points] == [0.3]
+    assert [each.threshold for each in exact.named_points] == [0.3, 0.4]
     for each in exact.points:
         answered = scores > each.threshold
         assert each.recall.value == pytest.approx(recall_score(labels, answered), abs=1e-6)

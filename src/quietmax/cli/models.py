@@ -128,7 +128,6 @@ def _print_evaluation(evaluation: Evaluation) -> None:
 
     many = "people" if evaluation.unit == "person" else "records"
     size = evaluation.size
-    between = "" if evaluation.exact else f" ({size.low:,.0f} to {size.high:,.0f})"
     rows = [
         ("accuracy", str(evaluation.accuracy)),
         *((f"recall of {name}", str(estimate)) for name, estimate in evaluation.recall.items()),
@@ -137,7 +136,7 @@ def _print_evaluation(evaluation: Evaluation) -> None:
             (f"{evaluation.calibrated} {each.low:.2f} to {each.high:.2f}", str(each.share))
             for each in evaluation.bins
         ),
-        (many, f"{size.value:,.0f}{between}"),
+        (many, f"{size.value:,.0f}" if evaluation.exact else size.in_people()),
         ("answer", evaluation.decision),
     ]
     title = "Exact figures, not for publication" if evaluation.exact else "Evaluation"
@@ -159,7 +158,7 @@ def _print_evaluation(evaluation: Evaluation) -> None:
         groups = [
             (
                 each.name,
-                f"{each.size.value:,.0f} ({each.size.low:,.0f} to {each.size.high:,.0f})",
+                each.size.in_people(),
                 *map(str, (each.accuracy, *each.recall.values(), each.excess)),
             )
             for each in evaluation.groups

@@ -77,6 +77,10 @@ class Estimate:
             return f"below {math.ceil(1000 * self.high) / 1000:.3f}"
         return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
 
+    def in_people(self) -> str:
+        """Return an estimate of a number of people as text."""
+        return f"{self.value:,.0f} ({self.low:,.0f} to {self.high:,.0f})"
+
 
 def _ratio(right: float, wrong: float, right_noise: float, wrong_noise: float) -> Estimate:
     """Estimate the share of right answers from two noisy counts, with an interval that is honest for small counts.
@@ -409,8 +413,8 @@ class Evaluation:
 
     @property
     def named_points(self) -> tuple[Point, ...]:
-        """The points at the thresholds that the owner named."""
-        return tuple(each for each in self.points if each.threshold in self.at)
+        """The points at the thresholds that the owner named, and at that of the model."""
+        return tuple(each for each in self.points if each.threshold in (*self.at, self.threshold))
 
     @property
     def calibrated(self) -> str:
@@ -503,7 +507,7 @@ class Evaluation:
                 found.append(f"The probabilities of {self.classes[1]} are too {word}: {named}.")
         small = [each.name for each in self.groups if each.accuracy.value is None]
         if small:
-            named = f"the groups {', '.join(small)}" if len(small) < 6 else f"{len(small)} of the groups"
+            named = ", ".join(small) if len(small) < 6 else f"{len(small)} of the groups"
             found.append(
                 f"Nothing can be said of {named}: with this noise, a group needs about "
                 f"{math.ceil(self.least_group):,} {many}."
