@@ -198,7 +198,7 @@ def test_a_column_of_free_text_goes_all_the_way_from_the_draft_to_the_service(fo
     # Over many fits the logits of these two texts were 7 and 4 standard deviations away from 0.
     assert document(*predict)["labels"][:2] == ["no", "yes"]
 
-    with _serving("repaid=repaid", "--anonymous") as url, Client(url) as client:
+    with _serving("repaid=repaid", "--anonymous", "--accept-weak") as url, Client(url) as client:
         answer = client.infer("repaid", [{"note": note, "age": age} for note, age in new])
     assert answer.labels[:2].tolist() == ["no", "yes"]
     assert answer.parameters["guarantee_status"] == "proven"
