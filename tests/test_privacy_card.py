@@ -18,6 +18,7 @@ from quietmax.estimators import PrivateHead, save_private
 from quietmax.estimators.counting import GroupsOf, Tables
 from quietmax.estimators.evaluation import EvaluationCharge, _noisy_evaluation
 from quietmax.estimators.figures import Evaluation
+from quietmax.estimators.head.effects import curve_svg
 from quietmax.estimators.training_set import Basis
 from quietmax.ledger import Ledger
 from quietmax.ledger.accounts import Terms
@@ -337,6 +338,23 @@ def test_the_checklist_covers_every_factor_and_marks_what_it_cannot_know(
         nist_checklist(make_card(guarantee=None))
 
 
+def test_the_card_of_a_table_shows_the_columns_that_matter_most(
+    tmp_path: Path, paid_per_answer: Path
+) -> None:
+    card = read_card(train(tmp_path / "head"))
+    assert card.effects is not None
+    columns, page = [*card.effects.curves], card.to_html()
+    assert page.count("<svg") == min(3, len(columns))
+    for column in columns[:3]:
+        assert curve_svg(card.effects, column) in page
+    importances = card.effects.importance.to_dict("records")
+    assert card.to_json()["effects"] == importances
+    assert f"<td>{importances[0]['importance']:.3f}</td>" in page
+    other = read_card(paid_per_answer)
+    assert "<svg" not in other.to_html()
+    assert other.to_json()["effects"] is None
+
+
 def test_of_many_classes_the_lowest_recalls_are_shown() -> None:
     card = evaluated(make_card(), classes=30)
     assert card.evaluation is not None
@@ -367,6 +385,7 @@ def test_the_card_prints_on_one_page_and_fits_a_phone(
     card: PrivacyCard, browser: Any, tmp_path: Path
 ) -> None:
     file = tmp_path / "card.html"
+    card = replace(card, effects=read_card(train(tmp_path / "head")).effects)
     file.write_text(card.to_html(), encoding="utf-8")
     page = browser.new_page(viewport={"width": 390, "height": 844})
     try:

@@ -28,7 +28,9 @@ from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError, counte
 from quietmax.estimators.decisions import decision_in_words
 from quietmax.estimators.evaluation import composed_guarantee, read_evaluations
 from quietmax.estimators.figures import Bin, Evaluation
-from quietmax.estimators.serialization import open_private
+from quietmax.estimators.head.effects import Effects, curve_svg
+from quietmax.estimators.head.weights import TableWeights
+from quietmax.estimators.serialization import PrivateModel, open_private
 from quietmax.estimators.training_set import size_condition
 from quietmax.models.serialization import read_description
 from quietmax.spending import ACCOUNT_FILE, MOVED_FILE, FileAccount
@@ -62,6 +64,11 @@ _COLOURS = {
 """The colour of each status and grade of a guarantee: green only what is proven and not weak."""
 _MOST_CLASSES = 10
 """Recalls that the card shows; of more classes it shows the lowest."""
+_MOST_CURVES = 3
+_EFFECTS = (
+    "What a value adds to the score of a class, compared with the average person, for the columns that matter most. "
+    "The bands are two standard deviations of noise, the bars shares of people."
+)
 _MOST_CELLS = 16
 """Cells of the confusion matrix that the card shows; a larger one is left to the JSON."""
 BLANK = "[to be filled in]"
@@ -96,6 +103,9 @@ class PrivacyCard:
     # Whether the budget moved into a ledger, because the model was served. Then the folder does not know how many
     # answers may be given, and the guarantee is for `queries` of them.
     moved: bool = False
+    effects: Effects | None = (
+        None  # What each column of a table does to the scores; None if they are no such sum
+    )
 
     @property
     def status(self) -> str:
@@ -163,6 +173,7 @@ class PrivacyCard:
             "protects": None if self.guarantee is None else self._protects,
             "publishable": self.publishable,
             "leakage": list(self.leakage),
+            "effects": None if self.effects is None else self.effects.to_json()["importance"],
             "leakage_caveat": OBSERVED if self.leakage else None,
         }
         return {
@@ -186,6 +197,23 @@ class PrivacyCard:
             counts=self._counts_html(),
             attacks="" if self.public else f"<h2>What attacks saw</h2>\n{_table(self._leakage_rows())}",
             parameters=_table(self._parameters()),
+            effects=self._effects_html(),
+        )
+
+    def _effects_html(self) -> str:
+        """Return figures of the columns that matter most, and the importances of all."""
+        if self.effects is None:
+            return ""
+        most = [curve_svg(self.effects, name) for name in [*self.effects.curves][:_MOST_CURVES]]
+        rows = [
+            (name, [f"{size:.3f}", "unknown" if math.isnan(noise) else f"{noise:.3f}"])
+            for name, size, noise in self.effects.importance.itertuples(index=False)
+        ]
+        head = ["column", "importance (mean absolute effect)", "noise"]
+        return (
+            f'<section class="looks">\n<h2>What it looks at</h2>\n<p>{escape(_EFFECTS)}</p>\n'
+            f'<div class="effects">{"".join(most)}</div>\n'
+            f"<details>\n<summary>All columns by importance</summary>\n{_grid('', head, rows)}\n</details>\n</section>"
         )
 
     @property
@@ -526,6 +554,7 @@ def read_card(folder: str | Path) -> PrivacyCard:
             released=released,
             person_column=None if model is None or model.encoding is None else model.encoding.person,
             decision=None if model is None else decision_in_words(model.costs, model.classes),
+            effects=_effects(model),
             moved=model is not None and model.remaining == 0 and (place / MOVED_FILE).is_file(),
         )
         card.rows()  # a value of a wrong type is noticed here, and not when the card is shown
@@ -534,6 +563,13 @@ def read_card(folder: str | Path) -> PrivacyCard:
             f"The model in {place} is damaged ({short_message(problem)}). Train it again or restore a copy."
         ) from problem
     return card
+
+
+def _effects(model: PrivateModel | None) -> Effects | None:
+    """Return the effects of a model whose scores are sums over the columns of a table."""
+    if model is None or model.encoding is None or not isinstance(model.classifier, TableWeights):
+        return None
+    return model.effects()
 
 
 def _best_first(evaluations: Sequence[Evaluation]) -> tuple[Evaluation, ...]:
