@@ -263,7 +263,7 @@ def test_effects_and_reasons_are_drawn_where_the_metadata_offer_them(
         text = "rows => rows.map(row => row.textContent)"
         effects = page.locator(".effects")
         shown = effects.locator("> table tr").evaluate_all(text)
-        assert shown == ["income1.500", "age0.020, no more than noise"]
+        assert shown == ["income1.500", "age0.020 (noise)"]
         page.get_by_text("The effect of each value").click()
         curve = page.get_by_role("region", name="The effect of each value").locator("tr")
         assert curve.evaluate_all(text) == ["0 to 50000−1.250 ± 0.100", "50000 to 100000+1.750 ± 0.100"]
@@ -287,6 +287,31 @@ def test_effects_and_reasons_are_drawn_where_the_metadata_offer_them(
         _check_accessible(page, axe)
         screenshot(page, "reasons")
         _check_page(page, service)
+
+
+def test_the_effects_and_reasons_of_a_head_on_a_table_are_those_of_its_metadata_and_answers(
+    browser: Any, start: Start, screenshot: Any
+) -> None:
+    with start("summed") as service, _opened(browser, service, DESK) as page:
+        told = service.http.get("/v2/models/summed").json()["parameters"]
+        effects = service.service.deployment("summed").additive.effects()
+        assert told["effects"] == effects.to_json()
+        assert told["effects"]["importance"][0]["column"] == "income", "it decides whether a loan is repaid"
+        _log_in(page, service.key, "loans.csv")
+        page.locator(".effects tr").first.wait_for()
+        assert page.locator(".effects > table th").all_inner_texts() == list(effects.importance.column)[:10]
+        page.get_by_label("age").first.fill("40")
+        page.get_by_label("income").first.fill("90000")
+        page.get_by_label("région").select_option("north")
+        page.get_by_role("button", name="Send query").click()
+        reasons = page.locator("output table", has_text="What spoke for (+) and against (−) yes").locator(
+            "tr"
+        )
+        reasons.first.wait_for()
+        screenshot(page, "summed")
+        assert reasons.count() == min(len(told["reasons"]), 10)
+        assert reasons.first.locator("th").inner_text() == "income"
+        assert page.wrong == []
 
 
 def _check_page(page: Any, service: Running) -> None:

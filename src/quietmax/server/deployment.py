@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +95,12 @@ class Deployment:
         if self.bound_account is None:
             raise QuietmaxError(f"The model {self.label} is not bound to an account; see deploy().")
         return self.bound_account
+
+    @cached_property
+    def effects(self) -> dict[str, Any]:
+        """What each column does to the scores, as JSON values; of a model with `additive` only."""
+        assert self.additive is not None
+        return self.additive.effects().to_json()
 
     @property
     def _measure(self) -> Measure:

@@ -288,6 +288,8 @@ class Service:
         # An encoding that was inferred from the records is not public.
         if encoding is not None and not encoding.inferred:
             parameters["encoding"] = json.loads(encoding.to_json())
+            if deployment.additive is not None:
+                parameters["effects"] = await asyncio.to_thread(lambda: deployment.effects)
         return {
             "name": deployment.name,
             "versions": sorted(
