@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from quietmax.estimators.head.estimator import PrivateHead as PrivateHead
     from quietmax.estimators.head.weights import HeadSettings as HeadSettings
     from quietmax.estimators.teachers import Teachers as Teachers
+    from quietmax.experiments.forecast import plan as plan
     from quietmax.mechanisms.algorithm1 import Algorithm1 as Algorithm1
     from quietmax.mechanisms.base import Answerer as Answerer
     from quietmax.mechanisms.base import GaussianScores as GaussianScores
@@ -81,6 +82,7 @@ _NAMES = {
     "estimators.head.estimator": "PrivateHead",
     "estimators.head.weights": "HeadSettings",
     "estimators.teachers": "Teachers",
+    "experiments.forecast": "plan",
     "mechanisms.algorithm1": "Algorithm1",
     "mechanisms.base": "Answerer GaussianScores NoisyMax SampledNeuron",
     "models.serialization": "load_model save_model",

@@ -26,6 +26,7 @@ COMMANDS = {
     "demo": "End-to-end demo: a survey of people, then the paper.",
     "datasets": "List the data sets and where their files come from.",
     "schema": "Draft and check the schema of your own table.",
+    "plan": "Forecast the accuracy of a head, before any budget is spent.",
     "train": "Train a private head, teachers, DP-SGD or a network.",
     "predict": "Answer the queries in a file or folder.",
     "evaluate": "Measure an accuracy that may be published.",

@@ -1,0 +1,63 @@
+"""`quietmax plan`: a table of outlooks, a figure, and one sentence for what is wrong."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from quietmax import Schema, plan
+from tests.cli.conftest import assert_error, document, printed, run
+from tests.cli.own_table import SCHEMA, write_people
+
+SMALL = ("--people", 40, "--simulations", 10)
+
+
+@pytest.fixture(autouse=True)
+def schema(in_its_own_folder: None, tmp_path: Path) -> None:  # noqa: ARG001
+    shutil.copy(SCHEMA, tmp_path / "people.toml")
+
+
+def test_the_document_is_the_forecast_of_the_python_function() -> None:
+    found = document("plan", "people.toml", *SMALL, "--majority", 0.6, "--achievable", 0.9, "--epsilon", 2)
+    declared = Schema.from_file("people.toml")
+    expected = plan(declared, 40, epsilon=2.0, majority=0.6, achievable=0.9, simulations=10).to_json()
+    assert found["by_epsilon"] == pytest.approx(expected["by_epsilon"])
+    assert found["enough_people"] == expected["enough_people"]
+    assert found["epsilon"] == 2
+
+
+def test_the_tables_show_each_epsilon_and_number_of_people_and_the_advice() -> None:
+    shown = printed("plan", "people.toml", *SMALL, "--majority", 0.6)
+    rows = [line.strip("│ ").split()[0] for line in shown.splitlines() if line.startswith("│")]
+    assert rows == ["0.1", "0.2", "0.5", "1", "2", "3", "5", "8", "10", "20", "40", "80", "160", "320"]
+    assert "Accuracy flattens at epsilon" in shown
+    assert "people" in shown
+    assert "state --achievable for a narrower interval" in shown
+
+
+def test_a_sample_and_a_figure_are_files(tmp_path: Path) -> None:
+    write_people(tmp_path / "public.csv")
+    options = ("--sample", "public.csv", "--output", "plan.svg")
+    document("plan", "people.toml", *SMALL, *options)
+    assert "<svg" in (tmp_path / "plan.svg").read_text()
+
+
+def test_what_is_wrong_is_said_in_one_sentence_before_anything_is_simulated() -> None:
+    Path("people.csv").write_text("age,income\n3,lo\n")
+    for words, part in {
+        "people.csv --people 40": "never the records",
+        "people.toml --people 4": "--people must be an integer from 10",
+        "people.toml --people 40 --achievable 0.8": "--achievable requires --majority",
+        "people.toml --people 40 --majority 0.2": "--majority must be the share",
+        "people.toml --people 40 --epsilon 0": "--epsilon must be between",
+        "people.toml": "--people",
+    }.items():
+        assert_error(run("plan", *words.split()), 2, part)
+    for words, part in {
+        "absent.toml --people 40": "absent.toml",
+        "people.toml --people 40 --output figure": "cannot be written",
+        "people.toml --people 40 --sample absent.csv": "absent.csv",
+    }.items():
+        assert_error(run("plan", *words.split()), 1, part)
