@@ -215,3 +215,13 @@ def test_every_section_of_the_theory_that_the_code_cites_is_on_the_page():
     assert len(cited) > 10
     assert cited <= sections
     assert {f"3.{number}" for number in range(1, 14)} <= sections
+
+
+def test_the_forecasts_on_the_page_of_tables_come_from_the_stored_run(monkeypatch):
+    """If this fails, run `python benchmarks/forecast.py page`."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    forecast = script("benchmarks/forecast.py")
+    stored = json.loads(forecast.RESULTS.read_text(encoding="utf-8"))
+    page = forecast.PAGE.read_text(encoding="utf-8")
+    assert forecast.filled(page, stored["cases"]) == page
+    assert not set(stored["chosen_on"]) & {each["table"] for each in stored["cases"]}
