@@ -34,7 +34,7 @@ def command(
     sample: Annotated[
         Path | None, "Public table (CSV, TSV or Parquet) whose rows show how the columns are distributed."
     ] = None,
-    simulations: Annotated[int, "Number of tables that are drawn."] = 40,
+    simulations: Annotated[int, "Number of tables that are drawn."] = 30,
     seed: Annotated[int, "The same seed gives the same forecast.", {"min": 0}] = 0,
     output: Annotated[Path | None, "Also draw the forecast to this .png, .pdf or .svg file."] = None,
 ) -> None:
