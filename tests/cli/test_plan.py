@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from quietmax import Schema, plan
+from quietmax.experiments import forecast
 from tests.cli.conftest import assert_error, document, printed, run
 from tests.cli.own_table import SCHEMA, write_people
 
@@ -15,7 +16,9 @@ SMALL = ("--people", 40, "--simulations", 10)
 
 
 @pytest.fixture(autouse=True)
-def schema(in_its_own_folder: None, tmp_path: Path) -> None:  # noqa: ARG001
+def schema(in_its_own_folder: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
+    monkeypatch.setattr(forecast, "_MOST_ROWS", 512)
+    monkeypatch.setattr(forecast, "_TEST_ROWS", 512)
     shutil.copy(SCHEMA, tmp_path / "people.toml")
 
 
@@ -23,7 +26,8 @@ def test_the_document_is_the_forecast_of_the_python_function() -> None:
     found = document("plan", "people.toml", *SMALL, "--majority", 0.6, "--achievable", 0.9, "--epsilon", 2)
     declared = Schema.from_file("people.toml")
     expected = plan(declared, 40, epsilon=2.0, majority=0.6, achievable=0.9, simulations=10).to_json()
-    assert found["by_epsilon"] == pytest.approx(expected["by_epsilon"])
+    assert found["by_epsilon"] == list(expected["by_epsilon"])
+    assert found["by_people"] == list(expected["by_people"])
     assert found["enough_people"] == expected["enough_people"]
     assert found["epsilon"] == 2
 
@@ -32,9 +36,9 @@ def test_the_tables_show_each_epsilon_and_number_of_people_and_the_advice() -> N
     shown = printed("plan", "people.toml", *SMALL, "--majority", 0.6)
     rows = [line.strip("│ ").split()[0] for line in shown.splitlines() if line.startswith("│")]
     assert rows == ["0.1", "0.2", "0.5", "1", "2", "3", "5", "8", "10", "20", "40", "80", "160", "320"]
-    assert "Accuracy flattens at epsilon" in shown
+    assert "Accuracy flattens at epsilon" in shown or "Accuracy still rises at epsilon 8" in shown
     assert "people" in shown
-    assert "state --achievable for a narrower interval" in shown
+    assert "stating what is achievable narrows" in shown
 
 
 def test_a_sample_and_a_figure_are_files(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from quietmax._lazy import lazy_module
 from quietmax.accounting.costs import GaussianCost, mu_of
 from quietmax.accounting.guarantee import Guarantee
-from quietmax.data.encoding import Encoding, TextColumn
+from quietmax.data.encoding import Encoding
 from quietmax.data.records import Records
 from quietmax.data.schema import Schema
 from quietmax.data.sources import as_frame
@@ -86,7 +86,7 @@ class Forecast:
     achievable: float | None
     by_epsilon: tuple[Outlook, ...]
     by_people: tuple[Outlook, ...]
-    flattens_at: float
+    flattens_at: float | None  # None if accuracy still rises at the largest epsilon
     enough_people: int | None  # None if more are needed than those in `by_people`
 
     def to_json(self) -> dict[str, Any]:
@@ -112,7 +112,7 @@ class Forecast:
         if self.achievable is None:
             found.append(
                 f"Without privacy, a model corrects between none and {MOST_CORRECTED:.0%} of the errors of always "
-                "naming the most frequent class; state `achievable` for a narrower interval."
+                "naming the most frequent class; stating what is achievable narrows the intervals."
             )
         else:
             error = 1.645 * ACHIEVABLE_ERROR
@@ -124,7 +124,9 @@ class Forecast:
         """What follows from the forecast, as sentences."""
         cost = f"of at most {ENOUGH:g} of accuracy at epsilon {self.epsilon:g}"
         return [
-            f"Accuracy flattens at epsilon {self.flattens_at:g}: with {self.people:,} people, a larger one is "
+            f"Accuracy still rises at epsilon {self.by_epsilon[-1].epsilon:g} with {self.people:,} people."
+            if self.flattens_at is None
+            else f"Accuracy flattens at epsilon {self.flattens_at:g}: with {self.people:,} people, a larger one is "
             f"expected to add less than {FLAT:g}.",
             f"{self.enough_people:,} people are enough for a loss {cost}."
             if self.enough_people is not None
@@ -291,7 +293,7 @@ def plan(
         achievable,
         tuple(outlooks[people, each] for each in ordered),
         tuple(outlooks[each, epsilon] for each in counts),
-        next(each for each in ordered if losses[people, each] <= flat),
+        next((each for each in ordered[:-1] if losses[people, each] <= flat), None),
         next((each for each in counts if losses[each, epsilon] <= ENOUGH), None),
     )
 
@@ -303,11 +305,7 @@ def _interval(values: Floats) -> Interval:
 
 
 def _check(
-    classes: int,
-    people: object,
-    majority: float | None,
-    achievable: float | None,
-    simulations: object,
+    classes: int, people: object, majority: float | None, achievable: float | None, simulations: object
 ) -> None:
     for name, value, least in (("people", people, 10), ("simulations", simulations, 10)):
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST_PEOPLE:
@@ -327,6 +325,12 @@ def _described(schema: Schema, sample: Any) -> tuple[Encoding, Records | None]:
     """Return how rows of the table are encoded, and those of the sample."""
     if schema.label is None or schema.classes is None:
         raise InvalidInput("The schema must name the label column and the classes for a forecast.")
+    texts = [name for name in schema.text if name not in schema.ignore]
+    if texts:
+        raise InvalidInput(
+            f"Column '{texts[0]}' holds free text, for which there is no forecast: name it in `ignore` for a forecast "
+            "from the other columns."
+        )
     if sample is None:
         if "*" in schema.bounds:
             raise InvalidInput(
@@ -352,12 +356,6 @@ def _described(schema: Schema, sample: Any) -> tuple[Encoding, Records | None]:
     frame[schema.label] = schema.classes[0]
     records = encode_table(frame, replace(schema, person=None, ignore=tuple(unused)))
     assert records.encoding is not None
-    texts = [column.name for column in records.encoding.columns if isinstance(column, TextColumn)]
-    if texts:
-        raise InvalidInput(
-            f"Column '{texts[0]}' holds free text, for which there is no forecast: name it in `ignore` for a forecast "
-            "from the other columns."
-        )
     return records.encoding, None if sample is None else records
 
 
