@@ -43,7 +43,7 @@ def command(
     Tables and labels are drawn at random from public numbers alone, and heads are trained on them: the records are
     never read, and nothing is spent. Intervals hold 90% of the simulations. It takes about half a minute.
 
-    Example: quietmax plan people.toml --people 5000 --majority 0.76 --achievable 0.85
+    Example: quietmax plan people.toml --people 5000 --majority 0.76
     """
     from quietmax._io import check_figure, write_figure
     from quietmax.data.schema import Schema
