@@ -168,6 +168,22 @@ def test_one_line_for_two_classes_steps_like_their_two_lines() -> None:
     np.testing.assert_allclose(both[0], -both[1], atol=1e-3)
 
 
+@pytest.mark.parametrize("classes", [2, 3])
+def test_weights_of_classes_multiply_what_their_rows_add_after_clipping(classes: int) -> None:
+    rng = np.random.default_rng(10)
+    table = random_table(rng, 200, 5, classes)
+    weights = rng.normal(size=(1 if classes == 2 else classes, 6)) * 5
+    stated = np.array([1.0, 0.25, 0.5][:classes])
+    of_class = [table.labels == each for each in range(classes)]
+    parts = [
+        gradient_sum(Table(table.rows[rows], table.labels[rows], classes), weights, 0.2) for rows in of_class
+    ]
+    expected = sum(weight * part for weight, part in zip(stated, parts, strict=True))
+    found = gradient_sum(table, weights, 0.2, class_weights=stated)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=200 * 2.0**-BITS)
+    assert np.abs(found - gradient_sum(table, weights, 0.2)).max() > 0.1
+
+
 def test_the_sum_of_more_rows_than_float64_holds_exactly_is_that_of_its_parts() -> None:
     rng = np.random.default_rng(31)
     table = random_table(rng, 9000, 30, 3)

@@ -607,11 +607,12 @@ def test_weights_of_classes_never_make_a_residual_longer_than_the_clipping_norm(
                 np.testing.assert_allclose(own, np.array(usual) / 1000, atol=1.0)
 
 
-def test_balanced_classes_count_the_same_and_their_sizes_are_paid_for() -> None:
+@pytest.mark.parametrize("features", [FIVE, "identity"], ids=["cells", "array"])
+def test_balanced_classes_count_the_same_and_their_sizes_are_paid_for(features: Any) -> None:
     rng = np.random.default_rng(20)
     rows = rng.random((20_000, 5)).astype(np.float32)
     labels = (rng.random(20_000) < 0.1 * rows[:, 0]).astype(int)
-    facts = {"features": FIVE, "classes": (0, 1), "declared_size": 20_000, "random_state": 0}
+    facts = {"features": features, "classes": (0, 1), "declared_size": 20_000, "random_state": 0}
     usual = PrivateHead(**facts).fit(rows, labels)
     balanced = PrivateHead(**facts, settings=HeadSettings(class_weight="balanced")).fit(rows, labels)
     assert usual.predict(rows).mean() < 0.01
@@ -645,10 +646,10 @@ def test_wrong_weights_of_classes_are_errors(weight: Any, message: str) -> None:
         HeadSettings(class_weight=weight)
 
 
-def test_weights_of_classes_name_classes_and_need_cells() -> None:
+def test_weights_of_classes_name_classes_and_need_the_gradient_method() -> None:
     rows, labels = exclusive_or(50, 0)
     chosen = HeadSettings(class_weight={2: 1.0})
     with pytest.raises(InvalidInput, match="class_weight names 2"):
         PrivateHead(features=FIVE, classes=(0, 1), settings=chosen).fit(rows, labels)
-    with pytest.raises(InvalidInput, match="class_weight requires features='auto' and a schema"):
-        PrivateHead(classes=(0, 1), settings=chosen).fit(rows, labels)
+    with pytest.raises(InvalidInput, match="class_weight requires method='gradient'"):
+        PrivateHead(classes=(0, 1), method="output", settings=chosen).fit(rows, labels)

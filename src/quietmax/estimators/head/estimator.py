@@ -275,9 +275,6 @@ class PrivateHead(PrivateClassifier):
         if isinstance(self.feature_map_, TableCells):
             self._fit_on_cells(table, self.feature_map_, allowance, source)
             return allowance
-        if self._settings.class_weight is not None:
-            raise InvalidInput("class_weight requires features='auto' and a schema without columns of text.")
-
         # Each record alone: public features of length at most 1, as exact numbers.
         table._reserve(len(table), features)
         table.update(partial(_with_features, self.feature_map_, self.radius_))
@@ -301,7 +298,8 @@ class PrivateHead(PrivateClassifier):
         if allowance.calibration is not None:
             weights = self.coef_[1:] - self.coef_[:1] if table.classes == 2 else self.coef_
             scores = partial(_dense_scores, _weights_on_grid(weights))
-            self._calibrate(table, scores, _RECORDS_AT_ONCE, allowance.calibration, source)
+            weighted = self._class_weights if self._training_method == "gradient" else None
+            self._calibrate(table, scores, _RECORDS_AT_ONCE, allowance.calibration, source, weighted)
         return allowance
 
     def _calibrate(
@@ -412,20 +410,22 @@ class PrivateHead(PrivateClassifier):
     def _fit_by_gradient(self, table: Blocks, allowance: _Allowance, source: NoiseSource) -> None:
         """Release every clipped gradient sum with noise, and step along it."""
         mu = allowance.training
+        self._class_weights, weighted = self._weights_of_classes(table, allowance, source)
         plan = _gradient_plan(
-            self.size_,
+            self.size_ * weighted,
             table.features,
             mu,
             classes=table.classes,
             whitening=whitening_kind(self.whitening_),
             settings=self._settings,
         )
+        plan = replace(plan, learning_rate=plan.learning_rate / weighted)
         self.plan_ = plan
         table.expect(plan.steps + (1 + CALIBRATION_STEPS if allowance.calibration else 0))
         self.sensitivity_ = _gradient_sensitivity(
             plan.max_grad_norm, _outputs(table.classes), table.features, gradient_grid(self.size_)
         )
-        self.coef_ = _descend(table, plan, self.size_, mu, source)
+        self.coef_ = _descend(table, plan, self.size_, mu, source, self._class_weights)
 
     def _fit_by_output(self, table: Blocks, mu: float, source: NoiseSource) -> None:
         """Minimise the regularised loss, and release the minimiser with noise."""
@@ -610,10 +610,10 @@ class PrivateHead(PrivateClassifier):
                 facts |= {"mu_calibration": allowance.calibration, "scale": self.scale_}
         if isinstance(self.feature_map_, TableCells):
             facts["whitening"] = "cells"
-            if self._class_weights is not None:
-                facts["class_weights"] = self._class_weights.tolist()
         if self._training_method == "gradient":
             facts |= {"grid": gradient_grid(self.size_), "outputs": _outputs(table.classes)}
+            if self._class_weights is not None:
+                facts["class_weights"] = self._class_weights.tolist()
         if self._settings.loss == "convexified":
             facts |= {"alpha": float(self._settings.alpha), "mass": self.size_}
         return facts
@@ -634,6 +634,8 @@ class PrivateHead(PrivateClassifier):
             )
         if self._settings.loss == "convexified" and self._training_method != "output":
             raise InvalidInput("loss='convexified' requires method='output'.")
+        if self._settings.class_weight is not None and self._training_method != "gradient":
+            raise InvalidInput("class_weight requires method='gradient'.")
         if self.release == "query":
             self._check_query_settings()
         if self.declared_size is not None:
@@ -812,7 +814,14 @@ def _step_mus(steps: int, mu: float) -> Floats:
     return np.asarray(mu * np.sqrt(falling * (2.0 / (steps * (steps + 1.0)))))
 
 
-def _descend(table: Rows, plan: GradientPlan, size: float, mu: float, source: NoiseSource) -> Floats:
+def _descend(
+    table: Rows,
+    plan: GradientPlan,
+    size: float,
+    mu: float,
+    source: NoiseSource,
+    class_weights: Floats | None = None,
+) -> Floats:
     """Take noisy full-batch gradient steps: exactly mu-Gaussian private for all steps together (THEORY 3.1).
 
     Two classes have one output, the difference of their scores.
@@ -821,7 +830,7 @@ def _descend(table: Rows, plan: GradientPlan, size: float, mu: float, source: No
     sensitivity = _gradient_sensitivity(plan.max_grad_norm, outputs, table.features, grid)
     weights = np.zeros((outputs, table.features))
     for step, step_mu in enumerate(_step_mus(plan.steps, mu)):
-        total = gradient_sum(table, weights, plan.max_grad_norm, grid=grid)
+        total = gradient_sum(table, weights, plan.max_grad_norm, grid=grid, class_weights=class_weights)
         noisy = release_gaussian(
             total, sensitivity=sensitivity.value, mu=float(step_mu), source=source
         ).values

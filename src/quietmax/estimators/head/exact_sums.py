@@ -289,12 +289,19 @@ def _clipped_residuals(errors: Floats, max_grad_norm: float, shares: Floats | No
     return on_grid(errors * factors)
 
 
-def gradient_sum(table: Rows, weights: Floats, max_grad_norm: float, *, grid: float = GRID) -> Floats:
+def gradient_sum(
+    table: Rows,
+    weights: Floats,
+    max_grad_norm: float,
+    *,
+    grid: float = GRID,
+    class_weights: Floats | None = None,
+) -> Floats:
     """Compute `sum_i (1/k_i) clip_S((p_i - e_{y_i}) f_i^T)` without rounding, then round it to multiples of a grid.
 
     There is one line of weights per class, or for two classes one line, the difference of theirs, and `p_i - y_i`. One
     record, or all rows of one person, change the sum by at most `certified.head_gradient(S, coordinates=weights.size,
-    grid=grid)` in L2.
+    grid=grid)` in L2. With weights of classes, each at most 1, a contribution is multiplied by the one of its class.
     """
     grid_weights = torch.from_numpy(_weights_on_grid(weights))
 
@@ -303,11 +310,11 @@ def gradient_sum(table: Rows, weights: Floats, max_grad_norm: float, *, grid: fl
         chunks_sum = torch.zeros_like(grid_weights)
         summed, shares = 0, block.shares
         for rows, part in block.chunks():
-            errors = _clipped_residuals(
-                _residuals(grid_weights, rows, block.labels[part]),
-                max_grad_norm,
-                None if shares is None else shares[part],
-            )
+            labels = block.labels[part]
+            counted = None if shares is None else shares[part]
+            if class_weights is not None:
+                counted = class_weights[labels] * (1.0 if counted is None else counted)
+            errors = _clipped_residuals(_residuals(grid_weights, rows, labels), max_grad_norm, counted)
             if summed + len(rows) > EXACT_ROWS:
                 total += np.ldexp(chunks_sum.numpy(), 2 * BITS).astype(np.int64)
                 chunks_sum.zero_()

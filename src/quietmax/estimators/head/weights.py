@@ -129,9 +129,9 @@ class HeadSettings:
         Share of mu^2 spent on the scale at which confidence equals accuracy; 0 leaves calibration out. By default 0.03
         where the size allows to find the scale, and 0 otherwise.
     class_weight : "balanced" or mapping of labels to numbers, optional
-        What a record counts in the training by its class, for a table with a schema; classes that are not named
-        count 1. "balanced": all classes count the same together; their noisy sizes cost 1% of mu^2. Probabilities are
-        then those of a population with these weights.
+        What a record counts in the gradient method by its class; classes that are not named count 1. "balanced": all
+        classes count the same together; their noisy sizes cost 1% of mu^2. Probabilities are then those of a population
+        with these weights.
     pairs : bool, optional
         Whether what two columns say together counts, for a table with a schema. The pairs are those of the six columns
         that matter most in what was released before; half of the training's mu^2 is spent on them. By default only
