@@ -51,9 +51,12 @@ def test_pyfunc_takes_typed_and_missing_cells(head: Path, saved: Path) -> None:
 
 def test_pyfunc_answers_by_the_decision_of_the_folder(head: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(head, tmp_path / "copy"))
-    decide_folder(folder, cost={("nie", "früh"): 40, ("spät", "früh"): 40})
+    rows, before = readable_rows(50, seed=1), open_private(head)
+    counts = np.bincount(before.predict(before.encode(rows)), minlength=3)
+    rare = before.classes[counts.argmin()]
+    others = [label for label in before.classes if label != rare]
+    decide_folder(folder, cost={(rare, label): 1e6 for label in others})
     flavour.save_model(folder, tmp_path / "saved")
-    rows = readable_rows(50, seed=1)
     found = mlflow.pyfunc.load_model(str(tmp_path / "saved")).predict(rows)
     model = open_private(folder)
     expected = np.array(model.classes)[model.predict(model.encode(rows))]

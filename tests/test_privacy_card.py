@@ -86,6 +86,7 @@ def calibrated_card() -> PrivacyCard:
     """A full card with groups, named thresholds, and a bin for each of many probabilities of which much is known."""
     card = full_card(classes=2, groups=GROUPS, at=(0.25, 0.3, 0.4))
     assert card.evaluation is not None
+    assert card.evaluation.edges is not None
     bins = tuple((800.0 * high, 800.0 * (1 - high)) for high in card.evaluation.edges[1:])
     return replace(card, evaluations=(replace(card.evaluation, calibration=bins),))
 

@@ -148,8 +148,8 @@ def test_a_messy_file_becomes_a_served_model_in_five_commands(folder: Path) -> N
 
     # 5. Columns in, class names out.
     rows = [(75, "512,00", "île-de-france", True, "03.05.2014"), (25, "9.000,50", "Bretagne", False, "")]
-    columns = ("Âge", "Monthly Income (€)", "Région", "Smoker", "Member Since")
-    asked = [dict(zip(columns, values, strict=True)) for values in rows]
+    names = ("Âge", "Monthly Income (€)", "Région", "Smoker", "Member Since")
+    asked = [dict(zip(names, values, strict=True)) for values in rows]
     with _serving("defaulted", "--anonymous") as url, Client(url) as client:
         answer = client.infer("defaulted", asked)
     assert answer.labels.tolist() == ["oui", "non"]

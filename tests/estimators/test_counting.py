@@ -71,6 +71,26 @@ def test_every_row_is_answered_on_its_own_bit_for_bit(classes: int, costs: Any) 
     assert np.array_equal(group, features[:, 3] >= np.float32(0.4))
 
 
+class Overflowing:
+    """A network that answers some rows with NaN or infinity."""
+
+    def __init__(self, classes: int) -> None:
+        self.classes = classes
+
+    def predict_proba(self, rows: np.ndarray) -> np.ndarray:
+        return np.full((1, self.classes), rows[0, 0])
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("answer", [np.nan, np.inf, -np.inf, 1e30])
+def test_a_row_whose_answer_is_no_probability_adds_no_more_than_others(classes: int, answer: float) -> None:
+    counted = tables(classes, groups=GroupsOf("age", ("a", "b", "c"), 3, 1, (-1, 0.4), False))
+    records = np.full((1, 4), answer, np.float32)
+    counts = counted.count(np.array([1]), counted.answers(Overflowing(classes), None, records), None)
+    assert counts.min() >= 0
+    assert np.linalg.norm(counts / UNITS) <= counted.sensitivity
+
+
 @pytest.mark.parametrize("groups", [None, GROUPS])
 def test_the_noise_has_the_size_that_the_guarantee_states(groups: GroupsOf | None) -> None:
     evaluations = [noisy(np.zeros((2, 2), dtype=np.int64), seed, groups=groups) for seed in range(500)]
@@ -138,7 +158,7 @@ def test_groups_of_shares_of_categories_are_the_categories() -> None:
     from dataclasses import replace
 
     columns = tuple(
-        replace(column, style="codes") if column.name == "code" else column  # type: ignore[call-arg]
+        replace(column, style="codes") if column.name == "code" else column  # type: ignore[call-arg, type-var]
         for column in encoding.columns
     )
     shares = Encoding(columns, "ill", ("no", "yes"))
@@ -165,5 +185,6 @@ def test_other_columns_give_no_groups(by: Any, message: str) -> None:
 def test_thresholds_are_for_two_classes_and_between_0_and_1() -> None:
     with pytest.raises(InvalidInput, match="`at` requires a model of two classes; this one has 3"):
         tables(3, at=(0.3,))
-    with pytest.raises(InvalidInput, match=r"between 0 and 1, got 0\.3, 1\.5"):
-        tables(at=(0.3, 1.5))
+    for at, got in (((0.3, 1.5), r"0\.3, 1\.5"), ((5e-324,), "4.94066e-324")):
+        with pytest.raises(InvalidInput, match=f"between 0 and 1, got {got}"):
+            tables(at=at)

@@ -55,6 +55,8 @@ def test_a_threshold_is_the_least_probability_of_the_class_that_it_names() -> No
         ({"threshold": {"yes": 0.3}, "cost": {("no", "yes"): 2}}, "Only one of `threshold` and `cost`"),
         ({"threshold": {"maybe": 0.3}}, "no class 'maybe'; the classes are 'no', 'yes'"),
         ({"threshold": {"yes": 1.0}}, "between 0 and 1, got 1.0"),
+        ({"threshold": {"yes": 1e-13}}, "got 1e-13; at least 1e-09 away from both"),
+        ({"cost": {("yes", "no"): 1e13}}, r"at most 1e\+09 times the other"),
         ({"threshold": {"yes": 0.3, "no": 0.3}}, "names one of two classes"),
         ({"cost": {("yes", "yes"): 2}}, "for an answer that is wrong"),
         ({"cost": {("yes", "no"): 0}}, "must be a positive number"),

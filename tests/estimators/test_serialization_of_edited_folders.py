@@ -163,27 +163,42 @@ def test_seeded_noise_that_is_marked_as_exact_is_refused_by_the_reason_alone(
 
 
 @pytest.mark.parametrize(
-    ("kind", "part", "reason"),
+    ("kind", "part", "spent", "reason"),
     [
-        ("head, cells", "calibration", "if and only if one was released"),
-        ("head, cells", "centring", "nothing was spent on releasing them"),
-        ("head, gradient", "centring", "nothing was spent on releasing one"),
+        ("head, cells", "calibration", None, "if and only if one was released"),
+        ("head, cells", "centring", None, "nothing was spent on releasing them"),
+        ("head, gradient", "centring", None, "nothing was spent on releasing one"),
+        ("head, pairs", "class_sizes", None, "'stated'"),
+        ("head, cells", "centring", 0.0, "a mu above 0"),
+        ("head, gradient", "training", 0.0, "a mu above 0"),
     ],
 )
 def test_a_part_of_the_budget_that_is_left_out_everywhere_is_missed(
-    saved: dict[str, Path], kind: str, part: str, reason: str, tmp_path: Path
+    saved: dict[str, Path], kind: str, part: str, spent: float | None, reason: str, tmp_path: Path
 ) -> None:
     """The claim and the budget are lowered too; what the part paid for is still in the folder."""
 
     def change(found):
         claim = found["guarantee"]
         facts = claim["parameters"]
-        facts[f"mu_{part}"] = None
-        rest = [facts.get(f"mu_{name}") for name in ("size", "centring", "calibration", "training")]
+        facts[f"mu_{part}"] = spent
+        rest = [
+            facts.get(f"mu_{name}") for name in ("size", "class_sizes", "centring", "calibration", "training")
+        ]
         claim["mu"] = math.sqrt(sum(each**2 for each in rest if each is not None))
         found["epsilon"] = epsilon_of(claim["mu"], 1e-5)
 
     _refused(_edit(_copied(saved[kind], tmp_path / "model"), change), reason)
+
+
+@pytest.mark.parametrize("weights", [[-50.0, 1.0], [5.0, 1.0], [1.0], [0.5, 0.5], None])
+def test_weights_of_classes_that_no_training_has_are_refused(
+    saved: dict[str, Path], weights: list[float] | None, tmp_path: Path
+) -> None:
+    def change(found):
+        found["guarantee"]["parameters"]["class_weights"] = weights
+
+    _refused(_edit(_copied(saved["head, pairs"], tmp_path / "model"), change), "class")
 
 
 @pytest.mark.parametrize(("size", "divisor"), [(60, 2.0), (60, 1e6), (10**9, 1e9)])

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from quietmax.data.encoding import BooleanColumn, CategoricalColumn, Column, Encoding, NumericColumn, quoted
 from quietmax.errors import InvalidInput
-from quietmax.estimators.decisions import Costs, decided, threshold_of
+from quietmax.estimators.decisions import NOT_TOO_CLOSE, Costs, decided, is_threshold, threshold_of
 from quietmax.estimators.figures import BINS, Evaluation, GroupCounts, edges_with, nested_tuples, sensitivity
 
 Counts = NDArray[np.int64]
@@ -106,9 +106,10 @@ class Tables:
     def __post_init__(self) -> None:
         if self.at and len(self.classes) != 2:
             raise InvalidInput(f"`at` requires a model of two classes; this one has {len(self.classes)}.")
-        if not all(0 < each < 1 for each in self.at):
+        if not all(map(is_threshold, self.at)):
             raise InvalidInput(
-                f"Every threshold of `at` must be between 0 and 1, got {', '.join(f'{each:g}' for each in self.at)}."
+                f"Every threshold of `at` must be between 0 and 1, got {', '.join(f'{each:g}' for each in self.at)}"
+                f"{NOT_TOO_CLOSE}."
             )
 
     @cached_property
@@ -191,4 +192,5 @@ def _probabilities(
     for number, values in enumerate(features):
         row[0] = values
         probabilities[number] = classifier.predict_proba(row)[0]
-    return probabilities
+    # A network may overflow for some rows. What such a row adds must stay between 0 and 1.
+    return np.clip(np.nan_to_num(probabilities, nan=0.0), 0.0, 1.0)

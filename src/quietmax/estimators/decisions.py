@@ -19,6 +19,8 @@ from quietmax.errors import InvalidInput
 
 Costs = tuple[tuple[float, ...], ...]
 """The cost of an answer by true class (rows) and predicted class (columns); 0 on the diagonal."""
+LEAST_THRESHOLD = 1e-9
+NOT_TOO_CLOSE = f"; at least {LEAST_THRESHOLD:g} away from both"
 
 
 def costs_of(
@@ -43,12 +45,15 @@ def costs_of(
                 "take costs."
             )
         ((name, least),) = threshold.items()
-        if not 0 < least < 1:
-            raise InvalidInput(f"A threshold must be between 0 and 1, got {least}.")
+        if not is_threshold(least):
+            raise InvalidInput(f"A threshold must be between 0 and 1, got {least}{NOT_TOO_CLOSE}.")
         second = least if str(name) == names[1] else 1 - least
         return ((0.0, second), (1 - second, 0.0))
-    if not cost:
-        return None
+    return _costs_of_errors(names, cost) if cost else None
+
+
+def _costs_of_errors(names: list[str], cost: Mapping[tuple[Any, Any], float]) -> Costs:
+    """Return the costs of all errors; 1 for each that is not named."""
     table = 1.0 - np.eye(len(names))
     for (true, predicted), number in cost.items():
         if str(true) == str(predicted) or not 0 < number < math.inf:
@@ -57,7 +62,10 @@ def costs_of(
                 f"{predicted!r}."
             )
         table[names.index(str(true)), names.index(str(predicted))] = number
-    return tuple(map(tuple, table.tolist()))
+    costs = tuple(map(tuple, table.tolist()))
+    if len(names) == 2 and not is_threshold(threshold_of(costs)):
+        raise InvalidInput(f"One cost may be at most {1 / LEAST_THRESHOLD:g} times the other.")
+    return costs
 
 
 def checked_costs(stored: Any, classes: int) -> Costs | None:
@@ -70,7 +78,15 @@ def checked_costs(stored: Any, classes: int) -> Costs | None:
         raise ValueError("not a table of costs")
     if not (table[wrong] > 0).all():
         raise ValueError("costs must be positive")
-    return tuple(map(tuple, table.tolist()))
+    costs = tuple(map(tuple, table.tolist()))
+    if classes == 2 and not is_threshold(threshold_of(costs)):
+        raise ValueError("one cost is too large beside the other")
+    return costs
+
+
+def is_threshold(probability: float) -> bool:
+    """Return whether a probability is far enough from 0 and 1 to be a threshold."""
+    return LEAST_THRESHOLD <= probability <= 1.0 - LEAST_THRESHOLD
 
 
 def threshold_of(costs: Costs | None) -> float:

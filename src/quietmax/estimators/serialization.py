@@ -590,8 +590,14 @@ def _check_shared(stored: _Stored, classes: int) -> None:
         _check_same("grid", facts["grid"], gradient_grid(facts["declared_size"]))
     if ("scale" in facts) != (facts.get("mu_calibration") is not None):
         raise ValueError("it must have a scale if and only if one was released")
+    weights = facts.get("class_weights")
+    if weights is not None and not (len(weights) == classes and max(weights) == 1.0 and min(weights) > 0.0):
+        raise ValueError("its weights of classes must be a number from 0 to 1 for each class, the largest 1")
+    noisy = None if weights is None else facts.get("mu_class_sizes") is not None
+    _check_same("class_weights_from", facts.get("class_weights_from"), _CLASS_WEIGHTS_FROM[noisy])
 
 
+_CLASS_WEIGHTS_FROM = {None: None, True: "noisy sizes", False: "stated"}
 _HEAD_METHODS = {("gradient", "cross-entropy"), ("output", "cross-entropy"), ("output", "convexified")}
 
 

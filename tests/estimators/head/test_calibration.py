@@ -125,12 +125,13 @@ def test_rows_replaced_by_their_scores_have_the_same_sum(seed: int, classes: int
     table, weights = table_of(rng, 30, classes, 6), random_weights(rng, classes)
     kept = with_scores(partial(cell_scores, weights, SIZES), 7, table)
     assert kept.rows.shape == (30, 1 if classes == 2 else classes)
-    work = _Excess(kept_scores, scale, 4)
+    work, repeats = _Excess(kept_scores, scale, 4), table.repeats
+    assert repeats is not None
     for row in range(30):
         part = slice(row, row + 1)
         scores = scale * cell_scores(weights, SIZES, table, part)
         expected = softmax(scores.T).max() - (scores.argmax() == table.labels[row])
-        found = work(kept.take(part)) * table.repeats[row] / UNIT
+        found = work(kept.take(part)) * repeats[row] / UNIT
         assert found == pytest.approx(
             expected, abs=2.0**-13 + 1e-6 + 2.0**-22 * np.abs(scores).max() + 6 / UNIT
         )

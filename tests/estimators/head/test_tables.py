@@ -23,7 +23,7 @@ from quietmax.estimators.head.estimator import _with_cells
 from quietmax.estimators.head.exact_sums import BITS, gradient_grid
 from quietmax.estimators.head.tables import Basis, _Residuals, descend, released_counts, with_lengths
 from quietmax.estimators.head.weights import GradientPlan, added_scores, even_shares
-from quietmax.models.features.cells import TableCells
+from quietmax.models.features.cells import MOST_CELLS, TableCells
 from quietmax.noise.release import NoisyValues
 from quietmax.noise.sources import SeededNoise
 from quietmax.sensitivity import certified
@@ -529,6 +529,18 @@ def test_pairs_with_too_many_cells_are_not_chosen() -> None:
     assert tables.with_strongest_pairs(cells, outputs, even_shares(cells.sizes)).crosses == ((0, 2), (1, 2))
 
 
+def test_pairs_never_make_more_cells_than_a_table_may_have() -> None:
+    widths = [2044, 2044, 60, 60]
+    edges = np.cumsum([0, *widths]).tolist()
+    cells = TableCells(edges[-1], tuple(itertools.pairwise(edges)), crosses=((0, 1),))
+    found = tables.with_strongest_pairs(cells, np.ones((1, sum(cells.sizes) + 1)), even_shares(cells.sizes))
+    assert found.crosses == ((0, 1), (2, 3))
+    full = replace(cells, crosses=((0, 1), (2, 2), (3, 3)))
+    assert sum(full.sizes) + 61 * 61 > MOST_CELLS
+    same = tables.with_strongest_pairs(full, np.ones((1, sum(full.sizes) + 1)), even_shares(full.sizes))
+    assert same.crosses == full.crosses
+
+
 def test_cells_of_pairs_are_those_of_a_map_that_had_them_from_the_start() -> None:
     rng = np.random.default_rng(15)
     later = replace(MIXED, crosses=(*MIXED.crosses, (0, 1), (2, 3)))
@@ -644,6 +656,18 @@ def test_a_class_without_anybody_counts_a_hundred_times_as_much_as_with_even_siz
 def test_wrong_weights_of_classes_are_errors(weight: Any, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         HeadSettings(class_weight=weight)
+
+
+def test_weights_of_classes_that_were_changed_after_their_check_are_errors() -> None:
+    rows, labels = exclusive_or(50, 0)
+    stated = {0: 1.0, 1: 1.0}
+    chosen = HeadSettings(class_weight=stated)
+    stated[0] = -50.0
+    assert chosen.class_weight == {0: 1.0, 1: 1.0}
+    changed: Any = chosen.class_weight
+    changed[0] = -50.0
+    with pytest.raises(InvalidInput, match="class_weight must have positive numbers"):
+        PrivateHead(classes=(0, 1), settings=chosen).fit(rows, labels)
 
 
 def test_weights_of_classes_name_classes_and_need_the_gradient_method() -> None:

@@ -368,6 +368,10 @@ class PrivateHead(PrivateClassifier):
                 f"class_weight names {unknown[0]!r}, which is none of the classes {[*self.classes_]}."
             )
         weights = np.array([float(stated.get(label, 1.0)) for label in self.classes_.tolist()])
+        if not (
+            np.isfinite(weights) & (weights > 0.0)
+        ).all():  # the settings may have been changed since their check
+            raise InvalidInput(f"class_weight must have positive numbers, got {stated!r}.")
         weights /= weights.max()
         return weights, float(weights.mean())  # as if the classes were of one size
 
@@ -613,7 +617,9 @@ class PrivateHead(PrivateClassifier):
         if self._training_method == "gradient":
             facts |= {"grid": gradient_grid(self.size_), "outputs": _outputs(table.classes)}
             if self._class_weights is not None:
+                noisy = allowance.class_sizes is not None
                 facts["class_weights"] = self._class_weights.tolist()
+                facts["class_weights_from"] = "noisy sizes" if noisy else "stated"
         if self._settings.loss == "convexified":
             facts |= {"alpha": float(self._settings.alpha), "mass": self.size_}
         return facts

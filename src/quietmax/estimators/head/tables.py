@@ -43,7 +43,7 @@ from quietmax.estimators.head.weights import (
     _gradient_sensitivity,
     added_scores,
 )
-from quietmax.models.features.cells import LEVELS, TableCells
+from quietmax.models.features.cells import LEVELS, MOST_CELLS, TableCells
 from quietmax.noise.release import release_gaussian
 from quietmax.noise.sources import NoiseSource
 
@@ -277,12 +277,13 @@ def with_strongest_pairs(cells: TableCells, outputs: Floats, shares: Floats) -> 
         part, weights = outputs[:, start : start + size], normalised(shares[start : start + size])
         spread.append(float((np.square(part - (part @ weights)[:, None]) @ weights).sum()))
     strongest = sorted(np.argsort(spread)[: -PAIRED_COLUMNS - 1 : -1].tolist())
-    known = {frozenset(pair) for pair in cells.crosses}
-    pairs = tuple(
-        pair
-        for pair in combinations(strongest, 2)
-        if frozenset(pair) not in known and math.prod(map(cells.crossed_size, pair)) <= _LARGEST_PAIR
-    )
+    known, left = {frozenset(pair) for pair in cells.crosses}, MOST_CELLS - sum(cells.sizes)
+    pairs = []
+    for pair in combinations(strongest, 2):
+        size = math.prod(map(cells.crossed_size, pair))
+        if frozenset(pair) not in known and size <= min(left, _LARGEST_PAIR):
+            pairs.append(pair)
+            left -= size
     return replace(cells, crosses=(*cells.crosses, *pairs))
 
 

@@ -205,6 +205,7 @@ class HeadSettings:
             regularisation=self.regularisation,
         )
         if isinstance(self.class_weight, Mapping):
+            object.__setattr__(self, "class_weight", dict(self.class_weight))
             _check_positive(**{f"class_weight[{label!r}]": each for label, each in self.class_weight.items()})
         elif self.class_weight not in (None, "balanced"):
             raise InvalidInput(
@@ -492,8 +493,10 @@ def weights_guarantee(facts: Facts, *, own_map: bool, encoding: Encoding | None 
     if facts["training_method"] == "gradient":
         because = "Gaussian mechanisms on exact clipped gradient sums compose to mu (THEORY 3.1)."
     names = ("mu_size", "mu_class_sizes", "mu_centring", "mu_moments", "mu_calibration")
-    parts = [facts.get(name) for name in names]
-    first = [GaussianCost(mu).amount for mu in parts if mu is not None]
+    parts = [mu for mu in map(facts.get, names) if mu is not None]
+    if not all(mu > 0.0 for mu in (*parts, facts["mu_training"])):
+        raise InvalidInput("Every release of a training must have a mu above 0.")
+    first = [GaussianCost(mu).amount for mu in parts]
     guarantee = Guarantee.of(
         GaussianCost(root_rounded_up(sum(first, _training_amount(facts)))),
         status="proven",
