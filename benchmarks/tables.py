@@ -209,12 +209,17 @@ def head(
     task: Task, train: np.ndarray, test: np.ndarray, epsilon: float, seed: int, pairs: bool | None = None
 ) -> np.ndarray:
     """Train the private head with its defaults on the declared schema."""
-    from quietmax import HeadSettings, PrivateHead
+    from quietmax import PrivateHead
     from quietmax.data import Schema
 
     schema = Schema(label="label", classes=task.classes, bounds=task.bounds, categories=task.categories)
     labels = [task.classes[number] for number in task.labels[train]]
-    fitted = PrivateHead(epsilon, DELTA, schema=schema, random_state=seed, settings=HeadSettings(pairs=pairs))
+    settings = {}
+    if pairs is not None:  # otherwise also version 0.2 can be measured, which has no such settings
+        from quietmax import HeadSettings
+
+        settings["settings"] = HeadSettings(pairs=pairs)
+    fitted = PrivateHead(epsilon, DELTA, schema=schema, random_state=seed, **settings)
     fitted.fit(task.frame.iloc[train].assign(label=labels))
     return fitted.predict_proba(task.frame.iloc[test])
 
