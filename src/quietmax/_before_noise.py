@@ -102,6 +102,7 @@ ALLOWED = (
         "encoding",
         _named(
             "quietmax.data.schema: Schema; quietmax.data.encoding: Encoding; quietmax.data.records: Holdout; "
+            "quietmax.data.erasure: ErasureList; "
             "quietmax.data.encoding: NumericColumn CategoricalColumn BooleanColumn DateColumn HashedColumn"
         ),
         "each cell is read alone, by its declared type",

@@ -31,7 +31,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from quietmax.data import Encoding, Holdout, Records, Schema, encode_table, load_records, sources
+from quietmax.data import Encoding, ErasureList, Holdout, Records, Schema, encode_table, load_records, sources
 from quietmax.data.cells import as_strings
 from quietmax.data.encoding import CategoricalColumn, DateColumn, NumericColumn
 from quietmax.data.records import is_held_out
@@ -777,3 +777,16 @@ def test_the_logarithm_of_a_value_does_not_depend_on_its_position() -> None:
     assert (
         np.concatenate([logs(values[row : row + 1]) for row in range(200)]).tobytes() == whole[:200].tobytes()
     )
+
+
+def test_whether_a_person_is_left_out_depends_on_no_other_person(tmp_path: Path) -> None:
+    file, names = tmp_path / "erased", np.array([f"P{number}" for number in range(200)], dtype=object)
+    for name in names[::7]:
+        ErasureList.add(file, name)
+    erased = ErasureList.from_file(file)
+    whole = dict(zip(names, erased.holds(names), strict=True))
+    assert sum(whole.values()) == len(names[::7])
+    draw = np.random.default_rng(0)
+    for _ in range(50):
+        some = draw.choice(names, size=draw.integers(0, 300))
+        assert erased.holds(some).tolist() == [whole[name] for name in some]

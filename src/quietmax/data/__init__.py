@@ -2,6 +2,7 @@
 
 from quietmax.data.draft import check_table, draft_schema
 from quietmax.data.encoding import Encoding
+from quietmax.data.erasure import ErasureList
 from quietmax.data.readers import DataDirectory, DataFile, Download
 from quietmax.data.records import Holdout, Records, Split, hold_out, split
 from quietmax.data.registry import DataSet, datasets, load, load_records
@@ -14,6 +15,7 @@ __all__ = [
     "DataSet",
     "Download",
     "Encoding",
+    "ErasureList",
     "Holdout",
     "Records",
     "Schema",
