@@ -231,9 +231,7 @@ def _network(
 
 @app.command("head")
 @with_groups
-def _head(
-    *, privacy: HeadOptions, training: _Training, series: SeriesOptions, engine: EngineOptions
-) -> None:
+def _head(*, privacy: HeadOptions, training: _Training, series: SeriesOptions, engine: EngineOptions) -> None:
     """Train a private head: softmax regression on public features.
 
     Its weights may be published and answer any number of queries. With --queries nothing is published by training;

@@ -327,7 +327,9 @@ def _of_cohort(X: Any, y: Any, encoding: Encoding, training: Guarantee) -> Table
             X = as_frame(X).assign(**{encoding.label: np.asarray(y, dtype=object)})
         rows = encoded_rows(X, encoding, rule_of(facts))
     else:
-        raise InvalidInput("A version of a series is evaluated on its own cohort: `X` must be a table or files.")
+        raise InvalidInput(
+            "A version of a series is evaluated on its own cohort: `X` must be a table or files."
+        )
     return rows.of_cohort(facts["cohort"]["name"])
 
 

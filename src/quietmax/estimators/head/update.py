@@ -77,7 +77,9 @@ class Prior:
                 "The model was not trained on a cohort, so it is no version of a series: train the first version with "
                 "a `cohort`."
             )
-        assert isinstance(classifier, TableWeights) and isinstance(features, TableCells) and encoding is not None
+        assert (
+            isinstance(classifier, TableWeights) and isinstance(features, TableCells) and encoding is not None
+        )
         published = [each.result.accuracy for each in charges if each.result is not None]
         accuracy = published[-1] if published else None
         return cls(features, classifier, encoding, tuple(map(str, classes)), guarantee, holdout, accuracy)
@@ -94,7 +96,11 @@ class Prior:
         arrays = [weights.weights, weights.centre, *(() if weights.noise is None else (weights.noise,))]
         earlier = versions_of(facts)
         own = Version(
-            len(earlier) + 1, self._about["name"], facts["mu_version"], version_digest(facts, arrays), self.accuracy
+            len(earlier) + 1,
+            self._about["name"],
+            facts["mu_version"],
+            version_digest(facts, arrays),
+            self.accuracy,
         )
         return [*earlier, own]
 
@@ -161,7 +167,9 @@ class Prior:
                 f"(also its dates, categories or key), but the schema declares {cohort.rule.by!r}."
             )
         if data.holdout != self.holdout:
-            raise InvalidInput("A series holds out the same people: use the `holdout` and `seed` of the first version.")
+            raise InvalidInput(
+                "A series holds out the same people: use the `holdout` and `seed` of the first version."
+            )
         if not again:
             self.check_new(cohort)
 
