@@ -83,6 +83,11 @@ def _negative(stated: dict[str, Any]) -> None:
     stated["parameters"]["series"][0]["mu"] = -1.0
 
 
+def _other_status(stated: dict[str, Any]) -> None:
+    del stated["parameters"]["series"][0]["status"]
+    del stated["parameters"]["series"][1]["status"]
+
+
 def _no_digest(stated: dict[str, Any]) -> None:
     stated["parameters"]["series"][0]["digest"] = "no"
 
@@ -104,6 +109,7 @@ def _other_accuracy(stated: dict[str, Any]) -> None:
         _no_cohort,
         _negative,
         _no_digest,
+        _other_status,
         _other_accuracy,
     ],
 )
@@ -176,6 +182,17 @@ def test_only_the_own_training_of_a_version_pays_for_its_evaluation() -> None:
     assert free.mu == pytest.approx(again.mu)
     dear = composed_guarantee(again, [EvaluationCharge(2 * own, "parallel")])
     assert dear.mu == pytest.approx(math.sqrt(5) * own)  # what version 1 may evaluate for free, and this one
+
+
+def test_a_series_is_no_better_than_its_earlier_versions() -> None:
+    seeded = head().fit(TABLE, cohort=MONTHS[0])
+    assert seeded.guarantee_.status == "conditional"
+    exact = seeded.set_params(random_state=None).update(TABLE, cohort=MONTHS[1]).guarantee_
+    assert exact.parameters["series"][0]["status"] == exact.status == "conditional"
+    assert "earlier version of the series has a conditional guarantee" in exact.because
+    proven = series(TABLE, *MONTHS[:2], random_state=None).guarantee_
+    assert "status" not in proven.parameters["series"][0]
+    assert proven.status == "proven"
 
 
 ONE = Version(1, MONTHS[0], 1.0, "ab" * 32, Estimate(0.9, 0.88, 0.92))

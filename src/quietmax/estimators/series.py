@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietmax.accounting.costs import GaussianCost
-from quietmax.accounting.guarantee import Guarantee, Unit
+from quietmax.accounting.guarantee import Guarantee, Status, Unit
 from quietmax.data.cohorts import Cohort, CohortRule
 from quietmax.data.encoding import Encoding
 from quietmax.errors import InvalidInput
@@ -46,11 +46,13 @@ class Version:
     mu: float  # What this training alone cost
     digest: str  # Names its weights and all versions before it
     accuracy: Estimate | None = None  # The one that was published when the next version was trained
+    status: Status = "proven"  # Of the guarantee of this version and all before it
 
     def to_json(self) -> dict[str, Any]:
         """Return the version as JSON values."""
         content = {name: getattr(self, name) for name in ("version", "cohort", "mu", "digest")}
-        return content | ({} if self.accuracy is None else {"accuracy": dict(vars(self.accuracy))})
+        content |= {} if self.accuracy is None else {"accuracy": dict(vars(self.accuracy))}
+        return content | ({} if self.status == "proven" else {"status": self.status})
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Version:
@@ -60,6 +62,7 @@ class Version:
             accuracy = given.pop("accuracy", None)
             found = cls(**given, accuracy=None if accuracy is None else Estimate(**accuracy))
             named = isinstance(found.cohort, str) and type(found.version) is int
+            named = named and found.status in ("proven", "conditional")
             if (
                 not named
                 or not 0.0 < GaussianCost(found.mu).mu < math.inf
@@ -102,6 +105,11 @@ def series_amount(facts: Facts, own: Fraction) -> Fraction:
     for each in earlier:
         amounts[each.cohort] = amounts.get(each.cohort, Fraction(0)) + GaussianCost(each.mu).amount
     return max(amounts.values())
+
+
+def is_conditional(facts: Facts) -> bool:
+    """Return whether an earlier version, which the guarantee of this one covers too, has a conditional guarantee."""
+    return any(each.status == "conditional" for each in versions_of(facts))
 
 
 def earlier_amount(facts: Facts) -> Fraction:

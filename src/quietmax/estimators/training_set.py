@@ -305,6 +305,12 @@ OWN_MODULES = Condition(
     "The teachers are the user's own modules.",
     ("The user's own modules share nothing: a record changes the answers of its own teacher alone.",),
 )
+EARLIER_VERSION = Condition(
+    "An earlier version of the series has a conditional guarantee.",
+    (
+        "What the guarantees of the earlier versions of the series assume holds; their model folders state it.",
+    ),
+)
 SEEDED_WEIGHTS = Condition(
     "The noise is seeded and in floating point, for experiments only (THEORY 3.5).",
     ("Nobody knows the seed, and nobody looks at the low digits of the weights.",),

@@ -77,6 +77,8 @@ class Prior:
                 "The model was not trained on a cohort, so it is no version of a series: train the first version with "
                 "a `cohort`."
             )
+        if guarantee.status == "refuted":
+            raise InvalidInput("The guarantee of the model is refuted, so it cannot be continued.")
         if (
             not isinstance(classifier, TableWeights)
             or not isinstance(features, TableCells)
@@ -98,14 +100,8 @@ class Prior:
         facts, weights = self.guarantee.parameters, self.weights
         arrays = [weights.weights, weights.centre, *(() if weights.noise is None else (weights.noise,))]
         earlier = versions_of(facts)
-        own = Version(
-            len(earlier) + 1,
-            self._about["name"],
-            facts["mu_version"],
-            version_digest(facts, arrays),
-            self.accuracy,
-        )
-        return [*earlier, own]
+        own = (self._about["name"], facts["mu_version"], version_digest(facts, arrays), self.accuracy)
+        return [*earlier, Version(len(earlier) + 1, *own, self.guarantee.status)]
 
     def people(self, size: float) -> float:
         """Return for how many people a version on so many more stands."""

@@ -42,12 +42,14 @@ from quietmax.estimators.head.solver import (
     _max_solution_norm,
     _output_sensitivity,
 )
-from quietmax.estimators.series import series_amount, series_assumptions, series_because
+from quietmax.estimators.series import is_conditional, series_amount, series_assumptions, series_because
 from quietmax.estimators.training_set import (
+    EARLIER_VERSION,
     Basis,
     _check_positive,
     check_choice,
     code_before,
+    weakened,
 )
 from quietmax.mechanisms.base import proves_bounds
 from quietmax.models.features.base import FeatureMap
@@ -507,7 +509,8 @@ def weights_guarantee(facts: Facts, *, own_map: bool, encoding: Encoding | None 
         assumptions=tuple(series_assumptions(facts, unit, encoding)),
         unit=unit,
     )
-    return _of_facts(guarantee, facts, own_map, encoding, facts["noise_source"] != EXACT.describe())
+    guarantee = _of_facts(guarantee, facts, own_map, encoding, facts["noise_source"] != EXACT.describe())
+    return weakened(guarantee, EARLIER_VERSION) if is_conditional(facts) else guarantee
 
 
 def _training_amount(facts: Facts) -> Fraction:
