@@ -88,12 +88,12 @@ def test_without_a_person_column_cohorts_are_by_row() -> None:
 def test_each_date_is_in_the_period_of_its_name(period: str) -> None:
     rule = CohortRule(f"visit:{period}", DateColumn("visit", "2024-12-25", "2027-01-10"))
     days = pd.date_range("2024-12-25", "2027-01-10")
-    names = {
-        "year": days.strftime("%Y"),
+    names: list[str] = {
+        "year": [*days.strftime("%Y")],
         "quarter": [f"{day.year}-Q{day.quarter}" for day in days],
-        "month": days.strftime("%Y-%m"),
-        "week": days.strftime("%G-W%V"),
-        "day": days.strftime("%Y-%m-%d"),
+        "month": [*days.strftime("%Y-%m")],
+        "week": [*days.strftime("%G-W%V")],
+        "day": [*days.strftime("%Y-%m-%d")],
     }[period]
     numbers = rule.of_rows(pd.DataFrame({"visit": days.strftime("%Y-%m-%d")}))
     assert numbers.tolist() == [rule.number(name) for name in names]

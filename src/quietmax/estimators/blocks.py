@@ -32,7 +32,7 @@ from quietmax import __version__
 from quietmax._io import atomic_write
 from quietmax._lazy import lazy_module
 from quietmax._threads import parallel_map, thread_count
-from quietmax.data.cohorts import person_digests as _person_digests
+from quietmax.data.cohorts import person_digests
 from quietmax.data.sources import ParquetPart, Part, TextPart
 from quietmax.data.tables import TableRows
 from quietmax.errors import DataUnavailable, InvalidInput
@@ -65,6 +65,8 @@ _BESIDE_BYTES = 32
 """For a label, the number of rows of a person, and a digest of the person."""
 _PERSONS_AT_ONCE = 2**22
 """Persons are counted in ranges of digests, so that about this many rows are looked at together."""
+
+_person_digests = person_digests
 
 Sum = TypeVar("Sum")
 """What can be summed over blocks."""
