@@ -47,7 +47,7 @@ _LINGER_SECONDS = 1.0
 _MAX_PIPELINED = 32
 _HOST = re.compile(rb"(\[[0-9A-Fa-fvV:.]+\]|[\w.~!$&'()*+,;=%-]*)(:[0-9]*)?", re.ASCII)
 """A valid Host header (RFC 9110, 7.2); it may be empty."""
-_ABSOLUTE = re.compile(rb"(?i:https?)://([^/?#@]+)([^#]*)")
+_ABSOLUTE = re.compile(rb"(?i:https?)://([^/?#@]+)((?:[/?][^#]*)?)")
 """A request target with a scheme and a host (RFC 9112, 3.2.2)."""
 _BODY_OVERHEAD = 2
 """A body in chunks may take this many times its limit on the wire."""
