@@ -153,11 +153,7 @@ def _is_local(scope: Scope) -> bool:
     and adds no header cannot be told from a local client.
     """
     client = scope.get("client")
-    return (
-        client is not None
-        and _is_loopback(client[0])
-        and scope.get("http_version") == "1.1"
-    )
+    return client is not None and _is_loopback(client[0]) and scope.get("http_version") == "1.1"
 
 
 async def _infer(request: Request) -> Answer:
