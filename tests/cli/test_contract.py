@@ -19,7 +19,7 @@ SMALL = "mnist-5k --records 40"
 PEOPLE = "people.csv --declared-size 1000"
 ALL = {" ".join(path): command for path, command in all_commands()}
 ELSEWHERE = {
-    *("demo", "serve", "compare", "reproduce run", "ledger accept-loss"),
+    *("demo", "serve", "ask", "compare", "reproduce run", "ledger accept-loss"),
 }
 """Commands that run long or need more than a folder; the tests of their own modules run them with --json."""
 WORKING = {
@@ -58,6 +58,7 @@ WORKING = {
 WRONG = {
     1: {
         "predict --model absent --input people.csv": "absent",
+        "ask http://127.0.0.1:9 people people.csv": "The service at 127.0.0.1:9 cannot be reached",
         "schema draft absent.csv": "absent.csv",
         "schema check absent.csv": "absent.csv",
         "schema check people.csv --schema absent.toml": "cannot be read",
@@ -82,6 +83,8 @@ WRONG = {
     2: {
         "trian": "No such command 'trian'. Did you mean 'train'? (see 'quietmax --help').",
         "predict --model": "Option '--model' requires an argument (see 'quietmax --help').",
+        "ask ftp://h people people.csv": "url must be an http or https address",
+        "ask http://127.0.0.1:9 people people.csv --key-file none.txt": "--key-file cannot be read",
         "predict --epsilon x": "Invalid value for '--epsilon'",
         "schema draft people.csv --label 'income tax'": "no column 'income tax'",
         "schema draft people.csv --label age --person age": "both the label and the person",

@@ -546,6 +546,8 @@ class AsyncClient:
 
 def _exhausted(error: BudgetExhausted, rows: int, how: str) -> BudgetExhausted:
     """Return the error of a request after others that were answered."""
+    if not rows:
+        return error
     return BudgetExhausted(f"{error} The {rows} rows before were answered; {how} they are not charged again.")
 
 
