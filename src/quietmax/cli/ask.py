@@ -53,7 +53,7 @@ def command(
 
     quietmax ask http://127.0.0.1:8080 affair people.csv
 
-    quietmax ask https://my.org affair/2 people.csv --key-file key.txt -o answers.csv
+    quietmax ask https://my.org affair/2 a.csv --key-file key.txt -o b.csv
     """
     target = output or source.with_suffix(".answers.csv")
     name, _, version = model.partition("/")
