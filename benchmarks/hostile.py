@@ -349,6 +349,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="a tenth of the connections and streams")
+    parser.add_argument("--only", choices=ATTACKS, help="this attack alone")
     parser.add_argument("--json", type=Path, help="where to write the figures")
     arguments = parser.parse_args()
     from quietmax.ledger import Ledger
@@ -375,14 +376,15 @@ def main() -> None:
             time.sleep(3)
             spans = {"at rest": (time.monotonic(), time.monotonic() + REST_SECONDS)}
             time.sleep(REST_SECONDS)
-            for name, (attack, count) in ATTACKS.items():
+            for name in [arguments.only] if arguments.only else ATTACKS:
+                attack, count = ATTACKS[name]
                 begun = time.monotonic()
                 times = QUICK.get(name, count) if arguments.quick else count
                 counts: Counts = Counter()
-                for repeats in range(1, MOST_REPEATS + 1):
+                repeats = 0
+                while repeats < MOST_REPEATS and (not repeats or time.monotonic() - begun < HOLD_SECONDS / 2):
+                    repeats += 1
                     counts += asyncio.run(attack(target, times))  # type: ignore[arg-type]
-                    if time.monotonic() - begun > HOLD_SECONDS / 2:
-                        break
                 spans[name] = (begun, time.monotonic())
                 outcomes = dict(sorted(counts.items()))
                 attacks[name] = {"count": times, "repeats": repeats, "outcomes": outcomes}

@@ -13,6 +13,7 @@ import re
 import resource
 import socket
 import ssl
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -128,7 +129,7 @@ class Connections:
     def __init__(self, service: Service, share: ConnectionShare, *, grpc: bool = False) -> None:
         self.service = service
         self.limit, _ = _connection_limits(service.settings, grpc=grpc)
-        self.open: set[LimitedProtocol] = set()
+        self.open: OrderedDict[LimitedProtocol, None] = OrderedDict()  # the one silent longest first
         self._share = share
         self._handshakes: dict[asyncio.Task[None], None] = {}
         self._logged_full_at = -math.inf
@@ -212,13 +213,11 @@ class Connections:
             del self._handshakes[task]
             task.cancel()
             return True
-        waiting = [each for each in self.open if not each._busy]
-        if waiting:
-            replaced = min(waiting, key=lambda each: each.since)
-            self.open.discard(replaced)
+        replaced = next((each for each in self.open if not each._busy), None)
+        if replaced is not None:
+            del self.open[replaced]
             replaced.transport.abort()
-            return True
-        return False
+        return replaced is not None
 
     def _log_full(self, now: float) -> None:
         """Log at most once a second that there were too many connections."""
@@ -236,11 +235,10 @@ class LimitedProtocol(HttpToolsProtocol):
     def __init__(self, connections: Connections, **uvicorn: Any) -> None:
         super().__init__(**uvicorn)
         self.phase = Phase.IDLE
-        self.since = self.loop.time()
         self._all = connections
         self._bodies = connections.service.bodies
         self._limits = connections.service.settings
-        self._read_deadline = self.since + self._limits.header_timeout
+        self._read_deadline = self.loop.time() + self._limits.header_timeout
         self._write_deadline = math.inf
         self._received = 0
         self._header_bytes = 0
@@ -263,7 +261,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start with an open connection."""
         super().connection_made(transport)
-        self._all.open.add(self)
+        self._all.open[self] = None
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End with the connection, and so do all its requests: uvicorn itself knows of the latest alone."""
@@ -274,13 +272,13 @@ class LimitedProtocol(HttpToolsProtocol):
                 cycle.disconnected = True
                 cycle.message_event.set()
         super().connection_lost(exc)
-        self._all.open.discard(self)
+        self._all.open.pop(self, None)
 
     def data_received(self, data: bytes) -> None:
         """Parse data, unless the client was refused already."""
         if self._refused:
             return
-        self.since = self.loop.time()
+        self._note_activity()
         self._received += len(data)
         try:
             self.parser.feed_data(data)
@@ -463,9 +461,14 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _enter(self, phase: Phase, seconds: float) -> None:
         self.phase = phase
-        self.since = self.loop.time()
-        self._read_deadline = self.since + seconds
+        self._note_activity()
+        self._read_deadline = self.loop.time() + seconds
         self._received = 0
+
+    def _note_activity(self) -> None:
+        """Make this connection the last one to be replaced."""
+        if self in self._all.open:
+            self._all.open.move_to_end(self)
 
     def _start_idling(self) -> None:
         """Wait for the next request if the last one was both received and answered."""
