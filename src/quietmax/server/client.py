@@ -16,14 +16,14 @@ import struct
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from decimal import Decimal
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 from urllib.parse import SplitResult, quote, urlsplit
 
 from quietmax._lazy import lazy_module
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 else:
     np = lazy_module("numpy")
 
+P = ParamSpec("P")
 Value = TypeVar("Value")
 Progress = Callable[[int, int], object]
 _DATATYPES = {"INT64": "<i8", "FP32": "<f4", "FP64": "<f8"}
@@ -164,24 +165,19 @@ class Client:
         BudgetExhausted
             If the budget or quota does not pay for all rows. Nothing was charged.
         """
-        return self._infer(model, version, self._checked(model, version, features), request_id, reasons)
-
-    def _infer(
-        self, model: str, version: str | None, queries: Queries, request_id: str | None, reasons: bool = False
-    ) -> Response:
-        """Send one inference request with checked queries."""
-        return self._send(model, version, *_tensors(queries), request_id, reasons)
+        tensors = _tensors(self._checked(model, version, features))
+        return self._send(model, version, tensors, request_id, reasons)
 
     def _send(
         self,
         model: str,
         version: str | None,
-        inputs: list[dict[str, Any]],
-        binary: bytes,
+        tensors: tuple[list[dict[str, Any]], bytes],
         request_id: str | None,
         reasons: bool = False,
     ) -> Response:
-        """Send one inference request with input tensors."""
+        """Send one inference request with input tensors, see `_tensors`."""
+        inputs, binary = tensors
         head = json.dumps(
             {
                 "id": request_id or uuid.uuid4().hex,
@@ -346,11 +342,11 @@ class Client:
         if not self._columns(model, version):
             width = self._metadata_once(model, version)["inputs"][0]["shape"][1]
             queries = query_features(frame, encoding=None, width=width, place=place)
-        tensors, binary = _tensors(queries)
-        content = json.dumps([model, version, done["rows"], tensors]).encode() + binary
+        tensors = _tensors(queries)
+        content = json.dumps([model, version, done["rows"], tensors[0]]).encode() + tensors[1]
         request_id = hmac.digest(self._key.encode(), content, "sha256").hex()
         try:
-            return self._send(model, version, tensors, binary, request_id)
+            return self._send(model, version, tensors, request_id)
         except BudgetExhausted as error:
             raise _exhausted(error, done["rows"], "if you ask again with the same file and key,") from None
 
@@ -366,14 +362,14 @@ class Client:
         queries = self._checked(model, version, features)
         most = self._metadata_once(model, version)["parameters"]["max_rows"]
         if len(queries) <= most:
-            yield self._infer(model, version, queries, request_id)
+            yield self._send(model, version, _tensors(queries), request_id)
             return
         request_id = request_id or uuid.uuid4().hex
         for start in range(0, len(queries), most):
             rows = slice(start, start + most)
             part = queries.iloc[rows] if hasattr(queries, "iloc") else queries[rows]
             try:
-                yield self._infer(model, version, part, f"{request_id}/{start // most}")
+                yield self._send(model, version, _tensors(part), f"{request_id}/{start // most}")
             except BudgetExhausted as error:
                 raise _exhausted(error, start, f"with request_id={request_id!r}") from None
             if progress is not None:
@@ -474,11 +470,24 @@ class Client:
         return http.client.HTTPConnection(host, port, timeout=self._timeout)
 
 
-class AsyncClient:
-    """A client of the service for asyncio; its methods have the parameters of those of `Client`.
+def _in_thread(
+    method: Callable[Concatenate[Client, P], Value],
+) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, Value]]:
+    """Return a method of `Client` as one that waits for a thread."""
 
-    Requests run in threads. Once sent, a request goes on if the task that waits for it is cancelled: ask again with
-    the same ``request_id``.
+    @wraps(method)
+    async def _wait(self: AsyncClient, /, *arguments: P.args, **named: P.kwargs) -> Value:
+        call = partial(method, self._client, *arguments, **named)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+    return _wait
+
+
+class AsyncClient:
+    """A client of the service for asyncio, with the methods of `Client`.
+
+    Requests run in threads, and so do functions given as ``progress``. Once sent, a request goes on if the task that
+    waits for it is cancelled: ask again with the same ``request_id``.
 
     Parameters
     ----------
@@ -513,35 +522,12 @@ class AsyncClient:
         await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
         self._client.close()
 
-    async def _run(self, function: Callable[..., Value], *arguments: Any, **options: Any) -> Value:
-        call = partial(function, *arguments, **options)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
-
-    async def infer(self, model: str, features: Features, **options: Any) -> Response:
-        """Send one inference request; see `Client.infer`."""
-        return await self._run(self._client.infer, model, features, **options)
-
-    async def predict(self, model: str, features: Features, **options: Any) -> NDArray[Any]:
-        """Return the labels of any number of rows; see `Client.predict`."""
-        return await self._run(self._client.predict, model, features, **options)
-
-    async def ask(self, model: str, features: Features, **options: Any) -> pd.DataFrame:
-        """Return the answers to any number of rows; see `Client.ask`. `progress` is called in a thread."""
-        return await self._run(self._client.ask, model, features, **options)
-
-    async def ask_file(
-        self, model: str, source: str | Path, output: str | Path, **options: Any
-    ) -> dict[str, Any]:
-        """Write the answers to all rows of a file; see `Client.ask_file`. `progress` is called in a thread."""
-        return await self._run(self._client.ask_file, model, source, output, **options)
-
-    async def metadata(self, model: str, *, version: str | None = None) -> dict[str, Any]:
-        """Return the metadata of a model; see `Client.metadata`."""
-        return await self._run(self._client.metadata, model, version=version)
-
-    async def budget(self, model: str, *, version: str | None = None) -> dict[str, Any]:
-        """Return the budget behind a model; see `Client.budget`."""
-        return await self._run(self._client.budget, model, version=version)
+    infer = _in_thread(Client.infer)
+    predict = _in_thread(Client.predict)
+    ask = _in_thread(Client.ask)
+    ask_file = _in_thread(Client.ask_file)
+    metadata = _in_thread(Client.metadata)
+    budget = _in_thread(Client.budget)
 
 
 def _exhausted(error: BudgetExhausted, rows: int, how: str) -> BudgetExhausted:
