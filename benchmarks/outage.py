@@ -137,7 +137,7 @@ class Load:
         return found
 
 
-def measure(load: Load, proxy: Proxy, database: Any) -> dict[str, Any]:
+def measure(load: Load, proxy: Proxy, database: Any, share: float) -> dict[str, Any]:
     """Go through the phases; return what was seen in each, and after it."""
     spans, recovery = {}, {}
     for name, seconds in PHASES.items():
@@ -151,7 +151,7 @@ def measure(load: Load, proxy: Proxy, database: Any) -> dict[str, Any]:
             postmaster = database.get_postmaster_info().process
             postmaster.send_signal(signal.SIGINT)  # a fast shutdown
             postmaster.wait(60)
-        time.sleep(seconds)
+        time.sleep(share * seconds)
         ended = time.monotonic()
         if name == "stopped":
             database.ensure_postgres_running()
@@ -177,6 +177,7 @@ def measure(load: Load, proxy: Proxy, database: Any) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the time of each phase")
     parser.add_argument("--json", type=Path, help="where to write the figures")
     arguments = parser.parse_args()
     from quietmax.ledger import Ledger
@@ -200,7 +201,7 @@ def main() -> None:
             with ThreadPoolExecutor(CLIENTS) as pool:
                 clients = [pool.submit(load.run, number) for number in range(CLIENTS)]
                 try:
-                    figures = measure(load, proxy, database)
+                    figures = measure(load, proxy, database, 0.1 if arguments.quick else 1.0)
                 finally:
                     load.stop()
                 for each in clients:
