@@ -313,6 +313,8 @@ def test_rows_of_plain_values_need_no_pandas_and_mean_the_same_as_a_frame(start:
         np.testing.assert_array_equal(plain.probabilities, expected.probabilities)
         with pytest.raises(InvalidInput, match="'smoker' must hold numbers or strings, got both"):
             client.infer("loans", [{**dated[0], "smoker": cell} for cell in (True, 0.5)])
+        with pytest.raises(InvalidInput, match="'income' has an integer that is too large"):
+            client.infer("loans", [{**dated[0], "income": cell} for cell in (10**400, 0.5)])
 
 
 def _failing_first(patch: pytest.MonkeyPatch, service: Running, *errors: Exception) -> list[str | None]:

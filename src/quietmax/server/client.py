@@ -617,11 +617,14 @@ def _plain_column(name: str, cells: list[Any]) -> tuple[dict[str, Any], bytes]:
         raise InvalidInput(f"Column {name!r} must hold numbers or strings, got both.")
     if kinds and kinds <= {float, int} and (float in kinds or any(cell != cell for cell in cells)):
         numbers = [float("nan") if cell is None else cell for cell in cells]
-        data = struct.pack(f"<{len(cells)}d", *numbers)
+        try:
+            data = struct.pack(f"<{len(cells)}d", *numbers)
+        except (OverflowError, struct.error):
+            raise InvalidInput(f"Column {name!r} has an integer that is too large.") from None
         return _binary_tensor(name, "FP64", (len(cells),), len(data)), data
     tensor: dict[str, Any] = {"name": name, "shape": [len(cells)]}
     if kinds == {bool} or kinds == {int}:
-        large = kinds == {int} and any(cell is not None and cell == cell and cell >= 2**63 for cell in cells)
+        large = kinds == {int} and max(cell for cell in cells if cell is not None) >= 2**63
         datatype = "BOOL" if kinds == {bool} else "UINT64" if large else "INT64"
         return {
             **tensor,
