@@ -86,13 +86,21 @@ def open_additive(folder: str | Path, form: str) -> tuple[PrivateModel, Additive
     return model, sums, [_reading(column, sums.cells.levels, form) for column in sums.encoding.columns]
 
 
-def refuse(column: Column, form: str) -> InvalidInput:
+def refused(column: Column, form: str) -> InvalidInput:
     """Return the error for a column that a format cannot hold."""
     reasons = {HashedColumn: "hashes (BLAKE2b)", TextColumn: "tokenizers"}
     needed = reasons.get(type(column), f"columns of the type '{column.kind}'")
     return InvalidInput(
         f"Column '{column.name}' cannot be exported to {form}, which has no operator for {needed}. The formats skops "
         "and MLflow can hold it."
+    )
+
+
+def refused_dates(column: DateColumn, form: str) -> InvalidInput:
+    """Return the error for dates that a format cannot read."""
+    return InvalidInput(
+        f"Column '{column.name}' cannot be exported to {form}: only dates such as 2024-01-31 or 31.01.2024 can, "
+        "without the time of day."
     )
 
 
@@ -121,16 +129,13 @@ def _reading(column: Column, levels: int, form: str) -> Reading:
     coarse = levels // CROSSED_LEVELS if column.is_share else 1
     if isinstance(column, NumericColumn):
         plain = _cell_of(replace(column, missing_values=()), levels)
-        low, high = _keys(np.array([column.low, column.high])).tolist()
+        low, high = _keys(np.array([column.low, column.high], np.float64)).tolist()
         count = levels if column.is_share else len(column.indicated)
         starts = _floats(_borders(lambda keys: plain(_floats(keys)), low, high, count))
         return Reading(column, missing, tuple(starts.tolist()), coarse=coarse)
     if isinstance(column, DateColumn):
         if date_parts(column) is None or column.bounds is None:
-            raise InvalidInput(
-                f"Column '{column.name}' cannot be exported to {form}: only dates such as 2024-01-31 or 31.01.2024 "
-                "can, without the time of day."
-            )
+            raise refused_dates(column, form)
         iso = _cell_of(replace(column, format=None, missing_values=()), levels)
         days = _borders(lambda keys: iso(_days(keys)), *column.bounds, levels)
         return Reading(column, missing, tuple(_days(days)), coarse=coarse)
@@ -139,7 +144,7 @@ def _reading(column: Column, levels: int, form: str) -> Reading:
         words = [(word, cell) for group, cell in ((NO, no), (YES, yes)) for word in sorted(group)]
         return Reading(column, missing, words=tuple(words), numbers=((Decimal(0), no), (Decimal(1), yes)))
     if not isinstance(column, CategoricalColumn):
-        raise refuse(column, form)
+        raise refused(column, form)
     places = [*zip(column.categories, cell_of(column.categories).tolist(), strict=True)]
     fold = str.casefold if column.ignore_case else str
     numbers: dict[Decimal, int] = {}
@@ -156,9 +161,9 @@ def _reading(column: Column, levels: int, form: str) -> Reading:
     )
 
 
-def unlisted(column: CategoricalColumn) -> str:
+def unlisted(column: Column) -> str:
     """Return a string that is no category."""
-    return "another value" + "!" * max(map(len, column.categories))
+    return "another value" + "!" * max(map(len, column.indicated))
 
 
 def _cell_of(column: Column, levels: int) -> Callable[[Any], NDArray[np.int64]]:
@@ -166,7 +171,7 @@ def _cell_of(column: Column, levels: int) -> Callable[[Any], NDArray[np.int64]]:
     encoding = Encoding((replace(column, name="x"),), "y", ("no", "yes"))  # type: ignore[type-var]
     cells = table_cells(encoding, levels)
     if cells is None:
-        raise refuse(column, "this format")
+        raise refused(column, "this format")
     return lambda values: cells.transform(encoding.encode(pd.DataFrame({"x": values})))[:, 0].astype(np.int64)
 
 
@@ -195,3 +200,9 @@ def _floats(keys: NDArray[np.int64]) -> NDArray[np.float64]:
 
 def _days(ordinals: NDArray[np.int64]) -> list[str]:
     return [date.fromordinal(ordinal).isoformat() for ordinal in ordinals.tolist()]
+
+
+def terms_of(sums: Additive) -> list[NDArray[np.float64]]:
+    """Return what the constant, each column and each cross add to the scores: (classes, cells) each."""
+    *added, constant = np.split(sums.weights.weights, np.cumsum(sums.weights.sizes), axis=1)
+    return [constant, *added]

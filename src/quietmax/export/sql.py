@@ -11,8 +11,6 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from quietmax import __version__
 from quietmax._io import atomic_write
 from quietmax._lazy import required
@@ -21,7 +19,17 @@ from quietmax.errors import InvalidInput
 from quietmax.estimators.decisions import decision_in_words, threshold_of
 from quietmax.estimators.head.effects import Additive
 from quietmax.estimators.serialization import PrivateModel
-from quietmax.export.reading import BLANKS, Reading, characters_by_case, date_parts, open_additive
+from quietmax.export.reading import (
+    BLANKS,
+    Reading,
+    characters_by_case,
+    date_parts,
+    open_additive,
+    refused_dates,
+    terms_of,
+)
+from quietmax.export.released import _metadata
+from quietmax.spending import DESCRIPTION_FILE
 
 DIALECTS = ("duckdb", "postgres", "sqlite", "bigquery", "snowflake")
 _MOST_WEIGHTS, _MOST_TERMS = 200_000, 1_500
@@ -87,7 +95,10 @@ def export_sql(
             f"The model is too large for SQL: it has {weights:,} weights in {terms:,} terms, but at most "
             f"{_MOST_WEIGHTS:,} and {_MOST_TERMS:,} are possible. Export it to ONNX."
         )
-    text = _statement(_Dialect(dialect), model, sums, readings, table, keep, reasons)
+    comment = _comment(
+        dialect, model, readings, _metadata(model, (Path(folder) / DESCRIPTION_FILE).read_bytes())
+    )
+    text = _statement(_Dialect(dialect), model, sums, readings, table, keep, reasons, comment)
     if file is not None:
         atomic_write(Path(file), lambda staging: staging.write_text(text, encoding="utf-8"))
     return text
@@ -138,6 +149,7 @@ def _statement(
     table: str,
     keep: Sequence[str],
     reasons: bool,
+    comment: Iterable[str],
 ) -> str:
     """Fill in the statement."""
     jinja2 = required("jinja2", "An export to SQL", extra="sql")
@@ -154,7 +166,7 @@ def _statement(
     return str(
         environment.from_string(Path(__file__).with_name("statement.sql").read_text("utf-8")).render(
             {"as": "AS" if sql.dialect in ("bigquery", "snowflake") else "AS MATERIALIZED"},
-            comment=[" ".join(line.split()) for line in _comment(sql.dialect, model, readings)],
+            comment=[" ".join(line.split()) for line in comment],
             dialect=sql.dialect,
             double=sql.double,
             text=sql.text,
@@ -173,15 +185,18 @@ def _statement(
     )
 
 
-def _comment(dialect: str, model: PrivateModel, readings: Sequence[Reading]) -> Iterable[str]:
+def _comment(
+    dialect: str, model: PrivateModel, readings: Sequence[Reading], about: dict[str, Any]
+) -> Iterable[str]:
     """Yield the guarantee, and what the table must have."""
-    guarantee = model.guarantee
+    guarantee, provenance = model.guarantee, about["provenance"]
     yield f"Model of quietmax {__version__} as SQL for {dialect}. Its weights were released with this guarantee:"
     yield f"{guarantee}"
     yield f"{guarantee.summary}."
     yield from guarantee.in_words("everything computed from this model")
     yield from (f"Assumption: {each}" for each in guarantee.assumptions)
     yield f"Answer: {decision_in_words(model.costs, model.classes)}. A row with a cell that cannot be read has none."
+    yield f"Data set {provenance['dataset']}. SHA-256 of model.json: {provenance['model_json_sha256']}."
     yield "The columns of the table, by their exact names, and their types:"
     for column in (reading.column for reading in readings):
         form = (isinstance(column, DateColumn) and column.format) or "YYYY-MM-DD"
@@ -196,7 +211,7 @@ def _terms(sums: Additive, readings: Sequence[Reading]) -> Iterable[list[str]]:
     ]
     for one, other in sums.cells.crosses:
         cells.append(f"{in_pairs[one]} * {sums.cells.crossed_size(other)} + {in_pairs[other]}")
-    *added, constant = np.split(sums.weights.weights, np.cumsum(sums.weights.sizes), axis=1)
+    constant, *added = terms_of(sums)
     yield [_literal(weight) for weight in constant[:, 0]]
     for cell, weights in zip(cells, added, strict=True):
         yield [
@@ -289,6 +304,8 @@ def _iso(column: DateColumn, value: str) -> str:
     order, mark = date_parts(column) or ("", "")
     if (order, mark) == ("Ymd", "-"):
         return value
+    if (order, mark) == ("Ydm", "-"):  # cannot be told from the text of a date
+        raise refused_dates(column, "SQL")
     starts, start = {}, 1
     for part in order:
         starts[part], start = start, start + (5 if part == "Y" else 3)
