@@ -154,7 +154,7 @@ class _PyfuncModel:
     def predict(self, model_input: Any, params: dict[str, Any] | None = None) -> pd.DataFrame:
         """Return one row per record: ``label``, ``probability of`` each class, and if `params` ask for it the reasons.
 
-        With ``{"reasons": True}`` the columns ``C: column`` are what each column contributed to the score of class C.
+        With ``{"reasons": True}`` there is also the ``contribution of`` each column to the score of each class.
         """
         import pandas as pd
 
@@ -166,7 +166,8 @@ class _PyfuncModel:
             for name in self._classifier.classes_:
                 parts = reasons.pivot(index="row", columns="column", values=f"contribution to {name}")
                 columns |= {
-                    f"{name}: {column}": parts[column].to_numpy() for column in reasons["column"].unique()
+                    f"contribution of {column} to {name}": parts[column].to_numpy()
+                    for column in reasons["column"].unique()
                 }
         return pd.DataFrame({"label": self._classifier.decided(shares), **columns})
 

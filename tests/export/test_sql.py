@@ -33,7 +33,7 @@ def answers(
     """Return what a database makes of a statement on a table `people`, in the order of the column `id`."""
     kinds = {"f": "double precision", "i": "bigint"}
     columns = {name: (types or {}).get(name, kinds.get(rows[name].dtype.kind, "text")) for name in rows}
-    quoted = [f'"{name.replace(chr(34), chr(34) * 2)}"' for name in columns]
+    quoted = [f'"{str(name).replace(chr(34), chr(34) * 2)}"' for name in columns]
     described = ", ".join(f"{name} {kind}" for name, kind in zip(quoted, columns.values(), strict=True))
     create = f"CREATE TABLE people ({described})"
     if dialect == "postgres":
@@ -159,7 +159,9 @@ def test_reasons_add_up_to_the_scores(table_head: Path) -> None:
     found = answers("duckdb", export_sql(table_head, None, "duckdb", keep=["id"], reasons=True), rows)
     expected = model.additive().contributions(model.encode(rows))
     for place, name in enumerate(model.classes):
-        given = found[[f"{name}: {summand}" for summand in model.additive().summands]].to_numpy()
+        given = found[
+            [f"contribution of {summand} to {name}" for summand in model.additive().summands]
+        ].to_numpy()
         assert np.array_equal(given, expected[:, :, place])
 
 

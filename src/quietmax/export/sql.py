@@ -79,7 +79,7 @@ def export_sql(
         Further columns of the table that stand beside the answers, such as an identifier.
     reasons : bool, default=False
         Whether the statement also returns what the constant and each column and cross added to the score of each class,
-        as ``C: column`` for class C.
+        as ``contribution of COLUMN to CLASS``.
 
     Returns
     -------
@@ -160,7 +160,8 @@ def _statement(
     if reasons:
         for one, name in enumerate(model.classes):
             results += [
-                (f"{name}: {each}", f"qm_term_{one}_{term}") for term, each in enumerate(sums.summands)
+                (f"contribution of {each} to {name}", f"qm_term_{one}_{term}")
+                for term, each in enumerate(sums.summands)
             ]
     costs = model.costs
     return str(
