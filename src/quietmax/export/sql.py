@@ -95,10 +95,17 @@ def export_sql(
             f"The model is too large for SQL: it has {weights:,} weights in {terms:,} terms, but at most "
             f"{_MOST_WEIGHTS:,} and {_MOST_TERMS:,} are possible. Export it to ONNX."
         )
-    comment = _comment(
-        dialect, model, readings, _metadata(model, (Path(folder) / DESCRIPTION_FILE).read_bytes())
+    provenance = _metadata(model, (Path(folder) / DESCRIPTION_FILE).read_bytes())["provenance"]
+    text = _filled(
+        _Dialect(dialect),
+        model,
+        sums,
+        readings,
+        provenance=provenance,
+        table=table,
+        kept=dict.fromkeys([*keep, *(reading.column.name for reading in readings)]),
+        summands=sums.summands if reasons else (),
     )
-    text = _statement(_Dialect(dialect), model, sums, readings, table, keep, reasons, comment)
     if file is not None:
         atomic_write(Path(file), lambda staging: staging.write_text(text, encoding="utf-8"))
     return text
@@ -141,91 +148,58 @@ class _Dialect:
         return " || ".join(f"{function}({ord(blank)})" for blank in BLANKS)
 
 
-def _statement(
+def _filled(
     sql: _Dialect,
     model: PrivateModel,
     sums: Additive,
     readings: Sequence[Reading],
+    *,
     table: str,
-    keep: Sequence[str],
-    reasons: bool,
-    comment: Iterable[str],
+    **values: Any,
 ) -> str:
     """Fill in the statement."""
     jinja2 = required("jinja2", "An export to SQL", extra="sql")
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
+    environment.filters |= {"name": sql.name, "string": sql.string, "number": _literal, "line": _line}
     crossed = {place for pair in sums.cells.crosses for place in pair}
-    names = dict.fromkeys([*keep, *(reading.column.name for reading in readings)])
-    results = [(f"probability of {name}", f"qm_share_{one}") for one, name in enumerate(model.classes)]
-    if reasons:
-        for one, name in enumerate(model.classes):
-            results += [
-                (f"contribution of {each} to {name}", f"qm_term_{one}_{term}")
-                for term, each in enumerate(sums.summands)
-            ]
-    costs = model.costs
-    return str(
-        environment.from_string(Path(__file__).with_name("statement.sql").read_text("utf-8")).render(
-            {"as": "AS" if sql.dialect in ("bigquery", "snowflake") else "AS MATERIALIZED"},
-            comment=[" ".join(line.split()) for line in comment],
-            dialect=sql.dialect,
-            double=sql.double,
-            text=sql.text,
-            blanks=sql.blanks,
-            table=sql.table(table),
-            kept=[*map(sql.name, names)],
-            columns=[_column(sql, each, place, place in crossed) for place, each in enumerate(readings)],
-            terms=[*_terms(sums, readings)],
-            outputs=[*range(len(model.classes))],
-            costs=costs and [[*map(_literal, line)] for line in costs],
-            threshold=_literal(threshold_of(costs)) if len(model.classes) == 2 else None,
-            classes=[*map(sql.string, model.classes)],
-            answer=sql.name("prediction"),
-            results=[(sql.name(name), place) for name, place in results],
-        )
-    )
-
-
-def _comment(
-    dialect: str, model: PrivateModel, readings: Sequence[Reading], about: dict[str, Any]
-) -> Iterable[str]:
-    """Yield the guarantee, and what the table must have."""
-    guarantee, provenance = model.guarantee, about["provenance"]
-    yield f"Model of quietmax {__version__} as SQL for {dialect}. Its weights were released with this guarantee:"
-    yield f"{guarantee}"
-    yield f"{guarantee.summary}."
-    yield from guarantee.in_words("everything computed from this model")
-    yield from (f"Assumption: {each}" for each in guarantee.assumptions)
-    yield f"Answer: {decision_in_words(model.costs, model.classes)}. A row with a cell that cannot be read has none."
-    yield f"Data set {provenance['dataset']}. SHA-256 of model.json: {provenance['model_json_sha256']}."
-    yield "The columns of the table, by their exact names, and their types:"
-    for column in (reading.column for reading in readings):
-        form = (isinstance(column, DateColumn) and column.format) or "YYYY-MM-DD"
-        yield f"{column.name}: {_TYPES[type(column)].format(form)}"
-
-
-def _terms(sums: Additive, readings: Sequence[Reading]) -> Iterable[list[str]]:
-    """Yield the constant and what each column and cross adds to the score of each class."""
-    cells = [f"qm_cell_{place}" for place in range(len(readings))]
+    cells = ["0", *(f"qm_cell_{place}" for place in range(len(readings)))]
     in_pairs = [
         f"qm_{'cell' if each.coarse == 1 else 'coarse'}_{place}" for place, each in enumerate(readings)
     ]
     for one, other in sums.cells.crosses:
         cells.append(f"{in_pairs[one]} * {sums.cells.crossed_size(other)} + {in_pairs[other]}")
-    constant, *added = terms_of(sums)
-    yield [_literal(weight) for weight in constant[:, 0]]
-    for cell, weights in zip(cells, added, strict=True):
-        yield [
-            f"CASE {cell} {' '.join(f'WHEN {place} THEN {_literal(weight)}' for place, weight in enumerate(line))} END"
-            for line in weights
-        ]
+    terms = zip(cells, terms_of(sums), strict=True)
+    return str(
+        environment.from_string(Path(__file__).with_name("statement.sql").read_text("utf-8")).render(
+            {"as": "AS" if sql.dialect in ("bigquery", "snowflake") else "AS MATERIALIZED"},
+            sql=sql,
+            version=__version__,
+            guarantee=model.guarantee,
+            decision=decision_in_words(model.costs, model.classes),
+            table=sql.table(table),
+            columns=[_column(sql, each, place, place in crossed) for place, each in enumerate(readings)],
+            terms=[{"cell": cell, "weights": weights.tolist()} for cell, weights in terms],
+            classes=model.classes,
+            outputs=[*range(len(model.classes))],
+            costs=model.costs,
+            threshold=threshold_of(model.costs) if len(model.classes) == 2 else None,
+            **values,
+        )
+    )
+
+
+def _line(value: object) -> str:
+    """Return a text in one line."""
+    return " ".join(str(value).split())
 
 
 def _column(sql: _Dialect, reading: Reading, place: int, crossed: bool) -> dict[str, Any]:
     """Return what the statement says about a column."""
-    column, value = reading.column, f"qm_value_{place}"
+    column, value, text = reading.column, f"qm_value_{place}", f"qm_text_{place}"
+    form = (isinstance(column, DateColumn) and column.format) or "YYYY-MM-DD"
     found: dict[str, Any] = {
-        "name": sql.name(column.name),
+        "plain": column.name,
+        "type": _TYPES[type(column)].format(form),
         "kind": "words",
         "missing": reading.missing,
         "other": reading.other,
@@ -234,34 +208,23 @@ def _column(sql: _Dialect, reading: Reading, place: int, crossed: bool) -> dict[
         "text": value,
         "rewritten": None,
     }
-    if isinstance(column, NumericColumn | DateColumn):
-        write = sql.string if isinstance(column, DateColumn) else _literal
-        found["borders"] = lambda value, coarse: _below(
-            value, [*map(write, reading.starts[coarse - 1 :: coarse])]
-        )
     if isinstance(column, NumericColumn):
-        return {**found, "kind": "number", "codes": ", ".join(map(_literal, reading.codes))}
+        codes, starts = ", ".join(map(_literal, reading.codes)), [*map(_literal, reading.starts)]
+        return {**found, "kind": "number", "codes": codes, "starts": starts}
     if isinstance(column, DateColumn):
-        text = f"qm_text_{place}"
-        rewritten, matches = _iso(column, value), sql.matches(text, _DATE)
-        return {**found, "kind": "date", "text": text, "rewritten": rewritten, "is_date": matches}
+        found |= {"kind": "date", "text": text, "rewritten": _iso(column, value)}
+        return {**found, "is_date": sql.matches(text, _DATE), "starts": [*map(sql.string, reading.starts)]}
     if reading.folded:
-        found |= {"text": f"qm_text_{place}", "rewritten": _folded(sql, reading, value)}
+        found |= {"text": text, "rewritten": _folded(sql, reading, value)}
     groups: dict[int, list[str]] = {}
     for word, cell in reading.words:
         groups.setdefault(cell, []).append(word)
     numbers = [(*map(sql.strings, _spellings(number)), cell) for number, cell in reading.numbers]
     return {
         **found,
-        "words": [(sql.strings(words), cell) for cell, words in groups.items()],
+        "words": [(sql.strings(each), cell) for cell, each in groups.items()],
         "numbers": numbers,
     }
-
-
-def _below(value: str, borders: Sequence[str]) -> str:
-    """Return the branches that tell in which interval a value is."""
-    branches = [f"WHEN {value} < {border} THEN {cell}" for cell, border in enumerate(borders)]
-    return f"{' '.join(branches)} ELSE {len(borders)}"
 
 
 def _folded(sql: _Dialect, reading: Reading, value: str) -> str:

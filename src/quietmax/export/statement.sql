@@ -1,19 +1,23 @@
 {# The statement of `export_sql`: rows, values, texts, cells of columns, terms, scores, probabilities, answer. #}
+{% macro interval(each, value, coarse) %}
+{% for start in each.starts[coarse - 1::coarse] %}WHEN {{ value }} < {{ start }} THEN {{ loop.index0 }} {% endfor %}
+ELSE {{ each.starts[coarse - 1::coarse] | length }}
+{%- endmacro %}
 {% macro number(each, value, coarse) %}
-    {% if dialect == "sqlite" %}{# which may hold strings in columns of numbers, and reads them as 0 #}
-    WHEN TYPEOF({{ each.name }}) IN ('text', 'blob') AND {{ each.name }} NOT IN ({{ each.markers }}) THEN NULL
-    WHEN TYPEOF({{ each.name }}) = 'text' THEN {{ each.missing // coarse }}
-    {% elif dialect == "bigquery" %}
+    {% if sql.dialect == "sqlite" %}{# which may hold strings in columns of numbers, and reads them as 0 #}
+    WHEN TYPEOF({{ each.plain | name }}) IN ('text', 'blob') AND {{ each.plain | name }} NOT IN ({{ each.markers }}) THEN NULL
+    WHEN TYPEOF({{ each.plain | name }}) = 'text' THEN {{ each.missing // coarse }}
+    {% elif sql.dialect == "bigquery" %}
     WHEN IS_NAN({{ value }}) THEN {{ each.missing // coarse }}
     {% else %}
-    WHEN {{ value }} = CAST('NaN' AS {{ double }}) THEN {{ each.missing // coarse }}
+    WHEN {{ value }} = CAST('NaN' AS {{ sql.double }}) THEN {{ each.missing // coarse }}
     {% endif %}
     WHEN {{ value }} IS NULL{% if each.codes %} OR {{ value }} IN ({{ each.codes }}){% endif %} THEN {{ each.missing // coarse }}
-    {{ each.borders(value, coarse) }}
+    {{ interval(each, value, coarse) }}
 {% endmacro %}
 {% macro date(each, value, coarse) %}
     WHEN {{ value }} IS NULL OR {{ value }} IN ({{ each.markers }}) THEN {{ each.missing // coarse }}
-    {% if dialect == "sqlite" %}{# which has no regular expressions, but functions that return NULL for no date #}
+    {% if sql.dialect == "sqlite" %}{# which has no regular expressions, but functions that return NULL for no date #}
     WHEN COALESCE(DATE(SUBSTR({{ each.text }}, 1, 10), '+0 days'), '') <> SUBSTR({{ each.text }}, 1, 10) THEN NULL
     WHEN LENGTH({{ each.text }}) > 10 AND (SUBSTR({{ each.text }}, 11, 1) NOT IN ('T', ' ')
       OR SUBSTR({{ each.text }}, 12, 2) > '23' OR TIME({{ each.text }}) IS NULL) THEN NULL
@@ -21,7 +25,7 @@
     WHEN NOT ({{ each.is_date }}) THEN NULL
     {% endif %}
     WHEN {{ each.text }} LIKE '0000%' THEN NULL
-    {{ each.borders("SUBSTR(" ~ each.text ~ ", 1, 10)", coarse) }}
+    {{ interval(each, "SUBSTR(" ~ each.text ~ ", 1, 10)", coarse) }}
 {% endmacro %}
 {% macro words(each, value, coarse) %}
     {% if each.other is none %}
@@ -46,19 +50,31 @@
     {% endif %}
 {% endmacro %}
 {% set macros = {"number": number, "date": date, "words": words} %}
-{% for line in comment %}
--- {{ line }}
+-- Model of quietmax {{ version }} as SQL for {{ sql.dialect }}. Its weights were released with this guarantee:
+-- {{ guarantee | line }}
+-- {{ guarantee.summary | line }}.
+{% for sentence in guarantee.in_words("everything computed from this model") %}
+-- {{ sentence | line }}
+{% endfor %}
+{% for assumption in guarantee.assumptions %}
+-- Assumption: {{ assumption | line }}
+{% endfor %}
+-- Answer: {{ decision | line }}. A row with a cell that cannot be read has none.
+-- Data set {{ provenance.dataset | line }}. SHA-256 of model.json: {{ provenance.model_json_sha256 }}.
+-- The columns of the table, by their exact names, and their types:
+{% for each in columns %}
+-- {{ each.plain | line }}: {{ each.type | line }}
 {% endfor %}
 WITH qm_rows {{ as }} (
-  SELECT {{ kept | join(", ") }}, {{ blanks }} AS qm_blanks
+  SELECT {{ kept | map("name") | join(", ") }}, {{ sql.blanks }} AS qm_blanks
   FROM {{ table }}
 ), qm_values {{ as }} (
   SELECT qm_rows.*
   {% for each in columns %}
     {% if each.kind == "number" %}
-    , CAST({{ each.name }} AS {{ double }}) AS qm_value_{{ loop.index0 }}
+    , CAST({{ each.plain | name }} AS {{ sql.double }}) AS qm_value_{{ loop.index0 }}
     {% else %}
-    , LTRIM(RTRIM(CAST({{ each.name }} AS {{ text }}), qm_blanks), qm_blanks) AS qm_value_{{ loop.index0 }}
+    , LTRIM(RTRIM(CAST({{ each.plain | name }} AS {{ sql.text }}), qm_blanks), qm_blanks) AS qm_value_{{ loop.index0 }}
     {% endif %}
   {% endfor %}
   FROM qm_rows
@@ -82,8 +98,8 @@ WITH qm_rows {{ as }} (
   SELECT qm_cells.*
   {% for term in terms %}
     {% set place = loop.index0 %}
-    {% for found in term %}
-    , CAST({{ found }} AS {{ double }}) AS qm_term_{{ loop.index0 }}_{{ place }}
+    {% for line in term.weights %}
+    , CAST(CASE {{ term.cell }}{% for weight in line %} WHEN {{ loop.index0 }} THEN {{ weight | number }}{% endfor %} END AS {{ sql.double }}) AS qm_term_{{ loop.index0 }}_{{ place }}
     {% endfor %}
   {% endfor %}
   FROM qm_cells
@@ -94,7 +110,7 @@ WITH qm_rows {{ as }} (
   {% endfor %}
   FROM qm_terms
 ), qm_tops {{ as }} (
-  SELECT qm_scores.*, {{ "MAX" if dialect == "sqlite" else "GREATEST" }}({% for one in outputs %}{{ ", " if one }}qm_score_{{ one }}{% endfor %}) AS qm_top
+  SELECT qm_scores.*, {{ "MAX" if sql.dialect == "sqlite" else "GREATEST" }}({% for one in outputs %}{{ ", " if one }}qm_score_{{ one }}{% endfor %}) AS qm_top
   FROM qm_scores
 ), qm_powers {{ as }} (
   SELECT qm_tops.*
@@ -112,24 +128,30 @@ WITH qm_rows {{ as }} (
   SELECT qm_shares.*
   {% for one in outputs %}{# what the answer is compared by: the largest is taken #}
     {% if costs and outputs | length > 2 %}
-    , {% for class in outputs %} - qm_share_{{ class }} * {{ costs[class][one] }}{% endfor %} AS qm_rank_{{ one }}
+    , {% for class in outputs %} - qm_share_{{ class }} * {{ costs[class][one] | number }}{% endfor %} AS qm_rank_{{ one }}
     {% elif costs %}
-    , {{ "qm_share_1" if one else threshold }} AS qm_rank_{{ one }}
+    , {{ "qm_share_1" if one else threshold | number }} AS qm_rank_{{ one }}
     {% else %}
     , qm_score_{{ one }} AS qm_rank_{{ one }}
     {% endif %}
   {% endfor %}
   FROM qm_shares
 )
-SELECT {{ kept | join(", ") }},
+SELECT {{ kept | map("name") | join(", ") }},
   CASE
     WHEN qm_top IS NULL THEN NULL
     {% for one in outputs[:-1] %}
-    WHEN {% for other in outputs[one + 1:] %}{{ " AND " if loop.index0 }}qm_rank_{{ one }} >= qm_rank_{{ other }}{% endfor %} THEN {{ classes[one] }}
+    WHEN {% for other in outputs[one + 1:] %}{{ " AND " if loop.index0 }}qm_rank_{{ one }} >= qm_rank_{{ other }}{% endfor %} THEN {{ classes[one] | string }}
     {% endfor %}
-    ELSE {{ classes[-1] }}
-  END AS {{ answer }}
-  {% for name, place in results %}
-  , {{ place }} AS {{ name }}
+    ELSE {{ classes[-1] | string }}
+  END AS {{ "prediction" | name }}
+  {% for class in classes %}
+  , qm_share_{{ loop.index0 }} AS {{ ("probability of " ~ class) | name }}
+  {% endfor %}
+  {% for class in classes %}
+    {% set one = loop.index0 %}
+    {% for summand in summands %}
+  , qm_term_{{ one }}_{{ loop.index0 }} AS {{ ("contribution of " ~ summand ~ " to " ~ class) | name }}
+    {% endfor %}
   {% endfor %}
 FROM qm_answers;
