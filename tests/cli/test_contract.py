@@ -78,6 +78,8 @@ WRONG = {
         "export head --onnx /proc/none/a": "/proc/none/a",
         "export head --skops /proc/none/a": "/proc/none/a",
         "export head --mlflow /proc/none/a": "/proc/none/a",
+        "export head --sql duckdb -o /proc/none/a": "/proc/none/a",
+        "export head --html /proc/none/a": "/proc/none/a",
         **{f"reproduce run --tables {table}": "quietmax datasets" for table in _MEASUREMENTS},
     },
     2: {
@@ -129,7 +131,8 @@ WRONG = {
         "explain head --column agee": "did you mean 'age'?",
         "predict --model teachers --input people.csv --explain": "paid one by one",
         "predict --model network --input people.csv --explain": "paid one by one",
-        "export head --skops head.skops --reasons": "--reasons requires --onnx",
+        "export head --skops head.skops --reasons": "--reasons requires --onnx or --sql",
+        "export head --html head.html --keep id": "--keep require --sql",
         "evaluate head --data people.csv --exact --epsilon 1": "--exact takes no budget: leave out --epsilon",
         "evaluate head --data people.csv --exact --delta 1e-6": "--exact takes no budget: leave out --epsilon",
         "decide head --threshold maybe=0.3": "no class 'maybe'; the classes are",
