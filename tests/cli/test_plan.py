@@ -48,9 +48,18 @@ def test_a_sample_and_a_figure_are_files(tmp_path: Path) -> None:
     assert "<svg" in (tmp_path / "plan.svg").read_text()
 
 
+def test_the_page_has_every_epsilon_with_every_number_of_people(tmp_path: Path) -> None:
+    found = document("plan", "people.toml", *SMALL, "--majority", 0.6, "--html", "plan.html")
+    assert len(found["grid"]) == 8 * 6, "of 5 and of 10 people only 10 are simulated"
+    page = (tmp_path / "plan.html").read_text()
+    assert "<title>Forecast: people.toml</title>" in page
+    assert page.count("<tr><td>") == 8 * 6
+
+
 def test_a_figure_or_sample_that_cannot_be_used_is_said_before_anything_is_simulated() -> None:
     for words, code in {
         "people.toml --people 40 --output figure": 1,
+        "people.toml --people 40 --html absent/plan.html": 1,
         "people.toml --people 40 --sample absent.csv": 1,
     }.items():
         assert_error(run("plan", *words.split()), code, words.split()[-1])

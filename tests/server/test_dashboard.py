@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import re
@@ -10,7 +9,6 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from html import unescape
-from importlib.resources import files
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -116,14 +114,6 @@ def _send_query(page: Any, number: int) -> str:
     page.get_by_role("button", name="Send query").click()
     page.locator("output", has_text=re.compile(r"\.")).wait_for()
     return str(page.locator("output").inner_text())
-
-
-@pytest.fixture(scope="module")
-def axe() -> str:
-    """The script axe-core, which finds what keeps people with disabilities from using a page."""
-    if importlib.util.find_spec("axe_playwright_python") is None:
-        pytest.skip("axe-core is missing; install it with: pip install axe-playwright-python")
-    return files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
 
 
 def _check_accessible(page: Any, axe: str) -> None:

@@ -8,9 +8,15 @@ show what privacy and fewer people cost. The private records are never read.
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from html import escape
+from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -18,7 +24,7 @@ from numpy.typing import NDArray
 
 from quietmax._lazy import lazy_module
 from quietmax.accounting.costs import GaussianCost, mu_of
-from quietmax.accounting.guarantee import Guarantee
+from quietmax.accounting.guarantee import Guarantee, Strength
 from quietmax.data.encoding import Encoding
 from quietmax.data.records import Records
 from quietmax.data.schema import Schema
@@ -62,6 +68,9 @@ class Interval(NamedTuple):
     low: float
     high: float
 
+    def __str__(self) -> str:
+        return "{:.3f} ({:.3f}-{:.3f})".format(*self)
+
 
 @dataclass(frozen=True)
 class Outlook:
@@ -73,6 +82,13 @@ class Outlook:
     survives: Interval | None  # the achievable share above the majority; None if little is achievable
     calibration_error: Interval
     max_guess: float  # how often a guess whether one person is in the data can be right at most
+    strength: Strength  # what `max_guess` is called, see `Guarantee.strength`
+    loss: float  # the accuracy that is expected to be lost to privacy and to few people
+
+    @property
+    def max_guess_text(self) -> str:
+        """`max_guess` as a percentage, rounded up."""
+        return f"{math.ceil(1000 * self.max_guess) / 10:.1f}%"
 
 
 @dataclass(frozen=True)
@@ -88,15 +104,54 @@ class Forecast:
     by_people: tuple[Outlook, ...]
     flattens_at: float | None  # None if accuracy still rises at the largest epsilon
     enough_people: int | None  # None if more are needed than those in `by_people`
+    grid: tuple[Outlook, ...] = ()  # each epsilon with each number of people, if `plan` was asked for them
 
     def to_json(self) -> dict[str, Any]:
         """Return the forecast as JSON values."""
         content = asdict(self)
-        for outlook in (*content["by_epsilon"], *content["by_people"]):
+        for outlook in (*content["by_epsilon"], *content["by_people"], *content["grid"]):
             for name, value in outlook.items():
                 if isinstance(value, Interval):
                     outlook[name] = value._asdict()
         return {**content, "assumptions": self.assumptions}
+
+    def to_html(self, title: str) -> str:
+        """Return a page with one slider for epsilon and one for the number of people; `grid` must be there.
+
+        The page fetches nothing, and its own content security policy allows nothing but its own style and script.
+        """
+        if not self.grid:
+            raise InvalidInput("A page requires a forecast with `grid`.")
+        folder = Path(__file__).with_name("plan")
+        style, script = ((folder / name).read_text(encoding="utf-8") for name in ("page.css", "sliders.js"))
+        hashes = (
+            base64.b64encode(hashlib.sha256(each.encode()).digest()).decode() for each in (style, script)
+        )
+        policy = "default-src 'none'; base-uri 'none'; style-src 'sha256-{}'; script-src 'sha256-{}'"
+        epsilons, people = (
+            sorted({getattr(each, name) for each in self.grid}) for name in ("epsilon", "people")
+        )
+        found = {
+            "flat": [_flattens_at([one for one in self.grid if one.people == each]) for each in people],
+            "enough": [_enough([one for one in self.grid if one.epsilon == each]) for each in epsilons],
+            "least": {"flat": FLAT, "enough": ENOUGH},
+        }
+        rows = (
+            f"<tr><td>{each.people:,}</td><td>{each.epsilon:g}</td><td>{each.accuracy or ''}</td><td>"
+            f"{each.survives or ''}</td><td>{each.calibration_error}</td><td>{each.max_guess_text}</td></tr>"
+            for each in self.grid
+        )
+        return Template((folder / "page.html").read_text(encoding="utf-8")).substitute(
+            title=escape(title),
+            policy=policy.format(*hashes),
+            style=style,
+            script=script,
+            delta=f"{self.delta:g}",
+            data=json.dumps({**self.to_json(), **found}).replace("<", "\\u003c"),
+            advice="".join(f"<li>{escape(sentence)}</li>" for sentence in self.advice),
+            assumptions="".join(f"<li>{escape(sentence)}</li>" for sentence in self.assumptions),
+            rows="\n".join(rows),
+        )
 
     @property
     def assumptions(self) -> list[str]:
@@ -172,6 +227,17 @@ class Forecast:
         return drawn
 
 
+def _flattens_at(outlooks: Sequence[Outlook]) -> float | None:
+    """Return the epsilon above which accuracy is flat, of outlooks with rising epsilon."""
+    flat = outlooks[-1].loss + FLAT
+    return next((each.epsilon for each in outlooks[:-1] if each.loss <= flat), None)
+
+
+def _enough(outlooks: Sequence[Outlook]) -> int | None:
+    """Return the number of people from which on little is lost, of outlooks with rising numbers."""
+    return next((each.people for each in outlooks if each.loss <= ENOUGH), None)
+
+
 def plan(
     schema: Schema,
     people: int,
@@ -185,6 +251,7 @@ def plan(
     sizes: Sequence[float] = SIZES,
     simulations: int = 30,
     seed: int = 0,
+    grid: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Forecast:
     """Forecast how accurate a private head will be, before any budget is spent.
@@ -218,6 +285,9 @@ def plan(
         Number of tables that are drawn; from 10 up.
     seed : int
         The same seed gives the same forecast.
+    grid : bool
+        Whether to simulate each epsilon with each number of people, as `Forecast.to_html` needs; it takes four times
+        as long.
     progress : callable, optional
         Called with the number of simulations done, and of all.
 
@@ -227,7 +297,7 @@ def plan(
         `by_epsilon` and `by_people` have outlooks with `accuracy`, `survives` and `calibration_error` (each expected,
         low, high: a 90% interval) and `max_guess`, how often an adversary can be right at most who guesses whether a
         person is in the data. `flattens_at` and `enough_people` say which epsilon and how many people are enough;
-        `figure()` draws them, `to_json()` returns them.
+        `figure()` draws them, `to_json()` returns them, `to_html(title)` makes a page with sliders.
 
     Raises
     ------
@@ -246,9 +316,13 @@ def plan(
     ordered = sorted({checked_positive(each, "epsilons") for each in epsilons} or {epsilon})
     factors = {checked_positive(each, "sizes") for each in sizes} or {1.0}
     counts = sorted({int(min(max(10, round(people * each)), _MOST_PEOPLE)) for each in factors})
-    pairs = list(
-        dict.fromkeys([*((people, each) for each in ordered), *((each, epsilon) for each in counts)])
+    pairs = [*((people, each) for each in ordered), *((each, epsilon) for each in counts)]
+    cells = (
+        [(size, each) for size in sorted({*counts, people}) for each in sorted({*ordered, epsilon})]
+        if grid
+        else []
     )
+    pairs = list(dict.fromkeys([*pairs, *cells]))
     strengths = {each: mu_of(checked_positive(each, "epsilon"), delta) for _, each in pairs}
     little_noise = mu_of(_LARGEST_EPSILON, delta)
     most = max(1024, _MOST_ENTRIES // len(encoding.feature_names) - _TEST_ROWS)
@@ -270,7 +344,7 @@ def plan(
         if progress is not None:
             progress(number + 1, simulations)
     outcomes = np.array(simulated)
-    outlooks, losses = {}, {}
+    outlooks = {}
     for place, (size, each) in enumerate(pairs):
         accuracy, survives, calibration, lost = outcomes[:, :, place].T
         clear = survives[~np.isnan(survives)]
@@ -282,19 +356,15 @@ def plan(
             _interval(clear) if len(clear) >= simulations / 4 else None,
             _interval(calibration),
             claim.max_accuracy(),
+            claim.strength,
+            float(lost.mean()),
         )
-        losses[size, each] = float(lost.mean())
-    flat = losses[people, ordered[-1]] + FLAT
+    by_epsilon = tuple(outlooks[people, each] for each in ordered)
+    by_people = tuple(outlooks[each, epsilon] for each in counts)
+    flattens_at, enough = _flattens_at(by_epsilon), _enough(by_people)
+    found = tuple(outlooks[cell] for cell in cells)
     return Forecast(
-        people,
-        epsilon,
-        delta,
-        majority,
-        achievable,
-        tuple(outlooks[people, each] for each in ordered),
-        tuple(outlooks[each, epsilon] for each in counts),
-        next((each for each in ordered[:-1] if losses[people, each] <= flat), None),
-        next((each for each in counts if losses[each, epsilon] <= ENOUGH), None),
+        people, epsilon, delta, majority, achievable, by_epsilon, by_people, flattens_at, enough, found
     )
 
 
