@@ -19,7 +19,7 @@ from dataclasses import dataclass, fields, replace
 from html import escape
 from pathlib import Path
 from string import Template
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from quietmax._io import atomic_write
 from quietmax.accounting.guarantee import Guarantee
@@ -69,6 +69,7 @@ _EFFECTS = (
     "What a value adds to the score of a class, compared with the average person, for the columns that matter most. "
     "The bands are two standard deviations of noise, the bars shares of people."
 )
+_FIT = "Dashed: an exact fit."
 _MOST_CELLS = 16
 """Cells of the confusion matrix that the card shows; a larger one is left to the JSON."""
 BLANK = "[to be filled in]"
@@ -197,13 +198,16 @@ class PrivacyCard:
             counts=self._counts_html(),
             attacks="" if self.public else f"<h2>What attacks saw</h2>\n{_table(self._leakage_rows())}",
             parameters=_table(self._parameters()),
-            effects=self._effects_html(),
+            pictures=self._pictures_html(),
         )
 
-    def _effects_html(self) -> str:
-        """Return figures of the columns that matter most, and the importances of all."""
+    def _pictures_html(self) -> str:
+        """Return figures of the calibration and of the columns that matter most, and the importances of all."""
+        calibration = "" if self.evaluation is None else _calibration_svg(self.evaluation)
+        told = f"<h2>How its probabilities fit</h2>\n<p>{escape(_FIT)}</p>\n"
+        first = f"<section>\n{told}{calibration}\n</section>" if calibration else ""
         if self.effects is None:
-            return ""
+            return f'<div class="pictures">{first}</div>'
         most = [curve_svg(self.effects, name) for name in [*self.effects.curves][:_MOST_CURVES]]
         rows = [
             (name, [f"{size:.3f}", "unknown" if math.isnan(noise) else f"{noise:.3f}"])
@@ -211,9 +215,10 @@ class PrivacyCard:
         ]
         head = ["column", "importance (mean absolute effect)", "noise"]
         return (
-            f'<section class="looks">\n<h2>What it looks at</h2>\n<p>{escape(_EFFECTS)}</p>\n'
-            f'<div class="effects">{"".join(most)}</div>\n'
+            f'<div class="pictures">{first}<section class="looks">\n<h2>What it looks at</h2>\n'
+            f'<p>{escape(_EFFECTS)}</p>\n<div class="effects">{"".join(most)}</div>\n'
             f"<details>\n<summary>All columns by importance</summary>\n{_grid('', head, rows)}\n</details>\n</section>"
+            "</div>"
         )
 
     @property
@@ -368,16 +373,13 @@ class PrivacyCard:
         if matrix := _matrix(self.evaluation):
             head = ["true class", *(f"predicted {name}" for name in self.evaluation.classes)]
             tables = _grid(f"Number of {self._many}", head, matrix)
-        head = ["probability of the answer", "share of right answers"]
-        if self.evaluation.edges is not None:
-            name = self.evaluation.classes[1]
-            head = [f"probability of {name}", f"share of {name}"]
-        tables += _grid("Calibration", head, _calibration(self.evaluation.wide_bins))
+        tables += _grid("Calibration", _axes(self.evaluation), _calibration(self.evaluation.wide_bins))
         folded = "".join(
             f"<details><summary>{escape(caption)}</summary>{_grid('', heads, lines)}</details>"
             for caption, heads, lines in _details(self.evaluation)
         )
-        return f'<div class="counts">{tables}</div>{folded}{_paragraphs(_remarks(self.evaluation))}'
+        drawn = " drawn" if _calibration_svg(self.evaluation) else ""  # then the table is not printed
+        return f'<div class="counts{drawn}">{tables}</div>{folded}{_paragraphs(_remarks(self.evaluation))}'
 
     def _leakage_rows(self) -> list[tuple[str, str]]:
         """Return what attacks observed."""
@@ -410,13 +412,51 @@ def _calibration(bins: Sequence[Bin]) -> list[tuple[str, list[str]]]:
     return [(f"{each.low:.2f} to {each.high:.2f}", [str(each.share)]) for each in bins]
 
 
+def _axes(evaluation: Evaluation) -> tuple[str, str]:
+    """Return what the bins of the calibration are of, and what is counted in them."""
+    if evaluation.edges is None:
+        return "probability of the answer", "share of right answers"
+    return f"probability of {evaluation.classes[1]}", f"share of {evaluation.classes[1]}"
+
+
+def _calibration_svg(evaluation: Evaluation) -> str:
+    """Return a figure of the share in each bin of probabilities, with its interval; nothing if all are unknown."""
+    known = [each for each in evaluation.bins if each.share.value is not None]
+    if not known:
+        return ""
+
+    def _place(probability: float, share: float) -> str:
+        return f"{40 + 260 * probability:.1f} {170 - 160 * share:.1f}"
+
+    parts = [
+        f'<path d="M{_place(0, 0)}L{_place(1, 1)}" stroke="currentColor" stroke-dasharray="4 4" opacity=".6"/>'
+    ]
+    for number in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0):
+        parts.append(
+            f'<path d="M{_place(0, number)}L{_place(1, number)}" stroke="currentColor" opacity=".25"/>'
+        )
+        parts.append(f'<text x="34" y="{174 - 160 * number:g}" text-anchor="end">{number:g}</text>')
+        parts.append(f'<text x="{40 + 260 * number:g}" y="186" text-anchor="middle">{number:g}</text>')
+    for each in known:
+        value, middle = cast(float, each.share.value), (each.low + each.high) / 2
+        interval = f"M{_place(middle, each.share.low)}L{_place(middle, each.share.high)}"
+        parts.append(f'<path d="{interval}" stroke="#0969da" stroke-width="4" opacity=".4"/>')
+        ends = f"M{_place(each.low, value)}L{_place(each.high, value)}"
+        parts.append(f'<path d="{ends}" stroke="#0969da" stroke-width="2.5"/>')
+    across, up = _axes(evaluation)
+    described = escape(f"{up} by {across}, with intervals; the dashed line is what is exactly right")
+    return (
+        f'<svg class="calibration" viewBox="0 0 320 210" role="img" aria-label="{described}" fill="currentColor" '
+        f'font-family="system-ui, sans-serif" font-size="12">{"".join(parts)}'
+        f'<text x="170" y="204" text-anchor="middle">{escape(across)}</text></svg>'
+    )
+
+
 def _details(evaluation: Evaluation) -> list[tuple[str, list[str], list[tuple[str, list[str]]]]]:
     """Return the tables that fold away: narrow bins, the thresholds that the owner named, and the groups."""
     found = []
     if evaluation.edges is not None:
-        name = evaluation.classes[1]
-        heads = [f"probability of {name}", f"share of {name}"]
-        found.append(("Calibration in all bins", heads, _calibration(evaluation.bins)))
+        found.append(("Calibration in all bins", [*_axes(evaluation)], _calibration(evaluation.bins)))
     if evaluation.named_points:
         lines = [
             (f"{each.threshold:g}", [str(each.recall), str(each.false_alarms), str(each.precision)])

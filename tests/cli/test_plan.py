@@ -41,16 +41,14 @@ def test_the_tables_show_each_epsilon_and_number_of_people_and_the_advice() -> N
     assert "stating what is achievable narrows" in shown
 
 
-def test_a_sample_and_a_figure_are_files(tmp_path: Path) -> None:
+def test_a_sample_a_figure_and_a_page_with_every_epsilon_and_number_of_people_are_files(
+    tmp_path: Path,
+) -> None:
     write_people(tmp_path / "public.csv")
-    options = ("--sample", "public.csv", "--output", "plan.svg")
-    document("plan", "people.toml", *SMALL, *options)
+    options = ("--sample", "public.csv", "--output", "plan.svg", "--html", "plan.html")
+    found = document("plan", "people.toml", *SMALL, *options)
     assert "<svg" in (tmp_path / "plan.svg").read_text()
-
-
-def test_the_page_has_every_epsilon_with_every_number_of_people(tmp_path: Path) -> None:
-    found = document("plan", "people.toml", *SMALL, "--majority", 0.6, "--html", "plan.html")
-    assert len(found["grid"]) == 8 * 6, "of 5 and of 10 people only 10 are simulated"
+    assert len(found["grid"]) == 8 * 6, "a forecast is for 10 people or more"
     page = (tmp_path / "plan.html").read_text()
     assert "<title>Forecast: people.toml</title>" in page
     assert page.count("<tr><td>") == 8 * 6
