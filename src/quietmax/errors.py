@@ -21,6 +21,10 @@ class InvalidInput(QuietmaxError, ValueError):
 class InvalidData(InvalidInput):
     """The contents of a file or table are invalid. Unlike other invalid input, this is not wrong usage."""
 
+    def __init__(self, message: str, column: str | None = None) -> None:
+        super().__init__(message)
+        self.column = column  # Whose cell cannot be read
+
 
 class DataUnavailable(QuietmaxError):
     """A file is missing, incomplete or not the expected one."""

@@ -735,5 +735,7 @@ def split_name(model: PrivateModel) -> str | None:
     if encoding is None or (unit == "person" and encoding.person is None):
         known_by = f"model {model.evaluation_id}"
     else:
-        known_by = f"encoding {hashlib.sha256(encoding.to_json().encode()).hexdigest()[:32]}"
+        known_by = (
+            f"encoding {hashlib.sha256(replace(encoding, defaults=()).to_json().encode()).hexdigest()[:32]}"
+        )
     return f"{holdout.share!r} of the {unit}s of {known_by}, seed {holdout.seed}"

@@ -47,7 +47,10 @@ async def _contents(service: Service, caller: Caller, *, live: bool) -> Html:
         live=live,
         state=await _state(service, caller),
         columns={
-            deployment.label: [_field(column, public=not encoding.inferred) for column in encoding.columns]
+            deployment.label: [
+                _field(column, dict(encoding.defaults).get(column.name), public=not encoding.inferred)
+                for column in encoding.columns
+            ]
             for deployment in service.deployments
             if (encoding := deployment.encoding) is not None
         },
@@ -109,6 +112,7 @@ def _model_state(deployment: Deployment, account: AccountState) -> dict[str, Any
         "dataset": deployment.dataset,
         "classes": list(deployment.classes),
         "inputs": deployment.inputs,
+        "decision": deployment.decision if deployment.costs else None,
         "account": account.name,
         "status": guarantee.status,
         "grade": guarantee.grade,
@@ -164,9 +168,11 @@ def _account_words(account: AccountState, models: list[Deployment], unproven: se
     return total.in_words("everything that all models of this account release, and their evaluations")
 
 
-def _field(column: Column, public: bool) -> dict[str, Any]:
+def _field(column: Column, default: str | None, public: bool) -> dict[str, Any]:
     """Return a column as a form field. What was inferred from the records is not public, and left out."""
     field: dict[str, Any] = {"name": column.name, "required": not column.missing, "type": "text"}
+    if default is not None and public:
+        field["default"] = _local_time(default) if isinstance(column, DateColumn) else default
     if isinstance(column, NumericColumn):
         field["type"] = "number"
         if public:
