@@ -258,6 +258,9 @@ def test_effects_and_reasons_are_drawn_where_the_metadata_offer_them(
         page.get_by_text("The effect of each value").click()
         curve = page.get_by_role("region", name="The effect of each value").locator("tr")
         assert curve.evaluate_all(text) == ["0 to 50000−1.250 ± 0.100", "50000 to 100000+1.750 ± 0.100"]
+        band = curve.last.locator("i").evaluate("each => [each.style.left, each.style.width]")
+        ends = 50 * (1 + 1.55 / 1.95), 20 / 1.95  # two standard deviations, of a track from -1.95 to 1.95
+        assert [float(each.rstrip("%")) for each in band] == pytest.approx([*ends], abs=0.01)
         page.get_by_label("Column").select_option("age")
         assert curve.evaluate_all(text) == ["18 to 100+0.000 ± 0.100"]
         page.get_by_label("age", exact=False).first.fill("40")
@@ -487,7 +490,7 @@ def test_what_the_service_refuses_because_of_one_value_is_said_next_to_its_field
     joined.fill("20155-06-30")  # a year that the browser takes, and the service does not
     send.click()
     expect(output).to_have_text("Nothing was answered: 1 field to correct.")
-    said = "Row 1 has no date in the column 'joined', which is declared as dates such as 2024-01-31."
+    said = "There is no date in the column 'joined', which is declared as dates such as 2024-01-31."
     expect(joined).to_have_accessible_description(f"2010-01-01 to 2025-12-31 {said}")
     assert joined.get_attribute("aria-invalid") == "true"
     assert page.evaluate("document.activeElement.labels[0].textContent") == "joined"
