@@ -22,7 +22,7 @@ from quietmax.estimators.head.effects import curve_svg
 from quietmax.estimators.training_set import Basis
 from quietmax.ledger import Ledger
 from quietmax.ledger.accounts import Terms
-from quietmax.privacy_card import BLANK, OBSERVED, PrivacyCard, _calibration_svg, nist_checklist, read_card
+from quietmax.privacy_card import BLANK, OBSERVED, PrivacyCard, _calibration_html, nist_checklist, read_card
 from quietmax.server.deployment import deploy, load_models
 from tests.estimators.evaluated import sure
 from tests.export.people import train
@@ -359,7 +359,7 @@ def test_the_card_of_a_table_shows_the_columns_that_matter_most(
 def test_the_calibration_is_drawn_where_it_is_known() -> None:
     evaluation = calibrated_card().evaluation
     assert evaluation is not None
-    picture = _calibration_svg(evaluation)
+    picture = _calibration_html(evaluation)
     paths = re.findall(
         r'd="M([\d.]+) ([\d.]+)L([\d.]+) ([\d.]+)" stroke="#0969da" stroke-width="2.5"', picture
     )
@@ -370,7 +370,7 @@ def test_the_calibration_is_drawn_where_it_is_known() -> None:
         assert [left, right] == pytest.approx([40 + 260 * each.low, 40 + 260 * each.high], abs=0.06)
     assert "share of class 1 by probability of class 1" in picture
     unknown = replace(evaluation, calibration=((0.0, 0.0),) * len(evaluation.bins))
-    assert _calibration_svg(unknown) == ""
+    assert _calibration_html(unknown) == ""
     assert "<svg" not in replace(make_card(), evaluations=(unknown,)).to_html()
 
 

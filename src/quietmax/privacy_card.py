@@ -69,7 +69,6 @@ _EFFECTS = (
     "What a value adds to the score of a class, compared with the average person, for the columns that matter most. "
     "The bands are two standard deviations of noise, the bars shares of people."
 )
-_FIT = "Dashed: an exact fit."
 _MOST_CELLS = 16
 """Cells of the confusion matrix that the card shows; a larger one is left to the JSON."""
 BLANK = "[to be filled in]"
@@ -198,16 +197,14 @@ class PrivacyCard:
             counts=self._counts_html(),
             attacks="" if self.public else f"<h2>What attacks saw</h2>\n{_table(self._leakage_rows())}",
             parameters=_table(self._parameters()),
-            pictures=self._pictures_html(),
+            calibration="" if self.evaluation is None else _calibration_html(self.evaluation),
+            effects=self._effects_html(),
         )
 
-    def _pictures_html(self) -> str:
-        """Return figures of the calibration and of the columns that matter most, and the importances of all."""
-        calibration = "" if self.evaluation is None else _calibration_svg(self.evaluation)
-        told = f"<h2>How its probabilities fit</h2>\n<p>{escape(_FIT)}</p>\n"
-        first = f"<section>\n{told}{calibration}\n</section>" if calibration else ""
+    def _effects_html(self) -> str:
+        """Return figures of the columns that matter most, and the importances of all."""
         if self.effects is None:
-            return f'<div class="pictures">{first}</div>'
+            return ""
         most = [curve_svg(self.effects, name) for name in [*self.effects.curves][:_MOST_CURVES]]
         rows = [
             (name, [f"{size:.3f}", "unknown" if math.isnan(noise) else f"{noise:.3f}"])
@@ -215,10 +212,9 @@ class PrivacyCard:
         ]
         head = ["column", "importance (mean absolute effect)", "noise"]
         return (
-            f'<div class="pictures">{first}<section class="looks">\n<h2>What it looks at</h2>\n'
-            f'<p>{escape(_EFFECTS)}</p>\n<div class="effects">{"".join(most)}</div>\n'
+            f'<section class="looks">\n<h2>What it looks at</h2>\n<p>{escape(_EFFECTS)}</p>\n'
+            f'<div class="effects">{"".join(most)}</div>\n'
             f"<details>\n<summary>All columns by importance</summary>\n{_grid('', head, rows)}\n</details>\n</section>"
-            "</div>"
         )
 
     @property
@@ -378,7 +374,7 @@ class PrivacyCard:
             f"<details><summary>{escape(caption)}</summary>{_grid('', heads, lines)}</details>"
             for caption, heads, lines in _details(self.evaluation)
         )
-        drawn = " drawn" if _calibration_svg(self.evaluation) else ""  # then the table is not printed
+        drawn = " drawn" if _calibration_html(self.evaluation) else ""  # then the table is not printed
         return f'<div class="counts{drawn}">{tables}</div>{folded}{_paragraphs(_remarks(self.evaluation))}'
 
     def _leakage_rows(self) -> list[tuple[str, str]]:
@@ -419,36 +415,33 @@ def _axes(evaluation: Evaluation) -> tuple[str, str]:
     return f"probability of {evaluation.classes[1]}", f"share of {evaluation.classes[1]}"
 
 
-def _calibration_svg(evaluation: Evaluation) -> str:
+def _calibration_html(evaluation: Evaluation) -> str:
     """Return a figure of the share in each bin of probabilities, with its interval; nothing if all are unknown."""
     known = [each for each in evaluation.bins if each.share.value is not None]
     if not known:
         return ""
 
-    def _place(probability: float, share: float) -> str:
-        return f"{40 + 260 * probability:.1f} {170 - 160 * share:.1f}"
+    def _line(left: float, low: float, right: float, high: float, style: str) -> str:
+        (x1, y1), (x2, y2) = ((40 + 260 * x, 170 - 160 * y) for x, y in ((left, low), (right, high)))
+        return f'<path d="M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}" stroke={style}/>'
 
-    parts = [
-        f'<path d="M{_place(0, 0)}L{_place(1, 1)}" stroke="currentColor" stroke-dasharray="4 4" opacity=".6"/>'
-    ]
+    parts = [_line(0, 0, 1, 1, '"currentColor" stroke-dasharray="4 4" opacity=".6"')]
     for number in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0):
-        parts.append(
-            f'<path d="M{_place(0, number)}L{_place(1, number)}" stroke="currentColor" opacity=".25"/>'
-        )
+        parts.append(_line(0, number, 1, number, '"currentColor" opacity=".25"'))
         parts.append(f'<text x="34" y="{174 - 160 * number:g}" text-anchor="end">{number:g}</text>')
         parts.append(f'<text x="{40 + 260 * number:g}" y="186" text-anchor="middle">{number:g}</text>')
     for each in known:
         value, middle = cast(float, each.share.value), (each.low + each.high) / 2
-        interval = f"M{_place(middle, each.share.low)}L{_place(middle, each.share.high)}"
-        parts.append(f'<path d="{interval}" stroke="#0969da" stroke-width="4" opacity=".4"/>')
-        ends = f"M{_place(each.low, value)}L{_place(each.high, value)}"
-        parts.append(f'<path d="{ends}" stroke="#0969da" stroke-width="2.5"/>')
+        interval = middle, each.share.low, middle, each.share.high
+        parts.append(_line(*interval, '"#0969da" stroke-width="4" opacity=".4"'))
+        parts.append(_line(each.low, value, each.high, value, '"#0969da" stroke-width="2.5"'))
     across, up = _axes(evaluation)
     described = escape(f"{up} by {across}, with intervals; the dashed line is what is exactly right")
     return (
+        "<section>\n<h2>How its probabilities fit</h2>\n<p>Dashed: an exact fit.</p>\n"
         f'<svg class="calibration" viewBox="0 0 320 210" role="img" aria-label="{described}" fill="currentColor" '
         f'font-family="system-ui, sans-serif" font-size="12">{"".join(parts)}'
-        f'<text x="170" y="204" text-anchor="middle">{escape(across)}</text></svg>'
+        f'<text x="170" y="204" text-anchor="middle">{escape(across)}</text></svg>\n</section>'
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -195,7 +196,7 @@ def test_the_page_follows_its_sliders_and_allows_nothing_else(
         value = getattr(chosen, shown)
         written = f"{value.expected:.3f}" if majority else f"{value.expected:.0%}"
         assert page.locator("#value").inner_text() == written
-        assert page.locator("#guess").inner_text() == chosen.max_guess_text
+        assert page.locator("#guess").inner_text() == f"{math.ceil(1000 * chosen.max_guess) / 10:.1f}%"
         assert chosen.strength in page.locator("#strength").get_attribute("class")
         assert page.locator("#ece").inner_text() == f"{chosen.calibration_error.expected:.3f}"
         assert page.get_by_label("People in the training").get_attribute("aria-valuetext") == f"{people:,}"
@@ -209,6 +210,9 @@ def test_the_page_follows_its_sliders_and_allows_nothing_else(
         )
         assert re.match(f"At epsilon {epsilon:g}, {least}", page.locator("#enough").inner_text())
         assert page.locator("svg .here").count() == 2
+    page.get_by_text("All numbers").first.click()
+    assert page.locator("#rows tr:visible").count() == len(found.grid) == 6
+    assert page.locator("#assumptions li").all_inner_texts() == found.assumptions
     page.evaluate(axe)
     assert [each["id"] for each in page.evaluate("axe.run()")["violations"]] == []
     screenshot(page, "plan")

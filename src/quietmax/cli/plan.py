@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -98,16 +99,12 @@ def command(
 def _print_outlooks(title: str, first: str, outlooks: tuple[Outlook, ...]) -> None:
     rows = [
         (
-            _short(getattr(each, first)),
+            f"{getattr(each, first):,.12g}",
             str(each.accuracy or ""),
             "" if each.survives is None else f"{each.survives.expected:.0%}",
             str(each.calibration_error),
-            each.max_guess_text,
+            f"{math.ceil(1000 * each.max_guess) / 10:.1f}%",
         )
         for each in outlooks
     ]
     print_table(title, (first, "accuracy (90%)", "survives", "ECE (90%)", "adversary"), rows)
-
-
-def _short(number: float) -> str:
-    return f"{number:,}" if isinstance(number, int) else f"{number:g}"

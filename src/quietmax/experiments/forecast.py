@@ -85,11 +85,6 @@ class Outlook:
     strength: Strength  # what `max_guess` is called, see `Guarantee.strength`
     loss: float  # the accuracy that is expected to be lost to privacy and to few people
 
-    @property
-    def max_guess_text(self) -> str:
-        """`max_guess` as a percentage, rounded up."""
-        return f"{math.ceil(1000 * self.max_guess) / 10:.1f}%"
-
 
 @dataclass(frozen=True)
 class Forecast:
@@ -116,41 +111,25 @@ class Forecast:
         return {**content, "assumptions": self.assumptions}
 
     def to_html(self, title: str) -> str:
-        """Return a page with one slider for epsilon and one for the number of people; `grid` must be there.
-
-        The page fetches nothing, and its own content security policy allows nothing but its own style and script.
-        """
+        """Return a page with sliders for epsilon and people, which needs `grid`; it fetches and allows nothing else."""
         if not self.grid:
             raise InvalidInput("A page requires a forecast with `grid`.")
         folder = Path(__file__).with_name("plan")
-        style, script = ((folder / name).read_text(encoding="utf-8") for name in ("page.css", "sliders.js"))
-        hashes = (
-            base64.b64encode(hashlib.sha256(each.encode()).digest()).decode() for each in (style, script)
+        page, style, script = (
+            (folder / name).read_text("utf-8") for name in ("page.html", "page.css", "sliders.js")
         )
-        policy = "default-src 'none'; base-uri 'none'; style-src 'sha256-{}'; script-src 'sha256-{}'"
-        epsilons, people = (
-            sorted({getattr(each, name) for each in self.grid}) for name in ("epsilon", "people")
-        )
-        found = {
-            "flat": [_flattens_at([one for one in self.grid if one.people == each]) for each in people],
-            "enough": [_enough([one for one in self.grid if one.epsilon == each]) for each in epsilons],
-            "least": {"flat": FLAT, "enough": ENOUGH},
-        }
-        rows = (
-            f"<tr><td>{each.people:,}</td><td>{each.epsilon:g}</td><td>{each.accuracy or ''}</td><td>"
-            f"{each.survives or ''}</td><td>{each.calibration_error}</td><td>{each.max_guess_text}</td></tr>"
-            for each in self.grid
-        )
-        return Template((folder / "page.html").read_text(encoding="utf-8")).substitute(
+        found: dict[str, Any] = {"least": {"flat": FLAT, "enough": ENOUGH}}
+        for name, other, rule in (("flat", "people", _flattens_at), ("enough", "epsilon", _enough)):
+            places = sorted({getattr(each, other) for each in self.grid})
+            found[name] = [
+                rule([each for each in self.grid if getattr(each, other) == place]) for place in places
+            ]
+        return Template(page).substitute(
             title=escape(title),
-            policy=policy.format(*hashes),
+            policy=f"default-src 'none'; base-uri 'none'; style-src {_hash(style)}; script-src {_hash(script)}",
             style=style,
             script=script,
-            delta=f"{self.delta:g}",
             data=json.dumps({**self.to_json(), **found}).replace("<", "\\u003c"),
-            advice="".join(f"<li>{escape(sentence)}</li>" for sentence in self.advice),
-            assumptions="".join(f"<li>{escape(sentence)}</li>" for sentence in self.assumptions),
-            rows="\n".join(rows),
         )
 
     @property
@@ -209,22 +188,20 @@ class Forecast:
                 axes.axhline(self.majority, color="black", ls=":", label="most frequent class")
             if self.achievable is not None:
                 axes.axhline(self.achievable, color="black", ls="--", label="without privacy, as stated")
-        left.set_ylabel(
-            "accuracy" if self.majority is not None else "share of what is achievable that survives"
-        )
+        left.set_ylabel("accuracy" if shown == "accuracy" else "share of what is achievable that survives")
         guess = left.twinx()
-        guess.plot(
-            [each.epsilon for each in self.by_epsilon],
-            [each.max_guess for each in self.by_epsilon],
-            "--",
-            color="tab:red",
-        )
+        places = [each.epsilon for each in self.by_epsilon]
+        guess.plot(places, [each.max_guess for each in self.by_epsilon], "--", color="tab:red")
         guess.set_ylabel("an adversary is right at most", color="tab:red")
         guess.set_ylim(0.5, 1.0)
         left.set_title(f"{self.people:,} people")
         right.set_title(f"epsilon {self.epsilon:g}")
         right.legend(loc="best")
         return drawn
+
+
+def _hash(content: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
 
 
 def _flattens_at(outlooks: Sequence[Outlook]) -> float | None:
@@ -317,11 +294,8 @@ def plan(
     factors = {checked_positive(each, "sizes") for each in sizes} or {1.0}
     counts = sorted({int(min(max(10, round(people * each)), _MOST_PEOPLE)) for each in factors})
     pairs = [*((people, each) for each in ordered), *((each, epsilon) for each in counts)]
-    cells = (
-        [(size, each) for size in sorted({*counts, people}) for each in sorted({*ordered, epsilon})]
-        if grid
-        else []
-    )
+    rows_of_grid = sorted({*counts, people}) if grid else []
+    cells = [(size, each) for size in rows_of_grid for each in sorted({*ordered, epsilon})]
     pairs = list(dict.fromkeys([*pairs, *cells]))
     strengths = {each: mu_of(checked_positive(each, "epsilon"), delta) for _, each in pairs}
     little_noise = mu_of(_LARGEST_EPSILON, delta)

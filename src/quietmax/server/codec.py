@@ -127,15 +127,9 @@ def _decode_tensors(
         try:
             rows = _with_iso_dates(encoding, inputs).encode(frame) + np.float32(0)
         except InvalidInput as error:
-            raise HttpError(422, str(error), _named_column(error)) from None
+            raise HttpError(422, str(error), {"column": error.column} if error.column else None) from None
         unknown = _unknown_values(rows, encoding)
     return InferenceRequest(rows, _id(request), _outputs(request, deployment), unknown)
-
-
-def _named_column(error: InvalidInput) -> dict[str, str]:
-    """Return what the response adds to an error: the column whose value cannot be read, if it is one column's."""
-    column = getattr(error, "column", None)
-    return {} if column is None else {"column": column}
 
 
 def _check_structure(text: bytes, deployment: Deployment, max_rows: int) -> None:

@@ -6,6 +6,7 @@ const steps = Object.fromEntries(["epsilon", "people"].map((name) =>
 const written = {epsilon: (value) => String(value), people: (value) => value.toLocaleString("en")};
 const shown = plan.majority === null ? "survives" : "accuracy";
 const share = (value) => shown === "accuracy" ? value.toFixed(3) : `${(100 * value).toFixed(0)}%`;
+const percent = (guess) => `${(Math.ceil(1000 * guess) / 10).toFixed(1)}%`;
 const between = ({low, high}, write) => `${write(low)} to ${write(high)} in 90% of simulations`;
 const SIGNS = {strong: "strong protection ●●●", moderate: "moderate protection ●●○", weak: "weak protection ●○○", none: "no protection ○○○"};
 const LEFT = 52, RIGHT = 468, TOP = 12, BOTTOM = 206;
@@ -56,7 +57,7 @@ function show() {
   byId("value-note").textContent = (value ? `${between(value, share)}. ` : "") + (shown === "survives"
     ? "The share of the accuracy above the most frequent class that privacy leaves. State the majority for an accuracy."
     : `${Math.abs(value.expected - plan.majority).toFixed(3)} ${value.expected < plan.majority ? "below" : "above"} always naming the most frequent class (${plan.majority}).`);
-  byId("guess").textContent = `${(Math.ceil(1000 * chosen.max_guess) / 10).toFixed(1)}%`;
+  byId("guess").textContent = percent(chosen.max_guess);
   Object.assign(byId("strength"), {textContent: SIGNS[chosen.strength], className: `badge ${chosen.strength}`});
   byId("ece").textContent = chosen.calibration_error.expected.toFixed(3);
   byId("ece-note").textContent = `${between(chosen.calibration_error, (each) => each.toFixed(3))}. How far stated probabilities are from what is right.`;
@@ -79,5 +80,13 @@ for (const name of ["epsilon", "people"]) {
 byId("fewest").textContent = written.people(steps.people[0]);
 byId("most").textContent = written.people(steps.people.at(-1));
 byId("levels").textContent = (shown === "survives" ? "Dotted: all of it." : `Dotted: the most frequent class${plan.achievable === null ? "" : ", and what is achievable without privacy, as stated"}.`) + " Ring: what is enough.";
+byId("delta").textContent = plan.delta;
+for (const sentence of plan.assumptions) byId("assumptions").appendChild(document.createElement("li")).textContent = sentence;
+for (const each of plan.grid) {
+  const row = byId("rows").insertRow();
+  const interval = (found) => found ? `${found.expected.toFixed(3)} (${found.low.toFixed(3)} to ${found.high.toFixed(3)})` : "";
+  const {people, epsilon, accuracy, survives, calibration_error: error} = each;
+  for (const text of [written.people(people), epsilon, interval(accuracy), interval(survives), interval(error), percent(each.max_guess)]) row.insertCell().textContent = text;
+}
 byId("live").hidden = false;
 show();
