@@ -75,17 +75,17 @@ def _why_not_writable(file: Path) -> str:
 
 
 def check_page(path: Path | None) -> None:
-    """Raise `QuietmaxError` for a path that `write_page` could not write to, before the page is made."""
+    """Raise `QuietmaxError` for a path that a page cannot be written to, before it is made."""
     if path is not None and (problem := _why_not_writable(path)):
         raise QuietmaxError(f"The page cannot be written to {path}: {problem}.")
 
 
-def write_page(content: str, path: Path) -> None:
-    """Write a page of HTML."""
+def write_text(content: str, path: Path, what: str, *, private: bool = False) -> None:
+    """Write a text file atomically; `what` is its name in messages."""
     try:
-        atomic_write(path, lambda staging: staging.write_text(content, encoding="utf-8"))
+        atomic_write(path, lambda staging: staging.write_text(content, encoding="utf-8"), private=private)
     except OSError as problem:
-        raise QuietmaxError(f"The page cannot be written to {path}: {problem.strerror}.") from problem
+        raise QuietmaxError(f"{what} cannot be written to {path}: {problem.strerror}.") from problem
 
 
 def write_figure(figure: Figure, path: str | Path) -> Path:

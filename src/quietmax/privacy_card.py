@@ -21,10 +21,10 @@ from pathlib import Path
 from string import Template
 from typing import Any, NamedTuple, cast
 
-from quietmax._io import atomic_write
+from quietmax._io import write_text
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.records import Holdout
-from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError, counted, short_message
+from quietmax.errors import DataUnavailable, InvalidInput, counted, short_message
 from quietmax.estimators.decisions import decision_in_words
 from quietmax.estimators.evaluation import composed_guarantee, read_evaluations
 from quietmax.estimators.figures import Bin, Evaluation
@@ -518,11 +518,8 @@ def record_leakage(folder: str | Path, reports: Sequence[Mapping[str, Any]]) -> 
     for report in reports:
         entry = {name: report[name] for name in ("attack", "released_by", "leakage", "auc")}
         kept[entry["attack"], entry["released_by"]] = entry
-    try:
-        text = json.dumps({"caveat": OBSERVED, "attacks": list(kept.values())}, indent=2) + "\n"
-        atomic_write(path, lambda staging: staging.write_text(text, encoding="utf-8"), private=True)
-    except OSError as problem:
-        raise QuietmaxError(f"Cannot write the attack results to {path} ({problem.strerror}).") from problem
+    text = json.dumps({"caveat": OBSERVED, "attacks": list(kept.values())}, indent=2) + "\n"
+    write_text(text, path, "The attack results", private=True)
 
 
 def _recorded(path: Path) -> list[dict[str, Any]]:

@@ -361,7 +361,7 @@ def card(
 
     quietmax card private --format nist-800-226 --ledger ledger.sqlite
     """
-    from quietmax._io import write_page
+    from quietmax._io import write_text
     from quietmax.privacy_card import nist_checklist, read_card
 
     if ledger is not None and form == "card":
@@ -372,7 +372,7 @@ def card(
     if public:
         card = card.for_publication()
     if html is not None:
-        write_page(card.to_html(), html)
+        write_text(card.to_html(), html, "The page")
     if form == "card":
         print_json(card.to_json())
         print_table(card.title, ("", ""), card.rows(), prose=True)

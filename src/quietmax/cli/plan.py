@@ -49,7 +49,7 @@ def command(
 
     Example: quietmax plan people.toml --people 5000 --majority 0.76 --html plan.html
     """
-    from quietmax._io import check_figure, check_page, write_figure, write_page
+    from quietmax._io import check_figure, check_page, write_figure, write_text
     from quietmax.data.schema import Schema
     from quietmax.data.sources import read_table
     from quietmax.experiments.forecast import plan
@@ -78,7 +78,7 @@ def command(
     if output is not None:
         write_figure(forecast.figure(), output)
     if html is not None:
-        write_page(forecast.to_html(schema.name), html)
+        write_text(forecast.to_html(schema.name), html, "The page")
     print_json(forecast.to_json())
     _print_outlooks(f"{people:,} people, delta {delta:g}", "epsilon", forecast.by_epsilon)
     _print_outlooks(f"epsilon {epsilon:g}, delta {delta:g}", "people", forecast.by_people)

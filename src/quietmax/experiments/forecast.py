@@ -263,8 +263,7 @@ def plan(
     seed : int
         The same seed gives the same forecast.
     grid : bool
-        Whether to simulate each epsilon with each number of people, as `Forecast.to_html` needs; it takes four times
-        as long.
+        Whether to simulate each epsilon with each number of people, for `Forecast.to_html`; four times as slow.
     progress : callable, optional
         Called with the number of simulations done, and of all.
 

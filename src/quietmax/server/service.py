@@ -286,8 +286,7 @@ class Service:
             parameters["decision"] = deployment.decision
             if classes == 2:
                 parameters["threshold"] = threshold_of(deployment.costs)
-            if deployment.costs is not None:
-                parameters["costs"] = deployment.costs
+            parameters["costs"] = deployment.costs
         if deployment.warning is not None:
             parameters["warning"] = deployment.warning
         if encoding is not None and _takes_encoded_rows(encoding):
