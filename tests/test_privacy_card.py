@@ -366,7 +366,7 @@ def test_the_calibration_is_drawn_where_it_is_known() -> None:
     assert len(paths) == len(evaluation.bins)
     for each, path in zip(evaluation.bins, paths, strict=True):
         left, up, right, same = map(float, path)
-        assert (up, same) == (pytest.approx(170 - 160 * (each.share.value or 0.0), abs=0.06), up)
+        assert up == same == pytest.approx(170 - 160 * (each.share.value or 0.0), abs=0.06)
         assert [left, right] == pytest.approx([40 + 260 * each.low, 40 + 260 * each.high], abs=0.06)
     assert "share of class 1 by probability of class 1" in picture
     unknown = replace(evaluation, calibration=((0.0, 0.0),) * len(evaluation.bins))
