@@ -74,7 +74,7 @@ WRONG = {
         "reproduce run --datasets purchase-2": "dataset_purchase",
         "reproduce run": "is present. 'quietmax datasets' lists",
         "card absent": "no model",
-        "card head --html absent/card.html": "Cannot write the card",
+        "card head --html absent/card.html": "The page cannot be written",
         "export head --onnx /proc/none/a": "/proc/none/a",
         "export head --skops /proc/none/a": "/proc/none/a",
         "export head --mlflow /proc/none/a": "/proc/none/a",

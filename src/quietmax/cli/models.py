@@ -362,7 +362,7 @@ def card(
 
     quietmax card private --format nist-800-226 --ledger ledger.sqlite
     """
-    from quietmax._io import atomic_write
+    from quietmax._io import write_text
     from quietmax.privacy_card import nist_checklist, read_card
 
     if ledger is not None and form == "card":
@@ -373,10 +373,7 @@ def card(
     if public:
         card = card.for_publication()
     if html is not None:
-        try:
-            atomic_write(html, lambda staging: staging.write_text(card.to_html(), encoding="utf-8"))
-        except OSError as problem:
-            raise QuietmaxError(f"Cannot write the card to {html}: {problem.strerror}.") from problem
+        write_text(card.to_html(), html, "The page")
     if form == "card":
         print_json(card.to_json())
         print_table(card.title, ("", ""), card.rows(), prose=True)

@@ -116,7 +116,7 @@ def _refuse_unreadable(unreadable: NDArray[np.bool_], name: str, problem: str) -
     """Raise `InvalidData` for the first cell that cannot be read."""
     rows = np.flatnonzero(unreadable)
     if rows.size:
-        raise InvalidData(f"{_first_of(rows)} has {problem.format(name)}.")
+        raise InvalidData(f"{_first_of(rows)} has {problem.format(name)}.", column=name)
 
 
 def _read_numbers(

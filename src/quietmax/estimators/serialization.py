@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from quietmax._io import atomic_write
+from quietmax._io import write_text
 from quietmax._lazy import lazy_module
 from quietmax.accounting.costs import Budget, delta_of, mu_of
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.encoding import Encoding
 from quietmax.data.records import Holdout
 from quietmax.data.sources import as_frame
-from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError, short_message
+from quietmax.errors import DataUnavailable, InvalidInput, short_message
 from quietmax.estimators.decisions import Costs, checked_costs, costs_of, decided
 from quietmax.estimators.evaluation import EVALUATION_FILE, _save_evaluations
 from quietmax.estimators.head.effects import Additive, Effects
@@ -393,11 +393,7 @@ def decide_folder(
     if isinstance(model.classifier, Predictor):
         raise InvalidInput("A model that is paid per answer releases no probabilities to decide by.")
     chosen = costs_of(model.classes, threshold, cost)
-    text, path = _decision_text(chosen), Path(folder) / DECISION_FILE
-    try:
-        atomic_write(path, lambda staging: staging.write_text(text, encoding="utf-8"))
-    except OSError as problem:
-        raise QuietmaxError(f"The decision cannot be written to {path} ({problem.strerror}).") from problem
+    write_text(_decision_text(chosen), Path(folder) / DECISION_FILE, "The decision")
     return replace(model, costs=chosen)
 
 
