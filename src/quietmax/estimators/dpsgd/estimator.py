@@ -54,6 +54,7 @@ from quietmax.estimators.dpsgd.training import (
     train_private_stack,
 )
 from quietmax.estimators.head.calibration import Scores, _bisected_scale, _Excess
+from quietmax.estimators.head.effects import SaysEffects
 from quietmax.estimators.head.exact_sums import (
     BITS,
     _row_sum,
@@ -217,7 +218,7 @@ _PROBES = 64
 
 @_documented
 @dataclass(eq=False, repr=False)
-class DPSGD(PrivateClassifier):
+class DPSGD(SaysEffects, PrivateClassifier):
     """A network trained by differentially private stochastic gradient descent (DP-SGD).
 
     Its weights may be published, and any number of predictions is free. The guarantee holds for one record added or
