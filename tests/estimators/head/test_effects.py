@@ -17,9 +17,10 @@ from quietmax.data.encoding import Encoding, NumericColumn
 from quietmax.data.schema import Schema
 from quietmax.errors import InvalidInput
 from quietmax.estimators import open_private, save_private
-from quietmax.estimators.head.effects import CONSTANT, Additive, curve_svg, parts_of
+from quietmax.estimators.head.effects import CONSTANT, Additive, curve_svg
 from quietmax.estimators.head.tables import (
     Basis,
+    _ranges,
     _rates_and_mus,
     centred,
     effect_noise,
@@ -152,7 +153,7 @@ def test_effects_average_zero_under_the_released_shares_and_are_sorted_by_import
     effects, additive, sizes = head.effects(), head._additive(), head.feature_map_.sizes
     assert effects.importance["importance"].is_monotonic_decreasing
     assert list(effects.curves) == effects.importance["column"].tolist()
-    places = dict(zip(additive.columns, enumerate(parts_of(sizes)), strict=True))
+    places = dict(zip(additive.columns, enumerate(_ranges(sizes)), strict=True))
     for name, importance, noise in effects.importance.itertuples(index=False):
         curve, (place, part) = effects.curves[name], places[name]
         all_cells, shares = head.coef_[1, part], head.centre_[part] / head.centre_[part].sum()

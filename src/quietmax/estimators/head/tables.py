@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate, combinations
 from typing import TYPE_CHECKING, Any
 
@@ -157,8 +157,8 @@ class JoinedColumns:
     """
 
     table: Blocks
-    sizes: tuple[int, ...]  # Of each column, and which columns are together
-    groups: tuple[tuple[int, ...], ...]
+    sizes: tuple[int, ...]  # Of each column
+    groups: tuple[tuple[int, ...], ...]  # Which columns are together
 
     @classmethod
     def of(cls, table: Blocks, sizes: tuple[int, ...], size: float) -> JoinedColumns:
@@ -170,9 +170,8 @@ class JoinedColumns:
                 groups[-1] += (position,)
             else:
                 groups.append((position,))
-        joined = cls(table, sizes, tuple(groups))
-        table.update(joined._join)
-        return joined
+        table.update(partial(_joined, sizes, tuple(groups)))
+        return cls(table, sizes, tuple(groups))
 
     @property
     def classes(self) -> int:
@@ -181,41 +180,41 @@ class JoinedColumns:
 
     def sum(self, work: _Residuals) -> NDArray[np.int64]:
         """Add up the residuals of all rows in each cell, from their sums in each joint cell."""
-        starts = _starts(self.sizes)
-        parts = [
-            [work.scores[:, starts[each] : starts[each] + self.sizes[each]] for each in group]
-            for group in self.groups
-        ]
+        columns, shapes = [*_ranges(self.sizes)], [_chosen(self.sizes, group) for group in self.groups]
+        parts = [[work.scores[:, columns[each]] for each in group] for group in self.groups]
         scores = np.concatenate([*map(_outer_sums, parts), work.scores[:, -1:]], axis=1)
-        joint = tuple(map(math.prod, map(self._shape, self.groups)))
+        joint = tuple(map(math.prod, shapes))
         sums = self.table.sum(replace(work, sizes=joint, scores=scores))
         found = np.empty(work.scores.shape, np.int64)
         found[:, -1] = sums[:, -1]
-        for start, size, group in zip(_starts(joint), joint, self.groups, strict=True):
-            together = sums[:, start : start + size].reshape(len(sums), *self._shape(group))
+        for cells, shape, group in zip(_ranges(joint), shapes, self.groups, strict=True):
+            together = sums[:, cells].reshape(-1, *shape)
             for axis, each in enumerate(group, start=1):
                 others = tuple(other for other in range(1, together.ndim) if other != axis)
-                found[:, starts[each] : starts[each] + self.sizes[each]] = together.sum(axis=others)
+                found[:, columns[each]] = together.sum(axis=others)
         return found
 
     def separate(self) -> None:
         """Give the rows their columns back."""
-        self.table.update(self._separate)
+        self.table.update(partial(_separated, self.sizes, self.groups))
 
-    def _shape(self, group: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(self.sizes[each] for each in group)
 
-    def _join(self, block: Table) -> Table:
-        rows = np.empty((len(block), len(self.groups)), block.rows.dtype)
-        for place, group in enumerate(self.groups):
-            rows[:, place] = np.ravel_multi_index(tuple(block.rows[:, group].T), self._shape(group))
-        return replace(block, rows=rows)
+def _joined(sizes: tuple[int, ...], groups: tuple[tuple[int, ...], ...], block: Table) -> Table:
+    rows = np.empty((len(block), len(groups)), block.rows.dtype)
+    for place, group in enumerate(groups):
+        rows[:, place] = np.ravel_multi_index(tuple(block.rows[:, group].T), _chosen(sizes, group))
+    return replace(block, rows=rows)
 
-    def _separate(self, block: Table) -> Table:
-        rows = np.empty((len(block), len(self.sizes)), block.rows.dtype)
-        for place, group in enumerate(self.groups):
-            rows[:, group] = np.transpose(np.unravel_index(block.rows[:, place], self._shape(group)))
-        return replace(block, rows=rows)
+
+def _separated(sizes: tuple[int, ...], groups: tuple[tuple[int, ...], ...], block: Table) -> Table:
+    rows = np.empty((len(block), len(sizes)), block.rows.dtype)
+    for place, group in enumerate(groups):
+        rows[:, group] = np.transpose(np.unravel_index(block.rows[:, place], _chosen(sizes, group)))
+    return replace(block, rows=rows)
+
+
+def _chosen(sizes: tuple[int, ...], group: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(sizes[each] for each in group)
 
 
 def _outer_sums(parts: list[Floats]) -> Floats:
@@ -288,7 +287,9 @@ class Basis:
         The halves of sums over 2^35 rows are below 2^31 and 2^24 units, and at most 2^8 cells have a common feature:
         the products are sums below 2^56. The low part may be negative; `ExactSum` carries what is not below 2^32.
         """
-        high, low = ((self._transposed @ half.T).T for half in (sums >> _HALF_BITS, sums & (2**_HALF_BITS - 1)))
+        high, low = (
+            (self._transposed @ half.T).T for half in (sums >> _HALF_BITS, sums & (2**_HALF_BITS - 1))
+        )
         carried = low + ((high & 255) << _HALF_BITS)
         return _released(ExactSum(high >> 8, carried), 2 * BITS, grid)
 
@@ -428,9 +429,7 @@ def effect_noise(basis: Basis, cells: TableCells, shares: Floats, noise: float) 
     lines = basis.entries[:-1].astype(np.float64)
     constant = basis.entries[-1:].toarray()[0].astype(np.float64)
     variances = np.empty(len(shares) + 1)
-    parts = [
-        slice(start, start + size) for start, size in zip(_starts(cells.sizes), cells.sizes, strict=True)
-    ]
+    parts = [*_ranges(cells.sizes)]
     squares = np.asarray((lines * lines).sum(axis=1)).ravel()
     for part in parts[: len(cells.parts)]:
         entries, weights = lines[part], normalised(shares[part])
@@ -463,6 +462,12 @@ def class_scores(outputs: Floats) -> Floats:
     if len(outputs) == 1:
         outputs = np.concatenate([-outputs / 2.0, outputs / 2.0])
     return np.asarray(outputs - outputs.mean(axis=0))
+
+
+def _ranges(sizes: tuple[int, ...]) -> Iterator[slice]:
+    """Yield the range of each column's cells."""
+    for start, size in zip(_starts(sizes), sizes, strict=True):
+        yield slice(start, start + size)
 
 
 def _starts(sizes: tuple[int, ...]) -> list[int]:
