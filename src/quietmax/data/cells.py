@@ -229,8 +229,8 @@ def _map_cells(values: pd.Series[Any], rule: Callable[[object], object]) -> NDAr
             mapped = np.array([rule(value) for value in encoded.dictionary.to_pylist()], dtype=object)
             return np.asarray(mapped[encoded.indices.to_numpy()])
     known = _Strings(rule)
-    mapped = [known[value] if type(value) is str else rule(value) for value in _cells(values)]
-    return np.array(mapped, dtype=object)
+    made = [known[value] if type(value) is str else rule(value) for value in _cells(values)]
+    return np.array(made, dtype=object)
 
 
 class _Strings(dict[str, object]):

@@ -682,7 +682,7 @@ def _write_dpsgd(estimator: DPSGD) -> _Written:
 
 def _read_dpsgd(stored: _Stored) -> _Read:
     """Return the released network, and its guarantee according to the accountant."""
-    from quietmax.estimators.dpsgd.estimator import network_guarantee
+    from quietmax.estimators.dpsgd.estimator import Centring, network_guarantee
     from quietmax.estimators.dpsgd.training import LATER_FIELDS, Plan, PrivateSettings
 
     description, facts = stored.description, stored.guarantee.parameters
@@ -701,15 +701,15 @@ def _read_dpsgd(stored: _Stored) -> _Read:
     _check_noise(plan)
     if ("centre" in stored.tensors) != (plan.settings.centring_steps > 0):
         raise ValueError("it must have a centre if and only if steps were spent on releasing one")
-    on_cells = isinstance(stored.features, TableCells)
-    implied: dict[str, Any] = {"inputs": "cells"} if on_cells else {}
+    implied: dict[str, Any] = {"inputs": "cells"} if isinstance(stored.features, TableCells) else {}
+    centring = None if isinstance(model, TableWeights) else model.centring
     if plan.settings.calibration_steps:
         implied["scale"] = facts["scale"]
     guarantee = network_guarantee(
         plan,
         Basis.of(stored.features, stored.encoding, facts),
         exact=facts["noise_source"] == {"source": "exact", "exact": True},
-        centring=None if on_cells else model.centring,
+        centring=centring if isinstance(centring, Centring) else None,
         unit=stored.guarantee.unit,
         dimension=known["dimension"],
         classes=model.classes,

@@ -162,7 +162,7 @@ def _released_scale(
     return _bisected_scale(_excess_at, plan.settings.calibration_steps, 1 / plan.noise_multiplier, source)
 
 
-def _network_scores(network: MLP, layer: CellLayer | None, table: Table, part: slice) -> Floats:
+def _network_scores(network: MLP, table: Table, part: slice, layer: CellLayer | None = None) -> Floats:
     rows = table.rows[part]
     return exact_logits(network, rows if layer is None else layer.rows(rows))
 
@@ -363,7 +363,7 @@ class DPSGD(SaysEffects, PrivateClassifier):
             return replace(model, weights=model.weights * scale)
         assert isinstance(model.network, MLP)
         layer = model.centring if isinstance(model.centring, CellLayer) else None
-        scale = _scale(partial(_network_scores, model.network, layer))
+        scale = _scale(partial(_network_scores, model.network, layer=layer))
         return replace(model, network=_scaled(model.network, scale))
 
     def _check_settings(self) -> None:
