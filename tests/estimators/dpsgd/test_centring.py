@@ -189,7 +189,7 @@ def test_without_centring_the_network_sees_the_features_as_they_are(changes: dic
     assert "clipped gradients" in private.guarantee_.because
 
 
-def test_a_network_with_a_length_gets_features_of_a_table_and_their_scale_and_is_saved_with_them(
+def test_a_network_with_a_length_sees_scaled_features_of_a_table_and_is_saved_with_them(
     tmp_path: Path,
 ) -> None:
     frame = table_of_people(900, 900)
