@@ -279,7 +279,7 @@ MAPS: dict[str, Any] = {
     "random-fourier": RandomFourier(count=50),
 }
 COMMON: dict[str, Any] = {"epsilon": 5.0, "classes": (3, 7), "declared_size": 600}
-MODELS = {
+MODELS: dict[str, Any] = {
     **{
         f"head, {name}": qm.PrivateHead(features=each, settings=qm.HeadSettings(radius=2.0), **COMMON)
         for name, each in MAPS.items()
