@@ -42,6 +42,7 @@ from quietmax.data.encoding import (
 from quietmax.errors import InvalidInput
 from quietmax.estimators.decisions import threshold_of
 from quietmax.estimators.dpsgd.estimator import Centring, PrivateNetwork
+from quietmax.estimators.dpsgd.tables import CellLayer
 from quietmax.estimators.dpsgd.training import ROW_LENGTH
 from quietmax.estimators.head.exact_sums import BITS, on_grid
 from quietmax.estimators.head.weights import HeadWeights, TableWeights
@@ -846,7 +847,10 @@ def _classify(classifier: HeadWeights | TableWeights | PrivateNetwork, features:
         rows = _centred(features, classifier.centre, classifier.radius, classifier.bias, classifier.whitening)
         return rows @ np.ascontiguousarray(classifier.weights.T)
     assert isinstance(classifier.network, MLP)
-    if classifier.centring is not None:
+    if isinstance(classifier.centring, CellLayer):
+        outputs = _looked_up(classifier.centring.first, features)
+        features = outputs(classifier.centring.activation.capitalize())
+    elif classifier.centring is not None:
         features = _centring(features, classifier.centring)
     return _network(classifier.network, features)._cast(np.float64)
 
