@@ -16,11 +16,9 @@ import argparse
 import asyncio
 import copy
 import json
-import os
 import random
 import re
 import struct
-import subprocess
 import sys
 import tempfile
 import time
@@ -580,7 +578,7 @@ def main() -> None:
 
     from quietmax.ledger import Ledger
     from serving import free_port, ready_after
-    from soak import FEATURES, save_models
+    from soak import FEATURES, save_models, served
 
     with tempfile.TemporaryDirectory(prefix="quietmax-malformed-") as place:
         folder = Path(place)
@@ -589,35 +587,16 @@ def main() -> None:
         with Ledger(ledger) as opened:
             key, _ = opened.create_key("malformed")
         target = Target(free_port(), free_port(), key, "free", "charged", FEATURES)
-        command = [
-            sys.executable,
-            "-m",
-            "quietmax",
-            "serve",
-            f"free={folder}/free",
-            f"charged={folder}/charged",
-        ]
         options = {
-            "--budget": 100,
-            "--delta": 1e-5,
-            "--queries": 1_000_000,
-            "--ledger": ledger,
             "--workers": arguments.workers,
             "--port": target.port,
             "--grpc-port": target.grpc_port,
             "--header-timeout": TIMEOUT,
             "--idle-timeout": TIMEOUT,
         }
-        command += [part for name, value in options.items() for part in (name, str(value))]
-        with (folder / "log").open("wb") as log:
-            server = subprocess.Popen(
-                [*command, "--accept-unproven", "--no-request-log"],
-                stdout=subprocess.DEVNULL,
-                stderr=log,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )
+        flags = [part for option in options.items() for part in option]
         outcome, samples = Outcome(), []
-        try:
+        with (folder / "log").open("wb") as log, served(folder, ledger, 1_000_000, *flags, log=log) as server:
             ready_after(target.port, server)
             supervisor = psutil.Process(server.pid)
             before, _ = spent_units(ledger)
@@ -635,11 +614,8 @@ def main() -> None:
                     file=sys.stderr,
                 )
             seconds = time.monotonic() - begun
-        finally:
-            server.terminate()
-            server.wait()
         after, sound = spent_units(ledger)
-        failures = (folder / "log").read_bytes().count(b'"event": "failed"')
+        failures = (folder / "log").read_bytes().count(b'"event":"failed"')
     # Compared with a fifth of the requests: by then every path of the service was taken.
     flat = all(end <= 1.1 * early for early, end in zip(samples[PARTS // 5], samples[-1], strict=True))
     if outcome.unsent["OK"]:

@@ -200,6 +200,19 @@ BENCHMARKS = (
         stored="service.md#measured",
     ),
     Benchmark(
+        "hostile",
+        "Attacks on the service beside an honest client",
+        ("--json", "docs/results/hostile.json"),
+        ("--quick", "--only", "request smuggling"),
+        stored="service.md#measured",
+    ),
+    Benchmark(
+        "outage",
+        "A database that is slow, cut off and stopped under load",
+        ("--json", "docs/results/outage.json"),
+        stored="service.md#measured",
+    ),
+    Benchmark(
         "observed",
         "Observed changes beside certified bounds",
         quick=("--dataset", "mnist-5k", "--records", "300", "--removals", "2"),

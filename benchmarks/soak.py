@@ -25,7 +25,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,23 @@ def save_models(folder: Path) -> None:
     save_private(head.fit(rows, labels), folder / "free", dataset="free")
     network = initial_mlp((FEATURES, 8, CLASSES), "tanh", (0,))
     save_model(Model(network, TrainingSettings((8,)), 1000, "charged", 0), folder / "charged")
+
+
+@contextmanager
+def served(
+    folder: Path, ledger: str, queries: int, *options: object, log: Any = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run `quietmax serve` on loopback with the models of `save_models`, one of which is charged per answer."""
+    command = [sys.executable, "-m", "quietmax", "serve", f"free={folder}/free", f"charged={folder}/charged"]
+    command += ["--accept-unproven", "--budget", "100", "--delta", "1e-5", "--queries", str(queries)]
+    command += ["--ledger", ledger, "--no-request-log", *map(str, options)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log or sys.stderr, env=environment)
+    try:
+        yield server
+    finally:
+        server.terminate()
+        server.wait()
 
 
 class Connection:
@@ -234,31 +252,7 @@ def main() -> None:
         with Ledger(ledger) as opened:
             key, _ = opened.create_key("soak")
         port = free_port()
-        command = [
-            sys.executable,
-            "-m",
-            "quietmax",
-            "serve",
-            f"free={folder}/free",
-            f"charged={folder}/charged",
-        ]
-        options = [
-            "--accept-unproven",
-            "--budget",
-            "100",
-            "--delta",
-            "1e-5",
-            "--queries",
-            str(queries),
-            "--ledger",
-            ledger,
-        ]
-        options += ["--workers", str(arguments.workers), "--port", str(port), "--no-request-log"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        server = subprocess.Popen(
-            [*command, *options], stdout=subprocess.DEVNULL, stderr=sys.stderr, env=environment
-        )
-        try:
+        with served(folder, ledger, queries, "--workers", arguments.workers, "--port", port) as server:
             ready_after(port, server)
             supervisor = psutil.Process(server.pid)
             done, results = context.Value("q", 0, lock=False), context.Queue()
@@ -276,9 +270,6 @@ def main() -> None:
             seconds = time.monotonic() - begun
             counts, new, wrong = results.get(timeout=30)
             processor = cpu_seconds(supervisor)
-        finally:
-            server.terminate()
-            server.wait()
         paid = verified(ledger, new, queries)
     middle, flat = by_quarter(samples)
     figures = {

@@ -9,6 +9,7 @@ import signal
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,6 +106,14 @@ def browser(chromium: str) -> Iterator[Any]:
             pytest.skip(f"Chromium does not start ({str(error).splitlines()[0]}); {INSTALL_CHROMIUM}")
         yield opened
         opened.close()
+
+
+@pytest.fixture(scope="session")
+def axe() -> str:
+    """The script axe-core, which finds what keeps people with disabilities from using a page."""
+    if importlib.util.find_spec("axe_playwright_python") is None:
+        pytest.skip("axe-core is missing; install it with: pip install axe-playwright-python")
+    return files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
 
 
 @pytest.fixture

@@ -65,6 +65,16 @@ def test_pyfunc_answers_by_the_decision_of_the_folder(head: Path, tmp_path: Path
     assert (found["label"] != probable).any()
 
 
+def test_pyfunc_states_the_reasons_if_the_parameters_ask_for_them(head: Path, saved: Path) -> None:
+    rows, model = readable_rows(50, seed=6), open_private(head)
+    found = mlflow.pyfunc.load_model(str(saved)).predict(rows, params={"reasons": True})
+    sums = model.additive()
+    expected = sums.contributions(model.encode(rows))
+    for place, name in enumerate(model.classes):
+        given = found[[f"contribution of {summand} to {name}" for summand in sums.summands]].to_numpy()
+        assert np.array_equal(given, expected[:, :, place])
+
+
 def test_a_missing_column_is_an_error_that_names_it(saved: Path) -> None:
     rows = readable_rows(2, seed=6).drop(columns="city")
     with pytest.raises(mlflow.MlflowException, match="city"):

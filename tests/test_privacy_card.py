@@ -22,7 +22,7 @@ from quietmax.estimators.head.effects import curve_svg
 from quietmax.estimators.training_set import Basis
 from quietmax.ledger import Ledger
 from quietmax.ledger.accounts import Terms
-from quietmax.privacy_card import BLANK, OBSERVED, PrivacyCard, nist_checklist, read_card
+from quietmax.privacy_card import BLANK, OBSERVED, PrivacyCard, _calibration_html, nist_checklist, read_card
 from quietmax.server.deployment import deploy, load_models
 from tests.estimators.evaluated import sure
 from tests.export.people import train
@@ -356,6 +356,24 @@ def test_the_card_of_a_table_shows_the_columns_that_matter_most(
     assert other.to_json()["effects"] is None
 
 
+def test_the_calibration_is_drawn_where_it_is_known() -> None:
+    evaluation = calibrated_card().evaluation
+    assert evaluation is not None
+    picture = _calibration_html(evaluation)
+    paths = re.findall(
+        r'd="M([\d.]+) ([\d.]+)L([\d.]+) ([\d.]+)" stroke="#0969da" stroke-width="2.5"', picture
+    )
+    assert len(paths) == len(evaluation.bins)
+    for each, path in zip(evaluation.bins, paths, strict=True):
+        left, up, right, same = map(float, path)
+        assert up == same == pytest.approx(170 - 160 * (each.share.value or 0.0), abs=0.06)
+        assert [left, right] == pytest.approx([40 + 260 * each.low, 40 + 260 * each.high], abs=0.06)
+    assert "share of class 1 by probability of class 1" in picture
+    unknown = replace(evaluation, calibration=((0.0, 0.0),) * len(evaluation.bins))
+    assert _calibration_html(unknown) == ""
+    assert "<svg" not in replace(make_card(), evaluations=(unknown,)).to_html()
+
+
 def test_of_many_classes_the_lowest_recalls_are_shown() -> None:
     card = evaluated(make_card(), classes=30)
     assert card.evaluation is not None
@@ -394,6 +412,16 @@ def test_the_card_prints_on_one_page_and_fits_a_phone(
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
         assert page.evaluate("parseFloat(getComputedStyle(document.querySelector('td')).fontSize)") >= 16
         printed = page.pdf(prefer_css_page_size=True)
+        page.emulate_media(media="print")
+        for picture, count in ((".effects svg", 3), (".calibration", int(card.evaluation is not None))):
+            shown = page.locator(picture)
+            assert shown.count() == count, picture
+            assert all(each.is_visible() for each in shown.all()), "the pictures are printed"
+        assert page.locator(".counts.drawn > :last-child:visible").count() == 0, (
+            "the picture stands for its table"
+        )
+        if card.evaluation is not None:
+            assert page.locator(".grid:visible").count() == (len(card.evaluation.classes) <= 4), "the matrix"
     finally:
         page.close()
     assert len(re.findall(rb"/Type\s*/Page\b", printed)) == 1

@@ -59,15 +59,33 @@ def check_figure(path: str | Path | None) -> None:
     file = Path(path)
     if file.suffix.lower().removeprefix(".") not in Figure().canvas.get_supported_filetypes():
         problem = f"the format '{file.suffix}' is not supported" if file.suffix else "it has no extension"
-    elif not file.parent.is_dir():
-        problem = f"the folder {file.parent} does not exist"
-    elif file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
-        problem = "it is a folder or not writable"
-    else:
+    elif not (problem := _why_not_writable(file)):
         return
     raise QuietmaxError(
         f"The figure cannot be written to {path}: {problem}. A writable .png, .pdf or .svg file is required."
     )
+
+
+def _why_not_writable(file: Path) -> str:
+    """Return why a file cannot be written; nothing if it can."""
+    if not file.parent.is_dir():
+        return f"the folder {file.parent} does not exist"
+    writable = os.access(file if file.exists() else file.parent, os.W_OK)
+    return "" if writable and not file.is_dir() else "it is a folder or not writable"
+
+
+def check_page(path: Path | None) -> None:
+    """Raise `QuietmaxError` for a path that a page cannot be written to, before it is made."""
+    if path is not None and (problem := _why_not_writable(path)):
+        raise QuietmaxError(f"The page cannot be written to {path}: {problem}.")
+
+
+def write_text(content: str, path: Path, what: str, *, private: bool = False) -> None:
+    """Write a text file atomically; `what` is its name in messages."""
+    try:
+        atomic_write(path, lambda staging: staging.write_text(content, encoding="utf-8"), private=private)
+    except OSError as problem:
+        raise QuietmaxError(f"{what} cannot be written to {path}: {problem.strerror}.") from problem
 
 
 def write_figure(figure: Figure, path: str | Path) -> Path:

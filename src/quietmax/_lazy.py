@@ -47,15 +47,15 @@ def lazy_module(name: str) -> Any:
     return _LazyModule(name)
 
 
-def required(package: str, what: str, *modules: str) -> Any:
-    """Import a package, and modules of it, that an extra of the same name installs."""
+def required(package: str, what: str, *modules: str, extra: str | None = None) -> Any:
+    """Import a package, and modules of it, that an extra (by default of the same name) installs."""
     try:
         for module in modules:
             import_module(f"{package}.{module}")
         return import_module(package)
     except ImportError:
         raise DataUnavailable(
-            f"{what} requires the package {package}. Install: pip install 'quietmax[{package}]'."
+            f"{what} requires the package {package}. Install: pip install 'quietmax[{extra or package}]'."
         ) from None
 
 

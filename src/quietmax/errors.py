@@ -17,6 +17,10 @@ class QuietmaxError(Exception):
 class InvalidInput(QuietmaxError, ValueError):
     """The caller's input is invalid. Nothing was written and nothing was charged."""
 
+    def __init__(self, message: str, column: str | None = None) -> None:
+        super().__init__(message)
+        self.column = column  # Whose cell cannot be read, if that is what is wrong
+
 
 class InvalidData(InvalidInput):
     """The contents of a file or table are invalid. Unlike other invalid input, this is not wrong usage."""

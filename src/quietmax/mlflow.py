@@ -151,13 +151,24 @@ class _PyfuncModel:
     def __init__(self, classifier: ReleasedClassifier) -> None:
         self._classifier = classifier
 
-    def predict(self, model_input: Any, params: dict[str, Any] | None = None) -> pd.DataFrame:  # noqa: ARG002
-        """Return one row per record: ``label``, and ``probability of`` each class."""
+    def predict(self, model_input: Any, params: dict[str, Any] | None = None) -> pd.DataFrame:
+        """Return one row per record: ``label``, ``probability of`` each class, and if `params` ask for it the reasons.
+
+        With ``{"reasons": True}`` there is also the ``contribution of`` each column to the score of each class.
+        """
         import pandas as pd
 
         shares = self._classifier.predict_proba(model_input)
         classes = enumerate(self._classifier.classes_)
         columns = {f"probability of {name}": shares[:, place] for place, name in classes}
+        if params and params.get("reasons"):
+            reasons = self._classifier.reasons(model_input)
+            for name in self._classifier.classes_:
+                parts = reasons.pivot(index="row", columns="column", values=f"contribution to {name}")
+                columns |= {
+                    f"contribution of {column} to {name}": parts[column].to_numpy()
+                    for column in reasons["column"].unique()
+                }
         return pd.DataFrame({"label": self._classifier.decided(shares), **columns})
 
 
@@ -184,7 +195,7 @@ def _signature(classifier: ReleasedClassifier) -> Any:
     """Return the names of the columns and of the answers; a cell may have any type that Quietmax reads."""
     import numpy as np
     from mlflow.models import ModelSignature
-    from mlflow.types import ColSpec, Schema, TensorSpec
+    from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema, TensorSpec
     from mlflow.types.schema import AnyType
 
     anything: Any = AnyType
@@ -194,4 +205,5 @@ def _signature(classifier: ReleasedClassifier) -> Any:
         inputs = Schema([TensorSpec(np.dtype(np.float32), (-1, classifier.n_features_in_))])
     label = "string" if classifier.classes_.dtype.kind == "U" else "long"
     answers = [ColSpec("double", f"probability of {name}") for name in classifier.classes_]
-    return ModelSignature(inputs, Schema([ColSpec(label, "label"), *answers]))
+    params = ParamSchema([ParamSpec("reasons", "boolean", False)])
+    return ModelSignature(inputs, Schema([ColSpec(label, "label"), *answers]), params)

@@ -19,12 +19,12 @@ from dataclasses import dataclass, fields, replace
 from html import escape
 from pathlib import Path
 from string import Template
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
-from quietmax._io import atomic_write
+from quietmax._io import write_text
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.records import Holdout
-from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError, counted, short_message
+from quietmax.errors import DataUnavailable, InvalidInput, counted, short_message
 from quietmax.estimators.decisions import decision_in_words
 from quietmax.estimators.evaluation import composed_guarantee, read_evaluations
 from quietmax.estimators.figures import Bin, Evaluation
@@ -212,6 +212,7 @@ class PrivacyCard:
             counts=self._counts_html(),
             attacks="" if self.public else f"<h2>What attacks saw</h2>\n{_table(self._leakage_rows())}",
             parameters=_table(self._parameters()),
+            calibration="" if self.evaluation is None else _calibration_html(self.evaluation),
             effects=self._series_html() + self._effects_html(),
         )
 
@@ -403,16 +404,13 @@ class PrivacyCard:
         if matrix := _matrix(self.evaluation):
             head = ["true class", *(f"predicted {name}" for name in self.evaluation.classes)]
             tables = _grid(f"Number of {self._many}", head, matrix)
-        head = ["probability of the answer", "share of right answers"]
-        if self.evaluation.edges is not None:
-            name = self.evaluation.classes[1]
-            head = [f"probability of {name}", f"share of {name}"]
-        tables += _grid("Calibration", head, _calibration(self.evaluation.wide_bins))
+        tables += _grid("Calibration", _axes(self.evaluation), _calibration(self.evaluation.wide_bins))
         folded = "".join(
             f"<details><summary>{escape(caption)}</summary>{_grid('', heads, lines)}</details>"
             for caption, heads, lines in _details(self.evaluation)
         )
-        return f'<div class="counts">{tables}</div>{folded}{_paragraphs(_remarks(self.evaluation))}'
+        drawn = " drawn" if _calibration_html(self.evaluation) else ""  # then the table is not printed
+        return f'<div class="counts{drawn}">{tables}</div>{folded}{_paragraphs(_remarks(self.evaluation))}'
 
     def _leakage_rows(self) -> list[tuple[str, str]]:
         """Return what attacks observed."""
@@ -445,13 +443,48 @@ def _calibration(bins: Sequence[Bin]) -> list[tuple[str, list[str]]]:
     return [(f"{each.low:.2f} to {each.high:.2f}", [str(each.share)]) for each in bins]
 
 
+def _axes(evaluation: Evaluation) -> tuple[str, str]:
+    """Return what the bins of the calibration are of, and what is counted in them."""
+    if evaluation.edges is None:
+        return "probability of the answer", "share of right answers"
+    return f"probability of {evaluation.classes[1]}", f"share of {evaluation.classes[1]}"
+
+
+def _calibration_html(evaluation: Evaluation) -> str:
+    """Return a figure of the share in each bin of probabilities, with its interval; nothing if all are unknown."""
+    known = [each for each in evaluation.bins if each.share.value is not None]
+    if not known:
+        return ""
+
+    def _line(left: float, low: float, right: float, high: float, style: str) -> str:
+        (x1, y1), (x2, y2) = ((40 + 260 * x, 170 - 160 * y) for x, y in ((left, low), (right, high)))
+        return f'<path d="M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}" stroke={style}/>'
+
+    parts = [_line(0, 0, 1, 1, '"currentColor" stroke-dasharray="4 4" opacity=".6"')]
+    for number in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0):
+        parts.append(_line(0, number, 1, number, '"currentColor" opacity=".25"'))
+        parts.append(f'<text x="34" y="{174 - 160 * number:g}" text-anchor="end">{number:g}</text>')
+        parts.append(f'<text x="{40 + 260 * number:g}" y="186" text-anchor="middle">{number:g}</text>')
+    for each in known:
+        value, middle = cast(float, each.share.value), (each.low + each.high) / 2
+        interval = middle, each.share.low, middle, each.share.high
+        parts.append(_line(*interval, '"#0969da" stroke-width="4" opacity=".4"'))
+        parts.append(_line(each.low, value, each.high, value, '"#0969da" stroke-width="2.5"'))
+    across, up = _axes(evaluation)
+    described = escape(f"{up} by {across}, with intervals; the dashed line is what is exactly right")
+    return (
+        "<section>\n<h2>How its probabilities fit</h2>\n<p>Dashed: an exact fit.</p>\n"
+        f'<svg class="calibration" viewBox="0 0 320 210" role="img" aria-label="{described}" fill="currentColor" '
+        f'font-family="system-ui, sans-serif" font-size="12">{"".join(parts)}'
+        f'<text x="170" y="204" text-anchor="middle">{escape(across)}</text></svg>\n</section>'
+    )
+
+
 def _details(evaluation: Evaluation) -> list[tuple[str, list[str], list[tuple[str, list[str]]]]]:
     """Return the tables that fold away: narrow bins, the thresholds that the owner named, and the groups."""
     found = []
     if evaluation.edges is not None:
-        name = evaluation.classes[1]
-        heads = [f"probability of {name}", f"share of {name}"]
-        found.append(("Calibration in all bins", heads, _calibration(evaluation.bins)))
+        found.append(("Calibration in all bins", [*_axes(evaluation)], _calibration(evaluation.bins)))
     if evaluation.named_points:
         lines = [
             (f"{each.threshold:g}", [str(each.recall), str(each.false_alarms), str(each.precision)])
@@ -551,11 +584,8 @@ def record_leakage(folder: str | Path, reports: Sequence[Mapping[str, Any]]) -> 
     for report in reports:
         entry = {name: report[name] for name in ("attack", "released_by", "leakage", "auc")}
         kept[entry["attack"], entry["released_by"]] = entry
-    try:
-        text = json.dumps({"caveat": OBSERVED, "attacks": list(kept.values())}, indent=2) + "\n"
-        atomic_write(path, lambda staging: staging.write_text(text, encoding="utf-8"), private=True)
-    except OSError as problem:
-        raise QuietmaxError(f"Cannot write the attack results to {path} ({problem.strerror}).") from problem
+    text = json.dumps({"caveat": OBSERVED, "attacks": list(kept.values())}, indent=2) + "\n"
+    write_text(text, path, "The attack results", private=True)
 
 
 def _recorded(path: Path) -> list[dict[str, Any]]:

@@ -35,7 +35,7 @@ def test_the_card_shows_guarantee_status_assumptions_spending_and_leakage(votes:
     assert card["leakage_caveat"] == OBSERVED
     text = page.read_text()
     assert "proven" in text
-    assert "http" not in text  # nothing is fetched to show it
+    assert "://" not in text  # nothing is fetched to show it
     assert html.escape(OBSERVED) in text
     out = printed("card", votes)
     assert "Privacy card: proven" in out

@@ -19,7 +19,7 @@ SMALL = "mnist-5k --records 40"
 PEOPLE = "people.csv --declared-size 1000"
 ALL = {" ".join(path): command for path, command in all_commands()}
 ELSEWHERE = {
-    *("demo", "serve", "compare", "reproduce run", "ledger accept-loss"),
+    *("demo", "serve", "ask", "compare", "reproduce run", "ledger accept-loss"),
 }
 """Commands that run long or need more than a folder; the tests of their own modules run them with --json."""
 WORKING = {
@@ -58,6 +58,7 @@ WORKING = {
 WRONG = {
     1: {
         "predict --model absent --input people.csv": "absent",
+        "ask http://127.0.0.1:9 people people.csv": "The service at 127.0.0.1:9 cannot be reached",
         "schema draft absent.csv": "absent.csv",
         "schema check absent.csv": "absent.csv",
         "schema check people.csv --schema absent.toml": "cannot be read",
@@ -73,15 +74,19 @@ WRONG = {
         "reproduce run --datasets purchase-2": "dataset_purchase",
         "reproduce run": "is present. 'quietmax datasets' lists",
         "card absent": "no model",
-        "card head --html absent/card.html": "Cannot write the card",
+        "card head --html absent/card.html": "The page cannot be written",
         "export head --onnx /proc/none/a": "/proc/none/a",
         "export head --skops /proc/none/a": "/proc/none/a",
         "export head --mlflow /proc/none/a": "/proc/none/a",
+        "export head --sql duckdb -o /proc/none/a": "/proc/none/a",
+        "export head --html /proc/none/a": "/proc/none/a",
         **{f"reproduce run --tables {table}": "quietmax datasets" for table in _MEASUREMENTS},
     },
     2: {
         "trian": "No such command 'trian'. Did you mean 'train'? (see 'quietmax --help').",
         "predict --model": "Option '--model' requires an argument (see 'quietmax --help').",
+        "ask ftp://h people people.csv": "url must be an http or https address",
+        "ask http://127.0.0.1:9 people people.csv --key-file none.txt": "--key-file cannot be read",
         "predict --epsilon x": "Invalid value for '--epsilon'",
         "schema draft people.csv --label 'income tax'": "no column 'income tax'",
         "schema draft people.csv --label age --person age": "both the label and the person",
@@ -126,7 +131,8 @@ WRONG = {
         "explain head --column agee": "did you mean 'age'?",
         "predict --model teachers --input people.csv --explain": "paid one by one",
         "predict --model network --input people.csv --explain": "paid one by one",
-        "export head --skops head.skops --reasons": "--reasons requires --onnx",
+        "export head --skops head.skops --reasons": "--reasons requires --onnx or --sql",
+        "export head --html head.html --keep id": "--keep require --sql",
         "evaluate head --data people.csv --exact --epsilon 1": "--exact takes no budget: leave out --epsilon",
         "evaluate head --data people.csv --exact --delta 1e-6": "--exact takes no budget: leave out --epsilon",
         "decide head --threshold maybe=0.3": "no class 'maybe'; the classes are",

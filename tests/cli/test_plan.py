@@ -41,16 +41,23 @@ def test_the_tables_show_each_epsilon_and_number_of_people_and_the_advice() -> N
     assert "stating what is achievable narrows" in shown
 
 
-def test_a_sample_and_a_figure_are_files(tmp_path: Path) -> None:
+def test_a_sample_a_figure_and_a_page_with_every_epsilon_and_number_of_people_are_files(
+    tmp_path: Path,
+) -> None:
     write_people(tmp_path / "public.csv")
-    options = ("--sample", "public.csv", "--output", "plan.svg")
-    document("plan", "people.toml", *SMALL, *options)
+    options = ("--sample", "public.csv", "--output", "plan.svg", "--html", "plan.html")
+    found = document("plan", "people.toml", *SMALL, *options)
     assert "<svg" in (tmp_path / "plan.svg").read_text()
+    assert len(found["grid"]) == 8 * 6, "a forecast is for 10 people or more"
+    page = (tmp_path / "plan.html").read_text()
+    assert "<title>Forecast: people.toml</title>" in page
+    assert f'"max_guess": {found["grid"][-1]["max_guess"]!r}' in page
 
 
 def test_a_figure_or_sample_that_cannot_be_used_is_said_before_anything_is_simulated() -> None:
     for words, code in {
         "people.toml --people 40 --output figure": 1,
+        "people.toml --people 40 --html absent/plan.html": 1,
         "people.toml --people 40 --sample absent.csv": 1,
     }.items():
         assert_error(run("plan", *words.split()), code, words.split()[-1])

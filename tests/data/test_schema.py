@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quietmax.data import Schema, draft_schema, load
+from quietmax.data import Encoding, Schema, draft_schema, encode_table, load
 from quietmax.errors import DataUnavailable, InvalidInput
 from tests.data.conftest import problem_of
 from tests.data.people import DECLARED, expect_people, written
@@ -85,6 +88,7 @@ EVERYTHING = Schema(
     ignore_case=("region", "churn"),
     missing_values={"age": ("-999", "?\x7f")},
     crosses=(("region", "smoker"),),
+    defaults={"age": 40, "region": "1", "smoker": "yes", "joined": "2015-06-30"},
     confirm={
         "person": "from the name",
         "bounds": {"age": 'bounds: "from" the values', "label": "x"},
@@ -137,6 +141,9 @@ def test_dates_may_be_written_as_toml_dates() -> None:
         ("crosses", ["ab"]),
         ("decimal", {"x": 1}),
         ("missing_values", {"x": "-999"}),
+        ("defaults", {"x": ["a"]}),
+        ("defaults", {"x": ""}),
+        ("defaults", ["x"]),
         ("confirm", ["age"]),
         ("confirm", {"age": "bounds from the values"}),
         ("confirm", {"bounds": "from the values"}),
@@ -148,6 +155,77 @@ def test_dates_may_be_written_as_toml_dates() -> None:
 def test_a_value_of_the_wrong_type_is_rejected(key: str, value: Any) -> None:
     assert f"{key} must be" in problem_of(InvalidInput, Schema.from_dict, {key: value})
     assert f"{key} must be" in problem_of(InvalidInput, Schema, **{key: value})
+
+
+FACTS: dict[str, Any] = {
+    "label": "y",
+    "classes": ("no", "yes"),
+    "bounds": {"age": (18, 100), "pay": (0, 1e6)},
+    "decimal": {"pay": ","},
+    "categories": {"region": ("North", "south", "7")},
+    "ignore_case": ("region",),
+    "booleans": ("smoker",),
+    "dates": {"seen": ("2020-01-01", "2024-12-31")},
+    "date_formats": {"seen": "%d.%m.%Y"},
+    "hashed": {"zip": 8},
+    "ignore": ("note",),
+}
+ROWS = pd.DataFrame(
+    [["50", "70,5", "SOUTH", "no", "31.12.2022", "8001", "", "yes"]],
+    columns=["age", "pay", "region", "smoker", "seen", "zip", "note", "y"],
+)
+
+
+def test_defaults_are_what_the_form_is_filled_with_and_change_nothing_else() -> None:
+    toml = """
+        [defaults]
+        age = 40
+        pay = 70.5
+        region = "NORTH"
+        smoker = true
+        seen = 2021-02-03
+        zip = "1010"
+    """
+    defaults = Schema.from_file(written(toml, "schema.toml")).defaults
+    plain, filled = (encode_table(ROWS, Schema(**FACTS, defaults=given)) for given in ({}, defaults))
+    assert plain.encoding is not None
+    assert filled.encoding is not None
+    assert dict(filled.encoding.defaults) == {
+        "age": "40",
+        "pay": "70.5",
+        "region": "North",
+        "smoker": "yes",
+        "seen": "2021-02-03",
+        "zip": "1010",
+    }
+    assert np.array_equal(plain.features, filled.features)
+    assert plain.encoding == filled.encoding, "models of one table stay models of one table"
+    assert Encoding.from_json(filled.encoding.to_json()).defaults == filled.encoding.defaults
+    assert "defaults" not in plain.encoding.to_json(), "what was stored before stays the same"
+    assert Encoding.from_json(plain.encoding.to_json()).defaults == ()
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("age", 17),
+        ("age", "many"),
+        ("age", math.nan),
+        ("age", True),
+        ("region", "east"),
+        ("region", "?"),
+        ("smoker", "perhaps"),
+        ("seen", "2019-12-31"),
+        ("seen", "03.02.2021"),
+        ("note", "x"),
+        ("y", "yes"),
+        ("other", "x"),
+    ],
+)
+def test_a_default_that_its_column_does_not_declare_is_rejected(column: str, value: Any) -> None:
+    said = problem_of(InvalidInput, encode_table, ROWS, Schema(**FACTS, defaults={column: value}))
+    assert f"'{column}'" in said
+    assert "default" in said or "no column 'other'" in said
 
 
 def test_lists_and_numbers_of_a_schema_in_python_are_those_of_a_file() -> None:

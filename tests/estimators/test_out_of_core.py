@@ -15,6 +15,7 @@ from quietmax import DPSGD, PrivateHead, Teachers
 from quietmax.errors import InvalidData, InvalidInput
 from quietmax.estimators.blocks import LocalEngine
 from quietmax.estimators.dpsgd import training
+from quietmax.estimators.dpsgd.tables import CellLayer
 from quietmax.estimators.head import estimator as head
 from quietmax.estimators.head.weights import TableWeights
 from quietmax.models import MLP, CrossEntropy, TrainingSettings
@@ -70,7 +71,9 @@ def released(fitted: Any) -> list[Any]:
     network = fitted.ensemble_.teachers if isinstance(fitted, Teachers) else fitted.model_.network
     others = [fitted.ensemble_.silent] if isinstance(fitted, Teachers) else []
     if isinstance(fitted, DPSGD) and fitted.model_.centring is not None:
-        others = [fitted.model_.centring.centre]
+        centring = fitted.model_.centring
+        first = centring.first if isinstance(centring, CellLayer) else None
+        others = [centring.centre] if first is None else [first.centre, first.weights]
     if isinstance(network, MLP):
         return [network.weight_vectors().numpy(), *others]
     modules = network if isinstance(network, list) else [network.module]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -145,6 +148,83 @@ def test_the_forecast_follows_from_its_arguments_and_the_seed() -> None:
     )
     assert one == same
     assert one != other
+
+
+def test_the_grid_adds_pairs_and_changes_no_other_number() -> None:
+    settings: dict[str, Any] = {"epsilons": (0.1, 3.0), "sizes": (1.0, 2.0), "simulations": 10}
+    plain = plan(SCHEMA, 300, majority=0.6, **settings)
+    found = plan(SCHEMA, 300, majority=0.6, grid=True, **settings)
+    assert [(each.people, each.epsilon) for each in found.grid] == [
+        (people, epsilon) for people in (300, 600) for epsilon in (0.1, 1.0, 3.0)
+    ]
+    assert (found.by_epsilon, found.by_people) == (plain.by_epsilon, plain.by_people)
+    assert {*found.by_epsilon, *found.by_people} <= {*found.grid}
+    with pytest.raises(InvalidInput, match="`grid`"):
+        plain.to_html("people.toml")
+
+
+@pytest.mark.parametrize(
+    ("width", "scheme", "majority"),
+    [(1280, "light", 0.6), (1280, "dark", None), (390, "light", 0.6)],
+    ids=["desk", "dark without a majority", "phone"],
+)
+def test_the_page_follows_its_sliders_and_allows_nothing_else(
+    browser: Any, axe: str, tmp_path: Path, screenshot: Any, width: int, scheme: str, majority: float | None
+) -> None:
+    found = plan(
+        SCHEMA, 300, majority=majority, epsilons=(0.5, 8.0), sizes=(1.0, 4.0), simulations=10, grid=True
+    )
+    file = tmp_path / "plan.html"
+    file.write_text(found.to_html("<people>.toml"), encoding="utf-8")
+    context = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme)
+    page = context.new_page()
+    wrong: list[str] = []
+    page.on("console", lambda message: wrong.append(message.text))
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.goto(file.as_uri())
+    assert page.get_by_text("<people>.toml").is_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    shown = "survives" if majority is None else "accuracy"
+    for keys, people, epsilon in (
+        ((), 300, 1.0),
+        (("Tab", "End"), 300, 8.0),
+        (("Tab", "ArrowRight"), 1200, 8.0),
+    ):
+        for key in keys:
+            page.keyboard.press(key)
+        chosen = next(each for each in found.grid if (each.people, each.epsilon) == (people, epsilon))
+        value = getattr(chosen, shown)
+        written = f"{value.expected:.3f}" if majority else f"{value.expected:.0%}"
+        assert page.locator("#value").inner_text() == written
+        assert page.locator("#guess").inner_text() == f"{math.ceil(1000 * chosen.max_guess) / 10:.1f}%"
+        assert chosen.strength in page.locator("#strength").get_attribute("class")
+        assert page.locator("#ece").inner_text() == f"{chosen.calibration_error.expected:.3f}"
+        assert page.get_by_label("People in the training").get_attribute("aria-valuetext") == f"{people:,}"
+        losses = {each.epsilon: each.loss for each in found.grid if each.people == people}
+        flat = next((each for each in (0.5, 1.0) if losses[each] <= losses[8.0] + forecast.FLAT), None)
+        said = "still rises at epsilon 8" if flat is None else f"flattens at epsilon {flat:g}:"
+        assert f"With {people:,} people, accuracy {said}" in page.locator("#flattens").inner_text()
+        losses = {each.people: each.loss for each in found.grid if each.epsilon == epsilon}
+        least = next(
+            (f"{each:,} people are enough" for each, loss in losses.items() if loss <= 0.01), "more than"
+        )
+        assert re.match(f"At epsilon {epsilon:g}, {least}", page.locator("#enough").inner_text())
+        assert page.locator("svg .here").count() == 2
+    page.get_by_text("All numbers").first.click()
+    assert page.locator("#rows tr:visible").count() == len(found.grid) == 6
+    assert page.locator("#assumptions li").all_inner_texts() == found.assumptions
+    page.evaluate(axe)
+    assert [each["id"] for each in page.evaluate("axe.run()")["violations"]] == []
+    screenshot(page, "plan")
+    assert wrong == []
+    blocked = page.evaluate(
+        """() => new Promise(done => {
+            addEventListener("securitypolicyviolation", each => done(each.violatedDirective));
+            document.body.appendChild(document.createElement("img")).src = "file:///x.png";
+        })"""
+    )
+    assert blocked == "img-src"
+    context.close()
 
 
 def test_a_larger_epsilon_is_more_accurate_better_calibrated_and_leaks_more() -> None:

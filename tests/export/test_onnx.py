@@ -79,9 +79,21 @@ def dpsgd(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(tmp_path_factory.mktemp("dpsgd") / "model", qm.DPSGD)
 
 
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A network that DP-SGD trained on the same rows."""
+    settings = qm.DPSGDSettings(hidden=(6, 4), steps=60)
+    return train(tmp_path_factory.mktemp("network") / "model", qm.DPSGD, settings=settings)
+
+
 @pytest.mark.parametrize(
     ("name", "features"),
-    [("table_head", TableCells), ("dense_head", TableFeatures), ("dpsgd", TableCells)],
+    [
+        ("table_head", TableCells),
+        ("dense_head", TableFeatures),
+        ("dpsgd", TableCells),
+        ("network", TableCells),
+    ],
 )
 def test_thousands_of_rows_get_the_answers_of_the_folder_or_none(
     name: str, features: type, request: pytest.FixtureRequest, tmp_path: Path
@@ -267,7 +279,7 @@ MAPS: dict[str, Any] = {
     "random-fourier": RandomFourier(count=50),
 }
 COMMON: dict[str, Any] = {"epsilon": 5.0, "classes": (3, 7), "declared_size": 600}
-MODELS = {
+MODELS: dict[str, Any] = {
     **{
         f"head, {name}": qm.PrivateHead(features=each, settings=qm.HeadSettings(radius=2.0), **COMMON)
         for name, each in MAPS.items()

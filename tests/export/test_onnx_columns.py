@@ -17,13 +17,13 @@ from quietmax.errors import InvalidData, InvalidInput
 from quietmax.estimators.serialization import open_private
 from quietmax.export.onnx import (
     _BLANKS,
-    _CASED,
     Graph,
     _any_case,
     _encode_column,
     _literal,
     _plain_number,
 )
+from quietmax.export.reading import CASED
 from tests.export.people import CELLS, random_rows, unreadable
 
 
@@ -68,7 +68,7 @@ def test_the_blanks_are_those_that_strip_removes() -> None:
 
 
 def test_no_character_outside_the_table_changes_its_case() -> None:
-    assert all(chr(number).casefold() == chr(number) for number in range(_CASED.stop, sys.maxunicode + 1))
+    assert all(chr(number).casefold() == chr(number) for number in range(CASED.stop, sys.maxunicode + 1))
 
 
 @pytest.mark.parametrize("name", ["smoker", "joined", "left"])

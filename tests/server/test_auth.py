@@ -127,7 +127,7 @@ def test_anonymous_access_is_refused_to_what_a_plain_proxy_sends(start: Start) -
         address = service.url.removeprefix("http://")
         for version, headers, status in (
             ("1.0", f"Host: {address}\r\n", 403),  # nginx with proxy_pass alone
-            ("1.1", "", 403),
+            ("1.1", "", 400),
             ("1.1", f"Host: {address}\r\n", 200),
         ):
             host, port = address.split(":")

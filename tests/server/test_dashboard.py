@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import re
@@ -10,7 +9,6 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from html import unescape
-from importlib.resources import files
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -24,6 +22,7 @@ from quietmax.accounting import epsilon_of
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.cli.serve import _served_line
 from quietmax.errors import counted
+from quietmax.estimators import decide_folder
 from quietmax.ledger import Terms
 from quietmax.server import Client, Settings
 from tests.server.running_service import (
@@ -116,14 +115,6 @@ def _send_query(page: Any, number: int) -> str:
     page.get_by_role("button", name="Send query").click()
     page.locator("output", has_text=re.compile(r"\.")).wait_for()
     return str(page.locator("output").inner_text())
-
-
-@pytest.fixture(scope="module")
-def axe() -> str:
-    """The script axe-core, which finds what keeps people with disabilities from using a page."""
-    if importlib.util.find_spec("axe_playwright_python") is None:
-        pytest.skip("axe-core is missing; install it with: pip install axe-playwright-python")
-    return files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
 
 
 def _check_accessible(page: Any, axe: str) -> None:
@@ -267,6 +258,9 @@ def test_effects_and_reasons_are_drawn_where_the_metadata_offer_them(
         page.get_by_text("The effect of each value").click()
         curve = page.get_by_role("region", name="The effect of each value").locator("tr")
         assert curve.evaluate_all(text) == ["0 to 50000−1.250 ± 0.100", "50000 to 100000+1.750 ± 0.100"]
+        band = curve.last.locator("i").evaluate("each => [each.style.left, each.style.width]")
+        ends = 50 * (1 + 1.55 / 1.95), 20 / 1.95  # two standard deviations, of a track from -1.95 to 1.95
+        assert [float(each.rstrip("%")) for each in band] == pytest.approx([*ends], abs=0.01)
         page.get_by_label("Column").select_option("age")
         assert curve.evaluate_all(text) == ["18 to 100+0.000 ± 0.100"]
         page.get_by_label("age", exact=False).first.fill("40")
@@ -481,6 +475,63 @@ def test_the_form_requires_what_may_not_be_missing_and_says_so_next_to_the_field
     assert page.get_by_label("seen").get_attribute("max") == "2024-12-31T00:00:00"
     assert service.ledger.account("loans.csv").spent_units == service.ledger.account("loans.csv").limit_units
     assert page.wrong == []
+
+
+def test_what_the_service_refuses_because_of_one_value_is_said_next_to_its_field(
+    loans_page: tuple[Any, Running], axe: str, screenshot: Any
+) -> None:
+    from playwright.sync_api import expect
+
+    page, _ = loans_page
+    send, output = page.get_by_role("button", name="Send query"), page.locator("form.try output")
+    joined = page.get_by_label("joined")
+    page.get_by_label("age").fill("40")
+    page.get_by_label("région").select_option("north")
+    joined.fill("20155-06-30")  # a year that the browser takes, and the service does not
+    send.click()
+    expect(output).to_have_text("Nothing was answered: 1 field to correct.")
+    said = "There is no date in the column 'joined', which is declared as dates such as 2024-01-31."
+    expect(joined).to_have_accessible_description(f"2010-01-01 to 2025-12-31 {said}")
+    assert joined.get_attribute("aria-invalid") == "true"
+    assert page.evaluate("document.activeElement.labels[0].textContent") == "joined"
+    _check_accessible(page, axe)
+    screenshot(page, "refused")
+    joined.fill("2015-06-30")
+    send.click()
+    output.locator("table").wait_for()
+    assert joined.get_attribute("aria-invalid") is None
+    assert [text for text in page.wrong if "422" not in text] == []
+
+
+def test_the_form_is_filled_with_the_defaults_of_the_schema_and_states_the_decision(
+    browser: Any, start: Start, models: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(models / "loans", tmp_path / "loans")
+    description = json.loads((folder / "model.json").read_text())
+    values = {
+        "age": "40",
+        "région": "south",
+        "smoker": "no",
+        "joined": "2015-06-30",
+        "seen": "2024-03-01 08:30:00",
+    }
+    description["encoding"]["defaults"] = list(values.items())
+    (folder / "model.json").write_text(json.dumps(description))
+    decide_folder(folder, threshold={"yes": 0.3})
+    with (
+        start("loans", settings=Settings(anonymous=True)) as service,
+        _opened(browser, service, DESK) as page,
+    ):
+        page.goto("/")
+        form = page.locator("form.try")
+        form.wait_for()
+        filled = {name: page.get_by_label(name).input_value() for name in (*values, "income", "zip")}
+        assert filled == {**values, "seen": "2024-03-01T08:30", "income": "", "zip": ""}
+        assert form.get_by_text("Some fields are filled in as a start: change what differs.").is_visible()
+        assert form.get_by_text("“yes”: yes if its probability is above 0.3, otherwise no.").is_visible()
+        form.get_by_role("button", name="Send query").click()
+        form.locator("output table").wait_for()
+        assert page.wrong == []
 
 
 def test_a_model_that_was_paid_at_training_shows_no_bar_and_says_what_its_guarantee_means(

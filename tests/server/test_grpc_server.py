@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import json
 import os
 import shutil
 import signal
@@ -32,6 +33,7 @@ from tritonclient.utils import InferenceServerException
 
 from quietmax import __version__
 from quietmax.errors import InvalidInput
+from quietmax.estimators import decide_folder
 from quietmax.ledger import Ledger
 from quietmax.mechanisms.base import Answers
 from quietmax.server import Settings, grpc_server
@@ -41,6 +43,7 @@ from quietmax.server.grpc_server import (
     SERVICE,
     _decode_request,
     _encode_response,
+    _Methods,
     _parse_request,
     message_class,
 )
@@ -150,6 +153,15 @@ def charged(start: Start) -> Iterator[Running]:
         yield running
 
 
+def _metadata(running: Running, model: str) -> Any:
+    """The parameters of a model's metadata, which Triton's own message does not have."""
+    asked = message_class("ModelMetadataRequest")(name=model).SerializeToString()
+    with grpc.insecure_channel(str(running.grpc)) as channel:
+        call = channel.unary_unary(f"/{SERVICE}/ModelMetadata")
+        answer = call(asked, metadata=tuple(bearer(running.key).items()))
+    return message_class("ModelMetadataResponse").FromString(answer).parameters
+
+
 def test_health_and_metadata_are_those_of_http(start: Start) -> None:
     with start("head", "loans", grpc=True) as running, _client(running) as client:
         headers = bearer(running.key)
@@ -168,15 +180,12 @@ def test_health_and_metadata_are_those_of_http(start: Start) -> None:
                     {**tensor, "shape": [int(size) for size in tensor["shape"]]} for tensor in told[kind]
                 ]
                 assert shapes == over_http[kind]
-        asked = message_class("ModelMetadataRequest")(name="loans").SerializeToString()
-        with grpc.insecure_channel(str(running.grpc)) as channel:
-            call = channel.unary_unary(f"/{SERVICE}/ModelMetadata")
-            answer = call(asked, metadata=tuple(headers.items()))
-        parameters = message_class("ModelMetadataResponse").FromString(answer).parameters
+        parameters = _metadata(running, "loans")
         assert parameters["guarantee_status"].string_param == "proven"
         assert parameters["guarantee_strength"].string_param == over_http["parameters"]["guarantee_strength"]
         assert parameters["paid_at_training"].bool_param
-        assert "classes" not in parameters, "a list is no parameter of the protocol"
+        assert json.loads(parameters["classes"].string_param) == over_http["parameters"]["classes"]
+        assert "guarantee" not in parameters, "an object is no parameter of the protocol"
 
 
 def test_a_head_answers_as_over_http_and_costs_nothing(start: Start) -> None:
@@ -208,11 +217,52 @@ def test_reasons_are_those_of_http_bit_for_bit(start: Start) -> None:
         with _client(running) as client:
             metadata = client.get_model_metadata("summed", headers=bearer(running.key))
         assert [output.name for output in metadata.outputs] == ["label", "probabilities", "reasons"]
+        told = running.http.get("/v2/models/summed").json()["parameters"]["reasons"]
+        assert json.loads(_metadata(running, "summed")["reasons"].string_param) == told
+        assert len(told) == found.shape[1]
     with (
         start("head", grpc=True) as running,
         pytest.raises(InferenceServerException, match="sums over columns"),
     ):
         _infer(running, "head", some_rows(1), outputs=asked)
+
+
+def test_the_decision_of_the_owner_is_in_the_metadata_of_both_protocols(start: Start, tmp_path: Path) -> None:
+    rows = LOANS.encode(some_loans(60, seed=4))
+    for least, words in (
+        (None, "the most probable class"),
+        (0.9, "yes if its probability is above 0.9, otherwise no"),
+    ):
+        if least is not None:
+            decide_folder(tmp_path / "summed", threshold={"yes": least})
+        with start("summed", "survey", grpc=True) as running:
+            told = running.http.get("/v2/models/summed").json()["parameters"]
+            assert (told["decision"], told["threshold"]) == (words, least or 0.5)
+            assert told.get("costs") == (
+                None if least is None else [[0.0, least], [pytest.approx(1 - least), 0.0]]
+            )
+            over_grpc = _metadata(running, "summed")
+            assert over_grpc["decision"].string_param == words
+            assert over_grpc["threshold"].double_param == (least or 0.5)
+            labels, probabilities = running.infer(rows, "summed").json()["outputs"]
+            expected = ["yes" if share > (least or 0.5) else "no" for share in probabilities["data"][1::2]]
+            assert labels["data"] == expected
+            assert "decision" not in _metadata(running, "survey"), "noise decides"
+
+
+def test_a_value_that_cannot_be_read_names_its_column_over_both_protocols(start: Start) -> None:
+    people = some_loans(2).drop(columns=["customer", "repaid"]).astype(str)
+    texts = {name: list(people[name]) for name in people}
+    texts |= {"joined": ["01.01.2015", "soon"], "seen": ["", ""], "income": ["", ""]}
+    inputs = [_tensor(name, np.array(cells, dtype=object), "BYTES") for name, cells in texts.items()]
+    with start("loans", grpc=True) as running, _client(running) as client:
+        response = running.infer_columns(texts, "loans")
+        assert (response.status_code, response.json()["column"]) == (422, "joined")
+        assert response.json()["error"].startswith("Row 2 has no date in the column 'joined'")
+        error = HttpError(422, "Wrong.", {"column": "région"})
+        assert _Methods._status(error)[2] == (("column-bin", "région".encode()),)
+        with _refused("INVALID_ARGUMENT", "'joined'"):
+            client.infer("loans", inputs, headers=bearer(running.key))
 
 
 def test_a_table_model_takes_columns_and_answers_with_class_names(start: Start) -> None:

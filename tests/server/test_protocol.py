@@ -167,7 +167,7 @@ def test_headers_up_to_the_limit_are_accepted_and_longer_ones_and_urls_are_not(s
         for size, status in ((800, 200), (1000, 431)):
             answered = httpx.get(f"{service.url}/v2/health/live", headers={"x": "y" * size})
             assert answered.status_code == status
-        assert httpx.get(f"{service.url}/{'y' * 1000}").status_code == 431
+        assert httpx.get(f"{service.url}/{'y' * 1000}").status_code == 414
         assert httpx.get(f"{service.url}/{'y' * 500}").status_code == 404
 
 
@@ -269,10 +269,60 @@ def test_a_request_that_was_received_is_not_replaced(start: Start) -> None:
         assert answer.result(60).status_code == 200
 
 
+FRAMING = [
+    b"Content-Length: 1\r\nContent-Length: 2\r\n",
+    b"Content-Length: 1, 1\r\n",
+    b"Content-Length: +1\r\n",
+    b"Content-Length: 0\r\nTransfer-Encoding: chunked\r\n",
+    b"Transfer-Encoding: chunked, gzip\r\n",
+    b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n",
+    b"Transfer-Encoding: \x0bchunked\r\n",
+    b"Transfer-Encoding: chunked\r\n\r\n1\nx\n0\n\n",
+    b"Transfer-Encoding: chunked\r\n\r\n0\r\nHost: x\r\nContent-Length: 1\r\n",
+    b"A : b\r\n",
+    b"A: b\r\n c\r\n",
+    b"A: b\nC: d\r\n",
+    b"A: b\rc\r\n",
+    b"A: b\0\r\n",
+]
+"""What readers of HTTP could understand in two ways (RFC 9112, 5 to 7)."""
+
+
 @pytest.mark.parametrize(
     ("sent", "message"),
     [
         (b"nonsense\r\n\r\n", "The request is not valid HTTP/1.1."),
+        *((GET + wrong + b"\r\n", "The request is not valid HTTP/1.1.") for wrong in FRAMING),
+        *(
+            (
+                b"GET /v2" + version + b"\r\n\r\n",
+                "The request must be HTTP/1.1 with a Host header, or HTTP/1.0.",
+            )
+            for version in (b" HTTP/1.1", b" HTTP/2.0\r\nHost: x", b"")
+        ),
+        *(
+            (
+                b"GET " + path + b" HTTP/1.1\r\nHost: " + host + b"\r\n\r\n",
+                "The Host header or the path is not valid.",
+            )
+            for path, host in (
+                (b"/v2#x", b"x"),
+                (b"/v2", b"a b"),
+                (b"/v2", b"a/b"),
+                (b"/v2", b"a:b"),
+            )
+        ),
+        *(
+            (
+                b"GET " + wrong + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+                "The request target must be a path or an address with http or https.",
+            )
+            for wrong in (b"ftp://x/v2", b"http://u@x/v2")
+        ),
+        (
+            GET + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+            "The only transfer encoding that is supported is chunked.",
+        ),
         (GET + b"Host: other\r\n\r\n", "The Host header must be sent once."),
         (
             GET + b"Authorization: a\r\nauthorization: b\r\n\r\n",
@@ -302,13 +352,52 @@ def test_a_key_in_a_trailer_opens_nothing(plain: Running) -> None:
     assert plain.ledger.account("people").spent_units == 0
 
 
-def test_pipelined_requests_are_answered_in_order_and_limited_in_number(head: Running) -> None:
+@pytest.mark.parametrize("count", [100, 2000])
+def test_of_many_pipelined_requests_the_last_that_is_answered_says_that_the_connection_ends(
+    head: Running, count: int
+) -> None:
     with _connected(head) as connection:
         connection.sendall((GET + b"\r\n") * 20 + GET + b"Connection: close\r\n\r\n")
         assert _everything(connection).count(b"HTTP/1.1 200") == 21
     with _connected(head) as connection:
-        connection.sendall((GET + b"\r\n") * 2000)
-        assert _everything(connection).count(b"HTTP/1.1 200") < 100
+        connection.sendall((GET + b"\r\n") * count)
+        answers = _everything(connection).split(b"HTTP/1.1 200")[1:]
+    assert len(answers) == 33
+    assert [b"\r\nconnection: close\r\n" in answer for answer in answers] == [False] * 32 + [True]
+
+
+def test_what_http_asks_of_every_server_holds(head: Running) -> None:
+    """RFC 9110: HEAD as GET, OPTIONS, Allow and Date; RFC 9112: a request target with a host, HTTP/1.0."""
+    live = "/v2/health/live"
+    got = httpx.get(head.url + live)
+    assert "GMT" in got.headers["date"]
+    for wanted, status in ((live, 200), ("/v2/models", 401), (HEAD, 405)):
+        asked = httpx.head(head.url + wanted)
+        assert (asked.status_code, asked.content) == (status, b"")
+    assert httpx.head(head.url + live).headers["content-length"] == got.headers["content-length"]
+    assert httpx.options(head.url + live).json() == {"methods": ["GET", "HEAD", "OPTIONS"]}
+    assert httpx.delete(head.url + HEAD).headers["allow"] == "POST, OPTIONS"
+    for target in (b"GET http://localhost", b"OPTIONS *", b"GET HTTP://localhost" + live.encode()):
+        with _connected(head) as connection:
+            connection.sendall(target + b" HTTP/1.1\r\nHost: other\r\nConnection: close\r\n\r\n")
+            assert _everything(connection).startswith(b"HTTP/1.1 200")
+    with _connected(head) as connection:
+        connection.sendall(b"GET /v2/health/live HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
+        answer = _everything(connection)
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b"connection: close" in answer
+
+
+def test_a_client_that_waits_for_100_continue_gets_it_or_the_end_of_the_connection(plain: Running) -> None:
+    expect = b"Expect: 100-continue\r\n\r\n"
+    body = json.dumps(inference(some_rows(1))).encode()
+    with _connected(plain) as connection:
+        connection.sendall(_request(plain, PLAIN, len(body))[:-2] + expect)
+        assert connection.recv(2**16) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(body)
+        assert connection.recv(2**16).startswith(b"HTTP/1.1 200")
+    refused = b"POST " + PLAIN.encode() + b" HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n" + expect
+    assert _refusal(plain, refused)[0] == 401
 
 
 def test_an_error_after_a_request_does_not_take_its_place(plain: Running) -> None:

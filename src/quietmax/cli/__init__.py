@@ -38,6 +38,7 @@ COMMANDS = {
     "card": "Show the privacy card of a model.",
     "export": "Export a released model to ONNX, skops or MLflow.",
     "serve": "Serve models over HTTP.",
+    "ask": "Ask a running service about all rows of a file.",
     "ledger": "Manage budgets, API keys and the audit log.",
     "compare": "Compare the privacy and utility of all methods on your data.",
     "reproduce": "Reproduce the paper's tables and figures.",

@@ -11,7 +11,7 @@ import typer
 
 from quietmax.cli._options import with_groups
 from quietmax.cli._output import console, in_json, print_json, print_table, progress_bar
-from quietmax.errors import DataUnavailable, InvalidData, InvalidInput, counted
+from quietmax.errors import InvalidData, InvalidInput, counted
 
 if TYPE_CHECKING:
     from quietmax.data.draft import TableReport
@@ -98,6 +98,7 @@ def _draft(
 
     Example: quietmax schema draft people.csv --label income --output people.toml
     """
+    from quietmax._io import write_text
     from quietmax.data.draft import draft_schema
 
     as_document = in_json()
@@ -113,10 +114,7 @@ def _draft(
     if output is None:
         sys.stdout.write(text)
         return
-    try:
-        output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise DataUnavailable(f"The file {output} cannot be written: {error.strerror}.") from error
+    write_text(text, output, "The schema")
     console.print(f"Wrote {output}. Check each line under [confirm] and delete it.", soft_wrap=True)
 
 

@@ -16,6 +16,7 @@ from quietmax.cli._options import EngineOptions, Model, with_groups
 from quietmax.cli._output import (
     amount,
     console,
+    in_json,
     print_guarantee,
     print_json,
     print_rows,
@@ -361,7 +362,7 @@ def card(
 
     quietmax card private --format nist-800-226 --ledger ledger.sqlite
     """
-    from quietmax._io import atomic_write
+    from quietmax._io import write_text
     from quietmax.privacy_card import nist_checklist, read_card
 
     if ledger is not None and form == "card":
@@ -372,10 +373,7 @@ def card(
     if public:
         card = card.for_publication()
     if html is not None:
-        try:
-            atomic_write(html, lambda staging: staging.write_text(card.to_html(), encoding="utf-8"))
-        except OSError as problem:
-            raise QuietmaxError(f"Cannot write the card to {html}: {problem.strerror}.") from problem
+        write_text(card.to_html(), html, "The page")
     if form == "card":
         print_json(card.to_json())
         print_table(card.title, ("", ""), card.rows(), prose=True)
@@ -429,42 +427,76 @@ def export(
     onnx: Annotated[Path | None, "Write an ONNX file: encoding, features and weights in one graph."] = None,
     skops: Annotated[Path | None, "Write a scikit-learn classifier as a skops file, without pickle."] = None,
     mlflow: Annotated[Path | None, "Write a new folder with an MLflow model."] = None,
+    sql: Annotated[
+        Literal["duckdb", "postgres", "sqlite", "bigquery", "snowflake"] | None,
+        "Write a model of a table as one SQL statement in this dialect.",
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="With --sql: the file. Default: standard output."),
+    ] = None,
+    table: Annotated[str | None, "With --sql: the table to read. Default: people."] = None,
+    keep: Annotated[
+        list[str] | None,
+        "With --sql: further columns of the table beside the answers, as in --keep id region.",
+    ] = None,
+    html: Annotated[
+        Path | None, "Write a model of a table as one HTML file: a calculator that needs no network."
+    ] = None,
     reasons: Annotated[
-        bool, "With --onnx: also compute what each column of a table contributed to an answer."
+        bool, "With --onnx or --sql: also compute what each column of a table contributed to an answer."
     ] = False,
 ) -> None:
-    """Export a model whose weights were released, with its guarantee as metadata.
+    """Export a model whose weights were released, with its guarantee.
 
     Models that are paid per answer are never exported: without the ledger, nobody would count their answers.
 
-    Example: quietmax export income --onnx income.onnx --skops income.skops
+    Examples:
+
+    quietmax export income --onnx income.onnx --skops income.skops
+
+    quietmax export income --sql duckdb --output income.sql --keep id
+
+    quietmax export income --html calculator.html
     """
+    from quietmax.export.calculator import export_html
     from quietmax.export.onnx import export_onnx
     from quietmax.export.released import ReleasedClassifier, export_skops
+    from quietmax.export.sql import export_sql
     from quietmax.mlflow import save_model
 
-    formats: dict[str, tuple[Callable[[Path, Path], None], Path | None]]
-    if reasons and onnx is None:
-        raise InvalidInput("`reasons` requires `onnx`.")
-    formats = {
+    if reasons and onnx is None and sql is None:
+        raise InvalidInput("`reasons` requires `onnx` or `sql`.")
+    if sql is None and (output or table or keep):
+        raise InvalidInput("`output`, `table` and `keep` require `sql`.")
+    statement = partial(
+        export_sql, dialect=sql or "", table=table or "people", keep=keep or (), reasons=reasons
+    )
+    formats: dict[str, tuple[Callable[[Path, Path], object], Path | None]] = {
         "onnx": (partial(export_onnx, reasons=reasons), onnx),
         "skops": (export_skops, skops),
         "mlflow": (save_model, mlflow),
+        "sql": (statement, output),
+        "html": (export_html, html),
     }
     wanted = {name: (write, place) for name, (write, place) in formats.items() if place is not None}
-    if not wanted:
-        raise InvalidInput("Nothing to write: give `onnx`, `skops` or `mlflow`.")
+    if not wanted and sql is None:
+        raise InvalidInput("Nothing to write: give `onnx`, `skops`, `mlflow`, `sql` or `html`.")
     classifier = ReleasedClassifier.open(model)
+    printed = statement(model, None) if sql is not None and output is None else None
     for write, place in wanted.values():
         try:
             write(model, place)
         except OSError as problem:
             raise QuietmaxError(f"Cannot write {place}: {problem.strerror or problem}.") from problem
     written = {name: str(place) for name, (_, place) in wanted.items()}
-    print_json({"written": written, **classifier.metadata_})
+    print_json({"written": written, **({"sql": printed} if printed else {}), **classifier.metadata_})
+    if printed is not None:  # alone on standard output; the guarantee is its comment
+        return None if in_json() else typer.echo(printed, nl=False)
     for _, place in wanted.values():
         console.print(f"Wrote {place}.", soft_wrap=True)
     print_guarantee(classifier.guarantee_)
+    return None
 
 
 # --- sensitivity -----------------------------------------------------------------------------------------------------

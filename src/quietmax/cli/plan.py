@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +13,7 @@ from quietmax.cli._output import console, print_json, print_table, progress_bar
 from quietmax.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from quietmax.experiments.forecast import Interval, Outlook
+    from quietmax.experiments.forecast import Outlook
 
 _SCHEMAS = (".toml", ".json")
 
@@ -37,15 +38,18 @@ def command(
     simulations: Annotated[int, "Number of tables that are drawn."] = 30,
     seed: Annotated[int, "The same seed gives the same forecast.", {"min": 0}] = 0,
     output: Annotated[Path | None, "Also draw the forecast to this .png, .pdf or .svg file."] = None,
+    html: Annotated[
+        Path | None, "Also write a page with sliders for epsilon and people; takes four times as long."
+    ] = None,
 ) -> None:
     """Forecast the accuracy, calibration and leakage of a private head over epsilon and the number of people.
 
     Tables and labels are drawn at random from public numbers alone, and heads are trained on them: the records are
     never read, and nothing is spent. Intervals hold 90% of the simulations. It takes about half a minute.
 
-    Example: quietmax plan people.toml --people 5000 --majority 0.76
+    Example: quietmax plan people.toml --people 5000 --majority 0.76 --html plan.html
     """
-    from quietmax._io import check_figure, write_figure
+    from quietmax._io import check_figure, check_page, write_figure, write_text
     from quietmax.data.schema import Schema
     from quietmax.data.sources import read_table
     from quietmax.experiments.forecast import plan
@@ -56,6 +60,7 @@ def command(
             "'quietmax schema draft' writes a schema."
         )
     check_figure(output)
+    check_page(html)
     with progress_bar("simulating") as progress:
         forecast = plan(
             Schema.from_file(schema),
@@ -67,10 +72,13 @@ def command(
             sample=None if sample is None else read_table(sample).frame,
             simulations=simulations,
             seed=seed,
+            grid=html is not None,
             progress=progress,
         )
     if output is not None:
         write_figure(forecast.figure(), output)
+    if html is not None:
+        write_text(forecast.to_html(schema.name), html, "The page")
     print_json(forecast.to_json())
     _print_outlooks(f"{people:,} people, delta {delta:g}", "epsilon", forecast.by_epsilon)
     _print_outlooks(f"epsilon {epsilon:g}, delta {delta:g}", "people", forecast.by_people)
@@ -84,25 +92,19 @@ def command(
         console.print(sentence, style="bold", soft_wrap=True)
     for sentence in forecast.assumptions:
         console.print(f"  assumes: {sentence}", soft_wrap=True)
+    if html is not None:
+        console.print(f"Wrote {html}.", soft_wrap=True)
 
 
 def _print_outlooks(title: str, first: str, outlooks: tuple[Outlook, ...]) -> None:
     rows = [
         (
-            _short(getattr(each, first)),
-            _written(each.accuracy),
+            f"{getattr(each, first):,.12g}",
+            str(each.accuracy or ""),
             "" if each.survives is None else f"{each.survives.expected:.0%}",
-            _written(each.calibration_error),
-            f"{each.max_guess:.1%}",
+            str(each.calibration_error),
+            f"{math.ceil(1000 * each.max_guess) / 10:.1f}%",
         )
         for each in outlooks
     ]
     print_table(title, (first, "accuracy (90%)", "survives", "ECE (90%)", "adversary"), rows)
-
-
-def _short(number: float) -> str:
-    return f"{number:,}" if isinstance(number, int) else f"{number:g}"
-
-
-def _written(interval: Interval | None) -> str:
-    return "" if interval is None else "{:.3f} ({:.3f}-{:.3f})".format(*interval)

@@ -116,7 +116,7 @@ def _refuse_unreadable(unreadable: NDArray[np.bool_], name: str, problem: str) -
     """Raise `InvalidData` for the first cell that cannot be read."""
     rows = np.flatnonzero(unreadable)
     if rows.size:
-        raise InvalidData(f"{_first_of(rows)} has {problem.format(name)}.")
+        raise InvalidData(f"{_first_of(rows)} has {problem.format(name)}.", column=name)
 
 
 def _read_numbers(
@@ -152,10 +152,10 @@ def _numbers_of(
     known = {string: parse(string) for string in set(given)}
     wrong = {string for string, number in known.items() if number is None}
     numbers = {string: math.nan if number is None else number for string, number in known.items()}
-    return (
-        np.fromiter(map(numbers.__getitem__, given), np.float64, len(given)),
-        np.fromiter(map(wrong.__contains__, given), np.bool_, len(given)),
-    )
+    found = np.fromiter(map(numbers.__getitem__, given), np.float64, len(given))
+    if not wrong:
+        return found, np.zeros(len(given), np.bool_)
+    return found, np.fromiter(map(wrong.__contains__, given), np.bool_, len(given))
 
 
 def _parse_number(string: str) -> float | None:
@@ -228,9 +228,20 @@ def _map_cells(values: pd.Series[Any], rule: Callable[[object], object]) -> NDAr
             encoded = column.combine_chunks().dictionary_encode("encode")
             mapped = np.array([rule(value) for value in encoded.dictionary.to_pylist()], dtype=object)
             return np.asarray(mapped[encoded.indices.to_numpy()])
-    cells = _cells(values)
-    known = {value: rule(value) for value in {each for each in cells if type(each) is str}}
-    return np.array([known[value] if type(value) is str else rule(value) for value in cells], dtype=object)
+    known = _Strings(rule)
+    made = [known[value] if type(value) is str else rule(value) for value in _cells(values)]
+    return np.array(made, dtype=object)
+
+
+class _Strings(dict[str, object]):
+    """What a rule makes of strings, each computed once."""
+
+    def __init__(self, rule: Callable[[object], object]) -> None:
+        self._rule = rule
+
+    def __missing__(self, string: str) -> object:
+        self[string] = value = self._rule(string)
+        return value
 
 
 def _cells(values: pd.Series[Any]) -> list[Any]:

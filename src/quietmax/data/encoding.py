@@ -14,7 +14,7 @@ import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from functools import cached_property
@@ -612,6 +612,8 @@ class Encoding:
         The type of that column.  In a column of another type the same people may have other names.
     person_ignores_case : bool
         Whether names of people that differ in case only are of one person.
+    defaults : tuple of (str, str)
+        Columns, and the values that a form for a row is filled with; rows are encoded without them.
 
     Raises
     ------
@@ -636,6 +638,7 @@ class Encoding:
     person: str | None = None
     person_type: str | None = None
     person_ignores_case: bool = False
+    defaults: tuple[tuple[str, str], ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         names = [*(column.name for column in self.columns), self.label]
@@ -659,6 +662,10 @@ class Encoding:
                 "crosses must be different pairs of two columns that are not free text; these are "
                 f"{quoted(crossable)}."
             )
+
+        by_name = {column.name: column for column in self.columns}
+        found = tuple((name, _default_of(by_name.get(name), name, value)) for name, value in self.defaults)
+        object.__setattr__(self, "defaults", found)
 
     @cached_property
     def feature_names(self) -> tuple[str, ...]:
@@ -734,13 +741,15 @@ class Encoding:
         """Return the encoding as a JSON string."""
         columns = [column_json(column) for column in self.columns]
         others = {entry.name: getattr(self, entry.name) for entry in fields(self)[1:]}
+        if not self.defaults:
+            del others["defaults"]
         return json.dumps({"format": _FORMAT, "columns": columns, **others}, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str) -> Encoding:
         """Read an encoding from JSON."""
         try:
-            content = _tuples(json.loads(text))
+            content = {"defaults": (), **_tuples(json.loads(text))}
             if content["format"] in _FORMATS_OF_0_1:
                 raise InvalidInput("Quietmax 0.1 wrote this encoding; only versions 0.1 and 0.2 can read it.")
             if content.pop("format") != _FORMAT:
@@ -762,6 +771,25 @@ def column_from_json(entry: Mapping[str, Any]) -> Column:
     """Read a column from JSON values."""
     content = _tuples(dict(entry))
     return _KINDS[content.pop("type")](**content)
+
+
+def _default_of(column: Column | None, name: str, value: str) -> str:
+    """Return a default value as a form takes it; raise `InvalidInput` if it is none of the column's declared values."""
+    if column is None:
+        raise InvalidInput(f"`defaults` names '{name}', which is no column with features.")
+    low, high = column._limits
+    if isinstance(column, NumericColumn):
+        number, unreadable = _parse_number(value), None
+    else:
+        plain = replace(column, format=None) if isinstance(column, DateColumn) else column
+        (number,), (unreadable,) = plain._read(pd.Series([value], dtype=object))
+    if unreadable or number is None or not low <= number <= high:
+        raise InvalidInput(
+            f"The default of column '{name}' must be one of its declared values and inside its bounds, got {value!r}."
+        )
+    if isinstance(column, CategoricalColumn | BooleanColumn):
+        return column.indicated[int(number)]
+    return value
 
 
 def _tuples(value: Any) -> Any:

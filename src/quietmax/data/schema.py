@@ -118,6 +118,9 @@ class Schema:
         `dates`; the name of a column in `categories`, for the first of them in the declared order that a person has;
         or "hash:12" for 12 parts by a keyed hash of the person ("hash:12:7" with another public key).  A column that
         is also in `ignore` is no feature.
+    defaults : mapping of str to str, float or bool
+        Values that the form of the service's page is filled with; never used in training. Dates are written as in
+        `dates`.
     confirm : mapping
         What `draft_schema` proposed and nobody has confirmed yet, and how it was found: a string by "label",
         "classes" and "person", and strings by column name by each of the other keys, as in
@@ -160,6 +163,7 @@ class Schema:
     missing_values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     crosses: tuple[tuple[str, str], ...] = ()
     cohort: str | None = None
+    defaults: Mapping[str, str | float] = field(default_factory=dict)
     confirm: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -376,6 +380,12 @@ def _date(value: object) -> str:
     return value.isoformat() if isinstance(value, datetime.date) else _string(value)
 
 
+def _default(value: object) -> str | float:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return value if isinstance(value, int | float) else _date(value)
+
+
 def _two_dates(value: object) -> tuple[str, str]:
     first, last = _listed(value)
     return _date(first), _date(last)
@@ -441,6 +451,7 @@ _KEYS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
     "missing_values": (_of_columns(_strings), "a list of values for each named column"),
     "crosses": (_pairs_of_names, "a list of pairs of column names"),
     "cohort": (_column, COHORT_FORMS),
+    "defaults": (_of_columns(_default), "a value for each named column"),
     "confirm": (
         _confirm,
         "a string for 'label', 'classes' and 'person', and one for each named column under the other keys",
@@ -451,7 +462,7 @@ _KEYS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
 
 def _check_declarations(frame: pd.DataFrame, schema: Schema, label: str | None) -> None:
     """Refuse declarations about columns that do not exist, or that contradict each other."""
-    keys = (*_TYPE_KEYS, *_REFINEMENTS, "complete", "missing_values")
+    keys = (*_TYPE_KEYS, *_REFINEMENTS, "complete", "missing_values", "defaults")
     named = [name for key in keys for name in getattr(schema, key) if name != _ANY_COLUMN]
     named += [name for name in schema.ignore if name]  # a column without a name is ignored anyway
     single = [name for name in (label, schema.person) if name is not None]

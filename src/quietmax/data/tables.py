@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietmax._lazy import lazy_module
-from quietmax.data.cells import _first_of, as_numbers, as_strings, is_missing, is_valid_unicode
+from quietmax.data.cells import _first_of, as_numbers, as_string, as_strings, is_missing, is_valid_unicode
 from quietmax.data.cohorts import COHORT_FORMS, Cohort, CohortRule, people_of
 from quietmax.data.draft import (
     _infer_classes,
@@ -178,6 +178,7 @@ def _declared_encoding(table: RawTable, schema: Schema, label: str, *, infer: bo
         person=schema.person,
         person_type=None if schema.person is None else _person_type(table.frame, schema.person),
         person_ignores_case=schema.person in schema.ignore_case,
+        defaults=tuple((name, as_string(value)) for name, value in schema.defaults.items()),
     )
 
 

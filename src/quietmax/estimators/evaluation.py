@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import numpy as np
 
-from quietmax._io import atomic_write
+from quietmax._io import write_text
 from quietmax._lazy import lazy_module
 from quietmax._ray import RayEngine
 from quietmax.accounting.costs import (
@@ -585,13 +585,7 @@ class _Account:
         if self.folder is None:
             self.evaluations = evaluations
             return
-        text, path = self._text(evaluations), self.folder / EVALUATION_FILE
-        try:
-            atomic_write(path, lambda staging: staging.write_text(text, encoding="utf-8"))
-        except OSError as problem:
-            raise QuietmaxError(
-                f"The evaluation cannot be written to {path} ({problem.strerror})."
-            ) from problem
+        write_text(self._text(evaluations), self.folder / EVALUATION_FILE, "The evaluation")
 
     def _text(self, evaluations: Sequence[EvaluationCharge]) -> str:
         """Return the content of the file."""
@@ -775,7 +769,9 @@ def split_name(model: PrivateModel) -> str | None:
     if encoding is None or (unit == "person" and encoding.person is None):
         known_by = f"model {model.evaluation_id}"
     else:
-        known_by = f"encoding {hashlib.sha256(encoding.to_json().encode()).hexdigest()[:32]}"
+        known_by = (
+            f"encoding {hashlib.sha256(replace(encoding, defaults=()).to_json().encode()).hexdigest()[:32]}"
+        )
     facts = model.guarantee.parameters
     cohort = f", cohort {facts['cohort']['name']} by {rule_of(facts).by}" if "cohort" in facts else ""
     return f"{holdout.share!r} of the {unit}s of {known_by}, seed {holdout.seed}{cohort}"

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from quietmax._io import atomic_write
+from quietmax._io import write_text
 from quietmax._lazy import lazy_module
 from quietmax.accounting.costs import Budget, delta_of, mu_of
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.encoding import Encoding
 from quietmax.data.records import Holdout
 from quietmax.data.sources import as_frame
-from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError, short_message
+from quietmax.errors import DataUnavailable, InvalidInput, short_message
 from quietmax.estimators.decisions import Costs, checked_costs, costs_of, decided
 from quietmax.estimators.evaluation import EVALUATION_FILE, _save_evaluations
 from quietmax.estimators.head.effects import Additive, Effects
@@ -393,11 +393,7 @@ def decide_folder(
     if isinstance(model.classifier, Predictor):
         raise InvalidInput("A model that is paid per answer releases no probabilities to decide by.")
     chosen = costs_of(model.classes, threshold, cost)
-    text, path = _decision_text(chosen), Path(folder) / DECISION_FILE
-    try:
-        atomic_write(path, lambda staging: staging.write_text(text, encoding="utf-8"))
-    except OSError as problem:
-        raise QuietmaxError(f"The decision cannot be written to {path} ({problem.strerror}).") from problem
+    write_text(_decision_text(chosen), Path(folder) / DECISION_FILE, "The decision")
     return replace(model, costs=chosen)
 
 
@@ -668,12 +664,19 @@ def _write_dpsgd(estimator: DPSGD) -> _Written:
     if isinstance(model, TableWeights):
         arrays = {"weights": model.weights, "centre": model.centre}
         return description, {name: torch.from_numpy(values) for name, values in arrays.items()}
+    from quietmax.estimators.dpsgd.tables import CellLayer
+
     network = model.network
     if not isinstance(network, MLP):
         raise InvalidInput("Only the built-in network can be saved. Save a module of your own with torch.")
     description |= {"widths": list(network.widths), "activation": network.activation}
     tensors, centring = dict(network.parameters()), model.centring
-    if centring is not None:
+    if isinstance(centring, CellLayer):
+        tensors |= {
+            "first": torch.from_numpy(centring.first.weights),
+            "centre": torch.from_numpy(centring.first.centre),
+        }
+    elif centring is not None:
         tensors["centre"] = torch.from_numpy(centring.centre)
         if centring.scale is not None:
             tensors["scale"] = torch.from_numpy(centring.scale)
@@ -682,7 +685,7 @@ def _write_dpsgd(estimator: DPSGD) -> _Written:
 
 def _read_dpsgd(stored: _Stored) -> _Read:
     """Return the released network, and its guarantee according to the accountant."""
-    from quietmax.estimators.dpsgd.estimator import network_guarantee
+    from quietmax.estimators.dpsgd.estimator import Centring, network_guarantee
     from quietmax.estimators.dpsgd.training import LATER_FIELDS, Plan, PrivateSettings
 
     description, facts = stored.description, stored.guarantee.parameters
@@ -701,14 +704,15 @@ def _read_dpsgd(stored: _Stored) -> _Read:
     _check_noise(plan)
     if ("centre" in stored.tensors) != (plan.settings.centring_steps > 0):
         raise ValueError("it must have a centre if and only if steps were spent on releasing one")
-    implied: dict[str, Any] = {"inputs": "cells"} if isinstance(model, TableWeights) else {}
+    implied: dict[str, Any] = {"inputs": "cells"} if isinstance(stored.features, TableCells) else {}
+    centring = None if isinstance(model, TableWeights) else model.centring
     if plan.settings.calibration_steps:
         implied["scale"] = facts["scale"]
     guarantee = network_guarantee(
         plan,
         Basis.of(stored.features, stored.encoding, facts),
         exact=facts["noise_source"] == {"source": "exact", "exact": True},
-        centring=None if isinstance(model, TableWeights) else model.centring,
+        centring=centring if isinstance(centring, Centring) else None,
         unit=stored.guarantee.unit,
         dimension=known["dimension"],
         classes=model.classes,
@@ -720,17 +724,24 @@ def _read_dpsgd(stored: _Stored) -> _Read:
 def _read_network(stored: _Stored) -> tuple[PrivateNetwork | TableWeights, dict[str, Any]]:
     """Return the released model, and the facts of its training that follow from it."""
     from quietmax.estimators.dpsgd.estimator import PrivateNetwork
+    from quietmax.estimators.dpsgd.tables import CellLayer
 
     description, tensors = stored.description, stored.tensors
-    if isinstance(stored.features, TableCells):
-        weights, centre = tensors["weights"].numpy(), tensors["centre"].numpy()
-        table = TableWeights(weights, centre, stored.features.sizes)
+    cells = stored.features if isinstance(stored.features, TableCells) else None
+    if cells is not None:
+        lines = tensors["weights" if "weights" in tensors else "first"].numpy()
+        table = TableWeights(lines, tensors["centre"].numpy(), cells.sizes)
         _check_entries(table)
-        return table, {"hidden": [], "dimension": len(centre)}
+        if "weights" in tensors:
+            return table, {"hidden": [], "dimension": len(table.centre)}
     network = mlp_from(tensors, description["widths"], str(description["activation"]))
     _check_same("one network", network.networks, 1)
     known = {"hidden": network.widths[1:-1], "activation": network.activation, "dimension": network.widths[0]}
-    return PrivateNetwork(network, _read_centring(stored)), known
+    if cells is None:
+        return PrivateNetwork(network, _read_centring(stored)), known
+    _check_same("neurons of the first layer", len(table.weights), network.widths[0])
+    known |= {"hidden": network.widths[:-1], "dimension": len(table.centre)}
+    return PrivateNetwork(network, CellLayer(table, network.activation)), known
 
 
 def _check_entries(model: TableWeights) -> None:

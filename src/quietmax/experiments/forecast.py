@@ -8,9 +8,15 @@ show what privacy and fewer people cost. The private records are never read.
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from html import escape
+from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -18,7 +24,7 @@ from numpy.typing import NDArray
 
 from quietmax._lazy import lazy_module
 from quietmax.accounting.costs import GaussianCost, mu_of
-from quietmax.accounting.guarantee import Guarantee
+from quietmax.accounting.guarantee import Guarantee, Strength
 from quietmax.data.encoding import Encoding
 from quietmax.data.records import Records
 from quietmax.data.schema import Schema
@@ -62,6 +68,9 @@ class Interval(NamedTuple):
     low: float
     high: float
 
+    def __str__(self) -> str:
+        return "{:.3f} ({:.3f}-{:.3f})".format(*self)
+
 
 @dataclass(frozen=True)
 class Outlook:
@@ -73,6 +82,8 @@ class Outlook:
     survives: Interval | None  # the achievable share above the majority; None if little is achievable
     calibration_error: Interval
     max_guess: float  # how often a guess whether one person is in the data can be right at most
+    strength: Strength  # what `max_guess` is called, see `Guarantee.strength`
+    loss: float  # the accuracy that is expected to be lost to privacy and to few people
 
 
 @dataclass(frozen=True)
@@ -88,15 +99,38 @@ class Forecast:
     by_people: tuple[Outlook, ...]
     flattens_at: float | None  # None if accuracy still rises at the largest epsilon
     enough_people: int | None  # None if more are needed than those in `by_people`
+    grid: tuple[Outlook, ...] = ()  # each epsilon with each number of people, if `plan` was asked for them
 
     def to_json(self) -> dict[str, Any]:
         """Return the forecast as JSON values."""
         content = asdict(self)
-        for outlook in (*content["by_epsilon"], *content["by_people"]):
+        for outlook in (*content["by_epsilon"], *content["by_people"], *content["grid"]):
             for name, value in outlook.items():
                 if isinstance(value, Interval):
                     outlook[name] = value._asdict()
         return {**content, "assumptions": self.assumptions}
+
+    def to_html(self, title: str) -> str:
+        """Return a page with sliders for epsilon and people, which needs `grid`; it fetches and allows nothing else."""
+        if not self.grid:
+            raise InvalidInput("A page requires a forecast with `grid`.")
+        folder = Path(__file__).with_name("plan")
+        page, style, script = (
+            (folder / name).read_text("utf-8") for name in ("page.html", "page.css", "sliders.js")
+        )
+        found: dict[str, Any] = {"least": {"flat": FLAT, "enough": ENOUGH}}
+        for name, other, rule in (("flat", "people", _flattens_at), ("enough", "epsilon", _enough)):
+            places = sorted({getattr(each, other) for each in self.grid})
+            found[name] = [
+                rule([each for each in self.grid if getattr(each, other) == place]) for place in places
+            ]
+        return Template(page).substitute(
+            title=escape(title),
+            policy=f"default-src 'none'; base-uri 'none'; style-src {_hash(style)}; script-src {_hash(script)}",
+            style=style,
+            script=script,
+            data=json.dumps({**self.to_json(), **found}).replace("<", "\\u003c"),
+        )
 
     @property
     def assumptions(self) -> list[str]:
@@ -154,22 +188,31 @@ class Forecast:
                 axes.axhline(self.majority, color="black", ls=":", label="most frequent class")
             if self.achievable is not None:
                 axes.axhline(self.achievable, color="black", ls="--", label="without privacy, as stated")
-        left.set_ylabel(
-            "accuracy" if self.majority is not None else "share of what is achievable that survives"
-        )
+        left.set_ylabel("accuracy" if shown == "accuracy" else "share of what is achievable that survives")
         guess = left.twinx()
-        guess.plot(
-            [each.epsilon for each in self.by_epsilon],
-            [each.max_guess for each in self.by_epsilon],
-            "--",
-            color="tab:red",
-        )
+        places = [each.epsilon for each in self.by_epsilon]
+        guess.plot(places, [each.max_guess for each in self.by_epsilon], "--", color="tab:red")
         guess.set_ylabel("an adversary is right at most", color="tab:red")
         guess.set_ylim(0.5, 1.0)
         left.set_title(f"{self.people:,} people")
         right.set_title(f"epsilon {self.epsilon:g}")
         right.legend(loc="best")
         return drawn
+
+
+def _hash(content: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
+
+
+def _flattens_at(outlooks: Sequence[Outlook]) -> float | None:
+    """Return the epsilon above which accuracy is flat, of outlooks with rising epsilon."""
+    flat = outlooks[-1].loss + FLAT
+    return next((each.epsilon for each in outlooks[:-1] if each.loss <= flat), None)
+
+
+def _enough(outlooks: Sequence[Outlook]) -> int | None:
+    """Return the number of people from which on little is lost, of outlooks with rising numbers."""
+    return next((each.people for each in outlooks if each.loss <= ENOUGH), None)
 
 
 def plan(
@@ -185,6 +228,7 @@ def plan(
     sizes: Sequence[float] = SIZES,
     simulations: int = 30,
     seed: int = 0,
+    grid: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Forecast:
     """Forecast how accurate a private head will be, before any budget is spent.
@@ -218,6 +262,8 @@ def plan(
         Number of tables that are drawn; from 10 up.
     seed : int
         The same seed gives the same forecast.
+    grid : bool
+        Whether to simulate each epsilon with each number of people, for `Forecast.to_html`; four times as slow.
     progress : callable, optional
         Called with the number of simulations done, and of all.
 
@@ -227,7 +273,7 @@ def plan(
         `by_epsilon` and `by_people` have outlooks with `accuracy`, `survives` and `calibration_error` (each expected,
         low, high: a 90% interval) and `max_guess`, how often an adversary can be right at most who guesses whether a
         person is in the data. `flattens_at` and `enough_people` say which epsilon and how many people are enough;
-        `figure()` draws them, `to_json()` returns them.
+        `figure()` draws them, `to_json()` returns them, `to_html(title)` makes a page with sliders.
 
     Raises
     ------
@@ -246,9 +292,10 @@ def plan(
     ordered = sorted({checked_positive(each, "epsilons") for each in epsilons} or {epsilon})
     factors = {checked_positive(each, "sizes") for each in sizes} or {1.0}
     counts = sorted({int(min(max(10, round(people * each)), _MOST_PEOPLE)) for each in factors})
-    pairs = list(
-        dict.fromkeys([*((people, each) for each in ordered), *((each, epsilon) for each in counts)])
-    )
+    pairs = [*((people, each) for each in ordered), *((each, epsilon) for each in counts)]
+    rows_of_grid = sorted({*counts, people}) if grid else []
+    cells = [(size, each) for size in rows_of_grid for each in sorted({*ordered, epsilon})]
+    pairs = list(dict.fromkeys([*pairs, *cells]))
     strengths = {each: mu_of(checked_positive(each, "epsilon"), delta) for _, each in pairs}
     little_noise = mu_of(_LARGEST_EPSILON, delta)
     most = max(1024, _MOST_ENTRIES // len(encoding.feature_names) - _TEST_ROWS)
@@ -270,7 +317,7 @@ def plan(
         if progress is not None:
             progress(number + 1, simulations)
     outcomes = np.array(simulated)
-    outlooks, losses = {}, {}
+    outlooks = {}
     for place, (size, each) in enumerate(pairs):
         accuracy, survives, calibration, lost = outcomes[:, :, place].T
         clear = survives[~np.isnan(survives)]
@@ -282,19 +329,15 @@ def plan(
             _interval(clear) if len(clear) >= simulations / 4 else None,
             _interval(calibration),
             claim.max_accuracy(),
+            claim.strength,
+            float(lost.mean()),
         )
-        losses[size, each] = float(lost.mean())
-    flat = losses[people, ordered[-1]] + FLAT
+    by_epsilon = tuple(outlooks[people, each] for each in ordered)
+    by_people = tuple(outlooks[each, epsilon] for each in counts)
+    flattens_at, enough = _flattens_at(by_epsilon), _enough(by_people)
+    found = tuple(outlooks[cell] for cell in cells)
     return Forecast(
-        people,
-        epsilon,
-        delta,
-        majority,
-        achievable,
-        tuple(outlooks[people, each] for each in ordered),
-        tuple(outlooks[each, epsilon] for each in counts),
-        next((each for each in ordered[:-1] if losses[people, each] <= flat), None),
-        next((each for each in counts if losses[each, epsilon] <= ENOUGH), None),
+        people, epsilon, delta, majority, achievable, by_epsilon, by_people, flattens_at, enough, found
     )
 
 

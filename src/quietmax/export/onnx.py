@@ -15,11 +15,10 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from functools import cache, reduce
+from functools import reduce
 from operator import or_
 from pathlib import Path
 from typing import Any
@@ -38,17 +37,17 @@ from quietmax.data.encoding import (
     CategoricalColumn,
     Column,
     DateColumn,
-    HashedColumn,
     NumericColumn,
-    TextColumn,
 )
 from quietmax.errors import InvalidInput
 from quietmax.estimators.decisions import threshold_of
 from quietmax.estimators.dpsgd.estimator import Centring, PrivateNetwork
+from quietmax.estimators.dpsgd.tables import CellLayer
 from quietmax.estimators.dpsgd.training import ROW_LENGTH
 from quietmax.estimators.head.exact_sums import BITS, on_grid
 from quietmax.estimators.head.weights import HeadWeights, TableWeights
 from quietmax.estimators.serialization import PrivateModel
+from quietmax.export.reading import BLANKS, characters_by_case, date_parts, refused, refused_dates
 from quietmax.export.released import _metadata, _open_released
 from quietmax.models.features.base import FeatureMap
 from quietmax.models.features.cells import CROSSED_LEVELS, TableCells
@@ -321,7 +320,6 @@ _TIME = (
 )
 _DATE_PARTS = {"Y": "[0-9]{4}", "m": "(0[1-9]|1[0-2])", "d": "(0[1-9]|[12][0-9]|3[01])"}
 _FIRST_DAY = {"Y": "0001", "m": "01", "d": "01"}
-_ISO = "%Y-%m-%d"
 _DAYS = (0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 _OF_STOLL = "[\\t-\\r ]*"
 """Blanks that may stand before an integer where onnxruntime reads it from a string."""
@@ -419,18 +417,10 @@ def _boolean(cells: Value, column: BooleanColumn) -> _Encoded:
 
 def _date(cells: Value, column: DateColumn) -> _Encoded:
     """Encode dates; see `DateColumn`."""
-    form = re.fullmatch(r"%([Ymd])([-./])%([Ymd])\2%([Ymd])", column.format or _ISO)
-    if (
-        column.bounds is None
-        or len(column.low) != 10
-        or form is None
-        or len(set(form.groups()) - {form[2]}) < 3
-    ):
-        raise InvalidInput(
-            f"Column '{column.name}' cannot be exported to ONNX: only dates such as 2024-01-31 or 31.01.2024 can, "
-            "without the time of day."
-        )
-    order, mark = (form[1], form[3], form[4]), form[2]
+    parted = date_parts(column)
+    if column.bounds is None or parted is None:
+        raise refused_dates(column, "ONNX")
+    order, mark = parted
     absent = _absent(cells, column)
     plain = re.escape(mark).join(_DATE_PARTS[part] for part in order)
     written = plain + _TIME if column.format is None else plain
@@ -472,12 +462,7 @@ def _encode_column(graph: Graph, column: Column) -> _Encoded:
     """Add the operations that encode a column, whose input has the column's name."""
     if type(column) in _ENCODERS:
         return _ENCODERS[type(column)](Value(graph, column.name), column)
-    reasons = {HashedColumn: "hashes (BLAKE2b)", TextColumn: "tokenizers"}
-    needed = reasons.get(type(column), f"columns of the type '{column.kind}'")
-    raise InvalidInput(
-        f"Column '{column.name}' cannot be exported to ONNX, which has no operator for {needed}. The other "
-        "formats can hold it."
-    )
+    raise refused(column, "ONNX")
 
 
 # --- Regular expressions ----------------------------------------------------------------------------------------------
@@ -493,22 +478,8 @@ def _one_of(characters: Iterable[str]) -> str:
     return f"[{''.join(map(_literal, characters))}]"
 
 
-_BLANKS = _one_of(character for character in map(chr, range(0x3001)) if character.isspace())
+_BLANKS = _one_of(BLANKS)
 """What `str.strip` removes."""
-
-
-_CASED = range(0x20000)
-"""Characters that `str.casefold` may change."""
-
-
-@cache
-def _characters_by_case() -> dict[str, list[str]]:
-    """Return the characters that `str.casefold` changes, by what it makes of them."""
-    found = defaultdict(list)
-    for character in map(chr, _CASED):
-        if (folded := character.casefold()) != character:
-            found[folded].append(character)
-    return found
 
 
 def _any_case(folded: str) -> str:
@@ -516,7 +487,7 @@ def _any_case(folded: str) -> str:
 
     Some characters fold to two or three. They are alternatives wherever these stand.
     """
-    table = _characters_by_case()
+    table = characters_by_case()
     rest = [""] * (len(folded) + 1)
     for place in reversed(range(len(folded))):
         options = []
@@ -876,7 +847,10 @@ def _classify(classifier: HeadWeights | TableWeights | PrivateNetwork, features:
         rows = _centred(features, classifier.centre, classifier.radius, classifier.bias, classifier.whitening)
         return rows @ np.ascontiguousarray(classifier.weights.T)
     assert isinstance(classifier.network, MLP)
-    if classifier.centring is not None:
+    if isinstance(classifier.centring, CellLayer):
+        outputs = _looked_up(classifier.centring.first, features)
+        features = outputs(classifier.centring.activation.capitalize())
+    elif classifier.centring is not None:
         features = _centring(features, classifier.centring)
     return _network(classifier.network, features)._cast(np.float64)
 

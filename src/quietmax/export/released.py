@@ -14,7 +14,7 @@ import zipfile
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,9 @@ from quietmax.models.features.generic import encoders
 from quietmax.models.serialization import read_description
 from quietmax.predictor import Predictor
 from quietmax.spending import DESCRIPTION_FILE
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 METADATA = "quietmax.json"
 """Name of the metadata in files and folders."""
@@ -128,6 +131,21 @@ class ReleasedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             Labels.
         """
         return np.asarray(self.classes_[self._model.decided(probabilities)])
+
+    def reasons(self, X: Any) -> pd.DataFrame:
+        """Return what each column contributed to the scores of rows; see `PrivateHead.reasons`.
+
+        Parameters
+        ----------
+        X : data frame
+            As for `predict`.
+
+        Returns
+        -------
+        DataFrame
+            One row for each row of the table and each column, cross and constant.
+        """
+        return self._model.reasons(self._records(X))
 
     @property
     def classes_(self) -> NDArray[Any]:

@@ -9,14 +9,15 @@ from quietmax._lazy import lazy_names
 
 if TYPE_CHECKING:
     from quietmax.server.app import create_app
-    from quietmax.server.client import Client, Response
+    from quietmax.server.client import AsyncClient, Client, Response
     from quietmax.server.service import Service
     from quietmax.server.settings import Settings
 
-__all__ = ["Client", "Response", "Service", "Settings", "create_app"]
+__all__ = ["AsyncClient", "Client", "Response", "Service", "Settings", "create_app"]
 __getattr__ = lazy_names(
     __name__,
     {
+        "AsyncClient": "client",
         "Client": "client",
         "Response": "client",
         "Service": "service",

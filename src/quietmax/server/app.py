@@ -121,19 +121,22 @@ async def _serve(service: Service, scope: Scope, receive: Receive, send: Send) -
 
 def _find(method: str, path: str) -> tuple[Handler, str | None, Mapping[str, str | None]]:
     """Return who answers a request, the pattern of its path, and the names in it."""
-    allowed = []
+    wanted = "GET" if method == "HEAD" else method
+    allowed: dict[str, None] = {}
     for pattern, route, valid, handler in _ROUTES:
         found = pattern.fullmatch(path)
-        if found is not None and method == valid:
+        if found is not None and wanted == valid:
             return handler, route, found.groupdict()
-        allowed += [valid] if found is not None else []
+        if found is not None or path == "*":
+            allowed |= {valid: None, **({"HEAD": None} if valid == "GET" else {}), "OPTIONS": None}
 
     async def _refuse(_: Request) -> Answer:
-        if allowed:
-            raise HttpError(
-                405, "This path does not support the method.", headers={"allow": ", ".join(allowed)}
-            )
-        raise HttpError(404, "There is no such path.")
+        if not allowed:
+            raise HttpError(404, "There is no such path.")
+        allow = {"allow": ", ".join(allowed)}
+        if method == "OPTIONS":
+            return _json({"methods": [*allowed]}, headers=allow)
+        raise HttpError(405, "This path does not support the method.", headers=allow)
 
     return _refuse, None, {}
 
@@ -146,16 +149,11 @@ def _json(document: Any, status: int = 200, headers: Mapping[str, str] | None = 
 def _is_local(scope: Scope) -> bool:
     """Tell whether a request comes from this machine, as far as that can be known.
 
-    HTTP/1.0 and requests without a Host do not count: proxies send them, and local clients do not. A proxy on this
-    machine that speaks HTTP/1.1 and adds no header cannot be told from a local client.
+    HTTP/1.0 does not count: proxies speak it, and local clients do not. A proxy on this machine that speaks HTTP/1.1
+    and adds no header cannot be told from a local client.
     """
     client = scope.get("client")
-    return (
-        client is not None
-        and _is_loopback(client[0])
-        and scope.get("http_version") == "1.1"
-        and b"host" in dict(scope["headers"])
-    )
+    return client is not None and _is_loopback(client[0]) and scope.get("http_version") == "1.1"
 
 
 async def _infer(request: Request) -> Answer:
@@ -185,7 +183,11 @@ def _check_headers(headers: Headers, limit: int) -> int | None:
                 raise HttpError(400, "Inference-Header-Content-Length must be an integer.")
             json_length = int(value)
         if name == b"content-encoding" and value.lower() not in (b"", b"identity"):
-            raise HttpError(415, "Compressed request bodies are not supported.")
+            raise HttpError(
+                415,
+                "Compressed request bodies are not supported.",
+                headers={"accept-encoding": "identity"},
+            )
     return json_length
 
 

@@ -1,30 +1,51 @@
-"""A client of the service: rows of a table or of numbers in, numpy arrays out, over one connection."""
+"""Clients of the service: rows of a table or of numbers in, numpy arrays, data frames or files out.
+
+Neither numpy nor pandas is imported before it is needed: pandas only for a data frame or a file.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import csv
+import hmac
 import http.client
 import json
+import random
 import ssl
-import threading
+import struct
+import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from decimal import Decimal
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from functools import partial, wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 from urllib.parse import SplitResult, quote, urlsplit
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
-
-from quietmax.data.encoding import quoted
-from quietmax.errors import BudgetExhausted, InvalidInput, QuietmaxError
-from quietmax.server.codec import _split_strings
+from quietmax._lazy import lazy_module
+from quietmax.errors import BudgetExhausted, InvalidData, InvalidInput, QuietmaxError
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
+    from numpy.typing import ArrayLike, NDArray
 
+    Features = ArrayLike | pd.DataFrame | Sequence[Mapping[str, Any]]
+    Queries = pd.DataFrame | NDArray[Any] | Sequence[Mapping[str, Any]]
+    """Features that were checked."""
+else:
+    np = lazy_module("numpy")
+
+P = ParamSpec("P")
+Value = TypeVar("Value")
+Progress = Callable[[int, int], object]
 _DATATYPES = {"INT64": "<i8", "FP32": "<f4", "FP64": "<f8"}
+_FIRST_WAIT, _LONGEST_WAIT = 0.1, 30.0
+"""Seconds before the first retry, twice as long before each following one; a service that asks for more is not waited
+for."""
 
 _WITH_REASONS = ("reasons", "label", "probabilities")
 """The outputs of a request for reasons; an error names the first one that the model does not have."""
@@ -55,9 +76,9 @@ class Response:
 
 
 class Client:
-    """A client of the service.
+    """A client of the service. Threads may share it: each request in flight has a connection of its own.
 
-    Each request has its own id, so a broken connection is retried without being charged twice.
+    A request that gets no response, 503 or 429 is sent again with the same id, so it is not charged twice.
 
     Parameters
     ----------
@@ -67,40 +88,47 @@ class Client:
         API key. None: anonymous access.
     timeout : float
         Seconds to wait for a response.
+    retries : int
+        How often a request is sent again: after 0.1 seconds, then twice as long each time, and never before the
+        service asks for it (``retry-after``). If it asks for more than 30 seconds, the error is raised at once.
 
     See Also
     --------
     quietmax.server.Service : has an example that starts a service and sends queries.
+    quietmax.server.AsyncClient : the same for asyncio.
     """
 
     def __init__(
-        self, url: str = "http://127.0.0.1:8080", key: str | None = None, *, timeout: float = 30.0
+        self,
+        url: str = "http://127.0.0.1:8080",
+        key: str | None = None,
+        *,
+        timeout: float = 30.0,
+        retries: int = 4,
     ) -> None:
         self._url = _parse_url(url)
         self._timeout = timeout
+        self._retries = retries
+        self._key = key or ""
         self._headers = {} if key is None else {"authorization": f"Bearer {key}"}
-        self._connection: http.client.HTTPConnection | None = None
+        self._idle: deque[http.client.HTTPConnection] = deque()
         self._known: dict[tuple[str, str | None], dict[str, Any]] = {}  # metadata of models
-        self._lock = threading.Lock()
 
-    def __enter__(self) -> Client:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Close the connection."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        """Close the connections."""
+        while self._idle:
+            self._idle.pop().close()
 
     def infer(
         self,
         model: str,
-        features: ArrayLike | pd.DataFrame | Sequence[Mapping[str, Any]],
+        features: Features,
         *,
         version: str | None = None,
         request_id: str | None = None,
@@ -134,18 +162,19 @@ class Client:
         BudgetExhausted
             If the budget or quota does not pay for all rows. Nothing was charged.
         """
-        return self._infer(model, version, self._checked(model, version, features), request_id, reasons)
+        tensors = _tensors(self._checked(model, version, features))
+        return self._send(model, version, tensors, request_id, reasons)
 
-    def _infer(
+    def _send(
         self,
         model: str,
         version: str | None,
-        queries: pd.DataFrame | NDArray[Any],
+        tensors: tuple[list[dict[str, Any]], bytes],
         request_id: str | None,
         reasons: bool = False,
     ) -> Response:
-        """Send one inference request with checked queries."""
-        inputs, binary = _tensors(queries)
+        """Send one inference request with input tensors, see `_tensors`."""
+        inputs, binary = tensors
         head = json.dumps(
             {
                 "id": request_id or uuid.uuid4().hex,
@@ -176,7 +205,7 @@ class Client:
     def predict(
         self,
         model: str,
-        features: ArrayLike | pd.DataFrame | Sequence[Mapping[str, Any]],
+        features: Features,
         *,
         version: str | None = None,
         request_id: str | None = None,
@@ -204,24 +233,144 @@ class Client:
             If the budget or quota does not pay for all rows of a request. The requests before it were charged; the
             message says how many rows they had.
         """
+        responses = self._responses(model, features, version, request_id)
+        return np.concatenate([response.labels for response in responses])
+
+    def ask(
+        self,
+        model: str,
+        features: Features,
+        *,
+        version: str | None = None,
+        request_id: str | None = None,
+        progress: Progress | None = None,
+    ) -> pd.DataFrame:
+        """Return the answers to any number of rows as a data frame.
+
+        Parameters
+        ----------
+        model, features, version, request_id
+            As in `predict`.
+        progress : callable or None
+            Called with the number of rows that are answered, and that of all rows.
+
+        Returns
+        -------
+        DataFrame
+            The column ``label``, and a column ``probability of CLASS`` for each class if the model releases
+            probabilities. It has the index of `features`, if that is a pandas data frame.
+        """
+        import pandas as pd
+
+        responses = list(self._responses(model, features, version, request_id, progress))
+        headings = _headings(self._metadata_once(model, version), responses[0])
+        cells = [cell for response in responses for cell in _cells(response)]
+        index = features.index if isinstance(features, pd.DataFrame) else None
+        return pd.DataFrame(cells, columns=headings, index=index)
+
+    def ask_file(
+        self,
+        model: str,
+        source: str | Path,
+        output: str | Path,
+        *,
+        version: str | None = None,
+        progress: Progress | None = None,
+    ) -> dict[str, Any]:
+        """Write the answers to all rows of a file to another file, completely or not at all.
+
+        The id of each request is made of its rows and the key. Another run with the same file and key gets what was
+        charged without paying again, whatever ended the first one, until the ledger is pruned.
+
+        Parameters
+        ----------
+        model, version, progress
+            As in `ask`. The number of all rows of a text file is estimated.
+        source : path
+            CSV, TSV or Parquet file with the columns of the model, in any order; others are not sent. For a model
+            without columns: one column for each number.
+        output : path
+            CSV file of answers, with the columns of `ask`.
+
+        Returns
+        -------
+        dict
+            The number of ``rows``; how many ``new_answers`` were charged; ``remaining_answers``, None if they are free.
+        """
+        from quietmax._io import atomic_write
+        from quietmax.data.sources import converted_frames, file_parts
+
+        if Path(output).exists() and Path(output).samefile(source):
+            raise InvalidInput("output must be another file than source.")
+        about = self._metadata_once(model, version)
+        most, asked = about["parameters"]["max_rows"], (model, version or about["versions"][-1])
+        (part, names), *others = file_parts(source, self._columns(model, version) or None)
+        if others:
+            raise InvalidInput(f"source must be one file, got {len(others) + 1}.")
+        total = part.count() or _estimated_rows(part.file)
+        done: dict[str, Any] = {"rows": 0, "new_answers": 0, "remaining_answers": None}
+
+        def _write(staging: Path) -> None:
+            with staging.open("w", encoding="utf-8", newline="") as file:
+                writer = csv.writer(file, lineterminator="\n")
+                send = partial(self._ask_part, *asked, done, part.place)
+                for response in converted_frames(part, names, most, send):
+                    if not done["rows"]:
+                        writer.writerow(_headings(about, response))
+                    writer.writerows(_cells(response))
+                    done["rows"] += len(response.labels)
+                    done["new_answers"] += response.parameters["new_answers"]
+                    done["remaining_answers"] = response.parameters.get("remaining_answers")
+                    if progress is not None:
+                        progress(done["rows"], max(total, done["rows"]))
+            if not done["rows"]:
+                raise InvalidData(f"{part.place} has no rows.")
+
+        atomic_write(Path(output), _write)
+        return done
+
+    def _ask_part(
+        self, model: str, version: str, done: Mapping[str, Any], place: str, frame: pd.DataFrame
+    ) -> Response:
+        """Ask about some rows of a file, with an id that another run has too, and nobody without the key can guess."""
+        from quietmax.data.tables import query_features
+
+        queries: Any = frame
+        if not self._columns(model, version):
+            width = self._metadata_once(model, version)["inputs"][0]["shape"][1]
+            queries = query_features(frame, encoding=None, width=width, place=place)
+        tensors = _tensors(queries)
+        content = json.dumps([model, version, done["rows"], tensors[0]]).encode() + tensors[1]
+        request_id = hmac.digest(self._key.encode(), content, "sha256").hex()
+        try:
+            return self._send(model, version, tensors, request_id)
+        except BudgetExhausted as error:
+            raise _exhausted(error, done["rows"], "if you ask again with the same file and key,") from None
+
+    def _responses(
+        self,
+        model: str,
+        features: Features,
+        version: str | None,
+        request_id: str | None,
+        progress: Progress | None = None,
+    ) -> Iterator[Response]:
+        """Send as many requests as the rows need."""
         queries = self._checked(model, version, features)
         most = self._metadata_once(model, version)["parameters"]["max_rows"]
         if len(queries) <= most:
-            return self._infer(model, version, queries, request_id).labels
+            yield self._send(model, version, _tensors(queries), request_id)
+            return
         request_id = request_id or uuid.uuid4().hex
-        labels: list[NDArray[Any]] = []
         for start in range(0, len(queries), most):
             rows = slice(start, start + most)
-            part = queries[rows] if isinstance(queries, np.ndarray) else queries.iloc[rows]
+            part = queries.iloc[rows] if hasattr(queries, "iloc") else queries[rows]
             try:
-                response = self._infer(model, version, part, f"{request_id}/{start // most}")
+                yield self._send(model, version, _tensors(part), f"{request_id}/{start // most}")
             except BudgetExhausted as error:
-                raise BudgetExhausted(
-                    f"{error} The {start} rows before were answered; with request_id={request_id!r} they are not "
-                    "charged again."
-                ) from None
-            labels.append(response.labels)
-        return np.concatenate(labels)
+                raise _exhausted(error, start, f"with request_id={request_id!r}") from None
+            if progress is not None:
+                progress(min(start + most, len(queries)), len(queries))
 
     def metadata(self, model: str, *, version: str | None = None) -> dict[str, Any]:
         """Return the metadata of a model: inputs, outputs, classes, cost and guarantee. No version: the highest."""
@@ -231,18 +380,19 @@ class Client:
         """Return the spent and remaining budget behind a model. No version: the highest."""
         return self._get(_model_path(model, version) + "/budget")
 
-    def _checked(self, model: str, version: str | None, features: Any) -> pd.DataFrame | NDArray[Any]:
-        """Return queries as a frame of the model's columns, or as an array of encoded rows."""
+    def _checked(self, model: str, version: str | None, features: Any) -> Queries:
+        """Return queries as a frame or mappings with the model's columns, or as an array of encoded rows."""
         named = isinstance(features, Sequence) and any(isinstance(row, Mapping) for row in features)
+        columns = self._columns(model, version)
         if named or hasattr(features, "columns") or hasattr(features, "__arrow_c_stream__"):
-            columns = self._columns(model, version)
             if not columns:
                 raise InvalidInput(f"The model {model!r} has no columns; features must be rows of numbers.")
-            return _frame(features, columns)
+            return _named_rows(features, columns) if named else _frame(features, columns)
         rows = _numbers(features)
-        columns = self._columns(model, version)
         encoded = self._metadata_once(model, version)["parameters"].get("encoded_input", {"shape": []})
         if columns and (rows is None or rows.ndim != 2 or [-1, rows.shape[1]] != encoded["shape"]):
+            from quietmax.data.encoding import quoted
+
             raise InvalidInput(
                 f"The model {model!r} has the columns {quoted(columns)}: features must be a data frame with these "
                 "columns, a list with a dict of these columns for each row, or an array of encoded rows."
@@ -269,38 +419,141 @@ class Client:
     def _exchange(
         self, method: str, path: str, body: bytes | None, headers: dict[str, str]
     ) -> tuple[bytes, http.client.HTTPMessage]:
-        """Send a request, once more if the connection breaks; return the body and headers of the response."""
-        with self._lock:
-            for last in (False, True):
-                try:
-                    connection = self._connect()
-                    connection.request(
-                        method, self._url.path.rstrip("/") + path, body, {**self._headers, **headers}
-                    )
-                    response = connection.getresponse()
-                    content = response.read()
-                    break
-                except (OSError, http.client.HTTPException) as error:
-                    self.close()
-                    if last:
-                        raise QuietmaxError(
-                            f"The service at {self._url.netloc} cannot be reached ({error}). "
-                            "'quietmax serve' starts one."
-                        ) from error
-        if response.status == 200:
-            return content, response.headers
-        raise _response_error(response.status, content)
-
-    def _connect(self) -> http.client.HTTPConnection:
-        if self._connection is None:
-            host, port = str(self._url.hostname), self._url.port
-            if self._url.scheme == "https":
-                self._connection = http.client.HTTPSConnection(
-                    host, port, timeout=self._timeout, context=ssl.create_default_context()
+        """Send a request, again if there is no response or it asks for that; return its body and headers."""
+        error: QuietmaxError
+        for attempt in range(self._retries + 1):
+            wait = _FIRST_WAIT * 2**attempt * random.uniform(0.5, 1)
+            try:
+                response, content = self._exchange_once(method, path, body, headers)
+            except (OSError, http.client.HTTPException) as broken:
+                error = QuietmaxError(
+                    f"The service at {self._url.netloc} cannot be reached ({broken}). 'quietmax serve' starts one."
                 )
             else:
-                self._connection = http.client.HTTPConnection(host, port, timeout=self._timeout)
-        return self._connection
+                if response.status == 200:
+                    return content, response.headers
+                error = _response_error(response.status, content)
+                if response.status not in (429, 503):
+                    break
+                wait = max(wait, _seconds(response.headers.get("retry-after", "")))
+            if attempt == self._retries or wait > _LONGEST_WAIT:
+                break
+            time.sleep(wait)
+        raise error
+
+    def _exchange_once(
+        self, method: str, path: str, body: bytes | None, headers: dict[str, str]
+    ) -> tuple[http.client.HTTPResponse, bytes]:
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self._connect()
+        try:
+            target = self._url.path.rstrip("/") + path
+            connection.request(method, target, body, {**self._headers, **headers})
+            response = connection.getresponse()
+            content = response.read()
+        except BaseException:
+            connection.close()
+            raise
+        self._idle.append(connection)
+        return response, content
+
+    def _connect(self) -> http.client.HTTPConnection:
+        host, port = str(self._url.hostname), self._url.port
+        if self._url.scheme == "https":
+            context = ssl.create_default_context()
+            return http.client.HTTPSConnection(host, port, timeout=self._timeout, context=context)
+        return http.client.HTTPConnection(host, port, timeout=self._timeout)
+
+
+def _in_thread(
+    method: Callable[Concatenate[Client, P], Value],
+) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, Value]]:
+    """Return a method of `Client` as one that waits for a thread."""
+
+    @wraps(method)
+    async def _wait(self: AsyncClient, /, *arguments: P.args, **named: P.kwargs) -> Value:
+        call = partial(method, self._client, *arguments, **named)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+    return _wait
+
+
+class AsyncClient:
+    """A client of the service for asyncio, with the methods of `Client`.
+
+    Requests run in threads, and so do functions given as ``progress``. Once sent, a request goes on if the task that
+    waits for it is cancelled: ask again with the same ``request_id``.
+
+    Parameters
+    ----------
+    url, key, timeout, retries
+        As for `Client`.
+    connections : int
+        How many requests run at the same time; others wait.
+    """
+
+    def __init__(
+        self,
+        url: str = "http://127.0.0.1:8080",
+        key: str | None = None,
+        *,
+        timeout: float = 30.0,
+        retries: int = 4,
+        connections: int = 16,
+    ) -> None:
+        self._client = Client(url, key, timeout=timeout, retries=retries)
+        self._threads = ThreadPoolExecutor(connections, "quietmax-client")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Wait for the requests that were sent, and close the connections."""
+        await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
+        self._client.close()
+
+    infer = _in_thread(Client.infer)
+    predict = _in_thread(Client.predict)
+    ask = _in_thread(Client.ask)
+    ask_file = _in_thread(Client.ask_file)
+    metadata = _in_thread(Client.metadata)
+    budget = _in_thread(Client.budget)
+
+
+def _exhausted(error: BudgetExhausted, rows: int, how: str) -> BudgetExhausted:
+    """Return the error of a request after others that were answered."""
+    if not rows:
+        return error
+    return BudgetExhausted(f"{error} The {rows} rows before were answered; {how} they are not charged again.")
+
+
+def _seconds(text: str) -> float:
+    """Return the seconds of a header ``retry-after``; 0 for a date, which the service does not send."""
+    return float(text) if text.isascii() and text.isdigit() else 0.0
+
+
+def _headings(about: dict[str, Any], response: Response) -> list[str]:
+    """Return the columns of answers."""
+    classes = [] if response.probabilities is None else about["parameters"]["classes"]
+    return ["label", *(f"probability of {name}" for name in classes)]
+
+
+def _cells(response: Response) -> Iterator[list[Any]]:
+    """Yield the answer to each row: its label, and its probabilities if there are any."""
+    labels = response.labels.tolist()
+    probabilities = [[]] * len(labels) if response.probabilities is None else response.probabilities.tolist()
+    return ([label, *row] for label, row in zip(labels, probabilities, strict=True))
+
+
+def _estimated_rows(file: Path) -> int:
+    """Return the number of lines of a text file after the first one."""
+    with file.open("rb") as lines:
+        return max(sum(1 for _ in lines) - 1, 0)
 
 
 def _numbers(features: Any) -> NDArray[Any] | None:
@@ -313,37 +566,73 @@ def _numbers(features: Any) -> NDArray[Any] | None:
         return None
 
 
-def _frame(table: Any, names: list[str]) -> pd.DataFrame:
+def _named_rows(rows: Sequence[Any], names: list[str]) -> Sequence[dict[str, Any]] | pd.DataFrame:
+    """Return rows with the named columns alone; as a frame if a cell is of a type that needs pandas."""
+    chosen: list[dict[str, Any]] = []
+    for number, row in enumerate(rows, start=1):
+        given = {str(name).strip(): cell for name, cell in row.items()} if isinstance(row, Mapping) else {}
+        absent = [name for name in names if name not in given]
+        if absent:
+            from quietmax.data.encoding import quoted
+
+            raise InvalidInput(
+                f"Row {number} has no column {quoted(absent, 10)}; every column must be given, None for a missing "
+                "value."
+            )
+        chosen.append({name: given[name] for name in names})
+    if all(type(cell) in _PLAIN for row in chosen for cell in row.values()):
+        return chosen
     import pandas as pd
 
+    return pd.DataFrame(chosen)
+
+
+_PLAIN = (type(None), bool, int, float, str)
+
+
+def _frame(table: Any, names: list[str]) -> pd.DataFrame:
     from quietmax.data.encoding import require_columns
     from quietmax.data.sources import as_frame
 
-    if isinstance(table, Sequence):
-        for number, row in enumerate(table, start=1):
-            given = {str(name).strip() for name in row} if isinstance(row, Mapping) else set()
-            absent = [name for name in names if name not in given]
-            if absent:
-                raise InvalidInput(
-                    f"Row {number} has no column {quoted(absent, 10)}; every column must be given, None for a missing "
-                    "value."
-                )
-        table = pd.DataFrame(table)
     frame = as_frame(table)
     require_columns(frame, names)
     return frame[names]
 
 
-def _tensors(queries: pd.DataFrame | NDArray[Any]) -> tuple[list[dict[str, Any]], bytes]:
+def _tensors(queries: Any) -> tuple[list[dict[str, Any]], bytes]:
     """Return queries as input tensors, and the binary data of those that have none in JSON."""
-    if isinstance(queries, np.ndarray):
-        return [_binary_tensor("features", "FP32", queries)], queries.tobytes()
-    tensors, binary = [], b""
-    for name in queries.columns:
-        tensor, data = _column(name, queries[name])
-        tensors.append(tensor)
-        binary += data
-    return tensors, binary
+    if isinstance(queries, Sequence):
+        columns = [_plain_column(name, [row[name] for row in queries]) for name in queries[0]]
+    elif hasattr(queries, "iloc"):
+        columns = [_column(str(name), queries[name]) for name in queries.columns]
+    else:
+        columns = [(_binary_tensor("features", "FP32", queries.shape, queries.nbytes), queries.tobytes())]
+    return [tensor for tensor, _ in columns], b"".join(data for _, data in columns)
+
+
+def _plain_column(name: str, cells: list[Any]) -> tuple[dict[str, Any], bytes]:
+    """Return a column of plain Python values as a tensor, and its binary data."""
+    kinds = {type(cell) for cell in cells if cell is not None and cell == cell}
+    if kinds & {str, bool} and float in kinds:
+        raise InvalidInput(f"Column {name!r} must hold numbers or strings, got both.")
+    if kinds and kinds <= {float, int} and (float in kinds or any(cell != cell for cell in cells)):
+        numbers = [float("nan") if cell is None else cell for cell in cells]
+        try:
+            data = struct.pack(f"<{len(cells)}d", *numbers)
+        except (OverflowError, struct.error):
+            raise InvalidInput(f"Column {name!r} has an integer that is too large.") from None
+        return _binary_tensor(name, "FP64", (len(cells),), len(data)), data
+    tensor: dict[str, Any] = {"name": name, "shape": [len(cells)]}
+    if kinds == {bool} or kinds == {int}:
+        large = kinds == {int} and max(cell for cell in cells if cell is not None) >= 2**63
+        datatype = "BOOL" if kinds == {bool} else "UINT64" if large else "INT64"
+        return {
+            **tensor,
+            "datatype": datatype,
+            "data": [cell if cell == cell else None for cell in cells],
+        }, b""
+    strings = ["" if cell is None or cell != cell else str(cell).strip() for cell in cells]
+    return {**tensor, "datatype": "BYTES", "data": strings}, b""
 
 
 def _column(name: str, values: pd.Series[Any]) -> tuple[dict[str, Any], bytes]:
@@ -358,7 +647,7 @@ def _column(name: str, values: pd.Series[Any]) -> tuple[dict[str, Any], bytes]:
     kind = pd.api.types.infer_dtype(typed, skipna=True)
     if kind in ("floating", "decimal"):
         numbers = np.ascontiguousarray(as_numbers(typed, name), "<f8")
-        return _binary_tensor(name, "FP64", numbers), numbers.tobytes()
+        return _binary_tensor(name, "FP64", numbers.shape, numbers.nbytes), numbers.tobytes()
     tensor: dict[str, Any] = {"name": name, "shape": [len(values)]}
     if kind in ("integer", "boolean"):
         convert, datatype = (bool, "BOOL") if kind == "boolean" else (int, "INT64")
@@ -373,21 +662,21 @@ def _column(name: str, values: pd.Series[Any]) -> tuple[dict[str, Any], bytes]:
     return {**tensor, "datatype": "BYTES", "data": as_strings(typed).tolist()}, b""
 
 
-def _binary_tensor(name: str, datatype: str, values: NDArray[Any]) -> dict[str, Any]:
-    return {
-        "name": name,
-        "shape": list(values.shape),
-        "datatype": datatype,
-        "parameters": {"binary_data_size": values.nbytes},
-    }
+def _binary_tensor(name: str, datatype: str, shape: Sequence[int], size: int) -> dict[str, Any]:
+    parameters = {"binary_data_size": size}
+    return {"name": name, "shape": list(shape), "datatype": datatype, "parameters": parameters}
 
 
 def _values(datatype: str, content: bytes) -> NDArray[Any]:
-    return (
-        np.array(_split_strings(content))
-        if datatype == "BYTES"
-        else np.frombuffer(content, dtype=_DATATYPES[datatype])
-    )
+    """Return the values of a binary tensor; a string has 4 bytes for its length before it."""
+    if datatype != "BYTES":
+        return np.frombuffer(content, dtype=_DATATYPES[datatype])
+    strings, start = [], 0
+    while start < len(content):
+        end = start + 4 + int.from_bytes(content[start : start + 4], "little")
+        strings.append(content[start + 4 : end].decode())
+        start = end
+    return np.array(strings)
 
 
 def _parse_url(url: str) -> SplitResult:
@@ -414,4 +703,6 @@ def _response_error(status: int, content: bytes) -> QuietmaxError:
         body, message = {}, f"The service responded with status {status}."
     if status == 403 and "remaining" in body:
         return BudgetExhausted(message)
-    return InvalidInput(message) if status in (400, 404, 409, 413, 422) else QuietmaxError(message)
+    if status == 422:
+        return InvalidData(message)
+    return InvalidInput(message) if status in (400, 404, 409, 413) else QuietmaxError(message)

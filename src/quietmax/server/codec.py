@@ -127,7 +127,7 @@ def _decode_tensors(
         try:
             rows = _with_iso_dates(encoding, inputs).encode(frame) + np.float32(0)
         except InvalidInput as error:
-            raise HttpError(422, str(error)) from None
+            raise HttpError(422, str(error), {"column": error.column} if error.column else None) from None
         unknown = _unknown_values(rows, encoding)
     return InferenceRequest(rows, _id(request), _outputs(request, deployment), unknown)
 

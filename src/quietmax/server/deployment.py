@@ -26,6 +26,7 @@ from quietmax.accounting.costs import LIMIT, Budget, Cost, GaussianCost, Measure
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.encoding import Encoding
 from quietmax.errors import BudgetExhausted, InvalidInput, QuietmaxError, counted
+from quietmax.estimators.decisions import Costs, decision_in_words
 from quietmax.estimators.evaluation import EVALUATION_FILE, EvaluationCharge, read_evaluations, split_name
 from quietmax.estimators.head.effects import Additive
 from quietmax.estimators.head.weights import TableWeights
@@ -82,6 +83,9 @@ class Deployment:
     evaluations: tuple[EvaluationCharge, ...] = ()  # What those in the folder cost the people evaluated
     bound_account: AccountState | None = None  # The account as it was when the model was deployed
     unit_cost: int = 0  # Units of the account that one answer takes; 0 if answers are free
+    costs: Costs | None = (
+        None  # Of errors, which decide the answer if answers are free. None: all cost the same
+    )
     additive: Additive | None = None  # Computes reasons of answers, if scores are sums over columns and free
 
     @property
@@ -118,6 +122,11 @@ class Deployment:
         if self.status == "proven":
             return None
         return f"No proven guarantee ({self.status}): {self.guarantee.reason}"
+
+    @property
+    def decision(self) -> str | None:
+        """Which class is the answer, in words; None if answers are drawn by a mechanism."""
+        return decision_in_words(self.costs, self.classes) if self.cost is None else None
 
     def total_guarantee(self, account: AccountState) -> Guarantee:
         """Return what is claimed of all answers together, once all that the account has now is spent."""
@@ -233,6 +242,7 @@ def _read_private(path: Path, description: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **read,
         "additive": model.additive() if summed else None,
+        "costs": model.costs,
         "mechanism": "released weights",
         "answer": partial(_released_answer, model),
         "digest": _digest(path),

@@ -16,6 +16,7 @@ parts of a large message are therefore counted before it is parsed.
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -222,9 +223,11 @@ class _Methods:
         return _handle
 
     @staticmethod
-    def _status(error: HttpError) -> tuple[StatusCode, str, tuple[tuple[str, str], ...]]:
-        """Return status, message and trailing metadata: what is left of a budget, and when to try again."""
-        trailers = {name: str(value) for name, value in error.extra.items()}
+    def _status(error: HttpError) -> tuple[StatusCode, str, tuple[tuple[str, str | bytes], ...]]:
+        """Return status, message and trailing metadata: what is left of a budget, when to try again, which column."""
+        trailers: dict[str, str | bytes] = {name: str(value) for name, value in error.extra.items()}
+        if "column" in trailers:  # a name in UTF-8, which only metadata of bytes may hold
+            trailers["column-bin"] = str(trailers.pop("column")).encode()
         if "retry-after" in error.headers:
             trailers["retry-after"] = error.headers["retry-after"]
         return STATUS_CODES.get(error.status, StatusCode.INTERNAL), error.message, tuple(trailers.items())
@@ -526,8 +529,10 @@ def _parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _set_parameters(place: Any, parameters: Mapping[str, Any]) -> None:
-    """Set parameters that are strings, numbers or booleans, which are all that the protocol has."""
+    """Set parameters that are strings, numbers or booleans, which are all that the protocol has; names as JSON."""
     for name, value in parameters.items():
+        if isinstance(value, list) and all(isinstance(each, str) for each in value):
+            value = json.dumps(value, ensure_ascii=False)
         for kind, choice in _PARAMETERS.items():
             if isinstance(value, kind):
                 setattr(place[name], choice, value)

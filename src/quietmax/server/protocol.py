@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import math
 import mmap
+import re
 import resource
 import socket
 import ssl
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -44,6 +46,10 @@ _NOT_LISTENING = 2**62
 _LINGER_SECONDS = 1.0
 """How long a refused client may go on sending, so that it can read why it was refused."""
 _MAX_PIPELINED = 32
+_HOST = re.compile(rb"(\[[0-9A-Fa-fvV:.]+\]|[\w.~!$&'()*+,;=%-]*)(:[0-9]*)?", re.ASCII)
+"""A valid Host header (RFC 9110, 7.2); it may be empty."""
+_ABSOLUTE = re.compile(rb"(?i:https?)://([^/?#@]+)((?:[/?][^#]*)?)")
+"""A request target with a scheme and a host (RFC 9112, 3.2.2)."""
 _BODY_OVERHEAD = 2
 """A body in chunks may take this many times its limit on the wire."""
 _STOPPED = "The service stops and did not wait for the answer. A retry with the same id is not charged twice."
@@ -123,7 +129,7 @@ class Connections:
     def __init__(self, service: Service, share: ConnectionShare, *, grpc: bool = False) -> None:
         self.service = service
         self.limit, _ = _connection_limits(service.settings, grpc=grpc)
-        self.open: set[LimitedProtocol] = set()
+        self.open: OrderedDict[LimitedProtocol, None] = OrderedDict()  # the one silent longest first
         self._share = share
         self._handshakes: dict[asyncio.Task[None], None] = {}
         self._logged_full_at = -math.inf
@@ -207,13 +213,11 @@ class Connections:
             del self._handshakes[task]
             task.cancel()
             return True
-        waiting = [each for each in self.open if not each._busy]
-        if waiting:
-            replaced = min(waiting, key=lambda each: each.since)
-            self.open.discard(replaced)
+        replaced = next((each for each in self.open if not each._busy), None)
+        if replaced is not None:
+            del self.open[replaced]
             replaced.transport.abort()
-            return True
-        return False
+        return replaced is not None
 
     def _log_full(self, now: float) -> None:
         """Log at most once a second that there were too many connections."""
@@ -231,17 +235,17 @@ class LimitedProtocol(HttpToolsProtocol):
     def __init__(self, connections: Connections, **uvicorn: Any) -> None:
         super().__init__(**uvicorn)
         self.phase = Phase.IDLE
-        self.since = self.loop.time()
         self._all = connections
         self._bodies = connections.service.bodies
         self._limits = connections.service.settings
-        self._read_deadline = self.since + self._limits.header_timeout
+        self._read_deadline = self.loop.time() + self._limits.header_timeout
         self._write_deadline = math.inf
         self._received = 0
         self._header_bytes = 0
         self._header_count = 0
         self._error: tuple[int, str, str] | None = None
         self._refused = False
+        self._lingering = False
         self._stopping = False
         self._unread = 0
         self._answering: Any = None
@@ -257,7 +261,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start with an open connection."""
         super().connection_made(transport)
-        self._all.open.add(self)
+        self._all.open[self] = None
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End with the connection, and so do all its requests: uvicorn itself knows of the latest alone."""
@@ -268,13 +272,13 @@ class LimitedProtocol(HttpToolsProtocol):
                 cycle.disconnected = True
                 cycle.message_event.set()
         super().connection_lost(exc)
-        self._all.open.discard(self)
+        self._all.open.pop(self, None)
 
     def data_received(self, data: bytes) -> None:
         """Parse data, unless the client was refused already."""
         if self._refused:
             return
-        self.since = self.loop.time()
+        self._note_activity()
         self._received += len(data)
         try:
             self.parser.feed_data(data)
@@ -296,7 +300,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_url(self, url: bytes) -> None:
         """Count the bytes of the URL."""
-        self._count_header(len(url))
+        self._count_header(len(url), 414)
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -311,30 +315,55 @@ class LimitedProtocol(HttpToolsProtocol):
             self._fail(400, "Authorization must be sent before the body.")
 
     def on_headers_complete(self) -> None:
-        """Start to read the body."""
-        names = [name for name, _ in self.headers]
+        """Check what RFC 9110 and 9112 leave to the server, and start to read the body."""
+        if not self.url.startswith(b"/") and self.url != b"*":
+            self._take_host_from_url()
+        fields = dict(self.headers)
         for name in (b"authorization", b"host"):
-            if names.count(name) > 1:
+            if name in fields and [each for each, _ in self.headers].count(name) > 1:
                 self._fail(400, f"The {name.decode().title()} header must be sent once.")
+        version = self.parser.get_http_version()
+        if version == "1.0":
+            self.expect_100_continue = False
+        elif version != "1.1" or b"host" not in fields:
+            self._fail(400, "The request must be HTTP/1.1 with a Host header, or HTTP/1.0.")
+        if _HOST.fullmatch(fields.get(b"host", b"")) is None or b"#" in self.url:
+            self._fail(400, "The Host header or the path is not valid.")
+        if fields.get(b"transfer-encoding", b"chunked").lower() != b"chunked":
+            self._fail(400, "The only transfer encoding that is supported is chunked.")
         if len(self.pipeline) >= _MAX_PIPELINED:
             self._fail(400, f"At most {_MAX_PIPELINED} requests may be sent before the first is answered.")
         if not self._bodies._fits(self._limits.max_bytes) and not self._bodies._fits(
-            _announced_bytes(self.headers)
+            int(fields.get(b"content-length", 0))
         ):
             self._fail(503, BODIES_FULL, "body")
         super().on_headers_complete()
-        self.cycle.transport = _ResponseWriter(self.cycle)  # type: ignore[assignment]
+        self.cycle.transport = _ResponseWriter(self, self.cycle)  # type: ignore[assignment]
         self._enter(Phase.BODY, self._limits.timeout)
+
+    def _take_host_from_url(self) -> None:
+        """Replace a request target such as ``http://host/path`` by its path, and the Host header by its host."""
+        found = _ABSOLUTE.fullmatch(self.url)
+        if found is None or not self.headers:
+            self._fail(400, "The request target must be a path or an address with http or https.")
+        else:
+            self.url = found[2] if found[2].startswith(b"/") else b"/" + found[2]
+            self.headers[:] = [(name, found[1] if name == b"host" else value) for name, value in self.headers]
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         async def _answer(scope: Scope, receive: Receive, send: Send) -> None:
+            async def _send_unread(message: MutableMapping[str, Any]) -> None:
+                """Send the answer to a client that waits before it sends its body: it may never send it."""
+                cycle.keep_alive = cycle.keep_alive and not cycle.waiting_for_100_continue
+                await send(message)
+
             try:
-                await app(scope, receive, send)
+                await app(scope, receive, _send_unread if cycle.waiting_for_100_continue else send)
             except asyncio.CancelledError:  # the service stops, and the answer took too long
                 started, cycle.response_started = cycle.response_started, True
                 if not started and not self.transport.is_closing():
                     cycle.response_complete = True
-                    self.transport.write(_error_response(503, _STOPPED))
+                    self._write_error(503, _STOPPED)
                     self.transport.close()
             finally:
                 self._release(cycle)
@@ -363,7 +392,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Wait for the next request. Unlike uvicorn's, this sets no timer: `_end_if_late` ends idle connections."""
         self.server_state.total_requests += 1
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._lingering:
             return
         self.flow.resume_reading()
         if self.pipeline:
@@ -432,19 +461,25 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _enter(self, phase: Phase, seconds: float) -> None:
         self.phase = phase
-        self.since = self.loop.time()
-        self._read_deadline = self.since + seconds
+        self._note_activity()
+        self._read_deadline = self.loop.time() + seconds
         self._received = 0
+
+    def _note_activity(self) -> None:
+        """Make this connection the last one to be replaced."""
+        if self in self._all.open:
+            self._all.open.move_to_end(self)
 
     def _start_idling(self) -> None:
         """Wait for the next request if the last one was both received and answered."""
         if self.phase is Phase.ANSWER and self.cycle.response_complete:
             self._enter(Phase.IDLE, self._limits.idle_timeout)
 
-    def _count_header(self, size: int) -> None:
+    def _count_header(self, size: int, status: int = 431) -> None:
         self._header_bytes += size
         if self._header_bytes > self._limits.max_header_bytes:
-            self._fail(431, f"The headers must have at most {self._limits.max_header_bytes} bytes.")
+            what = "headers" if status == 431 else "request target"
+            self._fail(status, f"The {what} must have at most {self._limits.max_header_bytes} bytes.")
 
     def _check_size(self) -> None:
         """Refuse a header that does not end, and a body that is much longer than any that is read."""
@@ -475,11 +510,24 @@ class LimitedProtocol(HttpToolsProtocol):
                 return
             cycle.disconnected = True
             cycle.message_event.set()
-        self.transport.write(_error_response(status, message))
+        self._write_error(status, message)
         self._linger()
+
+    def _write_error(self, status: int, message: str) -> None:
+        content = orjson.dumps({"error": message})
+        headers = [
+            *self.server_state.default_headers,
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(content)),
+            *([(b"retry-after", b"1")] if status == 503 else []),
+            (b"connection", b"close"),
+        ]
+        lines = b"".join(b"%s: %s\r\n" % header for header in headers)
+        self.transport.write(STATUS_LINE[status] + lines + b"\r\n" + content)
 
     def _linger(self) -> None:
         """Close once the client has had time to read the error: an unread request would reset the connection."""
+        self._refused = self._lingering = True
         self.flow.resume_reading()
         if self.transport.can_write_eof():
             self.transport.write_eof()
@@ -501,8 +549,8 @@ async def _readable(listening: socket.socket) -> None:
 class _ResponseWriter:
     """Writes the headers of a response together with the start of its body, in one system call instead of two."""
 
-    def __init__(self, cycle: Any) -> None:
-        self._cycle = cycle
+    def __init__(self, protocol: LimitedProtocol, cycle: Any) -> None:
+        self._protocol, self._cycle = protocol, cycle
         self._transport: asyncio.Transport = cycle.transport
         self._has_body = cycle.scope["method"] != "HEAD"
         self._headers: bytes | None = None
@@ -519,30 +567,13 @@ class _ResponseWriter:
     def close(self) -> None:
         if self._headers and not self._transport.is_closing():
             self._transport.write(self._headers)
-        self._transport.close()
+        if self._protocol._refused or self._cycle.more_body:  # the client may still be sending
+            self._protocol._linger()
+        else:
+            self._transport.close()
 
     def is_closing(self) -> bool:
         return self._transport.is_closing()
-
-
-def _error_response(status: int, message: str) -> bytes:
-    content = orjson.dumps({"error": message})
-    return b"".join(
-        (
-            STATUS_LINE[status],
-            b"content-type: application/json\r\n",
-            b"content-length: %d\r\n" % len(content),
-            b"retry-after: 1\r\n" if status == 503 else b"",
-            b"connection: close\r\n\r\n",
-            content,
-        )
-    )
-
-
-def _announced_bytes(headers: list[tuple[bytes, bytes]]) -> int:
-    """Return how many bytes the body of a request will have, as far as its headers tell: 0 if it comes in chunks."""
-    length = dict(headers).get(b"content-length", b"0")
-    return int(length) if length.isdigit() else 0
 
 
 def _connection_limits(settings: Settings, *, grpc: bool) -> tuple[int, int]:

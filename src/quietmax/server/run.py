@@ -84,7 +84,6 @@ class _Server(uvicorn.Server):
             log_level="warning",
             proxy_headers=False,  # they are never trusted
             server_header=False,
-            date_header=False,
             timeout_graceful_shutdown=_SHUTDOWN_TIMEOUT,
         )
         super().__init__(config)

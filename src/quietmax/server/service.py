@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from quietmax.accounting.costs import LIMIT, Cost, PureCost, epsilon_of
 from quietmax.errors import QuietmaxError, counted
+from quietmax.estimators.decisions import threshold_of
 from quietmax.ledger.accounts import AccountState, Subaccount
 from quietmax.ledger.ledger import Ledger
 from quietmax.ledger.transactions import ChargeResult, Failed, InvalidKey, LimitExceeded, RequestIdReused
@@ -281,6 +282,11 @@ class Service:
         }
         if summands:
             parameters["reasons"] = summands
+        if deployment.decision is not None:
+            parameters["decision"] = deployment.decision
+            if classes == 2:
+                parameters["threshold"] = threshold_of(deployment.costs)
+            parameters["costs"] = deployment.costs
         if deployment.warning is not None:
             parameters["warning"] = deployment.warning
         if encoding is not None and _takes_encoded_rows(encoding):

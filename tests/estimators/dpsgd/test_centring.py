@@ -189,9 +189,11 @@ def test_without_centring_the_network_sees_the_features_as_they_are(changes: dic
     assert "clipped gradients" in private.guarantee_.because
 
 
-def test_a_network_on_a_table_gets_features_and_their_scale_and_is_saved_with_them(tmp_path: Path) -> None:
+def test_a_network_with_a_length_sees_scaled_features_of_a_table_and_is_saved_with_them(
+    tmp_path: Path,
+) -> None:
     frame = table_of_people(900, 900)
-    chosen = DPSGDSettings(hidden=(3,))
+    chosen = DPSGDSettings(hidden=(3,), length=1.0)
     private = DPSGD(8.0, 1e-5, schema=PLAIN, declared_size=900, settings=chosen).fit(frame)
     assert private.guarantee_.status == "proven"
     assert private.guarantee_.parameters["features"]["kind"] == "table"

@@ -55,7 +55,7 @@ def test_exact_training_is_the_same_in_memory_and_out_of_core(
         fitted = DPSGD(
             2.0,
             1e-5,
-            settings=DPSGDSettings(steps=8, sampling_rate=rate, hidden=(3,)),
+            settings=DPSGDSettings(steps=8, sampling_rate=rate, hidden=(3,), length=1.0),
             schema=PERSONS,
             engine=engine,
         )

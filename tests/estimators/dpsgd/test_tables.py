@@ -18,14 +18,16 @@ from quietmax.errors import DataUnavailable, InvalidInput
 from quietmax.estimators import DPSGD, DPSGDSettings, open_private, save_private
 from quietmax.estimators.blocks import Blocks, LocalEngine, Table
 from quietmax.estimators.dpsgd import tables
-from quietmax.estimators.dpsgd.tables import released_shares, train_on_cells
-from quietmax.estimators.dpsgd.training import Plan, StoredRows, make_plan
+from quietmax.estimators.dpsgd.tables import released_shares, train_network_on_cells, train_on_cells
+from quietmax.estimators.dpsgd.training import Batch, Plan, StoredRows, make_plan
 from quietmax.estimators.head import calibration
 from quietmax.estimators.head import tables as head_tables
 from quietmax.estimators.head.exact_sums import gradient_grid
 from quietmax.estimators.head.tables import Basis, class_scores
 from quietmax.estimators.head.weights import TableWeights, even_shares
+from quietmax.estimators.training_set import Persons
 from quietmax.models.features.cells import TableCells
+from quietmax.models.mlp import MLP, initial_mlp
 from tests.estimators.made import made
 from tests.estimators.table_of_people import CROSSED, PERSONS, PLAIN, table_of_people
 
@@ -105,20 +107,68 @@ def test_without_noise_a_training_is_that_on_vectors_divided_by_the_public_expec
     np.testing.assert_allclose(scores, expected, atol=1e-3)
 
 
+@pytest.mark.parametrize("hidden", [(5,), (4, 3)])
+@pytest.mark.parametrize("name", ["tanh", "relu", "sigmoid"])
+def test_a_network_on_cells_has_the_clipped_gradients_of_one_on_vectors(
+    hidden: tuple[int, ...], name: str
+) -> None:
+    rows, labels = _table(3, 60)
+    plan = _plan(60, noise=1e-6, steps=2, centring_steps=1, hidden=hidden, activation=name, max_grad_norm=0.3)
+    basis, generator = _basis(), np.random.default_rng(1)
+    whole = initial_mlp((basis.features, *hidden, 3), name, (3,), torch.float64)
+    first = (3.0 * whole.kernels[0][0].T).contiguous()
+    above = MLP(whole.widths[1:], name, whole.kernels[1:], whole.biases[1:])
+    owners = generator.integers(0, 30, 60)
+    batch = Batch(rows, labels, 3, Persons(owners), np.arange(60))
+    sums, others = tables._network_sums(batch, basis, CELLS.sizes, first, above, plan)
+    parameters = [each.clone().requires_grad_() for each in (first, *above.kernels, *above.biases)]
+    expected = [torch.zeros_like(each) for each in parameters]
+    for z, label, owner in zip(_dense(basis, rows), labels, owners, strict=True):
+        signal, depth = torch.from_numpy(z) @ parameters[0].T, len(above.kernels)
+        for number in range(depth):
+            signal = {"tanh": torch.tanh, "relu": torch.relu, "sigmoid": torch.sigmoid}[name](signal)
+            kernel, bias = parameters[1 + number][0], parameters[1 + depth + number][0, 0]
+            signal = (kernel @ signal if number == depth - 1 else signal @ kernel) + bias
+        loss = torch.nn.functional.cross_entropy(signal, torch.tensor(label))
+        gradients = torch.autograd.grad(loss, parameters)
+        length = math.sqrt(sum(float(each.square().sum()) for each in gradients))
+        share = min(1.0, 0.3 / length) / (owners == owner).sum()
+        expected = [total + share * each for total, each in zip(expected, gradients, strict=True)]
+    found = [torch.from_numpy(basis.gradient(sums, 2.0**-30)), *others.tensors()]
+    for own, wanted in zip(found, expected, strict=True):
+        np.testing.assert_allclose(own.numpy(), wanted.numpy(), atol=2e-3)
+    assert max(float(each.abs().max()) for each in expected) > 0.1
+    # What each row adds does not depend on the others, to the last bit.
+    alone = [
+        tables._network_sums(replace(batch, numbers=np.array([row])), basis, CELLS.sizes, first, above, plan)
+        for row in generator.permutation(60)
+    ]
+    assert np.array_equal(sum(each for each, _ in alone), sums)
+    for each, together in zip(
+        zip(*(own.tensors() for _, own in alone), strict=True), others.tensors(), strict=True
+    ):
+        assert torch.equal(torch.stack(each).sum(0), together)
+
+
+@pytest.mark.parametrize("hidden", [(), (4, 3)])
 @pytest.mark.parametrize("owned", [1, 5, 60])
 @pytest.mark.parametrize("classes", [2, 3])
-def test_a_record_or_person_moves_every_sum_by_no_more_than_its_sensitivity(owned: int, classes: int) -> None:
+def test_a_record_or_person_moves_every_sum_by_no_more_than_its_sensitivity(
+    owned: int, classes: int, hidden: tuple[int, ...]
+) -> None:
     """The first rows belong to one person, whose own sums are exactly what their removal subtracts."""
     rows, labels = _table(classes)
     people = None if owned == 1 else np.concatenate([np.zeros(owned, int), np.arange(1, COUNT + 1 - owned)])
     rows[:owned], labels[:owned] = rows[0], labels[0]
-    plan = _plan(COUNT, noise=1.0, sampling_rate=1.0, steps=4, centring_steps=1)
+    clip = {"max_grad_norm": 0.1} if hidden else {}
+    plan = _plan(COUNT, noise=1.0, sampling_rate=1.0, steps=4, centring_steps=1, hidden=hidden, **clip)
+    train = train_network_on_cells if hidden else train_on_cells
 
     def sums(part: slice) -> list[tuple[float, Any]]:
         stored = _stored(rows[part], labels[part], classes, None if people is None else people[part])
         with _releases() as seen:
             released_shares(stored, plan, CELLS.sizes, seed=1)
-            train_on_cells(stored, _basis(), plan, CELLS.sizes, seed=1)
+            train(stored, _basis(), plan, CELLS.sizes, seed=1)
         return [(sensitivity, values) for sensitivity, _, values in seen[:2]]
 
     everyone, others, own = sums(slice(None)), sums(slice(owned, None)), sums(slice(owned))
@@ -178,14 +228,17 @@ def test_the_weights_are_the_same_in_any_order_on_disk_and_on_several_threads(
     assert (expected.guarantee_.unit, expected.guarantee_.parameters["inputs"]) == ("person", "cells")
 
 
-@pytest.mark.parametrize("classes", [2, 3])
-def test_a_table_is_trained_on_as_cells_learns_and_is_saved(classes: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("classes", "hidden"), [(2, ()), (3, ()), (3, (8, 4))])
+def test_a_table_is_trained_on_as_cells_learns_and_is_saved(
+    classes: int, hidden: tuple[int, ...], tmp_path: Path
+) -> None:
     frame = table_of_people(3000, 3000)
     schema = PLAIN
     if classes == 3:
         frame.loc[frame["job"] == "a", "ill"] = "perhaps"
         schema = replace(PLAIN, classes=("no", "perhaps", "yes"))
-    private = DPSGD(8.0, 1e-5, schema=schema, declared_size=3000).fit(frame)
+    settings = DPSGDSettings(hidden=hidden)
+    private = DPSGD(8.0, 1e-5, schema=schema, declared_size=3000, settings=settings).fit(frame)
     facts = private.guarantee_.parameters
     assert (private.guarantee_.status, facts["features"]["kind"], facts["inputs"]) == (
         "proven",
@@ -203,21 +256,21 @@ def test_a_table_is_trained_on_as_cells_learns_and_is_saved(classes: int, tmp_pa
 @pytest.mark.parametrize(
     ("changes", "kind"),
     [
-        ({"hidden": (3,)}, "table"),
+        ({"hidden": (3,)}, "cells"),
         ({"length": 0.5}, "table"),
         ({"centring_steps": 0}, "table"),
         ({"optimizer": "momentum"}, "cells"),
     ],
 )
-def test_networks_that_cannot_train_on_cells_train_on_features(changes: dict[str, Any], kind: str) -> None:
+def test_networks_whose_first_steps_release_no_counts_train_on_features(
+    changes: dict[str, Any], kind: str
+) -> None:
     frame = table_of_people(300, 300)
     private = made(DPSGD, 3.0, 1e-5, schema=PLAIN, declared_size=300, **({"steps": 6} | changes)).fit(frame)
     assert private.guarantee_.parameters["features"]["kind"] == kind
 
 
-@pytest.mark.parametrize(
-    "changes", [{"hidden": (3,)}, {"centring_steps": 0}, {"preset": "paper"}, {"length": 1.0}]
-)
+@pytest.mark.parametrize("changes", [{"centring_steps": 0}, {"preset": "paper"}, {"length": 1.0}])
 def test_cells_that_the_settings_do_not_allow_are_refused(changes: dict[str, Any]) -> None:
     frame = table_of_people(60, 60)
     cells = DPSGD(3.0, 1e-5, schema=PLAIN, settings=DPSGDSettings(steps=3)).fit(frame).feature_map_
@@ -226,17 +279,22 @@ def test_cells_that_the_settings_do_not_allow_are_refused(changes: dict[str, Any
         private.fit(frame)
 
 
+@pytest.mark.parametrize("hidden", [(), (5,)])
 @pytest.mark.parametrize("damage", ["other cells", "no centre", "hidden", "inputs", "dimension"])
-def test_a_folder_whose_parts_contradict_each_other_cannot_be_opened(tmp_path: Path, damage: str) -> None:
+def test_a_folder_whose_parts_contradict_each_other_cannot_be_opened(
+    tmp_path: Path, damage: str, hidden: tuple[int, ...]
+) -> None:
     from quietmax.models.serialization import read_folder, write_folder
 
     frame = table_of_people(200, 200)
-    private = DPSGD(3.0, 1e-5, schema=PLAIN, declared_size=200, settings=DPSGDSettings(steps=4)).fit(frame)
+    settings = DPSGDSettings(steps=4, hidden=hidden)
+    private = DPSGD(3.0, 1e-5, schema=PLAIN, declared_size=200, settings=settings).fit(frame)
     open_private(save_private(private, tmp_path / "model", dataset="people"))
     description, tensors = read_folder(tmp_path / "model", "dpsgd")
     changed, facts = dict(tensors), description["guarantee"]["parameters"]
     if damage == "other cells":
-        changed["weights"] = changed["weights"][:, 1:].contiguous()
+        name = "first" if hidden else "weights"
+        changed[name] = changed[name][:, 1:].contiguous()
     elif damage == "no centre":
         del changed["centre"]
     else:

@@ -12,14 +12,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from quietmax import DPSGD, HeadSettings, PrivateHead, Teachers
+from quietmax import DPSGD, DPSGDSettings, HeadSettings, PrivateHead, Teachers
 from quietmax.data.encoding import Encoding, NumericColumn
 from quietmax.data.schema import Schema
 from quietmax.errors import InvalidInput
 from quietmax.estimators import open_private, save_private
-from quietmax.estimators.head.effects import CONSTANT, Additive, curve_svg, parts_of
+from quietmax.estimators.head.effects import CONSTANT, Additive, curve_svg
 from quietmax.estimators.head.tables import (
     Basis,
+    _ranges,
     _rates_and_mus,
     centred,
     effect_noise,
@@ -152,7 +153,7 @@ def test_effects_average_zero_under_the_released_shares_and_are_sorted_by_import
     effects, additive, sizes = head.effects(), head._additive(), head.feature_map_.sizes
     assert effects.importance["importance"].is_monotonic_decreasing
     assert list(effects.curves) == effects.importance["column"].tolist()
-    places = dict(zip(additive.columns, enumerate(parts_of(sizes)), strict=True))
+    places = dict(zip(additive.columns, enumerate(_ranges(sizes)), strict=True))
     for name, importance, noise in effects.importance.itertuples(index=False):
         curve, (place, part) = effects.curves[name], places[name]
         all_cells, shares = head.coef_[1, part], head.centre_[part] / head.centre_[part].sum()
@@ -217,7 +218,9 @@ def test_other_models_say_what_there_is_to_show() -> None:
     paid = PrivateHead(classes=(0, 1), release="query", declared_size=200).fit(X, y)
     whole = head_on(customers(200), settings=HeadSettings(second_moments=0.0))
     assert isinstance(whole.feature_map_, TableFeatures)
-    for model, words in ((plain, "its weights"), (whole, "its weights"), (paid, "one by one")):
+    deep = DPSGD(classes=(0, 1), declared_size=200, settings=DPSGDSettings(hidden=(4,))).fit(X, y)
+    refused = (plain, "its weights"), (whole, "its weights"), (deep, "linear DP-SGD"), (paid, "one by one")
+    for model, words in refused:
         with pytest.raises(InvalidInput, match=words):
             model.effects()
         with pytest.raises(InvalidInput, match=words):
@@ -315,7 +318,9 @@ def test_linear_models_of_dpsgd_have_effects_of_unknown_noise(tmp_path: Path) ->
         sums(opened.reasons(opened.encode(rows)), ("no", "yes"), 200),
         model._classifier.scores(model._queries(rows)),
     )
+    assert model.reasons(rows).equals(opened.reasons(opened.encode(rows)))
     effects = opened.effects()
+    assert effects.importance.equals(model.effects().importance)
     assert effects.importance["noise"].isna().all()
     assert effects.importance["importance"].iloc[0] > 0.0
     assert effects.to_json()["constant"]["noise"] is None

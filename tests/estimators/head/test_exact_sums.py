@@ -71,7 +71,7 @@ def contributions(table: Table, weights: np.ndarray, max_grad_norm: float) -> np
     for row, label, share in zip(table.rows, table.labels, shares, strict=True):
         one = torch.from_numpy(row[None].astype(np.float64))
         errors = _clipped_residuals(
-            _residuals(grid, one, np.array([label])),
+            _residuals((grid @ one.T).numpy(), np.array([label])),
             max_grad_norm,
             np.array([share]),
         )

@@ -17,11 +17,18 @@ from hypothesis import strategies as st
 
 from quietmax import HeadSettings, PrivateHead
 from quietmax.errors import InvalidInput
-from quietmax.estimators.blocks import Table
+from quietmax.estimators.blocks import Blocks, Table
 from quietmax.estimators.head import tables, weights
 from quietmax.estimators.head.estimator import _with_cells
 from quietmax.estimators.head.exact_sums import BITS, gradient_grid
-from quietmax.estimators.head.tables import Basis, _Residuals, descend, released_counts, with_lengths
+from quietmax.estimators.head.tables import (
+    Basis,
+    JoinedColumns,
+    _Residuals,
+    descend,
+    released_counts,
+    with_lengths,
+)
 from quietmax.estimators.head.weights import GradientPlan, added_scores, even_shares
 from quietmax.models.features.cells import MOST_CELLS, TableCells
 from quietmax.noise.release import NoisyValues
@@ -129,6 +136,25 @@ def test_the_gradient_sum_is_the_sum_over_rows_in_unbounded_integers(
     for row, own, k in zip(table.rows, residuals, repeats, strict=True):
         squared = sum(r * r for r in own) * sum(each**2 for each in reference.z(row))
         assert k * k * squared <= limit  # in the integers that are added: no margin is left out
+
+
+@pytest.mark.parametrize(("size", "together"), [(1.0, 6), (3e3, 4), (1e6, 3)])
+def test_joined_columns_have_the_sums_of_single_ones(size: float, together: int) -> None:
+    rng = np.random.default_rng(0)
+    table = table_of(rng, MIXED, 300, 3, 9)
+    # Sums of such scores are exact in any order.
+    work = _Residuals(MIXED.sizes, rng.integers(-9, 9, (3, sum(MIXED.sizes) + 1)) / 4.0, 0.25)
+    blocks = Blocks(3)
+    blocks.extend([with_lengths(basis_of(rng, MIXED), MIXED.sizes, table)])
+    expected = blocks.sum(work)
+    joined = JoinedColumns.of(blocks, MIXED.sizes, size)
+    assert blocks.features == len(joined.groups) == together
+    np.testing.assert_array_equal(joined.sum(work), expected)
+    joined.separate()
+    np.testing.assert_array_equal(
+        blocks.sum(lambda block: block.rows.astype(np.int64).sum(axis=0)), table.rows.sum(axis=0)
+    )
+    np.testing.assert_array_equal(blocks.sum(work), expected)
 
 
 @FEW

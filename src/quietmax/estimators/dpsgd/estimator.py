@@ -33,7 +33,12 @@ from quietmax.errors import InvalidInput
 from quietmax.estimators.base import PrivateClassifier, _documented
 from quietmax.estimators.blocks import ROWS_AT_ONCE, Floats, LocalEngine, Table
 from quietmax.estimators.dpsgd.gradients import exact_logits
-from quietmax.estimators.dpsgd.tables import released_shares, train_on_cells
+from quietmax.estimators.dpsgd.tables import (
+    CellLayer,
+    released_shares,
+    train_network_on_cells,
+    train_on_cells,
+)
 from quietmax.estimators.dpsgd.training import (
     CENTRING_SHARE,
     LENGTH_PER_COLUMN,
@@ -54,6 +59,7 @@ from quietmax.estimators.dpsgd.training import (
     train_private_stack,
 )
 from quietmax.estimators.head.calibration import Scores, _bisected_scale, _Excess
+from quietmax.estimators.head.effects import SaysEffects
 from quietmax.estimators.head.exact_sums import (
     BITS,
     _row_sum,
@@ -156,8 +162,9 @@ def _released_scale(
     return _bisected_scale(_excess_at, plan.settings.calibration_steps, 1 / plan.noise_multiplier, source)
 
 
-def _network_scores(network: MLP, table: Table, part: slice) -> Floats:
-    return exact_logits(network, table.rows[part])
+def _network_scores(network: MLP, table: Table, part: slice, layer: CellLayer | None = None) -> Floats:
+    rows = table.rows[part]
+    return exact_logits(network, rows if layer is None else layer.rows(rows))
 
 
 def _scaled(network: MLP, scale: float) -> MLP:
@@ -217,7 +224,7 @@ _PROBES = 64
 
 @_documented
 @dataclass(eq=False, repr=False)
-class DPSGD(PrivateClassifier):
+class DPSGD(SaysEffects, PrivateClassifier):
     """A network trained by differentially private stochastic gradient descent (DP-SGD).
 
     Its weights may be published, and any number of predictions is free. The guarantee holds for one record added or
@@ -255,7 +262,7 @@ class DPSGD(PrivateClassifier):
     plan_ : Plan
         All public numbers of the run.
     model_ : PrivateNetwork or TableWeights
-        The released network, or what each cell of a table adds to the logits.
+        The released network, or what each cell of a table adds to the logits of a linear model.
     scale_ : float
         What the logits have been multiplied by, so that confidence is close to accuracy. Absent without calibration.
     $shared_attributes
@@ -303,7 +310,7 @@ class DPSGD(PrivateClassifier):
             dimension, centring = rows.shape[1], None
             if isinstance(self.feature_map_, TableCells):
                 self.model_: PrivateNetwork | TableWeights = self._on_cells(rows, self.feature_map_, seed)
-                dimension = len(self.model_.centre)
+                dimension = sum(self.feature_map_.sizes)
             else:
                 if kind != "plain":
                     centring = self._centring(rows, float(length), seed)
@@ -324,7 +331,9 @@ class DPSGD(PrivateClassifier):
             **({"scale": self.scale_} if settings.calibration_steps else {}),
         )
 
-    def _on_cells(self, rows: StoredRows, cells: TableCells, seed: int | None) -> TableWeights:
+    def _on_cells(
+        self, rows: StoredRows, cells: TableCells, seed: int | None
+    ) -> PrivateNetwork | TableWeights:
         """Train on the cells of a table's rows."""
         plan, sizes = self.plan_, cells.sizes
         shares, noise = released_shares(rows, plan, sizes, seed)
@@ -332,6 +341,9 @@ class DPSGD(PrivateClassifier):
             mu_of(plan.epsilon, plan.delta) * plan.size / (PEOPLE_PER_INTERVAL * max(1, len(cells.numbers)))
         )
         basis = CellBasis.of(cells, shares, noise, per_number)
+        if plan.settings.hidden:
+            first, network = train_network_on_cells(rows, basis, plan, sizes, seed)
+            return PrivateNetwork(network, CellLayer(TableWeights(first, shares, sizes), network.activation))
         outputs = train_on_cells(rows, basis, plan, sizes, seed)
         return TableWeights(class_scores(centred(outputs, cells, shares)), shares, sizes)
 
@@ -350,7 +362,8 @@ class DPSGD(PrivateClassifier):
             scale = _scale(partial(cell_scores, model.weights, model.sizes))
             return replace(model, weights=model.weights * scale)
         assert isinstance(model.network, MLP)
-        scale = _scale(partial(_network_scores, model.network))
+        layer = model.centring if isinstance(model.centring, CellLayer) else None
+        scale = _scale(partial(_network_scores, model.network, layer=layer))
         return replace(model, network=_scaled(model.network, scale))
 
     def _check_settings(self) -> None:
@@ -382,12 +395,12 @@ class DPSGD(PrivateClassifier):
 
     @property
     def _trains_on_cells(self) -> bool:
-        """Whether the settings allow to train on cells: a linear model, whose first steps release counts."""
+        """Whether the settings allow to train on cells: their first steps release counts."""
         settings = self._settings
         counted = settings.centring_steps != 0 and not (
             settings.centring_steps is None and settings.steps == 1
         )
-        return self._may_centre and counted and not settings.hidden and settings.length is None
+        return self._may_centre and counted and settings.length is None
 
     @property
     def _may_centre(self) -> bool:
@@ -400,8 +413,8 @@ class DPSGD(PrivateClassifier):
         if isinstance(self.feature_map_, TableCells):
             if not self._trains_on_cells:
                 raise InvalidInput(
-                    "TableCells require preset='default', analysis='proven', a linear model and centring steps, and "
-                    "neither `network` nor `length`."
+                    "TableCells require preset='default', analysis='proven' and centring steps, without `network` and "
+                    "`length`."
                 )
             return "cells"
         for name in ("centring_steps", "calibration_steps"):
@@ -469,7 +482,7 @@ class PrivateNetwork(LogitClassifier):
     """A network whose weights were released: everything computed from it is post-processing."""
 
     network: MLP | TorchModel  # The network
-    centring: Centring | None = None  # How features are centred before the network sees them
+    centring: Centring | CellLayer | None = None  # What makes rows of features before the network sees them
 
     @property
     def classes(self) -> int:

@@ -187,7 +187,7 @@ def _exact_sum_of_parts(
     return sums._gradients(size)
 
 
-def exact_logits(network: MLP, rows: NDArray[np.float32]) -> NDArray[np.float64]:
+def exact_logits(network: MLP, rows: NDArray[np.floating]) -> NDArray[np.float64]:
     """Return the logits of a single network, one line per class; each row's follow from that row alone.
 
     What is not a number counts as 0, and what is infinite as a large number.
@@ -239,8 +239,18 @@ class _ExactSums:
         self._rows = 0
         self._earlier = [ExactSum.of(total.numpy()) for total in (*self._kernel_sums, *self._bias_sums)]
 
-    def _add(self, rows: Tensor, labels: Tensor, weights: Tensor | None = None) -> None:
-        """Add at most `ROWS_AT_ONCE` records, each times its weight."""
+    def _add(
+        self,
+        rows: Tensor,
+        labels: Tensor,
+        weights: Tensor | None = None,
+        lengths: Tensor | None = None,
+    ) -> Tensor:
+        """Add at most `ROWS_AT_ONCE` records, each times its weight.
+
+        With lengths, the rows are the outputs of a layer before, whose inputs have at most these lengths. Then its
+        gradients are clipped together with the others. Return its clipped slopes.
+        """
         if self._rows + len(rows) > _INTEGER_ROWS:
             self._carry()
         self._rows += len(rows)
@@ -249,6 +259,11 @@ class _ExactSums:
         for (size, signal), (steepness, slope) in zip(signals, slopes, strict=True):
             length = size * size * signal.square().sum(1, keepdim=True) + 1.0
             squares = squares + length * (steepness * steepness * slope.square().sum(1, keepdim=True))
+        below = torch.zeros(len(rows), 0, dtype=torch.float64)
+        if lengths is not None:
+            steepness, slope = self._through(*slopes[0], *signals[0], 0)
+            below = steepness * slope
+            squares = squares + (lengths * steepness).square() * slope.square().sum(1, keepdim=True)
         limit = self._max_grad_norm * _SHORTENED
         factors = limit / torch.clamp(squares.sqrt(), min=limit)
         factors = torch.where(torch.isfinite(squares), factors, 0.0)
@@ -260,6 +275,7 @@ class _ExactSums:
             # Integer multiples of 2^-bits times integers: a shift makes them integers.
             self._kernel_sums[depth] += (kernel * 2.0**self._bits).to(torch.int64)
             self._bias_sums[depth] += self._units(scaled).sum(0).to(torch.int64)
+        return factors * below
 
     def _carry(self) -> list[ExactSum]:
         """Move the sums of the last rows into pairs of integers, which hold all rows; return these."""
@@ -309,11 +325,15 @@ class _ExactSums:
         slope[torch.arange(len(labels)), labels] -= 1.0
         slopes = [_scaled(slope, self._bits)]
         for depth in reversed(range(1, len(self._backward))):
-            steepness, slope = slopes[0]
-            size, signal = signals[depth]
-            through = steepness * (slope @ self._backward[depth])
-            slopes.insert(0, _scaled(through * _derivative(self._activation, size * signal), self._bits))
+            slopes.insert(0, self._through(*slopes[0], *signals[depth], depth))
         return signals, slopes
+
+    def _through(
+        self, steepness: Tensor, slope: Tensor, size: Tensor, signal: Tensor, depth: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return the slope of the layer before, whose output is the signal."""
+        through = steepness * (slope @ self._backward[depth])
+        return _scaled(through * _derivative(self._activation, size * signal), self._bits)
 
 
 def _scaled(rows: Tensor, bits: int) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""What a released head on a table says about each column: effects, importances, and the reasons of one answer.
+"""What a released model of a table says about each column: effects, importances, and the reasons of one answer.
 
 The score of a class is a sum of one number per column (`TableWeights`), so all of this is post-processing of what
 training has released (THEORY 3.16). How many people are in a cell is known from the released centre alone.
@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.utils.validation import check_is_fitted
 
 from quietmax._lazy import lazy_module
 from quietmax.data.encoding import CategoricalColumn, Column, Encoding
 from quietmax.errors import InvalidInput
 from quietmax.estimators.blocks import Floats
-from quietmax.estimators.head.tables import normalised
+from quietmax.estimators.head.tables import _ranges, normalised
 from quietmax.estimators.head.weights import TableWeights
+from quietmax.estimators.training_set import queries
 from quietmax.models.features.base import FeatureMap
 from quietmax.models.features.cells import CROSSED_LEVELS, TableCells
 from quietmax.predictor import Predictor
@@ -113,12 +115,6 @@ def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
 # --- Effects ----------------------------------------------------------------------------------------------------------
 
 
-def parts_of(sizes: Sequence[int]) -> Iterator[slice]:
-    """Yield the range of each column's cells."""
-    for start, end in pairwise(np.cumsum([0, *sizes]).tolist()):
-        yield slice(start, end)
-
-
 PAID = "Effects and reasons are not offered for this model: its answers are paid one by one."
 NOT_ADDITIVE = (
     "Effects and reasons are offered for heads and linear DP-SGD models of a table with a schema, without columns of "
@@ -184,7 +180,7 @@ class Additive:
         sizes, shares, weights = self.weights.sizes, self.weights.centre, self.weights.weights
         noise = np.full(len(shares) + 1, np.nan) if self.weights.noise is None else self.weights.noise
         curves, rows = {}, []
-        for place, (name, part) in enumerate(zip(self.columns, parts_of(sizes), strict=True)):
+        for place, (name, part) in enumerate(zip(self.columns, _ranges(sizes), strict=True)):
             effects, people = weights[:, part], normalised(shares[part])
             rows.append((name, float((np.abs(effects) @ people).mean()), float(noise[part] @ people)))
             curves[name] = self._curve(place, people, noise[part], effects)
@@ -215,7 +211,7 @@ class Additive:
         weights, indices = self.weights.weights, self._indices(records)
         found = np.empty((len(indices), len(self.summands), len(weights)))
         found[:, 0] = weights[:, -1]
-        for place, part in enumerate(parts_of(self.weights.sizes)):
+        for place, part in enumerate(_ranges(self.weights.sizes)):
             found[:, place + 1] = weights[:, part].T[indices[:, place]]
         return found
 
@@ -260,6 +256,52 @@ def _values(column: Column, levels: int | None) -> list[str | None]:
 
 def _text(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:g}"
+
+
+class SaysEffects:
+    """What `PrivateHead` and `DPSGD` say of a model whose scores are sums over the columns of a table."""
+
+    _classifier: Any
+    feature_map_: Any
+    encoding_: Encoding | None
+    classes_: NDArray[Any]
+
+    def effects(self) -> Effects:
+        """Return what a released model of a table says about each column; it costs nothing.
+
+        Returns
+        -------
+        Effects
+            Importances, and for each column a frame of effects with their noise.
+
+        Raises
+        ------
+        InvalidInput
+            If the score is not a sum over the columns of a table, or if answers are paid for one by one.
+        """
+        return self._additive().effects()
+
+    def reasons(self, X: Any) -> pd.DataFrame:
+        """Return what each column contributed to the scores of rows of a table; it costs nothing.
+
+        Parameters
+        ----------
+        X : data frame
+            Queries, as for `predict`.
+
+        Returns
+        -------
+        DataFrame
+            For each row the constant, then its columns and crosses: ``row``, ``column``, ``value`` and ``contribution
+            to C`` for every class C. Added one after the other, in this order, the contributions to a class are its
+            score, to the last bit.
+        """
+        additive = self._additive()
+        return additive.reasons(queries(self, X))
+
+    def _additive(self) -> Additive:
+        check_is_fitted(self)
+        return Additive.of(self._classifier, self.feature_map_, self.encoding_, self.classes_)
 
 
 # --- Figures ----------------------------------------------------------------------------------------------------------

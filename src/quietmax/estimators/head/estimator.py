@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.utils.validation import check_is_fitted
 
 from quietmax._ray import RayEngine
 from quietmax._threads import parallel_map
@@ -36,7 +35,7 @@ from quietmax.estimators.head.calibration import (
     released_scale,
     with_scores,
 )
-from quietmax.estimators.head.effects import Additive, Effects
+from quietmax.estimators.head.effects import SaysEffects
 from quietmax.estimators.head.exact_sums import (
     BITS,
     Rows,
@@ -64,6 +63,7 @@ from quietmax.estimators.head.solver import (
 from quietmax.estimators.head.tables import (
     PEOPLE_PER_INTERVAL,
     Basis,
+    JoinedColumns,
     cell_scores,
     centred,
     class_scores,
@@ -112,7 +112,6 @@ from quietmax.estimators.training_set import (
     _check_positive,
     _checked_size,
     check_choice,
-    queries,
 )
 from quietmax.mechanisms.base import NoisyMax
 from quietmax.models.features.base import BatchedMap, FeatureMap
@@ -125,8 +124,6 @@ from quietmax.predictor import Predictor
 from quietmax.sensitivity import certified
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from quietmax.estimators.serialization import PrivateModel
 
 TrainingMethod = Literal["gradient", "output"]
@@ -143,7 +140,7 @@ _SPARE = 1.0 - 1e-12
 
 
 @_documented
-class PrivateHead(PrivateClassifier):
+class PrivateHead(SaysEffects, PrivateClassifier):
     """Differentially private softmax regression on public features.
 
     The guarantee holds for one record added or removed; with ``groups``, or a `person` column in the schema, for one
@@ -475,7 +472,9 @@ class PrivateHead(PrivateClassifier):
         )
         stage = replace(plan, learning_rate=plan.learning_rate / plan.stages)
         weight = score_noise(stage, self.sensitivity_.value, mu, self.size_, table.classes)
-        found = descend(table, basis, cells.sizes, stage, mu, self.size_, source, start, self._class_weights)
+        joined = JoinedColumns.of(table, cells.sizes, self.size_)
+        found = descend(joined, basis, cells.sizes, stage, mu, self.size_, source, start, self._class_weights)
+        joined.separate()
         return found, effect_noise(basis, cells, shares, weight)
 
     def _whitening(self, table: Blocks, allowance: _Allowance, source: NoiseSource) -> Floats | None:
@@ -545,43 +544,6 @@ class PrivateHead(PrivateClassifier):
         self.plan_ = OutputPlan(plan.regularisation, tolerance)
         weights = _minimise(table, objective, tolerance).weights
         return weights, _max_solution_norm(objective, table.classes, tolerance)
-
-    def effects(self) -> Effects:
-        """Return what a head on a table says about each column; it costs nothing.
-
-        Returns
-        -------
-        Effects
-            Importances, and for each column a frame of effects with their noise.
-
-        Raises
-        ------
-        InvalidInput
-            If the score is not a sum over the columns of a table, or if answers are paid for one by one.
-        """
-        return self._additive().effects()
-
-    def reasons(self, X: Any) -> pd.DataFrame:
-        """Return what each column contributed to the scores of rows of a table; it costs nothing.
-
-        Parameters
-        ----------
-        X : data frame
-            Queries, as for `predict`.
-
-        Returns
-        -------
-        DataFrame
-            For each row the constant, then its columns and crosses: ``row``, ``column``, ``value`` and ``contribution
-            to C`` for every class C. Added one after the other, in this order, the contributions to a class are its
-            score, to the last bit.
-        """
-        additive = self._additive()
-        return additive.reasons(queries(self, X))
-
-    def _additive(self) -> Additive:
-        check_is_fitted(self)
-        return Additive.of(self._classifier, self.feature_map_, self.encoding_, self.classes_)
 
     def _offers(self, method: str) -> bool:  # noqa: ARG002
         return self.release == "weights"

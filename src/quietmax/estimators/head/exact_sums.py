@@ -7,7 +7,7 @@ products and sums of a few thousand rows are exact in float64. These sums are ad
 order and on any number of threads or machines. What a record contributes is then a function of that record and of
 public numbers alone: removing it changes the sum by exactly its contribution, whose length is bounded.
 
-Units: features are multiples of 2^-20 of length at most 1; clipped _residuals are multiples of 2^-20.
+Units: features are multiples of 2^-20 of length at most 1; clipped residuals are multiples of 2^-20.
 
 Where a person has k rows, each of them counts 1/k: the rows of one person together contribute at most what a single
 record does (THEORY 3.7). The number k depends on that person's rows alone.
@@ -34,7 +34,7 @@ else:
     torch = lazy_module("torch")
 
 BITS = 20
-"""Features and _residuals are multiples of 2^-BITS."""
+"""Features and residuals are multiples of 2^-BITS."""
 GRID = 2.0**-30
 """Released gradient sums are multiples of this, or of more from a size of 2^22 on."""
 MOST_BLOCKS = 2**31
@@ -236,12 +236,17 @@ def probabilities(logits: Floats) -> Floats:
 
 def logistic(scores: Floats) -> Floats:
     """Look up `1 / (1 + exp(-x))` at the nearest multiple of 2^-10, up to 16: it is off by at most 2^-13."""
+    found: Floats = _logistic_table().take(_places(scores), mode="clip")
+    return found
+
+
+def _places(scores: Floats) -> NDArray[np.int64]:
+    """Return where scores stand in the table of the logistic function."""
     places = scores * _PER_UNIT
     np.rint(places, out=places)
     np.clip(places, -_PLACES, _PLACES, out=places)
     places += _PLACES
-    found: Floats = _logistic_table().take(places.astype(np.int64), mode="clip")
-    return found
+    return places.astype(np.int64)
 
 
 @cache
@@ -264,9 +269,8 @@ def _weights_on_grid(weights: Floats) -> Floats:
     return grid / unit
 
 
-def _residuals(weights: torch.Tensor, rows: torch.Tensor, labels: Labels) -> Floats:
+def _residuals(scores: Floats, labels: Labels) -> Floats:
     """Compute `p - e_y` of every row; for one output, which stands for two classes, `p - y`."""
-    scores = (weights @ rows.T).numpy()
     if len(scores) == 1:
         return logistic(scores) - labels
     errors = probabilities(scores)
@@ -304,17 +308,23 @@ def gradient_sum(
     grid=grid)` in L2. With weights of classes, each at most 1, a contribution is multiplied by the one of its class.
     """
     grid_weights = torch.from_numpy(_weights_on_grid(weights))
+    # All clipped residuals that one output can have: of label 0, then of label 1.
+    both = np.concatenate([_logistic_table(), _logistic_table() - 1.0])
+    looked_up = _clipped_residuals(both[None], max_grad_norm)[0]
 
     def _block_sum(block: Table) -> ExactSum:
         total = np.zeros(grid_weights.shape, dtype=np.int64)
         chunks_sum = torch.zeros_like(grid_weights)
         summed, shares = 0, block.shares
         for rows, part in block.chunks():
-            labels = block.labels[part]
+            labels, scores = block.labels[part], (grid_weights @ rows.T).numpy()
             counted = None if shares is None else shares[part]
             if class_weights is not None:
                 counted = class_weights[labels] * (1.0 if counted is None else counted)
-            errors = _clipped_residuals(_residuals(grid_weights, rows, labels), max_grad_norm, counted)
+            if len(scores) == 1 and counted is None:
+                errors = looked_up.take(_places(scores) + labels * _logistic_table().size, mode="clip")
+            else:
+                errors = _clipped_residuals(_residuals(scores, labels), max_grad_norm, counted)
             if summed + len(rows) > EXACT_ROWS:
                 total += np.ldexp(chunks_sum.numpy(), 2 * BITS).astype(np.int64)
                 chunks_sum.zero_()

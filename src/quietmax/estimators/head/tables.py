@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from itertools import accumulate, combinations
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietmax.errors import InvalidInput
-from quietmax.estimators.blocks import Floats, Labels, Summed, Table
+from quietmax.estimators.blocks import Blocks, Floats, Labels, Summed, Table
 from quietmax.estimators.head.exact_sums import (
     _SHORTENED,
     _UNIT,
@@ -62,6 +63,8 @@ _COUNT_FLOOR = 4.0
 """Scales allow for this many standard deviations of the noise in a released count."""
 _CLEAR_COUNT = 2.0
 """A released count below this many standard deviations of its noise says nothing about where the numbers are."""
+_MOST_JOINT, _PEOPLE_PER_JOINT = 2**11, 16
+"""Columns are taken together while they have at most so many joint cells, and so many people for each of these."""
 _LEVEL_DECAY = 0.6
 """Each halving of the intervals has features smaller by this factor."""
 _INTERVALS, PEOPLE_PER_INTERVAL = (32, 16, 8), 5.0
@@ -146,6 +149,82 @@ def _histogram(columns: list[NDArray[np.intp]], sizes: tuple[int, ...], weights:
     return np.concatenate(sums).astype(np.int64)
 
 
+@dataclass(frozen=True, eq=False)
+class JoinedColumns:
+    """Rows whose small columns are taken together, several in one: fewer numbers are looked up and added in a step.
+
+    What is joined follows from public numbers, as scores are rounded otherwise; sums are the same integers.
+    """
+
+    table: Blocks
+    sizes: tuple[int, ...]  # Of each column
+    groups: tuple[tuple[int, ...], ...]  # Which columns are together
+
+    @classmethod
+    def of(cls, table: Blocks, sizes: tuple[int, ...], size: float) -> JoinedColumns:
+        """Join columns while there are few joint cells beside the public number of people."""
+        groups: list[tuple[int, ...]] = []
+        for position in sorted(range(len(sizes)), key=sizes.__getitem__):
+            both = math.prod(sizes[each] for each in (*groups[-1], position)) if groups else math.inf
+            if both <= min(_MOST_JOINT, size / _PEOPLE_PER_JOINT):
+                groups[-1] += (position,)
+            else:
+                groups.append((position,))
+        table.update(partial(_joined, sizes, tuple(groups)))
+        return cls(table, sizes, tuple(groups))
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+        return self.table.classes
+
+    def sum(self, work: _Residuals) -> NDArray[np.int64]:
+        """Add up the residuals of all rows in each cell, from their sums in each joint cell."""
+        columns, shapes = [*_ranges(self.sizes)], [_chosen(self.sizes, group) for group in self.groups]
+        parts = [[work.scores[:, columns[each]] for each in group] for group in self.groups]
+        scores = np.concatenate([*map(_outer_sums, parts), work.scores[:, -1:]], axis=1)
+        joint = tuple(map(math.prod, shapes))
+        sums = self.table.sum(replace(work, sizes=joint, scores=scores))
+        found = np.empty(work.scores.shape, np.int64)
+        found[:, -1] = sums[:, -1]
+        for cells, shape, group in zip(_ranges(joint), shapes, self.groups, strict=True):
+            together = sums[:, cells].reshape(-1, *shape)
+            for axis, each in enumerate(group, start=1):
+                others = tuple(other for other in range(1, together.ndim) if other != axis)
+                found[:, columns[each]] = together.sum(axis=others)
+        return found
+
+    def separate(self) -> None:
+        """Give the rows their columns back."""
+        self.table.update(partial(_separated, self.sizes, self.groups))
+
+
+def _joined(sizes: tuple[int, ...], groups: tuple[tuple[int, ...], ...], block: Table) -> Table:
+    rows = np.empty((len(block), len(groups)), block.rows.dtype)
+    for place, group in enumerate(groups):
+        rows[:, place] = np.ravel_multi_index(tuple(block.rows[:, group].T), _chosen(sizes, group))
+    return replace(block, rows=rows)
+
+
+def _separated(sizes: tuple[int, ...], groups: tuple[tuple[int, ...], ...], block: Table) -> Table:
+    rows = np.empty((len(block), len(sizes)), block.rows.dtype)
+    for place, group in enumerate(groups):
+        rows[:, group] = np.transpose(np.unravel_index(block.rows[:, place], _chosen(sizes, group)))
+    return replace(block, rows=rows)
+
+
+def _chosen(sizes: tuple[int, ...], group: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(sizes[each] for each in group)
+
+
+def _outer_sums(parts: list[Floats]) -> Floats:
+    """Return the sums of a number of each part, for each line."""
+    total = parts[0]
+    for part in parts[1:]:
+        total = (total[:, :, None] + part[:, None, :]).reshape(len(total), -1)
+    return total
+
+
 # --- The basis --------------------------------------------------------------------------------------------------------
 
 
@@ -192,7 +271,15 @@ class Basis:
 
         The sparse product adds one number after the other, so that the same weights have the same scores, bit for bit.
         """
-        return np.ascontiguousarray(((self.entries / _UNIT) @ weights.T).T)
+        return np.ascontiguousarray((self._in_units @ weights.T).T)
+
+    @cached_property
+    def _in_units(self) -> csr_array:
+        return self.entries / _UNIT
+
+    @cached_property
+    def _transposed(self) -> csr_array:
+        return self.entries.T.tocsr()
 
     def gradient(self, sums: NDArray[np.int64], grid: float) -> Floats:
         """Return the sum of `r z'` on a grid: exact, from the sums of r in each cell and, last, of all r.
@@ -200,7 +287,9 @@ class Basis:
         The halves of sums over 2^35 rows are below 2^31 and 2^24 units, and at most 2^8 cells have a common feature:
         the products are sums below 2^56. The low part may be negative; `ExactSum` carries what is not below 2^32.
         """
-        high, low = ((self.entries.T @ half.T).T for half in (sums >> _HALF_BITS, sums & (2**_HALF_BITS - 1)))
+        high, low = (
+            (self._transposed @ half.T).T for half in (sums >> _HALF_BITS, sums & (2**_HALF_BITS - 1))
+        )
         carried = low + ((high & 255) << _HALF_BITS)
         return _released(ExactSum(high >> 8, carried), 2 * BITS, grid)
 
@@ -340,9 +429,7 @@ def effect_noise(basis: Basis, cells: TableCells, shares: Floats, noise: float) 
     lines = basis.entries[:-1].astype(np.float64)
     constant = basis.entries[-1:].toarray()[0].astype(np.float64)
     variances = np.empty(len(shares) + 1)
-    parts = [
-        slice(start, start + size) for start, size in zip(_starts(cells.sizes), cells.sizes, strict=True)
-    ]
+    parts = [*_ranges(cells.sizes)]
     squares = np.asarray((lines * lines).sum(axis=1)).ravel()
     for part in parts[: len(cells.parts)]:
         entries, weights = lines[part], normalised(shares[part])
@@ -377,6 +464,12 @@ def class_scores(outputs: Floats) -> Floats:
     return np.asarray(outputs - outputs.mean(axis=0))
 
 
+def _ranges(sizes: tuple[int, ...]) -> Iterator[slice]:
+    """Yield the range of each column's cells."""
+    for start, size in zip(_starts(sizes), sizes, strict=True):
+        yield slice(start, start + size)
+
+
 def _starts(sizes: tuple[int, ...]) -> list[int]:
     return [0, *accumulate(sizes[:-1])]
 
@@ -407,7 +500,7 @@ def with_lengths(basis: Basis, sizes: tuple[int, ...], block: Table) -> Table:
 
 
 def descend(
-    table: Rows,
+    table: Rows | JoinedColumns,
     basis: Basis,
     sizes: tuple[int, ...],
     plan: GradientPlan,

@@ -155,7 +155,10 @@ class Prior:
         """Raise unless a training set continues this series."""
         cohort = data.cohort
         assert cohort is not None
-        if data.encoding != self.encoding or tuple(map(str, data.classes)) != self.classes:
+        before, now = (
+            None if each is None else replace(each, defaults=()) for each in (self.encoding, data.encoding)
+        )
+        if now != before or tuple(map(str, data.classes)) != self.classes:
             raise InvalidInput(
                 "The table is not encoded as in the model that is continued: a series has one schema, with the same "
                 "columns, classes and `person` column."

@@ -269,12 +269,12 @@ def square_sums(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     height = max(1, _NUMBERS_IN_CACHE // max(1, width))
     for top in range(0, len(rows), height):
         part = rows[top : top + height]
-        total = np.square(part[:, :lanes])
+        # Long lines are added faster than short ones. Short rows are turned into them at once.
+        total = np.square(part[:, :lanes].T, order="C" if width <= lanes else "K")
         for start in range(lanes, width, lanes):
-            squares = np.square(part[:, start : start + lanes])
-            total[:, : squares.shape[1]] += squares
-        # Long lines are added faster than short ones.
-        total, left = np.ascontiguousarray(total.T), lanes
+            squares = np.square(part[:, start : start + lanes]).T
+            total[: len(squares)] += squares
+        total, left = np.ascontiguousarray(total), lanes
         while left > 1:
             left //= 2
             upper = total[left:]

@@ -136,7 +136,8 @@ class TableCells(FeatureMap):
 
 def _indicated(part: Floats) -> NDArray[np.int64]:
     """Return the position of the (first, largest) positive indicator of each row, or their number if there is none."""
-    return np.asarray(np.where(part.max(axis=1) > 0.0, part.argmax(axis=1), part.shape[1]), np.int64)
+    first = part.argmax(axis=1)
+    return np.asarray(np.where(part[np.arange(len(part)), first] > 0.0, first, part.shape[1]), np.int64)
 
 
 def table_cells(encoding: Encoding, levels: int) -> TableCells | None:

@@ -16,6 +16,7 @@ from quietmax.data.encoding import (
     CategoricalColumn,
     Column,
     DateColumn,
+    Encoding,
     NumericColumn,
 )
 from quietmax.ledger.accounts import AccountState, SpendingPoint
@@ -47,7 +48,7 @@ async def _contents(service: Service, caller: Caller, *, live: bool) -> Html:
         live=live,
         state=await _state(service, caller),
         columns={
-            deployment.label: [_field(column, public=not encoding.inferred) for column in encoding.columns]
+            deployment.label: [_field(column, encoding) for column in encoding.columns]
             for deployment in service.deployments
             if (encoding := deployment.encoding) is not None
         },
@@ -109,6 +110,7 @@ def _model_state(deployment: Deployment, account: AccountState) -> dict[str, Any
         "dataset": deployment.dataset,
         "classes": list(deployment.classes),
         "inputs": deployment.inputs,
+        "decision": deployment.decision if deployment.costs else None,
         "account": account.name,
         "status": guarantee.status,
         "grade": guarantee.grade,
@@ -164,9 +166,12 @@ def _account_words(account: AccountState, models: list[Deployment], unproven: se
     return total.in_words("everything that all models of this account release, and their evaluations")
 
 
-def _field(column: Column, public: bool) -> dict[str, Any]:
+def _field(column: Column, encoding: Encoding) -> dict[str, Any]:
     """Return a column as a form field. What was inferred from the records is not public, and left out."""
+    public, default = not encoding.inferred, dict(encoding.defaults).get(column.name)
     field: dict[str, Any] = {"name": column.name, "required": not column.missing, "type": "text"}
+    if default is not None and public:
+        field["default"] = _local_time(default) if isinstance(column, DateColumn) else default
     if isinstance(column, NumericColumn):
         field["type"] = "number"
         if public:
