@@ -62,6 +62,7 @@ _COUNT_FLOOR = 4.0
 """Scales allow for this many standard deviations of the noise in a released count."""
 _CLEAR_COUNT = 2.0
 """A released count below this many standard deviations of its noise says nothing about where the numbers are."""
+_SMALLEST_VARIANCE = 1e-9
 _LEVEL_DECAY = 0.6
 """Each halving of the intervals has features smaller by this factor."""
 _INTERVALS, PEOPLE_PER_INTERVAL = (32, 16, 8), 5.0
@@ -75,6 +76,10 @@ _CROSS_FACTOR = 0.4
 """Features of crosses are smaller by this factor: a pair mostly says little beside its two columns."""
 _LARGEST_PAIR = 2**12
 """Pairs of columns with more cells than this are not chosen."""
+_WIDE = 20
+"""In tables of more numbers, the places of numbers have at least half of what numbers add to the squared length."""
+_RESIDUAL_VARIANCE = 0.15
+"""About how much `p - y` varies; it is at most 0.25."""
 _SCALE_POWER = 0.35
 """A feature with the second moment v is multiplied by `v^-0.35`: between no scaling and equal variances."""
 
@@ -155,6 +160,8 @@ class Basis:
 
     entries: csr_array  # (cells + 1, features) integers in units of 2^-20; the last line is minus the centre
     squares: Floats  # (cells + 1,) what each cell, and last every row, adds to a bound on z's squared length
+    variances: Floats  # (features - 1,) of the features, by the released shares
+    groups: NDArray[np.int64]  # (features - 1,) which of them are shrunk together
 
     @property
     def features(self) -> int:
@@ -166,11 +173,15 @@ class Basis:
         """Compute a basis from the released shares of people in each cell and the noise in these."""
         from scipy.sparse import csr_array, vstack
 
-        features, heights, kinds = _features_of(cells, shares, noise, per_number)
+        features, heights, kinds, groups = _features_of(cells, shares, noise, per_number)
         moments = (features * features).T @ shares
         floored = np.maximum(moments + _COUNT_FLOOR * noise * heights, np.finfo(np.float64).tiny)
         factors = floored**-_SCALE_POWER
-        factors[kinds == _NUMBER] = np.median(factors[kinds == _PLAIN]) if (kinds == _PLAIN).any() else 1.0
+        places = kinds == _NUMBER
+        factors[places] = np.median(factors[kinds == _PLAIN]) if (kinds == _PLAIN).any() else 1.0
+        if len(cells.numbers) > _WIDE:
+            rest = np.bincount(groups, factors**2 * moments)[groups[places] - 1]
+            factors[places] = np.maximum(factors[places], np.sqrt(rest / floored[places]))
         crossed = sum(cells.sizes[len(cells.parts) :])
         factors[len(factors) - crossed :] *= _CROSS_FACTOR
         factors /= math.sqrt(max(float((factors**2 * moments).sum()), 1e-12))
@@ -185,7 +196,8 @@ class Basis:
         margin = (columns + 2**12) * _LENGTH_MARGIN * (constant + columns * float(np.abs(added).max()))
         scaled.resize(len(added), len(centre) + 1)
         entries = vstack([scaled, csr_array(last[None])], format="csr") * _UNIT
-        return cls(entries.astype(np.int64), np.append(added, constant + margin))
+        variances = np.maximum((scaled * scaled).T @ shares - last**2, _SMALLEST_VARIANCE)[:-1]
+        return cls(entries.astype(np.int64), np.append(added, constant + margin), variances, groups)
 
     def scores(self, weights: Floats) -> Floats:
         """Return what each cell, and last every row, adds to the scores of weights (outputs, features).
@@ -193,6 +205,20 @@ class Basis:
         The sparse product adds one number after the other, so that the same weights have the same scores, bit for bit.
         """
         return np.ascontiguousarray(((self.entries / _UNIT) @ weights.T).T)
+
+    def shrunk(self, weights: Floats, size: float, reach: float) -> Floats:
+        """Multiply the weights of each group by `v / (v + s)`, v their squares and s what chance adds to them.
+
+        Another choice of people moves a mean gradient by about `q / N`, the variance in a feature times that of p - y
+        over N. Weights are this gradient times the `reach` of all steps, until they follow it no further than by `1/q`.
+        """
+        steep = self.variances * _RESIDUAL_VARIANCE
+        chance = np.minimum(1.0 / steep, reach**2 * steep) * (len(weights) / size)
+        found, added = (
+            np.bincount(self.groups, each)[self.groups]
+            for each in (np.square(weights[:, :-1]).sum(axis=0), chance)
+        )
+        return weights * np.append(found / (found + added), 1.0)
 
     def gradient(self, sums: NDArray[np.int64], grid: float) -> Floats:
         """Return the sum of `r z'` on a grid: exact, from the sums of r in each cell and, last, of all r.
@@ -207,8 +233,11 @@ class Basis:
 
 def _features_of(
     cells: TableCells, shares: Floats, noise: float, per_number: float
-) -> tuple[csr_array, Floats, NDArray[np.int64]]:
-    """Return the features of all cells, the height of each, and its kind."""
+) -> tuple[csr_array, Floats, NDArray[np.int64], NDArray[np.int64]]:
+    """Return the features of all cells, the height of each, its kind, and its group.
+
+    A column or cross is a group; that of a number has the place of the number in a group of its own, the next one.
+    """
     from scipy.sparse import block_diag, csr_array, eye_array
 
     blocks: list[Any] = []
@@ -233,7 +262,9 @@ def _features_of(
         blocks.append(block)
         start += size
     entries = csr_array(block_diag(blocks, format="csr"))
-    return entries, np.asarray(abs(entries).max(axis=0).todense()).ravel(), np.array(kinds)
+    groups = 2 * np.repeat(np.arange(len(blocks)), [block.shape[1] for block in blocks])
+    groups[np.equal(kinds, _NUMBER)] += 1
+    return entries, np.asarray(abs(entries).max(axis=0).todense()).ravel(), np.array(kinds), groups
 
 
 def _number_features(shares: Floats, noise: float, per_number: float) -> csr_array:
@@ -364,6 +395,20 @@ def effect_noise(basis: Basis, cells: TableCells, shares: Floats, noise: float) 
     return np.sqrt(np.maximum(variances, 0.0)) * (noise / _UNIT)
 
 
+def scale_by_noise(weights: Floats, cells: TableCells, shares: Floats, noise: Floats) -> float:
+    """Return by what released scores are multiplied where a scale cannot be found: `v / (v + n / 2)`.
+
+    v is the variance of the scores if columns were independent, and n that of the noise in them: the less is known, the
+    closer probabilities are to the classes' shares. Half of n, because the stated noise is an upper bound.
+    """
+    people = np.concatenate(
+        [normalised(shares[s : s + size]) for s, size in zip(_starts(cells.sizes), cells.sizes, strict=True)]
+    )
+    found = float((np.square(weights[:, :-1]) @ people).sum())
+    added = float(np.square(noise[:-1]) @ people) * len(weights)
+    return found / (found + added / 2.0) if found > 0.0 else 1.0
+
+
 def _less_mean(variances: Floats, people: Floats) -> Floats:
     """Return the variances of independent values, given along the first axis, less their mean over people."""
     own: Floats = (variances.T * (1.0 - 2.0 * people)).T
@@ -427,6 +472,7 @@ def descend(
     grid = gradient_grid(size)
     sensitivity = _gradient_sensitivity(plan.max_grad_norm, outputs, basis.features, grid).value
     weights, direction = np.zeros((2, outputs, basis.features))
+    both = 2.0 if outputs == 1 else 1.0  # both scores move
     for rate, step_mu in zip(*_rates_and_mus(plan, mu), strict=True):
         scores = start + basis.scores(weights)
         sums = table.sum(_Residuals(sizes, scores, plan.max_grad_norm, class_weights))
@@ -434,13 +480,13 @@ def descend(
             basis.gradient(sums, grid), sensitivity=sensitivity, mu=float(step_mu), source=source
         ).values
         direction = plan.momentum * direction + noisy
-        both = 2.0 if outputs == 1 else 1.0  # both scores move
         weights = weights - (both * rate / size) * (noisy + plan.momentum * direction)
         if not np.abs(weights).max() < 2.0**200:
             raise InvalidInput(
                 f"Training diverged: learning_rate {plan.learning_rate:g} is too large for this head."
             )
-    return np.asarray(start + basis.scores(weights))
+    reach = both * plan.learning_rate * plan.steps
+    return np.asarray(start + basis.scores(basis.shrunk(weights, size, reach)))
 
 
 def _rates_and_mus(plan: GradientPlan, mu: float) -> tuple[Floats, Floats]:
