@@ -19,7 +19,7 @@ from quietmax._lazy import lazy_module
 from quietmax.data.encoding import CategoricalColumn, Column, Encoding
 from quietmax.errors import InvalidInput
 from quietmax.estimators.blocks import Floats
-from quietmax.estimators.head.tables import normalised
+from quietmax.estimators.head.tables import normalised, parts_of
 from quietmax.estimators.head.weights import TableWeights
 from quietmax.models.features.base import FeatureMap
 from quietmax.models.features.cells import CROSSED_LEVELS, TableCells
@@ -111,12 +111,6 @@ def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 # --- Effects ----------------------------------------------------------------------------------------------------------
-
-
-def parts_of(sizes: Sequence[int]) -> Iterator[slice]:
-    """Yield the range of each column's cells."""
-    for start, end in pairwise(np.cumsum([0, *sizes]).tolist()):
-        yield slice(start, end)
 
 
 PAID = "Effects and reasons are not offered for this model: its answers are paid one by one."

@@ -13,9 +13,9 @@ the length of z. Where a person has k rows, each of them counts 1/k.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, combinations
+from itertools import accumulate, combinations, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -70,8 +70,6 @@ _INTERVALS, PEOPLE_PER_INTERVAL = (32, 16, 8), 5.0
 _LEVELS_FROM = 256.0
 """From that `mu N / 5` on, every level also has a feature of its own: some values of a number stand for themselves."""
 _LEVELS_PER_COUNT = 4.0
-_PLAIN, _NUMBER, _INTERVAL = range(3)
-"""Kinds of features: of categories, of a number itself, of its intervals."""
 _CROSS_FACTOR = 0.4
 """Features of crosses are smaller by this factor: a pair mostly says little beside its two columns."""
 _LARGEST_PAIR = 2**12
@@ -173,12 +171,12 @@ class Basis:
         """Compute a basis from the released shares of people in each cell and the noise in these."""
         from scipy.sparse import csr_array, vstack
 
-        features, heights, kinds, groups = _features_of(cells, shares, noise, per_number)
+        features, heights, groups = _features_of(cells, shares, noise, per_number)
         moments = (features * features).T @ shares
         floored = np.maximum(moments + _COUNT_FLOOR * noise * heights, np.finfo(np.float64).tiny)
         factors = floored**-_SCALE_POWER
-        places = kinds == _NUMBER
-        factors[places] = np.median(factors[kinds == _PLAIN]) if (kinds == _PLAIN).any() else 1.0
+        places, plain = groups % 2 == 1, ~np.isin(groups // 2, cells.numbers)
+        factors[places] = np.median(factors[plain]) if plain.any() else 1.0
         if len(cells.numbers) > _WIDE:
             rest = np.bincount(groups, factors**2 * moments)[groups[places] - 1]
             factors[places] = np.maximum(factors[places], np.sqrt(rest / floored[places]))
@@ -215,10 +213,9 @@ class Basis:
         steep = self.variances * _RESIDUAL_VARIANCE
         chance = np.minimum(1.0 / steep, reach**2 * steep) * (len(weights) / size)
         found, added = (
-            np.bincount(self.groups, each)[self.groups]
-            for each in (np.square(weights[:, :-1]).sum(axis=0), chance)
+            np.bincount(self.groups, each) for each in (np.square(weights[:, :-1]).sum(axis=0), chance)
         )
-        return weights * np.append(found / (found + added), 1.0)
+        return np.asarray(weights * np.append(found[self.groups] / (found + added)[self.groups], 1.0))
 
     def gradient(self, sums: NDArray[np.int64], grid: float) -> Floats:
         """Return the sum of `r z'` on a grid: exact, from the sums of r in each cell and, last, of all r.
@@ -233,38 +230,26 @@ class Basis:
 
 def _features_of(
     cells: TableCells, shares: Floats, noise: float, per_number: float
-) -> tuple[csr_array, Floats, NDArray[np.int64], NDArray[np.int64]]:
-    """Return the features of all cells, the height of each, its kind, and its group.
-
-    A column or cross is a group; that of a number has the place of the number in a group of its own, the next one.
-    """
+) -> tuple[csr_array, Floats, NDArray[np.int64]]:
+    """Return the features of all cells, the height of each, and its group: twice its column's position, or 1 more for
+    the place of a number."""
     from scipy.sparse import block_diag, csr_array, eye_array
 
     blocks: list[Any] = []
-    kinds: list[int] = []
-    start = 0
-    for position, size in enumerate(cells.sizes):
+    groups: list[int] = []
+    for position, (part, size) in enumerate(zip(parts_of(cells.sizes), cells.sizes, strict=True)):
         if position in cells.numbers:
             first, last = cells.parts[position]
-            block = _number_features(shares[start : start + cells.levels], noise, per_number)
-            kinds += [_NUMBER] + [_INTERVAL] * (block.shape[1] - 1)
-            if last - first == 2:  # values may be missing
-                block = block_diag([block, np.ones((1, 1))])
-                kinds.append(_INTERVAL)
-            else:
-                block = csr_array(
-                    (block.data, block.indices, [*block.indptr, block.nnz]), (size, block.shape[1])
-                )
+            block = _number_features(shares[part][: cells.levels], noise, per_number)
+            block = block_diag([block, eye_array(1, last - first - 1)])  # the last cell: a missing value
+            groups += [2 * position + 1] + [2 * position] * (block.shape[1] - 1)
         else:
             # The last cell of a column says that it is none of its indicators: it has no feature.
             block = eye_array(size, size - (position < len(cells.parts)))
-            kinds += [_PLAIN] * block.shape[1]
+            groups += [2 * position] * block.shape[1]
         blocks.append(block)
-        start += size
     entries = csr_array(block_diag(blocks, format="csr"))
-    groups = 2 * np.repeat(np.arange(len(blocks)), [block.shape[1] for block in blocks])
-    groups[np.equal(kinds, _NUMBER)] += 1
-    return entries, np.asarray(abs(entries).max(axis=0).todense()).ravel(), np.array(kinds), groups
+    return entries, np.asarray(abs(entries).max(axis=0).todense()).ravel(), np.array(groups)
 
 
 def _number_features(shares: Floats, noise: float, per_number: float) -> csr_array:
@@ -284,18 +269,11 @@ def _number_features(shares: Floats, noise: float, per_number: float) -> csr_arr
     count, height = 2, 1.0
     while count <= finest:
         inside = np.minimum((places * count).astype(np.int64), count - 1)
-        features.append(_indicators(inside, count, height))
+        features.append(csr_array(eye_array(count))[inside] * height)
         count, height = 2 * count, height * _LEVEL_DECAY
     if per_number >= _LEVELS_FROM:
         features.append(csr_array(eye_array(levels)))
     return csr_array(hstack(features, format="csr"))
-
-
-def _indicators(positions: NDArray[np.int64], count: int, height: float) -> csr_array:
-    from scipy.sparse import csr_array
-
-    rows = np.flatnonzero(positions >= 0)
-    return csr_array((np.full(len(rows), height), (rows, positions[rows])), (len(positions), count))
 
 
 # --- Pairs of columns, and effects ------------------------------------------------------------------------------------
@@ -304,8 +282,8 @@ def _indicators(positions: NDArray[np.int64], count: int, height: float) -> csr_
 def with_strongest_pairs(cells: TableCells, outputs: Floats, shares: Floats) -> TableCells:
     """Add a cross for each pair of the columns whose released effects vary most, by the released shares."""
     spread = []
-    for start, size in zip(_starts(cells.sizes), cells.sizes[: len(cells.parts)], strict=False):
-        part, weights = outputs[:, start : start + size], normalised(shares[start : start + size])
+    for own in parts_of(cells.sizes)[: len(cells.parts)]:
+        part, weights = outputs[:, own], normalised(shares[own])
         spread.append(float((np.square(part - (part @ weights)[:, None]) @ weights).sum()))
     strongest = sorted(np.argsort(spread)[: -PAIRED_COLUMNS - 1 : -1].tolist())
     known, left = {frozenset(pair) for pair in cells.crosses}, MOST_CELLS - sum(cells.sizes)
@@ -320,12 +298,10 @@ def with_strongest_pairs(cells: TableCells, outputs: Floats, shares: Floats) -> 
 
 def with_shares_of_pairs(cells: TableCells, shares: Floats) -> Floats:
     """Append the shares of the crosses' cells that are not known, as if the two columns were independent."""
-    starts, known = _starts(cells.sizes), [shares]
-    missing = [place for place in range(len(cells.sizes)) if starts[place] >= len(shares)]
-    for one, other in (cells.crosses[place - len(cells.parts)] for place in missing):
-        known.append(
-            np.outer(*(_coarse_shares(cells, shares, position) for position in (one, other))).ravel()
-        )
+    known = [shares]
+    missing = [place for place, part in enumerate(parts_of(cells.sizes)) if part.start >= len(shares)]
+    for pair in (cells.crosses[place - len(cells.parts)] for place in missing):
+        known.append(np.outer(*(_coarse_shares(cells, shares, position) for position in pair)).ravel())
     return np.concatenate(known)
 
 
@@ -334,18 +310,17 @@ def centred(outputs: Floats, cells: TableCells, shares: Floats) -> Floats:
 
     The sum over a row's cells stays what it is. Then the numbers of a column are its effects under the released shares.
     """
-    found, starts = outputs.copy(), _starts(cells.sizes)
-    for start, pair in zip(starts[len(cells.parts) :], cells.crosses, strict=True):
+    found, parts = outputs.copy(), parts_of(cells.sizes)
+    for part, pair in zip(parts[len(cells.parts) :], cells.crosses, strict=True):
         one, other = (normalised(_coarse_shares(cells, shares, position)) for position in pair)
-        block = found[:, start : start + len(one) * len(other)].reshape(-1, len(one), len(other))
+        block = found[:, part].reshape(-1, len(one), len(other))
         for position, weights, axis in ((pair[0], other, 2), (pair[1], one, 1)):
             means = np.moveaxis(block, axis, 2) @ weights
-            column = slice(starts[position], starts[position] + cells.sizes[position])
-            found[:, column] += means[:, cells.coarse(position)]
+            found[:, parts[position]] += means[:, cells.coarse(position)]
             block -= np.expand_dims(means, axis)
-    for start, size in zip(starts, cells.sizes, strict=True):
-        means = found[:, start : start + size] @ normalised(shares[start : start + size])
-        found[:, start : start + size] -= means[:, None]
+    for part in parts:
+        means = found[:, part] @ normalised(shares[part])
+        found[:, part] -= means[:, None]
         found[:, -1] += means
     return found
 
@@ -371,9 +346,7 @@ def effect_noise(basis: Basis, cells: TableCells, shares: Floats, noise: float) 
     lines = basis.entries[:-1].astype(np.float64)
     constant = basis.entries[-1:].toarray()[0].astype(np.float64)
     variances = np.empty(len(shares) + 1)
-    parts = [
-        slice(start, start + size) for start, size in zip(_starts(cells.sizes), cells.sizes, strict=True)
-    ]
+    parts = parts_of(cells.sizes)
     squares = np.asarray((lines * lines).sum(axis=1)).ravel()
     for part in parts[: len(cells.parts)]:
         entries, weights = lines[part], normalised(shares[part])
@@ -385,9 +358,8 @@ def effect_noise(basis: Basis, cells: TableCells, shares: Floats, noise: float) 
         own = squares[part].reshape(len(people[0]), len(people[1]))
         for axis, position in enumerate(pair):
             mean_of_others = np.moveaxis(own, axis, 0) @ np.square(people[1 - axis])
-            variances[:-1][parts[position]] += _less_mean(mean_of_others, people[axis])[
-                cells.coarse(position)
-            ]
+            added = _less_mean(mean_of_others, people[axis])
+            variances[:-1][parts[position]] += added[cells.coarse(position)]
         both = _less_mean(_less_mean(own, people[0]).T, people[1]).T
         variances[:-1][part] = both.ravel()
         constant += lines[part].T @ np.outer(*people).ravel()
@@ -401,9 +373,7 @@ def scale_by_noise(weights: Floats, cells: TableCells, shares: Floats, noise: Fl
     v is the variance of the scores if columns were independent, and n that of the noise in them: the less is known, the
     closer probabilities are to the classes' shares. Half of n, because the stated noise is an upper bound.
     """
-    people = np.concatenate(
-        [normalised(shares[s : s + size]) for s, size in zip(_starts(cells.sizes), cells.sizes, strict=True)]
-    )
+    people = np.concatenate([normalised(shares[part]) for part in parts_of(cells.sizes)])
     found = float((np.square(weights[:, :-1]) @ people).sum())
     added = float(np.square(noise[:-1]) @ people) * len(weights)
     return found / (found + added / 2.0) if found > 0.0 else 1.0
@@ -422,13 +392,13 @@ def class_scores(outputs: Floats) -> Floats:
     return np.asarray(outputs - outputs.mean(axis=0))
 
 
-def _starts(sizes: tuple[int, ...]) -> list[int]:
-    return [0, *accumulate(sizes[:-1])]
+def parts_of(sizes: Sequence[int]) -> list[slice]:
+    """Return the range of each column's cells."""
+    return [slice(start, end) for start, end in pairwise([0, *accumulate(sizes)])]
 
 
 def _coarse_shares(cells: TableCells, shares: Floats, position: int) -> Floats:
-    start = _starts(cells.sizes)[position]
-    own = shares[start : start + cells.sizes[position]]
+    own = shares[parts_of(cells.sizes)[position]]
     return np.bincount(cells.coarse(position), own).astype(np.float64)
 
 
