@@ -123,7 +123,7 @@ class HeadSettings:
         the number of people in each category and interval.
     calibration : float, optional
         Share of mu^2 spent on the scale at which confidence equals accuracy; 0 leaves calibration out. By default 0.03
-        where the size allows to find the scale, and 0 otherwise.
+        where the size allows to find the scale. Elsewhere scores of tables shrink by what the noise in them says.
     class_weight : "balanced" or mapping of labels to numbers, optional
         What a record counts in the gradient method by its class; classes that are not named count 1. "balanced": all
         classes count the same together; their noisy sizes cost 1% of mu^2. Probabilities are then those of a population
