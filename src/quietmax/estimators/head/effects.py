@@ -20,7 +20,7 @@ from quietmax._lazy import lazy_module
 from quietmax.data.encoding import CategoricalColumn, Column, Encoding
 from quietmax.errors import InvalidInput
 from quietmax.estimators.blocks import Floats
-from quietmax.estimators.head.tables import _ranges, normalised
+from quietmax.estimators.head.tables import normalised, parts_of
 from quietmax.estimators.head.weights import TableWeights
 from quietmax.estimators.training_set import queries
 from quietmax.models.features.base import FeatureMap
@@ -180,7 +180,7 @@ class Additive:
         sizes, shares, weights = self.weights.sizes, self.weights.centre, self.weights.weights
         noise = np.full(len(shares) + 1, np.nan) if self.weights.noise is None else self.weights.noise
         curves, rows = {}, []
-        for place, (name, part) in enumerate(zip(self.columns, _ranges(sizes), strict=True)):
+        for place, (name, part) in enumerate(zip(self.columns, parts_of(sizes), strict=True)):
             effects, people = weights[:, part], normalised(shares[part])
             rows.append((name, float((np.abs(effects) @ people).mean()), float(noise[part] @ people)))
             curves[name] = self._curve(place, people, noise[part], effects)
@@ -211,7 +211,7 @@ class Additive:
         weights, indices = self.weights.weights, self._indices(records)
         found = np.empty((len(indices), len(self.summands), len(weights)))
         found[:, 0] = weights[:, -1]
-        for place, part in enumerate(_ranges(self.weights.sizes)):
+        for place, part in enumerate(parts_of(self.weights.sizes)):
             found[:, place + 1] = weights[:, part].T[indices[:, place]]
         return found
 

@@ -6,10 +6,6 @@ learning rate. Then the noise on every logit has standard deviation `kappa = eta
 mean learning rate eta (features have length 1, gradients are clipped to S), as if the rate were constant. So eta
 follows from a chosen kappa. `docs/results/training-rule.md` has the evidence.
 
-The larger `mu * N`, the longer the steps: training goes on until noise or the number of records limits the accuracy.
-Early steps may be too long for a few directions in which the rows vary most. There the weights oscillate, but no
-further than the step is long, because gradients are clipped. The last, short steps end the oscillation.
-
 Two things make the rows vary about equally in all directions, so that fewer steps are enough and the noise does less
 harm. Where the size is large against the number of features, second moments are released (`moments_share`). Features
 of tables are mostly indicators, whose second moments are proportional to their mean: there, the released centre gives
@@ -127,7 +123,7 @@ class HeadSettings:
         the number of people in each category and interval.
     calibration : float, optional
         Share of mu^2 spent on the scale at which confidence equals accuracy; 0 leaves calibration out. By default 0.03
-        where the size allows to find the scale, and 0 otherwise.
+        where the size allows to find the scale. Elsewhere scores of tables shrink by what the noise in them says.
     class_weight : "balanced" or mapping of labels to numbers, optional
         What a record counts in the gradient method by its class; classes that are not named count 1. "balanced": all
         classes count the same together; their noisy sizes cost 1% of mu^2. Probabilities are then those of a population
@@ -184,18 +180,12 @@ class HeadSettings:
     def __post_init__(self) -> None:
         check_choice("loss", self.loss, ("cross-entropy", "convexified"))
         most = 1.0 - SIZE_SHARE - self.class_sizes_share
-        if not 0.0 <= self.centring < most:
-            raise InvalidInput(f"centring must be at least 0 and below {most:g}, got {self.centring}.")
-        most -= self.centring
-        if self.calibration is not None and not 0.0 <= self.calibration < most:
-            raise InvalidInput(
-                f"calibration must be at least 0 and, with this centring, below {most:g}, got {self.calibration}."
-            )
-        most -= self.calibration or 0.0
-        if self.second_moments is not None and not 0.0 <= self.second_moments < most:
-            raise InvalidInput(
-                f"second_moments must be at least 0 and, with this centring, below {most:g}, got {self.second_moments}."
-            )
+        for name in ("centring", "calibration", "second_moments"):
+            share = getattr(self, name)
+            if share is not None and not 0.0 <= share < most:
+                others = "" if name == "centring" else ", with this centring,"
+                raise InvalidInput(f"{name} must be at least 0 and{others} below {most:g}, got {share}.")
+            most -= share or 0.0
         _check_positive(
             radius=self.radius,
             alpha=self.alpha,
@@ -228,9 +218,7 @@ class GradientPlan:
     """
 
     steps: int  # Number T of full-batch steps
-    learning_rate: (
-        float  # Mean of the learning rates of all steps; with momentum, of what they move in the end
-    )
+    learning_rate: float  # Mean over all steps; with momentum, of what they move in the end
     max_grad_norm: float  # Per-record gradient clipping norm
     momentum: float = 0.0  # The share of its direction that a step hands on to the next one (Nesterov)
     stages: int = 1  # How often all steps are taken; in a second stage pairs of columns take part
@@ -360,9 +348,7 @@ class TableWeights(LogitClassifier):
     weights: Floats  # (classes, cells + 1); the last column is the constant
     centre: Floats  # (cells,) the released share of people in each cell
     sizes: tuple[int, ...]  # Number of cells of each column
-    noise: Floats | None = (
-        None  # (cells + 1,) standard deviation of the noise in what each cell adds, if known
-    )
+    noise: Floats | None = None  # (cells + 1,) standard deviation of the noise in each, if known
 
     @property
     def classes(self) -> int:
