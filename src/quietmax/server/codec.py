@@ -17,25 +17,20 @@ import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import orjson
 import simdjson
 from numpy.typing import NDArray
 
-from quietmax._lazy import lazy_module
+from quietmax.data.cells import Cells
 from quietmax.data.encoding import CategoricalColumn, DateColumn, Encoding, quoted
 from quietmax.errors import InvalidInput
-from quietmax.estimators.head.effects import NOT_ADDITIVE, PAID
+from quietmax.estimators.head.effects import NOT_ADDITIVE, PAID, Additive
 from quietmax.mechanisms.base import Answers
 from quietmax.server.deployment import Deployment, Rows
 from quietmax.server.errors import HttpError
-
-if TYPE_CHECKING:
-    import pandas as pd
-else:
-    pd = lazy_module("pandas")
 
 INPUT, LABEL, PROBABILITIES, REASONS = "features", "label", "probabilities", "reasons"
 MAX_VALUE = 1e15
@@ -117,19 +112,41 @@ def _decode_tensors(
 ) -> InferenceRequest:
     inputs = _inputs(request)
     parts = _binary_parts(inputs, binary)
-    encoding = deployment.encoding
+    encoding, additive = deployment.encoding, deployment.additive
     unknown: dict[str, int] = {}
     encoded = [tensor["name"] for tensor in inputs] == [INPUT]
     if encoding is None or (encoded and _takes_encoded_rows(encoding)):
-        rows = _rows(inputs, parts[0], deployment.inputs, max_rows)
+        rows: Rows = _rows(inputs, parts[0], deployment.inputs, max_rows)
+        if additive is not None:
+            rows = additive.cells.transform(rows).astype(np.int32)
     else:
-        frame = _frame(inputs, parts, encoding, max_rows)
+        columns = _columns(inputs, parts, encoding, max_rows)
         try:
-            rows = _with_iso_dates(encoding, inputs).encode(frame) + np.float32(0)
+            rows, unknown = _read_columns(_with_iso_dates(encoding, inputs), columns, additive)
         except InvalidInput as error:
             raise HttpError(422, str(error)) from None
-        unknown = _unknown_values(rows, encoding)
     return InferenceRequest(rows, _id(request), _outputs(request, deployment), unknown)
+
+
+def _read_columns(
+    encoding: Encoding, columns: Mapping[str, Cells], additive: Additive | None
+) -> tuple[Rows, dict[str, int]]:
+    """Return the rows of some columns, and how many values are outside of the declared categories, by column."""
+    if additive is None:
+        counted = [] if encoding.inferred else encoding.columns
+        codes = {each.name: each._codes(columns[each.name]) for each in counted if each.kind == "categorical"}
+        rows: Rows = encoding._encoded(columns, len(next(iter(columns.values())))) + np.float32(0)
+    else:
+        codes = {each.name: each._codes(columns[each.name]) for each in encoding.columns}
+        rows = additive.cells_of([*codes.values()])
+    if encoding.inferred:  # then the categories are not public
+        return rows, {}
+    counts = {
+        column.name: column.unknown(codes[column.name])
+        for column in encoding.columns
+        if isinstance(column, CategoricalColumn)
+    }
+    return rows, {name: count for name, count in counts.items() if count}
 
 
 def _check_structure(text: bytes, deployment: Deployment, max_rows: int) -> None:
@@ -378,13 +395,13 @@ def _takes_encoded_rows(encoding: Encoding) -> bool:
     return all(column.name != INPUT for column in encoding.columns)
 
 
-def _frame(
+def _columns(
     inputs: list[dict[str, Any]], parts: list[memoryview | None], encoding: Encoding, max_rows: int
-) -> pd.DataFrame:
-    """Return the input tensors as the columns of a table."""
+) -> dict[str, Cells]:
+    """Return the cells of the input tensors, by the name of the column."""
     _check_columns([tensor["name"] for tensor in inputs], [column.name for column in encoding.columns])
     count = _common_length(inputs, max_rows)
-    columns: dict[str, Any] = {}
+    columns: dict[str, Cells] = {}
     for tensor, part in zip(inputs, parts, strict=True):
         name, datatype = tensor["name"], _datatype(tensor, COLUMN_DATATYPES)
         if part is None:
@@ -392,11 +409,11 @@ def _frame(
         elif datatype == "BYTES":
             columns[name] = _binary_strings(name, part, count)
         else:
-            columns[name] = _binary_numbers(name, part, datatype, count)
+            columns[name] = Cells(_binary_numbers(name, part, datatype, count))
         content_type = _parameters(tensor).get("content_type", "str")
         if datatype == "BYTES" and content_type not in ("str", _ISO_DATES):
             raise HttpError(422, f"The `content_type` of `{name}` must be str or {_ISO_DATES}.")
-    return pd.DataFrame(columns)
+    return columns
 
 
 def _with_iso_dates(encoding: Encoding, inputs: list[dict[str, Any]]) -> Encoding:
@@ -441,11 +458,8 @@ def _common_length(inputs: list[dict[str, Any]], max_rows: int) -> int:
     return count
 
 
-def _listed_column(tensor: Mapping[str, Any], datatype: str, count: int) -> Any:
-    """Return the cells of a column from JSON; null is a missing value.
-
-    Strings stay objects: pandas' own type would double the time that a request of few rows takes.
-    """
+def _listed_column(tensor: Mapping[str, Any], datatype: str, count: int) -> Cells:
+    """Return the cells of a column from JSON; null is a missing value."""
     name, cells = tensor["name"], tensor.get("data")
     if not isinstance(cells, list):
         raise HttpError(400, f"The `data` of `{name}` must be a list.")
@@ -455,23 +469,21 @@ def _listed_column(tensor: Mapping[str, Any], datatype: str, count: int) -> Any:
         raise HttpError(422, f"The `data` of `{name}` must have {count} values, got {len(cells)}.")
     kind = "b" if datatype == "BOOL" else COLUMN_DATATYPES[datatype].kind
     allowed, words = _CELLS.get(kind, ({int}, "integers"))
-    if not set(map(type, cells)) <= {*allowed, type(None)}:
+    found = set(map(type, cells))
+    if not found <= {*allowed, type(None)}:
         raise HttpError(422, f"The `data` of `{name}` must be {words} or null, as its `datatype` says.")
-    if kind == "O":
-        return pd.Series(cells, dtype=object)
     if kind == "f":
-        return np.array([np.nan if cell is None else cell for cell in cells], dtype=np.float64)
-    missing = np.array([cell is None for cell in cells])
-    if kind == "b":
-        return pd.arrays.BooleanArray(np.array([cell is True for cell in cells]), missing)
+        return Cells(np.array(cells, dtype=np.float64))  # None is NaN
+    if kind in "bO":
+        return Cells(cells, strings=kind == "O")
     try:
         values = np.array([0 if cell is None else cell for cell in cells], dtype=COLUMN_DATATYPES[datatype])
     except OverflowError:
         raise HttpError(422, f"The `data` of `{name}` must be integers of the stated `datatype`.") from None
-    return pd.arrays.IntegerArray(values, missing)
+    return Cells(cells if type(None) in found else values)
 
 
-def _binary_strings(name: str, content: memoryview, count: int) -> pd.Series[Any]:
+def _binary_strings(name: str, content: memoryview, count: int) -> Cells:
     try:
         strings = _split_strings(bytes(content))
     except ValueError:
@@ -480,7 +492,7 @@ def _binary_strings(name: str, content: memoryview, count: int) -> pd.Series[Any
         ) from None
     if len(strings) != count:
         raise HttpError(422, f"`{name}` must have {count} strings of binary data, got {len(strings)}.")
-    return pd.Series(strings, dtype=object)
+    return Cells(strings, strings=True)
 
 
 def _binary_numbers(name: str, content: memoryview, datatype: str, count: int) -> NDArray[Any]:
@@ -514,20 +526,6 @@ def _join_strings(strings: Iterable[str | bytes]) -> bytes:
     """Encode strings as a binary BYTES tensor: 4 bytes for the length of each, then its bytes in UTF-8."""
     elements = [each.encode() if isinstance(each, str) else each for each in strings]
     return b"".join(_LENGTH.pack(len(element)) + element for element in elements)
-
-
-def _unknown_values(rows: Rows, encoding: Encoding) -> dict[str, int]:
-    """Count the values outside of the declared categories; those inferred from the records are not public."""
-    if encoding.inferred:
-        return {}
-    counts: dict[str, int] = {}
-    start = 0
-    for column in encoding.columns:
-        end = start + len(column.feature_names)
-        if isinstance(column, CategoricalColumn):
-            counts[column.name] = int((~rows[:, start:end].any(axis=1)).sum())
-        start = end
-    return {name: count for name, count in counts.items() if count}
 
 
 def _output_datatypes(deployment: Deployment) -> dict[str, str]:
@@ -569,7 +567,7 @@ def _requested_tensors(
     """Return the answers, and the reasons of rows of a table if they are asked for."""
     tensors = _output_tensors(answers)
     if deployment.additive is not None and any(name == REASONS for name, _ in request.outputs):
-        tensors[REASONS] = deployment.additive.contributions(request.rows)
+        tensors[REASONS] = deployment.additive.weights.summands(request.rows)
     return tensors
 
 

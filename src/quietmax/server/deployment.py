@@ -45,7 +45,7 @@ MODEL_FILES = ("model.json", "weights.safetensors")
 KINDS = ("mlp", "head", "teachers", "dpsgd")
 """The kinds of model that can be served."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-Rows = NDArray[np.float32]
+Rows = NDArray[np.float32] | NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Deployment:
     evaluations: tuple[EvaluationCharge, ...] = ()  # What those in the folder cost the people evaluated
     bound_account: AccountState | None = None  # The account as it was when the model was deployed
     unit_cost: int = 0  # Units of the account that one answer takes; 0 if answers are free
-    additive: Additive | None = None  # Computes reasons of answers, if scores are sums over columns and free
+    additive: Additive | None = None  # If scores are sums over columns and free; then rows are cells, not features
 
     @property
     def label(self) -> str:
@@ -234,7 +234,7 @@ def _read_private(path: Path, description: Mapping[str, Any]) -> dict[str, Any]:
         **read,
         "additive": model.additive() if summed else None,
         "mechanism": "released weights",
-        "answer": partial(_released_answer, model),
+        "answer": partial(_released_answer, replace(model, features=None) if summed else model),
         "digest": _digest(path),
         "training_cost": None if model.guarantee.definition == "approximate" else model.guarantee.cost,
         "split": split_name(model),

@@ -207,24 +207,17 @@ class Additive:
         frame = pd.DataFrame({**found, "share": people, "noise": noise, **self._named(effects)})
         return frame[[value is not None for value in values]].reset_index(drop=True)
 
+    def cells_of(self, codes: Sequence[NDArray[np.float64]]) -> NDArray[np.int32]:
+        """Return the cells of rows from the codes of their columns: those of the encoded rows."""
+        return self.cells.of_codes(codes, [column.missing for column in self.encoding.columns])
+
     def contributions(self, records: NDArray[np.float32]) -> Floats:
-        """Return what the constant and each column add to the scores of encoded rows: (rows, columns + 1, classes).
-
-        Added in this order, one after the other, they are the scores of `TableWeights`, to the last bit.
-        """
-        weights, indices = self.weights.weights, self._indices(records)
-        found = np.empty((len(indices), len(self.summands), len(weights)))
-        found[:, 0] = weights[:, -1]
-        for place, part in enumerate(parts_of(self.weights.sizes)):
-            found[:, place + 1] = weights[:, part].T[indices[:, place]]
-        return found
-
-    def _indices(self, records: NDArray[np.float32]) -> NDArray[np.intp]:
-        return self.cells.transform(records).astype(np.intp)
+        """Return what the constant and each column add to the scores of encoded rows: (rows, columns + 1, classes)."""
+        return self.weights.summands(self.cells.transform(records))
 
     def reasons(self, records: NDArray[np.float32]) -> pd.DataFrame:
         """Return the contributions to the scores of encoded rows as a frame."""
-        contributions, indices = self.contributions(records), self._indices(records)
+        contributions, indices = self.contributions(records), self.cells.transform(records).astype(np.intp)
         values: list[Any] = [np.full(len(indices), "")]
         for place in range(len(self.columns)):
             values.append(np.array(self.values(place), dtype=object)[indices[:, place]])

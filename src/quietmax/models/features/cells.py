@@ -6,6 +6,7 @@ no vector with an entry for every category (THEORY 3.14). A cell depends on the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -97,6 +98,10 @@ class TableCells(FeatureMap):
         first, last = self.parts[position]
         return CROSSED_LEVELS + 1 if position in self.numbers else last - first + 1
 
+    @cached_property
+    def _widths(self) -> NDArray[np.int32]:
+        return np.array([last - first for first, last in self.parts], np.int32)
+
     def dimension(self, columns: int) -> int:
         """Return the number of indices: one per column and cross."""
         if columns != self.columns:
@@ -110,14 +115,31 @@ class TableCells(FeatureMap):
             indices[:, position] = self._levels(part) if position in self.numbers else _indicated(part)
         return self.with_crosses(indices)
 
+    def of_codes(self, codes: Sequence[NDArray[np.float64]], missing: Sequence[bool]) -> NDArray[np.int32]:
+        """Return the cells of rows from the codes of their columns, as `transform` does from the features of the codes.
+
+        `missing` says which columns have a feature for missing values.
+        """
+        given = np.array(codes)
+        absent = np.isnan(given)
+        values = np.where(absent, 0.0, given)
+        nothing, of_absent, numbers = self._widths[:, None], self._widths - np.array(missing), [*self.numbers]
+        found = np.where(values < 0.0, nothing, values).astype(np.int32)
+        found[numbers] = self._level(values[numbers].astype(np.float32))
+        of_absent[numbers] = np.where(self._widths[numbers] == 2, self.levels, 0)
+        return self.with_crosses(np.where(absent, of_absent[:, None], found).T)
+
     def with_crosses(self, indices: NDArray[Any]) -> NDArray[Any]:
         """Append to rows the cells of the crosses that they lack; each row's follow from that row alone."""
-        found = [indices]
-        for one, other in self.crosses[indices.shape[1] - len(self.parts) :]:
-            pair = self.coarse(one)[indices[:, one].astype(np.intp)] * self.crossed_size(other)
-            pair += self.coarse(other)[indices[:, other].astype(np.intp)]
-            found.append(pair.astype(indices.dtype)[:, None])
-        return np.concatenate(found, axis=1)
+        pairs = np.array(self.crosses[indices.shape[1] - len(self.parts) :], np.intp).reshape(-1, 2)
+        if not len(pairs):
+            return indices
+        sizes = self._widths + 1
+        sizes[[*self.numbers]] = CROSSED_LEVELS + 1
+        coarse = indices[:, : len(self.parts)].astype(np.int32)
+        coarse[:, [*self.numbers]] //= self.levels // CROSSED_LEVELS
+        paired = coarse[:, pairs[:, 0]] * sizes[pairs[:, 1]] + coarse[:, pairs[:, 1]]
+        return np.concatenate([indices, paired.astype(indices.dtype)], axis=1)
 
     def coarse(self, position: int) -> NDArray[np.int64]:
         """Return which cell of a cross each cell of a column belongs to."""
@@ -127,11 +149,15 @@ class TableCells(FeatureMap):
 
     def _levels(self, part: Floats) -> NDArray[np.int64]:
         """Return the interval of each share, and the last cell for a missing value."""
-        shares = np.clip(part[:, 0].astype(np.float64), 0.0, 1.0)
-        level: NDArray[np.int64] = np.minimum((shares * self.levels).astype(np.int64), self.levels - 1)
+        level = self._level(part[:, 0])
         if part.shape[1] == 2:
             level[part[:, 1] > 0.0] = self.levels
         return level
+
+    def _level(self, shares: Floats) -> NDArray[np.int64]:
+        """Return the interval of each share."""
+        clipped = np.minimum(np.maximum(shares.astype(np.float64), 0.0), 1.0)
+        return np.minimum((clipped * self.levels).astype(np.int64), self.levels - 1)
 
 
 def _indicated(part: Floats) -> NDArray[np.int64]:
