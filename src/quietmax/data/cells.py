@@ -142,8 +142,8 @@ _NOT_A_NUMBER = "no number in the numeric column '{}'; a missing value is an emp
 
 def _refuse_unreadable(unreadable: NDArray[np.bool_], name: str, problem: str) -> None:
     """Raise `InvalidData` for the first cell that cannot be read."""
-    rows = np.flatnonzero(unreadable)
-    if rows.size:
+    if np.count_nonzero(unreadable):
+        rows = np.flatnonzero(unreadable)
         raise InvalidData(f"{_first_of(rows)} has {problem.format(name)}.")
 
 

@@ -82,7 +82,9 @@ class Deployment:
     evaluations: tuple[EvaluationCharge, ...] = ()  # What those in the folder cost the people evaluated
     bound_account: AccountState | None = None  # The account as it was when the model was deployed
     unit_cost: int = 0  # Units of the account that one answer takes; 0 if answers are free
-    additive: Additive | None = None  # If scores are sums over columns and free; then rows are cells, not features
+    additive: Additive | None = (
+        None  # If scores are sums over columns and free; then rows are cells, not features
+    )
 
     @property
     def label(self) -> str:
@@ -100,7 +102,7 @@ class Deployment:
     def effects(self) -> dict[str, Any]:
         """What each column does to the scores, as JSON values; of a model with `additive` only."""
         assert self.additive is not None
-        return self.additive.effects().to_json()
+        return self.additive.to_json()
 
     @property
     def _measure(self) -> Measure:

@@ -96,18 +96,31 @@ class Effects:
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as JSON values."""
-        return {
-            "classes": list(self.classes),
-            "constant": _records(self.constant)[0],
-            "importance": _records(self.importance),
-            "curves": {name: _records(curve) for name, curve in self.curves.items()},
-        }
+        return _as_json(self.classes, self.constant, self.importance, self.curves)
 
 
-def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the rows of a frame as JSON values; NaN, which JSON does not have, is None."""
-    lines: list[dict[str, Any]] = frame.astype(object).where(frame.notna(), None).to_dict("records")  # type: ignore[assignment]
-    return lines
+_Named = Mapping[str, Any]
+"""Columns of equal length by name, or a frame."""
+
+
+def _as_json(
+    classes: tuple[str, ...], constant: _Named, importance: _Named, curves: Mapping[str, _Named]
+) -> dict[str, Any]:
+    return {
+        "classes": list(classes),
+        "constant": _records(constant)[0],
+        "importance": _records(importance),
+        "curves": {name: _records(curve) for name, curve in curves.items()},
+    }
+
+
+def _records(columns: _Named) -> list[dict[str, Any]]:
+    """Return rows as JSON values; NaN, which JSON does not have, is None."""
+    cells = {name: np.asarray(columns[name], dtype=object).tolist() for name in columns}
+    rows = zip(*cells.values(), strict=True)
+    return [
+        {name: None if cell != cell else cell for name, cell in zip(cells, row, strict=True)} for row in rows
+    ]
 
 
 # --- Effects ----------------------------------------------------------------------------------------------------------
@@ -181,6 +194,15 @@ class Additive:
 
     def effects(self) -> Effects:
         """Return constant, importances and effects."""
+        constant, importance, curves = self._found()
+        frames = {name: pd.DataFrame(curve) for name, curve in curves.items()}
+        return Effects(self.classes, pd.DataFrame(constant), pd.DataFrame(importance), frames)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the effects as JSON values, without frames."""
+        return _as_json(self.classes, *self._found())
+
+    def _found(self) -> tuple[_Named, _Named, dict[str, _Named]]:
         sizes, shares, weights = self.weights.sizes, self.weights.centre, self.weights.weights
         noise = np.full(len(shares) + 1, np.nan) if self.weights.noise is None else self.weights.noise
         curves, rows = {}, []
@@ -190,22 +212,21 @@ class Additive:
             curves[name] = self._curve(place, people, noise[part], effects)
         rows.sort(key=lambda row: -row[1])
         constant = {"noise": noise[-1:], **self._named(weights[:, -1:])}
-        importance = pd.DataFrame(rows, columns=["column", "importance", "noise"])
-        return Effects(
-            self.classes, pd.DataFrame(constant), importance, {name: curves[name] for name, _, _ in rows}
-        )
+        importance = dict(zip(("column", "importance", "noise"), zip(*rows, strict=True), strict=True))
+        return constant, importance, {name: curves[name] for name, _, _ in rows}
 
     def _named(self, effects: Floats) -> dict[str, Floats]:
         return {f"effect on {name}": line for name, line in zip(self.classes, effects, strict=True)}
 
-    def _curve(self, place: int, people: Floats, noise: Floats, effects: Floats) -> pd.DataFrame:
+    def _curve(self, place: int, people: Floats, noise: Floats, effects: Floats) -> _Named:
         values = self.values(place)
         found: dict[str, Any] = {"value": values}
         if place in self.cells.numbers:
             borders = _borders(self.encoding.columns[place], self.cells.levels)
             found |= {"low": [*borders[:-1], None], "high": [*borders[1:], None]}
-        frame = pd.DataFrame({**found, "share": people, "noise": noise, **self._named(effects)})
-        return frame[[value is not None for value in values]].reset_index(drop=True)
+        found |= {"share": people, "noise": noise, **self._named(effects)}
+        shown = [place for place, value in enumerate(values) if value is not None]
+        return {name: [column[place] for place in shown] for name, column in found.items()}
 
     def cells_of(self, codes: Sequence[NDArray[np.float64]]) -> NDArray[np.int32]:
         """Return the cells of rows from the codes of their columns: those of the encoded rows."""
