@@ -242,7 +242,7 @@ def _holds_numbers(values: Values) -> bool:
 def _map_cells(values: Values, rule: Callable[[object], object]) -> NDArray[np.object_]:
     """Return the rule's value for every cell; equal strings, categories and integers are computed once."""
     if isinstance(values, Cells):
-        return _map_each(values.tolist(), rule)
+        return np.array([rule(value) for value in values.tolist()], dtype=object)
     if isinstance(values.dtype, pd.CategoricalDtype):
         present, codes = np.unique(values.array.codes, return_inverse=True)  # -1 is a missing value
         named = values.dtype.categories.take(present[present >= 0]).tolist()
@@ -263,10 +263,7 @@ def _map_cells(values: Values, rule: Callable[[object], object]) -> NDArray[np.o
             encoded = column.combine_chunks().dictionary_encode("encode")
             mapped = np.array([rule(value) for value in encoded.dictionary.to_pylist()], dtype=object)
             return np.asarray(mapped[encoded.indices.to_numpy()])
-    return _map_each(_cells(values), rule)
-
-
-def _map_each(cells: list[Any], rule: Callable[[object], object]) -> NDArray[np.object_]:
+    cells = _cells(values)
     known = {value: rule(value) for value in {each for each in cells if type(each) is str}}
     return np.array([known[value] if type(value) is str else rule(value) for value in cells], dtype=object)
 
