@@ -11,8 +11,7 @@ the Arrow type in a Parquet file), never on another cell.  The type says how a c
 - dictionaries and extension types: as the type of their values;
 - null, `None`, `NA`, `NaT`: a missing value.
 
-The columns of a request are read without pandas: `Cells` are Python values, which are read as those of a pandas column
-of objects are.
+`Cells` are those of a request: Python values, which are read without pandas as those of a column of objects are.
 
 Lists, structs, maps and all other types are errors, because of the column's type alone.  Errors are for the owner of
 the table and are not part of any release; they name rows and columns, never a value.
@@ -230,13 +229,6 @@ def numbered(strings: Iterable[str]) -> tuple[NDArray[np.int64], list[str]]:
     distinct = list(dict.fromkeys(given))
     places = dict(zip(distinct, range(len(distinct)), strict=True))
     return np.fromiter(map(places.__getitem__, given), np.int64, len(given)), distinct
-
-
-def _holds_numbers(values: Values) -> bool:
-    """Return whether the type of a column allows booleans, integers or floating-point numbers alone."""
-    if isinstance(values, Cells):
-        return isinstance(values.values, np.ndarray)
-    return isinstance(values.dtype, np.dtype) and values.dtype.kind in "biuf"
 
 
 def _map_cells(values: Values, rule: Callable[[object], object]) -> NDArray[np.object_]:

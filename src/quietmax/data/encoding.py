@@ -30,7 +30,6 @@ from quietmax.data.cells import (
     MISSING_MARKERS,
     Values,
     _first_of,
-    _holds_numbers,
     _holds_strings,
     _numbers_of,
     _parse_boolean,
@@ -61,9 +60,6 @@ _DATE_DIRECTIVES = "dmYyHIMSfpbB"
 _MAX_BUCKETS = 1 << 16
 _FORMAT = "quietmax encoding 3"
 _FORMATS_OF_0_1 = ("quietmax encoding 1", "quietmax encoding 2")
-
-_ROWS_AT_ONCE = 4096
-"""Rows that are encoded together: few enough for a processor's cache."""
 
 _MICROSECOND = timedelta(microseconds=1)
 
@@ -696,26 +692,16 @@ class Encoding:
             If a column is missing or a cell cannot be read.
         """
         require_columns(table, [column.name for column in self.columns])
-        named = _with_string_names(table)
-        return self._encoded({column.name: named[column.name] for column in self.columns}, len(table))
+        return self._encoded(_with_string_names(table))
 
-    def _encoded(self, columns: Mapping[str, Values], rows: int) -> NDArray[np.float32]:
+    def _encoded(self, columns: pd.DataFrame | Mapping[str, Values]) -> NDArray[np.float32]:
         """Encode rows of which every column is given."""
-        features = np.zeros((rows, len(self.feature_names)), dtype=np.float32)
-        start, numeric = 0, []
+        features = np.zeros((len(columns[self.columns[0].name]), len(self.feature_names)), dtype=np.float32)
+        start = 0
         for column in self.columns:
             end = start + len(column.feature_names)
-            cells = columns[column.name]
-            if isinstance(column, NumericColumn) and _holds_numbers(cells) and not column.missing_values:
-                numeric.append((column, np.asarray(cells.values), features[:, start:end]))
-            else:
-                column._encode(cells, features[:, start:end])
+            column._encode(columns[column.name], features[:, start:end])
             start = end
-        # Nothing can be wrong in columns of numbers. Going through them row by row needs less memory traffic.
-        for top in range(0, rows, _ROWS_AT_ONCE):
-            part = slice(top, top + _ROWS_AT_ONCE)
-            for column, numbers, place in numeric:
-                column._write(column._code(numbers[part].astype(np.float64)), place[part])
         return features
 
     def encode_labels(self, table: pd.DataFrame) -> NDArray[np.int64]:

@@ -14,9 +14,8 @@ import asyncio
 import json
 import re
 import struct
-import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
@@ -26,7 +25,7 @@ import simdjson
 from numpy.typing import NDArray
 
 from quietmax.data.cells import Cells
-from quietmax.data.encoding import CategoricalColumn, DateColumn, Encoding, quoted
+from quietmax.data.encoding import CategoricalColumn, Encoding, quoted
 from quietmax.errors import InvalidInput
 from quietmax.estimators.head.effects import NOT_ADDITIVE, PAID, Additive
 from quietmax.mechanisms.base import Answers
@@ -65,9 +64,8 @@ _MIN_ARRAY_BYTES = 512
 MAX_BYTES_UNCHECKED = 2**15
 """The structure of a larger body is checked before it is parsed, and its columns are encoded in a thread."""
 _MAX_BYTES_IN_LOOP = 2**20
-_PARSER, _PARSING = simdjson.Parser(), threading.Lock()
-"""Parses bodies of up to that size, one at a time: getting the memory of a new parser takes longer than parsing."""
-_COUNTED_AT_ONCE = 2**16
+_PARSERS: list[simdjson.Parser] = []
+"""The parser of the last body that was not larger: getting the memory of a new one takes longer than parsing."""
 _SPARE = 64
 """Values, lists and objects of a request, and of each of its columns, that are not data."""
 _ANY_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
@@ -121,12 +119,11 @@ def _decode_tensors(
     encoded = [tensor["name"] for tensor in inputs] == [INPUT]
     if encoding is None or (encoded and _takes_encoded_rows(encoding)):
         rows: Rows = _rows(inputs, parts[0], deployment.inputs, max_rows)
-        if additive is not None:
-            rows = additive.cells.transform(rows).astype(np.int32)
+        rows = rows if additive is None else additive.cells.transform(rows).astype(np.int32)
     else:
         columns = _columns(inputs, parts, encoding, max_rows)
         try:
-            rows, unknown = _read_columns(_with_iso_dates(encoding, inputs), columns, additive)
+            rows, unknown = _read_columns(encoding, columns, additive)
         except InvalidInput as error:
             raise HttpError(422, str(error)) from None
     return InferenceRequest(rows, _id(request), _outputs(request, deployment), unknown)
@@ -136,20 +133,14 @@ def _read_columns(
     encoding: Encoding, columns: Mapping[str, Cells], additive: Additive | None
 ) -> tuple[Rows, dict[str, int]]:
     """Return the rows of some columns, and how many values are outside of the declared categories, by column."""
-    if additive is None:
-        counted = [] if encoding.inferred else encoding.columns
-        codes = {each.name: each._codes(columns[each.name]) for each in counted if each.kind == "categorical"}
-        rows: Rows = encoding._encoded(columns, len(next(iter(columns.values())))) + np.float32(0)
+    read = [each for each in encoding.columns if additive or isinstance(each, CategoricalColumn)]
+    codes = [each._codes(columns[each.name]) for each in read]
+    if additive:
+        rows: Rows = additive.cells.of_codes(codes, [each.missing for each in read])
     else:
-        codes = {each.name: each._codes(columns[each.name]) for each in encoding.columns}
-        rows = additive.cells_of([*codes.values()])
-    if encoding.inferred:  # then the categories are not public
-        return rows, {}
-    counts = {
-        column.name: column.unknown(codes[column.name])
-        for column in encoding.columns
-        if isinstance(column, CategoricalColumn)
-    }
+        rows = encoding._encoded(columns) + np.float32(0)
+    public = [] if encoding.inferred else zip(read, codes, strict=True)
+    counts = {each.name: each.unknown(code) for each, code in public if isinstance(each, CategoricalColumn)}
     return rows, {name: count for name, count in counts.items() if count}
 
 
@@ -173,11 +164,9 @@ def _check_structure(text: bytes, deployment: Deployment, max_rows: int) -> None
 
 def _count(text: bytes, sign: bytes) -> int:
     """Count a byte, in a quarter of the time that `bytes.count` takes for a long text; in parts, to take no memory."""
-    signs, wanted = np.frombuffer(text, np.uint8), ord(sign)
-    return sum(
-        int(np.count_nonzero(signs[start : start + _COUNTED_AT_ONCE] == wanted))
-        for start in range(0, len(signs), _COUNTED_AT_ONCE)
-    )
+    signs, size = np.frombuffer(text, np.uint8), 2**16
+    parts = (signs[start : start + size] for start in range(0, len(signs), size))
+    return sum(int(np.count_nonzero(part == ord(sign))) for part in parts)
 
 
 def _parse(text: bytes, encoding: Encoding | None) -> dict[str, Any]:
@@ -202,15 +191,7 @@ def _parse_with_array(text: bytes) -> dict[str, Any] | None:
     """Parse a request for `features` with their numbers as an array. None: it is, or may be, anything else."""
     if b"\\" in text:
         return None
-    if len(text) > _MAX_BYTES_IN_LOOP or not _PARSING.acquire(blocking=False):
-        return _read_with_array(simdjson.Parser(), text)
-    try:
-        return _read_with_array(_PARSER, text)
-    finally:
-        _PARSING.release()
-
-
-def _read_with_array(parser: simdjson.Parser, text: bytes) -> dict[str, Any] | None:
+    parser = _PARSERS.pop() if _PARSERS else simdjson.Parser()
     try:
         document: Any = parser.parse(text)
         (tensor,) = document["inputs"]
@@ -222,6 +203,8 @@ def _read_with_array(parser: simdjson.Parser, text: bytes) -> dict[str, Any] | N
         others = {name: _as_python(document[name]) for name in document if name != "inputs"}
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError):
         return None
+    if len(text) <= _MAX_BYTES_IN_LOOP:
+        _PARSERS[:] = [parser]
     request = {**others, "inputs": [read]}
     # A list among the numbers would have been flattened; it has a bracket of its own.
     if read.get("name") != INPUT or _count(text, b"[") != _dumped(request).count(b"[") + len(rows):
@@ -422,28 +405,18 @@ def _columns(
     columns: dict[str, Cells] = {}
     for tensor, part in zip(inputs, parts, strict=True):
         name, datatype = tensor["name"], _datatype(tensor, COLUMN_DATATYPES)
-        if part is None:
-            columns[name] = _listed_column(tensor, datatype, count)
-        elif datatype == "BYTES":
-            columns[name] = _binary_strings(name, part, count)
-        else:
-            columns[name] = Cells(_binary_numbers(name, part, datatype, count))
         content_type = _parameters(tensor).get("content_type", "str")
         if datatype == "BYTES" and content_type not in ("str", _ISO_DATES):
             raise HttpError(422, f"The `content_type` of `{name}` must be str or {_ISO_DATES}.")
+        if part is None:
+            cells = _listed_column(tensor, datatype, count)
+        elif datatype == "BYTES":
+            cells = _binary_strings(name, part, count)
+        else:
+            cells = _binary_numbers(name, part, datatype, count)
+        # As in MLServer, strings of that content type are written like dates that have a type.
+        columns[name] = Cells(cells, strings=datatype == "BYTES" and content_type != _ISO_DATES)
     return columns
-
-
-def _with_iso_dates(encoding: Encoding, inputs: list[dict[str, Any]]) -> Encoding:
-    """Return the encoding that reads strings as ISO 8601 in columns whose content type says so, as in MLServer."""
-    iso = {tensor["name"] for tensor in inputs if _parameters(tensor).get("content_type") == _ISO_DATES}
-    if not iso:
-        return encoding
-    columns = tuple(
-        replace(column, format=None) if isinstance(column, DateColumn) and column.name in iso else column
-        for column in encoding.columns
-    )
-    return replace(encoding, columns=columns)
 
 
 def _check_columns(given: list[str], names: list[str]) -> None:
@@ -476,7 +449,7 @@ def _common_length(inputs: list[dict[str, Any]], max_rows: int) -> int:
     return count
 
 
-def _listed_column(tensor: Mapping[str, Any], datatype: str, count: int) -> Cells:
+def _listed_column(tensor: Mapping[str, Any], datatype: str, count: int) -> list[Any] | NDArray[Any]:
     """Return the cells of a column from JSON; null is a missing value."""
     name, cells = tensor["name"], tensor.get("data")
     if not isinstance(cells, list):
@@ -491,17 +464,17 @@ def _listed_column(tensor: Mapping[str, Any], datatype: str, count: int) -> Cell
     if not found <= {*allowed, type(None)}:
         raise HttpError(422, f"The `data` of `{name}` must be {words} or null, as its `datatype` says.")
     if kind == "f":
-        return Cells(np.array(cells, dtype=np.float64))  # None is NaN
+        return np.array(cells, dtype=np.float64)  # None is NaN
     if kind in "bO":
-        return Cells(cells, strings=kind == "O")
+        return cells
     try:
         values = np.array([0 if cell is None else cell for cell in cells], dtype=COLUMN_DATATYPES[datatype])
     except OverflowError:
         raise HttpError(422, f"The `data` of `{name}` must be integers of the stated `datatype`.") from None
-    return Cells(cells if type(None) in found else values)
+    return cells if type(None) in found else values
 
 
-def _binary_strings(name: str, content: memoryview, count: int) -> Cells:
+def _binary_strings(name: str, content: memoryview, count: int) -> list[str]:
     try:
         strings = _split_strings(bytes(content))
     except ValueError:
@@ -510,7 +483,7 @@ def _binary_strings(name: str, content: memoryview, count: int) -> Cells:
         ) from None
     if len(strings) != count:
         raise HttpError(422, f"`{name}` must have {count} strings of binary data, got {len(strings)}.")
-    return Cells(strings, strings=True)
+    return strings
 
 
 def _binary_numbers(name: str, content: memoryview, datatype: str, count: int) -> NDArray[Any]:

@@ -6,7 +6,7 @@ training has released (THEORY 3.16). How many people are in a cell is known from
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
@@ -96,31 +96,19 @@ class Effects:
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as JSON values."""
-        return _as_json(self.classes, self.constant, self.importance, self.curves)
+        return {
+            "classes": list(self.classes),
+            "constant": _records(self.constant)[0],
+            "importance": _records(self.importance),
+            "curves": {name: _records(curve) for name, curve in self.curves.items()},
+        }
 
 
-_Named = Mapping[str, Any]
-"""Columns of equal length by name, or a frame."""
-
-
-def _as_json(
-    classes: tuple[str, ...], constant: _Named, importance: _Named, curves: Mapping[str, _Named]
-) -> dict[str, Any]:
-    return {
-        "classes": list(classes),
-        "constant": _records(constant)[0],
-        "importance": _records(importance),
-        "curves": {name: _records(curve) for name, curve in curves.items()},
-    }
-
-
-def _records(columns: _Named) -> list[dict[str, Any]]:
-    """Return rows as JSON values; NaN, which JSON does not have, is None."""
-    cells = {name: np.asarray(columns[name], dtype=object).tolist() for name in columns}
-    rows = zip(*cells.values(), strict=True)
-    return [
-        {name: None if cell != cell else cell for name, cell in zip(cells, row, strict=True)} for row in rows
-    ]
+def _records(frame: Any) -> list[dict[str, Any]]:
+    """Return the rows of a frame, or of columns by name, as JSON values; NaN, which JSON does not have, is None."""
+    columns = [np.asarray(frame[name], dtype=object).tolist() for name in frame]
+    rows = ([None if cell != cell else cell for cell in row] for row in zip(*columns, strict=True))
+    return [dict(zip(frame, row, strict=True)) for row in rows]
 
 
 # --- Effects ----------------------------------------------------------------------------------------------------------
@@ -194,31 +182,30 @@ class Additive:
 
     def effects(self) -> Effects:
         """Return constant, importances and effects."""
-        constant, importance, curves = self._found()
-        frames = {name: pd.DataFrame(curve) for name, curve in curves.items()}
-        return Effects(self.classes, pd.DataFrame(constant), pd.DataFrame(importance), frames)
+        return self._effects(pd.DataFrame)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the effects as JSON values, without frames."""
-        return _as_json(self.classes, *self._found())
+        """Return the effects as JSON values, without pandas."""
+        return self._effects(dict).to_json()
 
-    def _found(self) -> tuple[_Named, _Named, dict[str, _Named]]:
+    def _effects(self, frame: Callable[[dict[str, Any]], Any]) -> Effects:
         sizes, shares, weights = self.weights.sizes, self.weights.centre, self.weights.weights
         noise = np.full(len(shares) + 1, np.nan) if self.weights.noise is None else self.weights.noise
         curves, rows = {}, []
         for place, (name, part) in enumerate(zip(self.columns, parts_of(sizes), strict=True)):
             effects, people = weights[:, part], normalised(shares[part])
             rows.append((name, float((np.abs(effects) @ people).mean()), float(noise[part] @ people)))
-            curves[name] = self._curve(place, people, noise[part], effects)
+            curves[name] = frame(self._curve(place, people, noise[part], effects))
         rows.sort(key=lambda row: -row[1])
         constant = {"noise": noise[-1:], **self._named(weights[:, -1:])}
         importance = dict(zip(("column", "importance", "noise"), zip(*rows, strict=True), strict=True))
-        return constant, importance, {name: curves[name] for name, _, _ in rows}
+        ordered = {name: curves[name] for name, _, _ in rows}
+        return Effects(self.classes, frame(constant), frame(importance), ordered)
 
     def _named(self, effects: Floats) -> dict[str, Floats]:
         return {f"effect on {name}": line for name, line in zip(self.classes, effects, strict=True)}
 
-    def _curve(self, place: int, people: Floats, noise: Floats, effects: Floats) -> _Named:
+    def _curve(self, place: int, people: Floats, noise: Floats, effects: Floats) -> dict[str, Any]:
         values = self.values(place)
         found: dict[str, Any] = {"value": values}
         if place in self.cells.numbers:
@@ -227,10 +214,6 @@ class Additive:
         found |= {"share": people, "noise": noise, **self._named(effects)}
         shown = [place for place, value in enumerate(values) if value is not None]
         return {name: [column[place] for place in shown] for name, column in found.items()}
-
-    def cells_of(self, codes: Sequence[NDArray[np.float64]]) -> NDArray[np.int32]:
-        """Return the cells of rows from the codes of their columns: those of the encoded rows."""
-        return self.cells.of_codes(codes, [column.missing for column in self.encoding.columns])
 
     def contributions(self, records: NDArray[np.float32]) -> Floats:
         """Return what the constant and each column add to the scores of encoded rows: (rows, columns + 1, classes)."""

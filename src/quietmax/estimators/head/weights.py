@@ -24,7 +24,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
-from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -389,16 +388,8 @@ class TableWeights(LogitClassifier):
         Added in this order, one after the other, they are the scores, to the last bit.
         """
         places = np.full((len(features), len(self.sizes) + 1), -1)
-        np.add(features, self._starts, out=places[:, 1:], casting="unsafe")
-        return self._lines.take(places, axis=0)
-
-    @cached_property
-    def _starts(self) -> NDArray[np.int64]:
-        return np.cumsum([0, *self.sizes[:-1]])
-
-    @cached_property
-    def _lines(self) -> Floats:
-        return np.ascontiguousarray(self.weights.T)
+        places[:, 1:] = features + np.cumsum([0, *self.sizes[:-1]])
+        return np.ascontiguousarray(self.weights.T[places])
 
 
 def even_shares(sizes: Sequence[int]) -> Floats:

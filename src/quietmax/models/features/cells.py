@@ -98,10 +98,6 @@ class TableCells(FeatureMap):
         first, last = self.parts[position]
         return CROSSED_LEVELS + 1 if position in self.numbers else last - first + 1
 
-    @cached_property
-    def _widths(self) -> NDArray[np.int32]:
-        return np.array([last - first for first, last in self.parts], np.int32)
-
     def dimension(self, columns: int) -> int:
         """Return the number of indices: one per column and cross."""
         if columns != self.columns:
@@ -112,30 +108,31 @@ class TableCells(FeatureMap):
         indices = np.empty((len(records), len(self.parts)), np.float32)
         for position, (first, last) in enumerate(self.parts):
             part = records[:, first:last]
-            indices[:, position] = self._levels(part) if position in self.numbers else _indicated(part)
+            if position in self.numbers:
+                absent = (part[:, 1:] > 0.0).any(axis=1)
+                indices[:, position] = self._levels(part[:, 0], absent)
+            else:
+                indices[:, position] = _indicated(part)
         return self.with_crosses(indices)
 
     def of_codes(self, codes: Sequence[NDArray[np.float64]], missing: Sequence[bool]) -> NDArray[np.int32]:
-        """Return the cells of rows from the codes of their columns, as `transform` does from the features of the codes.
-
-        `missing` says which columns have a feature for missing values.
-        """
-        given = np.array(codes)
-        absent = np.isnan(given)
+        """Return the cells of rows from the codes of columns, of which some have a feature for missing values."""
+        given, numbers = np.array(codes), [*self.numbers]
+        widths = np.array([[last - first] for first, last in self.parts])
+        absent, has_feature = np.isnan(given), np.array(missing)[:, None]
         values = np.where(absent, 0.0, given)
-        nothing, of_absent, numbers = self._widths[:, None], self._widths - np.array(missing), [*self.numbers]
-        found = np.where(values < 0.0, nothing, values).astype(np.int32)
-        found[numbers] = self._level(values[numbers].astype(np.float32))
-        of_absent[numbers] = np.where(self._widths[numbers] == 2, self.levels, 0)
-        return self.with_crosses(np.where(absent, of_absent[:, None], found).T)
+        found = np.where(absent, widths - has_feature, np.where(values < 0.0, widths, values)).astype(
+            np.int32
+        )
+        found[numbers] = self._levels(values[numbers].astype(np.float32), (absent & has_feature)[numbers])
+        return self.with_crosses(found.T)
 
     def with_crosses(self, indices: NDArray[Any]) -> NDArray[Any]:
         """Append to rows the cells of the crosses that they lack; each row's follow from that row alone."""
         pairs = np.array(self.crosses[indices.shape[1] - len(self.parts) :], np.intp).reshape(-1, 2)
         if not len(pairs):
             return indices
-        sizes = self._widths + 1
-        sizes[[*self.numbers]] = CROSSED_LEVELS + 1
+        sizes = np.array([self.crossed_size(position) for position in range(len(self.parts))], np.int32)
         coarse = indices[:, : len(self.parts)].astype(np.int32)
         coarse[:, [*self.numbers]] //= self.levels // CROSSED_LEVELS
         paired = coarse[:, pairs[:, 0]] * sizes[pairs[:, 1]] + coarse[:, pairs[:, 1]]
@@ -147,17 +144,11 @@ class TableCells(FeatureMap):
             return np.arange(self.crossed_size(position))
         return np.arange(self.levels + 1) // (self.levels // CROSSED_LEVELS)
 
-    def _levels(self, part: Floats) -> NDArray[np.int64]:
+    def _levels(self, shares: Floats, absent: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Return the interval of each share, and the last cell for a missing value."""
-        level = self._level(part[:, 0])
-        if part.shape[1] == 2:
-            level[part[:, 1] > 0.0] = self.levels
-        return level
-
-    def _level(self, shares: Floats) -> NDArray[np.int64]:
-        """Return the interval of each share."""
         clipped = np.minimum(np.maximum(shares.astype(np.float64), 0.0), 1.0)
-        return np.minimum((clipped * self.levels).astype(np.int64), self.levels - 1)
+        levels = np.minimum((clipped * self.levels).astype(np.int64), self.levels - 1)
+        return np.where(absent, self.levels, levels)
 
 
 def _indicated(part: Floats) -> NDArray[np.int64]:
