@@ -557,7 +557,7 @@ _STRINGS += [
 _FLOATS = [0.0, -0.0, 1.0, 2.0, 2.5, -3.0, 1e300, np.inf, -np.inf, np.nan, 0.1, -999.0, 1e-320]
 _INTEGERS = [0, 1, 2, -3, 50, 100, -999, 20200103, 2**53 + 1, -(2**63), 2**63 - 1, 2**64 - 1]
 _EVERY_KIND: tuple[Column, ...] = tuple(
-    replace(column, name=f"{place} {missing}", missing=missing)  # type: ignore[call-arg]
+    replace(column, name=f"{place} {missing}", missing=missing)  # type: ignore[call-arg, type-var]
     for missing in (True, False)
     for place, column in enumerate(
         (
@@ -594,7 +594,8 @@ def _random_column(
     """The datatype and the cells of a column, and the same cells as pandas holds them."""
     datatype = str(rng.choice([*COLUMN_DATATYPES, *["BYTES"] * 6]))
     kind = COLUMN_DATATYPES[datatype]
-    pool: list[Any] = {"O": _STRINGS, "f": _FLOATS}.get(kind.kind, [True, False])
+    pools: dict[str, list[Any]] = {"O": _STRINGS, "f": _FLOATS}
+    pool = pools.get(kind.kind, [True, False])
     if datatype != "BOOL" and kind.kind in "iu":
         pool = [each for each in _INTEGERS if np.iinfo(kind).min <= each <= np.iinfo(kind).max]
     if readable:
@@ -639,7 +640,7 @@ def test_a_request_is_read_as_the_same_table_of_pandas_bit_for_bit(table_deploym
     for _ in range(120):
         chosen = [_EVERY_KIND[place] for place in rng.permutation(len(_EVERY_KIND))]
         count, readable = int(rng.choice([1, 2, 9])), rng.random() < 0.7
-        columns = {
+        columns: dict[str, tuple[str, list[Any], Any]] = {
             column.name: _random_column(column, count, rng, readable=readable or rng.random() < 0.9)
             for column in chosen
         }
@@ -697,7 +698,7 @@ def test_a_table_head_answers_columns_and_encoded_rows_as_its_folder_does_bit_fo
     expected, contributions = private.predict_proba(encoded), private.additive().contributions(encoded)
     features = {"name": "features", "shape": [*encoded.shape], "datatype": "FP32"}
     for part in (slice(0, 1), slice(1, 8), slice(0, 300)):
-        listed = column_inference({name: frame[name][part].tolist() for name in frame})
+        listed = column_inference({name: frame[name][part].tolist() for name in map(str, frame)})
         rows = len(encoded[part])
         features |= {"shape": [rows, encoded.shape[1]], "data": encoded[part].ravel().tolist()}
         for request in (listed, {"inputs": [features]}):

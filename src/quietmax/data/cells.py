@@ -236,7 +236,8 @@ def _map_cells(values: Values, rule: Callable[[object], object]) -> NDArray[np.o
     if isinstance(values, Cells):
         return np.array([rule(value) for value in values.tolist()], dtype=object)
     if isinstance(values.dtype, pd.CategoricalDtype):
-        present, codes = np.unique(values.array.codes, return_inverse=True)  # -1 is a missing value
+        array: Any = values.array
+        present, codes = np.unique(array.codes, return_inverse=True)  # -1 is a missing value
         named = values.dtype.categories.take(present[present >= 0]).tolist()
         distinct = [None] * (len(present) - len(named)) + named
         return np.array([rule(value) for value in distinct], dtype=object)[codes]

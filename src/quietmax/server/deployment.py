@@ -45,7 +45,8 @@ MODEL_FILES = ("model.json", "weights.safetensors")
 KINDS = ("mlp", "head", "teachers", "dpsgd")
 """The kinds of model that can be served."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-Rows = NDArray[np.float32] | NDArray[np.int32]
+Rows = NDArray[Any]
+"""Encoded rows, float32; or int32 cells, where scores are sums over columns."""
 
 
 @dataclass(frozen=True)

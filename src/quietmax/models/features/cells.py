@@ -109,7 +109,7 @@ class TableCells(FeatureMap):
         for position, (first, last) in enumerate(self.parts):
             part = records[:, first:last]
             if position in self.numbers:
-                absent = (part[:, 1:] > 0.0).any(axis=1)
+                absent = part[:, -1] > 0.0 if last - first == 2 else np.zeros(len(part), np.bool_)
                 indices[:, position] = self._levels(part[:, 0], absent)
             else:
                 indices[:, position] = _indicated(part)
