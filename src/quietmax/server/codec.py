@@ -191,8 +191,8 @@ def _parse_with_array(text: bytes) -> dict[str, Any] | None:
     """Parse a request for `features` with their numbers as an array. None: it is, or may be, anything else."""
     if b"\\" in text:
         return None
-    parser = _PARSERS.pop() if _PARSERS else simdjson.Parser()
     try:
+        parser = _PARSERS.pop() if _PARSERS else simdjson.Parser()
         document: Any = parser.parse(text)
         (tensor,) = document["inputs"]
         data = tensor["data"]
