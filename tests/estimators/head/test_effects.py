@@ -153,6 +153,7 @@ def test_effects_average_zero_under_the_released_shares_and_are_sorted_by_import
     effects, additive, sizes = head.effects(), head._additive(), head.feature_map_.sizes
     assert effects.importance["importance"].is_monotonic_decreasing
     assert list(effects.curves) == effects.importance["column"].tolist()
+    assert additive.to_json() == additive.effects().to_json()
     places = dict(zip(additive.columns, enumerate(parts_of(sizes)), strict=True))
     for name, importance, noise in effects.importance.itertuples(index=False):
         curve, (place, part) = effects.curves[name], places[name]

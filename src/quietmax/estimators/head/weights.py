@@ -30,7 +30,7 @@ from quietmax.accounting.guarantee import Guarantee, Unit
 from quietmax.data.encoding import Encoding
 from quietmax.errors import InvalidInput
 from quietmax.estimators.blocks import ROWS_AT_ONCE, Floats
-from quietmax.estimators.head.exact_sums import GRID, _unit_rows, _whitened_rows, clipped_rows
+from quietmax.estimators.head.exact_sums import GRID, _unit_rows, _whitened_rows, clipped_rows, probabilities
 from quietmax.estimators.head.solver import (
     MeanCrossEntropy,
     Tilted,
@@ -107,6 +107,8 @@ TOLERANCE = 0.005
 """The solver's gradient may be this share of one record's gradient, which adds 1% to the sensitivity."""
 TILTED_TOLERANCE = 1e-6
 """The solver's tolerance for the convexified loss, whose gradient does not shrink with the size."""
+_FEW_ROWS = 256
+"""The scores of at most so many rows of cells are looked up at once; those of more, column by column."""
 
 
 # --- Settings ---------------------------------------------------------------------------------------------------------
@@ -355,10 +357,25 @@ class TableWeights(LogitClassifier):
         """Number of classes."""
         return len(self.weights)
 
-    def scores(self, features: NDArray[np.floating]) -> Floats:
+    def scores(self, features: NDArray[Any]) -> Floats:
         """Compute the logits of rows of cells."""
+        if len(features) <= _FEW_ROWS:
+            return np.ascontiguousarray(np.add.accumulate(self.summands(features), axis=1)[:, -1])
         columns = [*np.asarray(features).T.astype(np.intp)]
         return np.ascontiguousarray(added_scores(columns, self.sizes, self.weights).T)
+
+    def predict_proba(self, features: NDArray[Any]) -> Floats:
+        """Compute class probabilities; those of a row do not depend on the other rows."""
+        return np.ascontiguousarray(probabilities(self.scores(features).T).T)
+
+    def summands(self, features: NDArray[Any]) -> Floats:
+        """Return what the constant and each column add to the scores of rows of cells: (rows, columns + 1, classes).
+
+        Added in this order, one after the other, they are the scores, to the last bit.
+        """
+        places = np.full((len(features), len(self.sizes) + 1), -1)
+        places[:, 1:] = features + np.cumsum([0, *self.sizes[:-1]])
+        return np.ascontiguousarray(self.weights.T[places])
 
 
 def even_shares(sizes: Sequence[int]) -> Floats:
