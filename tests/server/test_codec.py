@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+import re
 import struct
 import time
 import tracemalloc
@@ -24,9 +25,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quietmax.accounting.costs import LIMIT
-from quietmax.data.encoding import Column, DateColumn, Encoding, NumericColumn
+from quietmax.data.encoding import (
+    BooleanColumn,
+    CategoricalColumn,
+    Column,
+    DateColumn,
+    Encoding,
+    HashedColumn,
+    NumericColumn,
+)
+from quietmax.errors import InvalidInput
+from quietmax.estimators.head.effects import Additive
+from quietmax.estimators.head.weights import TableWeights
+from quietmax.estimators.serialization import open_private
 from quietmax.ledger import Terms
 from quietmax.mechanisms import Answers
+from quietmax.models.features.cells import table_cells
 from quietmax.server import codec
 from quietmax.server.codec import (
     COLUMN_DATATYPES,
@@ -35,6 +49,7 @@ from quietmax.server.codec import (
     _output_tensors,
     _pack_answers,
     _parse_with_array,
+    _requested_tensors,
     _split_strings,
     _unpack_answers,
 )
@@ -50,6 +65,7 @@ from tests.server.running_service import (
     check_message,
     column_inference,
     running,
+    some_loans,
     some_rows,
 )
 
@@ -504,6 +520,199 @@ def test_any_number_in_any_column_is_encoded_or_refused(
     tensor = {"name": column.name, "shape": [1], "datatype": datatype}
     text = orjson.dumps({"inputs": [{**tensor, "parameters": {"binary_data_size": len(part)}}]})
     _check_encoded_or_refused(table_deployment, column, text + part, len(text))
+
+
+_STRINGS = [
+    "",
+    "?",
+    "NaN",
+    " NA ",
+    "a",
+    "A",
+    "b",
+    "1",
+    "01",
+    "2.0",
+    "-3",
+    "1.5e1",
+    "1e400",
+    "-inf",
+    "none",
+    "€ 7",
+]
+_STRINGS += [
+    "2,5",
+    "1.000",
+    "yes",
+    "No",
+    "T",
+    "0",
+    "2020-01-03",
+    "2020-01-03 07:00Z",
+    "03.01.2020",
+    "ß",
+    "\x00a",
+    "-0",
+]
+_FLOATS = [0.0, -0.0, 1.0, 2.0, 2.5, -3.0, 1e300, np.inf, -np.inf, np.nan, 0.1, -999.0, 1e-320]
+_INTEGERS = [0, 1, 2, -3, 50, 100, -999, 20200103, 2**53 + 1, -(2**63), 2**63 - 1, 2**64 - 1]
+_EVERY_KIND: tuple[Column, ...] = tuple(
+    replace(column, name=f"{place} {missing}", missing=missing)  # type: ignore[call-arg, type-var]
+    for missing in (True, False)
+    for place, column in enumerate(
+        (
+            NumericColumn("", 0, 10, missing_values=("-999", "none")),
+            NumericColumn("", -5, 1000, scale="log", decimal=",", thousands=".", unit="€"),
+            NumericColumn("", 0, 100, edges=(1.5, 30, 60)),
+            CategoricalColumn("", ("a", "b", "1", "NA"), missing_values=("none",)),
+            CategoricalColumn("", ("a", "ß", "2", "True"), style="codes", ignore_case=True),
+            BooleanColumn("", missing_values=("none",)),
+            DateColumn("", "2020-01-01", "2020-01-11"),
+            DateColumn("", "2020-01-01 00:00:00", "2020-01-11 00:00:00", format="%d.%m.%Y"),
+            DateColumn("", "2020-01-01", "2020-12-11", format="%Y%m%d"),
+            HashedColumn("", 7, ignore_case=True),
+        )
+    )
+)
+
+
+def _held(datatype: str, cells: list[Any]) -> Any:
+    """Cells of a datatype as pandas holds them."""
+    kind = COLUMN_DATATYPES[datatype]
+    if kind.kind == "O":
+        return pd.Series(cells, dtype=object)
+    if kind.kind == "f":
+        with np.errstate(over="ignore"):
+            return np.array(cells, np.float64).astype(kind)
+    name = "boolean" if datatype == "BOOL" else f"{'U' if kind.kind == 'u' else ''}Int{8 * kind.itemsize}"
+    return pd.array(cells, dtype=name)
+
+
+def _random_column(
+    column: Column, count: int, rng: np.random.Generator, *, readable: bool
+) -> tuple[str, list[Any], Any]:
+    """The datatype and the cells of a column, and the same cells as pandas holds them."""
+    datatype = str(rng.choice([*COLUMN_DATATYPES, *["BYTES"] * 6]))
+    kind = COLUMN_DATATYPES[datatype]
+    pools: dict[str, list[Any]] = {"O": _STRINGS, "f": _FLOATS}
+    pool = pools.get(kind.kind, [True, False])
+    if datatype != "BOOL" and kind.kind in "iu":
+        pool = [each for each in _INTEGERS if np.iinfo(kind).min <= each <= np.iinfo(kind).max]
+    if readable:
+        unreadable = column._read(pd.DataFrame({"": _held(datatype, pool)})[""])[1]
+        pool = [cell for cell, wrong in zip(pool, unreadable, strict=True) if not wrong] or [None]
+    cells = [None if rng.random() < 0.1 else pool[rng.integers(len(pool))] for _ in range(count)]
+    return datatype, cells, _held(datatype, cells)
+
+
+def _request_of(
+    columns: dict[str, tuple[str, list[Any], Any]], rng: np.random.Generator
+) -> tuple[bytes, int]:
+    """A request whose columns are listed or binary, where both can say the same."""
+    inputs, binary = [], b""
+    for name, (datatype, cells, held) in columns.items():
+        tensor: dict[str, Any] = {"name": name, "datatype": datatype, "shape": [len(cells)]}
+        kind = COLUMN_DATATYPES[datatype]
+        listed = None in cells or rng.random() < 0.5
+        if kind.kind == "f":  # JSON has no infinity and no short numbers, and binary numbers may be NaN
+            listed = datatype == "FP64" and not np.isinf(held).any() and rng.random() < 0.5
+        if listed:
+            tensor["data"] = cells
+        else:
+            part = _join_strings(cells) if datatype == "BYTES" else np.asarray(held, kind).tobytes()
+            tensor["parameters"], binary = {"binary_data_size": len(part)}, binary + part
+        inputs.append(tensor)
+    text = orjson.dumps({"inputs": inputs})
+    return text + binary, len(text)
+
+
+def _additive(encoding: Encoding, rng: np.random.Generator) -> Additive:
+    cells = table_cells(encoding, 32)
+    assert cells is not None
+    cells = replace(cells, crosses=((0, 3), (4, 5), (1, 2)))
+    weights = rng.normal(size=(3, sum(cells.sizes) + 1))
+    return Additive(TableWeights(weights, weights[0, :-1], cells.sizes), cells, encoding, ("a", "b", "c"))
+
+
+def test_a_request_is_read_as_the_same_table_of_pandas_bit_for_bit(table_deployment: Deployment) -> None:
+    rng = np.random.default_rng(0)
+    refused: list[bool] = []
+    for _ in range(120):
+        chosen = [_EVERY_KIND[place] for place in rng.permutation(len(_EVERY_KIND))]
+        count, readable = int(rng.choice([1, 2, 9])), rng.random() < 0.7
+        columns: dict[str, tuple[str, list[Any], Any]] = {
+            column.name: _random_column(column, count, rng, readable=readable or rng.random() < 0.9)
+            for column in chosen
+        }
+        deployment = _with_columns(table_deployment, *chosen)
+        assert deployment.encoding is not None
+        additive = _additive(deployment.encoding, rng)
+        on_cells = replace(deployment, additive=additive)
+        body, length = _request_of(columns, rng)
+        frame = pd.DataFrame({name: held for name, (_, _, held) in columns.items()})
+        problem, expected = _encoded(deployment.encoding, frame)
+        refused.append(problem is not None)
+        if problem is not None:
+            for served in (deployment, on_cells):
+                with pytest.raises(HttpError, match=re.escape(problem)):
+                    _decode_request(body, length, served, 9)
+            continue
+        decoded, as_cells = (_decode_request(body, length, served, 9) for served in (deployment, on_cells))
+        np.testing.assert_array_equal(decoded.rows.view(np.uint32), expected.view(np.uint32))
+        np.testing.assert_array_equal(as_cells.rows, additive.cells.transform(expected))
+        assert as_cells.unknown == decoded.unknown == _plain_unknown(deployment.encoding, expected)
+        asked = replace(as_cells, outputs=(("reasons", False),))
+        reasons = _requested_tensors(asked, Answers(np.zeros(count, np.int64), None), on_cells)["reasons"]
+        np.testing.assert_array_equal(reasons, additive.contributions(expected))
+    assert sum(refused) > 15
+    assert refused.count(False) > 60
+
+
+def _encoded(encoding: Encoding, frame: pd.DataFrame) -> tuple[str | None, Any]:
+    """The encoded rows of a frame, or why there are none."""
+    try:
+        return None, encoding.encode(frame) + np.float32(0)
+    except InvalidInput as error:
+        return str(error), None
+
+
+def _plain_unknown(encoding: Encoding, rows: Any) -> dict[str, int]:
+    """How many rows have no feature of a column of categories, by column."""
+    counts, start = {}, 0
+    for column in encoding.columns:
+        end = start + len(column.feature_names)
+        if isinstance(column, CategoricalColumn):
+            counts[column.name] = int((~rows[:, start:end].any(axis=1)).sum())
+        start = end
+    return {name: count for name, count in counts.items() if count}
+
+
+def test_a_table_head_answers_columns_and_encoded_rows_as_its_folder_does_bit_for_bit(models: Path) -> None:
+    (deployment,), private = load_models([str(models / "summed")]), open_private(models / "summed")
+    frame = some_loans(300, seed=5).drop(columns=["customer", "repaid"])
+    frame["joined"] = frame["joined"].dt.strftime("%d.%m.%Y")
+    frame["seen"] = frame["seen"].astype(str)
+    frame.loc[::7, "zip"], frame.loc[::5, "age"], frame.loc[::11, "région"] = "", 1000, "west"
+    frame["smoker"] = np.where(frame["smoker"], "yes", "no")
+    encoded = private.encode(frame)
+    expected, contributions = private.predict_proba(encoded), private.additive().contributions(encoded)
+    features = {"name": "features", "shape": [*encoded.shape], "datatype": "FP32"}
+    for part in (slice(0, 1), slice(1, 8), slice(0, 300)):
+        listed = column_inference({name: frame[name][part].tolist() for name in map(str, frame)})
+        rows = len(encoded[part])
+        features |= {"shape": [rows, encoded.shape[1]], "data": encoded[part].ravel().tolist()}
+        for request in (listed, {"inputs": [features]}):
+            asked = {**request, "outputs": [{"name": "reasons"}]}
+            decoded = _decode_request(json.dumps(asked).encode(), None, deployment, 300)
+            answers = deployment.answer(decoded.rows)
+            np.testing.assert_array_equal(answers.probabilities, expected[part])
+            np.testing.assert_array_equal(answers.labels, private.predict(encoded[part]))
+            reasons = _requested_tensors(decoded, answers, deployment)["reasons"]
+            np.testing.assert_array_equal(reasons, contributions[part])
+            np.testing.assert_array_equal(
+                np.add.accumulate(reasons, axis=1)[:, -1],
+                private.classifier.scores(private._mapped(encoded[part])),
+            )
 
 
 def _with_columns(deployment: Deployment, *columns: Column) -> Deployment:

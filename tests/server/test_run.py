@@ -34,8 +34,10 @@ from quietmax.server.run import supervise
 from quietmax.server.settings import Listener
 from quietmax.server.telemetry import Log, Metrics
 from tests.server.running_service import (
+    column_inference,
     inference,
     is_ready,
+    serve_command,
     some_rows,
     until,
 )
@@ -77,22 +79,33 @@ from quietmax.server.service import Service
 from quietmax.server.settings import Settings
 
 ledger = Ledger(sys.argv[2])
-service = Service(ledger, deploy(ledger, load_models([f"head={sys.argv[1]}"])), Settings(anonymous=True))
+served = deploy(ledger, load_models([f"head={sys.argv[1]}"]), accept_weak=True)
+service = Service(ledger, served, Settings(anonymous=True))
 with run_in_thread(service) as url:
     request = urllib.request.Request(f"{url}/v2/models/head/infer", sys.argv[3].encode())
     assert urllib.request.urlopen(request, timeout=60).status == 200
+    assert urllib.request.urlopen(f"{url}/v2/models/head", timeout=60).status == 200
 print([name for name in sys.argv[4:] if name in sys.modules])
 """
 
 
+@pytest.mark.parametrize("model", ["head", "summed"])
 def test_serving_a_head_imports_no_library_of_training_of_tables_or_of_pages(
-    models: Path, tmp_path: Path
+    models: Path, tmp_path: Path, model: str
 ) -> None:
     heavy = ["torch", "sklearn", "scipy.stats", "pandas", "pyarrow", "matplotlib", "dp_accounting"]
     heavy += ["scipy.optimize", "jinja2", "grpc"]
-    body = json.dumps(inference(some_rows(3)))
+    request = inference(some_rows(3))
+    if model == "summed":  # a row with a missing value in every column that may lack one
+        row = {
+            "age": [30],
+            "région": ["west"],
+            **{name: [None] for name in ("income", "smoker", "joined", "seen", "zip")},
+        }
+        request = {**column_inference(row), "outputs": [{"name": "probabilities"}, {"name": "reasons"}]}
+    body = json.dumps(request)
     done = subprocess.run(
-        [sys.executable, "-c", _SERVE_ONE_REQUEST, models / "head", tmp_path / "l.sqlite", body, *heavy],
+        [sys.executable, "-c", _SERVE_ONE_REQUEST, models / model, tmp_path / "l.sqlite", body, *heavy],
         capture_output=True,
         text=True,
         timeout=120,
@@ -100,6 +113,28 @@ def test_serving_a_head_imports_no_library_of_training_of_tables_or_of_pages(
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
+
+
+def test_a_worker_that_serves_a_table_head_has_no_library_of_tables_and_takes_less_than_150_megabytes(
+    models: Path, tmp_path: Path
+) -> None:
+    row = {
+        "age": [30],
+        "région": ["west"],
+        **{name: [None] for name in ("income", "smoker", "joined", "seen", "zip")},
+    }
+    options = ("--anonymous", "--accept-weak", models / "summed")
+    with serve_command(tmp_path / "l.sqlite", *options) as command:
+        model = f"{command.told['url']}/v2/models/summed"
+        for _ in range(20):
+            assert httpx.post(f"{model}/infer", json=column_inference(row)).status_code == 200
+        assert httpx.get(model).status_code == 200
+        for process in (psutil.Process(command.process.pid), *psutil.Process(command.process.pid).children()):
+            mapped = {Path(each.path).parts for each in process.memory_maps()}
+            assert not {"torch", "pandas", "pyarrow", "sklearn"} & {
+                part for parts in mapped for part in parts
+            }
+            assert process.memory_info().rss < 150e6
 
 
 CONTEXT = multiprocessing.get_context("fork")

@@ -11,6 +11,8 @@ the Arrow type in a Parquet file), never on another cell.  The type says how a c
 - dictionaries and extension types: as the type of their values;
 - null, `None`, `NA`, `NaT`: a missing value.
 
+`Cells` are those of a request: Python values, which are read without pandas as those of a column of objects are.
+
 Lists, structs, maps and all other types are errors, because of the column's type alone.  Errors are for the owner of
 the table and are not part of any release; they name rows and columns, never a value.
 """
@@ -20,9 +22,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +54,9 @@ _LITERAL = re.compile(r"-?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1
 _DECIMAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?inf(inity)?", re.IGNORECASE)
 """A number in a numeric column."""
 
+_FLOATS = (bool, np.bool_, float, np.floating)
+"""Types whose values are read as numbers; integers may be too large for a float, and are read as strings."""
+
 _SURROGATE = re.compile("[\ud800-\udfff]")
 """Half of a surrogate pair, which no valid string contains."""
 
@@ -66,12 +72,31 @@ _FRACTION = (
 _STRING_TYPES = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view")
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Cells:
+    """A column without a frame: a list of Python values, None for a missing one, or an array of numbers."""
+
+    values: list[Any] | NDArray[Any]
+    strings: bool = False  # Whether its type is that of strings
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def tolist(self) -> list[Any]:
+        """Return the cells as Python values."""
+        return self.values if isinstance(self.values, list) else self.values.tolist()
+
+
+Values: TypeAlias = "pd.Series[Any] | Cells"
+"""A column that is read."""
+
+
 def _is_string(kind: pyarrow.DataType) -> bool:
     """Return whether a type of Arrow holds strings or bytes."""
     return any(getattr(pyarrow.types, f"is_{name}")(kind) for name in _STRING_TYPES)
 
 
-def as_strings(values: pd.Series[Any]) -> NDArray[np.object_]:
+def as_strings(values: Values) -> NDArray[np.object_]:
     """Return every cell as a string without outer blanks; an integer has no decimals, a missing value is ""."""
     return _map_cells(values, as_string)
 
@@ -84,6 +109,8 @@ def as_string(value: Any) -> str:
         return ""
     if isinstance(value, float | np.floating):
         return "" if value != value else str(int(value)) if value.is_integer() else str(value)
+    if type(value) in (bool, int):
+        return str(value)
     if isinstance(value, bytes):
         return value.decode(errors="backslashreplace").strip()
     if not pd.api.types.is_scalar(value):
@@ -102,7 +129,7 @@ def as_string(value: Any) -> str:
     return string
 
 
-def as_numbers(values: pd.Series[Any], name: str) -> NDArray[np.float64]:
+def as_numbers(values: Values, name: str) -> NDArray[np.float64]:
     """Return every cell as a number, NaN for a missing value."""
     numbers, unreadable = _read_numbers(values, _parse_number)
     _refuse_unreadable(unreadable, name, _NOT_A_NUMBER)
@@ -114,17 +141,20 @@ _NOT_A_NUMBER = "no number in the numeric column '{}'; a missing value is an emp
 
 def _refuse_unreadable(unreadable: NDArray[np.bool_], name: str, problem: str) -> None:
     """Raise `InvalidData` for the first cell that cannot be read."""
-    rows = np.flatnonzero(unreadable)
-    if rows.size:
+    if np.count_nonzero(unreadable):
+        rows = np.flatnonzero(unreadable)
         raise InvalidData(f"{_first_of(rows)} has {problem.format(name)}.", column=name)
 
 
 def _read_numbers(
-    values: pd.Series[Any], parse: Callable[[str], float | None]
+    values: Values, parse: Callable[[str], float | None]
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Return the number of every cell, NaN for a missing value, and which cells are no numbers."""
     readable = np.zeros(len(values), dtype=bool)
-    if isinstance(values.dtype, pd.ArrowDtype):
+    if isinstance(values, Cells):
+        if isinstance(values.values, np.ndarray):
+            return values.values.astype(np.float64), readable
+    elif isinstance(values.dtype, pd.ArrowDtype):
         column = _plain(_arrow(values))
         if pyarrow.types.is_boolean(column.type):
             column = column.cast(pyarrow.uint8())
@@ -135,7 +165,7 @@ def _read_numbers(
         return values.to_numpy(dtype=np.float64, na_value=np.nan), readable
 
     def number(value: object) -> float | None:
-        if isinstance(value, bool | np.bool_ | float | np.floating):
+        if isinstance(value, _FLOATS):
             return float(value)
         return (parse if isinstance(value, str | bytes) else _parse_number)(as_string(value))
 
@@ -201,15 +231,13 @@ def numbered(strings: Iterable[str]) -> tuple[NDArray[np.int64], list[str]]:
     return np.fromiter(map(places.__getitem__, given), np.int64, len(given)), distinct
 
 
-def _holds_numbers(values: pd.Series[Any]) -> bool:
-    """Return whether the type of a column allows booleans, integers or floating-point numbers alone."""
-    return isinstance(values.dtype, np.dtype) and values.dtype.kind in "biuf"
-
-
-def _map_cells(values: pd.Series[Any], rule: Callable[[object], object]) -> NDArray[np.object_]:
+def _map_cells(values: Values, rule: Callable[[object], object]) -> NDArray[np.object_]:
     """Return the rule's value for every cell; equal strings, categories and integers are computed once."""
+    if isinstance(values, Cells):
+        return np.array([rule(value) for value in values.tolist()], dtype=object)
     if isinstance(values.dtype, pd.CategoricalDtype):
-        present, codes = np.unique(values.array.codes, return_inverse=True)  # -1 is a missing value
+        array: Any = values.array
+        present, codes = np.unique(array.codes, return_inverse=True)  # -1 is a missing value
         named = values.dtype.categories.take(present[present >= 0]).tolist()
         distinct = [None] * (len(present) - len(named)) + named
         return np.array([rule(value) for value in distinct], dtype=object)[codes]
@@ -302,8 +330,10 @@ def _plain(column: Any) -> Any:
     return column
 
 
-def _holds_strings(values: pd.Series[Any]) -> bool:
+def _holds_strings(values: Values) -> bool:
     """Return whether the type of a column is that of strings (or unknown), rather than of dates or numbers."""
+    if isinstance(values, Cells):
+        return values.strings
     if isinstance(values.dtype, pd.ArrowDtype):
         kind = values.dtype.pyarrow_dtype
         kind = kind.value_type if pyarrow.types.is_dictionary(kind) else kind

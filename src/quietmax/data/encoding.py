@@ -14,7 +14,7 @@ import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from functools import cached_property
@@ -28,8 +28,9 @@ from quietmax._lazy import lazy_module
 from quietmax.data.cells import (
     _NOT_A_NUMBER,
     MISSING_MARKERS,
+    Cells,
+    Values,
     _first_of,
-    _holds_numbers,
     _holds_strings,
     _numbers_of,
     _parse_boolean,
@@ -60,9 +61,6 @@ _DATE_DIRECTIVES = "dmYyHIMSfpbB"
 _MAX_BUCKETS = 1 << 16
 _FORMAT = "quietmax encoding 3"
 _FORMATS_OF_0_1 = ("quietmax encoding 1", "quietmax encoding 2")
-
-_ROWS_AT_ONCE = 4096
-"""Rows that are encoded together: few enough for a processor's cache."""
 
 _MICROSECOND = timedelta(microseconds=1)
 
@@ -126,14 +124,14 @@ class Column(ABC):
         return -math.inf, math.inf
 
     @abstractmethod
-    def _read(self, values: pd.Series[Any]) -> _Numbers:
+    def _read(self, values: Values) -> _Numbers:
         """Return what each cell says, read alone."""
 
     @abstractmethod
     def _synthetic(self, count: int, generator: np.random.Generator) -> list[str]:
         """Return cells for the check of the invariant: values inside and outside the limits, none of them missing."""
 
-    def _read_strings(self, values: pd.Series[Any], parse: Callable[[str], float | None]) -> _Numbers:
+    def _read_strings(self, values: Values, parse: Callable[[str], float | None]) -> _Numbers:
         """Return the number of each cell's string; missing values come first."""
         strings = as_strings(values)
         return _numbers_of(strings, lambda string: math.nan if self._is_missing(string) else parse(string))
@@ -142,17 +140,17 @@ class Column(ABC):
         """Return the codes of numbers: indices or shares, NaN for a missing value."""
         return numbers
 
-    def _codes(self, values: pd.Series[Any]) -> NDArray[np.float64]:
+    def _codes(self, values: Values) -> NDArray[np.float64]:
         """Return the code of each cell; a cell that cannot be read is an error."""
         return self._code(self.read(values))
 
-    def read(self, values: pd.Series[Any]) -> NDArray[np.float64]:
+    def read(self, values: Values) -> NDArray[np.float64]:
         """Return the number of each cell, also outside of the bounds; a cell that cannot be read is an error."""
         numbers, unreadable = self._read(values)
         _refuse_unreadable(unreadable, self.name, self._problem)
         return numbers
 
-    def _encode(self, values: pd.Series[Any], features: NDArray[np.float32]) -> None:
+    def _encode(self, values: Values, features: NDArray[np.float32]) -> None:
         """Write the features of a column's cells into an array of zeros with one column per feature name."""
         self._write(self._codes(values), features)
 
@@ -168,7 +166,7 @@ class Column(ABC):
         if self.missing:
             features[absent, -1] = 1
 
-    def _losses(self, values: pd.Series[Any]) -> Losses:
+    def _losses(self, values: Values) -> Losses:
         """Return how many cells are missing, clipped, unknown or unreadable."""
         numbers, unreadable = self._read(values)
         low, high = self._limits
@@ -268,7 +266,7 @@ class NumericColumn(Column):
     def _limits(self) -> tuple[float, float]:
         return self.low, self.high
 
-    def _read(self, values: pd.Series[Any]) -> _Numbers:
+    def _read(self, values: Values) -> _Numbers:
         numbers, unreadable = _read_numbers(values, self.parse)
         codes = [number for value in self.missing_values if (number := self.parse(value)) is not None]
         if codes:
@@ -285,7 +283,7 @@ class NumericColumn(Column):
 
     def _code(self, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
         # Adding 0.0 turns -0.0 into 0.0: which of the two a comparison returns is left open by IEEE 754.
-        clipped = np.clip(numbers, self.low, self.high) + 0.0
+        clipped = np.minimum(np.maximum(numbers, self.low), self.high) + 0.0
         if self.edges:
             return np.where(np.isnan(numbers), math.nan, np.searchsorted(self.edges, clipped, side="right"))
         distance = clipped - self.low
@@ -350,7 +348,7 @@ class CategoricalColumn(Column):
     def _limits(self) -> tuple[float, float]:
         return 0.0, math.inf
 
-    def _read(self, values: pd.Series[Any]) -> _Numbers:
+    def _read(self, values: Values) -> _Numbers:
         return _numbers_of(as_strings(values), self._category)
 
     def _synthetic(self, count: int, generator: np.random.Generator) -> list[str]:
@@ -358,6 +356,11 @@ class CategoricalColumn(Column):
 
     def _code(self, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
         return (numbers + 1) / len(self.categories) if self.style == "codes" else numbers
+
+    def unknown(self, codes: NDArray[np.float64]) -> int:
+        """Count the codes of values that are none of the categories, and of missing ones that are no feature either."""
+        unknown = codes < (1 / len(self.categories) if self.style == "codes" else 0.0)
+        return int(np.count_nonzero(unknown if self.missing else unknown | np.isnan(codes)))
 
     def _category(self, string: str) -> float:
         """Return the index of the category of a string, NaN if it is missing, -1 if it is no category."""
@@ -406,7 +409,7 @@ class BooleanColumn(Column):
         """The two answers."""
         return "no", "yes"
 
-    def _read(self, values: pd.Series[Any]) -> _Numbers:
+    def _read(self, values: Values) -> _Numbers:
         return self._read_strings(values, _parse_boolean)
 
     def _synthetic(self, count: int, generator: np.random.Generator) -> list[str]:
@@ -465,7 +468,7 @@ class DateColumn(Column):
         written = self.format or "dates such as 2024-01-31"
         return f"no date in the column '{{}}', which is declared as {written}"
 
-    def _read(self, values: pd.Series[Any]) -> _Numbers:
+    def _read(self, values: Values) -> _Numbers:
         assert self.bounds is not None
         low, high = self.bounds
         # What has a type is written as ISO 8601, whatever the format of the strings of other tables.
@@ -521,7 +524,7 @@ class HashedColumn(Column):
         """The buckets."""
         return tuple(f"bucket {bucket}" for bucket in range(self.buckets))
 
-    def _read(self, values: pd.Series[Any]) -> _Numbers:
+    def _read(self, values: Values) -> _Numbers:
         return self._read_strings(values, self._bucket)
 
     def _synthetic(self, count: int, generator: np.random.Generator) -> list[str]:
@@ -555,7 +558,7 @@ class TextColumn(Column):
     def _names(self) -> tuple[str, ...]:
         return tuple(f"{self.name}~{number}" for number in range(DIMENSION))
 
-    def _read(self, values: pd.Series[Any]) -> _Numbers:
+    def _read(self, values: Values) -> _Numbers:
         """Return 0 for every text; `_encode` embeds them."""
         return self._read_strings(values, lambda _: 0.0)
 
@@ -566,7 +569,7 @@ class TextColumn(Column):
         texts = [" ".join(generator.choice(words, length)) for length in lengths]
         return [texts[number] for number in generator.integers(0, len(texts), count)]
 
-    def _encode(self, values: pd.Series[Any], features: NDArray[np.float32]) -> None:
+    def _encode(self, values: Values, features: NDArray[np.float32]) -> None:
         absent = np.isnan(self._read(values)[0])
         features[~absent, :DIMENSION] = embed(as_strings(values)[~absent].tolist())
         if self.missing:
@@ -701,22 +704,16 @@ class Encoding:
             If a column is missing or a cell cannot be read.
         """
         require_columns(table, [column.name for column in self.columns])
-        named = _with_string_names(table)
-        features = np.zeros((len(table), len(self.feature_names)), dtype=np.float32)
-        start, numeric = 0, []
+        return self._encoded(_with_string_names(table))
+
+    def _encoded(self, columns: pd.DataFrame | Mapping[str, Values]) -> NDArray[np.float32]:
+        """Encode rows of which every column is given."""
+        features = np.zeros((len(columns[self.columns[0].name]), len(self.feature_names)), dtype=np.float32)
+        start = 0
         for column in self.columns:
             end = start + len(column.feature_names)
-            cells = named[column.name]
-            if isinstance(column, NumericColumn) and _holds_numbers(cells) and not column.missing_values:
-                numeric.append((column, cells.to_numpy(), features[:, start:end]))
-            else:
-                column._encode(cells, features[:, start:end])
+            column._encode(columns[column.name], features[:, start:end])
             start = end
-        # Nothing can be wrong in columns of numbers. Going through them row by row needs less memory traffic.
-        for top in range(0, len(table), _ROWS_AT_ONCE):
-            rows = slice(top, top + _ROWS_AT_ONCE)
-            for column, numbers, place in numeric:
-                column._write(column._code(numbers[rows].astype(np.float64)), place[rows])
         return features
 
     def encode_labels(self, table: pd.DataFrame) -> NDArray[np.int64]:
@@ -781,8 +778,8 @@ def _default_of(column: Column | None, name: str, value: str) -> str:
     if isinstance(column, NumericColumn):
         number, unreadable = _parse_number(value), None
     else:
-        plain = replace(column, format=None) if isinstance(column, DateColumn) else column
-        (number,), (unreadable,) = plain._read(pd.Series([value], dtype=object))
+        # The form sends dates as ISO dates, whatever the format of the table.
+        (number,), (unreadable,) = column._read(Cells([value], strings=not isinstance(column, DateColumn)))
     if unreadable or number is None or not low <= number <= high:
         raise InvalidInput(
             f"The default of column '{name}' must be one of its declared values and inside its bounds, got {value!r}."

@@ -15,27 +15,22 @@ import json
 import re
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import orjson
 import simdjson
 from numpy.typing import NDArray
 
-from quietmax._lazy import lazy_module
-from quietmax.data.encoding import CategoricalColumn, DateColumn, Encoding, quoted
+from quietmax.data.cells import Cells
+from quietmax.data.encoding import CategoricalColumn, Encoding, quoted
 from quietmax.errors import InvalidInput
-from quietmax.estimators.head.effects import NOT_ADDITIVE, PAID
+from quietmax.estimators.head.effects import NOT_ADDITIVE, PAID, Additive
 from quietmax.mechanisms.base import Answers
 from quietmax.server.deployment import Deployment, Rows
 from quietmax.server.errors import HttpError
-
-if TYPE_CHECKING:
-    import pandas as pd
-else:
-    pd = lazy_module("pandas")
 
 INPUT, LABEL, PROBABILITIES, REASONS = "features", "label", "probabilities", "reasons"
 MAX_VALUE = 1e15
@@ -69,6 +64,8 @@ _MIN_ARRAY_BYTES = 512
 MAX_BYTES_UNCHECKED = 2**15
 """The structure of a larger body is checked before it is parsed, and its columns are encoded in a thread."""
 _MAX_BYTES_IN_LOOP = 2**20
+_PARSERS: list[simdjson.Parser] = []
+"""The parser of the last body that was not larger: getting the memory of a new one takes longer than parsing."""
 _SPARE = 64
 """Values, lists and objects of a request, and of each of its columns, that are not data."""
 _ANY_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
@@ -117,19 +114,34 @@ def _decode_tensors(
 ) -> InferenceRequest:
     inputs = _inputs(request)
     parts = _binary_parts(inputs, binary)
-    encoding = deployment.encoding
+    encoding, additive = deployment.encoding, deployment.additive
     unknown: dict[str, int] = {}
     encoded = [tensor["name"] for tensor in inputs] == [INPUT]
     if encoding is None or (encoded and _takes_encoded_rows(encoding)):
-        rows = _rows(inputs, parts[0], deployment.inputs, max_rows)
+        rows: Rows = _rows(inputs, parts[0], deployment.inputs, max_rows)
+        rows = rows if additive is None else additive.cells.transform(rows).astype(np.int32)
     else:
-        frame = _frame(inputs, parts, encoding, max_rows)
+        columns = _columns(inputs, parts, encoding, max_rows)
         try:
-            rows = _with_iso_dates(encoding, inputs).encode(frame) + np.float32(0)
+            rows, unknown = _read_columns(encoding, columns, additive)
         except InvalidInput as error:
             raise HttpError(422, str(error), {"column": error.column} if error.column else None) from None
-        unknown = _unknown_values(rows, encoding)
     return InferenceRequest(rows, _id(request), _outputs(request, deployment), unknown)
+
+
+def _read_columns(
+    encoding: Encoding, columns: Mapping[str, Cells], additive: Additive | None
+) -> tuple[Rows, dict[str, int]]:
+    """Return the rows of some columns, and how many values are outside of the declared categories, by column."""
+    read = [each for each in encoding.columns if additive or isinstance(each, CategoricalColumn)]
+    codes = [each._codes(columns[each.name]) for each in read]
+    if additive:
+        rows: Rows = additive.cells.of_codes(codes, [each.missing for each in read])
+    else:
+        rows = encoding._encoded(columns) + np.float32(0)
+    public = [] if encoding.inferred else zip(read, codes, strict=True)
+    counts = {each.name: each.unknown(code) for each, code in public if isinstance(each, CategoricalColumn)}
+    return rows, {name: count for name, count in counts.items() if count}
 
 
 def _check_structure(text: bytes, deployment: Deployment, max_rows: int) -> None:
@@ -151,8 +163,10 @@ def _check_structure(text: bytes, deployment: Deployment, max_rows: int) -> None
 
 
 def _count(text: bytes, sign: bytes) -> int:
-    """Count a byte, in a quarter of the time that `bytes.count` takes for a long text."""
-    return int(np.count_nonzero(np.frombuffer(text, np.uint8) == ord(sign)))
+    """Count a byte, in a quarter of the time that `bytes.count` takes for a long text; in parts, to take no memory."""
+    signs, size = np.frombuffer(text, np.uint8), 2**16
+    parts = (signs[start : start + size] for start in range(0, len(signs), size))
+    return sum(int(np.count_nonzero(part == ord(sign))) for part in parts)
 
 
 def _parse(text: bytes, encoding: Encoding | None) -> dict[str, Any]:
@@ -178,7 +192,8 @@ def _parse_with_array(text: bytes) -> dict[str, Any] | None:
     if b"\\" in text:
         return None
     try:
-        document: Any = simdjson.Parser().parse(text)
+        parser = _PARSERS.pop() if _PARSERS else simdjson.Parser()
+        document: Any = parser.parse(text)
         (tensor,) = document["inputs"]
         data = tensor["data"]
         rows = list(data) if isinstance(data[0], simdjson.Array) else []
@@ -188,6 +203,8 @@ def _parse_with_array(text: bytes) -> dict[str, Any] | None:
         others = {name: _as_python(document[name]) for name in document if name != "inputs"}
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError):
         return None
+    if len(text) <= _MAX_BYTES_IN_LOOP:
+        _PARSERS[:] = [parser]
     request = {**others, "inputs": [read]}
     # A list among the numbers would have been flattened; it has a bracket of its own.
     if read.get("name") != INPUT or _count(text, b"[") != _dumped(request).count(b"[") + len(rows):
@@ -320,9 +337,10 @@ def _rows(inputs: list[dict[str, Any]], part: memoryview | None, width: int, max
         values = _listed_values(tensor, INPUT_DATATYPES[datatype], shape)
     with np.errstate(over="ignore"):
         rows = values.astype(np.float32, copy=False).reshape(shape)
-    if not np.abs(rows).max() <= MAX_VALUE:  # neither is NaN
+    if not -MAX_VALUE <= rows.min() <= rows.max() <= MAX_VALUE:  # neither is NaN
         raise HttpError(422, f"Features must be between {-MAX_VALUE:g} and {MAX_VALUE:g}.")
-    return rows + np.float32(0)  # -0.0 becomes 0.0, as equal queries have equal bytes
+    # -0.0 becomes 0.0, as equal queries have equal bytes
+    return np.add(rows, np.float32(0), out=rows if rows.flags.writeable else None)
 
 
 def _check_count(count: int, max_rows: int, what: str) -> None:
@@ -378,37 +396,27 @@ def _takes_encoded_rows(encoding: Encoding) -> bool:
     return all(column.name != INPUT for column in encoding.columns)
 
 
-def _frame(
+def _columns(
     inputs: list[dict[str, Any]], parts: list[memoryview | None], encoding: Encoding, max_rows: int
-) -> pd.DataFrame:
-    """Return the input tensors as the columns of a table."""
+) -> dict[str, Cells]:
+    """Return the cells of the input tensors, by the name of the column."""
     _check_columns([tensor["name"] for tensor in inputs], [column.name for column in encoding.columns])
     count = _common_length(inputs, max_rows)
-    columns: dict[str, Any] = {}
+    columns: dict[str, Cells] = {}
     for tensor, part in zip(inputs, parts, strict=True):
         name, datatype = tensor["name"], _datatype(tensor, COLUMN_DATATYPES)
-        if part is None:
-            columns[name] = _listed_column(tensor, datatype, count)
-        elif datatype == "BYTES":
-            columns[name] = _binary_strings(name, part, count)
-        else:
-            columns[name] = _binary_numbers(name, part, datatype, count)
         content_type = _parameters(tensor).get("content_type", "str")
         if datatype == "BYTES" and content_type not in ("str", _ISO_DATES):
             raise HttpError(422, f"The `content_type` of `{name}` must be str or {_ISO_DATES}.")
-    return pd.DataFrame(columns)
-
-
-def _with_iso_dates(encoding: Encoding, inputs: list[dict[str, Any]]) -> Encoding:
-    """Return the encoding that reads strings as ISO 8601 in columns whose content type says so, as in MLServer."""
-    iso = {tensor["name"] for tensor in inputs if _parameters(tensor).get("content_type") == _ISO_DATES}
-    if not iso:
-        return encoding
-    columns = tuple(
-        replace(column, format=None) if isinstance(column, DateColumn) and column.name in iso else column
-        for column in encoding.columns
-    )
-    return replace(encoding, columns=columns)
+        if part is None:
+            cells = _listed_column(tensor, datatype, count)
+        elif datatype == "BYTES":
+            cells = _binary_strings(name, part, count)
+        else:
+            cells = _binary_numbers(name, part, datatype, count)
+        # As in MLServer, strings of that content type are written like dates that have a type.
+        columns[name] = Cells(cells, strings=datatype == "BYTES" and content_type != _ISO_DATES)
+    return columns
 
 
 def _check_columns(given: list[str], names: list[str]) -> None:
@@ -441,11 +449,8 @@ def _common_length(inputs: list[dict[str, Any]], max_rows: int) -> int:
     return count
 
 
-def _listed_column(tensor: Mapping[str, Any], datatype: str, count: int) -> Any:
-    """Return the cells of a column from JSON; null is a missing value.
-
-    Strings stay objects: pandas' own type would double the time that a request of few rows takes.
-    """
+def _listed_column(tensor: Mapping[str, Any], datatype: str, count: int) -> list[Any] | NDArray[Any]:
+    """Return the cells of a column from JSON; null is a missing value."""
     name, cells = tensor["name"], tensor.get("data")
     if not isinstance(cells, list):
         raise HttpError(400, f"The `data` of `{name}` must be a list.")
@@ -455,23 +460,21 @@ def _listed_column(tensor: Mapping[str, Any], datatype: str, count: int) -> Any:
         raise HttpError(422, f"The `data` of `{name}` must have {count} values, got {len(cells)}.")
     kind = "b" if datatype == "BOOL" else COLUMN_DATATYPES[datatype].kind
     allowed, words = _CELLS.get(kind, ({int}, "integers"))
-    if not set(map(type, cells)) <= {*allowed, type(None)}:
+    found = set(map(type, cells))
+    if not found <= {*allowed, type(None)}:
         raise HttpError(422, f"The `data` of `{name}` must be {words} or null, as its `datatype` says.")
-    if kind == "O":
-        return pd.Series(cells, dtype=object)
     if kind == "f":
-        return np.array([np.nan if cell is None else cell for cell in cells], dtype=np.float64)
-    missing = np.array([cell is None for cell in cells])
-    if kind == "b":
-        return pd.arrays.BooleanArray(np.array([cell is True for cell in cells]), missing)
+        return np.array(cells, dtype=np.float64)  # None is NaN
+    if kind in "bO":
+        return cells
     try:
         values = np.array([0 if cell is None else cell for cell in cells], dtype=COLUMN_DATATYPES[datatype])
     except OverflowError:
         raise HttpError(422, f"The `data` of `{name}` must be integers of the stated `datatype`.") from None
-    return pd.arrays.IntegerArray(values, missing)
+    return cells if type(None) in found else values
 
 
-def _binary_strings(name: str, content: memoryview, count: int) -> pd.Series[Any]:
+def _binary_strings(name: str, content: memoryview, count: int) -> list[str]:
     try:
         strings = _split_strings(bytes(content))
     except ValueError:
@@ -480,7 +483,7 @@ def _binary_strings(name: str, content: memoryview, count: int) -> pd.Series[Any
         ) from None
     if len(strings) != count:
         raise HttpError(422, f"`{name}` must have {count} strings of binary data, got {len(strings)}.")
-    return pd.Series(strings, dtype=object)
+    return strings
 
 
 def _binary_numbers(name: str, content: memoryview, datatype: str, count: int) -> NDArray[Any]:
@@ -514,20 +517,6 @@ def _join_strings(strings: Iterable[str | bytes]) -> bytes:
     """Encode strings as a binary BYTES tensor: 4 bytes for the length of each, then its bytes in UTF-8."""
     elements = [each.encode() if isinstance(each, str) else each for each in strings]
     return b"".join(_LENGTH.pack(len(element)) + element for element in elements)
-
-
-def _unknown_values(rows: Rows, encoding: Encoding) -> dict[str, int]:
-    """Count the values outside of the declared categories; those inferred from the records are not public."""
-    if encoding.inferred:
-        return {}
-    counts: dict[str, int] = {}
-    start = 0
-    for column in encoding.columns:
-        end = start + len(column.feature_names)
-        if isinstance(column, CategoricalColumn):
-            counts[column.name] = int((~rows[:, start:end].any(axis=1)).sum())
-        start = end
-    return {name: count for name, count in counts.items() if count}
 
 
 def _output_datatypes(deployment: Deployment) -> dict[str, str]:
@@ -569,7 +558,7 @@ def _requested_tensors(
     """Return the answers, and the reasons of rows of a table if they are asked for."""
     tensors = _output_tensors(answers)
     if deployment.additive is not None and any(name == REASONS for name, _ in request.outputs):
-        tensors[REASONS] = deployment.additive.contributions(request.rows)
+        tensors[REASONS] = deployment.additive.weights.summands(request.rows)
     return tensors
 
 

@@ -18,7 +18,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from quietmax._io import atomic_write
@@ -46,7 +45,8 @@ MODEL_FILES = ("model.json", "weights.safetensors")
 KINDS = ("mlp", "head", "teachers", "dpsgd")
 """The kinds of model that can be served."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-Rows = NDArray[np.float32]
+Rows = NDArray[Any]
+"""Encoded rows, float32; or int32 cells, where scores are sums over columns."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,9 @@ class Deployment:
     costs: Costs | None = (
         None  # Of errors, which decide the answer if answers are free. None: all cost the same
     )
-    additive: Additive | None = None  # Computes reasons of answers, if scores are sums over columns and free
+    additive: Additive | None = (
+        None  # If scores are sums over columns and free; then rows are cells, not features
+    )
 
     @property
     def label(self) -> str:
@@ -104,7 +106,7 @@ class Deployment:
     def effects(self) -> dict[str, Any]:
         """What each column does to the scores, as JSON values; of a model with `additive` only."""
         assert self.additive is not None
-        return self.additive.effects().to_json()
+        return self.additive.to_json()
 
     @property
     def _measure(self) -> Measure:
@@ -244,7 +246,7 @@ def _read_private(path: Path, description: Mapping[str, Any]) -> dict[str, Any]:
         "additive": model.additive() if summed else None,
         "costs": model.costs,
         "mechanism": "released weights",
-        "answer": partial(_released_answer, model),
+        "answer": partial(_released_answer, replace(model, features=None) if summed else model),
         "digest": _digest(path),
         "training_cost": None if model.guarantee.definition == "approximate" else model.guarantee.cost,
         "split": split_name(model),

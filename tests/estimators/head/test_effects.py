@@ -20,10 +20,10 @@ from quietmax.estimators import open_private, save_private
 from quietmax.estimators.head.effects import CONSTANT, Additive, curve_svg
 from quietmax.estimators.head.tables import (
     Basis,
-    _ranges,
     _rates_and_mus,
     centred,
     effect_noise,
+    parts_of,
     score_noise,
     with_shares_of_pairs,
 )
@@ -153,7 +153,8 @@ def test_effects_average_zero_under_the_released_shares_and_are_sorted_by_import
     effects, additive, sizes = head.effects(), head._additive(), head.feature_map_.sizes
     assert effects.importance["importance"].is_monotonic_decreasing
     assert list(effects.curves) == effects.importance["column"].tolist()
-    places = dict(zip(additive.columns, enumerate(_ranges(sizes)), strict=True))
+    assert additive.to_json() == additive.effects().to_json()
+    places = dict(zip(additive.columns, enumerate(parts_of(sizes)), strict=True))
     for name, importance, noise in effects.importance.itertuples(index=False):
         curve, (place, part) = effects.curves[name], places[name]
         all_cells, shares = head.coef_[1, part], head.centre_[part] / head.centre_[part].sum()
@@ -164,7 +165,7 @@ def test_effects_average_zero_under_the_released_shares_and_are_sorted_by_import
         assert np.array_equal(curve["effect on no"], -curve["effect on yes"])
         assert np.abs(all_cells) @ shares == pytest.approx(importance)
         assert head.noise_[part] @ shares == pytest.approx(noise)
-    assert effects.importance["column"].iloc[0] == "age"
+    assert {*effects.importance["column"][:3]} == {"age", "job", "pay"}
     assert {*effects.importance["column"].iloc[-3:]} == {"visits", "code", "member × job"}
 
 

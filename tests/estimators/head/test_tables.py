@@ -10,12 +10,14 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from quietmax import HeadSettings, PrivateHead
+from quietmax.data.schema import Schema
 from quietmax.errors import InvalidInput
 from quietmax.estimators.blocks import Blocks, Table
 from quietmax.estimators.head import tables, weights
@@ -259,7 +261,8 @@ def test_sums_of_up_to_2_to_the_35_rows_do_not_overflow(data: st.DataObject, siz
     lines = np.array([[drawn[place % 3], drawn[-place % 2]] for place in range(257)], np.int64)
     from scipy.sparse import csr_array
 
-    found = Basis(csr_array(lines), np.zeros(257)).gradient(sums, gradient_grid(size))[0]
+    basis = Basis(csr_array(lines), np.zeros(257), np.ones(1), np.zeros(1, np.int64))
+    found = basis.gradient(sums, gradient_grid(size))[0]
     step = round(gradient_grid(size) * UNIT**2)
     for column, each in zip(lines.T, found, strict=True):
         exact = sum(int(entry) * int(total) for entry, total in zip(column, sums[0], strict=True))
@@ -439,12 +442,67 @@ def test_descending_on_cells_is_gradient_descent_on_the_rows_they_stand_for(
         errors *= np.minimum(1.0, 0.5 / norms)[:, None]
         direction = momentum * direction + errors.T @ rows
         weights -= rate / 200.0 * (errors.T @ rows + momentum * direction)
+    if outputs == 1:
+        shrunk = basis.shrunk(weights[1:] - weights[:1], 200.0, 2.0 * 8 * 3.0) / 2.0
+        weights = np.concatenate([-shrunk, shrunk])
+    else:
+        weights = basis.shrunk(weights, 200.0, 8 * 3.0)
     cells = [*table.rows.T.astype(np.intp)]
     scores = added_scores(cells, MIXED.sizes, found)
     expected = weights @ rows.T
     np.testing.assert_allclose(scores, expected - expected.mean(axis=0), atol=1e-4)
     np.testing.assert_allclose(found.sum(axis=0), 0.0, atol=1e-12)
     assert np.abs(scores).max() > 0.3
+
+
+def test_what_chance_may_have_added_to_a_column_is_shrunk_the_more_the_fewer_people_there_are() -> None:
+    rng = np.random.default_rng(3)
+    basis = basis_of(rng, MIXED)
+    weights = rng.normal(size=(3, basis.features))
+    seen = basis.shrunk(weights, 500.0, 20.0) / weights
+    assert (seen[:, -1] == 1.0).all()
+    for group in np.unique(basis.groups):
+        inside = np.flatnonzero(basis.groups == group)
+        chance = [min(1.0 / (0.15 * v), 20.0**2 * 0.15 * v) / 500.0 for v in basis.variances[inside]]
+        squares = float((weights[:, inside] ** 2).sum())
+        np.testing.assert_allclose(seen[:, inside], squares / (squares + 3 * sum(chance)), rtol=1e-12)
+    more = basis.shrunk(weights, 5e6, 20.0) / weights
+    assert (more >= seen).all()
+    assert more.min() > 0.99
+    assert not basis.shrunk(np.zeros((1, basis.features)), 500.0, 20.0).any()
+
+
+@pytest.mark.parametrize("numbers", [20, 21])
+def test_places_of_many_numbers_have_half_of_the_length_of_a_row(numbers: int) -> None:
+    parts = tuple((place, place + 1) for place in range(numbers))
+    cells = TableCells(numbers, parts, tuple(range(numbers)), levels=32)
+    basis = Basis.of(cells, even_shares(cells.sizes), 0.0, 32.0)
+    places = basis.groups % 2 == 1
+    assert places.sum() == numbers
+    share = basis.variances[places].sum() / basis.variances.sum()
+    assert share > 0.5 if numbers > 20 else share < 0.1
+
+
+def test_the_scores_of_few_people_are_shrunk_by_what_the_noise_adds_unless_calibration_is_0() -> None:
+    rng = np.random.default_rng(6)
+    frame = pd.DataFrame({"age": rng.uniform(0, 9, 400), "job": rng.choice(list("abcd"), 400)})
+    frame["y"] = np.where(rng.random(400) < 0.1 + 0.08 * frame["age"], "no", "yes")
+    schema = Schema(
+        label="y", classes=("no", "yes"), bounds={"age": (0, 9)}, categories={"job": tuple("abcd")}
+    )
+
+    def fitted(calibration: float | None) -> PrivateHead:
+        settings = HeadSettings(calibration=calibration)
+        return PrivateHead(schema=schema, declared_size=400, settings=settings, random_state=2).fit(frame)
+
+    shrunk, plain = fitted(None), fitted(0.0)
+    assert not hasattr(shrunk, "scale_")
+    assert shrunk.guarantee_.mu == plain.guarantee_.mu
+    scale = tables.scale_by_noise(plain.coef_, plain.feature_map_, plain.centre_, plain.noise_)
+    assert 0.1 < scale < 0.9
+    np.testing.assert_array_equal(shrunk.coef_, plain.coef_ * scale)
+    np.testing.assert_array_equal(shrunk.noise_, plain.noise_ * scale)
+    assert tables.scale_by_noise(plain.coef_, plain.feature_map_, plain.centre_, plain.noise_ * 0) == 1.0
 
 
 @FEW

@@ -6,7 +6,7 @@ training has released (THEORY 3.16). How many people are in a cell is known from
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
@@ -14,15 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.utils.validation import check_is_fitted
 
 from quietmax._lazy import lazy_module
 from quietmax.data.encoding import CategoricalColumn, Column, Encoding
 from quietmax.errors import InvalidInput
 from quietmax.estimators.blocks import Floats
-from quietmax.estimators.head.tables import _ranges, normalised
+from quietmax.estimators.head.tables import normalised, parts_of
 from quietmax.estimators.head.weights import TableWeights
-from quietmax.estimators.training_set import queries
 from quietmax.models.features.base import FeatureMap
 from quietmax.models.features.cells import CROSSED_LEVELS, TableCells
 from quietmax.predictor import Predictor
@@ -106,10 +104,11 @@ class Effects:
         }
 
 
-def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the rows of a frame as JSON values; NaN, which JSON does not have, is None."""
-    lines: list[dict[str, Any]] = frame.astype(object).where(frame.notna(), None).to_dict("records")  # type: ignore[assignment]
-    return lines
+def _records(frame: Any) -> list[dict[str, Any]]:
+    """Return the rows of a frame, or of columns by name, as JSON values; NaN, which JSON does not have, is None."""
+    columns = [np.asarray(frame[name], dtype=object).tolist() for name in frame]
+    rows = ([None if cell != cell else cell for cell in row] for row in zip(*columns, strict=True))
+    return [dict(zip(frame, row, strict=True)) for row in rows]
 
 
 # --- Effects ----------------------------------------------------------------------------------------------------------
@@ -177,50 +176,46 @@ class Additive:
 
     def effects(self) -> Effects:
         """Return constant, importances and effects."""
+        return self._effects(pd.DataFrame)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the effects as JSON values, without pandas."""
+        return self._effects(dict).to_json()
+
+    def _effects(self, frame: Callable[[dict[str, Any]], Any]) -> Effects:
         sizes, shares, weights = self.weights.sizes, self.weights.centre, self.weights.weights
         noise = np.full(len(shares) + 1, np.nan) if self.weights.noise is None else self.weights.noise
         curves, rows = {}, []
-        for place, (name, part) in enumerate(zip(self.columns, _ranges(sizes), strict=True)):
+        for place, (name, part) in enumerate(zip(self.columns, parts_of(sizes), strict=True)):
             effects, people = weights[:, part], normalised(shares[part])
             rows.append((name, float((np.abs(effects) @ people).mean()), float(noise[part] @ people)))
-            curves[name] = self._curve(place, people, noise[part], effects)
+            curves[name] = frame(self._curve(place, people, noise[part], effects))
         rows.sort(key=lambda row: -row[1])
         constant = {"noise": noise[-1:], **self._named(weights[:, -1:])}
-        importance = pd.DataFrame(rows, columns=["column", "importance", "noise"])
-        return Effects(
-            self.classes, pd.DataFrame(constant), importance, {name: curves[name] for name, _, _ in rows}
-        )
+        importance = dict(zip(("column", "importance", "noise"), zip(*rows, strict=True), strict=True))
+        ordered = {name: curves[name] for name, _, _ in rows}
+        return Effects(self.classes, frame(constant), frame(importance), ordered)
 
     def _named(self, effects: Floats) -> dict[str, Floats]:
         return {f"effect on {name}": line for name, line in zip(self.classes, effects, strict=True)}
 
-    def _curve(self, place: int, people: Floats, noise: Floats, effects: Floats) -> pd.DataFrame:
+    def _curve(self, place: int, people: Floats, noise: Floats, effects: Floats) -> dict[str, Any]:
         values = self.values(place)
         found: dict[str, Any] = {"value": values}
         if place in self.cells.numbers:
             borders = _borders(self.encoding.columns[place], self.cells.levels)
             found |= {"low": [*borders[:-1], None], "high": [*borders[1:], None]}
-        frame = pd.DataFrame({**found, "share": people, "noise": noise, **self._named(effects)})
-        return frame[[value is not None for value in values]].reset_index(drop=True)
+        found |= {"share": people, "noise": noise, **self._named(effects)}
+        shown = [place for place, value in enumerate(values) if value is not None]
+        return {name: [column[place] for place in shown] for name, column in found.items()}
 
     def contributions(self, records: NDArray[np.float32]) -> Floats:
-        """Return what the constant and each column add to the scores of encoded rows: (rows, columns + 1, classes).
-
-        Added in this order, one after the other, they are the scores of `TableWeights`, to the last bit.
-        """
-        weights, indices = self.weights.weights, self._indices(records)
-        found = np.empty((len(indices), len(self.summands), len(weights)))
-        found[:, 0] = weights[:, -1]
-        for place, part in enumerate(_ranges(self.weights.sizes)):
-            found[:, place + 1] = weights[:, part].T[indices[:, place]]
-        return found
-
-    def _indices(self, records: NDArray[np.float32]) -> NDArray[np.intp]:
-        return self.cells.transform(records).astype(np.intp)
+        """Return what the constant and each column add to the scores of encoded rows: (rows, columns + 1, classes)."""
+        return self.weights.summands(self.cells.transform(records))
 
     def reasons(self, records: NDArray[np.float32]) -> pd.DataFrame:
         """Return the contributions to the scores of encoded rows as a frame."""
-        contributions, indices = self.contributions(records), self._indices(records)
+        contributions, indices = self.contributions(records), self.cells.transform(records).astype(np.intp)
         values: list[Any] = [np.full(len(indices), "")]
         for place in range(len(self.columns)):
             values.append(np.array(self.values(place), dtype=object)[indices[:, place]])
@@ -296,10 +291,14 @@ class SaysEffects:
             to C`` for every class C. Added one after the other, in this order, the contributions to a class are its
             score, to the last bit.
         """
+        from quietmax.estimators.training_set import queries
+
         additive = self._additive()
         return additive.reasons(queries(self, X))
 
     def _additive(self) -> Additive:
+        from sklearn.utils.validation import check_is_fitted
+
         check_is_fitted(self)
         return Additive.of(self._classifier, self.feature_map_, self.encoding_, self.classes_)
 

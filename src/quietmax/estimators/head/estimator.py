@@ -72,6 +72,7 @@ from quietmax.estimators.head.tables import (
     levels_for,
     released_class_weights,
     released_counts,
+    scale_by_noise,
     score_noise,
     with_lengths,
     with_shares_of_pairs,
@@ -428,6 +429,9 @@ class PrivateHead(SaysEffects, PrivateClassifier):
                 table, scores, CELL_ROWS_AT_ONCE, allowance.calibration, source, self._class_weights
             )
             self.noise_ = self.noise_ * self.scale_
+        elif self._settings.calibration is None:
+            scale = scale_by_noise(self.coef_, cells, shares, self.noise_)
+            self.coef_, self.noise_ = self.coef_ * scale, self.noise_ * scale
 
     def _weights_of_classes(
         self, table: Blocks, allowance: _Allowance, source: NoiseSource

@@ -13,10 +13,10 @@ the length of z. Where a person has k rows, each of them counts 1/k.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import accumulate, combinations
+from itertools import accumulate, combinations, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -65,6 +65,7 @@ _CLEAR_COUNT = 2.0
 """A released count below this many standard deviations of its noise says nothing about where the numbers are."""
 _MOST_JOINT, _PEOPLE_PER_JOINT = 2**11, 16
 """Columns are taken together while they have at most so many joint cells, and so many people for each of these."""
+_SMALLEST_VARIANCE = 1e-9
 _LEVEL_DECAY = 0.6
 """Each halving of the intervals has features smaller by this factor."""
 _INTERVALS, PEOPLE_PER_INTERVAL = (32, 16, 8), 5.0
@@ -72,12 +73,14 @@ _INTERVALS, PEOPLE_PER_INTERVAL = (32, 16, 8), 5.0
 _LEVELS_FROM = 256.0
 """From that `mu N / 5` on, every level also has a feature of its own: some values of a number stand for themselves."""
 _LEVELS_PER_COUNT = 4.0
-_PLAIN, _NUMBER, _INTERVAL = range(3)
-"""Kinds of features: of categories, of a number itself, of its intervals."""
 _CROSS_FACTOR = 0.4
 """Features of crosses are smaller by this factor: a pair mostly says little beside its two columns."""
 _LARGEST_PAIR = 2**12
 """Pairs of columns with more cells than this are not chosen."""
+_WIDE = 20
+"""In tables of more numbers, the places of numbers have at least half of what numbers add to the squared length."""
+_RESIDUAL_VARIANCE = 0.15
+"""About how much `p - y` varies; it is at most 0.25."""
 _SCALE_POWER = 0.35
 """A feature with the second moment v is multiplied by `v^-0.35`: between no scaling and equal variances."""
 
@@ -180,14 +183,14 @@ class JoinedColumns:
 
     def sum(self, work: _Residuals) -> NDArray[np.int64]:
         """Add up the residuals of all rows in each cell, from their sums in each joint cell."""
-        columns, shapes = [*_ranges(self.sizes)], [_chosen(self.sizes, group) for group in self.groups]
+        columns, shapes = parts_of(self.sizes), [_chosen(self.sizes, group) for group in self.groups]
         parts = [[work.scores[:, columns[each]] for each in group] for group in self.groups]
         scores = np.concatenate([*map(_outer_sums, parts), work.scores[:, -1:]], axis=1)
         joint = tuple(map(math.prod, shapes))
         sums = self.table.sum(replace(work, sizes=joint, scores=scores))
         found = np.empty(work.scores.shape, np.int64)
         found[:, -1] = sums[:, -1]
-        for cells, shape, group in zip(_ranges(joint), shapes, self.groups, strict=True):
+        for cells, shape, group in zip(parts_of(joint), shapes, self.groups, strict=True):
             together = sums[:, cells].reshape(-1, *shape)
             for axis, each in enumerate(group, start=1):
                 others = tuple(other for other in range(1, together.ndim) if other != axis)
@@ -234,6 +237,8 @@ class Basis:
 
     entries: csr_array  # (cells + 1, features) integers in units of 2^-20; the last line is minus the centre
     squares: Floats  # (cells + 1,) what each cell, and last every row, adds to a bound on z's squared length
+    variances: Floats  # (features - 1,) of the features, by the released shares
+    groups: NDArray[np.int64]  # (features - 1,) which of them are shrunk together
 
     @property
     def features(self) -> int:
@@ -245,11 +250,15 @@ class Basis:
         """Compute a basis from the released shares of people in each cell and the noise in these."""
         from scipy.sparse import csr_array, vstack
 
-        features, heights, kinds = _features_of(cells, shares, noise, per_number)
+        features, heights, groups = _features_of(cells, shares, noise, per_number)
         moments = (features * features).T @ shares
         floored = np.maximum(moments + _COUNT_FLOOR * noise * heights, np.finfo(np.float64).tiny)
         factors = floored**-_SCALE_POWER
-        factors[kinds == _NUMBER] = np.median(factors[kinds == _PLAIN]) if (kinds == _PLAIN).any() else 1.0
+        places, plain = groups % 2 == 1, ~np.isin(groups // 2, cells.numbers)
+        factors[places] = np.median(factors[plain]) if plain.any() else 1.0
+        if len(cells.numbers) > _WIDE:
+            rest = np.bincount(groups, factors**2 * moments)[groups[places] - 1]
+            factors[places] = np.maximum(factors[places], np.sqrt(rest / floored[places]))
         crossed = sum(cells.sizes[len(cells.parts) :])
         factors[len(factors) - crossed :] *= _CROSS_FACTOR
         factors /= math.sqrt(max(float((factors**2 * moments).sum()), 1e-12))
@@ -264,7 +273,8 @@ class Basis:
         margin = (columns + 2**12) * _LENGTH_MARGIN * (constant + columns * float(np.abs(added).max()))
         scaled.resize(len(added), len(centre) + 1)
         entries = vstack([scaled, csr_array(last[None])], format="csr") * _UNIT
-        return cls(entries.astype(np.int64), np.append(added, constant + margin))
+        variances = np.maximum((scaled * scaled).T @ shares - last**2, _SMALLEST_VARIANCE)[:-1]
+        return cls(entries.astype(np.int64), np.append(added, constant + margin), variances, groups)
 
     def scores(self, weights: Floats) -> Floats:
         """Return what each cell, and last every row, adds to the scores of weights (outputs, features).
@@ -280,6 +290,19 @@ class Basis:
     @cached_property
     def _transposed(self) -> csr_array:
         return self.entries.T.tocsr()
+
+    def shrunk(self, weights: Floats, size: float, reach: float) -> Floats:
+        """Multiply the weights of each group by `v / (v + s)`, v their squares and s what chance adds to them.
+
+        Another choice of people moves a mean gradient by about `q / N`, the variance in a feature times that of p - y
+        over N. Weights are this gradient times the `reach` of all steps, until they follow it no further than by `1/q`.
+        """
+        steep = self.variances * _RESIDUAL_VARIANCE
+        chance = np.minimum(1.0 / steep, reach**2 * steep) * (len(weights) / size)
+        found, added = (
+            np.bincount(self.groups, each) for each in (np.square(weights[:, :-1]).sum(axis=0), chance)
+        )
+        return np.asarray(weights * np.append(found[self.groups] / (found + added)[self.groups], 1.0))
 
     def gradient(self, sums: NDArray[np.int64], grid: float) -> Floats:
         """Return the sum of `r z'` on a grid: exact, from the sums of r in each cell and, last, of all r.
@@ -297,32 +320,25 @@ class Basis:
 def _features_of(
     cells: TableCells, shares: Floats, noise: float, per_number: float
 ) -> tuple[csr_array, Floats, NDArray[np.int64]]:
-    """Return the features of all cells, the height of each, and its kind."""
+    """Return the features of all cells, the height of each, and its group: twice its column's position, or 1 more for
+    the place of a number."""
     from scipy.sparse import block_diag, csr_array, eye_array
 
     blocks: list[Any] = []
-    kinds: list[int] = []
-    start = 0
-    for position, size in enumerate(cells.sizes):
+    groups: list[int] = []
+    for position, (part, size) in enumerate(zip(parts_of(cells.sizes), cells.sizes, strict=True)):
         if position in cells.numbers:
             first, last = cells.parts[position]
-            block = _number_features(shares[start : start + cells.levels], noise, per_number)
-            kinds += [_NUMBER] + [_INTERVAL] * (block.shape[1] - 1)
-            if last - first == 2:  # values may be missing
-                block = block_diag([block, np.ones((1, 1))])
-                kinds.append(_INTERVAL)
-            else:
-                block = csr_array(
-                    (block.data, block.indices, [*block.indptr, block.nnz]), (size, block.shape[1])
-                )
+            block = _number_features(shares[part][: cells.levels], noise, per_number)
+            block = block_diag([block, eye_array(1, last - first - 1)])  # the last cell: a missing value
+            groups += [2 * position + 1] + [2 * position] * (block.shape[1] - 1)
         else:
             # The last cell of a column says that it is none of its indicators: it has no feature.
             block = eye_array(size, size - (position < len(cells.parts)))
-            kinds += [_PLAIN] * block.shape[1]
+            groups += [2 * position] * block.shape[1]
         blocks.append(block)
-        start += size
     entries = csr_array(block_diag(blocks, format="csr"))
-    return entries, np.asarray(abs(entries).max(axis=0).todense()).ravel(), np.array(kinds)
+    return entries, np.asarray(abs(entries).max(axis=0).todense()).ravel(), np.array(groups)
 
 
 def _number_features(shares: Floats, noise: float, per_number: float) -> csr_array:
@@ -342,18 +358,11 @@ def _number_features(shares: Floats, noise: float, per_number: float) -> csr_arr
     count, height = 2, 1.0
     while count <= finest:
         inside = np.minimum((places * count).astype(np.int64), count - 1)
-        features.append(_indicators(inside, count, height))
+        features.append(csr_array(eye_array(count))[inside] * height)
         count, height = 2 * count, height * _LEVEL_DECAY
     if per_number >= _LEVELS_FROM:
         features.append(csr_array(eye_array(levels)))
     return csr_array(hstack(features, format="csr"))
-
-
-def _indicators(positions: NDArray[np.int64], count: int, height: float) -> csr_array:
-    from scipy.sparse import csr_array
-
-    rows = np.flatnonzero(positions >= 0)
-    return csr_array((np.full(len(rows), height), (rows, positions[rows])), (len(positions), count))
 
 
 # --- Pairs of columns, and effects ------------------------------------------------------------------------------------
@@ -362,8 +371,8 @@ def _indicators(positions: NDArray[np.int64], count: int, height: float) -> csr_
 def with_strongest_pairs(cells: TableCells, outputs: Floats, shares: Floats) -> TableCells:
     """Add a cross for each pair of the columns whose released effects vary most, by the released shares."""
     spread = []
-    for start, size in zip(_starts(cells.sizes), cells.sizes[: len(cells.parts)], strict=False):
-        part, weights = outputs[:, start : start + size], normalised(shares[start : start + size])
+    for own in parts_of(cells.sizes)[: len(cells.parts)]:
+        part, weights = outputs[:, own], normalised(shares[own])
         spread.append(float((np.square(part - (part @ weights)[:, None]) @ weights).sum()))
     strongest = sorted(np.argsort(spread)[: -PAIRED_COLUMNS - 1 : -1].tolist())
     known, left = {frozenset(pair) for pair in cells.crosses}, MOST_CELLS - sum(cells.sizes)
@@ -378,12 +387,10 @@ def with_strongest_pairs(cells: TableCells, outputs: Floats, shares: Floats) -> 
 
 def with_shares_of_pairs(cells: TableCells, shares: Floats) -> Floats:
     """Append the shares of the crosses' cells that are not known, as if the two columns were independent."""
-    starts, known = _starts(cells.sizes), [shares]
-    missing = [place for place in range(len(cells.sizes)) if starts[place] >= len(shares)]
-    for one, other in (cells.crosses[place - len(cells.parts)] for place in missing):
-        known.append(
-            np.outer(*(_coarse_shares(cells, shares, position) for position in (one, other))).ravel()
-        )
+    known = [shares]
+    missing = [place for place, part in enumerate(parts_of(cells.sizes)) if part.start >= len(shares)]
+    for pair in (cells.crosses[place - len(cells.parts)] for place in missing):
+        known.append(np.outer(*(_coarse_shares(cells, shares, position) for position in pair)).ravel())
     return np.concatenate(known)
 
 
@@ -392,18 +399,17 @@ def centred(outputs: Floats, cells: TableCells, shares: Floats) -> Floats:
 
     The sum over a row's cells stays what it is. Then the numbers of a column are its effects under the released shares.
     """
-    found, starts = outputs.copy(), _starts(cells.sizes)
-    for start, pair in zip(starts[len(cells.parts) :], cells.crosses, strict=True):
+    found, parts = outputs.copy(), parts_of(cells.sizes)
+    for part, pair in zip(parts[len(cells.parts) :], cells.crosses, strict=True):
         one, other = (normalised(_coarse_shares(cells, shares, position)) for position in pair)
-        block = found[:, start : start + len(one) * len(other)].reshape(-1, len(one), len(other))
+        block = found[:, part].reshape(-1, len(one), len(other))
         for position, weights, axis in ((pair[0], other, 2), (pair[1], one, 1)):
             means = np.moveaxis(block, axis, 2) @ weights
-            column = slice(starts[position], starts[position] + cells.sizes[position])
-            found[:, column] += means[:, cells.coarse(position)]
+            found[:, parts[position]] += means[:, cells.coarse(position)]
             block -= np.expand_dims(means, axis)
-    for start, size in zip(starts, cells.sizes, strict=True):
-        means = found[:, start : start + size] @ normalised(shares[start : start + size])
-        found[:, start : start + size] -= means[:, None]
+    for part in parts:
+        means = found[:, part] @ normalised(shares[part])
+        found[:, part] -= means[:, None]
         found[:, -1] += means
     return found
 
@@ -429,7 +435,7 @@ def effect_noise(basis: Basis, cells: TableCells, shares: Floats, noise: float) 
     lines = basis.entries[:-1].astype(np.float64)
     constant = basis.entries[-1:].toarray()[0].astype(np.float64)
     variances = np.empty(len(shares) + 1)
-    parts = [*_ranges(cells.sizes)]
+    parts = parts_of(cells.sizes)
     squares = np.asarray((lines * lines).sum(axis=1)).ravel()
     for part in parts[: len(cells.parts)]:
         entries, weights = lines[part], normalised(shares[part])
@@ -441,14 +447,25 @@ def effect_noise(basis: Basis, cells: TableCells, shares: Floats, noise: float) 
         own = squares[part].reshape(len(people[0]), len(people[1]))
         for axis, position in enumerate(pair):
             mean_of_others = np.moveaxis(own, axis, 0) @ np.square(people[1 - axis])
-            variances[:-1][parts[position]] += _less_mean(mean_of_others, people[axis])[
-                cells.coarse(position)
-            ]
+            added = _less_mean(mean_of_others, people[axis])
+            variances[:-1][parts[position]] += added[cells.coarse(position)]
         both = _less_mean(_less_mean(own, people[0]).T, people[1]).T
         variances[:-1][part] = both.ravel()
         constant += lines[part].T @ np.outer(*people).ravel()
     variances[-1] = constant @ constant
     return np.sqrt(np.maximum(variances, 0.0)) * (noise / _UNIT)
+
+
+def scale_by_noise(weights: Floats, cells: TableCells, shares: Floats, noise: Floats) -> float:
+    """Return by what released scores are multiplied where a scale cannot be found: `v / (v + n / 2)`.
+
+    v is the variance of the scores if columns were independent, and n that of the noise in them: the less is known, the
+    closer probabilities are to the classes' shares. Half of n, because the stated noise is an upper bound.
+    """
+    people = np.concatenate([normalised(shares[part]) for part in parts_of(cells.sizes)])
+    found = float((np.square(weights[:, :-1]) @ people).sum())
+    added = float(np.square(noise[:-1]) @ people) * len(weights)
+    return found / (found + added / 2.0) if found > 0.0 else 1.0
 
 
 def _less_mean(variances: Floats, people: Floats) -> Floats:
@@ -464,19 +481,13 @@ def class_scores(outputs: Floats) -> Floats:
     return np.asarray(outputs - outputs.mean(axis=0))
 
 
-def _ranges(sizes: tuple[int, ...]) -> Iterator[slice]:
-    """Yield the range of each column's cells."""
-    for start, size in zip(_starts(sizes), sizes, strict=True):
-        yield slice(start, start + size)
-
-
-def _starts(sizes: tuple[int, ...]) -> list[int]:
-    return [0, *accumulate(sizes[:-1])]
+def parts_of(sizes: Sequence[int]) -> list[slice]:
+    """Return the range of each column's cells."""
+    return [slice(start, end) for start, end in pairwise([0, *accumulate(sizes)])]
 
 
 def _coarse_shares(cells: TableCells, shares: Floats, position: int) -> Floats:
-    start = _starts(cells.sizes)[position]
-    own = shares[start : start + cells.sizes[position]]
+    own = shares[parts_of(cells.sizes)[position]]
     return np.bincount(cells.coarse(position), own).astype(np.float64)
 
 
@@ -520,6 +531,7 @@ def descend(
     grid = gradient_grid(size)
     sensitivity = _gradient_sensitivity(plan.max_grad_norm, outputs, basis.features, grid).value
     weights, direction = np.zeros((2, outputs, basis.features))
+    both = 2.0 if outputs == 1 else 1.0  # both scores move
     for rate, step_mu in zip(*_rates_and_mus(plan, mu), strict=True):
         scores = start + basis.scores(weights)
         sums = table.sum(_Residuals(sizes, scores, plan.max_grad_norm, class_weights))
@@ -527,13 +539,13 @@ def descend(
             basis.gradient(sums, grid), sensitivity=sensitivity, mu=float(step_mu), source=source
         ).values
         direction = plan.momentum * direction + noisy
-        both = 2.0 if outputs == 1 else 1.0  # both scores move
         weights = weights - (both * rate / size) * (noisy + plan.momentum * direction)
         if not np.abs(weights).max() < 2.0**200:
             raise InvalidInput(
                 f"Training diverged: learning_rate {plan.learning_rate:g} is too large for this head."
             )
-    return np.asarray(start + basis.scores(weights))
+    reach = both * plan.learning_rate * plan.steps
+    return np.asarray(start + basis.scores(basis.shrunk(weights, size, reach)))
 
 
 def _rates_and_mus(plan: GradientPlan, mu: float) -> tuple[Floats, Floats]:

@@ -6,10 +6,6 @@ learning rate. Then the noise on every logit has standard deviation `kappa = eta
 mean learning rate eta (features have length 1, gradients are clipped to S), as if the rate were constant. So eta
 follows from a chosen kappa. `docs/results/training-rule.md` has the evidence.
 
-The larger `mu * N`, the longer the steps: training goes on until noise or the number of records limits the accuracy.
-Early steps may be too long for a few directions in which the rows vary most. There the weights oscillate, but no
-further than the step is long, because gradients are clipped. The last, short steps end the oscillation.
-
 Two things make the rows vary about equally in all directions, so that fewer steps are enough and the noise does less
 harm. Where the size is large against the number of features, second moments are released (`moments_share`). Features
 of tables are mostly indicators, whose second moments are proportional to their mean: there, the released centre gives
@@ -34,7 +30,7 @@ from quietmax.accounting.guarantee import Guarantee, Unit
 from quietmax.data.encoding import Encoding
 from quietmax.errors import InvalidInput
 from quietmax.estimators.blocks import ROWS_AT_ONCE, Floats
-from quietmax.estimators.head.exact_sums import GRID, _unit_rows, _whitened_rows, clipped_rows
+from quietmax.estimators.head.exact_sums import GRID, _unit_rows, _whitened_rows, clipped_rows, probabilities
 from quietmax.estimators.head.solver import (
     MeanCrossEntropy,
     Tilted,
@@ -114,6 +110,8 @@ TOLERANCE = 0.005
 """The solver's gradient may be this share of one record's gradient, which adds 1% to the sensitivity."""
 TILTED_TOLERANCE = 1e-6
 """The solver's tolerance for the convexified loss, whose gradient does not shrink with the size."""
+_FEW_ROWS = 256
+"""The scores of at most so many rows of cells are looked up at once; those of more, column by column."""
 
 
 # --- Settings ---------------------------------------------------------------------------------------------------------
@@ -130,7 +128,7 @@ class HeadSettings:
         the number of people in each category and interval.
     calibration : float, optional
         Share of mu^2 spent on the scale at which confidence equals accuracy; 0 leaves calibration out. By default 0.03
-        where the size allows to find the scale, and 0 otherwise.
+        where the size allows to find the scale. Elsewhere scores of tables shrink by what the noise in them says.
     class_weight : "balanced" or mapping of labels to numbers, optional
         What a record counts in the gradient method by its class; classes that are not named count 1. "balanced": all
         classes count the same together; their noisy sizes cost 1% of mu^2. Probabilities are then those of a population
@@ -187,18 +185,12 @@ class HeadSettings:
     def __post_init__(self) -> None:
         check_choice("loss", self.loss, ("cross-entropy", "convexified"))
         most = 1.0 - SIZE_SHARE - self.class_sizes_share
-        if not 0.0 <= self.centring < most:
-            raise InvalidInput(f"centring must be at least 0 and below {most:g}, got {self.centring}.")
-        most -= self.centring
-        if self.calibration is not None and not 0.0 <= self.calibration < most:
-            raise InvalidInput(
-                f"calibration must be at least 0 and, with this centring, below {most:g}, got {self.calibration}."
-            )
-        most -= self.calibration or 0.0
-        if self.second_moments is not None and not 0.0 <= self.second_moments < most:
-            raise InvalidInput(
-                f"second_moments must be at least 0 and, with this centring, below {most:g}, got {self.second_moments}."
-            )
+        for name in ("centring", "calibration", "second_moments"):
+            share = getattr(self, name)
+            if share is not None and not 0.0 <= share < most:
+                others = "" if name == "centring" else ", with this centring,"
+                raise InvalidInput(f"{name} must be at least 0 and{others} below {most:g}, got {share}.")
+            most -= share or 0.0
         _check_positive(
             radius=self.radius,
             alpha=self.alpha,
@@ -231,9 +223,7 @@ class GradientPlan:
     """
 
     steps: int  # Number T of full-batch steps
-    learning_rate: (
-        float  # Mean of the learning rates of all steps; with momentum, of what they move in the end
-    )
+    learning_rate: float  # Mean over all steps; with momentum, of what they move in the end
     max_grad_norm: float  # Per-record gradient clipping norm
     momentum: float = 0.0  # The share of its direction that a step hands on to the next one (Nesterov)
     stages: int = 1  # How often all steps are taken; in a second stage pairs of columns take part
@@ -363,19 +353,32 @@ class TableWeights(LogitClassifier):
     weights: Floats  # (classes, cells + 1); the last column is the constant
     centre: Floats  # (cells,) the released share of people in each cell
     sizes: tuple[int, ...]  # Number of cells of each column
-    noise: Floats | None = (
-        None  # (cells + 1,) standard deviation of the noise in what each cell adds, if known
-    )
+    noise: Floats | None = None  # (cells + 1,) standard deviation of the noise in each, if known
 
     @property
     def classes(self) -> int:
         """Number of classes."""
         return len(self.weights)
 
-    def scores(self, features: NDArray[np.floating]) -> Floats:
+    def scores(self, features: NDArray[Any]) -> Floats:
         """Compute the logits of rows of cells."""
+        if len(features) <= _FEW_ROWS:
+            return np.ascontiguousarray(np.add.accumulate(self.summands(features), axis=1)[:, -1])
         columns = [*np.asarray(features).T.astype(np.intp)]
         return np.ascontiguousarray(added_scores(columns, self.sizes, self.weights).T)
+
+    def predict_proba(self, features: NDArray[Any]) -> Floats:
+        """Compute class probabilities; those of a row do not depend on the other rows."""
+        return np.ascontiguousarray(probabilities(self.scores(features).T).T)
+
+    def summands(self, features: NDArray[Any]) -> Floats:
+        """Return what the constant and each column add to the scores of rows of cells: (rows, columns + 1, classes).
+
+        Added in this order, one after the other, they are the scores, to the last bit.
+        """
+        places = np.full((len(features), len(self.sizes) + 1), -1)
+        places[:, 1:] = features + np.cumsum([0, *self.sizes[:-1]])
+        return np.ascontiguousarray(self.weights.T[places])
 
 
 def even_shares(sizes: Sequence[int]) -> Floats:

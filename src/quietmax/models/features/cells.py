@@ -6,6 +6,7 @@ no vector with an entry for every category (THEORY 3.14). A cell depends on the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -107,17 +108,35 @@ class TableCells(FeatureMap):
         indices = np.empty((len(records), len(self.parts)), np.float32)
         for position, (first, last) in enumerate(self.parts):
             part = records[:, first:last]
-            indices[:, position] = self._levels(part) if position in self.numbers else _indicated(part)
+            if position in self.numbers:
+                absent = part[:, -1] > 0.0 if last - first == 2 else np.zeros(len(part), np.bool_)
+                indices[:, position] = self._levels(part[:, 0], absent)
+            else:
+                indices[:, position] = _indicated(part)
         return self.with_crosses(indices)
+
+    def of_codes(self, codes: Sequence[NDArray[np.float64]], missing: Sequence[bool]) -> NDArray[np.int32]:
+        """Return the cells of rows from the codes of columns, of which some have a feature for missing values."""
+        given, numbers = np.array(codes), [*self.numbers]
+        widths = np.array([[last - first] for first, last in self.parts])
+        absent, has_feature = np.isnan(given), np.array(missing)[:, None]
+        values = np.where(absent, 0.0, given)
+        found = np.where(absent, widths - has_feature, np.where(values < 0.0, widths, values)).astype(
+            np.int32
+        )
+        found[numbers] = self._levels(values[numbers].astype(np.float32), (absent & has_feature)[numbers])
+        return self.with_crosses(found.T)
 
     def with_crosses(self, indices: NDArray[Any]) -> NDArray[Any]:
         """Append to rows the cells of the crosses that they lack; each row's follow from that row alone."""
-        found = [indices]
-        for one, other in self.crosses[indices.shape[1] - len(self.parts) :]:
-            pair = self.coarse(one)[indices[:, one].astype(np.intp)] * self.crossed_size(other)
-            pair += self.coarse(other)[indices[:, other].astype(np.intp)]
-            found.append(pair.astype(indices.dtype)[:, None])
-        return np.concatenate(found, axis=1)
+        pairs = np.array(self.crosses[indices.shape[1] - len(self.parts) :], np.intp).reshape(-1, 2)
+        if not len(pairs):
+            return indices
+        sizes = np.array([self.crossed_size(position) for position in range(len(self.parts))], np.int32)
+        coarse = indices[:, : len(self.parts)].astype(np.int32)
+        coarse[:, [*self.numbers]] //= self.levels // CROSSED_LEVELS
+        paired = coarse[:, pairs[:, 0]] * sizes[pairs[:, 1]] + coarse[:, pairs[:, 1]]
+        return np.concatenate([indices, paired.astype(indices.dtype)], axis=1)
 
     def coarse(self, position: int) -> NDArray[np.int64]:
         """Return which cell of a cross each cell of a column belongs to."""
@@ -125,13 +144,11 @@ class TableCells(FeatureMap):
             return np.arange(self.crossed_size(position))
         return np.arange(self.levels + 1) // (self.levels // CROSSED_LEVELS)
 
-    def _levels(self, part: Floats) -> NDArray[np.int64]:
+    def _levels(self, shares: Floats, absent: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Return the interval of each share, and the last cell for a missing value."""
-        shares = np.clip(part[:, 0].astype(np.float64), 0.0, 1.0)
-        level: NDArray[np.int64] = np.minimum((shares * self.levels).astype(np.int64), self.levels - 1)
-        if part.shape[1] == 2:
-            level[part[:, 1] > 0.0] = self.levels
-        return level
+        clipped = np.minimum(np.maximum(shares.astype(np.float64), 0.0), 1.0)
+        levels = np.minimum((clipped * self.levels).astype(np.int64), self.levels - 1)
+        return np.where(absent, self.levels, levels)
 
 
 def _indicated(part: Floats) -> NDArray[np.int64]:
