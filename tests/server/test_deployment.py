@@ -23,7 +23,14 @@ from quietmax.ledger import Charge, Ledger, Terms
 from quietmax.ledger.transactions import Charged, Failed
 from quietmax.models import TrainingSettings
 from quietmax.models.features import Identity
-from quietmax.server.deployment import Deployment, _account_name, check_deployments, deploy, load_models
+from quietmax.server.deployment import (
+    Deployment,
+    Version,
+    _account_name,
+    check_deployments,
+    deploy,
+    load_models,
+)
 from quietmax.spending import FileAccount
 from tests.server.running_service import (
     LEDGER_DOWN,
@@ -482,3 +489,65 @@ def test_a_budget_that_was_raised_until_it_is_weak_must_be_accepted_at_the_next_
     with pytest.raises(InvalidInput, match="requires `accept_weak`"):
         deploy(ledger, load_models([str(folder / "teachers")]))
     deploy(ledger, load_models([str(folder / "teachers")]), accept_weak=True)
+
+
+# --- series -------------------------------------------------------------------------------------------------------
+
+MONTHS = ("2026-10", "2026-11", "2026-12")
+
+
+def as_series(folder: Path, mus: tuple[float, ...]) -> list[Deployment]:
+    """The head as versions of a series, each of which names those before it."""
+    (head,) = load_models([f"visits={folder / 'head'}"])
+    found: list[Deployment] = []
+    for number, mu in enumerate(mus):
+        cost = GaussianCost(mu)
+        earlier = tuple(
+            Version(each.version, each.cohort[1], each.training_cost.mu, each.digest.hex())  # type: ignore
+            for each in found
+        )
+        series = GaussianCost(max(mus[: number + 1]))
+        found.append(
+            replace(
+                head,
+                version=str(number + 1),
+                digest=bytes([number]) * 32,
+                cohort=("month", MONTHS[number]),
+                earlier=earlier,
+                training_cost=cost,
+                guarantee=replace(head.guarantee, mu=series.mu),
+            )
+        )
+    return found
+
+
+def test_a_version_is_charged_with_those_before_it_each_once_and_to_its_own_cohort(
+    folder: Path, ledger: Ledger
+) -> None:
+    first, second, third = as_series(folder, (0.2, 0.2, 0.2))
+    (served,) = deploy(ledger, [third])  # the others may have been served elsewhere
+    assert served.account.spent_units == LIMIT
+    deploy(ledger, [first, second, third])
+    charged = [row for row in ledger.export("visitors") if row.kind == "training"]
+    assert [(row.model, json.loads(row.detail)["cohort"]) for row in charged] == [
+        (f"visits/{number}", month) for number, month in enumerate(MONTHS, 1)
+    ]
+    assert ledger.account("visitors").spent_units == LIMIT
+    assert ledger.verify().sound
+
+
+def test_a_new_account_holds_what_the_whole_series_costs(folder: Path, ledger: Ledger) -> None:
+    deploy(ledger, as_series(folder, (0.2, 0.1)))
+    spent = ledger.cohorts(ledger.account("visitors"))
+    assert spent["2026-10"] == LIMIT
+    assert spent["2026-11"] == pytest.approx(LIMIT / 4)
+    retrained = replace(as_series(folder, (0.2, 0.19))[1], digest=b"again" * 8)
+    with pytest.raises(QuietmaxError, match="spent more than remains for the cohort '2026-11'"):
+        deploy(ledger, [retrained])
+
+
+def test_a_version_by_another_rule_is_refused(folder: Path, ledger: Ledger) -> None:
+    first, second = as_series(folder, (0.2, 0.2))
+    deploy(ledger, [first])
+    with pytest.raises(InvalidInput, match="a person could be in two of them"):
+        deploy(ledger, [replace(second, cohort=("year", "2026"), earlier=())])

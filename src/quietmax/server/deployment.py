@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,8 +32,8 @@ from quietmax.estimators.head.weights import TableWeights
 from quietmax.estimators.serialization import DECISION_FILE, PrivateModel, open_private
 from quietmax.ledger.accounts import AccountState, Terms
 from quietmax.ledger.database import START
-from quietmax.ledger.ledger import TRAINING_CLIENT, Ledger
-from quietmax.ledger.transactions import Charge, Charged, Failed, LimitExceeded, NewAnswers
+from quietmax.ledger.ledger import Cohort, Ledger
+from quietmax.ledger.transactions import Charged, NewAnswers
 from quietmax.mechanisms.algorithm1 import Algorithm1
 from quietmax.mechanisms.base import Answerer, Answers, digest_text, releases_probabilities
 from quietmax.models.serialization import load_model, read_description
@@ -57,6 +57,15 @@ class MigratedBudget:
     digest: str  # SHA-256 of the model folder, in hexadecimal digits
 
 
+class Version(NamedTuple):
+    """An earlier version of a series, on whose release a later one depends."""
+
+    version: str
+    cohort: str  # The cohort that it was trained on
+    mu: float  # What its training cost people of this cohort
+    digest: str  # SHA-256 of its model folder, in hexadecimal digits
+
+
 @dataclass(frozen=True, eq=False)
 class Deployment:
     """A model that is served under a name and version: `load_models` reads it, `deploy` gives it its account."""
@@ -78,6 +87,8 @@ class Deployment:
     encoding: Encoding | None = None  # How columns become features. With it, answers are class names
     migrated_budget: MigratedBudget | None = None  # The budget to move out of the model folder
     split: str | None = None  # Name of the split that held people out of the training set
+    cohort: Cohort | None = None  # Rule and name of the cohort that it was trained on
+    earlier: tuple[Version, ...] = ()  # The versions of its series before it
     answerer: Answerer | None = None  # Computes scores during the charge and draws, if each answer is charged
     evaluations: tuple[EvaluationCharge, ...] = ()  # What those in the folder cost the people evaluated
     bound_account: AccountState | None = None  # The account as it was when the model was deployed
@@ -238,7 +249,29 @@ def _read_private(path: Path, description: Mapping[str, Any]) -> dict[str, Any]:
         "digest": _digest(path),
         "training_cost": None if model.guarantee.definition == "approximate" else model.guarantee.cost,
         "split": split_name(model),
+        **_read_series(model),
         "evaluations": tuple(read_evaluations(path, model)),
+    }
+
+
+def _read_series(model: PrivateModel) -> dict[str, Any]:
+    """Describe a version of a series: its cohort, what its own training cost, and the versions before it.
+
+    The name of the rule says by which column and how people are recognised, so that equal names mean equal cohorts.
+    """
+    stated, encoding = model.guarantee.parameters.get("cohort"), model.encoding
+    if stated is None or encoding is None:
+        return {}
+    known_by = encoding.person, encoding.person_type, encoding.person_ignores_case
+    facts = {name: value for name, value in stated.items() if name != "name"}
+    digest = hashlib.sha256(json.dumps([facts, known_by], sort_keys=True).encode()).hexdigest()[:32]
+    series = model.guarantee.parameters["series"]
+    return {
+        "training_cost": GaussianCost(model.guarantee.parameters["mu_version"]),
+        "cohort": (f"{stated['rule']} of the {model.guarantee.unit}s ({digest})", stated["name"]),
+        "earlier": tuple(
+            Version(str(each["version"]), each["cohort"], each["mu"], each["digest"]) for each in series
+        ),
     }
 
 
@@ -295,9 +328,9 @@ def deploy(
     return [_deploy(ledger, model, budget, account, because, accept_weak) for model in ordered]
 
 
-def _deployment_order(model: Deployment) -> bool:
-    """Sort models with Gaussian costs first: an account with such a total can pay pure costs too."""
-    return model._measure != "gaussian"
+def _deployment_order(model: Deployment) -> tuple[bool, Any]:
+    """Sort models with Gaussian costs first: an account with such a total can pay pure costs too. Then by version."""
+    return model._measure != "gaussian", _version_order(model.version)
 
 
 def check_deployments(
@@ -312,7 +345,7 @@ def check_deployments(
     """Raise what `deploy` would raise, without opening, charging or migrating anything.
 
     Each model is checked alone: several new models that share an account may still exceed it together. Evaluations and
-    trainings with a holdout are checked by `deploy` only.
+    trainings with a holdout or on a cohort are checked by `deploy` only.
     """
     for model in models:
         name, found = account or _account_name(model.dataset), None
@@ -321,7 +354,7 @@ def check_deployments(
         _check_account(model, name, budget, found, accept_weak)
         if ledger is not None and found is None:
             ledger.check_opening(name, because)
-        if ledger is None or found is None or model.training_cost is None or model.split is not None:
+        if ledger is None or found is None or model.training_cost is None or model.split or model.cohort:
             continue
         charged = ledger.is_training_charged(found, model.digest.hex())
         if not charged and found.units(model.training_cost) > found.remaining_units:
@@ -356,9 +389,17 @@ def _deploy(
         name, total, terms, digest=records, named_by_owner=account is not None, because=because
     )
     if model.cost is None:
+        for (
+            each
+        ) in model.earlier:  # also if another ledger, or none, has paid for them: this model depends on them
+            assert model.cohort is not None
+            cohort = model.cohort[0], each.cohort
+            label = f"{model.name}/{each.version}"
+            ledger.charge_training(state, label, each.digest, GaussianCost(each.mu), cohort=cohort)
         # A guarantee without a cost adds up with no other, so it takes the whole account.
+        cost = model.training_cost or "all"
         ledger.charge_training(
-            state, model.label, model.digest.hex(), model.training_cost or "all", split=model.split
+            state, model.label, model.digest.hex(), cost, split=model.split, cohort=model.cohort
         )
     _charge_evaluations(ledger, model, state)
     if model.migrated_budget is not None:
@@ -422,7 +463,8 @@ def _total(
     if found is not None:
         return found.total, found.terms
     if model.terms is not None:
-        return model.training_cost or model.terms.total(model._measure), model.terms
+        released = model.training_cost is not None  # a series costs more than its cheapest version
+        return model.guarantee.cost if released else model.terms.total(model._measure), model.terms
     raise InvalidInput(
         f"The account {name!r} does not exist and the model {model.label} states no budget; `budget` is required."
     )
@@ -487,7 +529,7 @@ def _migrate_budget(
     read_only = bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
     moved = mark.is_file() and mark.read_text(encoding="utf-8", errors="replace") == text
     request = hashlib.sha256(f"carried over {state.id} {folder} {migrated.digest}".encode()).digest()
-    client = ledger.client(TRAINING_CLIENT)
+    exceeded = "The model {} answered {} outside the ledger, more than remains"
     while True:
         answered = migrated.account.answered
         if moved and answered >= migrated.limit:
@@ -499,16 +541,8 @@ def _migrate_budget(
                 f"The model {label} keeps its budget in the read-only {folder}, so it cannot move into the ledger. "
                 "Serve it once from a writable folder."
             )
-        result = ledger.charge(
-            Charge(state.id, client, label, unit_cost, rows=answered, request=request, kind="migrated-budget")
-        )
-        if isinstance(result, LimitExceeded):
-            raise QuietmaxError(
-                f"The model {label} answered {counted(answered, 'query', 'queries')} outside the ledger, more than "
-                f"the account {state.name!r} can pay for. 'quietmax ledger grant' raises its budget."
-            )
-        if isinstance(result, Failed):
-            raise result.error
+        told = exceeded.format(label, counted(answered, "query", "queries"))
+        result = ledger.charge_past(state, label, unit_cost, answered, request, "migrated-budget", told)
         if isinstance(result, Charged):
             try:
                 migrated.account.charge(max(migrated.limit - answered, 0), migrated.limit)
@@ -525,7 +559,7 @@ def _migrate_budget(
 
 
 class ModelRepository:
-    """The models of a directory with folders ``NAME/VERSION``, of which the highest version of each name is served."""
+    """The models of a directory with folders ``NAME/VERSION``, of which the newest versions of each name are served."""
 
     def __init__(
         self,
@@ -533,6 +567,7 @@ class ModelRepository:
         load: Callable[[list[str]], list[Deployment]],  # As `load_models` does
         deploy: Callable[[Ledger, list[Deployment]], list[Deployment]],  # As the function does
         reserved: Iterable[str] = (),  # Names of models that are served from elsewhere
+        keep: int = 1,  # How many versions of each name are served
     ) -> None:
         if not directory.is_dir():
             raise InvalidInput(f"The model repository {directory} must be a directory.")
@@ -540,12 +575,20 @@ class ModelRepository:
         self._load = load
         self._deploy = deploy
         self._reserved = frozenset(reserved)
-        self._models: dict[str, tuple[str, Deployment]] = {}  # by name, after the state of their files
+        self._keep = keep
+        self._models: dict[
+            str, dict[str, tuple[str, Deployment]]
+        ] = {}  # by name and version, after their files' state
+        self._seen: set[tuple[str, str]] = set()  # names and versions that are or were in the directory
 
     @property
     def deployments(self) -> list[Deployment]:
         """The models that are served."""
-        return [model for _, model in self._models.values()]
+        return [model for versions in self._models.values() for _, model in versions.values()]
+
+    def has_seen(self, name: str, version: str) -> bool:
+        """Return whether a version is, or was while this process ran, in the directory."""
+        return (name, version) in self._seen
 
     def start(self, ledger: Ledger | None) -> list[Deployment]:
         """Read and deploy all models; raise if that fails for one."""
@@ -563,28 +606,32 @@ class ModelRepository:
             raise QuietmaxError(
                 f"The model repository {self._directory} is away; its models stay as they are."
             )
-        models, read, errors = {}, {}, {}
+        models: dict[str, dict[str, tuple[str, Deployment]]] = {}
+        read, errors = [], {}
         for name in self._folders(self._directory):
-            versions = self._folders(self._directory / name)
-            if not versions:
-                continue
-            folder = self._directory / name / max(versions, key=_version_order)
-            state = _file_state(folder)
-            if name in self._models:
-                models[name] = self._models[name]
-            if name not in self._models or self._models[name][0] != state:
+            versions = sorted(self._folders(self._directory / name), key=_version_order)
+            self._seen |= {(name, version) for version in versions}
+            for version in versions[-self._keep :]:
+                served = models.setdefault(name, {})
+                folder = self._directory / name / version
+                state, before = _file_state(folder), self._models.get(name, {}).get(version)
+                if before is not None and before[0] == state:
+                    served[version] = before
+                    continue
                 try:
-                    read[name] = state, self._read(name, folder)
+                    read.append((state, self._read(name, folder)))
                 except QuietmaxError as error:
                     errors[name] = str(error)
         # One by one: a model that cannot be paid for keeps no other from being served.
-        for name, (state, model) in sorted(read.items(), key=lambda each: _deployment_order(each[1][1])):
+        for state, model in sorted(read, key=lambda each: _deployment_order(each[1])):
             try:
                 deployed = model if ledger is None else self._deploy(ledger, [model])[0]
-                models[name] = state, deployed
+                models[model.name][model.version] = state, deployed
             except QuietmaxError as error:
-                errors[name] = str(error)
-        self._models = models
+                errors[model.name] = str(error)
+        for name in errors:
+            models[name] = {**self._models.get(name, {}), **models[name]}
+        self._models = {name: versions for name, versions in models.items() if versions}
         return errors
 
     def _read(self, name: str, folder: Path) -> Deployment:
