@@ -102,7 +102,7 @@ ALLOWED = (
         "encoding",
         _named(
             "quietmax.data.schema: Schema; quietmax.data.encoding: Encoding; quietmax.data.records: Holdout; "
-            "quietmax.data.erasure: ErasureList; "
+            "quietmax.data.erasure: ErasureList; quietmax.data.cohorts: CohortRule Cohort; "
             "quietmax.data.encoding: NumericColumn CategoricalColumn BooleanColumn DateColumn HashedColumn"
         ),
         "each cell is read alone, by its declared type",
@@ -335,10 +335,10 @@ def _foreign_numbers(array: Any) -> Iterator[str]:
 
 
 def _foreign_encoding(rows: Any) -> Iterator[str]:
-    """Yield the foreign types in the encoding and the holdout of records or of a table."""
-    yield from (
-        type(each).__name__ for each in (rows.encoding, rows.holdout) if not is_plain(each, "encoding")
-    )
+    """Yield the foreign types in what says how records or a table are encoded and whom they are left to."""
+    names = ("encoding", "holdout", "cohorts", "cohort", "forgotten")
+    held = (getattr(rows, name, None) for name in names)
+    yield from (type(each).__name__ for each in held if not is_plain(each, "encoding"))
 
 
 def _foreign_column(array: Any) -> Iterator[str]:

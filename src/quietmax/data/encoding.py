@@ -13,7 +13,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import date, datetime, timedelta
 from decimal import Decimal
@@ -144,9 +144,13 @@ class Column(ABC):
 
     def _codes(self, values: pd.Series[Any]) -> NDArray[np.float64]:
         """Return the code of each cell; a cell that cannot be read is an error."""
+        return self._code(self.read(values))
+
+    def read(self, values: pd.Series[Any]) -> NDArray[np.float64]:
+        """Return the number of each cell as it is, also outside of the bounds; a cell that cannot be read is an error."""
         numbers, unreadable = self._read(values)
         _refuse_unreadable(unreadable, self.name, self._problem)
-        return self._code(numbers)
+        return numbers
 
     def _encode(self, values: pd.Series[Any], features: NDArray[np.float32]) -> None:
         """Write the features of a column's cells into an array of zeros with one column per feature name."""
@@ -728,7 +732,7 @@ class Encoding:
 
     def to_json(self) -> str:
         """Return the encoding as a JSON string."""
-        columns = [{"type": column.kind, **asdict(column)} for column in self.columns]  # type: ignore[call-overload]
+        columns = [column_json(column) for column in self.columns]
         others = {entry.name: getattr(self, entry.name) for entry in fields(self)[1:]}
         return json.dumps({"format": _FORMAT, "columns": columns, **others}, ensure_ascii=False)
 
@@ -741,12 +745,23 @@ class Encoding:
                 raise InvalidInput("Quietmax 0.1 wrote this encoding; only versions 0.1 and 0.2 can read it.")
             if content.pop("format") != _FORMAT:
                 raise ValueError
-            columns = tuple(_KINDS[entry.pop("type")](**entry) for entry in content.pop("columns"))
+            columns = tuple(map(column_from_json, content.pop("columns")))
             return cls(columns, **{entry.name: content[entry.name] for entry in fields(cls)[1:]})
         except InvalidInput:
             raise
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InvalidInput(f"This is not the JSON of an encoding in the format '{_FORMAT}'.") from error
+
+
+def column_json(column: Column) -> dict[str, Any]:
+    """Return a column as JSON values."""
+    return {"type": column.kind, **asdict(column)}  # type: ignore[call-overload]
+
+
+def column_from_json(entry: Mapping[str, Any]) -> Column:
+    """Read a column from JSON values."""
+    content = _tuples(dict(entry))
+    return _KINDS[content.pop("type")](**content)
 
 
 def _tuples(value: Any) -> Any:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quietmax.data.cells import as_string
+from quietmax.data.cohorts import COHORT_FORMS, CohortRule
 from quietmax.data.encoding import (
     BooleanColumn,
     CategoricalColumn,
@@ -111,6 +112,12 @@ class Schema:
         Further values that stand for a missing one, such as "-999" or "unknown".
     crosses : tuple of (str, str)
         Pairs of columns whose combinations become features too.
+    cohort : str, optional
+        Which part of a table that grows each person belongs to, so that a model can be trained on one part after the
+        other: "first_visit:month" for the month (or year, quarter, week, day) of a person's first date in a column of
+        `dates`; the name of a column in `categories`, for the first of them in the declared order that a person has;
+        or "hash:12" for 12 parts by a keyed hash of the person ("hash:12:7" with another public key).  A column that
+        is also in `ignore` is no feature.
     confirm : mapping
         What `draft_schema` proposed and nobody has confirmed yet, and how it was found: a string by "label",
         "classes" and "person", and strings by column name by each of the other keys, as in
@@ -152,6 +159,7 @@ class Schema:
     ignore_case: tuple[str, ...] = ()
     missing_values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     crosses: tuple[tuple[str, str], ...] = ()
+    cohort: str | None = None
     confirm: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -432,6 +440,7 @@ _KEYS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
     "ignore_case": _NAMES,
     "missing_values": (_of_columns(_strings), "a list of values for each named column"),
     "crosses": (_pairs_of_names, "a list of pairs of column names"),
+    "cohort": (_column, COHORT_FORMS),
     "confirm": (
         _confirm,
         "a string for 'label', 'classes' and 'person', and one for each named column under the other keys",
@@ -462,6 +471,16 @@ def _check_declarations(frame: pd.DataFrame, schema: Schema, label: str | None) 
                 f"Column '{wrong[0]}' is named in `{key}`, which is for columns in "
                 f"{' or '.join(f'`{kind}`' for kind in kinds)} only."
             )
+
+
+def declared_cohorts(schema: Schema, table: RawTable) -> CohortRule | None:
+    """Return what says which cohort a person is in, if the schema does."""
+    if schema.cohort is None:
+        return None
+    columns = {name: _declared_column(name, schema, table) for name in (*schema.dates, *schema.categories)}
+    return CohortRule.of(
+        schema.cohort, {name: column for name, column in columns.items() if column is not None}
+    )
 
 
 def _declared_column(name: str, schema: Schema, table: RawTable) -> Column | None:

@@ -7,6 +7,7 @@ table: they name rows and columns, never a value.
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from quietmax._lazy import lazy_module
 from quietmax.data.cells import _first_of, as_numbers, as_strings, is_missing, is_valid_unicode
+from quietmax.data.cohorts import COHORT_FORMS, Cohort, CohortRule, people_of
 from quietmax.data.draft import (
     _infer_classes,
     _is_free_text,
@@ -26,8 +28,16 @@ from quietmax.data.draft import (
     _with_proposals,
 )
 from quietmax.data.encoding import Encoding, quoted, require_columns
+from quietmax.data.erasure import ErasureList
 from quietmax.data.records import Holdout, Records, is_held_out
-from quietmax.data.schema import _NO_PERSON, _TYPE_KEYS, Schema, _check_declarations, _declared_column
+from quietmax.data.schema import (
+    _NO_PERSON,
+    _TYPE_KEYS,
+    Schema,
+    _check_declarations,
+    _declared_column,
+    declared_cohorts,
+)
 from quietmax.data.sources import (
     FramePart,
     Part,
@@ -308,6 +318,9 @@ class TableRows:
     in_memory: bool  # Whether the rows are in memory before they are read
     holdout: Holdout | None = None  # How persons are held out of training; None if nobody is
     held_out: bool = False  # Whether these are the rows of the persons who are held out
+    cohorts: CohortRule | None = None  # What says which cohort a person is in, if the schema does
+    cohort: Cohort | None = None  # The one cohort whose rows these are; None for all people
+    forgotten: ErasureList | None = None  # The people who are left out because they asked to be erased
 
     @property
     def train(self) -> TableRows:
@@ -318,6 +331,51 @@ class TableRows:
     def test(self) -> TableRows:
         """The rows of the persons who are held out."""
         return replace(self, held_out=True)
+
+    def of_cohort(self, name: str) -> TableRows:
+        """Return the rows of the people of one cohort; if all rows of a person decide, they are looked at here."""
+        if self.cohorts is None:
+            raise InvalidInput(
+                f"The schema declares no `cohort`, so there is no cohort {name!r}: it must be {COHORT_FORMS}."
+            )
+        cohort, person = Cohort(self.cohorts, name), self.encoding.person
+        self.cohorts.number(name)  # an unknown name is an error before any row is read
+        if self.cohorts.column is not None and person is not None:
+            cohort = people_of(self.cohorts, name, self._rows_by_cohort(self.cohorts, person))
+        return replace(self, cohort=cohort)
+
+    def without(self, forgotten: ErasureList) -> TableRows:
+        """Return the rows without those of the people on a list."""
+        if type(forgotten) is not ErasureList:
+            raise InvalidInput("`forgotten` must be an ErasureList or the path of one.")
+        if self.encoding.person is None:
+            raise InvalidInput("`forgotten` requires a `person` column: without one nobody can be left out by name.")
+        return replace(self, forgotten=forgotten)
+
+    def _rows_by_cohort(
+        self, rule: CohortRule, person: str
+    ) -> Iterator[tuple[NDArray[np.object_], NDArray[np.int64]]]:
+        """Yield the persons of all rows, and the cohort that each row states."""
+        assert rule.column is not None
+        ignore_case, columns = self.encoding.person_ignores_case, [person, rule.column.name]
+        for part in self.parts:
+            yield from converted_frames(
+                part,
+                columns,
+                rows_at_once(1),
+                lambda frame: (person_names(frame, person, ignore_case=ignore_case), rule.of_rows(frame)),
+            )
+
+    @property
+    def selected(self) -> bool:
+        """Whether the rows are left to a cohort, or without the people on a list."""
+        return self.cohort is not None or self.forgotten is not None
+
+    @property
+    def selection(self) -> list[str | None]:
+        """Digests of whom the rows are left to, beside the holdout; computed from private records."""
+        lists = self.forgotten and hashlib.sha256(repr(sorted(self.forgotten.persons)).encode()).hexdigest()
+        return [self.cohort and self.cohort.digest, lists]
 
     def count(self) -> int | None:
         """Return the number of rows, those of both sides of a holdout included."""
@@ -337,22 +395,32 @@ class TableRows:
 
     def part_records(self, part: Part, rows: int | None = None) -> Iterator[Records]:
         """Read and encode the rows of one part."""
-        encoding = self.encoding
-        height = rows or rows_at_once(len(encoding.feature_names))
-        for records in converted_frames(
-            part, _used_columns(encoding), height, lambda frame: _encode_rows(frame, encoding, self.name)
-        ):
-            if self.holdout is not None and self.holdout.share > 0:
-                chosen = is_held_out(records, self.holdout) == self.held_out
-                records = replace(records.take(chosen), holdout=self.holdout)
+        height = rows or rows_at_once(len(self.encoding.feature_names))
+        columns = _used_columns(self.encoding, None if self.cohort is None else self.cohort.rule)
+        for records in converted_frames(part, columns, height, self._encoded):
             if len(records):
                 yield records
 
+    def _encoded(self, frame: pd.DataFrame) -> Records:
+        """Encode some rows, and leave those of the people who belong here: each person alone decides (THEORY 3.8)."""
+        records = _encode_rows(frame, self.encoding, self.name)
+        left = np.ones(len(records), dtype=bool)
+        if self.cohort is not None:
+            left &= self.cohort.holds(frame, records.persons, records.features)
+        if self.forgotten is not None and records.persons is not None:
+            left &= ~self.forgotten.holds(records.persons)
+        if self.holdout is not None and self.holdout.share > 0:
+            left &= is_held_out(records, self.holdout) == self.held_out
+            records = replace(records, holdout=self.holdout)
+        return records if left.all() else records.take(left)
 
-def _used_columns(encoding: Encoding) -> list[str]:
-    """Return the columns that an encoding needs."""
+
+def _used_columns(encoding: Encoding, cohorts: CohortRule | None = None) -> list[str]:
+    """Return the columns that an encoding needs, and the one that says which cohort a row is in."""
     names = [*(column.name for column in encoding.columns), encoding.label]
-    return names if encoding.person is None else [*names, encoding.person]
+    names += [encoding.person] if encoding.person is not None else []
+    names += [cohorts.column.name] if cohorts is not None and cohorts.column is not None else []
+    return [*dict.fromkeys(names)]
 
 
 def table_rows(
@@ -363,7 +431,8 @@ def table_rows(
     if not isinstance(source, str | Path):
         frame, label = _labelled_frame(source, schema, y)
         encoding = _declared_encoding(RawTable(frame), schema, label, infer=False)
-        return TableRows("table", encoding, (FramePart(frame),), in_memory=True, holdout=rule)
+        cohorts = declared_cohorts(schema, RawTable(frame))
+        return TableRows("table", encoding, (FramePart(frame),), in_memory=True, holdout=rule, cohorts=cohorts)
     if y is not None:
         raise InvalidInput("Files must have a label column: leave out `y`.")
     found = _open_source(source)
@@ -371,14 +440,19 @@ def table_rows(
         raise InvalidInput("The schema's label must name the label column of the files.")
     with _errors_of(found.parts[0].place):
         encoding = _declared_encoding(RawTable(found._empty_frame()), schema, schema.label, infer=False)
-    found._require_alike(_used_columns(encoding))
-    return TableRows(found.name, encoding, tuple(found.parts), in_memory=False, holdout=rule)
+        cohorts = declared_cohorts(schema, RawTable(found._empty_frame()))
+    found._require_alike(_used_columns(encoding, cohorts))
+    return TableRows(found.name, encoding, tuple(found.parts), in_memory=False, holdout=rule, cohorts=cohorts)
 
 
-def encoded_rows(source: str | Path, encoding: Encoding) -> TableRows:
-    """Return the rows of files, which are encoded like those of an earlier table."""
+def encoded_rows(source: Any, encoding: Encoding, cohorts: CohortRule | None = None) -> TableRows:
+    """Return the rows of files or of a frame, which are encoded like those of an earlier table."""
+    if not isinstance(source, str | Path):
+        frame = as_frame(source)
+        require_person_type(frame, encoding)
+        return TableRows("table", encoding, (FramePart(frame),), in_memory=True, cohorts=cohorts)
     found = _open_source(source)
-    found._require_alike(_used_columns(encoding))
+    found._require_alike(_used_columns(encoding, cohorts))
     with _errors_of(found.parts[0].place):
         require_person_type(found._empty_frame(), encoding)
-    return TableRows(found.name, encoding, tuple(found.parts), in_memory=False)
+    return TableRows(found.name, encoding, tuple(found.parts), in_memory=False, cohorts=cohorts)

@@ -11,6 +11,7 @@ import secrets
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from textwrap import indent
 from typing import Any, Self, TypeVar
 
@@ -22,6 +23,7 @@ from sklearn.utils.metaestimators import available_if
 
 from quietmax._ray import RayEngine
 from quietmax.accounting.guarantee import Guarantee
+from quietmax.data.erasure import ErasureList
 from quietmax.errors import InvalidData, InvalidInput
 from quietmax.estimators.blocks import (
     FILES_IN_MEMORY,
@@ -108,9 +110,18 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     _reads_sources = (
         False  # Whether files are read by whoever keeps the rows, so that `resume` and Ray can do so
     )
+    _trains_on_cohorts = False  # Whether a training can be a version of a series
 
     @np.errstate(all="ignore")  # what the caller has set must not make some records an error
-    def fit(self, X: Any, y: ArrayLike | None = None, *, groups: ArrayLike | None = None) -> Self:
+    def fit(
+        self,
+        X: Any,
+        y: ArrayLike | None = None,
+        *,
+        groups: ArrayLike | None = None,
+        cohort: str | None = None,
+        forgotten: ErasureList | str | Path | None = None,
+    ) -> Self:
         """Train on private records.
 
         Parameters
@@ -122,6 +133,11 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             Their labels, unless the frame or the records have them.
         groups : array-like of shape (records,), optional
             Whose row each row is. The guarantee then holds for persons, as with a `person` column of the schema.
+        cohort : str, optional
+            Trains a `PrivateHead` on one cohort of a table whose schema declares a `cohort`: the first version of a
+            series, which `PrivateHead.update` continues.
+        forgotten : ErasureList or path, optional
+            People of a table with a `person` column who asked to be erased and are left out.
 
         Returns
         -------
@@ -130,7 +146,11 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         self._check_settings()
         self._forget_training()
-        rows = _training_rows(self, X, y, groups, dtypes=self._dtypes)
+        rows = _training_rows(
+            self, X, y, groups, cohort=cohort, forgotten=forgotten, dtypes=self._dtypes
+        )
+        if rows.cohort is not None and not self._trains_on_cohorts:
+            raise InvalidInput("`cohort` requires a PrivateHead that releases its weights.")
         try:
             guarantee = self._train(rows)
         except BaseException:

@@ -16,6 +16,7 @@ import json
 import os
 import secrets
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -44,12 +45,13 @@ from quietmax.data.encoding import Encoding
 from quietmax.data.records import Holdout, Records, is_held_out
 from quietmax.data.sources import as_frame, is_table_path, read_table, rows_at_once
 from quietmax.data.tables import TableRows, encoded_rows, person_names, require_person_type
-from quietmax.errors import BudgetExhausted, DataUnavailable, InvalidInput, QuietmaxError
+from quietmax.errors import BudgetExhausted, DataUnavailable, InvalidInput, QuietmaxError, QuietmaxWarning
 from quietmax.estimators.blocks import FILES_IN_MEMORY, Blocks, LocalEngine, Table, _person_digests
 from quietmax.estimators.counting import SHARE, By, Counts, GroupsOf, Tables
 from quietmax.estimators.decisions import Costs
 from quietmax.estimators.figures import Composition, Evaluation
 from quietmax.estimators.ray_blocks import RayBlocks, _chosen_engine
+from quietmax.estimators.series import drift, earlier_amount, own_cost, rule_of
 from quietmax.estimators.training_set import (
     Condition,
     Persons,
@@ -79,7 +81,7 @@ PAID_PER_ANSWER = (
     "accuracy; or compare the answers of `predict` for people whose records are public."
 )
 _MOST_UNITS = 2**53
-Assumed = Literal["disjoint", "seeded", "names", "encoding"]
+Assumed = Literal["disjoint", "seeded", "names", "encoding", "cohort"]
 _CONDITIONS: dict[Assumed, Condition] = {
     "disjoint": Condition(
         "Who was held out was declared, and not computed by the library (THEORY 3.8).",
@@ -96,6 +98,7 @@ _CONDITIONS: dict[Assumed, Condition] = {
 _ASSUMPTIONS: dict[Assumed, str] = {
     "names": "The evaluated people have the same names as in training.",
     "encoding": "The evaluated records are encoded as in training.",
+    "cohort": "The evaluated people have the same cohorts as in training: all rows that decide are in the table.",
 }
 
 
@@ -160,7 +163,12 @@ def _free_mu(training: Guarantee, charges: Sequence[EvaluationCharge]) -> float:
 
 
 def _as_gaussian(training: Guarantee) -> GaussianCost:
-    """Return the mu up to which an evaluation of held-out people does not weaken the guarantee of the model."""
+    """Return the mu up to which an evaluation of held-out people does not weaken the guarantee of the model.
+
+    For a version of a series that is what its own training cost (`series`).
+    """
+    if (own := own_cost(training)) is not None:
+        return own
     if training.definition == "approximate":
         return GaussianCost(mu_of(cast(float, training.epsilon), cast(float, training.delta)))
     return training.cost.as_gaussian()
@@ -179,7 +187,8 @@ def composed_guarantee(training: Guarantee, charges: Sequence[EvaluationCharge])
     A person of the training set is charged for the training, a person of the holdout for the evaluations of the
     holdout, and everybody for the other evaluations: ``mu^2 = max(mu_training^2, sum mu_parallel^2) + sum
     mu_sequential^2`` (THEORY 3.8). A pure guarantee counts by its Gaussian cost. For an (epsilon, delta) guarantee,
-    evaluations of the holdout count as (epsilon, delta) at the same delta, and other evaluations are added.
+    evaluations of the holdout count as (epsilon, delta) at the same delta, and other evaluations are added. For a
+    version of a series, held-out people of its cohort also pay for what earlier versions on it may evaluate for free.
     """
     parallel, sequential = _amount(charges, "parallel"), _amount(charges, "sequential")
     because = (
@@ -219,7 +228,8 @@ def composed_guarantee(training: Guarantee, charges: Sequence[EvaluationCharge])
             claimed, delta = rounded_up(added), rounded_up(2 * decimal(delta))
         composed = replace(training, epsilon=claimed, delta=delta, **common)
     else:
-        total = max(training.cost.as_gaussian().amount, parallel) + sequential
+        earlier = earlier_amount(training.parameters)
+        total = max(training.cost.as_gaussian().amount, parallel + earlier) + sequential
         composed = replace(training, definition="gaussian", epsilon=None, mu=root_rounded_up(total), **common)
     return weakened(composed, *(condition for name, condition in _CONDITIONS.items() if name in assumed))
 
@@ -277,6 +287,10 @@ def _tables(
 def _as_records(estimator: Any, X: Any, y: Any, groups: Any) -> tuple[Records | TableRows, bool]:
     """Return what an estimator is evaluated on, checked as in training, and whether a rule can recognise the people."""
     encoding: Encoding | None = estimator.encoding_
+    if encoding is not None and "cohort" in estimator.guarantee_.parameters:
+        if groups is not None:
+            raise InvalidInput("The model knows people by its rule for cohorts: leave out `groups`.")
+        return _of_cohort(X, y, encoding, estimator.guarantee_), True
     if isinstance(X, Records | TableRows) or (isinstance(X, str | Path) and encoding is not None):
         if y is not None or groups is not None:
             raise InvalidInput("Records and files have labels and persons: leave out `y` and `groups`.")
@@ -301,6 +315,20 @@ def _as_records(estimator: Any, X: Any, y: Any, groups: Any) -> tuple[Records | 
     if groups is not None:
         records = replace(records, persons=_names_of(groups))
     return records, encoding is not None and groups is None
+
+
+def _of_cohort(X: Any, y: Any, encoding: Encoding, training: Guarantee) -> TableRows:
+    """Return the rows of a table that belong to the people of the cohort of a version."""
+    facts = training.parameters
+    if isinstance(X, TableRows):
+        rows = replace(X, cohorts=rule_of(facts))
+    elif isinstance(X, str | Path | pd.DataFrame) or hasattr(X, "__arrow_c_stream__"):
+        if y is not None:
+            X = as_frame(X).assign(**{encoding.label: np.asarray(y, dtype=object)})
+        rows = encoded_rows(X, encoding, rule_of(facts))
+    else:
+        raise InvalidInput("A version of a series is evaluated on its own cohort: `X` must be a table or files.")
+    return rows.of_cohort(facts["cohort"]["name"])
 
 
 def _evaluation_records(frame: pd.DataFrame, encoding: Encoding, name: str = "evaluation") -> Records:
@@ -345,6 +373,11 @@ class _Subject:
                 "The guarantee of the model is refuted, so no evaluation of it may be published."
             )
         self._check(records)
+        if disjoint and "cohort" in self.training.parameters:
+            raise InvalidInput(
+                "`disjoint` cannot be stated for a version of a series: other versions may be trained on these people. "
+                "Its cohort's held-out people are evaluated for free."
+            )
         by_rule, unit = self._holdout is not None, self.training.unit
         composition: Composition = "parallel" if by_rule or disjoint else "sequential"
         assumes: tuple[Assumed, ...] = (
@@ -352,6 +385,7 @@ class _Subject:
             *(("seeded",) if self.source is not EXACT else ()),
             *(("names",) if by_rule and unit == "person" else ()),
             *(("encoding",) if by_rule and unit == "record" else ()),
+            *(("cohort",) if "cohort" in self.training.parameters else ()),
         )
         with account._locked():
             earlier = account._read()
@@ -362,6 +396,8 @@ class _Subject:
             counts = self._counts(records)
             result = _noisy_evaluation(counts, self.tables, self.training, charges, self.source)
             account._write([*earlier, replace(charges[-1], result=result)])
+        if (warning := drift(self.training.parameters, result.accuracy)) is not None:
+            warnings.warn(warning, QuietmaxWarning, stacklevel=2)
         return result
 
     def _check(self, records: Records | TableRows) -> None:
@@ -706,6 +742,8 @@ def evaluated_rows(model: PrivateModel, data: str, *, in_parts: bool) -> Records
     if is_table_path(data) or in_parts:
         if model.encoding is None:
             raise InvalidInput("The model was not trained on a table: `data` must be a data set.")
+        if "cohort" in model.guarantee.parameters:
+            return _of_cohort(data, None, model.encoding, model.guarantee)
         if in_parts:
             return encoded_rows(data, model.encoding)
         return _evaluation_records(
@@ -736,4 +774,6 @@ def split_name(model: PrivateModel) -> str | None:
         known_by = f"model {model.evaluation_id}"
     else:
         known_by = f"encoding {hashlib.sha256(encoding.to_json().encode()).hexdigest()[:32]}"
-    return f"{holdout.share!r} of the {unit}s of {known_by}, seed {holdout.seed}"
+    facts = model.guarantee.parameters
+    cohort = f", cohort {facts['cohort']['name']} by {rule_of(facts).by}" if "cohort" in facts else ""
+    return f"{holdout.share!r} of the {unit}s of {known_by}, seed {holdout.seed}{cohort}"

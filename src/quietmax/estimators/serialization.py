@@ -496,7 +496,8 @@ def _read_head(stored: _Stored) -> _Read:
     guarantee = weights_guarantee(facts, own_map=own_map, encoding=stored.encoding)
     for name in ("bounds", "queries"):
         _check_same(name, description[name], None)
-    _check_mu(guarantee.mu, description["epsilon"], description["delta"])
+    own = guarantee.parameters.get("mu_version", guarantee.mu)  # epsilon and delta are those of one training
+    _check_mu(own, description["epsilon"], description["delta"])
     return head, guarantee
 
 
@@ -544,13 +545,15 @@ def _check_table_head(stored: _Stored, head: TableWeights) -> None:
     )
     _check_facts(facts, outputs=1 if head.classes == 2 else head.classes, mu_moments=None)
     _check_shared(stored, head.classes)
-    if facts["mu_centring"] is None and not np.array_equal(head.centre, even_shares(head.sizes)):
+    if facts["mu_centring"] is None and not facts.get("series") and not np.array_equal(head.centre, even_shares(head.sizes)):
         raise ValueError("it has counts, but nothing was spent on releasing them")
 
 
 def _check_head(stored: _Stored, head: HeadWeights) -> None:
     """Raise ValueError if the facts of a head contradict each other or the weights."""
     facts = stored.guarantee.parameters
+    if "cohort" in facts:
+        raise ValueError("only a head on the cells of a table is a version of a series")
     _check_shared(stored, head.classes)
     _check_facts(facts, dimension=head.weights.shape[1], bias=head.bias, radius=head.radius)
     method, loss = facts["training_method"], facts["loss"]

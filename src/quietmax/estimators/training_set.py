@@ -25,7 +25,9 @@ from quietmax._before_noise import _foreign_callers, _foreign_records, _runs_our
 from quietmax._lazy import lazy_module
 from quietmax.accounting.guarantee import MADE_WITHOUT_RECORDS, Guarantee, Status, Unit
 from quietmax.data.cells import as_strings, is_missing, is_valid_unicode, numbered
+from quietmax.data.cohorts import Cohort
 from quietmax.data.encoding import Encoding, NumericColumn, quoted
+from quietmax.data.erasure import ErasureList
 from quietmax.data.records import Holdout, Records, is_held_out
 from quietmax.data.sources import as_frame, as_series
 from quietmax.data.tables import TableRows, table_rows
@@ -404,6 +406,8 @@ class TrainingRows:
     in_memory: bool  # Whether the rows are in memory before they are read
     count: int | None  # The number of rows (before a holdout), if it is known before they are read
     source: TableRows | None = None
+    cohort: Cohort | None = None  # The cohort that the rows are left to
+    erasure_list: bool = False  # Whether people on a list were left out
 
 
 CodeBefore = Mapping[str, Sequence[str]]
@@ -513,10 +517,21 @@ class Basis:
 
 
 def _training_rows(
-    estimator: Any, X: Any, y: Any, groups: Any, *, dtypes: Sequence[Any] = (np.float32,)
+    estimator: Any,
+    X: Any,
+    y: Any,
+    groups: Any,
+    *,
+    cohort: str | None = None,
+    forgotten: ErasureList | str | Path | None = None,
+    dtypes: Sequence[Any] = (np.float32,),
 ) -> TrainingRows:
     """Check what an estimator is trained on; set `classes_`, `encoding_`, `holdout_` and `n_features_in_`."""
-    own_code, source = _own_code(estimator, X, y, groups), _source(estimator, X, y)
+    source = _selected(_source(estimator, X, y), cohort, forgotten, groups)
+    chosen = source if isinstance(source, TableRows) and source.selected else None
+    own_code = _own_code(estimator, X, y, groups)
+    if chosen is not None:
+        own_code = tuple(dict.fromkeys((*own_code, *_foreign_records(chosen))))
     encoding, holdout = (None, None) if source is None else (source.encoding, source.holdout)
     names: NDArray[np.object_] | None = None
     if groups is not None:
@@ -557,7 +572,27 @@ def _training_rows(
         in_memory=streamed is None or streamed.in_memory,
         count=count,
         source=streamed if groups is None else None,
+        cohort=None if chosen is None else chosen.cohort,
+        erasure_list=chosen is not None and chosen.forgotten is not None,
     )
+
+
+def _selected(
+    source: Records | TableRows | None, cohort: str | None, forgotten: Any, groups: Any
+) -> Records | TableRows | None:
+    """Return the rows of one cohort, without those of the people on a list."""
+    given = cohort is not None or forgotten is not None
+    if not given and not (isinstance(source, TableRows) and source.selected):
+        return source
+    if not isinstance(source, TableRows):
+        raise InvalidInput("`cohort` and `forgotten` require a table with a `schema`, not encoded records or arrays.")
+    if groups is not None:
+        raise InvalidInput("`cohort` and `forgotten` know people by a `person` column: leave out `groups`.")
+    if forgotten is not None:
+        source = source.without(ErasureList.from_file(forgotten) if isinstance(forgotten, str | Path) else forgotten)
+    if cohort is None or (source.cohort is not None and source.cohort.name == cohort):
+        return source
+    return source.of_cohort(cohort)
 
 
 _SPLIT_WITHOUT_GROUPS = (
@@ -597,7 +632,10 @@ def _source(estimator: Any, X: Any, y: Any) -> Records | TableRows | None:
         return X
     if estimator.schema is None and isinstance(X, str | Path):
         raise InvalidInput("Files need a `schema`.")
-    return None if estimator.schema is None else table_rows(X, estimator.schema, y=y)
+    if estimator.schema is None:
+        return None
+    rows, prior = table_rows(X, estimator.schema, y=y), getattr(estimator, "_prior", None)
+    return rows if prior is None else replace(rows, holdout=prior.holdout)  # the same people in all of a series
 
 
 def _check_groups(source: Records | TableRows | None) -> None:

@@ -13,7 +13,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ from quietmax._ray import RayEngine
 from quietmax._threads import parallel_map
 from quietmax.accounting.costs import Budget, epsilon_of, mu_of
 from quietmax.accounting.guarantee import Guarantee
+from quietmax.data.erasure import ErasureList
 from quietmax.data.schema import Schema
 from quietmax.errors import InvalidInput
 from quietmax.estimators.base import PrivateClassifier, _documented
@@ -76,6 +78,7 @@ from quietmax.estimators.head.tables import (
     with_strongest_pairs,
 )
 from quietmax.estimators.head.tables import ROWS_AT_ONCE as CELL_ROWS_AT_ONCE
+from quietmax.estimators.head.update import ONLY_CELLS, Prior, prior_of
 from quietmax.estimators.head.weights import (
     BIAS,
     CALIBRATION_STEPS,
@@ -102,6 +105,7 @@ from quietmax.estimators.head.weights import (
     whitening_kind,
 )
 from quietmax.estimators.ray_blocks import _chosen_engine
+from quietmax.estimators.series import cohort_facts
 from quietmax.estimators.training_set import (
     ImageShape,
     TrainingRows,
@@ -122,6 +126,8 @@ from quietmax.sensitivity import certified
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from quietmax.estimators.serialization import PrivateModel
 
 TrainingMethod = Literal["gradient", "output"]
 _MOST_PREPARING, _USUAL_STEPS = 5, 40
@@ -212,6 +218,8 @@ class PrivateHead(PrivateClassifier):
     coef_: Floats
     _dtypes = (np.float32, np.float64)
     _reads_sources = True
+    _trains_on_cohorts = True
+    _prior: Prior | None = None  # The version that is continued, while `update` runs
 
     def __init__(
         self,
@@ -248,6 +256,8 @@ class PrivateHead(PrivateClassifier):
 
     def _train(self, data: TrainingRows) -> Guarantee:
         """Make all releases, and compute what is guaranteed of them from public facts alone."""
+        if data.cohort is not None:
+            self._check_cohort(data)
         self.budget_ = self._budget()
         seed = self._seed()
         source = EXACT if seed is None else SeededNoise(seed)
@@ -263,11 +273,65 @@ class PrivateHead(PrivateClassifier):
         answers = self.predictor_.guarantee
         return query_guarantee(answers, facts, own_map=own_map, encoding=data.encoding)
 
+    def update(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        cohort: str,
+        after: PrivateModel | str | Path | None = None,
+        again: bool = False,
+        forgotten: ErasureList | str | Path | None = None,
+    ) -> Self:
+        """Train the next version of a series on one more cohort, starting from what the last one released.
+
+        All versions together cost as much as the most expensive cohort, and not the sum: `guarantee_` states it
+        (THEORY 3.17). People of other cohorts are left out, also those who come back. Pairs of columns, the number of
+        intervals and the holdout stay those of the first version. If it fails, the estimator stays the last version.
+
+        Parameters
+        ----------
+        X, y
+            The table with all rows of these people, as for `fit`; its schema declares a `cohort`.
+        cohort : str
+            The cohort that is trained on, such as "2026-11".
+        after : PrivateModel or path, optional
+            The version that is continued, or its folder. By default what this estimator was fitted to.
+        again : bool, default=False
+            Allows a cohort that the series was trained on before; what its people pay adds up.
+        forgotten : ErasureList or path, optional
+            As for `fit`.
+
+        Returns
+        -------
+        self
+            The next version.
+        """
+        before = {**vars(self)}
+        self._prior, self._again = prior_of(self if after is None else after), again is True
+        try:
+            return self.fit(X, y, cohort=cohort, forgotten=forgotten)
+        except BaseException:
+            vars(self).clear()
+            vars(self).update(before)
+            raise
+        finally:
+            for name in ("_prior", "_again"):
+                vars(self).pop(name, None)
+
+    def _check_cohort(self, data: TrainingRows) -> None:
+        """Raise unless a head can be trained on a cohort, after the version that it continues."""
+        if not (self._trains_on_cells and isinstance(self._feature_map(data, 1.0), TableCells)):
+            raise InvalidInput(ONLY_CELLS)
+        if self._prior is not None:
+            self._prior.check(data, again=self._again)
+
     def _make_releases(self, data: TrainingRows, table: Blocks, source: NoiseSource) -> _Allowance:
         """Make all releases, in a fixed order; return how mu was divided among them."""
         # The number of records or persons: declared, or a small release. Then everything that depends on it.
         self.size_ = self._released_size(table, source)
-        self.feature_map_ = self._feature_map(data, self.size_)
+        prior = self._prior
+        self.feature_map_ = self._feature_map(data, self.size_) if prior is None else prior.cells
         self.radius_ = float(self._settings.radius)
         self._dimension = features = self.feature_map_.dimension(data.columns) + 1
         allowance = self._allowance(features)
@@ -320,28 +384,40 @@ class PrivateHead(PrivateClassifier):
         self, table: Blocks, cells: TableCells, allowance: _Allowance, source: NoiseSource
     ) -> None:
         """Train on the cells of a table's rows: counts, the gradient method, pairs, and the scale of the scores."""
-        sizes = cells.sizes
-        table._reserve(len(table), len(sizes) + 1)
-        table.update(partial(_with_cells, cells))
+        prior = self._prior
+        counted = cells if prior is None else replace(cells, crosses=())
+        sizes = counted.sizes
+        table._reserve(len(table), len(cells.sizes) + 1)
+        table.update(partial(_with_cells, counted))
         self.whitening_ = None
-        shares, noise = even_shares(sizes), 0.0
+        found, noise = None, 0.0
         if allowance.centre is not None:
             counts, noise = released_counts(table, sizes, allowance.centre, source)
-            shares, noise = np.clip(counts / self.size_, 0.0, 1.0), noise / self.size_
+            found, noise = np.clip(counts / self.size_, 0.0, 1.0), noise / self.size_
+        shares = even_shares(sizes) if found is None else found
+        if prior is not None:
+            shares, noise = prior.shares(found, noise, self.size_)
+            table.update(partial(_with_pairs, cells))
+        self._share_noise = noise
         self._class_weights, weighted = self._weights_of_classes(table, allowance, source)
-        plan = _cells_plan(self.size_ * weighted, len(sizes), allowance.training, self._settings)
+        plan = _cells_plan(self.size_ * weighted, len(cells.sizes), allowance.training, self._settings)
         plan = replace(plan, learning_rate=plan.learning_rate / weighted)
+        if prior is not None:
+            plan = prior.shortened(plan, self.size_)
         self.plan_: GradientPlan | OutputPlan = plan
         table.expect(plan.stages * plan.steps + (CALIBRATION_STEPS if allowance.calibration else 0))
         mu = allowance.training if plan.stages == 1 else allowance.training * math.sqrt(0.5) * _SPARE
-        outputs, self.noise_ = self._descend_on(table, cells, shares, noise, mu, source)
+        start = None if prior is None else prior.outputs
+        outputs, self.noise_ = self._descend_on(table, cells, shares, noise, mu, source, start)
+        if prior is not None:
+            self.noise_ = prior.noise(self.noise_)
         if plan.stages == 2:
             # What was released says which pairs of columns take part from now on.
             cells = self.feature_map_ = with_strongest_pairs(cells, outputs, shares)
             table._reserve(len(table), len(cells.sizes) + 1)
             table.update(partial(_with_pairs, cells))
-            counted = allowance.centre is not None
-            shares = with_shares_of_pairs(cells, shares) if counted else even_shares(cells.sizes)
+            known = found is not None or prior is not None
+            shares = with_shares_of_pairs(cells, shares) if known else even_shares(cells.sizes)
             started, before = (_with_new_cells(each, len(shares)) for each in (outputs, self.noise_))
             outputs, added = self._descend_on(table, cells, shares, noise, mu, source, started)
             self.noise_ = np.hypot(before, added)
@@ -600,7 +676,12 @@ class PrivateHead(PrivateClassifier):
             "unit": data.unit,
             "classes_declared": data.classes_declared,
             "own_code": list(data.own_code),
+            **({"erasure_list": True} if data.erasure_list else {}),
         }
+        if data.cohort is not None:
+            prior, size = self._prior, self.size_
+            earlier, people = ([], size) if prior is None else (prior.versions, prior.people(size))
+            facts |= cohort_facts(data.cohort, earlier, people, self._share_noise)
         if self.release == "weights":
             facts |= {
                 "mu_size": allowance.size,

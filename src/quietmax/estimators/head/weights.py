@@ -42,6 +42,7 @@ from quietmax.estimators.head.solver import (
     _max_solution_norm,
     _output_sensitivity,
 )
+from quietmax.estimators.series import series_amount, series_assumptions, series_because
 from quietmax.estimators.training_set import (
     Basis,
     _check_positive,
@@ -496,13 +497,15 @@ def weights_guarantee(facts: Facts, *, own_map: bool, encoding: Encoding | None 
     parts = [mu for mu in map(facts.get, names) if mu is not None]
     if not all(mu > 0.0 for mu in (*parts, facts["mu_training"])):
         raise InvalidInput("Every release of a training must have a mu above 0.")
-    first = [GaussianCost(mu).amount for mu in parts]
+    own = sum([GaussianCost(mu).amount for mu in parts], _training_amount(facts))
+    unit: Unit = facts.get("unit", "record")
     guarantee = Guarantee.of(
-        GaussianCost(root_rounded_up(sum(first, _training_amount(facts)))),
+        GaussianCost(root_rounded_up(series_amount(facts, own))),
         status="proven",
-        because=because,
-        parameters=facts,
-        unit=facts.get("unit", "record"),
+        because=because + series_because(facts),
+        parameters={**facts, "mu_version": root_rounded_up(own)} if "cohort" in facts else facts,
+        assumptions=tuple(series_assumptions(facts, unit, encoding)),
+        unit=unit,
     )
     return _of_facts(guarantee, facts, own_map, encoding, facts["noise_source"] != EXACT.describe())
 
