@@ -11,21 +11,23 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from quietmax.accounting import GaussianCost, PureCost
 from quietmax.accounting.costs import LIMIT
+from quietmax.data import Schema
 from quietmax.data.records import Records, hold_out
+from quietmax.data.tables import table_rows
 from quietmax.errors import BudgetExhausted, DataUnavailable, InvalidInput, LedgerUnavailable, QuietmaxError
 from quietmax.estimators import DPSGD, DPSGDSettings, PrivateHead, Teachers, open_private, save_private
-from quietmax.estimators.evaluation import evaluate_folder
+from quietmax.estimators.evaluation import evaluate_folder, evaluated_rows
 from quietmax.ledger import Charge, Ledger, Terms
 from quietmax.ledger.transactions import Charged, Failed
 from quietmax.models import TrainingSettings
 from quietmax.models.features import Identity
 from quietmax.server.deployment import (
     Deployment,
-    Version,
     _account_name,
     check_deployments,
     deploy,
@@ -494,60 +496,106 @@ def test_a_budget_that_was_raised_until_it_is_weak_must_be_accepted_at_the_next_
 # --- series -------------------------------------------------------------------------------------------------------
 
 MONTHS = ("2026-10", "2026-11", "2026-12")
+VISITS = Schema(
+    label="ill",
+    classes=("no", "yes"),
+    bounds={"age": (0, 100)},
+    dates={"visit": ("2026-01-01", "2027-12-31")},
+    complete=("age", "visit"),
+    person="who",
+    cohort="visit:month",
+)
 
 
-def as_series(folder: Path, mus: tuple[float, ...]) -> list[Deployment]:
-    """The head as versions of a series, each of which names those before it."""
-    (head,) = load_models([f"visits={folder / 'head'}"])
-    found: list[Deployment] = []
-    for number, mu in enumerate(mus):
-        cost = GaussianCost(mu)
-        earlier = tuple(
-            Version(each.version, each.cohort[1], each.training_cost.mu, each.digest.hex())  # type: ignore
-            for each in found
-        )
-        series = GaussianCost(max(mus[: number + 1]))
-        found.append(
-            replace(
-                head,
-                version=str(number + 1),
-                digest=bytes([number]) * 32,
-                cohort=("month", MONTHS[number]),
-                earlier=earlier,
-                training_cost=cost,
-                guarantee=replace(head.guarantee, mu=series.mu),
+def visits(people: int = 300) -> pd.DataFrame:
+    """A table with as many new people in each month."""
+    rng = np.random.default_rng(0)
+    age = rng.integers(0, 100, 3 * people)
+    return pd.DataFrame(
+        {
+            "who": [f"P{number}" for number in range(3 * people)],
+            "age": age,
+            "visit": np.repeat([f"{month}-07" for month in MONTHS], people),
+            "ill": np.where(age + rng.normal(0, 20, 3 * people) > 50, "yes", "no"),
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def series(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder `visits` with the versions 1 to 3 of a series, and `again`, trained once more on the second month."""
+    folder, table = tmp_path_factory.mktemp("series"), visits()
+    rows = table_rows(table, VISITS, holdout=0.2)
+    for number, (name, month) in enumerate([*zip("123", MONTHS, strict=True), ("again", MONTHS[1])]):
+        head = PrivateHead(1.0, 1e-5, declared_size=240)
+        if number == 0:
+            head.fit(rows, cohort=month)
+        else:
+            head.update(
+                rows, cohort=month, after=folder / "visits" / str(min(number, 3)), again=name == "again"
             )
-        )
-    return found
+        save_private(head, folder / ("again" if name == "again" else f"visits/{name}"), dataset="visits")
+    return folder
 
 
 def test_a_version_is_charged_with_those_before_it_each_once_and_to_its_own_cohort(
-    folder: Path, ledger: Ledger
+    series: Path, ledger: Ledger
 ) -> None:
-    first, second, third = as_series(folder, (0.2, 0.2, 0.2))
-    (served,) = deploy(ledger, [third])  # the others may have been served elsewhere
+    first, second, third = (load_models([f"visits/{each}={series / 'visits' / each}"]) for each in "123")
+    (served,) = deploy(ledger, third)  # the others may have been served elsewhere
     assert served.account.spent_units == LIMIT
-    deploy(ledger, [first, second, third])
-    charged = [row for row in ledger.export("visitors") if row.kind == "training"]
+    deploy(ledger, [*first, *second, *third])
+    charged = [row for row in ledger.export("visits") if row.kind == "training"]
     assert [(row.model, json.loads(row.detail)["cohort"]) for row in charged] == [
         (f"visits/{number}", month) for number, month in enumerate(MONTHS, 1)
     ]
-    assert ledger.account("visitors").spent_units == LIMIT
+    assert set(ledger.cohorts(ledger.account("visits")).values()) == {LIMIT}
     assert ledger.verify().sound
 
 
-def test_a_new_account_holds_what_the_whole_series_costs(folder: Path, ledger: Ledger) -> None:
-    deploy(ledger, as_series(folder, (0.2, 0.1)))
-    spent = ledger.cohorts(ledger.account("visitors"))
-    assert spent["2026-10"] == LIMIT
-    assert spent["2026-11"] == pytest.approx(LIMIT / 4)
-    retrained = replace(as_series(folder, (0.2, 0.19))[1], digest=b"again" * 8)
-    with pytest.raises(QuietmaxError, match="spent more than remains for the cohort '2026-11'"):
-        deploy(ledger, [retrained])
+def test_a_cohort_that_was_trained_on_twice_needs_twice_the_budget(series: Path, ledger: Ledger) -> None:
+    deploy(ledger, load_models([f"visits/3={series / 'visits' / '3'}"]))
+    again = load_models([f"visits/4={series / 'again'}"])
+    with pytest.raises(QuietmaxError, match="visits/4 spent more than remains for the cohort '2026-11'"):
+        deploy(ledger, again)
+    assert ledger.account("visits").spent_units == LIMIT
+    ledger.grant("visits", Terms(2.0, 1e-5), "November is trained twice.")
+    deploy(ledger, again)
+    spent = ledger.cohorts(ledger.account("visits"))
+    assert {month: round(units / LIMIT) for month, units in spent.items()} == dict(
+        zip(MONTHS, (1, 2, 1), strict=True)
+    )
 
 
-def test_a_version_by_another_rule_is_refused(folder: Path, ledger: Ledger) -> None:
-    first, second = as_series(folder, (0.2, 0.2))
-    deploy(ledger, [first])
+def test_the_holdout_of_each_version_is_evaluated_for_free(
+    series: Path, ledger: Ledger, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(series / "visits", tmp_path / "visits")
+    visits().to_csv(tmp_path / "visits.csv", index=False)
+    for version in "123":
+        model = open_private(folder / version)
+        rows = evaluated_rows(model, str(tmp_path / "visits.csv"), in_parts=True)
+        evaluate_folder(folder / version, model, rows)
+        deploy(ledger, load_models([f"visits/{version}={folder / version}"]))
+    assert [row.kind for row in ledger.export("visits")].count("evaluation") == 3
+    assert ledger.account("visits").spent_units == LIMIT
+    assert ledger.verify().sound
+
+
+def test_a_version_by_another_rule_is_refused(series: Path, ledger: Ledger) -> None:
+    (first,) = deploy(ledger, load_models([f"visits={series / 'visits' / '1'}"]))
+    other = replace(
+        first, cohorts="visit:year of the persons", series=(replace(first.series[0], digest="ab" * 32),)
+    )
     with pytest.raises(InvalidInput, match="a person could be in two of them"):
-        deploy(ledger, [replace(second, cohort=("year", "2026"), earlier=())])
+        deploy(ledger, [other])
+
+
+def test_a_model_of_everybody_adds_to_every_cohort(series: Path, ledger: Ledger) -> None:
+    deploy(ledger, load_models([f"visits={series / 'visits' / '2'}"]), budget=Terms(2.0, 1e-5))
+    before = ledger.account("visits").spent_units
+    head = PrivateHead(0.5, 1e-5, schema=VISITS, declared_size=240).fit(visits())
+    deploy(ledger, load_models([f"all={save_private(head, series / 'all', dataset='visits')}"]))
+    after = ledger.account("visits").spent_units
+    assert after > before
+    assert set(ledger.cohorts(ledger.account("visits")).values()) == {after}

@@ -327,7 +327,9 @@ def _of_cohort(X: Any, y: Any, encoding: Encoding, training: Guarantee) -> Table
             X = as_frame(X).assign(**{encoding.label: np.asarray(y, dtype=object)})
         rows = encoded_rows(X, encoding, rule_of(facts))
     else:
-        raise InvalidInput("A version of a series is evaluated on its own cohort: `X` must be a table or files.")
+        raise InvalidInput(
+            "A version of a series is evaluated on its own cohort: `X` must be a table or files."
+        )
     return rows.of_cohort(facts["cohort"]["name"])
 
 
@@ -774,6 +776,4 @@ def split_name(model: PrivateModel) -> str | None:
         known_by = f"model {model.evaluation_id}"
     else:
         known_by = f"encoding {hashlib.sha256(encoding.to_json().encode()).hexdigest()[:32]}"
-    facts = model.guarantee.parameters
-    cohort = f", cohort {facts['cohort']['name']} by {rule_of(facts).by}" if "cohort" in facts else ""
-    return f"{holdout.share!r} of the {unit}s of {known_by}, seed {holdout.seed}{cohort}"
+    return f"{holdout.share!r} of the {unit}s of {known_by}, seed {holdout.seed}"

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,11 +28,13 @@ from quietmax.data.encoding import Encoding
 from quietmax.errors import BudgetExhausted, InvalidInput, QuietmaxError, counted
 from quietmax.estimators.evaluation import EVALUATION_FILE, EvaluationCharge, read_evaluations, split_name
 from quietmax.estimators.head.effects import Additive
+from quietmax.estimators.head.update import prior_of
 from quietmax.estimators.head.weights import TableWeights
 from quietmax.estimators.serialization import DECISION_FILE, PrivateModel, open_private
+from quietmax.estimators.series import Version, own_cost
 from quietmax.ledger.accounts import AccountState, Terms
 from quietmax.ledger.database import START
-from quietmax.ledger.ledger import Cohort, Ledger
+from quietmax.ledger.ledger import Ledger
 from quietmax.ledger.transactions import Charged, NewAnswers
 from quietmax.mechanisms.algorithm1 import Algorithm1
 from quietmax.mechanisms.base import Answerer, Answers, digest_text, releases_probabilities
@@ -57,15 +59,6 @@ class MigratedBudget:
     digest: str  # SHA-256 of the model folder, in hexadecimal digits
 
 
-class Version(NamedTuple):
-    """An earlier version of a series, on whose release a later one depends."""
-
-    version: str
-    cohort: str  # The cohort that it was trained on
-    mu: float  # What its training cost people of this cohort
-    digest: str  # SHA-256 of its model folder, in hexadecimal digits
-
-
 @dataclass(frozen=True, eq=False)
 class Deployment:
     """A model that is served under a name and version: `load_models` reads it, `deploy` gives it its account."""
@@ -87,8 +80,8 @@ class Deployment:
     encoding: Encoding | None = None  # How columns become features. With it, answers are class names
     migrated_budget: MigratedBudget | None = None  # The budget to move out of the model folder
     split: str | None = None  # Name of the split that held people out of the training set
-    cohort: Cohort | None = None  # Rule and name of the cohort that it was trained on
-    earlier: tuple[Version, ...] = ()  # The versions of its series before it
+    cohorts: str | None = None  # The rule that says which cohort a person is in, if it was trained on one
+    series: tuple[Version, ...] = ()  # The versions of its series, of which it is the last
     answerer: Answerer | None = None  # Computes scores during the charge and draws, if each answer is charged
     evaluations: tuple[EvaluationCharge, ...] = ()  # What those in the folder cost the people evaluated
     bound_account: AccountState | None = None  # The account as it was when the model was deployed
@@ -255,23 +248,20 @@ def _read_private(path: Path, description: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_series(model: PrivateModel) -> dict[str, Any]:
-    """Describe a version of a series: its cohort, what its own training cost, and the versions before it.
+    """Describe a version of a series: what its own training cost, the rule for cohorts, and all versions up to it.
 
-    The name of the rule says by which column and how people are recognised, so that equal names mean equal cohorts.
+    The name of the rule says by which cells and how people are recognised: with equal names, cohorts are the same.
     """
-    stated, encoding = model.guarantee.parameters.get("cohort"), model.encoding
-    if stated is None or encoding is None:
+    facts, encoding = model.guarantee.parameters, model.encoding
+    if "cohort" not in facts or encoding is None:
         return {}
-    known_by = encoding.person, encoding.person_type, encoding.person_ignores_case
-    facts = {name: value for name, value in stated.items() if name != "name"}
-    digest = hashlib.sha256(json.dumps([facts, known_by], sort_keys=True).encode()).hexdigest()[:32]
-    series = model.guarantee.parameters["series"]
+    rule = facts["cohort"]["rule"]
+    exact = [rule, encoding.person, encoding.person_type, encoding.person_ignores_case]
+    digest = hashlib.sha256(json.dumps(exact, sort_keys=True).encode()).hexdigest()[:32]
     return {
-        "training_cost": GaussianCost(model.guarantee.parameters["mu_version"]),
-        "cohort": (f"{stated['rule']} of the {model.guarantee.unit}s ({digest})", stated["name"]),
-        "earlier": tuple(
-            Version(str(each["version"]), each["cohort"], each["mu"], each["digest"]) for each in series
-        ),
+        "training_cost": own_cost(model.guarantee),
+        "cohorts": f"{rule['by']} of the {model.guarantee.unit}s ({digest})",
+        "series": tuple(prior_of(model).versions),
     }
 
 
@@ -354,7 +344,7 @@ def check_deployments(
         _check_account(model, name, budget, found, accept_weak)
         if ledger is not None and found is None:
             ledger.check_opening(name, because)
-        if ledger is None or found is None or model.training_cost is None or model.split or model.cohort:
+        if ledger is None or found is None or model.training_cost is None or model.split or model.series:
             continue
         charged = ledger.is_training_charged(found, model.digest.hex())
         if not charged and found.units(model.training_cost) > found.remaining_units:
@@ -389,24 +379,25 @@ def _deploy(
         name, total, terms, digest=records, named_by_owner=account is not None, because=because
     )
     if model.cost is None:
-        for (
-            each
-        ) in model.earlier:  # also if another ledger, or none, has paid for them: this model depends on them
-            assert model.cohort is not None
-            cohort = model.cohort[0], each.cohort
-            label = f"{model.name}/{each.version}"
-            ledger.charge_training(state, label, each.digest, GaussianCost(each.mu), cohort=cohort)
-        # A guarantee without a cost adds up with no other, so it takes the whole account.
-        cost = model.training_cost or "all"
-        ledger.charge_training(
-            state, model.label, model.digest.hex(), cost, split=model.split, cohort=model.cohort
-        )
+        _charge_training(ledger, model, state)
     _charge_evaluations(ledger, model, state)
     if model.migrated_budget is not None:
         _migrate_budget(ledger, model.label, model.migrated_budget, state, unit_cost)
     if model.status != "proven":
         ledger.record_unproven(state, model.label, model.status)
     return replace(model, bound_account=ledger.account(state.name), unit_cost=unit_cost)
+
+
+def _charge_training(ledger: Ledger, model: Deployment, state: AccountState) -> None:
+    """Charge what training spent: for a series, that of each version, since the last one depends on all of them."""
+    if model.cohorts is None:
+        # A guarantee without a cost adds up with no other, so it takes the whole account.
+        cost = model.training_cost or "all"
+        ledger.charge_training(state, model.label, model.digest.hex(), cost, split=model.split)
+    for each in model.series:  # all hold out the same people
+        label, mu = f"{model.name}/{each.version}", GaussianCost(each.mu)
+        cohort = str(model.cohorts), each.cohort
+        ledger.charge_training(state, label, each.digest, mu, split=model.split, cohort=cohort)
 
 
 def find_account(
@@ -444,8 +435,11 @@ def _charge_evaluations(ledger: Ledger, model: Deployment, state: AccountState) 
             continue
         digest = f"{charge.id} {charge.mu!r} {charge.composition}"
         split = model.split if charge.composition == "parallel" else None
+        cohort = None if model.cohorts is None else (model.cohorts, model.series[-1].cohort)
         try:
-            ledger.charge_evaluation(state, model.label, digest, GaussianCost(charge.mu), split=split)
+            ledger.charge_evaluation(
+                state, model.label, digest, GaussianCost(charge.mu), split=split, cohort=cohort
+            )
         except InvalidInput as error:
             raise InvalidInput(
                 f"The evaluations of the model {model.label} cannot be paid from the account {state.name!r}: {error}"

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
-from quietmax.accounting.costs import LIMIT, Cost, GaussianCost, PureCost, epsilon_of
+from quietmax.accounting.costs import LIMIT, Cost, PureCost, epsilon_of
 from quietmax.errors import QuietmaxError, counted
 from quietmax.ledger.accounts import AccountState, Subaccount
-from quietmax.ledger.ledger import Cohort, Ledger
+from quietmax.ledger.ledger import Ledger
 from quietmax.ledger.transactions import ChargeResult, Failed, InvalidKey, LimitExceeded, RequestIdReused
 from quietmax.mechanisms.base import Answers
 from quietmax.server.auth import Authenticator, Caller
@@ -30,7 +30,7 @@ from quietmax.server.codec import (
     _output_datatypes,
     _takes_encoded_rows,
 )
-from quietmax.server.deployment import Deployment, ModelRepository, Version, _version_order
+from quietmax.server.deployment import Deployment, ModelRepository, _version_order
 from quietmax.server.errors import HttpError, _from_ledger, _internal_error, _ledger_error
 from quietmax.server.protocol import BodyMemory
 from quietmax.server.settings import Settings
@@ -187,7 +187,7 @@ class Service:
         """Return whether a version was served before one that is, or is earlier in its series."""
         newest = max((_version_order(each.version) for each in served), default=[])
         seen = self._repository is not None and self._repository.has_seen(name, version)
-        earlier = {past.version for each in served for past in each.earlier}
+        earlier = {str(past.version) for each in served for past in each.series}
         return (seen or version in earlier) and _version_order(version) < newest
 
     async def _reload(self) -> None:
@@ -297,8 +297,8 @@ class Service:
             parameters["reasons"] = summands
         if deployment.warning is not None:
             parameters["warning"] = deployment.warning
-        if deployment.cohort is not None:
-            parameters["series"] = self._series(deployment, deployment.cohort)
+        if deployment.series:
+            parameters["series"] = self._series(deployment)
         if encoding is not None and _takes_encoded_rows(encoding):
             parameters["encoded_input"] = encoded
         # An encoding that was inferred from the records is not public.
@@ -318,16 +318,11 @@ class Service:
             "parameters": parameters,
         }
 
-    def _series(self, deployment: Deployment, cohort: Cohort) -> dict[str, Any]:
-        """Describe the series of a version: what each cost the people of its cohort, and all of them together cost."""
-        assert isinstance(deployment.training_cost, GaussianCost)
-        own = Version(deployment.version, cohort[1], deployment.training_cost.mu, deployment.digest.hex())
+    def _series(self, deployment: Deployment) -> dict[str, Any]:
+        """Describe the series of a version: what each cost the people of its cohort, and what all together cost."""
         served = {each.version for each in self.deployments if each.name == deployment.name}
-        versions = [
-            {"version": each.version, "cohort": each.cohort, "mu": each.mu, "served": each.version in served}
-            for each in (*deployment.earlier, own)
-        ]
-        return {"rule": cohort[0], "mu": max(each["mu"] for each in versions), "versions": versions}
+        versions = [{**each.to_json(), "served": str(each.version) in served} for each in deployment.series]
+        return {"rule": deployment.cohorts, "mu": deployment.guarantee.mu, "versions": versions}
 
     async def budget(self, deployment: Deployment, caller: Caller) -> dict[str, Any]:
         """Describe the budget behind a model, with the caller's own spending; an administrator sees all clients'."""
