@@ -79,7 +79,7 @@ class ErasureList:
         """Add a person to the list in a file, which is created if missing; return whether the person was new."""
         file, name = Path(path), as_string(person)
         if is_missing([name])[0] or not is_valid_unicode([name])[0]:
-            raise InvalidInput("A person must be a value of the `person` column, not a missing one.")
+            raise InvalidInput("`person` must be a value of the person column, not a missing one.")
         try:
             folder = os.open(file.parent, os.O_RDONLY)
         except OSError as problem:
@@ -104,6 +104,10 @@ class ErasureList:
         finally:
             fcntl.flock(folder, fcntl.LOCK_UN)
             os.close(folder)
+
+    def entry(self, person: object) -> str:
+        """Return the first digits of a person's hash, by which a record can name the entry."""
+        return self._hash(as_string(person))[:16]
 
     def holds(self, names: NDArray[np.object_]) -> NDArray[np.bool_]:
         """Tell for each name, as `Records.persons` has it, whether the person is on the list."""
