@@ -397,7 +397,8 @@ def _charge_training(ledger: Ledger, model: Deployment, state: AccountState) -> 
     for each in model.series:  # all hold out the same people
         label, mu = f"{model.name}/{each.version}", GaussianCost(each.mu)
         cohort = str(model.cohorts), each.cohort
-        ledger.charge_training(state, label, each.digest, mu, split=model.split, cohort=cohort)
+        if not ledger.is_training_charged(state, each.digest):
+            ledger.charge_training(state, label, each.digest, mu, split=model.split, cohort=cohort)
 
 
 def find_account(
