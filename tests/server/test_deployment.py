@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -26,13 +27,17 @@ from quietmax.ledger import Charge, Ledger, Terms
 from quietmax.ledger.transactions import Charged, Failed
 from quietmax.models import TrainingSettings
 from quietmax.models.features import Identity
+from quietmax.server import Client, Service, Settings
 from quietmax.server.deployment import (
     Deployment,
+    ModelRepository,
     _account_name,
     check_deployments,
     deploy,
     load_models,
 )
+from quietmax.server.run import run_in_thread
+from quietmax.server.telemetry import Log
 from quietmax.spending import FileAccount
 from tests.server.running_service import (
     LEDGER_DOWN,
@@ -599,3 +604,30 @@ def test_a_model_of_everybody_adds_to_every_cohort(series: Path, ledger: Ledger)
     after = ledger.account("visits").spent_units
     assert after > before
     assert set(ledger.cohorts(ledger.account("visits")).values()) == {after}
+
+
+def test_the_metadata_state_the_series_and_a_version_can_be_pinned(
+    series: Path, tmp_path: Path, ledger: Ledger
+) -> None:
+    folder = shutil.copytree(series / "visits", tmp_path / "models" / "visits")
+    repository = ModelRepository(folder.parent, load_models, deploy, keep=2)
+    repository.start(ledger)
+    service = Service(ledger, [], Settings(anonymous=True), Log(io.BytesIO()), repository=repository)
+    query = {"age": [30.0], "visit": ["2026-11-07"]}
+    with run_in_thread(service) as url, Client(url) as client:
+        told = client.metadata("visits")
+        assert told["versions"] == ["2", "3"]
+        stated = told["parameters"]["series"]
+        assert stated["rule"].startswith("visit:month of the persons")
+        assert [(each["version"], each["cohort"], each["served"]) for each in stated["versions"]] == [
+            (1, MONTHS[0], False),
+            (2, MONTHS[1], True),
+            (3, MONTHS[2], True),
+        ]
+        assert stated["mu"] == max(each["mu"] for each in stated["versions"])
+        for version, cohorts in (("2", 2), ("3", 3)):
+            pinned = client.metadata("visits", version=version)["parameters"]["series"]
+            assert len(pinned["versions"]) == cohorts
+            assert len(client.infer("visits", pd.DataFrame(query), version=version).labels) == 1
+        with pytest.raises(QuietmaxError, match="Version 1 of this model is retired"):
+            client.infer("visits", pd.DataFrame(query), version="1")
