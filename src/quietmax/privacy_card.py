@@ -29,8 +29,10 @@ from quietmax.estimators.decisions import decision_in_words
 from quietmax.estimators.evaluation import composed_guarantee, read_evaluations
 from quietmax.estimators.figures import Bin, Evaluation
 from quietmax.estimators.head.effects import Effects, curve_svg
+from quietmax.estimators.head.update import prior_of
 from quietmax.estimators.head.weights import TableWeights
 from quietmax.estimators.serialization import PrivateModel, open_private
+from quietmax.estimators.series import Version
 from quietmax.estimators.training_set import size_condition
 from quietmax.models.serialization import read_description
 from quietmax.spending import ACCOUNT_FILE, MOVED_FILE, FileAccount
@@ -69,6 +71,11 @@ _EFFECTS = (
     "What a value adds to the score of a class, compared with the average person, for the columns that matter most. "
     "The bands are two standard deviations of noise, the bars shares of people."
 )
+_SERIES = (
+    "Each version was trained on the people of one cohort, starting from the version before. All versions together "
+    "cost a person what the trainings on their own cohort cost; the guarantee above is for the most expensive cohort."
+)
+_SERIES_HEAD = ("version", "cohort", "mu of this training", "published accuracy")
 _MOST_CELLS = 16
 """Cells of the confusion matrix that the card shows; a larger one is left to the JSON."""
 BLANK = "[to be filled in]"
@@ -106,6 +113,7 @@ class PrivacyCard:
     effects: Effects | None = (
         None  # What each column of a table does to the scores; None if they are no such sum
     )
+    series: tuple[Version, ...] = ()  # All versions of a series up to this one
 
     @property
     def status(self) -> str:
@@ -145,6 +153,7 @@ class PrivacyCard:
             ("status", self._summary),
             *(("in plain words", sentence) for sentence in self.in_words()),
             *self._guarantee_rows(),
+            *(("series", f"version {each.version} on cohort {said}") for each, said in self._versions()),
             *self._evaluation_rows(),
             *self._count_rows(),
             *self._leakage_rows(),
@@ -157,7 +166,12 @@ class PrivacyCard:
             return [_PLAIN]
         if self.moved:
             return [*self._total.in_words(f"{counted(self.queries or 0, 'answer')} of this model"), _MOVED]
-        return [*self._total.in_words("everything released by this model and its evaluations"), _ADDS_UP]
+        released = "everything released by this model and its evaluations"
+        if len(self.series) > 1:
+            released = (
+                "everything released by this model, the earlier versions of its series and its evaluations"
+            )
+        return [*self._total.in_words(released), _ADDS_UP]
 
     def to_json(self) -> dict[str, Any]:
         """Return the card as JSON values: every field, and what follows from the fields."""
@@ -173,6 +187,7 @@ class PrivacyCard:
             "protects": None if self.guarantee is None else self._protects,
             "publishable": self.publishable,
             "leakage": list(self.leakage),
+            "series": [each.to_json() for each in self.series],
             "effects": None if self.effects is None else self.effects.to_json()["importance"],
             "leakage_caveat": OBSERVED if self.leakage else None,
         }
@@ -197,7 +212,7 @@ class PrivacyCard:
             counts=self._counts_html(),
             attacks="" if self.public else f"<h2>What attacks saw</h2>\n{_table(self._leakage_rows())}",
             parameters=_table(self._parameters()),
-            effects=self._effects_html(),
+            effects=self._series_html() + self._effects_html(),
         )
 
     def _effects_html(self) -> str:
@@ -214,6 +229,26 @@ class PrivacyCard:
             f'<section class="looks">\n<h2>What it looks at</h2>\n<p>{escape(_EFFECTS)}</p>\n'
             f'<div class="effects">{"".join(most)}</div>\n'
             f"<details>\n<summary>All columns by importance</summary>\n{_grid('', head, rows)}\n</details>\n</section>"
+        )
+
+    def _versions(self) -> list[tuple[Version, str]]:
+        """Return each version of a series with its cohort, what it cost and its published accuracy, as text."""
+        return [
+            (each, f"{each.cohort}: mu {each.mu:.4g}, accuracy {each.accuracy or 'not published'}")
+            for each in self.series
+        ]
+
+    def _series_html(self) -> str:
+        """Return the versions of a series over time, as a figure of the accuracies and a table."""
+        if not self.series:
+            return ""
+        rows = [
+            (f"{each.version}", [each.cohort, f"{each.mu:.4g}", str(each.accuracy or "not published")])
+            for each in self.series
+        ]
+        return (
+            f"<section>\n<h2>The series</h2>\n<p>{escape(_SERIES)}</p>\n{_accuracy_svg(self.series)}"
+            f"<details><summary>All versions</summary>{_grid('', _SERIES_HEAD, rows)}</details>\n</section>"
         )
 
     @property
@@ -234,7 +269,7 @@ class PrivacyCard:
     def _parameters(self) -> list[tuple[str, str]]:
         """Return the parameters of the training."""
         parameters = {} if self.guarantee is None else self.guarantee.parameters
-        return [(name, f"{value}") for name, value in parameters.items()]
+        return [(name, f"{value}") for name, value in parameters.items() if name != "series"]
 
     def _described_rows(self) -> list[tuple[str, str]]:
         """Return what the model is and what it was trained on."""
@@ -466,6 +501,37 @@ def _grid(caption: str, head: Sequence[str], rows: Sequence[tuple[str, Sequence[
     return f'<table class="grid"><caption>{escape(caption)}</caption>\n' + "\n".join(lines) + "\n</table>"
 
 
+def _accuracy_svg(series: Sequence[Version]) -> str:
+    """Return the published accuracies of the versions over time, with their intervals, as an SVG figure."""
+    shown = [(each, each.accuracy) for each in series if each.accuracy is not None]
+    if not shown:
+        return ""
+    low, high = min(each.low for _, each in shown), max(each.high for _, each in shown)
+    scale, width = 90.0 / max(high - low, 1e-3), 250.0 / max(len(series) - 1, 1)
+
+    def _place(value: float) -> float:
+        return 105.0 - scale * (value - low)
+
+    parts = [
+        f'<text x="48" y="{_place(value) + 4:.0f}" text-anchor="end">{value:.2f}</text>'
+        for value in (low, high)
+    ]
+    for version, accuracy in shown:
+        x = 60.0 + width * (version.version - 1)
+        line = f"M{x:.1f} {_place(accuracy.low):.1f}V{_place(accuracy.high):.1f}"
+        parts.append(f'<path d="{line}" stroke="#0969da" stroke-width="2" opacity=".5"/>')
+        if accuracy.value is not None:
+            parts.append(f'<circle cx="{x:.1f}" cy="{_place(accuracy.value):.1f}" r="3" fill="#0969da"/>')
+    for version, anchor in ((series[0], "start"), (series[-1], "end")):
+        x = 60.0 + width * (version.version - 1)
+        parts.append(f'<text x="{x:.1f}" y="124" text-anchor="{anchor}">{escape(version.cohort)}</text>')
+    return (
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 320 130" width="320" height="130" role="img" '
+        'aria-label="Published accuracy of each version, with its interval" font-family="system-ui, sans-serif" '
+        f'font-size="12" fill="currentColor">{"".join(parts[: None if len(series) > 1 else -1])}</svg>'
+    )
+
+
 def leakage_file(folder: str | Path) -> Path:
     """Return the file with the attack results of a model: beside its folder, so that they are not published with it.
 
@@ -555,6 +621,7 @@ def read_card(folder: str | Path) -> PrivacyCard:
             person_column=None if model is None or model.encoding is None else model.encoding.person,
             decision=None if model is None else decision_in_words(model.costs, model.classes),
             effects=_effects(model),
+            series=_series(place, model),
             moved=model is not None and model.remaining == 0 and (place / MOVED_FILE).is_file(),
         )
         card.rows()  # a value of a wrong type is noticed here, and not when the card is shown
@@ -570,6 +637,12 @@ def _effects(model: PrivateModel | None) -> Effects | None:
     if model is None or model.encoding is None or not isinstance(model.classifier, TableWeights):
         return None
     return model.effects()
+
+
+def _series(folder: Path, model: PrivateModel | None) -> tuple[Version, ...]:
+    """Return the versions of a series up to this one, with what was published of each."""
+    in_series = model is not None and "cohort" in model.guarantee.parameters
+    return tuple(prior_of(folder).versions) if in_series else ()
 
 
 def _best_first(evaluations: Sequence[Evaluation]) -> tuple[Evaluation, ...]:

@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
 import typer
 
@@ -21,7 +21,7 @@ from quietmax.cli._options import (
     with_groups,
 )
 from quietmax.cli._output import console, print_guarantee, print_json, print_table, progress_bar
-from quietmax.errors import DataUnavailable, InvalidData, QuietmaxError, unknown_name
+from quietmax.errors import DataUnavailable, InvalidData, InvalidInput, QuietmaxError, unknown_name
 
 if TYPE_CHECKING:
     from quietmax.data.records import Records, Split
@@ -84,6 +84,38 @@ class HeadOptions(PrivacyOptions):
     ] = None
 
 
+@dataclass(frozen=True)
+class SeriesOptions:
+    """Whom of a table that grows a head is trained on, and which version it continues."""
+
+    PANEL: ClassVar = "A table that grows"
+
+    cohort: Annotated[
+        str | None,
+        "Train on one cohort, as in 2026-11, by the `cohort` of the schema: the first version of a series.",
+    ] = None
+    continue_from: Annotated[
+        Path | None,
+        typer.Option(
+            "--continue",
+            metavar="MODEL",
+            help="Train the next version of a series, from the model folder of the last one; requires --cohort.",
+            rich_help_panel=PANEL,
+        ),
+    ] = None
+    again: Annotated[
+        bool, "Train on a cohort that the series was trained on before; what its people pay adds up."
+    ] = False
+
+    def _check(self) -> None:
+        for name in ("continue", "again"):
+            given = self.again if name == "again" else self.continue_from is not None
+            if given and self.cohort is None:
+                raise InvalidInput(f"--{name} requires --cohort.")
+        if self.again and self.continue_from is None:
+            raise InvalidInput("--again requires --continue.")
+
+
 @dataclass(frozen=True, kw_only=True)
 class TeachersOptions(PrivacyOptions):
     """Arguments of `quietmax.Teachers`."""
@@ -130,6 +162,10 @@ class _Training(DataOptions):
             "TSV or Parquet files, or a pattern such as 'people/*.parquet'."
         ),
     ]
+    forgotten: Annotated[
+        Path | None,
+        "Erasure list written by 'quietmax forget': its people are left out.",
+    ] = None
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder to write the model to.")] = (
         None
     )
@@ -155,7 +191,9 @@ class _Training(DataOptions):
 
 @app.command("network")
 @with_groups
-def _network(*, alpha: Alpha = None, settings: NetworkOptions, training: _Training) -> None:
+def _network(
+    *, alpha: Alpha = None, settings: NetworkOptions, training: Annotated[_Training, "forgotten"]
+) -> None:
     """Train an ordinary network with the paper's loss. Its answers are not private.
 
     Example: quietmax train network mnist-5k --output model
@@ -193,13 +231,16 @@ def _network(*, alpha: Alpha = None, settings: NetworkOptions, training: _Traini
 
 @app.command("head")
 @with_groups
-def _head(*, privacy: HeadOptions, training: _Training, engine: EngineOptions) -> None:
+def _head(*, privacy: HeadOptions, training: _Training, series: SeriesOptions, engine: EngineOptions) -> None:
     """Train a private head: softmax regression on public features.
 
     Its weights may be published and answer any number of queries. With --queries nothing is published by training;
     each answer is a label with a pure epsilon guarantee. Everybody in your own table is trained on, except the share
     that --holdout keeps for 'quietmax evaluate'. A folder of files is read part by part, and may be larger than the
     memory; everything must then be declared. With --ray the workers of a cluster read the files.
+
+    A table that grows: with --cohort a head is trained on one cohort of people, and with --continue it starts from the
+    version before. All versions together cost what the most expensive cohort costs, not the sum.
 
     Examples:
 
@@ -208,11 +249,14 @@ def _head(*, privacy: HeadOptions, training: _Training, engine: EngineOptions) -
     quietmax train head people/ --max-memory 2G --output everybody
 
     quietmax train head mnist-5k --declared-size 2000 --output private
+
+    quietmax train head visits.csv --cohort 2026-11 --continue october --output november
     """
     from quietmax.estimators.head.estimator import PrivateHead
 
+    series._check()
     release: Any = "weights" if privacy.queries is None else "query"
-    _train("head", PrivateHead(**arguments_of(privacy), release=release), training, engine)
+    _train("head", PrivateHead(**arguments_of(privacy), release=release), training, engine, series)
 
 
 @app.command("teachers")
@@ -257,7 +301,11 @@ def _dpsgd(
 
 
 def _train(
-    name: str, estimator: PrivateHead | Teachers | DPSGD, training: _Training, memory: EngineOptions
+    name: str,
+    estimator: PrivateHead | Teachers | DPSGD,
+    training: _Training,
+    memory: EngineOptions,
+    series: SeriesOptions | None = None,
 ) -> None:
     """Fit the estimator to the training part, save it and report."""
     from quietmax.estimators.serialization import save_private
@@ -265,9 +313,9 @@ def _train(
     training._check()
     engine = memory.engine()
     split: Split | TableRows
-    image_shape = None
-    if memory.reads_parts(training.data):
-        split = training.rows(training.data)
+    image_shape, series = None, series or SeriesOptions()
+    if memory.reads_parts(training.data) or series.cohort or training.forgotten:
+        split = _selected(training, series)
     else:
         split = training.load(training.data)
         image_shape = split.records.image_shape
@@ -280,7 +328,11 @@ def _train(
     started = time.perf_counter()
     with progress_bar(f"training {name}") as progress:
         estimator.set_params(engine=replace(engine, progress=progress))
-        estimator.fit(split.train)
+        if series.continue_from is None:
+            estimator.fit(split.train)
+        else:
+            chosen: Any = {"cohort": series.cohort, "after": series.continue_from, "again": series.again}
+            cast("PrivateHead", estimator).update(split.train, **chosen)
     seconds = time.perf_counter() - started
     if training.output is not None:
         save_private(estimator, training.output, dataset=split.name, overwrite=training.overwrite)
@@ -296,6 +348,19 @@ def _train(
     if result["model"] and result["holdout"] and result["queries"] == "any number":
         evaluate = f"quietmax evaluate {result['model']} --data {training.data}"
         console.print(f"An accuracy that may be published: {evaluate}", soft_wrap=True)
+
+
+def _selected(training: _Training, series: SeriesOptions) -> TableRows:
+    """The rows of one cohort, without those of people who asked to be erased; a series holds out the same people."""
+    from quietmax.data.erasure import ErasureList
+    from quietmax.estimators.head.update import prior_of
+
+    rows = training.rows(training.data)
+    if series.continue_from is not None and training.holdout is None:
+        rows = replace(rows, holdout=prior_of(series.continue_from).holdout)
+    if training.forgotten is not None:
+        rows = rows.without(ErasureList.from_file(training.forgotten))
+    return rows if series.cohort is None else rows.of_cohort(series.cohort)
 
 
 def _encoder(file: Path, **shape: Any) -> Any:
@@ -348,9 +413,11 @@ def _result(
     assumed = "declared" if estimator.declared_size is not None else _COUNTED
     # Released weights answer the test records at no cost; answers that are paid for are not spent here.
     test_accuracy = None if paid_per_answer else _accuracy(estimator, split)
+    about = guarantee.parameters.get("cohort", {})
     result = {
         "dataset": split.name,
         "estimator": name,
+        **{each: about[key] for each, key in (("cohort", "name"), ("version", "version")) if about},
         "epsilon": estimator.epsilon,
         "delta": estimator.plan_.delta if name == "dpsgd" else estimator.delta,  # type: ignore[union-attr]
         "queries": estimator.queries if paid_per_answer else "any number",

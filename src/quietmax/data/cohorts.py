@@ -87,7 +87,10 @@ class CohortRule:
             found = column.categories.index(name) if name in column.categories else None
         else:
             assert isinstance(column, DateColumn)
-            low, high = (_period_of(date.fromisoformat(bound[:10]), self._period) for bound in (column.low, column.high))
+            low, high = (
+                _period_of(date.fromisoformat(bound[:10]), self._period)
+                for bound in (column.low, column.high)
+            )
             shown = f"{self._period}s from '{low[1]}' to '{high[1]}'"
             given = _parsed(name, self._period)
             found = given if given is not None and low[0] <= given <= high[0] else None
@@ -136,7 +139,11 @@ class CohortRule:
 
 def _is_hash(by: str) -> bool:
     name, *numbers = by.split(":")
-    return name == "hash" and len(numbers) in (1, 2) and all(each.isascii() and each.isdigit() for each in numbers)
+    return (
+        name == "hash"
+        and len(numbers) in (1, 2)
+        and all(each.isascii() and each.isdigit() for each in numbers)
+    )
 
 
 def _period_of(day: date, period: str | None) -> tuple[int, str]:
@@ -174,7 +181,9 @@ class Cohort:
 
     rule: CohortRule
     name: str
-    members: NDArray[np.bytes_] | None = None  # Sorted digests of its people, where all rows of a person decide
+    members: NDArray[np.bytes_] | None = (
+        None  # Sorted digests of its people, where all rows of a person decide
+    )
 
     @cached_property
     def number(self) -> int:
@@ -189,7 +198,9 @@ class Cohort:
             assert persons is not None
             digests = person_digests(persons)
             places = np.minimum(np.searchsorted(self.members, digests), max(len(self.members) - 1, 0))
-            return self.members[places] == digests if len(self.members) else np.zeros(len(digests), dtype=bool)
+            return (
+                self.members[places] == digests if len(self.members) else np.zeros(len(digests), dtype=bool)
+            )
         if self.rule.column is not None:
             return self.rule.of_rows(frame) == self.number
         if persons is not None:
@@ -246,4 +257,3 @@ def person_digests(names: Sequence[str] | NDArray[np.object_]) -> NDArray[np.byt
         if name not in known:
             known[name] = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).digest()
     return np.frombuffer(b"".join(known[name] for name in names), dtype="S16")
-

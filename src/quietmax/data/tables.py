@@ -349,7 +349,9 @@ class TableRows:
         if type(forgotten) is not ErasureList:
             raise InvalidInput("`forgotten` must be an ErasureList or the path of one.")
         if self.encoding.person is None:
-            raise InvalidInput("`forgotten` requires a `person` column: without one nobody can be left out by name.")
+            raise InvalidInput(
+                "`forgotten` requires a `person` column: without one nobody can be left out by name."
+            )
         return replace(self, forgotten=forgotten)
 
     def _rows_by_cohort(
@@ -432,7 +434,9 @@ def table_rows(
         frame, label = _labelled_frame(source, schema, y)
         encoding = _declared_encoding(RawTable(frame), schema, label, infer=False)
         cohorts = declared_cohorts(schema, RawTable(frame))
-        return TableRows("table", encoding, (FramePart(frame),), in_memory=True, holdout=rule, cohorts=cohorts)
+        return TableRows(
+            "table", encoding, (FramePart(frame),), in_memory=True, holdout=rule, cohorts=cohorts
+        )
     if y is not None:
         raise InvalidInput("Files must have a label column: leave out `y`.")
     found = _open_source(source)

@@ -146,9 +146,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         self._check_settings()
         self._forget_training()
-        rows = _training_rows(
-            self, X, y, groups, cohort=cohort, forgotten=forgotten, dtypes=self._dtypes
-        )
+        rows = _training_rows(self, X, y, groups, cohort=cohort, forgotten=forgotten, dtypes=self._dtypes)
         if rows.cohort is not None and not self._trains_on_cohorts:
             raise InvalidInput("`cohort` requires a PrivateHead that releases its weights.")
         try:

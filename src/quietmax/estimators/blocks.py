@@ -557,7 +557,9 @@ class _EncodedRows:
     def __init__(self, place: Path, source: TableRows) -> None:
         paths = [str(_file_of(part).absolute()) for part in source.parts]
         split = None if source.holdout is None else source.holdout.to_json()
-        name = _digest([__version__, source.encoding.to_json(), split, source.held_out, paths, *source.selection])
+        name = _digest(
+            [__version__, source.encoding.to_json(), split, source.held_out, paths, *source.selection]
+        )
         self.folder = place / f"quietmax-encoded-{name}"
         try:
             self.folder.mkdir(mode=0o700, exist_ok=True)

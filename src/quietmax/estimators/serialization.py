@@ -545,7 +545,11 @@ def _check_table_head(stored: _Stored, head: TableWeights) -> None:
     )
     _check_facts(facts, outputs=1 if head.classes == 2 else head.classes, mu_moments=None)
     _check_shared(stored, head.classes)
-    if facts["mu_centring"] is None and not facts.get("series") and not np.array_equal(head.centre, even_shares(head.sizes)):
+    if (
+        facts["mu_centring"] is None
+        and not facts.get("series")
+        and not np.array_equal(head.centre, even_shares(head.sizes))
+    ):
         raise ValueError("it has counts, but nothing was spent on releasing them")
 
 

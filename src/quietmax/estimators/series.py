@@ -60,7 +60,11 @@ class Version:
             accuracy = given.pop("accuracy", None)
             found = cls(**given, accuracy=None if accuracy is None else Estimate(**accuracy))
             named = isinstance(found.cohort, str) and type(found.version) is int
-            if not named or not 0.0 < GaussianCost(found.mu).mu < math.inf or len(bytes.fromhex(found.digest)) != 32:
+            if (
+                not named
+                or not 0.0 < GaussianCost(found.mu).mu < math.inf
+                or len(bytes.fromhex(found.digest)) != 32
+            ):
                 raise ValueError("not a version")
             if found.accuracy and not 0.0 <= found.accuracy.low <= found.accuracy.high <= 1.0:
                 raise ValueError("not an accuracy")
@@ -126,9 +130,13 @@ def series_assumptions(facts: Facts, unit: Unit, encoding: Encoding | None) -> I
             "trained. A person with rows in several cohorts pays for each of them."
         )
         return
-    known = "" if rule.column is None else (
-        ", because all rows of a person, or at least those that decide, are in the table at every training, and none "
-        "that would change it is added or deleted later"
+    known = (
+        ""
+        if rule.column is None
+        else (
+            ", because all rows of a person, or at least those that decide, are in the table at every training, and none "
+            "that would change it is added or deleted later"
+        )
     )
     yield (
         f"One person has one cohort: known by column {encoding.person!r} and the rule {rule.by!r}, it is the same "

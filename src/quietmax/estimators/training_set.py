@@ -585,11 +585,15 @@ def _selected(
     if not given and not (isinstance(source, TableRows) and source.selected):
         return source
     if not isinstance(source, TableRows):
-        raise InvalidInput("`cohort` and `forgotten` require a table with a `schema`, not encoded records or arrays.")
+        raise InvalidInput(
+            "`cohort` and `forgotten` require a table with a `schema`, not encoded records or arrays."
+        )
     if groups is not None:
         raise InvalidInput("`cohort` and `forgotten` know people by a `person` column: leave out `groups`.")
     if forgotten is not None:
-        source = source.without(ErasureList.from_file(forgotten) if isinstance(forgotten, str | Path) else forgotten)
+        source = source.without(
+            ErasureList.from_file(forgotten) if isinstance(forgotten, str | Path) else forgotten
+        )
     if cohort is None or (source.cohort is not None and source.cohort.name == cohort):
         return source
     return source.of_cohort(cohort)
@@ -635,7 +639,9 @@ def _source(estimator: Any, X: Any, y: Any) -> Records | TableRows | None:
     if estimator.schema is None:
         return None
     rows, prior = table_rows(X, estimator.schema, y=y), getattr(estimator, "_prior", None)
-    return rows if prior is None else replace(rows, holdout=prior.holdout)  # the same people in all of a series
+    return (
+        rows if prior is None else replace(rows, holdout=prior.holdout)
+    )  # the same people in all of a series
 
 
 def _check_groups(source: Records | TableRows | None) -> None:

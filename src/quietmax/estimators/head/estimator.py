@@ -260,6 +260,8 @@ class PrivateHead(PrivateClassifier):
             self._check_cohort(data)
         self.budget_ = self._budget()
         seed = self._seed()
+        if seed is not None and self._prior is not None:
+            seed += len(self._prior.versions)  # no version repeats the noise of another one
         source = EXACT if seed is None else SeededNoise(seed)
         passes = 1 + _MOST_PREPARING + (self._settings.steps or _USUAL_STEPS)
         with self._read(data, _chosen_engine(self.engine), passes) as table:
@@ -463,7 +465,8 @@ class PrivateHead(PrivateClassifier):
     ) -> tuple[Floats, Floats]:
         """Take the steps of one stage; return what each cell, and last every row, adds to outputs, and the noise."""
         plan = cast(GradientPlan, self.plan_)
-        per_number = self._mu * self.size_ / (PEOPLE_PER_INTERVAL * max(1, len(cells.numbers)))
+        clear = self.size_ if self._prior is None else self._prior.clear(self.size_)
+        per_number = self._mu * clear / (PEOPLE_PER_INTERVAL * max(1, len(cells.numbers)))
         basis = Basis.of(cells, shares, noise, per_number)
         table.update(partial(with_lengths, basis, cells.sizes))
         self._dimension = basis.features

@@ -5,7 +5,7 @@ nothing (THEORY 3.17). How far a version moves away from them follows from publi
 adds noise in proportion to `eta S T / (mu N)`, and its people are a sample. If the versions before it stand for P
 people, the training is shortened by the factor `sqrt(N / (N + P))`: the noise and the sampling errors of t equal
 cohorts then average out, while the lengths of all trainings together still grow with the root of t. What older cohorts
-stand for fades, so that the model follows a table whose people change.
+stand for fades, so that the model follows a table whose people change. `docs/results.md` has the evidence.
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ class Prior:
                 "The model was not trained on a cohort, so it is no version of a series: train the first version with "
                 "a `cohort`."
             )
-        assert isinstance(classifier, TableWeights) and isinstance(features, TableCells) and encoding is not None
+        assert (
+            isinstance(classifier, TableWeights) and isinstance(features, TableCells) and encoding is not None
+        )
         published = [each.result.accuracy for each in charges if each.result is not None]
         accuracy = published[-1] if published else None
         return cls(features, classifier, encoding, tuple(map(str, classes)), guarantee, holdout, accuracy)
@@ -94,13 +96,25 @@ class Prior:
         arrays = [weights.weights, weights.centre, *(() if weights.noise is None else (weights.noise,))]
         earlier = versions_of(facts)
         own = Version(
-            len(earlier) + 1, self._about["name"], facts["mu_version"], version_digest(facts, arrays), self.accuracy
+            len(earlier) + 1,
+            self._about["name"],
+            facts["mu_version"],
+            version_digest(facts, arrays),
+            self.accuracy,
         )
         return [*earlier, own]
 
     def people(self, size: float) -> float:
         """Return for how many people a version on so many more stands."""
         return float(size) + FADING * float(self._about["people"])
+
+    def clear(self, size: float) -> float:
+        """Return how many people in one training would have about as little noise in the end."""
+        return math.sqrt(size * self.people(size))
+
+    @property
+    def _scale(self) -> float:
+        return float(self.guarantee.parameters.get("scale", 1.0))
 
     def _share(self, size: float) -> float:
         return size / self.people(size)
@@ -114,14 +128,20 @@ class Prior:
 
     @property
     def outputs(self) -> Floats:
-        """What each cell, and last every row, adds to the outputs."""
-        weights = self.weights.weights
+        """What each cell, and last every row, adds to the outputs, before they were multiplied by the released scale.
+
+        Clipped gradients move the weights towards a larger scale than that of probabilities. Were it taken away in
+        each version, the next one would spend its training on it again.
+        """
+        weights = self.weights.weights / self._scale
         return weights[1:] - weights[:1] if len(weights) == 2 else weights
 
     def noise(self, added: Floats) -> Floats:
         """Return the noise in the effects after a training that adds some."""
-        before = np.zeros(len(added)) if self.weights.noise is None else self.weights.noise
-        return np.hypot(before, added)
+        before = np.zeros(len(added)) if self.weights.noise is None else self.weights.noise / self._scale
+        found = np.zeros(len(added))  # cells of pairs that are new
+        found[: len(before) - 1], found[-1] = before[:-1], before[-1]
+        return np.hypot(found, added)
 
     def shares(self, counted: Floats | None, noise: float, size: float) -> tuple[Floats, float]:
         """Return the shares of people in each cell, averaged over the cohorts, and the noise in them."""
@@ -147,7 +167,9 @@ class Prior:
                 f"(also its dates, categories or key), but the schema declares {cohort.rule.by!r}."
             )
         if data.holdout != self.holdout:
-            raise InvalidInput("A series holds out the same people: use the `holdout` and `seed` of the first version.")
+            raise InvalidInput(
+                "A series holds out the same people: use the `holdout` and `seed` of the first version."
+            )
         if not again:
             self.check_new(cohort)
 
