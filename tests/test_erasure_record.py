@@ -63,7 +63,7 @@ def test_a_model_trained_on_everybody_may_have_had_the_person(folders: Path) -> 
     assert record.trained_on == "maybe"
     assert record.guarantee is not None
     assert record.guarantee.unit == "person"
-    assert "is right at most" in record.in_words[0]
+    assert "is right at most" in record.in_words
 
 
 def test_the_holdout_rule_of_a_model_says_who_was_left_out(folders: Path) -> None:
@@ -101,11 +101,13 @@ def test_a_series_counts_once_and_other_models_add_up(folders: Path) -> None:
 def test_without_a_guarantee_nothing_limits_what_a_model_tells(folders: Path) -> None:
     plain, known = model_record(folders / "plain", "P1"), model_record(folders / "1", "P1")
     assert plain.trained_on == "maybe"
-    assert "no guarantee" in plain.in_words[0]
+    assert "No guarantee" in plain.in_words
     assert together([plain, known]) is None
     assert "cannot state the sum" in in_words([plain, known])[0]
     refuted = replace(known, guarantee=replace(known.guarantee, status="refuted", because="No."))  # type: ignore
     assert together([refuted]) is None
+    conditional = replace(known, guarantee=replace(known.guarantee, status="conditional", because="If."))  # type: ignore
+    assert together([conditional]).status == "conditional"  # type: ignore[union-attr]
     approximate = Guarantee("approximate", epsilon=1.0, delta=1e-5, status="proven", because="A test.")
     assert together([replace(known, guarantee=approximate)]) is None
 
@@ -116,7 +118,7 @@ def test_a_person_column_of_numbers_needs_the_number_as_the_table_has_it(tmp_pat
     folder = save_private(trained, tmp_path / "model", dataset="people")
     assert model_record(folder, "7").trained_on == "maybe"
     for name in ("007", "7.0", "seven"):
-        with pytest.raises(InvalidInput, match="must be a number, without zeros"):
+        with pytest.raises(InvalidInput, match="without zeros before it"):
             model_record(folder, name)
 
 

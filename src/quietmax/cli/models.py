@@ -432,12 +432,13 @@ def forget(
             raise QuietmaxError(
                 f"The person is on the list {place}, but the page {html} cannot be written: {problem.strerror}."
             ) from problem
-    told = {"list": str(place), "entry": entry, "added": added, "in_words": words}
-    print_json({**told, "models": [each.to_json() for each in records]})
+    names = ("model", "trained_on", "because", "in_words")
+    shown = [{name: getattr(each, name) for name in names} for each in records]
+    print_json({"list": str(place), "entry": entry, "added": added, "in_words": words, "models": shown})
     known = "is now on" if added else "was already on"
     console.print(f"The person {known} the erasure list {place} (entry {entry}).", soft_wrap=True)
-    rows = [(each.model, each.trained_on, " ".join((each.because, *each.in_words))) for each in records]
-    if rows:
+    if records:
+        rows = [(each.model, each.trained_on, f"{each.because} {each.in_words}") for each in records]
         print_table("Released models, which stay", ("model", "trained on", "what is known"), rows, prose=True)
         console.print("Together: " + " ".join(words), soft_wrap=True)
     console.print(
