@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import date
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 NO_COHORT = -1
 """The number of a row that says nothing about the cohort: its cell is missing, or not in the declared list or range."""
 _MOST_PARTS = 65_536
+_MOST_WAITING = 2**20
 _PERIODS = ("year", "quarter", "month", "week", "day")
 COHORT_FORMS = (
     "'COLUMN:month' (or year, quarter, week, day) for a column in `dates`, the name of a column in `categories`, or "
@@ -185,29 +185,21 @@ class Cohort:
         None  # Sorted digests of its people, where all rows of a person decide
     )
 
-    @cached_property
-    def number(self) -> int:
-        """The number of the cohort."""
-        return self.rule.number(self.name)
-
     def holds(
         self, frame: pd.DataFrame, persons: NDArray[np.object_] | None, features: NDArray[np.float32]
     ) -> NDArray[np.bool_]:
         """Return for each row whether it belongs to the cohort: with its person, or without persons by itself."""
         if self.members is not None:
             assert persons is not None
-            digests = person_digests(persons)
-            places = np.minimum(np.searchsorted(self.members, digests), max(len(self.members) - 1, 0))
-            return (
-                self.members[places] == digests if len(self.members) else np.zeros(len(digests), dtype=bool)
-            )
+            return np.isin(person_digests(persons), self.members)
         if self.rule.column is not None:
-            return self.rule.of_rows(frame) == self.number
-        if persons is not None:
-            contents: Iterable[bytes] = (name.encode("utf-8", "surrogatepass") for name in persons)
+            numbers = self.rule.of_rows(frame)
+        elif persons is not None:
+            numbers = self.rule.of_persons(name.encode("utf-8", "surrogatepass") for name in persons)
         else:
-            contents = (row.tobytes() for row in (features + np.float32(0)).astype("<f4", copy=False))
-        return self.rule.of_persons(contents) == self.number
+            rows = (features + np.float32(0)).astype("<f4", copy=False)
+            numbers = self.rule.of_persons(row.tobytes() for row in rows)
+        return np.asarray(numbers == self.rule.number(self.name))
 
     @property
     def digest(self) -> str:
@@ -242,7 +234,7 @@ class _Distinct:
     def add(self, digests: NDArray[np.bytes_]) -> None:
         self._parts.append(np.unique(digests))
         self._added += len(self._parts[-1])
-        if self._added > max(2**20, len(self._parts[0])):
+        if self._added > max(_MOST_WAITING, len(self._parts[0])):
             self.found()
 
     def found(self) -> NDArray[np.bytes_]:

@@ -147,7 +147,7 @@ class Column(ABC):
         return self._code(self.read(values))
 
     def read(self, values: pd.Series[Any]) -> NDArray[np.float64]:
-        """Return the number of each cell as it is, also outside of the bounds; a cell that cannot be read is an error."""
+        """Return the number of each cell, also outside of the bounds; a cell that cannot be read is an error."""
         numbers, unreadable = self._read(values)
         _refuse_unreadable(unreadable, self.name, self._problem)
         return numbers

@@ -376,8 +376,9 @@ class TableRows:
     @property
     def selection(self) -> list[str | None]:
         """Digests of whom the rows are left to, beside the holdout; computed from private records."""
-        lists = self.forgotten and hashlib.sha256(repr(sorted(self.forgotten.persons)).encode()).hexdigest()
-        return [self.cohort and self.cohort.digest, lists]
+        names = [] if self.forgotten is None else sorted(self.forgotten.persons)
+        cohort = None if self.cohort is None else self.cohort.digest
+        return [cohort, hashlib.sha256(repr(names).encode()).hexdigest()]
 
     def count(self) -> int | None:
         """Return the number of rows, those of both sides of a holdout included."""

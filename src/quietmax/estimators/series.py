@@ -134,8 +134,8 @@ def series_assumptions(facts: Facts, unit: Unit, encoding: Encoding | None) -> I
         ""
         if rule.column is None
         else (
-            ", because all rows of a person, or at least those that decide, are in the table at every training, and none "
-            "that would change it is added or deleted later"
+            ", because all rows of a person, or at least those that decide, are in the table at every training, and "
+            "none that would change it is added or deleted later"
         )
     )
     yield (

@@ -309,17 +309,17 @@ class PrivateHead(PrivateClassifier):
         self
             The next version.
         """
-        before = {**vars(self)}
+        before = {**self.__dict__}
         self._prior, self._again = prior_of(self if after is None else after), again is True
         try:
             return self.fit(X, y, cohort=cohort, forgotten=forgotten)
         except BaseException:
-            vars(self).clear()
-            vars(self).update(before)
+            self.__dict__.clear()
+            self.__dict__.update(before)
             raise
         finally:
             for name in ("_prior", "_again"):
-                vars(self).pop(name, None)
+                self.__dict__.pop(name, None)
 
     def _check_cohort(self, data: TrainingRows) -> None:
         """Raise unless a head can be trained on a cohort, after the version that it continues."""

@@ -77,9 +77,12 @@ class Prior:
                 "The model was not trained on a cohort, so it is no version of a series: train the first version with "
                 "a `cohort`."
             )
-        assert (
-            isinstance(classifier, TableWeights) and isinstance(features, TableCells) and encoding is not None
-        )
+        if (
+            not isinstance(classifier, TableWeights)
+            or not isinstance(features, TableCells)
+            or encoding is None
+        ):
+            raise InvalidInput(ONLY_CELLS)
         published = [each.result.accuracy for each in charges if each.result is not None]
         accuracy = published[-1] if published else None
         return cls(features, classifier, encoding, tuple(map(str, classes)), guarantee, holdout, accuracy)
@@ -161,10 +164,10 @@ class Prior:
                 "The table is not encoded as in the model that is continued: a series has one schema, with the same "
                 "columns, classes and `person` column."
             )
-        if cohort.rule != rule_of(self.guarantee.parameters):
+        if cohort.rule != (rule := rule_of(self.guarantee.parameters)):
             raise InvalidInput(
-                f"A series has one rule for its cohorts: that of the model is {rule_of(self.guarantee.parameters).by!r} "
-                f"(also its dates, categories or key), but the schema declares {cohort.rule.by!r}."
+                f"A series has one rule for its cohorts, with the same dates, categories or key: that of the model is "
+                f"{rule.by!r}, but the schema declares {cohort.rule.by!r}."
             )
         if data.holdout != self.holdout:
             raise InvalidInput(
@@ -178,8 +181,8 @@ class Prior:
         found = next((each for each in self.versions if each.cohort == cohort.name), None)
         if found is not None:
             raise InvalidInput(
-                f"Version {found.version} of the series was trained on cohort {cohort.name!r}. Training on it again adds "
-                "up for its people: `again` allows it."
+                f"Version {found.version} of the series was trained on cohort {cohort.name!r}. Training on it again "
+                "adds up for its people: `again` allows it."
             )
 
 
