@@ -458,8 +458,8 @@ def _total(
     if found is not None:
         return found.total, found.terms
     if model.terms is not None:
-        released = model.training_cost is not None  # a series costs more than its cheapest version
-        return model.guarantee.cost if released else model.terms.total(model._measure), model.terms
+        own = None if model.series else model.training_cost  # that of a version may be below that of others
+        return own or model.terms.total(model._measure), model.terms
     raise InvalidInput(
         f"The account {name!r} does not exist and the model {model.label} states no budget; `budget` is required."
     )
@@ -495,7 +495,7 @@ def _check_terms(model: Deployment, terms: Terms) -> None:
 
 def _check_fits(model: Deployment, state: AccountState, unit_cost: int) -> None:
     """Raise if a model has spent more than a new account would hold."""
-    spent = 0 if model.training_cost is None else state.units(model.training_cost)
+    spent = 0 if model.training_cost is None else state.units(model.guarantee.cost)  # of the whole series
     if model.migrated_budget is not None:
         spent += model.migrated_budget.account.answered * unit_cost
     if spent > state.limit_units:
