@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
+from fractions import Fraction
 from html import escape
 from pathlib import Path
 from string import Template
@@ -81,7 +82,8 @@ def _name_in(model: PrivateModel, name: str, place: str) -> str:
 def _left_out(model: PrivateModel, facts: Facts, name: str) -> tuple[bool, str]:
     """Return whether the rules of a model leave out a person for sure, and what is known."""
     if model.holdout is not None:
-        alone = Records("", np.zeros((1, 0)), np.zeros(1), 1, persons=np.array([name], dtype=object))
+        features, label = np.zeros((1, 0), np.float32), np.zeros(1, np.int64)
+        alone = Records("", features, label, 1, persons=np.array([name], dtype=object))
         if is_held_out(alone, model.holdout)[0]:
             return True, "It held this person out of training; an evaluation may have counted the person."
     if "cohort" not in facts:
@@ -105,7 +107,9 @@ def together(records: Sequence[ModelRecord]) -> Guarantee | None:
     known = [each for each in distinct.values() if each is not None and each.definition != "approximate"]
     if not known or len(known) < len(distinct) or any(each.status == "refuted" for each in known):
         return None
-    total = GaussianCost(root_rounded_up(sum(each.cost.as_gaussian().amount for each in known)))
+    total = GaussianCost(
+        root_rounded_up(sum((each.cost.as_gaussian().amount for each in known), Fraction(0)))
+    )
     status: Literal["proven", "conditional"] = "proven"
     if any(each.status != "proven" for each in known):
         status = "conditional"

@@ -429,13 +429,16 @@ def _update_for_ever(address: str, folder: Path) -> None:
             _train_next(place)
 
 
+def _released(folder: Path) -> list[str]:
+    """A line for each answer: the series, the version and its digest."""
+    return (folder / "released").read_text().splitlines() if (folder / "released").exists() else []
+
+
 def _unpaid(ledger: Ledger, folder: Path) -> list[str]:
     """The versions that were released without a charge."""
-    lines = (folder / "released").read_text().splitlines() if (folder / "released").exists() else []
     accounts = {account.name: account for account in ledger.accounts()}
-    return [
-        line for line in lines if not ledger.is_training_charged(accounts[line.split()[0]], line.split()[2])
-    ]
+    lines = map(str.split, set(_released(folder)))
+    return [" ".join(line) for line in lines if not ledger.is_training_charged(accounts[line[0]], line[2])]
 
 
 @pytest.mark.parametrize("kills", [8, pytest.param(KILLS, marks=pytest.mark.slow)])
@@ -445,10 +448,13 @@ def test_kills_during_updates_leave_no_cohort_trained_twice_without_a_charge(
     """A process trains version after version of a series, deploys each and answers with it, until it is killed."""
     rng, begun = random.Random(kills), time.monotonic()
     with _open_ledger(address) as ledger:
-        for _ in range(kills):
+        for number in range(kills):
+            before = len(_released(tmp_path))
             process: Any = CONTEXT.Process(target=_update_for_ever, args=(address, tmp_path))
             process.start()
             until((tmp_path / "begun").exists)
+            if number % 2:  # so that versions are trained on a busy machine, too
+                until(lambda before=before: len(_released(tmp_path)) > before + 1, 120)  # type: ignore[misc]
             time.sleep(rng.uniform(0.0, 0.4))
             os.kill(process.pid, signal.SIGKILL)
             process.join()
@@ -474,7 +480,7 @@ def test_kills_during_updates_leave_no_cohort_trained_twice_without_a_charge(
         assert verification.sound, verification.faults
     assert trained > kills // 8
     assert twice > kills // 40
-    released = len(set((tmp_path / "released").read_text().splitlines()))
+    released = len(set(_released(tmp_path)))
     figures = {
         "database": address.partition(":")[0],
         "kills": kills,

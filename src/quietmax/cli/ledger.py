@@ -190,7 +190,7 @@ def _print_spending(ledger: Ledger, account: AccountState) -> None:
         spent = [(cohort, _percent(units, whole)) for cohort, units in cohorts.items()]
         print_table(f"Cohorts of {account.name}: the largest counts", (f"by {rule}", "spent"), spent)
     elif parts:
-        sides = [(part.split, part.side, _percent(units, whole)) for part, units in parts.items()]
+        sides = [(str(part.split), str(part.side), _percent(units, whole)) for part, units in parts.items()]
         title = f"Parts of {account.name}: of each split, the larger side counts"
         print_table(title, ("split", "side", "spent"), sides)
     clients = [

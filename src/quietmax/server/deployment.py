@@ -392,8 +392,9 @@ def _charge_training(ledger: Ledger, model: Deployment, state: AccountState) -> 
     """Charge what training spent: for a series, that of each version, since the last one depends on all of them."""
     if model.cohorts is None:
         # A guarantee without a cost adds up with no other, so it takes the whole account.
-        cost = model.training_cost or "all"
-        ledger.charge_training(state, model.label, model.digest.hex(), cost, split=model.split)
+        ledger.charge_training(
+            state, model.label, model.digest.hex(), model.training_cost or "all", split=model.split
+        )
     for each in model.series:  # all hold out the same people
         label, mu = f"{model.name}/{each.version}", GaussianCost(each.mu)
         cohort = str(model.cohorts), each.cohort
