@@ -89,6 +89,14 @@ BENCHMARKS = (
         ),
     ),
     Benchmark(
+        "series",
+        "A series of heads on a table that grows beside one training on everybody",
+        ("accuracy", "--every", "20"),
+        ("accuracy", "--months", "3", "--people", "500", "--seeds", "0", "--output", os.devnull),
+        needs_data=True,
+        stored="results.md#a-table-that-grows",
+    ),
+    Benchmark(
         "table_accuracy",
         "Private heads on tables of people beside models without privacy",
         quick=("--seeds", "0", "--tables", "fair", "--output", os.devnull),

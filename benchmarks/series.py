@@ -262,7 +262,7 @@ def main() -> None:
     parser.add_argument("--epsilon", type=float, default=4.0)
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
-    stored = json.loads(options.output.read_text("utf-8")) if options.output.exists() else {}
+    stored = json.loads(options.output.read_text("utf-8")) if options.output.is_file() else {}
     stored[options.part] = accuracies(options) if options.part == "accuracy" else audits(options)
     options.output.write_text(
         json.dumps({**stored, "python": platform.python_version()}, indent=2) + "\n", "utf-8"

@@ -23,6 +23,8 @@ from quietmax.models.features import Encoder
 from quietmax.models.stacked import TrainingSettings
 from tests.cli.conftest import assert_error, document, printed, run
 from tests.cli.own_table import DECLARED, SCHEMA, add_persons
+from tests.estimators.growing import MONTHS, visits
+from tests.estimators.growing import SCHEMA as GROWING
 from tests.models.features.onnx_files import PUBLIC_OUTPUT, PUBLIC_SHA256, public_file
 
 SMALL = ("mnist-5k", "--records", 300, "--epochs", 1)
@@ -345,3 +347,58 @@ def test_inferring_with_a_draft_asks_about_the_person_too(people: Path) -> None:
     schema = people.with_suffix(".toml")
     schema.write_text(re.sub(r"(?m)^\[confirm\.ignore\]\nid = .*\n", "", schema.read_text()))
     assert run(*train)[2] == "", "the owner has said that it is no feature"
+
+
+# Series
+
+
+def growing(folder: Path) -> Path:
+    """A table that grows, with its schema beside it."""
+    visits().to_csv(folder / "visits.csv", index=False)
+    (folder / "visits.toml").write_text(GROWING.to_toml(), "utf-8")
+    return folder / "visits.csv"
+
+
+def test_a_series_is_trained_evaluated_and_shown_on_its_card(tmp_path: Path) -> None:
+    table = growing(tmp_path)
+    first, second = tmp_path / "first", tmp_path / "second"
+    train = ("train", "head", table, "--epsilon", 4)
+    shown = document(*train, "--cohort", MONTHS[0], "--holdout", 0.4, "-o", first)
+    assert (shown["cohort"], shown["version"]) == (MONTHS[0], 1)
+    document("evaluate", first, "--data", table)
+    shown = document(*train, "--cohort", MONTHS[1], "--continue", first, "-o", second)
+    assert (shown["cohort"], shown["version"], shown["holdout"]) == (MONTHS[1], 2, 0.4)
+    assert shown["guarantee"]["mu"] == shown["guarantee"]["parameters"]["mu_version"]
+    card = document("card", second)
+    assert [each["cohort"] for each in card["series"]] == [*MONTHS[:2]]
+    assert "accuracy" in card["series"][0]
+    assert "earlier versions of its series" in card["in_words"][0]
+    printed("card", second, "--html", tmp_path / "card.html")
+    page = (tmp_path / "card.html").read_text("utf-8")
+    assert "<h2>The series</h2>" in page
+    assert "Published accuracy of each version" in page
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--cohort", "2026-13"), "There is no cohort '2026-13'"),
+        (("--continue", "first"), "--continue requires --cohort"),
+        (("--cohort", MONTHS[1], "--again"), "--again requires --continue"),
+        (("--cohort", MONTHS[0], "--continue", "first"), "adds up for its people: --again allows it"),
+        (("--cohort", MONTHS[1], "--continue", "nothing"), "nothing"),
+        (("--cohort", "2026-11"), "Nobody is left to train on"),
+        (("--forgotten", "nothing"), "The erasure list nothing cannot be read"),
+    ],
+)
+def test_a_series_that_cannot_be_continued_is_an_error_that_writes_nothing(
+    options: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    table = growing(tmp_path)
+    if "first" in options:
+        printed("train", "head", table, "--cohort", MONTHS[0], "-o", "first")
+    result = run("train", "head", table, *options, "-o", "next")
+    assert_error(result, result[0], message)
+    assert result[0] in (1, 2)
+    assert not Path("next").exists()

@@ -7,7 +7,7 @@ does (THEORY 3.17). Which cohort a person is in depends on that person's rows an
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quietmax.data.cells import numbered
 from quietmax.data.encoding import (
     CategoricalColumn,
     Column,
@@ -242,10 +243,14 @@ class _Distinct:
         return self._parts[0]
 
 
-def person_digests(names: Sequence[str] | NDArray[np.object_]) -> NDArray[np.bytes_]:
-    """Return a digest of 128 bits for each name; two of n people share one with probability below `n^2 / 2^129`."""
-    known: dict[str, bytes] = {}
-    for name in names:
-        if name not in known:
-            known[name] = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-    return np.frombuffer(b"".join(known[name] for name in names), dtype="S16")
+def person_digests(names: NDArray[np.object_], key: bytes = b"") -> NDArray[np.bytes_]:
+    """Return a digest of each row's person, keyed if a key is given.
+
+    Two persons share one of the 2^128 digests with probability below `n^2 / 2^129`.
+    """
+    codes, distinct = numbered(names)
+    digests = [
+        hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16, key=key).digest()
+        for name in distinct
+    ]
+    return np.frombuffer(b"".join(digests), dtype="S16")[codes]

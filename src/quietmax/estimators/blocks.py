@@ -32,7 +32,7 @@ from quietmax import __version__
 from quietmax._io import atomic_write
 from quietmax._lazy import lazy_module
 from quietmax._threads import parallel_map, thread_count
-from quietmax.data.cells import numbered
+from quietmax.data.cohorts import person_digests as _person_digests
 from quietmax.data.sources import ParquetPart, Part, TextPart
 from quietmax.data.tables import TableRows
 from quietmax.errors import DataUnavailable, InvalidInput
@@ -61,7 +61,6 @@ FILES_IN_MEMORY = 2**29
 _CACHED = 2**19
 """About this many numbers are held in float64 at once: they fit into a processor's cache."""
 _NOT_RESUMED = "`resume` requires a head that is trained on files of this machine."
-_DIGEST_BYTES = 16
 _BESIDE_BYTES = 32
 """For a label, the number of rows of a person, and a digest of the person."""
 _PERSONS_AT_ONCE = 2**22
@@ -693,19 +692,6 @@ def added(values: Iterable[Sum]) -> Sum:
 
 
 # --- Persons ----------------------------------------------------------------------------------------------------------
-
-
-def _person_digests(names: NDArray[np.object_], key: bytes) -> NDArray[np.bytes_]:
-    """Return a keyed digest of each row's person.
-
-    Two persons share one of the 2^128 digests with probability below `n^2 / 2^129`.
-    """
-    codes, distinct = numbered(names)
-    digests = [
-        hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES, key=key).digest()
-        for name in distinct
-    ]
-    return np.frombuffer(b"".join(digests), dtype=f"S{_DIGEST_BYTES}")[codes]
 
 
 @dataclass(frozen=True, eq=False)
