@@ -34,6 +34,7 @@ ORDER = [
     "export",
     "mlflow",
     "privacy_card",
+    "erasure_record",
     "ledger",
     "server",
     "attacks",

@@ -19,7 +19,7 @@ SMALL = "mnist-5k --records 40"
 PEOPLE = "people.csv --declared-size 1000"
 ALL = {" ".join(path): command for path, command in all_commands()}
 ELSEWHERE = {
-    *("demo", "serve", "ask", "compare", "reproduce run", "ledger accept-loss"),
+    *("demo", "serve", "ask", "compare", "reproduce run", "ledger accept-loss", "forget"),
 }
 """Commands that run long or need more than a folder; the tests of their own modules run them with --json."""
 WORKING = {

@@ -59,6 +59,22 @@ def test_status_shows_what_the_training_set_and_the_holdout_have_spent() -> None
     assert out.count("25.00%") == 3  # of patients, of ann, and of the holdout
 
 
+def test_status_shows_what_each_cohort_has_spent() -> None:
+    with Ledger(PATH) as ledger:
+        account = ledger.open_account("people", GaussianCost(1.0), Terms(4.4, 1e-5))
+        for month, mu in (("2026-10", 0.6), ("2026-11", 0.5)):
+            ledger.charge_training(account, "m/1", month, GaussianCost(mu), cohort=("visit:month", month))
+    shown = {each["account"]: each for each in document("ledger", "status")["accounts"]}["people"]
+    assert shown["spent"]["mu"] == pytest.approx(0.6)
+    assert list(shown["cohorts"]) == ["2026-10", "2026-11"]
+    assert shown["cohorts"]["2026-10"] == shown["spent_units"]
+    out = printed("ledger", "status")
+    assert "Cohorts of people" in out
+    assert "by visit:month" in out
+    (october,) = (line for line in out.splitlines() if "2026-10" in line)
+    assert "36.00%" in october
+
+
 def test_a_new_ledger_says_what_opens_accounts_and_an_unused_account_shows_no_clients() -> None:
     status = ("ledger", "status", "--ledger", "new.sqlite")
     Ledger(Path("new.sqlite")).close()

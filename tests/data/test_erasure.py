@@ -79,7 +79,7 @@ def test_adding_a_person_again_changes_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("person", ["", "  ", "NA", None, float("nan"), "\ud800"])
 def test_a_missing_value_is_no_person(tmp_path: Path, person: object) -> None:
-    with pytest.raises(InvalidInput, match="value of the `person` column"):
+    with pytest.raises(InvalidInput, match="value of the person column"):
         ErasureList.add(tmp_path / "erased", person)
     assert not (tmp_path / "erased").exists()
 

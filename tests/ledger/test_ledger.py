@@ -6,6 +6,7 @@ import os
 import time
 from collections import Counter
 from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,13 @@ from hypothesis import strategies as st
 
 from quietmax.accounting import GaussianCost, PureCost, delta_of, epsilon_of, mu_of
 from quietmax.accounting.costs import LIMIT
-from quietmax.errors import LedgerDamaged, LedgerUnavailable, QuietmaxError
+from quietmax.errors import InvalidInput, LedgerDamaged, LedgerUnavailable, QuietmaxError
 from quietmax.ledger import AccountState, Charge, Ledger, Terms
 from quietmax.ledger import accounts as accounts_module
 from quietmax.ledger.accounts import SpendingPoint
 from quietmax.ledger.database import START
 from quietmax.ledger.ledger import TRAINING_CLIENT, ledger_exists
-from quietmax.ledger.transactions import Charged, Part
+from quietmax.ledger.transactions import Charged, Failed, Part
 from tests.ledger.scenarios import (
     charge_error,
     charge_for,
@@ -154,39 +155,150 @@ def test_an_evaluation_of_the_holdout_is_free_next_to_the_training(ledger: Ledge
         st.tuples(
             st.sampled_from(["training", "evaluation", "charge"]),
             st.sampled_from([None, SPLIT, "another"]),
+            st.sampled_from([None, "May", "June"]),
             st.integers(0, LIMIT // 4),
         ),
         max_size=10,
     )
 )
-def test_of_each_split_the_larger_side_counts_and_what_concerns_everybody_adds_up(
-    ledger: Ledger, steps: list[tuple[Any, str | None, int]]
+def test_an_account_has_spent_what_the_person_who_pays_most_has_paid(
+    ledger: Ledger, steps: list[tuple[Any, str | None, str | None, int]]
 ) -> None:
-    """For another split, a person may be on the other side. Answers that are paid one by one concern everybody."""
+    """A person is of one cohort and, for every split, on one side. Answers paid one by one concern everybody."""
     name, client = f"people-{len(ledger.accounts())}", ledger.client(TRAINING_CLIENT)
     account = ledger.open_account(name, GaussianCost(1.0), Terms(4.4, 1e-5))
-    spent, everybody, total = Counter[Part](), 0, 0
-    charges, expected, results = [], [], list[Any]()
-    for number, (kind, split, units) in enumerate(steps):
-        part = Part(split, "training" if kind == "training" else "holdout") if split else None
-        part = None if kind == "charge" else part
+    sides = ("training", "holdout")
+    paid = Counter(dict.fromkeys(product(sides, sides, ["April", "May", "June"]), 0))
+    spent, charges, expected, results = Counter[Part](), [], [], list[Any]()
+    for number, (kind, split, cohort, units) in enumerate(steps):
+        side: Any = "training" if kind == "training" else "holdout"
+        part = Part(split, side if split else None, cohort, RULE if cohort else None)
+        part = None if kind == "charge" or part == Part() else part
         request = ledger.request_key(account.id, f"{number}")
         charges.append(
             Charge(account.id, client, "m/1", units, 1, request=request, body=b"body", kind=kind, part=part)
         )
-        after = spent + Counter({part: units} if part else {})
-        sides = [[after[Part(each, side)] for side in ("training", "holdout")] for each in (SPLIT, "another")]
-        increase = everybody + (0 if part else units) + sum(map(max, sides)) - total
-        expected.append(increase if total + increase <= LIMIT else None)
-        if total + increase <= LIMIT:
-            spent, everybody, total = after, everybody + (0 if part else units), total + increase
+        after = paid + Counter(
+            {
+                (first, second, month): units
+                for first, second, month in paid
+                if part is None
+                or (
+                    {SPLIT: first, "another": second}.get(str(split), side) == side
+                    and cohort in (None, month)
+                )
+            }
+        )
+        fits = max(after.values(), default=0) <= LIMIT
+        expected.append(max(after.values(), default=0) - max(paid.values(), default=0) if fits else None)
+        if fits:
+            paid = Counter({person: after[person] for person in paid})
+            spent += Counter({part: units} if part else {})
     if charges:
         ledger.submit_charges(charges, results.extend)
         wait_for(results, len(charges))
     assert [each.units if isinstance(each, Charged) else None for each in results] == expected
-    assert ledger.account(name).spent_units == total
+    assert ledger.account(name).spent_units == max(paid.values())
     assert Counter(ledger.parts(account)) == spent
+    of_cohort = {month: max(paid[person] for person in paid if person[2] == month) for _, _, month in paid}
+    charged = {part.cohort for part in ledger.parts(account) if part.cohort}
+    assert ledger.cohorts(account) == {month: of_cohort[month] for month in sorted(charged)}
     assert ledger.verify().sound
+
+
+# --- cohorts ------------------------------------------------------------------------------------------------------
+
+RULE = "first_visit:month of the persons by 'customer'"
+
+
+def train(ledger: Ledger, cohort: str | None, digest: str, mu: float = 0.5, rule: str = RULE) -> None:
+    account = open_gaussian(ledger)
+    which = None if cohort is None else (rule, cohort)
+    ledger.charge_training(account, f"visits/{digest}", digest, GaussianCost(mu), cohort=which)
+
+
+def test_a_series_costs_as_much_as_its_most_expensive_cohort(ledger: Ledger) -> None:
+    for number, mu in enumerate((0.3, 0.5, 0.4)):
+        for _ in range(2):
+            train(ledger, f"2026-{number}", f"{number}", mu)
+    account = ledger.account("people")
+    assert account.spent_units == LIMIT
+    spent = ledger.cohorts(account)
+    assert list(spent) == ["2026-0", "2026-1", "2026-2"]
+    assert [spent[each] / LIMIT for each in spent] == pytest.approx([0.36, 1.0, 0.64])
+    rows = [row for row in ledger.export("people") if row.kind == "training"]
+    assert [json.loads(row.detail)["cohort"] for row in rows] == ["2026-0", "2026-1", "2026-2"]
+    assert ledger.verify().sound
+
+
+def test_training_a_cohort_twice_adds_up(ledger: Ledger) -> None:
+    train(ledger, "May", "first", 0.4)
+    train(ledger, "June", "second", 0.4)
+    with pytest.raises(QuietmaxError, match=r"visits/third spent more than remains for the cohort 'May'"):
+        train(ledger, "May", "third", 0.4)
+    train(ledger, "May", "fourth", 0.3)
+    assert ledger.account("people").spent_units == pytest.approx(LIMIT)
+    assert ledger.verify().sound
+
+
+def test_what_concerns_everybody_counts_for_every_cohort(ledger: Ledger) -> None:
+    train(ledger, "May", "first", 0.4)
+    train(ledger, None, "everybody", 0.3)
+    with pytest.raises(QuietmaxError, match="spent more than remains"):
+        train(ledger, "June", "second", 0.41)
+    train(ledger, "June", "third", 0.4)
+    account = ledger.account("people")
+    assert account.remaining_units < 10
+    assert set(ledger.cohorts(account).values()) == {account.spent_units}
+    assert ledger.verify().sound
+
+
+def test_cohorts_of_another_rule_could_overlap_and_are_refused(ledger: Ledger) -> None:
+    train(ledger, "May", "first", 0.1)
+    before = ledger.account("people")
+    with pytest.raises(InvalidInput, match="a person could be in two of them"):
+        train(ledger, "spring", "second", 0.1, "first_visit:season of the persons by 'customer'")
+    assert ledger.account("people") == before
+    train(ledger, "June", "third", 0.1)
+
+
+def test_two_rules_in_one_batch_are_refused_too(ledger: Ledger) -> None:
+    account, client = open_gaussian(ledger), ledger.client(TRAINING_CLIENT)
+    charges = [
+        Charge(account.id, client, "m/1", 1, 1, kind="training", part=Part(cohort="May", rule=rule))
+        for rule in ("first", "second", "first")
+    ]
+    results: list[Any] = []
+    ledger.submit_charges(charges, results.extend)
+    wait_for(results, 3)
+    assert [type(each) for each in results] == [Charged, Failed, Charged]
+
+
+def test_a_closed_account_pays_for_no_further_cohort(ledger: Ledger) -> None:
+    train(ledger, "May", "first", 0.3)
+    closed = ledger.revoke("people", None, "The series has ended.")
+    train(ledger, "May", "first", 0.3)  # paid already
+    with pytest.raises(QuietmaxError, match="spent more than remains for the cohort 'June'"):
+        train(ledger, "June", "second", 0.1)
+    assert ledger.account("people").spent_units == closed.spent_units
+    ledger.grant("people", closed.terms, "The series goes on.")
+    train(ledger, "June", "second", 0.3)
+    assert ledger.verify().sound
+
+
+def test_the_holdout_of_each_cohort_is_evaluated_beside_its_training(ledger: Ledger) -> None:
+    account = open_gaussian(ledger)
+    for month in ("May", "June"):
+        more: dict[str, Any] = {"split": SPLIT, "cohort": (RULE, month)}
+        ledger.charge_training(account, "visits/1", month, GaussianCost(0.5), **more)
+        ledger.charge_evaluation(account, "visits/1", month, GaussianCost(0.5), **more)
+    assert ledger.account("people").spent_units == LIMIT
+    with pytest.raises(QuietmaxError, match="for the cohort 'May'"):
+        ledger.charge_evaluation(
+            account, "visits/1", "again", GaussianCost(0.1), split=SPLIT, cohort=(RULE, "May")
+        )
+    with pytest.raises(QuietmaxError, match="spent more than remains in the account"):
+        ledger.charge_evaluation(account, "visits/1", "of all", GaussianCost(0.1), split=SPLIT)
 
 
 def test_the_holdout_of_a_guarantee_that_does_not_compose_is_evaluated_once(ledger: Ledger) -> None:

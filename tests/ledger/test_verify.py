@@ -306,6 +306,10 @@ def test_a_part_that_was_charged_too_little_is_found(path: Path) -> None:
         ("{}", "1 stored request is not in the journal"),
         ('{"side": "nobody", "split": "split", "units": 1}', "cannot be read"),
         ('{"side": "holdout", "split": "split", "units": "1"}', "cannot be read"),
+        ('{"split": "split", "units": 1}', "cannot be read"),
+        ('{"cohort": "May", "units": 1}', "cannot be read"),
+        ('{"cohort": ["May"], "rule": "month", "units": 1}', "cannot be read"),
+        ('{"units": 1}', "cannot be read"),
     ):
         forged = replace(row, detail=detail)
         quoted = detail.replace("'", "''")
@@ -314,6 +318,29 @@ def test_a_part_that_was_charged_too_little_is_found(path: Path) -> None:
             path,
             f"UPDATE journal SET detail = '{quoted}', hash = '{hashed}' WHERE {place}",
             f"UPDATE accounts SET head = '{hashed}' WHERE id = {row.account}",
+        )
+        with Ledger(path) as ledger:
+            faults = ledger.verify().faults
+            assert any(fault in each for each in faults), faults
+
+
+def test_a_cohort_that_was_moved_to_another_rule_or_charged_too_little_is_found(path: Path) -> None:
+    with Ledger(path) as ledger:
+        account = ledger.open_account("people", GaussianCost(1.0), Terms(4.4, 1e-5))
+        for month in ("May", "June"):
+            ledger.charge_training(account, "m/1", month, GaussianCost(0.5), cohort=("month", month))
+        assert ledger.verify().sound
+        row = next(row for row in ledger.export("people") if "June" in row.detail)
+    for before, after, fault in (
+        ('"rule":"month"', '"rule":"year"', "charges a cohort of another rule"),
+        ('"cohort":"June"', '"cohort":"May"', "does not charge what its part"),
+    ):
+        assert before in row.detail
+        forged = replace(row, detail=row.detail.replace(before, after))
+        place = f"account = {row.account} AND sequence = {row.sequence}"
+        edit(
+            path,
+            f"UPDATE journal SET detail = '{forged.detail}', hash = '{forged.expected_hash()}' WHERE {place}",
         )
         with Ledger(path) as ledger:
             faults = ledger.verify().faults

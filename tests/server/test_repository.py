@@ -192,8 +192,8 @@ def add(models: Path, repository: Path) -> Add:
     return lambda kind, label: shutil.copytree(models / kind, repository / label)
 
 
-def opened(repository: Path, reserved: tuple[str, ...] = ()) -> ModelRepository:
-    return ModelRepository(repository, load_models, deploy, reserved)
+def opened(repository: Path, reserved: tuple[str, ...] = (), keep: int = 1) -> ModelRepository:
+    return ModelRepository(repository, load_models, deploy, reserved, keep)
 
 
 def labels(models: Iterable[Deployment]) -> list[str]:
@@ -201,11 +201,11 @@ def labels(models: Iterable[Deployment]) -> list[str]:
 
 
 @contextmanager
-def serving(tmp_path: Path, repository: Path, fixed: Path | None = None) -> Iterator[Running]:
+def serving(tmp_path: Path, repository: Path, fixed: Path | None = None, keep: int = 1) -> Iterator[Running]:
     """Run a service with a repository in a thread."""
     ledger = Ledger(tmp_path / "ledger.sqlite")
     loaded = [] if fixed is None else load_models([f"fixed={fixed}"])
-    models = opened(repository, tuple(each.name for each in loaded))
+    models = opened(repository, tuple(each.name for each in loaded), keep)
     models.start(ledger)
     key, _ = ledger.create_key("ann")
     log = io.BytesIO()
@@ -264,6 +264,7 @@ def test_what_is_new_is_served_and_what_is_gone_is_not_while_the_service_runs(
         reserved = "Model names must be unique, but fixed is also in the model repository."
         assert [(each["event"], each["model"], each.get("error")) for each in told[:-1]] == [
             ("model_loaded", "m/2", None),
+            ("model_unloaded", "m/1", None),
             ("model_failed", "fixed", reserved),
             ("model_unloaded", "m", None),
             ("model_failed", "fixed", reserved),
@@ -332,27 +333,60 @@ def test_a_request_in_flight_is_answered_by_the_model_it_was_sent_to(
         slow.close()
 
 
-def test_no_request_fails_while_versions_change(tmp_path: Path, repository: Path, add: Add) -> None:
-    answers: list[tuple[int, str]] = []
+def test_no_request_is_lost_while_versions_are_replaced(tmp_path: Path, repository: Path, add: Add) -> None:
+    """Some ask for the newest version, some for one that they have pinned, until it is retired."""
+    answers: list[tuple[str | None, int, str | None]] = []
     stop = threading.Event()
     add("head", "m/1")
-    with serving(tmp_path, repository) as running:
+    with serving(tmp_path, repository, keep=2) as running:
 
-        def ask() -> None:
-            while not stop.is_set():
-                response = running.infer(some_rows(1), "m")
-                answers.append((response.status_code, response.json().get("model_version")))
+        def ask(pinned: str | None) -> None:
+            path = "/v2/models/m" + ("" if pinned is None else f"/versions/{pinned}")
+            with httpx.Client(base_url=running.url, headers=running.http.headers, timeout=60) as http:
+                while not stop.is_set():
+                    response = http.post(f"{path}/infer", json=inference(some_rows(1)))
+                    answers.append((pinned, response.status_code, response.json().get("model_version")))
 
-        thread = threading.Thread(target=ask)
-        thread.start()
-        for version in "1234":
+        threads = [threading.Thread(target=ask, args=(pinned,)) for pinned in (None, None, "1", "2")]
+        for thread in threads:
+            thread.start()
+        for version in "12345":
             if version != "1":
                 add("head", f"m/{version}")
                 reload(running)
-            until(lambda wanted=(200, version): wanted in answers, 30)  # type: ignore[misc]
+            until(lambda wanted=(None, 200, version): wanted in answers, 30)  # type: ignore[misc]
         stop.set()
-        thread.join()
-    assert set(answers) == {(200, version) for version in "1234"}
+        for thread in threads:
+            thread.join()
+        gone = running.http.post("/v2/models/m/versions/2/infer", json=inference(some_rows(1)))
+        assert gone.status_code == 410
+        assert "Version 2 of this model is retired" in gone.json()["error"]
+        assert running.http.get("/v2/models/m/versions/6").status_code == 404
+        assert running.http.get("/v2/models/m").json()["versions"] == ["4", "5"]
+    assert {each for each in answers if each[0] is None} == {(None, 200, version) for version in "12345"}
+    for pinned, first in (("1", 200), ("2", 404)):
+        found = [status for asked, status, _ in answers if asked == pinned]
+        assert list(dict.fromkeys(found)) in ([first, 200, 410], [200, 410]), "served, then retired"
+        assert {got for asked, status, got in answers if (asked, status) == (pinned, 200)} <= {pinned}
+
+
+def test_the_newest_versions_are_kept_and_a_broken_one_retires_nothing(
+    repository: Path, add: Add, ledger: Ledger
+) -> None:
+    for version in ("1", "2", "3"):
+        add("head", f"m/{version}")
+    models = opened(repository, keep=2)
+    models.start(ledger)
+    assert labels(models.deployments) == ["m/2", "m/3"]
+    (add("head", "m/4") / "model.json").write_text("{")
+    assert set(models.refresh(ledger)) == {"m"}
+    assert labels(models.deployments) == ["m/2", "m/3"]
+    shutil.rmtree(repository / "m" / "4")
+    add("head", "m/5")
+    assert models.refresh(ledger) == {}
+    assert labels(models.deployments) == ["m/3", "m/5"]
+    assert models.has_seen("m", "1")
+    assert not models.has_seen("m", "6")
 
 
 def test_a_new_evaluation_is_charged_when_the_repository_is_read_again(

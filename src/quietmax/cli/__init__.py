@@ -36,6 +36,7 @@ COMMANDS = {
     "attack": "Run membership-inference attacks on a model.",
     "audit": "Search for lower bounds on a claimed epsilon.",
     "card": "Show the privacy card of a model.",
+    "forget": "Leave a person out of later trainings, and say what stays.",
     "export": "Export a released model to ONNX, skops or MLflow.",
     "serve": "Serve models over HTTP.",
     "ask": "Ask a running service about all rows of a file.",
@@ -44,7 +45,7 @@ COMMANDS = {
     "reproduce": "Reproduce the paper's tables and figures.",
 }
 _SHARED = {
-    **dict.fromkeys(("evaluate", "decide", "explain", "card", "export", "sensitivity"), "models"),
+    **dict.fromkeys(("evaluate", "decide", "explain", "card", "forget", "export", "sensitivity"), "models"),
     **dict.fromkeys(("datasets", "schema"), "data"),
     **dict.fromkeys(("compare", "reproduce"), "experiments"),
 }

@@ -79,6 +79,7 @@ def _status(address: Address = None) -> None:
                 "parts": [
                     {**asdict(part), "spent_units": units} for part, units in ledger.parts(account).items()
                 ],
+                "cohorts": ledger.cohorts(account),
             }
             for account in accounts
         ]
@@ -182,12 +183,16 @@ def _print_account(ledger: Ledger, account: AccountState) -> None:
 
 
 def _print_spending(ledger: Ledger, account: AccountState) -> None:
-    """Print what each side of a split has spent, of which only the larger counts, and what each client has spent."""
-    whole = account.limit_units
-    parts = [(part.split, part.side, _percent(units, whole)) for part, units in ledger.parts(account).items()]
-    if parts:
+    """Print what each cohort or each side of a split has spent, of which the largest counts, and each client."""
+    whole, parts = account.limit_units, ledger.parts(account)
+    if cohorts := ledger.cohorts(account):
+        rule = next(part.rule for part in parts if part.rule)
+        spent = [(cohort, _percent(units, whole)) for cohort, units in cohorts.items()]
+        print_table(f"Cohorts of {account.name}: the largest counts", (f"by {rule}", "spent"), spent)
+    elif parts:
+        sides = [(str(part.split), str(part.side), _percent(units, whole)) for part, units in parts.items()]
         title = f"Parts of {account.name}: of each split, the larger side counts"
-        print_table(title, ("split", "side", "spent"), parts)
+        print_table(title, ("split", "side", "spent"), sides)
     clients = [
         (
             each.client,

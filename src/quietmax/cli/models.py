@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -23,7 +24,7 @@ from quietmax.cli._output import (
     print_table,
     progress_bar,
 )
-from quietmax.errors import InvalidInput, QuietmaxError, counted
+from quietmax.errors import InvalidData, InvalidInput, QuietmaxError, counted
 
 if TYPE_CHECKING:
     from quietmax.estimators.figures import Evaluation
@@ -384,6 +385,63 @@ def card(
     items = nist_checklist(card, record)
     print_json([item._asdict() for item in items])
     print_table("Checklist after NIST SP 800-226", ("factor", "question", "answer"), items, prose=True)
+
+
+@with_groups
+def forget(
+    *,
+    models: Annotated[
+        list[Path] | None, typer.Argument(help="Folders of released models.", show_default=False)
+    ] = None,
+    schema: Annotated[Path, "Schema of the table; it names the `person` column."],
+    person: Annotated[str, "The person, as in the `person` column. -: read it from standard input."],
+    erased: Annotated[
+        Path | None, typer.Option("--list", help="The erasure list. Default: the schema's name with .erased.")
+    ] = None,
+    html: Annotated[Path | None, "Also write a page for the person and for the file."] = None,
+) -> None:
+    """Leave a person out of all later trainings, and say what released models may tell about the person at most.
+
+    The list keeps a keyed hash, not the name. Train with --forgotten LIST. Released models stay as they are: what they
+    tell is limited by their guarantees. Nothing is deleted from your table: that is yours to do.
+
+    Examples:
+
+    quietmax forget --schema people.toml --person 4711
+
+    quietmax forget visits --schema people.toml --person - --html page.html
+    """
+    from quietmax._io import atomic_write
+    from quietmax.data import ErasureList, Schema
+    from quietmax.erasure_record import in_words, model_record, to_html
+
+    if Schema.from_file(schema).person is None:
+        raise InvalidData("The schema must name a person column: without one nobody can be left out.")
+    name = sys.stdin.readline().strip() if person == "-" else person
+    records = [model_record(folder, name) for folder in models or []]
+    place = schema.with_suffix(".erased") if erased is None else erased
+    added = ErasureList.add(place, name)
+    entry = ErasureList.from_file(place).entry(name)
+    words = in_words(records)
+    if html is not None:
+        try:
+            atomic_write(html, lambda staging: staging.write_text(to_html(records, entry), encoding="utf-8"))
+        except OSError as problem:
+            raise QuietmaxError(
+                f"The person is on the list {place}, but the page {html} cannot be written: {problem.strerror}."
+            ) from problem
+    names = ("model", "trained_on", "because", "in_words")
+    shown = [{name: getattr(each, name) for name in names} for each in records]
+    print_json({"list": str(place), "entry": entry, "added": added, "in_words": words, "models": shown})
+    known = "is now on" if added else "was already on"
+    console.print(f"The person {known} the erasure list {place} (entry {entry}).", soft_wrap=True)
+    if records:
+        rows = [(each.model, each.trained_on, f"{each.because} {each.in_words}") for each in records]
+        print_table("Released models, which stay", ("model", "trained on", "what is known"), rows, prose=True)
+        console.print("Together: " + " ".join(words), soft_wrap=True)
+    console.print(
+        "Nothing was deleted from the table: delete the person's rows there, and in its copies and backups."
+    )
 
 
 def _read_ledger(address: str, card: PrivacyCard, account: str | None) -> LedgerRecord:

@@ -169,6 +169,9 @@ class _Models:
         Path | None,
         "Directory of models as NAME/VERSION. The highest version of each is served; SIGHUP reads what is new.",
     ] = None
+    keep_versions: Annotated[
+        int, "Versions of each model of the --repository that clients can ask for.", {"min": 1}
+    ] = 1
     accept_unproven: Annotated[bool, "Serve models without a proven guarantee; answers carry a warning."] = (
         False
     )
@@ -283,7 +286,9 @@ def command(
     loaded, repository = chosen._load(models or []), None
     if chosen.repository is not None:
         reserved = {each.name for each in loaded}
-        repository = ModelRepository(chosen.repository, chosen._load, chosen._deploy, reserved)
+        repository = ModelRepository(
+            chosen.repository, chosen._load, chosen._deploy, reserved, chosen.keep_versions
+        )
     if check:
         listener.check_ports()
         served = [*loaded, *(repository.start(None) if repository else [])]

@@ -10,7 +10,8 @@ import hashlib
 import json
 import os
 import secrets
-from dataclasses import asdict, dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -22,7 +23,6 @@ from quietmax.data.cells import as_string, is_missing, is_valid_unicode
 from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError
 
 _FORMAT = "quietmax erasure list 1"
-_HEX = frozenset("0123456789abcdef")
 
 
 @dataclass(frozen=True)
@@ -59,16 +59,15 @@ class ErasureList:
         """Read a list; a missing or damaged file is an error, never an empty list."""
         try:
             stored = json.loads(Path(path).read_bytes())
-            key, persons = stored["key"], stored["persons"]
-            right = stored["format"] == _FORMAT and set(stored) == {"format", "key", "persons"}
-            right = right and len(key) == 64 and all(len(each) == 32 for each in persons)
-            if not right or not _HEX.issuperset("".join([key, *persons])):
+            key, persons = stored.pop("key"), stored.pop("persons")
+            if stored != {"format": _FORMAT} or len(key) != 64 or any(len(each) != 32 for each in persons):
                 raise ValueError("not an erasure list")
+            bytes.fromhex("".join([key, *persons]))
         except OSError as problem:
             raise DataUnavailable(
                 f"The erasure list {path} cannot be read ({problem.strerror}). 'quietmax forget' writes one."
             ) from problem
-        except (ValueError, KeyError, TypeError, RecursionError) as problem:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
             raise DataUnavailable(
                 f"The erasure list {path} is damaged or no erasure list. Restore it from a backup."
             ) from problem
@@ -79,31 +78,28 @@ class ErasureList:
         """Add a person to the list in a file, which is created if missing; return whether the person was new."""
         file, name = Path(path), as_string(person)
         if is_missing([name])[0] or not is_valid_unicode([name])[0]:
-            raise InvalidInput("A person must be a value of the `person` column, not a missing one.")
+            raise InvalidInput("`person` must be a value of the person column, not a missing one.")
         try:
-            folder = os.open(file.parent, os.O_RDONLY)
+            with ExitStack() as stack:  # of two processes that add people, none forgets the other's
+                folder = os.open(file.parent, os.O_RDONLY)
+                stack.callback(os.close, folder)
+                fcntl.flock(folder, fcntl.LOCK_EX)
+                stack.callback(fcntl.flock, folder, fcntl.LOCK_UN)
+                found = cls.from_file(file) if file.exists() else cls(secrets.token_hex(32))
+                new = found._hash(name)
+                if new not in found.persons:
+                    content = {"format": _FORMAT, "key": found.key, "persons": sorted((*found.persons, new))}
+                    text = json.dumps(content, indent=1)
+                    atomic_write(file, lambda staging: staging.write_text(text), private=True)
+                return new not in found.persons
         except OSError as problem:
             raise QuietmaxError(
                 f"The erasure list {file} cannot be written ({problem.strerror})."
             ) from problem
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX)  # of two processes that add people, none forgets the other's
-            found = cls.from_file(file) if file.exists() else cls(secrets.token_hex(32))
-            new = found._hash(name)
-            if new in found.persons:
-                return False
-            content = {"format": _FORMAT, **asdict(cls(found.key, tuple(sorted((*found.persons, new)))))}
-            atomic_write(
-                file, lambda staging: staging.write_text(json.dumps(content, indent=1)), private=True
-            )
-            return True
-        except OSError as problem:
-            raise QuietmaxError(
-                f"The erasure list {file} cannot be written ({problem.strerror})."
-            ) from problem
-        finally:
-            fcntl.flock(folder, fcntl.LOCK_UN)
-            os.close(folder)
+
+    def entry(self, person: object) -> str:
+        """Return the first digits of a person's hash, by which a record can name the entry."""
+        return self._hash(as_string(person))[:16]
 
     def holds(self, names: NDArray[np.object_]) -> NDArray[np.bool_]:
         """Tell for each name, as `Records.persons` has it, whether the person is on the list."""

@@ -772,6 +772,4 @@ def split_name(model: PrivateModel) -> str | None:
         known_by = (
             f"encoding {hashlib.sha256(replace(encoding, defaults=()).to_json().encode()).hexdigest()[:32]}"
         )
-    facts = model.guarantee.parameters
-    cohort = f", cohort {facts['cohort']['name']} by {rule_of(facts).by}" if "cohort" in facts else ""
-    return f"{holdout.share!r} of the {unit}s of {known_by}, seed {holdout.seed}{cohort}"
+    return f"{holdout.share!r} of the {unit}s of {known_by}, seed {holdout.seed}"

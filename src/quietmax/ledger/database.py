@@ -599,6 +599,8 @@ MIGRATIONS: tuple[Callable[[Connection], object], ...] = (
     _adopt_requests,
     _adopt_accounts,
     partial(_run, statement="DROP TABLE IF EXISTS ended_sessions"),  # the page has no sessions any more
+    # No table changes. New rows charge cohorts, which versions up to 0.3 would add up wrongly: they must not write.
+    lambda _: None,
 )
 """The steps of the schema. The n-th step leads to version n."""
 

@@ -22,7 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -38,6 +38,7 @@ from quietmax.ledger.accounts import (
     AccountState,
     _check_reason,
     _client_number,
+    _get_account,
     _lock_account,
     _lock_keys_account,
     _record,
@@ -78,6 +79,7 @@ from quietmax.ledger.transactions import (
     Part,
     Side,
     StoredAnswer,
+    _by_cohort,
     _spent_by_part,
     _store_answers,
 )
@@ -85,10 +87,7 @@ from quietmax.ledger.verify import Anchor, Verification, _read_journal, _verify
 
 TRAINING_CLIENT = "training"
 """The client that is charged for what training and evaluations spent."""
-_RELEASES: dict[str, tuple[str, Side]] = {
-    "training": ("Training", "training"),
-    "evaluation": ("Evaluating", "holdout"),
-}
+_RELEASES = {"training": "Training", "evaluation": "Evaluating"}
 _MAX_HASHED = 2047
 """Bytes to hash at once: hashlib would release the interpreter lock for more, and wait to get it back."""
 _FIXED_NONCE = bytes(12)
@@ -117,6 +116,8 @@ _log = logging.getLogger(__name__)
 ChargeCallback = Callable[[ChargeResult], None]
 ChargesCallback = Callable[[list[ChargeResult]], None]
 AnswersCallback = Callable[[StoredAnswer | Failed], None]
+Cohort = tuple[str, str]
+"""The rule that says which cohort a person is in, and the name of one of its cohorts."""
 _PendingCharge = tuple[Charge, ChargeCallback]
 _PendingAnswers = tuple[NewAnswers, AnswersCallback]
 
@@ -261,18 +262,21 @@ class Ledger(Accounts):
         cost: Cost | Literal["all"],
         *,
         split: str | None = None,
+        cohort: Cohort | None = None,
     ) -> None:
         """Charge, once for each model, what its training spent; raise `QuietmaxError` if the account cannot pay for it.
 
         With the cost "all" the guarantee does not compose with others, so the model takes the whole account, and
-        nothing can be granted afterwards. The people that a split held out of the training set are not charged.
+        nothing can be granted afterwards. The people that a split held out of the training set are not charged, nor are
+        those of other cohorts than the one that the model was trained on.
         """
         if cost == "all":
             self._reserve_exclusively(account, model, digest)
             units = self.account(account.name).limit_units
         else:
             units = account.units(cost)
-        self._charge_release(account, model, units, "training", digest, split)
+        part = _part(split, "training", cohort)
+        self._charge_release(account, model, units, "training", digest, part)
 
     def is_training_charged(self, account: AccountState, digest: str) -> bool:
         """Tell whether `charge_training` has charged a model of this digest."""
@@ -282,12 +286,20 @@ class Ledger(Accounts):
             return found.first() is not None
 
     def charge_evaluation(
-        self, account: AccountState, model: str, digest: str, cost: GaussianCost, *, split: str | None = None
+        self,
+        account: AccountState,
+        model: str,
+        digest: str,
+        cost: GaussianCost,
+        *,
+        split: str | None = None,
+        cohort: Cohort | None = None,
     ) -> None:
         """Charge, once for each evaluation, what it spent; raise `QuietmaxError` if the account cannot pay for it.
 
         An evaluation of the people that a split held out costs nothing as long as it spends no more than the training
-        on the other people (parallel composition, THEORY 3.8). Without a split, they may be in the training set.
+        on the other people (parallel composition, THEORY 3.8). Without a split, they may be in the training set;
+        without a cohort, they may be of any.
         """
         terms = account.terms
         if (
@@ -300,7 +312,7 @@ class Ledger(Accounts):
             units = max(account.limit_units, LIMIT)
         else:
             units = account.units(cost)
-        self._charge_release(account, model, units, "evaluation", digest, split)
+        self._charge_release(account, model, units, "evaluation", digest, _part(split, "holdout", cohort))
 
     def _charge_release(
         self,
@@ -309,31 +321,53 @@ class Ledger(Accounts):
         units: int,
         kind: Literal["training", "evaluation"],
         digest: str,
-        split: str | None,
+        part: Part | None,
     ) -> None:
         """Charge for a release that was made before it came to the ledger."""
-        what, side = _RELEASES[kind]
-        part = None if split is None else Part(split, side)
         request = _release_request(account, kind, digest)
-        client = self.client(TRAINING_CLIENT)
-        result = self.charge(
-            Charge(account.id, client, model, units, rows=1, request=request, kind=kind, part=part)
-        )
-        if isinstance(result, LimitExceeded):
-            raise QuietmaxError(
-                f"{what} the model {model} spent more than remains in the account {account.name!r}. "
-                "'quietmax ledger grant' raises the budget."
-            )
-        if isinstance(result, Failed):
-            raise result.error
+        who = "" if part is None or part.cohort is None else f" for the cohort {part.cohort!r}"
+        exceeded = f"{_RELEASES[kind]} the model {model} spent more than remains{who}"
+        result = self.charge_past(account, model, units, 1, request, kind, exceeded, part)
         if isinstance(result, Charged):
             self.store_answers(NewAnswers(account.id, request=request, answer=b"trained"))
 
+    def charge_past(
+        self,
+        account: AccountState,
+        model: str,
+        unit_cost: int,
+        rows: int,
+        request: bytes,
+        kind: Literal["training", "evaluation", "migrated-budget"],
+        exceeded: str,
+        part: Part | None = None,
+    ) -> ChargeResult:
+        """Charge what was spent before it came to the ledger; raise if that fails, `exceeded` says what is too much."""
+        client = self.client(TRAINING_CLIENT)
+        charge = Charge(account.id, client, model, unit_cost, rows, request=request, kind=kind, part=part)
+        result = self.charge(charge)
+        if isinstance(result, LimitExceeded):
+            raise QuietmaxError(
+                f"{exceeded} in the account {account.name!r}. 'quietmax ledger grant' raises the budget."
+            )
+        if isinstance(result, Failed):
+            raise result.error
+        return result
+
     def parts(self, account: AccountState) -> dict[Part, int]:
-        """Return what each side of each split has spent, in units; empty if every charge concerns everybody."""
+        """Return what each part of an account has spent, in units; empty if every charge concerns everybody."""
         with _read_transaction(self._engine) as connection:
             spent = _spent_by_part(Cursor(connection), [account.id])[account.id]
-        return dict(sorted(spent.items(), key=lambda item: (item[0].split, item[0].side)))
+        return dict(sorted(spent.items(), key=lambda item: tuple(each or "" for each in astuple(item[0]))))
+
+    def cohorts(self, account: AccountState) -> dict[str, int]:
+        """Return what each cohort has spent, in units, with what concerns everybody; empty if there are no cohorts."""
+        with _read_transaction(self._engine) as connection:
+            spent = _spent_by_part(Cursor(connection), [account.id])[account.id]
+            state = _get_account(connection, account.name)
+        found = _by_cohort(spent)
+        everybody = state.spent_units - max(found.values())
+        return {cohort: everybody + found[cohort] for cohort in sorted(filter(None, found))}
 
     def request_key(self, client: int, request_id: str) -> bytes:
         """Return the keyed hash that stands for a client's request id. Different clients have different keys."""
@@ -460,6 +494,14 @@ def ledger_exists(address: str | Path) -> bool:
         return _is_migrated(engine)
     finally:
         engine.dispose()
+
+
+def _part(split: str | None, side: Side, cohort: Cohort | None) -> Part | None:
+    """Return the part of an account that a release concerns; None if it concerns everybody."""
+    if split is None and cohort is None:
+        return None
+    rule, name = cohort or (None, None)
+    return Part(split, None if split is None else side, name, rule)
 
 
 def _release_request(account: AccountState, kind: str, digest: str) -> bytes:

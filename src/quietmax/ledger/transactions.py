@@ -10,7 +10,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from itertools import islice
 from typing import Literal, NamedTuple, get_args
 
@@ -34,41 +34,82 @@ Side = Literal["training", "holdout"]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The people on one side of a split, who are the only ones that a release concerns (THEORY 3.8).
+    """The people whom a release concerns: one side of a split, one cohort, or both (THEORY 3.8, 3.17).
 
-    Nobody is on both sides of a split. So the two sides are charged in parallel: an account has spent the larger of
-    what its two sides have spent, summed over all splits, and what concerns everybody. For two different splits, a
-    person may be on the expensive side of both. Answers that are charged one by one count for everybody.
+    Nobody is on both sides of a split or in two cohorts of one rule, so these are charged in parallel: an account has
+    spent what concerns everybody, and of the rest what the most expensive cohort has spent. That is the larger of its
+    two sides, summed over all splits: for two different splits, a person may be on the expensive side of both. Answers
+    that are charged one by one count for everybody, and so for every cohort.
     """
 
-    split: str  # Name of the split: equal names mean that each person is on the same side
-    side: Side  # The side
+    split: str | None = None  # Name of the split: equal names mean that each person is on the same side
+    side: Side | None = None  # The side
+    cohort: str | None = None  # Name of the cohort. None: people of all cohorts
+    rule: str | None = None  # What says which cohort a person is in; an account has one rule
 
     def _increase(self, spent: Mapping[Part, int], units: int) -> int:
         """Return by how much the balance of the account grows if this part is charged."""
-        own = spent.get(self, 0)
-        other = spent.get(Part(self.split, "holdout" if self.side == "training" else "training"), 0)
-        return max(own + units, other) - max(own, other)
+        return _balance({**spent, self: spent.get(self, 0) + units}) - _balance(spent)
+
+    def _other_rule(self, spent: Iterable[Part]) -> str | None:
+        """Return the rule of the cohorts that were charged before, if this cohort is of another rule."""
+        if self.rule is None:
+            return None
+        return next((part.rule for part in spent if part.rule not in (None, self.rule)), None)
 
     def _to_detail(self, units: int) -> dict[str, str | int]:
         """Return what the detail of the journal row of a charge states about the part."""
-        return {"side": self.side, "split": self.split, "units": units}
+        stated = {name: value for name, value in asdict(self).items() if value is not None}
+        return {**dict(sorted(stated.items())), "units": units}
 
     @classmethod
     def _from_detail(cls, detail: str) -> tuple[Part, int] | None:
         """Return the part and the units that the detail of a journal row states; None if it concerns everybody."""
         content = json.loads(detail) if detail else {}
-        if not {"side", "split", "units"} & set(content):
+        if not {"side", "split", "cohort", "rule", "units"} & set(content):
             return None
-        part, units = cls(content["split"], content["side"]), content["units"]
-        if type(part.split) is not str or part.side not in get_args(Side) or type(units) is not int:
+        part = cls(*(content.get(each.name) for each in fields(cls)))
+        units = content["units"]
+        sided = (part.split is None) == (part.side is None) and part.side in (None, *get_args(Side))
+        named = (part.cohort is None) == (part.rule is None) and part != cls()
+        words = {type(each) for each in (part.split, part.cohort, part.rule)} <= {str, type(None)}
+        if not (sided and named and words) or type(units) is not int:
             raise ValueError("not a part of an account")
         return part, units
+
+
+def _balance(spent: Mapping[Part, int]) -> int:
+    """Return what the charges of parts take from an account: what the most expensive cohort has spent."""
+    return max(_by_cohort(spent).values())
+
+
+def _by_cohort(spent: Mapping[Part, int]) -> dict[str | None, int]:
+    """Return what the charges of parts take from each cohort, and from people of no cohort that was charged (None)."""
+    of_cohort: dict[str | None, list[tuple[Part, int]]] = {None: []}
+    for part, units in spent.items():
+        of_cohort.setdefault(part.cohort, []).append((part, units))
+    found = {}
+    for cohort, own in of_cohort.items():
+        sides: Counter[tuple[str | None, Side | None]] = Counter()
+        for part, units in own if cohort is None else (*of_cohort[None], *own):
+            sides[part.split, part.side] += units
+        larger: dict[str | None, int] = {}
+        for (split, _), units in sides.items():
+            larger[split] = max(larger.get(split, 0), units)
+        found[cohort] = sum(larger.values())
+    return found
 
 
 _PART_ROWS = (
     "SELECT account, detail FROM journal"
     " WHERE account IN (??) AND kind <> 'charge' AND kind IN ('training', 'evaluation') AND detail <> ''"
+)
+
+
+_CLOSED = (
+    "SELECT changed.account FROM journal AS changed WHERE account IN (??) AND kind = 'revoke' AND client = ''"
+    " AND NOT EXISTS (SELECT 1 FROM journal AS later WHERE later.account = changed.account AND later.kind = 'grant'"
+    " AND later.sequence > changed.sequence)"
 )
 
 
@@ -335,6 +376,13 @@ _INSERT_REQUEST = (
 _UPDATE_REQUEST = "UPDATE requests SET units = ?, time = ? WHERE request = ?"
 
 
+_OVERLAP = (
+    "The cohorts are those of the rule {!r}, but the account was charged for cohorts of the rule {!r}, so a person "
+    "could be in two of them. The rule of a training set cannot change. A model that was trained without a cohort is "
+    "charged to everybody."
+)
+
+
 @dataclass(slots=True)
 class _Balance:
     """A client's subaccount inside a transaction."""
@@ -399,9 +447,9 @@ class ChargeBatch:
         self._cached = {
             account: answer_cache._find(cursor, account, keys) for account, keys in queries.items()
         }
-        self._parts = _spent_by_part(
-            cursor, {charge.account for charge in charges if charge.part is not None}
-        )
+        in_parts = {charge.account for charge in charges if charge.part is not None}
+        self._parts = _spent_by_part(cursor, in_parts)
+        self._closed = {account for (account,) in cursor._fetch_listed(_CLOSED, in_parts)}
         self._new_requests: dict[bytes, tuple[Charge, int]] = {}
         self._resumed_requests: dict[bytes, int] = {}
         self.results: list[ChargeResult] = [self._decide(charge) for charge in charges]
@@ -452,7 +500,7 @@ class ChargeBatch:
 
     def _pay(
         self, charge: Charge, account: AccountTransaction, balance: _Balance, earlier: _StoredRequest | None
-    ) -> Charged | LimitExceeded:
+    ) -> Charged | LimitExceeded | Failed:
         """Charge the new answers, less what an earlier attempt has paid; a training or an evaluation pays once."""
         cached: dict[bytes, bytes] = {}
         if found := self._cached.get(charge.account):
@@ -463,6 +511,8 @@ class ChargeBatch:
         if earlier is not None and charge.kind in _RELEASES:
             full = 0
         units = full if charge.part is None else charge.part._increase(self._parts[charge.account], full)
+        if full and charge.part is not None and (refused := self._refused(charge.account, charge.part, full)):
+            return refused
         if units > account.limit_units - account.spent_units:
             return LimitExceeded("budget", units, account.limit_units - account.spent_units)
         if balance.limit_units is not None and units > balance.limit_units - balance.spent_units:
@@ -491,6 +541,13 @@ class ChargeBatch:
                 attempt = _StoredRequest(charge.account, charge.body, paid + full, None)
                 self._attempts[charge.request] = attempt
         return Charged(units, answers, _remaining(account, balance), cached)
+
+    def _refused(self, account: int, part: Part, units: int) -> LimitExceeded | Failed | None:
+        """Return why a cohort cannot be charged, whatever remains: it may overlap others, or the account is closed."""
+        if other := part._other_rule(self._parts[account]):
+            return Failed(InvalidInput(_OVERLAP.format(part.rule, other)))
+        closed = part.cohort is not None and account in self._closed
+        return LimitExceeded("budget", units, 0) if closed else None
 
 
 def _charge_detail(charge: Charge, units: int, paid: int | None) -> str:

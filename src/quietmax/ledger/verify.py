@@ -203,6 +203,8 @@ class _Replay:
         part, units = stated
         if units < 0 or entry.units != part._increase(self._parts, units):
             self._fault(f"row {entry.sequence} does not charge what its part of the account has spent")
+        if part._other_rule(self._parts):
+            self._fault(f"row {entry.sequence} charges a cohort of another rule than the rows before it")
         self._parts[part] = self._parts.get(part, 0) + units
         return units
 

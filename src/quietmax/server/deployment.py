@@ -28,12 +28,14 @@ from quietmax.errors import BudgetExhausted, InvalidInput, QuietmaxError, counte
 from quietmax.estimators.decisions import Costs, decision_in_words
 from quietmax.estimators.evaluation import EVALUATION_FILE, EvaluationCharge, read_evaluations, split_name
 from quietmax.estimators.head.effects import Additive
+from quietmax.estimators.head.update import prior_of
 from quietmax.estimators.head.weights import TableWeights
 from quietmax.estimators.serialization import DECISION_FILE, PrivateModel, open_private
+from quietmax.estimators.series import Version, own_cost
 from quietmax.ledger.accounts import AccountState, Terms
 from quietmax.ledger.database import START
-from quietmax.ledger.ledger import TRAINING_CLIENT, Ledger
-from quietmax.ledger.transactions import Charge, Charged, Failed, LimitExceeded, NewAnswers
+from quietmax.ledger.ledger import Ledger
+from quietmax.ledger.transactions import Charged, NewAnswers
 from quietmax.mechanisms.algorithm1 import Algorithm1
 from quietmax.mechanisms.base import Answerer, Answers, digest_text, releases_probabilities
 from quietmax.models.serialization import load_model, read_description
@@ -79,6 +81,8 @@ class Deployment:
     encoding: Encoding | None = None  # How columns become features. With it, answers are class names
     migrated_budget: MigratedBudget | None = None  # The budget to move out of the model folder
     split: str | None = None  # Name of the split that held people out of the training set
+    cohorts: str | None = None  # The rule that says which cohort a person is in, if it was trained on one
+    series: tuple[Version, ...] = ()  # The versions of its series, of which it is the last
     answerer: Answerer | None = None  # Computes scores during the charge and draws, if each answer is charged
     evaluations: tuple[EvaluationCharge, ...] = ()  # What those in the folder cost the people evaluated
     bound_account: AccountState | None = None  # The account as it was when the model was deployed
@@ -250,7 +254,26 @@ def _read_private(path: Path, description: Mapping[str, Any]) -> dict[str, Any]:
         "digest": _digest(path),
         "training_cost": None if model.guarantee.definition == "approximate" else model.guarantee.cost,
         "split": split_name(model),
+        **_read_series(model),
         "evaluations": tuple(read_evaluations(path, model)),
+    }
+
+
+def _read_series(model: PrivateModel) -> dict[str, Any]:
+    """Describe a version of a series: what its own training cost, the rule for cohorts, and all versions up to it.
+
+    The name of the rule says by which cells and how people are recognised: with equal names, cohorts are the same.
+    """
+    facts, encoding = model.guarantee.parameters, model.encoding
+    if "cohort" not in facts or encoding is None:
+        return {}
+    rule = facts["cohort"]["rule"]
+    exact = [rule, encoding.person, encoding.person_type, encoding.person_ignores_case]
+    digest = hashlib.sha256(json.dumps(exact, sort_keys=True).encode()).hexdigest()[:32]
+    return {
+        "training_cost": own_cost(model.guarantee),
+        "cohorts": f"{rule['by']} of the {model.guarantee.unit}s ({digest})",
+        "series": tuple(prior_of(model).versions),
     }
 
 
@@ -307,9 +330,9 @@ def deploy(
     return [_deploy(ledger, model, budget, account, because, accept_weak) for model in ordered]
 
 
-def _deployment_order(model: Deployment) -> bool:
-    """Sort models with Gaussian costs first: an account with such a total can pay pure costs too."""
-    return model._measure != "gaussian"
+def _deployment_order(model: Deployment) -> tuple[bool, Any]:
+    """Sort models with Gaussian costs first: an account with such a total can pay pure costs too. Then by version."""
+    return model._measure != "gaussian", _version_order(model.version)
 
 
 def check_deployments(
@@ -324,7 +347,7 @@ def check_deployments(
     """Raise what `deploy` would raise, without opening, charging or migrating anything.
 
     Each model is checked alone: several new models that share an account may still exceed it together. Evaluations and
-    trainings with a holdout are checked by `deploy` only.
+    trainings with a holdout or on a cohort are checked by `deploy` only.
     """
     for model in models:
         name, found = account or _account_name(model.dataset), None
@@ -333,7 +356,7 @@ def check_deployments(
         _check_account(model, name, budget, found, accept_weak)
         if ledger is not None and found is None:
             ledger.check_opening(name, because)
-        if ledger is None or found is None or model.training_cost is None or model.split is not None:
+        if ledger is None or found is None or model.training_cost is None or model.split or model.series:
             continue
         charged = ledger.is_training_charged(found, model.digest.hex())
         if not charged and found.units(model.training_cost) > found.remaining_units:
@@ -368,16 +391,27 @@ def _deploy(
         name, total, terms, digest=records, named_by_owner=account is not None, because=because
     )
     if model.cost is None:
-        # A guarantee without a cost adds up with no other, so it takes the whole account.
-        ledger.charge_training(
-            state, model.label, model.digest.hex(), model.training_cost or "all", split=model.split
-        )
+        _charge_training(ledger, model, state)
     _charge_evaluations(ledger, model, state)
     if model.migrated_budget is not None:
         _migrate_budget(ledger, model.label, model.migrated_budget, state, unit_cost)
     if model.status != "proven":
         ledger.record_unproven(state, model.label, model.status)
     return replace(model, bound_account=ledger.account(state.name), unit_cost=unit_cost)
+
+
+def _charge_training(ledger: Ledger, model: Deployment, state: AccountState) -> None:
+    """Charge what training spent: for a series, that of each version, since the last one depends on all of them."""
+    if model.cohorts is None:
+        # A guarantee without a cost adds up with no other, so it takes the whole account.
+        ledger.charge_training(
+            state, model.label, model.digest.hex(), model.training_cost or "all", split=model.split
+        )
+    for each in model.series:  # all hold out the same people
+        label, mu = f"{model.name}/{each.version}", GaussianCost(each.mu)
+        cohort = str(model.cohorts), each.cohort
+        if not ledger.is_training_charged(state, each.digest):
+            ledger.charge_training(state, label, each.digest, mu, split=model.split, cohort=cohort)
 
 
 def find_account(
@@ -415,8 +449,11 @@ def _charge_evaluations(ledger: Ledger, model: Deployment, state: AccountState) 
             continue
         digest = f"{charge.id} {charge.mu!r} {charge.composition}"
         split = model.split if charge.composition == "parallel" else None
+        cohort = None if model.cohorts is None else (model.cohorts, model.series[-1].cohort)
         try:
-            ledger.charge_evaluation(state, model.label, digest, GaussianCost(charge.mu), split=split)
+            ledger.charge_evaluation(
+                state, model.label, digest, GaussianCost(charge.mu), split=split, cohort=cohort
+            )
         except InvalidInput as error:
             raise InvalidInput(
                 f"The evaluations of the model {model.label} cannot be paid from the account {state.name!r}: {error}"
@@ -434,7 +471,8 @@ def _total(
     if found is not None:
         return found.total, found.terms
     if model.terms is not None:
-        return model.training_cost or model.terms.total(model._measure), model.terms
+        own = None if model.series else model.training_cost  # that of a version may be below that of others
+        return own or model.terms.total(model._measure), model.terms
     raise InvalidInput(
         f"The account {name!r} does not exist and the model {model.label} states no budget; `budget` is required."
     )
@@ -470,7 +508,7 @@ def _check_terms(model: Deployment, terms: Terms) -> None:
 
 def _check_fits(model: Deployment, state: AccountState, unit_cost: int) -> None:
     """Raise if a model has spent more than a new account would hold."""
-    spent = 0 if model.training_cost is None else state.units(model.training_cost)
+    spent = 0 if model.training_cost is None else state.units(model.guarantee.cost)  # of the whole series
     if model.migrated_budget is not None:
         spent += model.migrated_budget.account.answered * unit_cost
     if spent > state.limit_units:
@@ -499,7 +537,7 @@ def _migrate_budget(
     read_only = bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
     moved = mark.is_file() and mark.read_text(encoding="utf-8", errors="replace") == text
     request = hashlib.sha256(f"carried over {state.id} {folder} {migrated.digest}".encode()).digest()
-    client = ledger.client(TRAINING_CLIENT)
+    exceeded = "The model {} answered {} outside the ledger, more than remains"
     while True:
         answered = migrated.account.answered
         if moved and answered >= migrated.limit:
@@ -511,16 +549,8 @@ def _migrate_budget(
                 f"The model {label} keeps its budget in the read-only {folder}, so it cannot move into the ledger. "
                 "Serve it once from a writable folder."
             )
-        result = ledger.charge(
-            Charge(state.id, client, label, unit_cost, rows=answered, request=request, kind="migrated-budget")
-        )
-        if isinstance(result, LimitExceeded):
-            raise QuietmaxError(
-                f"The model {label} answered {counted(answered, 'query', 'queries')} outside the ledger, more than "
-                f"the account {state.name!r} can pay for. 'quietmax ledger grant' raises its budget."
-            )
-        if isinstance(result, Failed):
-            raise result.error
+        told = exceeded.format(label, counted(answered, "query", "queries"))
+        result = ledger.charge_past(state, label, unit_cost, answered, request, "migrated-budget", told)
         if isinstance(result, Charged):
             try:
                 migrated.account.charge(max(migrated.limit - answered, 0), migrated.limit)
@@ -537,7 +567,7 @@ def _migrate_budget(
 
 
 class ModelRepository:
-    """The models of a directory with folders ``NAME/VERSION``, of which the highest version of each name is served."""
+    """The models of a directory with folders ``NAME/VERSION``, of which the newest versions of each name are served."""
 
     def __init__(
         self,
@@ -545,6 +575,7 @@ class ModelRepository:
         load: Callable[[list[str]], list[Deployment]],  # As `load_models` does
         deploy: Callable[[Ledger, list[Deployment]], list[Deployment]],  # As the function does
         reserved: Iterable[str] = (),  # Names of models that are served from elsewhere
+        keep: int = 1,  # How many versions of each name are served
     ) -> None:
         if not directory.is_dir():
             raise InvalidInput(f"The model repository {directory} must be a directory.")
@@ -552,12 +583,20 @@ class ModelRepository:
         self._load = load
         self._deploy = deploy
         self._reserved = frozenset(reserved)
-        self._models: dict[str, tuple[str, Deployment]] = {}  # by name, after the state of their files
+        self._keep = keep
+        self._models: dict[
+            str, dict[str, tuple[str, Deployment]]
+        ] = {}  # by name and version, after their files' state
+        self._seen: set[tuple[str, str]] = set()  # names and versions that are or were in the directory
 
     @property
     def deployments(self) -> list[Deployment]:
         """The models that are served."""
-        return [model for _, model in self._models.values()]
+        return [model for versions in self._models.values() for _, model in versions.values()]
+
+    def has_seen(self, name: str, version: str) -> bool:
+        """Return whether a version is, or was while this process ran, in the directory."""
+        return (name, version) in self._seen
 
     def start(self, ledger: Ledger | None) -> list[Deployment]:
         """Read and deploy all models; raise if that fails for one."""
@@ -575,28 +614,32 @@ class ModelRepository:
             raise QuietmaxError(
                 f"The model repository {self._directory} is away; its models stay as they are."
             )
-        models, read, errors = {}, {}, {}
+        models: dict[str, dict[str, tuple[str, Deployment]]] = {}
+        read, errors = [], {}
         for name in self._folders(self._directory):
-            versions = self._folders(self._directory / name)
-            if not versions:
-                continue
-            folder = self._directory / name / max(versions, key=_version_order)
-            state = _file_state(folder)
-            if name in self._models:
-                models[name] = self._models[name]
-            if name not in self._models or self._models[name][0] != state:
+            versions = sorted(self._folders(self._directory / name), key=_version_order)
+            self._seen |= {(name, version) for version in versions}
+            for version in versions[-self._keep :]:
+                served = models.setdefault(name, {})
+                folder = self._directory / name / version
+                state, before = _file_state(folder), self._models.get(name, {}).get(version)
+                if before is not None and before[0] == state:
+                    served[version] = before
+                    continue
                 try:
-                    read[name] = state, self._read(name, folder)
+                    read.append((state, self._read(name, folder)))
                 except QuietmaxError as error:
                     errors[name] = str(error)
         # One by one: a model that cannot be paid for keeps no other from being served.
-        for name, (state, model) in sorted(read.items(), key=lambda each: _deployment_order(each[1][1])):
+        for state, model in sorted(read, key=lambda each: _deployment_order(each[1])):
             try:
                 deployed = model if ledger is None else self._deploy(ledger, [model])[0]
-                models[name] = state, deployed
+                models[model.name][model.version] = state, deployed
             except QuietmaxError as error:
-                errors[name] = str(error)
-        self._models = models
+                errors[model.name] = str(error)
+        for name in errors:
+            models[name] = {**self._models.get(name, {}), **models[name]}
+        self._models = {name: versions for name, versions in models.items() if versions}
         return errors
 
     def _read(self, name: str, folder: Path) -> Deployment:

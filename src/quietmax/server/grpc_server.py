@@ -59,6 +59,7 @@ STATUS_CODES = {
     401: StatusCode.UNAUTHENTICATED,
     403: StatusCode.PERMISSION_DENIED,
     404: StatusCode.NOT_FOUND,
+    410: StatusCode.NOT_FOUND,
     408: StatusCode.DEADLINE_EXCEEDED,
     409: StatusCode.ALREADY_EXISTS,
     413: StatusCode.RESOURCE_EXHAUSTED,

@@ -174,10 +174,22 @@ class Service:
 
     def deployment(self, name: str, version: str | None = None) -> Deployment:
         """Find a model by its name and version, by default the highest."""
-        found = [each for each in self.deployments if each.name == name and version in (None, each.version)]
-        if not found:
-            raise HttpError(404, "There is no such model or version. GET /v2/models lists all.")
-        return max(found, key=lambda each: _version_order(each.version))
+        versions = [each for each in self.deployments if each.name == name]
+        found = [each for each in versions if version in (None, each.version)]
+        if found:
+            return max(found, key=lambda each: _version_order(each.version))
+        if version is not None and self._is_retired(name, version, versions):
+            raise HttpError(
+                410, f"Version {version} of this model is retired; without a version, the newest answers."
+            )
+        raise HttpError(404, "There is no such model or version. GET /v2/models lists all.")
+
+    def _is_retired(self, name: str, version: str, served: list[Deployment]) -> bool:
+        """Return whether a version was served before one that is, or is earlier in its series."""
+        newest = max((_version_order(each.version) for each in served), default=[])
+        seen = self._repository is not None and self._repository.has_seen(name, version)
+        earlier = {str(past.version) for each in served for past in each.series}
+        return (seen or version in earlier) and _version_order(version) < newest
 
     async def _reload(self) -> None:
         """Serve what is new in the model repository. What cannot be served is logged, and what was before it stays."""
@@ -193,8 +205,10 @@ class Service:
         for model in self.deployments:
             if model not in before:
                 self.log.event("model_loaded", model=model.label)
-        for name in {model.name for model in before} - {model.name for model in self.deployments}:
-            self.log.event("model_unloaded", model=name)
+        names, labels = ({getattr(model, of) for model in self.deployments} for of in ("name", "label"))
+        for model in before:
+            if model.label not in labels:
+                self.log.event("model_unloaded", model=model.label if model.name in names else model.name)
         for name, problem in errors.items():
             self.log.event("model_failed", model=name, error=problem)
 
@@ -289,6 +303,8 @@ class Service:
             parameters["costs"] = deployment.costs
         if deployment.warning is not None:
             parameters["warning"] = deployment.warning
+        if deployment.series:
+            parameters["series"] = self._series(deployment)
         if encoding is not None and _takes_encoded_rows(encoding):
             parameters["encoded_input"] = encoded
         # An encoding that was inferred from the records is not public.
@@ -307,6 +323,12 @@ class Service:
             "outputs": outputs,
             "parameters": parameters,
         }
+
+    def _series(self, deployment: Deployment) -> dict[str, Any]:
+        """Describe the series of a version: what each cost the people of its cohort, and what all together cost."""
+        served = {each.version for each in self.deployments if each.name == deployment.name}
+        versions = [{**each.to_json(), "served": str(each.version) in served} for each in deployment.series]
+        return {"rule": deployment.cohorts, "mu": deployment.guarantee.mu, "versions": versions}
 
     async def budget(self, deployment: Deployment, caller: Caller) -> dict[str, Any]:
         """Describe the budget behind a model, with the caller's own spending; an administrator sees all clients'."""
