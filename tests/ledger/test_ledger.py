@@ -172,8 +172,8 @@ def test_an_account_has_spent_what_the_person_who_pays_most_has_paid(
     spent, charges, expected, results = Counter[Part](), [], [], list[Any]()
     for number, (kind, split, cohort, units) in enumerate(steps):
         side: Any = "training" if kind == "training" else "holdout"
-        part = Part(split, side if split else None, cohort, RULE if cohort else None)
-        part = None if kind == "charge" or part == Part() else part
+        named = Part(split, side if split else None, cohort, RULE if cohort else None)
+        part = None if kind == "charge" or named == Part() else named
         request = ledger.request_key(account.id, f"{number}")
         charges.append(
             Charge(account.id, client, "m/1", units, 1, request=request, body=b"body", kind=kind, part=part)
