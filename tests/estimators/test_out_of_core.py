@@ -124,7 +124,7 @@ def test_nothing_is_left_on_disk_after_an_error(
 
     def interrupted(*_: Any, **__: Any) -> None:
         seen.extend(tmp_path.rglob("*.labels"))
-        raise error
+        raise error("stopped")
 
     steps = {PrivateHead: "descend", DPSGD: "train_on_cells", Teachers: "train_networks"}
     monkeypatch.setattr(inspect.getmodule(kind), steps[kind], interrupted)
