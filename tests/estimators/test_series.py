@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from quietmax.accounting.guarantee import Guarantee
+from quietmax.data.erasure import ErasureList
 from quietmax.data.tables import table_rows
 from quietmax.errors import BudgetExhausted, DataUnavailable, InvalidInput, QuietmaxWarning
 from quietmax.estimators.evaluation import (
@@ -23,7 +24,7 @@ from quietmax.estimators.evaluation import (
 from quietmax.estimators.figures import Estimate
 from quietmax.estimators.head.update import prior_of
 from quietmax.estimators.serialization import open_private, save_private
-from quietmax.estimators.series import Version, drift, version_digest
+from quietmax.estimators.series import ERASURE, Version, drift, version_digest
 from tests.estimators.growing import MONTHS, PER_MONTH, SCHEMA, head, series, visits
 
 TABLE = visits()
@@ -182,6 +183,27 @@ def test_only_the_own_training_of_a_version_pays_for_its_evaluation() -> None:
     assert free.mu == pytest.approx(again.mu)
     dear = composed_guarantee(again, [EvaluationCharge(2 * own, "parallel")])
     assert dear.mu == pytest.approx(math.sqrt(5) * own)  # what version 1 may evaluate for free, and this one
+
+
+def test_an_accuracy_that_cost_more_than_the_training_stays_with_its_version(tmp_path: Path) -> None:
+    rows = table_rows(TABLE, SCHEMA, holdout=0.3)
+    fitted = head(schema=None, random_state=None).fit(rows, cohort=MONTHS[0])
+    place = save_private(fitted, tmp_path / "model", dataset="visits")
+    assert (
+        fitted.evaluate(TABLE, mu=0.5 * fitted.guarantee_.mu).accuracy == prior_of(place).versions[0].accuracy
+    )
+    fitted.evaluate(TABLE, mu=5.0 * fitted.guarantee_.mu)
+    assert prior_of(place).versions[0].accuracy is None
+    assert (
+        "accuracy"
+        not in head().update(TABLE, cohort=MONTHS[1], after=place).guarantee_.parameters["series"][0]
+    )
+
+
+def test_what_an_earlier_version_assumes_of_its_erasure_list_is_assumed_by_the_next(tmp_path: Path) -> None:
+    ErasureList.add(tmp_path / "erased", "0-7")
+    first = head().fit(TABLE, cohort=MONTHS[0], forgotten=tmp_path / "erased")
+    assert ERASURE in first.update(TABLE, cohort=MONTHS[1]).guarantee_.assumptions
 
 
 def test_a_series_is_no_better_than_its_earlier_versions() -> None:

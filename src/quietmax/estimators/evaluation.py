@@ -181,6 +181,15 @@ def _amount(charges: Sequence[EvaluationCharge], composition: Composition) -> Fr
     )
 
 
+def are_free(training: Guarantee, charges: Sequence[EvaluationCharge]) -> bool:
+    """Return whether evaluations cost held-out people at most what the training costs others, and nobody else."""
+    weaker = training.status == "proven" and any(
+        name in _CONDITIONS for each in charges for name in each.assumes
+    )
+    free = _amount(charges, "parallel") <= _as_gaussian(training).amount
+    return free and not weaker and not _amount(charges, "sequential")
+
+
 def composed_guarantee(training: Guarantee, charges: Sequence[EvaluationCharge]) -> Guarantee:
     """Return what is guaranteed of a model and its evaluations together.
 

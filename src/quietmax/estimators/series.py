@@ -47,11 +47,13 @@ class Version:
     digest: str  # Names its weights and all versions before it
     accuracy: Estimate | None = None  # The one that was published when the next version was trained
     status: Status = "proven"  # Of the guarantee of this version and all before it
+    evaluations: tuple[tuple[str, float], ...] = ()  # The ids and costs of those that made the accuracy
 
     def to_json(self) -> dict[str, Any]:
         """Return the version as JSON values."""
         content = {name: getattr(self, name) for name in ("version", "cohort", "mu", "digest")}
         content |= {} if self.accuracy is None else {"accuracy": dict(vars(self.accuracy))}
+        content |= {"evaluations": [[*each] for each in self.evaluations]} if self.evaluations else {}
         return content | ({} if self.status == "proven" else {"status": self.status})
 
     @classmethod
@@ -60,7 +62,8 @@ class Version:
         try:
             given = dict(content)
             accuracy = given.pop("accuracy", None)
-            found = cls(**given, accuracy=None if accuracy is None else Estimate(**accuracy))
+            spent = tuple((str(name), GaussianCost(mu).mu) for name, mu in given.pop("evaluations", ()))
+            found = cls(**given, accuracy=accuracy and Estimate(**accuracy), evaluations=spent)
             named = isinstance(found.cohort, str) and type(found.version) is int
             named = named and found.status in ("proven", "conditional")
             if (
