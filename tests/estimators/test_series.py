@@ -13,7 +13,7 @@ import pytest
 
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.erasure import ErasureList
-from quietmax.data.tables import table_rows
+from quietmax.data.tables import encode_table, table_rows
 from quietmax.errors import BudgetExhausted, DataUnavailable, InvalidInput, QuietmaxWarning
 from quietmax.estimators.evaluation import (
     EvaluationCharge,
@@ -164,6 +164,13 @@ def test_an_evaluation_counts_the_held_out_people_of_the_cohort_and_is_free(tmp_
     # The published accuracy travels with the next version.
     second = head().update(TABLE, cohort=MONTHS[2], after=place)
     assert second.guarantee_.parameters["series"][0]["accuracy"] == vars(published.accuracy)
+
+
+def test_a_folder_is_evaluated_on_no_other_cohort(folder: Path) -> None:
+    rows = table_rows(TABLE, SCHEMA)
+    for given in (encode_table(TABLE, SCHEMA), rows, rows.of_cohort(MONTHS[0])):
+        with pytest.raises(InvalidInput, match="on the rows of its own cohort"):
+            evaluate_folder(folder, open_private(folder), given, exact=True)
 
 
 def test_an_estimator_evaluates_its_cohort_and_nobody_else() -> None:

@@ -423,6 +423,9 @@ class _Subject:
                 if self.training.unit == "person"
                 else "The model protects single records, so rows cannot be counted by person: leave out `groups`."
             )
+        about, cohort = self.training.parameters.get("cohort"), getattr(records, "cohort", None)
+        if about is not None and (cohort is None or cohort.name != about["name"]):
+            raise InvalidInput("A version of a series is evaluated on the rows of its own cohort.")
         if self.recognised and records.encoding != self.encoding:
             raise InvalidInput("The records must have the encoding that the model was trained with.")
 
