@@ -97,9 +97,15 @@ def _other_accuracy(stated: dict[str, Any]) -> None:
     stated["parameters"]["series"][0]["accuracy"] = {"value": 0.5, "low": 0.6, "high": 0.4}
 
 
+def _dear_evaluation(stated: dict[str, Any]) -> None:
+    first = stated["parameters"]["series"][0]
+    first["evaluations"] = [["id", 2.0 * first["mu"]]]
+
+
 @pytest.mark.parametrize(
     "change",
     [
+        _dear_evaluation,
         _drop_first,
         _drop_all,
         _cheaper,

@@ -72,6 +72,8 @@ class Version:
                 or len(bytes.fromhex(found.digest)) != 32
             ):
                 raise ValueError("not a version")
+            if sum(GaussianCost(mu).amount for _, mu in spent) > GaussianCost(found.mu).amount:
+                raise ValueError("not free")
             if found.accuracy and not 0.0 <= found.accuracy.low <= found.accuracy.high <= 1.0:
                 raise ValueError("not an accuracy")
         except (TypeError, ValueError, AttributeError) as problem:
