@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from quietmax import PrivateHead
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.erasure import ErasureList
 from quietmax.data.tables import encode_table, table_rows
 from quietmax.errors import BudgetExhausted, DataUnavailable, InvalidInput, QuietmaxWarning
+from quietmax.estimators import DPSGD, DPSGDSettings, Teachers
 from quietmax.estimators.evaluation import (
     EvaluationCharge,
     composed_guarantee,
@@ -24,7 +26,8 @@ from quietmax.estimators.evaluation import (
 from quietmax.estimators.figures import Estimate
 from quietmax.estimators.head.update import prior_of
 from quietmax.estimators.serialization import open_private, save_private
-from quietmax.estimators.series import ERASURE, Version, drift, version_digest
+from quietmax.estimators.series import Version, drift, version_digest
+from quietmax.estimators.training_set import ERASURE
 from tests.estimators.growing import MONTHS, PER_MONTH, SCHEMA, head, series, visits
 
 TABLE = visits()
@@ -211,6 +214,23 @@ def test_an_accuracy_that_cost_more_than_the_training_stays_with_its_version(tmp
         "accuracy"
         not in head().update(TABLE, cohort=MONTHS[1], after=place).guarantee_.parameters["series"][0]
     )
+
+
+@pytest.mark.parametrize(
+    "new",
+    [
+        DPSGD(epsilon=2.0, schema=SCHEMA, declared_size=800, settings=DPSGDSettings(steps=3)),
+        Teachers(epsilon=8.0, schema=SCHEMA, queries=2),
+        PrivateHead(schema=SCHEMA, declared_size=800, release="query", queries=2),
+    ],
+    ids=lambda new: type(new).__name__,
+)
+def test_every_guarantee_says_what_it_assumes_of_an_erasure_list(new: Any, tmp_path: Path) -> None:
+    ErasureList.add(tmp_path / "erased", "0-7")
+    new.fit(TABLE, forgotten=tmp_path / "erased")
+    assert ERASURE in new.guarantee_.assumptions
+    opened = open_private(save_private(new, tmp_path / "model", dataset="visits"))
+    assert opened.guarantee == new.guarantee_
 
 
 def test_what_an_earlier_version_assumes_of_its_erasure_list_is_assumed_by_the_next(tmp_path: Path) -> None:

@@ -31,10 +31,6 @@ from quietmax.errors import InvalidInput
 from quietmax.estimators.figures import Estimate
 
 Facts = Mapping[str, Any]
-ERASURE = (
-    "Who is on the erasure list was decided by these people, and not by what other people's rows say. The list and its "
-    "key stay with the owner of the table."
-)
 
 
 @dataclass(frozen=True)
@@ -132,8 +128,6 @@ def series_because(facts: Facts) -> str:
 
 def series_assumptions(facts: Facts, unit: Unit, encoding: Encoding | None) -> Iterator[str]:
     """Yield what the guarantee of a series rests on."""
-    if facts.get("erasure_list"):
-        yield ERASURE
     if "cohort" not in facts or not facts["series"]:
         return
     rule = rule_of(facts)
