@@ -16,6 +16,8 @@ from quietmax.data.tables import table_rows
 from quietmax.erasure_record import ModelRecord, in_words, model_record, to_html, together
 from quietmax.errors import InvalidInput
 from quietmax.estimators import save_private
+from quietmax.estimators.evaluation import evaluate_folder
+from quietmax.estimators.serialization import open_private
 from quietmax.models import Model, TrainingSettings, save_model
 from quietmax.models.mlp import initial_mlp
 
@@ -96,6 +98,15 @@ def test_a_series_counts_once_and_other_models_add_up(folders: Path) -> None:
     assert both == one
     assert all_of_them.mu == pytest.approx(np.hypot(one.mu, other.guarantee.mu))  # type: ignore[union-attr,arg-type]
     assert together([replace(first, series=frozenset()), second]).mu > one.mu  # type: ignore[union-attr,operator]
+
+
+def test_an_earlier_version_with_dear_evaluations_adds_up_too(tmp_path: Path) -> None:
+    first = head(tmp_path / "1", cohort="1")
+    second = head(tmp_path / "2", cohort="2", after=first)
+    model = open_private(first)
+    rows = table_rows(people(), SCHEMA).of_cohort("1")
+    evaluate_folder(first, model, rows, mu=3.0)
+    assert together([model_record(each, "P1") for each in (first, second)]).mu > 3.0  # type: ignore[union-attr,operator]
 
 
 def test_without_a_guarantee_nothing_limits_what_a_model_tells(folders: Path) -> None:

@@ -22,6 +22,7 @@ from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.cells import as_string
 from quietmax.data.records import Records, is_held_out
 from quietmax.errors import InvalidInput
+from quietmax.estimators.evaluation import are_free, read_evaluations
 from quietmax.estimators.head.update import prior_of
 from quietmax.estimators.serialization import PrivateModel, open_private
 from quietmax.estimators.series import Facts, rule_of, versions_of
@@ -41,7 +42,9 @@ class ModelRecord:
     trained_on: Literal["maybe", "no"]  # Whether the person's rows were in its training
     because: str  # How that is known
     guarantee: Guarantee | None  # Of the model, its evaluations and its series. None: an ordinary model
-    series: frozenset[str] = frozenset()  # Digests of all versions of its series up to it
+    series: frozenset[str] = (
+        frozenset()
+    )  # Of all versions of its series up to it, if its evaluations were free
 
     @property
     def in_words(self) -> str:
@@ -62,7 +65,9 @@ def model_record(folder: str | Path, person: str) -> ModelRecord:
     no, because = _left_out(model, facts, _name_in(model, as_string(person), card.model))
     if not no and facts.get("erasure_list"):
         because += " People who were on the erasure list by then were left out."
-    series = frozenset(each.digest for each in prior_of(model).versions) if "cohort" in facts else frozenset()
+    series: frozenset[str] = frozenset()  # dear evaluations are in no later version's guarantee: they add up
+    if "cohort" in facts and are_free(model.guarantee, read_evaluations(folder, model)):
+        series = frozenset(each.digest for each in prior_of(model).versions)
     return ModelRecord(card.model, "no" if no else "maybe", because, guarantee, series)
 
 

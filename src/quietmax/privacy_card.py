@@ -235,7 +235,7 @@ class PrivacyCard:
     def _versions(self) -> list[tuple[Version, str]]:
         """Return each version of a series with its cohort, what it cost and its published accuracy, as text."""
         return [
-            (each, f"{each.cohort}: mu {each.mu:.4g}, accuracy {each.accuracy or 'not published'}")
+            (each, f"{each.cohort}: mu {each.mu:.4g}, accuracy {each.accuracy or 'none stated'}")
             for each in self.series
         ]
 
@@ -244,7 +244,7 @@ class PrivacyCard:
         if not self.series:
             return ""
         rows = [
-            (f"{each.version}", [each.cohort, f"{each.mu:.4g}", str(each.accuracy or "not published")])
+            (f"{each.version}", [each.cohort, f"{each.mu:.4g}", str(each.accuracy or "none stated")])
             for each in self.series
         ]
         return (
@@ -671,8 +671,11 @@ def _effects(model: PrivateModel | None) -> Effects | None:
 
 def _series(folder: Path, model: PrivateModel | None) -> tuple[Version, ...]:
     """Return the versions of a series up to this one, with what was published of each."""
-    in_series = model is not None and "cohort" in model.guarantee.parameters
-    return tuple(prior_of(folder).versions) if in_series else ()
+    if model is None or "cohort" not in model.guarantee.parameters:
+        return ()
+    published = [each.result.accuracy for each in read_evaluations(folder, model) if each.result is not None]
+    *earlier, own = prior_of(model).versions
+    return (*earlier, replace(own, accuracy=published[-1] if published else None))
 
 
 def _best_first(evaluations: Sequence[Evaluation]) -> tuple[Evaluation, ...]:

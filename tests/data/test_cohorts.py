@@ -159,6 +159,8 @@ def test_people_on_an_erasure_list_are_left_out_whoever_else_is_there(tmp_path: 
     assert people(table_rows(VISITS, SCHEMA).without(listed)) == {"ann", "bob", "dan", "eve"}
     assert people(of(SCHEMA, "2026-02").without(listed)) == {"bob", "eve"}
     assert people(of(SCHEMA, "2026-02", VISITS[3:5]).without(listed)) == set()
+    with pytest.raises(InvalidInput, match="use one list"):
+        table_rows(VISITS, SCHEMA).without(listed).without(ErasureList("00" * 32))
     with pytest.raises(InvalidInput, match="requires a `person` column"):
         table_rows(
             VISITS, replace(SCHEMA, person=None, cohort=None, ignore=("person", *SCHEMA.ignore))

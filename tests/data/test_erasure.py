@@ -60,6 +60,12 @@ def test_a_person_is_found_in_a_table_as_the_table_names_the_person(
     assert ErasureList.from_file(tmp_path / "erased").holds(persons).tolist() == [True, False, True, True]
 
 
+def test_a_name_in_another_form_of_unicode_is_the_same_person(tmp_path: Path) -> None:
+    ErasureList.add(tmp_path / "erased", "José\u00a0Ω")
+    names = np.array(["Jose\u0301 ω", "JOSÉ \u2126", "Jose"], dtype=object)
+    assert ErasureList.from_file(tmp_path / "erased").holds(names).tolist() == [True, True, False]
+
+
 def test_people_who_are_added_at_the_same_time_are_all_on_the_list(tmp_path: Path) -> None:
     file = tmp_path / "erased"
     names = [f"person {number}" for number in range(40)]

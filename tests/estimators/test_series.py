@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 
+from quietmax import PrivateHead
 from quietmax.accounting.guarantee import Guarantee
-from quietmax.data.tables import table_rows
+from quietmax.data.erasure import ErasureList
+from quietmax.data.tables import encode_table, table_rows
 from quietmax.errors import BudgetExhausted, DataUnavailable, InvalidInput, QuietmaxWarning
+from quietmax.estimators import DPSGD, DPSGDSettings, Teachers
 from quietmax.estimators.evaluation import (
     EvaluationCharge,
     composed_guarantee,
@@ -24,6 +27,7 @@ from quietmax.estimators.figures import Estimate
 from quietmax.estimators.head.update import prior_of
 from quietmax.estimators.serialization import open_private, save_private
 from quietmax.estimators.series import Version, drift, version_digest
+from quietmax.estimators.training_set import ERASURE
 from tests.estimators.growing import MONTHS, PER_MONTH, SCHEMA, head, series, visits
 
 TABLE = visits()
@@ -96,9 +100,15 @@ def _other_accuracy(stated: dict[str, Any]) -> None:
     stated["parameters"]["series"][0]["accuracy"] = {"value": 0.5, "low": 0.6, "high": 0.4}
 
 
+def _dear_evaluation(stated: dict[str, Any]) -> None:
+    first = stated["parameters"]["series"][0]
+    first["evaluations"] = [["id", 2.0 * first["mu"]]]
+
+
 @pytest.mark.parametrize(
     "change",
     [
+        _dear_evaluation,
         _drop_first,
         _drop_all,
         _cheaper,
@@ -165,6 +175,13 @@ def test_an_evaluation_counts_the_held_out_people_of_the_cohort_and_is_free(tmp_
     assert second.guarantee_.parameters["series"][0]["accuracy"] == vars(published.accuracy)
 
 
+def test_a_folder_is_evaluated_on_no_other_cohort(folder: Path) -> None:
+    rows = table_rows(TABLE, SCHEMA)
+    for given in (encode_table(TABLE, SCHEMA), rows, rows.of_cohort(MONTHS[0])):
+        with pytest.raises(InvalidInput, match="on the rows of its own cohort"):
+            evaluate_folder(folder, open_private(folder), given, exact=True)
+
+
 def test_an_estimator_evaluates_its_cohort_and_nobody_else() -> None:
     fitted = head(schema=None).fit(table_rows(TABLE, SCHEMA, holdout=0.4, seed=2), cohort=MONTHS[0])
     assert fitted.evaluate(TABLE).composition == "parallel"
@@ -182,6 +199,44 @@ def test_only_the_own_training_of_a_version_pays_for_its_evaluation() -> None:
     assert free.mu == pytest.approx(again.mu)
     dear = composed_guarantee(again, [EvaluationCharge(2 * own, "parallel")])
     assert dear.mu == pytest.approx(math.sqrt(5) * own)  # what version 1 may evaluate for free, and this one
+
+
+def test_an_accuracy_that_cost_more_than_the_training_stays_with_its_version(tmp_path: Path) -> None:
+    rows = table_rows(TABLE, SCHEMA, holdout=0.3)
+    fitted = head(schema=None, random_state=None).fit(rows, cohort=MONTHS[0])
+    place = save_private(fitted, tmp_path / "model", dataset="visits")
+    assert (
+        fitted.evaluate(TABLE, mu=0.5 * fitted.guarantee_.mu).accuracy == prior_of(place).versions[0].accuracy
+    )
+    fitted.evaluate(TABLE, mu=5.0 * fitted.guarantee_.mu)
+    assert prior_of(place).versions[0].accuracy is None
+    assert (
+        "accuracy"
+        not in head().update(TABLE, cohort=MONTHS[1], after=place).guarantee_.parameters["series"][0]
+    )
+
+
+@pytest.mark.parametrize(
+    "new",
+    [
+        DPSGD(epsilon=2.0, schema=SCHEMA, declared_size=800, settings=DPSGDSettings(steps=3)),
+        Teachers(epsilon=8.0, schema=SCHEMA, queries=2),
+        PrivateHead(schema=SCHEMA, declared_size=800, release="query", queries=2),
+    ],
+    ids=lambda new: type(new).__name__,
+)
+def test_every_guarantee_says_what_it_assumes_of_an_erasure_list(new: Any, tmp_path: Path) -> None:
+    ErasureList.add(tmp_path / "erased", "0-7")
+    new.fit(TABLE, forgotten=tmp_path / "erased")
+    assert ERASURE in new.guarantee_.assumptions
+    opened = open_private(save_private(new, tmp_path / "model", dataset="visits"))
+    assert opened.guarantee == new.guarantee_
+
+
+def test_what_an_earlier_version_assumes_of_its_erasure_list_is_assumed_by_the_next(tmp_path: Path) -> None:
+    ErasureList.add(tmp_path / "erased", "0-7")
+    first = head().fit(TABLE, cohort=MONTHS[0], forgotten=tmp_path / "erased")
+    assert ERASURE in first.update(TABLE, cohort=MONTHS[1]).guarantee_.assumptions
 
 
 def test_a_series_is_no_better_than_its_earlier_versions() -> None:

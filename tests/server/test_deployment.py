@@ -609,6 +609,33 @@ def test_a_version_by_another_rule_is_refused(series: Path, ledger: Ledger) -> N
         deploy(ledger, [other])
 
 
+def test_rows_known_by_their_features_have_other_cohorts_in_another_encoding(
+    tmp_path: Path, ledger: Ledger
+) -> None:
+    plain = replace(VISITS, person=None, ignore=("who",), cohort="hash:2")
+    for name, schema in {"one": plain, "other": replace(plain, bounds={"age": (0, 99)})}.items():
+        head = PrivateHead(1.0, 1e-5, schema=schema, declared_size=450).fit(visits(), cohort="1")
+        save_private(head, tmp_path / name, dataset="visits")
+    deploy(ledger, load_models([str(tmp_path / "one")]))
+    with pytest.raises(InvalidInput, match="a person could be in two of them"):
+        deploy(ledger, load_models([str(tmp_path / "other")]))
+
+
+def test_an_accuracy_that_travels_with_the_next_version_is_charged_with_it(
+    tmp_path: Path, ledger: Ledger
+) -> None:
+    rows = table_rows(visits(), VISITS, holdout=0.2)
+    head = PrivateHead(1.0, 1e-5, declared_size=240).fit(rows, cohort=MONTHS[0])
+    first = save_private(head, tmp_path / "visits" / "1", dataset="visits")
+    head.evaluate(rows.test)
+    head.update(rows, cohort=MONTHS[1], after=first)
+    second = save_private(head, tmp_path / "visits" / "2", dataset="visits")
+    for version, folder in (("2", second), ("1", first)):
+        deploy(ledger, load_models([f"visits/{version}={folder}"]))
+        charged = [row.detail for row in ledger.export("visits") if row.kind == "evaluation"]
+        assert [json.loads(each)["cohort"] for each in charged] == [MONTHS[0]]
+
+
 def test_a_model_of_everybody_adds_to_every_cohort(series: Path, ledger: Ledger) -> None:
     deploy(ledger, load_models([f"visits={series / 'visits' / '2'}"]), budget=Terms(2.0, 1e-5))
     before = ledger.account("visits").spent_units

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +31,8 @@ class ErasureList:
     """The people who must be missing from every later training, as keyed hashes of what the `person` column holds.
 
     The list holds no names, but whoever has it can test whether a name is on it: only its owner can read the file.
-    Outer blanks and case do not count, so that nobody is missed; two people whose names differ only in case are left
-    out together.
+    Outer blanks, case and the form of Unicode do not count, so that nobody is missed; two people whose names differ
+    only in these are left out together.
 
     Parameters
     ----------
@@ -113,5 +114,6 @@ class ErasureList:
         return frozenset(self.persons)
 
     def _hash(self, name: str) -> str:
-        content = name.casefold().encode("utf-8", "surrogatepass")
+        plain = normalize("NFKC", normalize("NFKC", name).casefold())
+        content = plain.strip().encode("utf-8", "surrogatepass")
         return hashlib.blake2b(content, key=bytes.fromhex(self.key), digest_size=16).hexdigest()

@@ -349,6 +349,8 @@ class TableRows:
         """Return the rows without those of the people on a list."""
         if type(forgotten) is not ErasureList:
             raise InvalidInput("`forgotten` must be an ErasureList or the path of one.")
+        if self.forgotten not in (None, forgotten):
+            raise InvalidInput("These rows are without the people on another erasure list: use one list.")
         if self.encoding.person is None:
             raise InvalidInput(
                 "`forgotten` requires a `person` column: without one nobody can be left out by name."

@@ -376,6 +376,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             "size_declared": self.declared_size is not None,
             "classes_declared": data.classes_declared,
             "own_code": data.own_code,
+            "erasure_list": data.erasure_list,
         }
         return Basis.of(self.feature_map_, data.encoding, facts)
 

@@ -181,6 +181,15 @@ def _amount(charges: Sequence[EvaluationCharge], composition: Composition) -> Fr
     )
 
 
+def are_free(training: Guarantee, charges: Sequence[EvaluationCharge]) -> bool:
+    """Return whether evaluations cost held-out people at most what the training costs others, and nobody else."""
+    weaker = training.status == "proven" and any(
+        name in _CONDITIONS for each in charges for name in each.assumes
+    )
+    free = _amount(charges, "parallel") <= _as_gaussian(training).amount
+    return free and not weaker and not _amount(charges, "sequential")
+
+
 def composed_guarantee(training: Guarantee, charges: Sequence[EvaluationCharge]) -> Guarantee:
     """Return what is guaranteed of a model and its evaluations together.
 
@@ -414,6 +423,9 @@ class _Subject:
                 if self.training.unit == "person"
                 else "The model protects single records, so rows cannot be counted by person: leave out `groups`."
             )
+        about, cohort = self.training.parameters.get("cohort"), getattr(records, "cohort", None)
+        if about is not None and (cohort is None or cohort.name != about["name"]):
+            raise InvalidInput("A version of a series is evaluated on the rows of its own cohort.")
         if self.recognised and records.encoding != self.encoding:
             raise InvalidInput("The records must have the encoding that the model was trained with.")
 

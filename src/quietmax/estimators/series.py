@@ -31,10 +31,6 @@ from quietmax.errors import InvalidInput
 from quietmax.estimators.figures import Estimate
 
 Facts = Mapping[str, Any]
-ERASURE = (
-    "Who is on the erasure list was decided by these people, and not by what other people's rows say. The list and its "
-    "key stay with the owner of the table."
-)
 
 
 @dataclass(frozen=True)
@@ -47,11 +43,13 @@ class Version:
     digest: str  # Names its weights and all versions before it
     accuracy: Estimate | None = None  # The one that was published when the next version was trained
     status: Status = "proven"  # Of the guarantee of this version and all before it
+    evaluations: tuple[tuple[str, float], ...] = ()  # The ids and costs of those that made the accuracy
 
     def to_json(self) -> dict[str, Any]:
         """Return the version as JSON values."""
         content = {name: getattr(self, name) for name in ("version", "cohort", "mu", "digest")}
         content |= {} if self.accuracy is None else {"accuracy": dict(vars(self.accuracy))}
+        content |= {"evaluations": [[*each] for each in self.evaluations]} if self.evaluations else {}
         return content | ({} if self.status == "proven" else {"status": self.status})
 
     @classmethod
@@ -60,7 +58,8 @@ class Version:
         try:
             given = dict(content)
             accuracy = given.pop("accuracy", None)
-            found = cls(**given, accuracy=None if accuracy is None else Estimate(**accuracy))
+            spent = tuple((str(name), GaussianCost(mu).mu) for name, mu in given.pop("evaluations", ()))
+            found = cls(**given, accuracy=accuracy and Estimate(**accuracy), evaluations=spent)
             named = isinstance(found.cohort, str) and type(found.version) is int
             named = named and found.status in ("proven", "conditional")
             if (
@@ -69,6 +68,8 @@ class Version:
                 or len(bytes.fromhex(found.digest)) != 32
             ):
                 raise ValueError("not a version")
+            if sum(GaussianCost(mu).amount for _, mu in spent) > GaussianCost(found.mu).amount:
+                raise ValueError("not free")
             if found.accuracy and not 0.0 <= found.accuracy.low <= found.accuracy.high <= 1.0:
                 raise ValueError("not an accuracy")
         except (TypeError, ValueError, AttributeError) as problem:
@@ -127,8 +128,6 @@ def series_because(facts: Facts) -> str:
 
 def series_assumptions(facts: Facts, unit: Unit, encoding: Encoding | None) -> Iterator[str]:
     """Yield what the guarantee of a series rests on."""
-    if facts.get("erasure_list"):
-        yield ERASURE
     if "cohort" not in facts or not facts["series"]:
         return
     rule = rule_of(facts)

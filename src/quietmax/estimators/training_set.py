@@ -305,6 +305,10 @@ OWN_MODULES = Condition(
     "The teachers are the user's own modules.",
     ("The user's own modules share nothing: a record changes the answers of its own teacher alone.",),
 )
+ERASURE = (
+    "Who is on the erasure list was decided by these people, and not by what other people's rows say. The list and its "
+    "key stay with the owner of the table."
+)
 EARLIER_VERSION = Condition(
     "An earlier version of the series has a conditional guarantee.",
     (
@@ -444,6 +448,7 @@ class Basis:
     size_declared: bool = True
     classes_declared: bool = True
     code_before: CodeBefore = field(default_factory=dict)  # What ran before the estimator
+    erasure_list: bool = False  # Whether people on a list were left out
 
     @classmethod
     def of(cls, feature_map: FeatureMap | None, encoding: Encoding | None, facts: Mapping[str, Any]) -> Basis:
@@ -455,13 +460,14 @@ class Basis:
             facts["size_declared"] is True,
             facts["classes_declared"] is True,
             code_before(facts),
+            facts.get("erasure_list") is True,
         )
 
     @property
     def facts(self) -> dict[str, Any]:
         """What a guarantee states of it."""
         declared = {"classes_declared": self.classes_declared, "size_declared": self.size_declared}
-        return {**declared, **self.code_before}
+        return {**declared, **self.code_before, **({"erasure_list": True} if self.erasure_list else {})}
 
     def under(
         self,
@@ -500,6 +506,8 @@ class Basis:
         if unit == "person":
             same = "entry in `groups`" if column is None else f"value in column {column!r}"
             yield f"All rows of one person, and nobody else's, have the same {same}."
+        if self.erasure_list:
+            yield ERASURE
         if self.encoding is not None and self.encoding.encoders:
             for name, digest in self.encoding.encoders:
                 yield f"The sentence encoder {name} (SHA-256 {digest}) {MADE_WITHOUT_RECORDS}."

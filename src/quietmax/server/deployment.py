@@ -269,6 +269,8 @@ def _read_series(model: PrivateModel) -> dict[str, Any]:
         return {}
     rule = facts["cohort"]["rule"]
     exact = [rule, encoding.person, encoding.person_type, encoding.person_ignores_case]
+    if rule["column"] is None and encoding.person is None:  # rows are known by their features
+        exact.append(replace(encoding, defaults=()).to_json())
     digest = hashlib.sha256(json.dumps(exact, sort_keys=True).encode()).hexdigest()[:32]
     return {
         "training_cost": own_cost(model.guarantee),
@@ -412,6 +414,15 @@ def _charge_training(ledger: Ledger, model: Deployment, state: AccountState) -> 
         cohort = str(model.cohorts), each.cohort
         if not ledger.is_training_charged(state, each.digest):
             ledger.charge_training(state, label, each.digest, mu, split=model.split, cohort=cohort)
+        for number, spent in each.evaluations:
+            cost = GaussianCost(spent)
+            digest = evaluation_digest(number, spent, "parallel")
+            ledger.charge_evaluation(state, label, digest, cost, split=model.split, cohort=cohort)
+
+
+def evaluation_digest(number: str, mu: float, composition: str) -> str:
+    """Name an evaluation. The words are part of stored keys: they cannot change."""
+    return f"{number} {mu!r} {composition}"
 
 
 def find_account(
@@ -447,7 +458,7 @@ def _charge_evaluations(ledger: Ledger, model: Deployment, state: AccountState) 
     for charge in model.evaluations:
         if charge.reserved:  # another folder may spend it; the ledger charges that folder's evaluations
             continue
-        digest = f"{charge.id} {charge.mu!r} {charge.composition}"
+        digest = evaluation_digest(charge.id, charge.mu, charge.composition)
         split = model.split if charge.composition == "parallel" else None
         cohort = None if model.cohorts is None else (model.cohorts, model.series[-1].cohort)
         try:

@@ -651,6 +651,8 @@ class PrivateHead(SaysEffects, PrivateClassifier):
             prior, size = self._prior, self.size_
             earlier, people = ([], size) if prior is None else (prior.versions, prior.people(size))
             facts |= cohort_facts(data.cohort, earlier, people, self._share_noise)
+            if prior is not None and prior.guarantee.parameters.get("erasure_list"):
+                facts["erasure_list"] = True  # what the versions before assume is assumed of all
         if self.release == "weights":
             facts |= {
                 "mu_size": allowance.size,

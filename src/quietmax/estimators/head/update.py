@@ -25,7 +25,7 @@ from quietmax.data.encoding import Encoding
 from quietmax.data.records import Holdout
 from quietmax.errors import InvalidInput, QuietmaxError
 from quietmax.estimators.blocks import Floats
-from quietmax.estimators.evaluation import EvaluationCharge, read_evaluations
+from quietmax.estimators.evaluation import EvaluationCharge, are_free, read_evaluations
 from quietmax.estimators.figures import Estimate
 from quietmax.estimators.head.weights import GradientPlan, TableWeights
 from quietmax.estimators.series import Version, rule_of, version_digest, versions_of
@@ -57,7 +57,8 @@ class Prior:
     classes: tuple[str, ...]
     guarantee: Guarantee
     holdout: Holdout | None
-    accuracy: Estimate | None = None  # Its published accuracy, if any
+    accuracy: Estimate | None = None  # Its published accuracy, if any that was free
+    evaluations: tuple[tuple[str, float], ...] = ()  # The ids and costs of what was published
 
     @classmethod
     def of(
@@ -85,9 +86,14 @@ class Prior:
             or encoding is None
         ):
             raise InvalidInput(ONLY_CELLS)
-        published = [each.result.accuracy for each in charges if each.result is not None]
-        accuracy = published[-1] if published else None
-        return cls(features, classifier, encoding, tuple(map(str, classes)), guarantee, holdout, accuracy)
+        # The next version's guarantee covers what it states of this one: what cost more stays here.
+        handed_on = charges if are_free(guarantee, charges) else ()
+        published = [each for each in handed_on if each.result is not None]
+        accuracy = published[-1].result.accuracy if published and published[-1].result else None
+        spent = tuple((each.id, each.mu) for each in published)
+        return cls(
+            features, classifier, encoding, tuple(map(str, classes)), guarantee, holdout, accuracy, spent
+        )
 
     @property
     def _about(self) -> dict[str, Any]:
@@ -101,7 +107,7 @@ class Prior:
         arrays = [weights.weights, weights.centre, *(() if weights.noise is None else (weights.noise,))]
         earlier = versions_of(facts)
         own = (self._about["name"], facts["mu_version"], version_digest(facts, arrays), self.accuracy)
-        return [*earlier, Version(len(earlier) + 1, *own, self.guarantee.status)]
+        return [*earlier, Version(len(earlier) + 1, *own, self.guarantee.status, self.evaluations)]
 
     def people(self, size: float) -> float:
         """Return for how many people a version on so many more stands."""

@@ -552,7 +552,8 @@ def _of_facts(
     seeded: bool = False,
 ) -> Guarantee:
     declared = facts["classes_declared"] is True
-    basis = Basis(facts["features"], own_map, encoding, True, declared, code_before(facts))
+    erased = facts.get("erasure_list") is True
+    basis = Basis(facts["features"], own_map, encoding, True, declared, code_before(facts), erased)
     return basis.under(guarantee, seeded=seeded)
 
 
