@@ -92,7 +92,9 @@ def test_clients_together_spend_one_budget_and_one_of_them_no_more_than_its_quot
     sqlite_ledger.set_quota("patients", "greedy", 0.25, "a quarter for this client")
 
     def ask(client: int, times: int) -> Counter[str]:
-        results = [sqlite_ledger.charge(Charge(account.id, client, "m/1", cost, rows=1)) for _ in range(times)]
+        results = [
+            sqlite_ledger.charge(Charge(account.id, client, "m/1", cost, rows=1)) for _ in range(times)
+        ]
         return Counter("paid" if isinstance(each, Charged) else each.limit for each in results)
 
     for client in (ann, ben, greedy) if others_first else (greedy, ann, ben):
