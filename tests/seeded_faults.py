@@ -12,13 +12,12 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import resource
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.mutations import _MAX_MEMORY, HEAVY, ROOT, SOURCES, Finder, Setup, exit_code
+from tests.mutations import HEAVY, ROOT, SOURCES, Finder, Setup, enter_child, exit_code
 
 _SECONDS = 300.0
 
@@ -210,11 +209,7 @@ def outcome(fault: Fault, *, seeded: bool) -> dict[str, Any]:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        os.setsid()
-        resource.setrlimit(resource.RLIMIT_DATA, (_MAX_MEMORY, _MAX_MEMORY))
-        silent = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(silent, 1)
-        os.dup2(silent, 2)
+        enter_child()
         try:
             import pytest
 

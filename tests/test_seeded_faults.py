@@ -12,7 +12,7 @@ import pytest
 from tests.seeded_faults import BY_NAME, FAULTS
 
 ROOT = Path(__file__).parents[1]
-FAST = ["seed reuse", "float noise", "cache without key"]
+FAST = ["float noise", "cache without key"]
 OTHERS = [fault.name for fault in FAULTS if fault.name not in FAST]
 
 

@@ -6,8 +6,8 @@ Attack results are computed from private records and have no guarantee, so they 
 published, and a card that shows them says on top that it is not for publication.
 
 `nist_checklist` answers the factors of NIST SP 800-226 (March 2025) from the card. It was written from the public
-document; NIST has not reviewed it. `edpb_checklist` does so for EDPB Opinion 28/2024 (December 2024), which the EDPB has
-not reviewed either. What the software cannot know is marked, for people to fill in.
+document; NIST has not reviewed it. `edpb_checklist` does so for EDPB Opinion 28/2024 (December 2024); the EDPB has not
+reviewed it either. What the software cannot know is marked, for people to fill in.
 """
 
 from __future__ import annotations
