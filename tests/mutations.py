@@ -263,11 +263,7 @@ def killed(mutant: Mutant | None, tests: list[list[str]], seconds: float) -> boo
     """Run the tests in a fork; a mutant that fails, breaks, hangs or needs too much memory is killed."""
     child = os.fork()
     if child == 0:
-        os.setsid()
-        resource.setrlimit(resource.RLIMIT_DATA, (_MAX_MEMORY, _MAX_MEMORY))
-        silent = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(silent, 1)
-        os.dup2(silent, 2)
+        enter_child()
         code = 1
         try:
             import pytest
@@ -291,6 +287,15 @@ def killed(mutant: Mutant | None, tests: list[list[str]], seconds: float) -> boo
     if mutant is not None and code in (-signal.SIGALRM, -signal.SIGKILL):
         print(f"took too long, counted as killed: {mutant.place}  {mutant.what}", flush=True)
     return code != 0
+
+
+def enter_child() -> None:
+    """Make a forked process silent, and limit its memory."""
+    os.setsid()
+    resource.setrlimit(resource.RLIMIT_DATA, (_MAX_MEMORY, _MAX_MEMORY))
+    silent = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silent, 1)
+    os.dup2(silent, 2)
 
 
 def exit_code(child: int, seconds: float) -> int:

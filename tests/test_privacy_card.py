@@ -22,7 +22,16 @@ from quietmax.estimators.head.effects import curve_svg
 from quietmax.estimators.training_set import Basis
 from quietmax.ledger import Ledger
 from quietmax.ledger.accounts import Terms
-from quietmax.privacy_card import BLANK, OBSERVED, PrivacyCard, _calibration_html, nist_checklist, read_card
+from quietmax.privacy_card import (
+    BLANK,
+    OBSERVED,
+    LedgerRecord,
+    PrivacyCard,
+    _calibration_html,
+    edpb_checklist,
+    nist_checklist,
+    read_card,
+)
 from quietmax.server.deployment import deploy, load_models
 from tests.estimators.evaluated import sure
 from tests.export.people import train
@@ -337,6 +346,42 @@ def test_the_checklist_covers_every_factor_and_marks_what_it_cannot_know(
     assert moved == "Charged by a ledger since the model was served; the guarantee is for 5."
     with pytest.raises(InvalidInput, match="ordinary network"):
         nist_checklist(make_card(guarantee=None))
+
+
+def test_the_checklist_of_the_edpb_states_what_model_and_ledger_know_and_leaves_judgements_blank(
+    tmp_path: Path, paid_per_answer: Path
+) -> None:
+    card = read_card(train(tmp_path / "head"))
+    items = edpb_checklist(card)
+    answers = {item.topic: item.answer for item in items}
+    assert list(answers)[:3] == ["Direct extraction", "Queries", "Means"]
+    assert answers["Direct extraction"].startswith("the model folder with its weights")
+    assert " ".join(card.in_words()) in answers["Direct extraction"]
+    assert answers["Queries"].startswith("Paid at training, any number of answers.")
+    by_question = {item.question: item.answer for item in items}
+    method = by_question["Which method limits what training reveals?"]
+    assert method.startswith("gaussian: epsilon 8 at delta 1e-05; sensitivity ")
+    assert "max_grad_norm" in method
+    assert "Exact samplers" in method
+    assert by_question["Is its claim proven, and what does it assume?"].startswith("proven: ")
+    assert by_question["Which attacks were tried, and what did they show?"] == BLANK
+    judged = [question for question, answer in by_question.items() if answer == BLANK]
+    assert len(judged) == 7
+    assert any("insignificant" in question for question in judged), (
+        "the software does not call a model anonymous"
+    )
+    report = {"attack": "lira", "released_by": "the released weights", "leakage": SEEN, "auc": SEEN}
+    seen = replace(card, leakage=(report,))
+    shown = {item.question: item.answer for item in edpb_checklist(seen)}
+    assert f"AUC {SEEN['value']:.4f}" in shown["Which attacks were tried, and what did they show?"]
+    paid = edpb_checklist(
+        read_card(paid_per_answer), LedgerRecord("Budget of the account.", "", "2 valid API keys.")
+    )
+    assert "not the model folder, which holds weights without noise" in paid[0].answer
+    assert "Budget of the account." in paid[1].answer
+    assert paid[2].answer == f"2 valid API keys. Other means: {BLANK}"
+    with pytest.raises(InvalidInput, match="ordinary network"):
+        edpb_checklist(make_card(guarantee=None))
 
 
 def test_the_card_of_a_table_shows_the_columns_that_matter_most(

@@ -6,7 +6,8 @@ Attack results are computed from private records and have no guarantee, so they 
 published, and a card that shows them says on top that it is not for publication.
 
 `nist_checklist` answers the factors of NIST SP 800-226 (March 2025) from the card. It was written from the public
-document; NIST has not reviewed it. What the software cannot know is marked, for people to fill in.
+document; NIST has not reviewed it. `edpb_checklist` does so for EDPB Opinion 28/2024 (December 2024); the EDPB has not
+reviewed it either. What the software cannot know is marked, for people to fill in.
 """
 
 from __future__ import annotations
@@ -759,11 +760,48 @@ def nist_checklist(card: PrivacyCard, ledger: LedgerRecord | None = None) -> lis
             "Is the data minimised, and when is it deleted?": BLANK,
         },
     }
-    return [
-        Item(topic, question, answer)
-        for topic, answers in questions.items()
-        for question, answer in answers.items()
-    ]
+    return _items(questions)
+
+
+def edpb_checklist(card: PrivacyCard, ledger: LedgerRecord | None = None) -> list[Item]:
+    """Return a checklist after EDPB Opinion 28/2024: extraction, queries, attacks, documentation, legal basis."""
+    known = {item.question: item.answer for item in nist_checklist(card, ledger)}
+    words, charged = known["What does it mean for one person?"], known["What is charged, and what is left?"]
+    method = known["Which definition, and how large is epsilon?"]
+    limit, noise = (
+        known["How is the influence of one unit limited?"],
+        known["Which noise, from which source?"],
+    )
+    proven = f"{known['Is the claim proven?']} Assumes: {known['Are bounds, categories and classes public?']}"
+    attacks = "; ".join(f"{name}: {value}" for name, value in card._leakage_rows()) if card.leakage else BLANK
+    access = f"{ledger.access} Other means: {BLANK}" if ledger else BLANK
+    questions = {
+        "Direct extraction": {"What does what may be published tell?": f"{card._may_be_published}. {words}"},
+        "Queries": {"What can be learnt about a person, on purpose or not, by asking?": f"{charged} {words}"},
+        "Means": {
+            "Who can query the model, and what else can they know and use?": access,
+            "Is what remains insignificant, with all means that are reasonably likely to be used?": BLANK,
+        },
+        "Design": {
+            "How were sources chosen, and data minimised?": BLANK,
+            "Which method limits what training reveals?": f"{method}; {limit}; {noise}",
+            "Is its claim proven, and what does it assume?": proven,
+        },
+        "Testing": {"Which attacks were tried, and what did they show?": attacks},
+        "Documentation": {
+            "What documents the method?": "The model folder, its card, the checklist after NIST SP 800-226.",
+            "Where are the impact assessment and the advice of the data protection officer?": BLANK,
+        },
+        "Legal basis": {
+            "Which interest is pursued, is it necessary, and how was it balanced?": BLANK,
+            "Was the training data obtained and used lawfully?": BLANK,
+        },
+    }
+    return _items(questions)
+
+
+def _items(questions: Mapping[str, Mapping[str, str]]) -> list[Item]:
+    return [Item(topic, *line) for topic, answers in questions.items() for line in answers.items()]
 
 
 def _groups(evaluation: Evaluation | None) -> str:

@@ -136,6 +136,9 @@ def test_the_forms_state_what_the_ledger_has_charged_and_leave_the_rest_to_peopl
     assert len(heads) == 2
     assert all(head in access for head in heads)
     assert BLANK in access
+    of_the_edpb = document("card", votes, "--format", "edpb-28-2024", "--ledger", ledger)
+    assert [item["answer"] for item in of_the_edpb if budget in item["answer"]], "it states the budget too"
+    assert any(item["answer"].startswith("2 valid API keys") for item in of_the_edpb)
     assert {each.name: each.read_bytes() for each in ledger.parent.iterdir()} == before
 
 

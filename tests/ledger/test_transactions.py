@@ -82,6 +82,30 @@ def test_charges_of_one_client_for_one_model_in_one_transaction_share_a_journal_
     assert ledger.verify().sound
 
 
+@pytest.mark.parametrize("others_first", [True, False])
+def test_clients_together_spend_one_budget_and_one_of_them_no_more_than_its_quota(
+    sqlite_ledger: Ledger, others_first: bool
+) -> None:
+    """Whoever comes first, three quarters of the budget are left to the others, and no answer beyond it to anybody."""
+    account, cost = open_patients(sqlite_ledger), LIMIT // 40
+    greedy, ann, ben = (sqlite_ledger.client(name) for name in ("greedy", "ann", "ben"))
+    sqlite_ledger.set_quota("patients", "greedy", 0.25, "a quarter for this client")
+
+    def ask(client: int, times: int) -> Counter[str]:
+        results = [
+            sqlite_ledger.charge(Charge(account.id, client, "m/1", cost, rows=1)) for _ in range(times)
+        ]
+        return Counter("paid" if isinstance(each, Charged) else each.limit for each in results)
+
+    for client in (ann, ben, greedy) if others_first else (greedy, ann, ben):
+        wanted = {ann: (10, {"paid": 10}), ben: (19, {"paid": 19}), greedy: (50, {"paid": 10, "quota": 40})}
+        times, expected = wanted[client]
+        assert ask(client, times) == expected
+    assert ask(ben, 5) == {"paid": 1, "budget": 4}
+    assert ask(ann, 5) == ask(ben, 5) == {"budget": 5}
+    assert sqlite_ledger.account("patients").spent_units == 40 * cost
+
+
 def test_a_charge_of_nothing_writes_nothing(sqlite_ledger: Ledger) -> None:
     account = open_patients(sqlite_ledger)
     ann, bob = sqlite_ledger.client("ann"), sqlite_ledger.client("bob")

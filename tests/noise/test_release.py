@@ -161,10 +161,10 @@ def test_noise_too_wide_for_any_grid_is_refused_with_advice() -> None:
 @pytest.mark.parametrize(("release", "name"), NAMED)
 def test_shapes_are_kept_inputs_untouched_and_values_whole_multiples_of_the_step(release, name) -> None:
     for shape in ((), (0,), (3,), (2, 5), (2, 3, 4)):
-        values = np.ones(shape)
+        values = np.full(shape, 0.1)  # on no grid, so that noise that is merely added to it would show
         made = release(values, sensitivity=1.0, **{name: 1.0})
         assert made.values.shape == shape
-        assert np.array_equal(values, np.ones(shape))
+        assert np.array_equal(values, np.full(shape, 0.1))
         assert np.array_equal(made.values % made.step, np.zeros(shape))
 
 

@@ -330,7 +330,7 @@ def _print_curve(effects: Effects, column: str) -> None:
 # --- card ------------------------------------------------------------------------------------------------------------
 
 _NOT_IN_LEDGER = "The ledger has no account for this training set yet."
-Form = Literal["card", "nist-800-226"]
+Form = Literal["card", "nist-800-226", "edpb-28-2024"]
 
 
 @with_groups
@@ -343,12 +343,12 @@ def card(
         Form,
         typer.Option(
             "--format",
-            help="The card, or a checklist after NIST SP 800-226, which marks what the software cannot know.",
+            help="The card, or a checklist after NIST or the EDPB, which marks what the software cannot know.",
         ),
     ] = "card",
     ledger: Annotated[
         str | None,
-        "With --format nist-800-226: also state what this ledger has charged. A SQLite file or the address of a "
+        "With a checklist: also state what this ledger has charged. A SQLite file or the address of a "
         "PostgreSQL database; it is only read.",
     ] = None,
     account: Annotated[str | None, "Account in the ledger. Default: that of the model's data set."] = None,
@@ -364,10 +364,10 @@ def card(
     quietmax card private --format nist-800-226 --ledger ledger.sqlite
     """
     from quietmax._io import write_text
-    from quietmax.privacy_card import nist_checklist, read_card
+    from quietmax.privacy_card import edpb_checklist, nist_checklist, read_card
 
     if ledger is not None and form == "card":
-        raise InvalidInput("`ledger` requires `form` nist-800-226.")
+        raise InvalidInput("`ledger` requires `form` nist-800-226 or edpb-28-2024.")
     if account is not None and ledger is None:
         raise InvalidInput("`account` requires `ledger`.")
     card = read_card(model)
@@ -382,9 +382,11 @@ def card(
             console.print(f"Wrote {html}.", soft_wrap=True)
         return
     record = None if ledger is None else _read_ledger(ledger, card, account)
-    items = nist_checklist(card, record)
+    nist = form == "nist-800-226"
+    items = (nist_checklist if nist else edpb_checklist)(card, record)
+    source = "NIST SP 800-226" if nist else "EDPB Opinion 28/2024"
     print_json([item._asdict() for item in items])
-    print_table("Checklist after NIST SP 800-226", ("factor", "question", "answer"), items, prose=True)
+    print_table(f"Checklist after {source}", ("factor", "question", "answer"), items, prose=True)
 
 
 @with_groups
