@@ -390,7 +390,9 @@ class PrivacyCard:
             rows.append((f"true {name}, predicted", "; ".join(cells)))
         calibrated = self.evaluation.calibrated
         rows += [(f"{calibrated} {name}", share) for name, (share,) in _calibration(self.evaluation.bins)]
-        for caption, (_, *heads), lines in _details(self.evaluation)[self.evaluation.edges is not None :]:
+        for caption, (_, *heads), lines in detail_tables(self.evaluation)[
+            self.evaluation.edges is not None :
+        ]:
             for name, values in lines:
                 cells = (f"{head}: {value}" for head, value in zip(heads, values, strict=True))
                 rows.append((f"{caption}, {name}", "; ".join(cells)))
@@ -407,7 +409,7 @@ class PrivacyCard:
         tables += _grid("Calibration", _axes(self.evaluation), _calibration(self.evaluation.wide_bins))
         folded = "".join(
             f"<details><summary>{escape(caption)}</summary>{_grid('', heads, lines)}</details>"
-            for caption, heads, lines in _details(self.evaluation)
+            for caption, heads, lines in detail_tables(self.evaluation)
         )
         drawn = " drawn" if _calibration_html(self.evaluation) else ""  # then the table is not printed
         return f'<div class="counts{drawn}">{tables}</div>{folded}{_paragraphs(_remarks(self.evaluation))}'
@@ -480,7 +482,7 @@ def _calibration_html(evaluation: Evaluation) -> str:
     )
 
 
-def _details(evaluation: Evaluation) -> list[tuple[str, list[str], list[tuple[str, list[str]]]]]:
+def detail_tables(evaluation: Evaluation) -> list[tuple[str, list[str], list[tuple[str, list[str]]]]]:
     """Return the tables that fold away: narrow bins, the thresholds that the owner named, and the groups."""
     found = []
     if evaluation.edges is not None:
