@@ -98,21 +98,16 @@ class PrivacyCard:
     answered: int | None  # Answers charged so far; None if answers are not charged
     leakage: tuple[dict[str, Any], ...]  # Results of attacks
     holdout: Holdout | None = None  # How people were held out of training; None if nobody was
-    evaluations: tuple[
-        Evaluation, ...
-    ] = ()  # Those of held-out people first, of these that with the least noise
-    released: Guarantee | None = (
-        None  # What is guaranteed of the model and its evaluations together, if it has any
-    )
+    # Those of held-out people first, of these that with the least noise
+    evaluations: tuple[Evaluation, ...] = ()
+    released: Guarantee | None = None  # Of the model and its evaluations together, if it has any
     person_column: str | None = None  # The column of the table whose value tells whose row a row is
     decision: str | None = None  # How the model answers now
     public: bool = False  # Whether the card leaves out what is not for publication
     # Whether the budget moved into a ledger, because the model was served. Then the folder does not know how many
     # answers may be given, and the guarantee is for `queries` of them.
     moved: bool = False
-    effects: Effects | None = (
-        None  # What each column of a table does to the scores; None if they are no such sum
-    )
+    effects: Effects | None = None  # What each column does to the scores; None if they are no such sum
     series: tuple[Version, ...] = ()  # All versions of a series up to this one
 
     @property
@@ -493,7 +488,7 @@ def detail_tables(evaluation: Evaluation) -> list[tuple[str, list[str], list[tup
             for each in evaluation.named_points
         ]
         heads = ["threshold", "recall", "false alarms", "precision"]
-        found.append((f"{evaluation.classes[1]} above a threshold", heads, lines))
+        found.append((f"{evaluation.classes[1]} if its probability is above the threshold", heads, lines))
     if evaluation.by_group is not None:
         recalls = [f"recall of {name}" for name in evaluation.classes]
         heads = [evaluation.by_group.column, "number", "accuracy", *recalls, evaluation.excess]

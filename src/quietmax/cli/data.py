@@ -211,7 +211,7 @@ def plan(
     Tables and labels are drawn at random from public numbers alone, and heads are trained on them: the records are
     never read, and nothing is spent. Intervals hold 90% of the simulations. It takes about half a minute.
 
-    Example: quietmax plan people.toml --people 5000 --majority 0.76 --html plan.html
+    Example: quietmax plan people.toml --people 5000 --majority 0.7 --html a.html
     """
     from quietmax._io import check_figure, check_page, write_figure, write_text
     from quietmax.data.schema import Schema
