@@ -5,12 +5,14 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+from importlib import import_module
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from quietmax._lazy import lazy_module, lazy_names, with_plugins
+from quietmax._lazy import lazy_module, with_plugins
 
 
 def test_a_lazy_module_is_imported_by_the_first_use_and_not_before() -> None:
@@ -30,12 +32,28 @@ def test_a_lazy_module_finds_modules_inside_it_and_names_what_is_missing() -> No
         _ = lazy_module("math").nothing
 
 
-def test_lazy_names_are_those_of_the_modules_that_define_them() -> None:
-    get = lazy_names("json", {"JSONDecoder": "decoder"})
-    assert get("JSONDecoder").__module__ == "json.decoder"
-    assert get("encoder").__name__ == "json.encoder"
-    with pytest.raises(AttributeError, match="module 'json' has no attribute 'nothing'"):
-        get("nothing")
+def test_lazy_names_are_those_that_a_package_imports_for_type_checkers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "lazily"
+    package.mkdir()
+    (package / "inner.py").write_text("", encoding="utf-8")
+    (package / "__init__.py").write_text(
+        "from typing import TYPE_CHECKING\n"
+        "from quietmax._lazy import lazy_names\n"
+        "if TYPE_CHECKING:\n"
+        "    from json.decoder import JSONDecoder as JSONDecoder\n"
+        "    from lazily import inner as inner\n"
+        "__getattr__, modules = lazy_names(__name__)\n",
+        encoding="utf-8",
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    lazily = import_module("lazily")
+    assert lazily.modules == {"JSONDecoder": "json.decoder", "inner": "lazily"}
+    assert lazily.JSONDecoder.__module__ == "json.decoder"
+    assert lazily.inner.__name__ == "lazily.inner"
+    with pytest.raises(AttributeError, match="module 'lazily' has no attribute 'nothing'"):
+        _ = lazily.nothing
 
 
 def test_a_lazy_module_can_be_sent_to_another_process() -> None:

@@ -158,7 +158,7 @@ def test_the_card_shows_curves_and_folds_groups_and_named_thresholds_away() -> N
     assert rows["log-loss"] == str(evaluation.log_loss)
     assert rows["answer"] == "the most probable class"
     point, _ = evaluation.named_points
-    assert rows["class 1 above a threshold, 0.3"] == (
+    assert rows["class 1 if its probability is above the threshold, 0.3"] == (
         f"recall: {point.recall}; false alarms: {point.false_alarms}; precision: {point.precision}"
     )
     first = evaluation.groups[0]
@@ -168,7 +168,11 @@ def test_the_card_shows_curves_and_folds_groups_and_named_thresholds_away() -> N
     )
     assert f"region 0 {first.size.in_people()} {first.accuracy}" in page
     folded = re.findall(r"<details><summary>(.*?)</summary>", card.to_html())
-    assert folded == ["Calibration in all bins", "class 1 above a threshold", "By region"]
+    assert folded == [
+        "Calibration in all bins",
+        "class 1 if its probability is above the threshold",
+        "By region",
+    ]
     assert "Nothing can be said of 20 of the groups: with this noise, a group needs about 72 people." in page
     for each in (*evaluation.bins, *evaluation.wide_bins):
         assert f"{each.low:.2f} to {each.high:.2f} {each.share}" in page

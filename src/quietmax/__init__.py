@@ -66,39 +66,10 @@ if TYPE_CHECKING:
     from quietmax.predictor import Predictor as Predictor
     from quietmax.spending import FileAccount as FileAccount
 
-_NAMES = {
-    "_ray": "RayEngine",
-    "accounting.costs": "Budget GaussianCost PureCost",
-    "accounting.guarantee": "Guarantee",
-    "data.draft": "draft_schema",
-    "data.records": "Records Split",
-    "data.registry": "datasets load",
-    "data.schema": "Schema",
-    "errors": "BudgetExhausted QuietmaxError",
-    "estimators.blocks": "LocalEngine",
-    "estimators.dpsgd.training": "DPSGDSettings",
-    "estimators.dpsgd.estimator": "DPSGD",
-    "estimators.figures": "Evaluation",
-    "estimators.head.estimator": "PrivateHead",
-    "estimators.head.weights": "HeadSettings",
-    "estimators.teachers": "Teachers",
-    "experiments.forecast": "plan",
-    "mechanisms.algorithm1": "Algorithm1",
-    "mechanisms.base": "Answerer GaussianScores NoisyMax SampledNeuron",
-    "models.serialization": "load_model save_model",
-    "models.stacked": "Convexified CrossEntropy Quadratic TrainingSettings",
-    "models.training": "Model TorchModel train train_many train_module",
-    "noise.sources": "ExactNoise SeededNoise",
-    "predictor": "Predictor",
-    "spending": "FileAccount",
-}
-_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
-"""The module, below `quietmax`, that defines each public name."""
-__all__ = [*_MODULES, "__version__", "attacks", "audit", "sensitivity"]
-
-
+_getattr, _MODULES = lazy_names(__name__)
+__all__ = [*_MODULES, "__version__"]
 if not TYPE_CHECKING:
-    __getattr__ = lazy_names(__name__, _MODULES)
+    __getattr__ = _getattr
 
 
 def __dir__() -> list[str]:

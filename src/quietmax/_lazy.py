@@ -5,10 +5,13 @@ PyTorch alone takes longer to import than a small service takes to start.
 
 from __future__ import annotations
 
+import ast
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -59,12 +62,24 @@ def required(package: str, what: str, *modules: str, extra: str | None = None) -
         ) from None
 
 
-def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a package that imports its public names when they are first used."""
+def lazy_names(package: str) -> tuple[Callable[[str], Any], dict[str, str]]:
+    """Return the `__getattr__` of a package whose public names are imported on first use, and their modules by name.
+
+    The names are those that its ``__init__.py`` imports for type checkers, below ``if TYPE_CHECKING:``.
+    """
+    tree = ast.parse(Path(str(sys.modules[package].__file__)).read_text(encoding="utf-8"))
+    below = (each for part in tree.body if isinstance(part, ast.If) for each in part.body)
+    modules = {
+        alias.name: str(each.module)
+        for each in below
+        if isinstance(each, ast.ImportFrom)
+        for alias in each.names
+    }
 
     def _get(name: str) -> Any:
-        if name in modules:
-            return getattr(import_module(f"{package}.{modules[name]}"), name)
+        module = modules.get(name, package)
+        if module != package:
+            return getattr(import_module(module), name)
         if not name.startswith("_"):
             try:
                 return import_module(f"{package}.{name}")
@@ -72,7 +87,7 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]
                 pass
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
-    return _get
+    return _get, modules
 
 
 @cache

@@ -99,21 +99,16 @@ class PrivacyCard:
     answered: int | None  # Answers charged so far; None if answers are not charged
     leakage: tuple[dict[str, Any], ...]  # Results of attacks
     holdout: Holdout | None = None  # How people were held out of training; None if nobody was
-    evaluations: tuple[
-        Evaluation, ...
-    ] = ()  # Those of held-out people first, of these that with the least noise
-    released: Guarantee | None = (
-        None  # What is guaranteed of the model and its evaluations together, if it has any
-    )
+    # Those of held-out people first, of these that with the least noise
+    evaluations: tuple[Evaluation, ...] = ()
+    released: Guarantee | None = None  # Of the model and its evaluations together, if it has any
     person_column: str | None = None  # The column of the table whose value tells whose row a row is
     decision: str | None = None  # How the model answers now
     public: bool = False  # Whether the card leaves out what is not for publication
     # Whether the budget moved into a ledger, because the model was served. Then the folder does not know how many
     # answers may be given, and the guarantee is for `queries` of them.
     moved: bool = False
-    effects: Effects | None = (
-        None  # What each column of a table does to the scores; None if they are no such sum
-    )
+    effects: Effects | None = None  # What each column does to the scores; None if they are no such sum
     series: tuple[Version, ...] = ()  # All versions of a series up to this one
 
     @property
@@ -391,7 +386,9 @@ class PrivacyCard:
             rows.append((f"true {name}, predicted", "; ".join(cells)))
         calibrated = self.evaluation.calibrated
         rows += [(f"{calibrated} {name}", share) for name, (share,) in _calibration(self.evaluation.bins)]
-        for caption, (_, *heads), lines in _details(self.evaluation)[self.evaluation.edges is not None :]:
+        for caption, (_, *heads), lines in detail_tables(self.evaluation)[
+            self.evaluation.edges is not None :
+        ]:
             for name, values in lines:
                 cells = (f"{head}: {value}" for head, value in zip(heads, values, strict=True))
                 rows.append((f"{caption}, {name}", "; ".join(cells)))
@@ -408,7 +405,7 @@ class PrivacyCard:
         tables += _grid("Calibration", _axes(self.evaluation), _calibration(self.evaluation.wide_bins))
         folded = "".join(
             f"<details><summary>{escape(caption)}</summary>{_grid('', heads, lines)}</details>"
-            for caption, heads, lines in _details(self.evaluation)
+            for caption, heads, lines in detail_tables(self.evaluation)
         )
         drawn = " drawn" if _calibration_html(self.evaluation) else ""  # then the table is not printed
         return f'<div class="counts{drawn}">{tables}</div>{folded}{_paragraphs(_remarks(self.evaluation))}'
@@ -481,7 +478,7 @@ def _calibration_html(evaluation: Evaluation) -> str:
     )
 
 
-def _details(evaluation: Evaluation) -> list[tuple[str, list[str], list[tuple[str, list[str]]]]]:
+def detail_tables(evaluation: Evaluation) -> list[tuple[str, list[str], list[tuple[str, list[str]]]]]:
     """Return the tables that fold away: narrow bins, the thresholds that the owner named, and the groups."""
     found = []
     if evaluation.edges is not None:
@@ -492,7 +489,7 @@ def _details(evaluation: Evaluation) -> list[tuple[str, list[str], list[tuple[st
             for each in evaluation.named_points
         ]
         heads = ["threshold", "recall", "false alarms", "precision"]
-        found.append((f"{evaluation.classes[1]} above a threshold", heads, lines))
+        found.append((f"{evaluation.classes[1]} if its probability is above the threshold", heads, lines))
     if evaluation.by_group is not None:
         recalls = [f"recall of {name}" for name in evaluation.classes]
         heads = [evaluation.by_group.column, "number", "accuracy", *recalls, evaluation.excess]

@@ -11,7 +11,7 @@ import skops.io
 import quietmax.mlflow
 from quietmax.estimators.serialization import open_private
 from quietmax.export.released import TRUSTED
-from quietmax.export.sql import export_sql
+from quietmax.export.tables import export_sql
 from tests.cli.conftest import document, printed
 
 

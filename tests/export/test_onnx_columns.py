@@ -23,7 +23,7 @@ from quietmax.export.onnx import (
     _literal,
     _plain_number,
 )
-from quietmax.export.reading import CASED
+from quietmax.export.tables import CASED
 from tests.export.people import CELLS, random_rows, unreadable
 
 

@@ -18,10 +18,9 @@ from quietmax.data.encoding import Encoding, NumericColumn
 from quietmax.data.records import Records
 from quietmax.errors import DataUnavailable, InvalidInput
 from quietmax.estimators.serialization import open_private, save_private
-from quietmax.export.calculator import export_html
 from quietmax.export.onnx import export_onnx
 from quietmax.export.released import TRUSTED, ReleasedClassifier, _metadata, export_skops, write_files
-from quietmax.export.sql import export_sql
+from quietmax.export.tables import export_html, export_sql
 from quietmax.mlflow import save_model
 from quietmax.models.serialization import save_model as save_network
 from quietmax.models.stacked import TrainingSettings

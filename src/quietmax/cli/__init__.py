@@ -46,7 +46,8 @@ COMMANDS = {
 }
 _SHARED = {
     **dict.fromkeys(("evaluate", "decide", "explain", "card", "forget", "export", "sensitivity"), "models"),
-    **dict.fromkeys(("datasets", "schema"), "data"),
+    **dict.fromkeys(("datasets", "schema", "plan"), "data"),
+    "ask": "predict",
     **dict.fromkeys(("compare", "reproduce"), "experiments"),
 }
 """The modules of commands that share one."""

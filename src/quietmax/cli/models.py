@@ -127,6 +127,7 @@ def _groups(by: str) -> str | tuple[str, list[float]]:
 def _print_evaluation(evaluation: Evaluation) -> None:
     """Print the figures, and what must be known of them."""
     from quietmax.estimators.figures import NOT_FOR_PUBLICATION
+    from quietmax.privacy_card import detail_tables
 
     many = "people" if evaluation.unit == "person" else "records"
     size = evaluation.size
@@ -149,25 +150,8 @@ def _print_evaluation(evaluation: Evaluation) -> None:
     ]
     columns = ("true class", *(f"predicted {name}" for name in evaluation.classes))
     print_table(f"Number of {many}", columns, counts)
-    if named := evaluation.named_points:
-        points = [
-            (f"{each.threshold:g}", str(each.recall), str(each.false_alarms), str(each.precision))
-            for each in named
-        ]
-        title = f"{evaluation.classes[1]} if its probability is above the threshold"
-        print_table(title, ("threshold", "recall", "false alarms", "precision"), points)
-    if evaluation.by_group is not None:
-        groups = [
-            (
-                each.name,
-                each.size.in_people(),
-                *map(str, (each.accuracy, *each.recall.values(), each.excess)),
-            )
-            for each in evaluation.groups
-        ]
-        recalls = (f"recall of {name}" for name in evaluation.classes)
-        columns = (evaluation.by_group.column, many, "accuracy", *recalls, evaluation.excess)
-        print_table(f"By {evaluation.by_group.column}", columns, groups)
+    for caption, heads, lines in detail_tables(evaluation)[evaluation.edges is not None :]:
+        print_table(caption, heads, [(name, *values) for name, values in lines])
     for sentence in evaluation.remarks():
         console.print(sentence, soft_wrap=True)
     if evaluation.guarantee is None:
@@ -519,10 +503,9 @@ def export(
 
     quietmax export income --html calculator.html
     """
-    from quietmax.export.calculator import export_html
     from quietmax.export.onnx import export_onnx
     from quietmax.export.released import ReleasedClassifier, export_skops
-    from quietmax.export.sql import export_sql
+    from quietmax.export.tables import export_html, export_sql
     from quietmax.mlflow import save_model
 
     if reasons and onnx is None and sql is None:

@@ -1,8 +1,8 @@
-"""`quietmax predict`: private answers from a trained model, with their guarantee.
+"""`quietmax predict` and `ask`: private answers from a trained model, with their guarantee, or from a running service.
 
-With `--output`, one file of answers for each file of queries. Answers from released weights are free, so files may be
-answered again. A file of answers is written completely or not at all. A hidden file lists what was answered, so a run
-that was interrupted continues where it ended.
+With `predict --output`, one file of answers for each file of queries. Answers from released weights are free, so files
+may be answered again. A file of answers is written completely or not at all. A hidden file lists what was answered, so
+a run that was interrupted continues where it ended.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class _NetworkOptions:
 
 
 @with_groups
-def command(
+def predict(
     *,
     model: Annotated[Path, "Model folder, written by 'quietmax train'."],
     input_file: Annotated[
@@ -492,3 +492,83 @@ def _write_text(separator: str, path: Path, headings: list[str], answers: Iterat
         writer.writerow(headings)
         for chosen, numbers in answers:
             writer.writerows([label, *row] for label, row in zip(chosen, numbers.tolist(), strict=True))
+
+
+# --- ask -------------------------------------------------------------------------------------------------------------
+
+
+@with_groups
+def ask(
+    *,
+    url: Annotated[str, typer.Argument(help="Address of the service, such as http://127.0.0.1:8080.")],
+    model: Annotated[
+        str, typer.Argument(help="NAME or NAME/VERSION of a model; by default its highest version.")
+    ],
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help="CSV, TSV or Parquet file with the columns of the model, in any order. Others are not sent.",
+        ),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="CSV file of answers, in the order of the rows. It is written completely or not at all. Default: "
+            "beside FILE, with the ending .answers.csv.",
+        ),
+    ] = None,
+    key_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with the API key. Default: the environment variable QUIETMAX_KEY, if it is set."
+        ),
+    ] = None,
+) -> None:
+    """Ask a running service ('quietmax serve') about all rows of a file.
+
+    Rows are sent in as many requests as needed. If a run ends early, run the same command again: what was charged is
+    not charged again.
+
+    Examples:
+
+    quietmax ask http://127.0.0.1:8080 affair people.csv
+
+    quietmax ask https://my.org affair/2 a.csv --key-file key.txt -o b.csv
+    """
+    from quietmax.server.client import Client
+
+    target = output or source.with_suffix(".answers.csv")
+    name, _, version = model.partition("/")
+    with Client(url, _key(key_file)) as client, progress_bar("asking") as progress:
+        try:
+            done = client.ask_file(name, source, target, version=version or None, progress=progress)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(
+                "Interrupted. Run the same command again: what was charged is not charged again."
+            ) from None
+    print_json({**done, "output": str(target)})
+    left = done["remaining_answers"]
+    paid = (
+        "The answers were free: training was charged."
+        if left is None
+        else f"{counted(done['new_answers'], 'new answer was', 'new answers were')} charged; {left:,} are left."
+    )
+    console.print(f"{counted(done['rows'], 'answer is', 'answers are')} in {target}. {paid}", soft_wrap=True)
+
+
+def _key(file: Path | None) -> str | None:
+    """The API key in a file or in the environment; None for anonymous access."""
+    if file is None:
+        return os.environ.get("QUIETMAX_KEY") or None
+    try:
+        key = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(
+            f"key_file cannot be read: {getattr(error, 'strerror', None) or 'it is no text'}."
+        ) from None
+    if not key.isascii() or not key.isprintable() or not key:
+        raise InvalidInput(f"key_file must hold one API key and nothing else, but '{file}' does not.")
+    return key

@@ -250,7 +250,7 @@ def _head(*, privacy: HeadOptions, training: _Training, series: SeriesOptions, e
 
     quietmax train head mnist-5k --declared-size 2000 --output private
 
-    quietmax train head visits.csv --cohort 2026-11 --continue october --output november
+    quietmax train head visits.csv --cohort 2026-11 --continue old --output new
     """
     from quietmax.estimators.head.estimator import PrivateHead
 

@@ -5,47 +5,17 @@ from typing import TYPE_CHECKING
 from quietmax._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from quietmax.estimators.dpsgd.estimator import DPSGD
-    from quietmax.estimators.dpsgd.training import DPSGDSettings
-    from quietmax.estimators.figures import Evaluation
-    from quietmax.estimators.head.effects import Effects
-    from quietmax.estimators.head.estimator import PrivateHead
-    from quietmax.estimators.head.weights import HeadSettings
-    from quietmax.estimators.serialization import (
-        PrivateModel,
-        decide_folder,
-        open_private,
-        save_private,
-    )
-    from quietmax.estimators.teachers import Teachers
-else:
-    __getattr__ = lazy_names(
-        __name__,
-        {
-            "DPSGD": "dpsgd.estimator",
-            "DPSGDSettings": "dpsgd.training",
-            "Effects": "head.effects",
-            "Evaluation": "figures",
-            "HeadSettings": "head.weights",
-            "PrivateHead": "head.estimator",
-            "PrivateModel": "serialization",
-            "Teachers": "teachers",
-            "decide_folder": "serialization",
-            "open_private": "serialization",
-            "save_private": "serialization",
-        },
-    )
+    from quietmax.estimators.dpsgd.estimator import DPSGD as DPSGD
+    from quietmax.estimators.dpsgd.training import DPSGDSettings as DPSGDSettings
+    from quietmax.estimators.figures import Evaluation as Evaluation
+    from quietmax.estimators.head.effects import Effects as Effects
+    from quietmax.estimators.head.estimator import PrivateHead as PrivateHead
+    from quietmax.estimators.head.weights import HeadSettings as HeadSettings
+    from quietmax.estimators.serialization import PrivateModel as PrivateModel
+    from quietmax.estimators.serialization import decide_folder as decide_folder
+    from quietmax.estimators.serialization import open_private as open_private
+    from quietmax.estimators.serialization import save_private as save_private
+    from quietmax.estimators.teachers import Teachers as Teachers
 
-__all__ = [
-    "DPSGD",
-    "DPSGDSettings",
-    "Effects",
-    "Evaluation",
-    "HeadSettings",
-    "PrivateHead",
-    "PrivateModel",
-    "Teachers",
-    "decide_folder",
-    "open_private",
-    "save_private",
-]
+__getattr__, _MODULES = lazy_names(__name__)
+__all__ = list(_MODULES)

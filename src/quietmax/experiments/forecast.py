@@ -487,14 +487,11 @@ def _with_strength(scores: Floats, shares: Floats, achievable: float) -> Floats:
 def _intercepts(scores: Floats, shares: Floats) -> Floats:
     """Return what must be added to scores for classes with these shares."""
     found = np.log(shares)
-    for step in range(
-        20
-    ):  # Newton's steps, each class alone; shorter and shorter, as steep scores have no slope
+    # Newton's steps, each class alone; shorter and shorter, as steep scores have no slope
+    for longest in 8.0 / np.arange(1, 21):
         given = _softmax(scores + found)
         slopes = np.maximum((given * (1.0 - given)).mean(axis=0), 1e-3)
-        found = found + np.clip(
-            (shares - given.mean(axis=0)) / (2.0 * slopes), -8.0 / (1 + step), 8.0 / (1 + step)
-        )
+        found = found + np.clip((shares - given.mean(axis=0)) / (2.0 * slopes), -longest, longest)
     return found
 
 

@@ -55,10 +55,7 @@ from quietmax.models.training import (
     choose_alpha,
     train,
 )
-from quietmax.sensitivity.network import (
-    empirical_sensitivity,
-    measured_facts,
-)
+from quietmax.sensitivity.network import empirical_sensitivity, measured_facts
 
 _MEASURED = ("location", "adult", "mnist", "cifar-10", "cifar-100")
 """The data sets whose bounds and alphas are measured."""
@@ -482,9 +479,7 @@ class NetworkRow(CifarSettings, Row):
     test_accuracy: Mean
     paper_train_accuracy: float  # The paper's, for the same loss
     paper_test_accuracy: float
-    points: (
-        int  # Points of Algorithm 1's accuracy loss, and how many are within `CURVE_TOLERANCE` of the paper's
-    )
+    points: int  # Points of Algorithm 1's accuracy loss; how many are within `CURVE_TOLERANCE` of the paper's
     within: int
     largest_difference: float | None  # The largest difference of a point, ours minus the paper's
 

@@ -47,8 +47,8 @@ from quietmax.estimators.dpsgd.training import ROW_LENGTH
 from quietmax.estimators.head.exact_sums import BITS, on_grid
 from quietmax.estimators.head.weights import HeadWeights, TableWeights
 from quietmax.estimators.serialization import PrivateModel
-from quietmax.export.reading import BLANKS, characters_by_case, date_parts, refused, refused_dates
 from quietmax.export.released import _metadata, _open_released
+from quietmax.export.tables import BLANKS, characters_by_case, date_parts, refused, refused_dates
 from quietmax.models.features.base import FeatureMap
 from quietmax.models.features.cells import CROSSED_LEVELS, TableCells
 from quietmax.models.features.generic import Pipeline, RandomFourier, _frequencies

@@ -8,20 +8,12 @@ from typing import TYPE_CHECKING
 from quietmax._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from quietmax.server.app import create_app
-    from quietmax.server.client import AsyncClient, Client, Response
-    from quietmax.server.service import Service
-    from quietmax.server.settings import Settings
+    from quietmax.server.app import create_app as create_app
+    from quietmax.server.client import AsyncClient as AsyncClient
+    from quietmax.server.client import Client as Client
+    from quietmax.server.client import Response as Response
+    from quietmax.server.service import Service as Service
+    from quietmax.server.settings import Settings as Settings
 
-__all__ = ["AsyncClient", "Client", "Response", "Service", "Settings", "create_app"]
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "AsyncClient": "client",
-        "Client": "client",
-        "Response": "client",
-        "Service": "service",
-        "Settings": "settings",
-        "create_app": "app",
-    },
-)
+__getattr__, _MODULES = lazy_names(__name__)
+__all__ = list(_MODULES)

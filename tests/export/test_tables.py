@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quietmax.data.encoding import CategoricalColumn, Column, DateColumn, Encoding, NumericColumn
-from quietmax.export.reading import _reading, characters_by_case
+from quietmax.export.tables import _reading, characters_by_case
 from quietmax.models.features.cells import table_cells
 
 FINITE = st.floats(-1e300, 1e300, allow_nan=False)

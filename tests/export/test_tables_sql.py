@@ -18,8 +18,8 @@ import quietmax as qm
 from quietmax.data.schema import Schema
 from quietmax.errors import DataUnavailable, InvalidInput
 from quietmax.estimators.serialization import open_private, save_private
-from quietmax.export import sql as statements
-from quietmax.export.sql import DIALECTS, export_sql
+from quietmax.export import tables as statements
+from quietmax.export.tables import DIALECTS, export_sql
 from tests.export.people import random_rows, readable_rows, train, unreadable
 
 TOLERANCE = 1e-9

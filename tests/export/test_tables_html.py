@@ -21,7 +21,7 @@ import quietmax as qm
 from quietmax.data.schema import Schema
 from quietmax.errors import InvalidInput
 from quietmax.estimators.serialization import open_private, save_private
-from quietmax.export.calculator import export_html
+from quietmax.export.tables import export_html
 from tests.export.people import SCHEMA
 
 PHONE, DESK = {"width": 360, "height": 700}, {"width": 1280, "height": 900}
