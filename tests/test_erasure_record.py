@@ -17,7 +17,7 @@ from quietmax.erasure_record import ModelRecord, in_words, model_record, to_html
 from quietmax.errors import InvalidInput
 from quietmax.estimators import save_private
 from quietmax.models import Model, TrainingSettings, save_model
-from quietmax.models.mlp import initial_mlp
+from quietmax.models.stacked import initial_mlp
 
 PEOPLE = 400
 SCHEMA = Schema(

@@ -42,7 +42,7 @@ from quietmax.estimators.head.weights import (
 from quietmax.ledger import Terms
 from quietmax.models import CrossEntropy, TrainingSettings
 from quietmax.models.features import UnitNorm
-from quietmax.models.features.cells import TableCells
+from quietmax.models.features.tabular import TableCells
 from quietmax.predictor import Predictor
 from quietmax.privacy_card import read_card
 from quietmax.server.deployment import load_models

@@ -240,11 +240,7 @@ def _smallest(excess: Callable[[float], float], epsilon: float, schedule: Schedu
 
 
 def loss_delta(sigma: float, epsilon: float, schedule: Schedule) -> float:
-    """Return an upper bound on the delta of a run, from its privacy loss distribution.
-
-    The grid interval follows the spread of the loss, so the number of points, and with it the memory, is bounded for
-    every epsilon; a coarser interval only raises delta.
-    """
+    """Return an upper bound on the delta of a run, from its privacy loss distribution."""
     return max(_sampled_gaussian_delta(sigma, epsilon, schedule, _interval(sigma, schedule)), 1e-12)
 
 

@@ -221,10 +221,7 @@ def exact_number(string: str) -> Decimal | None:
 
 
 def numbered(strings: Iterable[str]) -> tuple[NDArray[np.int64], list[str]]:
-    """Number the distinct strings from 0, in the order in which they come.
-
-    Not `pandas.factorize`: before version 3, pandas takes strings for equal if they are equal up to a NUL character.
-    """
+    """Number the distinct strings from 0, in order of first appearance (pandas before 3 stops at a NUL character)."""
     given = list(strings)
     distinct = list(dict.fromkeys(given))
     places = dict(zip(distinct, range(len(distinct)), strict=True))

@@ -279,11 +279,7 @@ def as_frame(table: Any) -> pd.DataFrame:
 
 
 def as_series(values: Any, name: str) -> pd.Series[Any]:
-    """Return one entry per row as a pandas series, without converting any of them.
-
-    A type that the container declares (pandas, polars, Arrow, NumPy) is kept.  The entries of a list or of an array
-    of objects stay Python objects: pandas would choose one type by looking at all of them.
-    """
+    """Return one entry per row as a pandas series; no entry is converted by looking at others."""
     problem = f"{name} must be a flat sequence of numbers or strings, one for each row."
     flat = hasattr(values, "__iter__") and getattr(values, "ndim", 1) == 1
     if not flat or isinstance(values, str | bytes | Mapping | pd.DataFrame):

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from quietmax._lazy import lazy_module
 from quietmax.data.cells import _first_of, as_numbers, as_string, as_strings, is_missing, is_valid_unicode
-from quietmax.data.cohorts import COHORT_FORMS, Cohort, CohortRule, people_of
+from quietmax.data.cohorts import COHORT_FORMS, Cohort, CohortRule, ErasureList, people_of
 from quietmax.data.draft import (
     _infer_classes,
     _is_free_text,
@@ -28,7 +28,6 @@ from quietmax.data.draft import (
     _with_proposals,
 )
 from quietmax.data.encoding import Encoding, quoted, require_columns
-from quietmax.data.erasure import ErasureList
 from quietmax.data.records import Holdout, Records, is_held_out
 from quietmax.data.schema import (
     _NO_PERSON,

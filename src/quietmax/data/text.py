@@ -52,11 +52,7 @@ def missing_extra() -> str | None:
 
 
 def embed(texts: Iterable[str]) -> NDArray[np.float32]:
-    """Return the embedding of every text.
-
-    A text is cut after `MAX_CHARACTERS` characters and `MAX_TOKENS` tokens.  Half of a surrogate pair, which no valid
-    string contains, is read as a question mark.
-    """
+    """Return the embedding of the first `MAX_CHARACTERS` characters and `MAX_TOKENS` tokens of every text."""
     strings = list(texts)
     if not strings:
         return np.zeros((0, DIMENSION), dtype=np.float32)

@@ -23,7 +23,7 @@ from sklearn.utils.metaestimators import available_if
 
 from quietmax._ray import RayEngine
 from quietmax.accounting.guarantee import Guarantee
-from quietmax.data.erasure import ErasureList
+from quietmax.data.cohorts import ErasureList
 from quietmax.errors import InvalidData, InvalidInput
 from quietmax.estimators.blocks import (
     FILES_IN_MEMORY,
@@ -33,10 +33,8 @@ from quietmax.estimators.blocks import (
     Table,
     _person_digests,
 )
-from quietmax.estimators.counting import By
-from quietmax.estimators.decisions import Costs, costs_of, decided
 from quietmax.estimators.evaluation import _Account, _evaluate
-from quietmax.estimators.figures import Evaluation
+from quietmax.estimators.figures import By, Costs, Evaluation, costs_of, decided
 from quietmax.estimators.ray_blocks import RayBlocks
 from quietmax.estimators.training_set import (
     NOBODY,
@@ -316,10 +314,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         passes: float = 0,
         digests: Callable[[Piece], NDArray[np.bytes_]] | None = None,
     ) -> Blocks:
-        """Read and encode all rows. Whatever is wrong with them is found here, before any noise is drawn.
-
-        `digests` returns what is kept of the person of each row; by default a keyed digest, and nothing for records.
-        """
+        """Read and encode all rows; whatever is wrong with them is found here, before any noise is drawn."""
         classes, key = len(data.classes), secrets.token_bytes(16)
 
         def _tables() -> Iterator[Table]:

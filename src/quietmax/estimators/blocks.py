@@ -375,10 +375,7 @@ class Blocks:
     # --- Persons
 
     def _count_persons(self) -> None:
-        """Count the rows of each person, over all blocks; sets `repeats`, and drops the digests.
-
-        Digests are counted range by range, so that memory does not grow with the number of persons.
-        """
+        """Count the rows of each person, over all blocks, range by range; sets `repeats`, and drops the digests."""
         persons = 0
         for first, last in self._person_ranges():
             counts = self._sum_labels(partial(_PersonCounts._of, first=first, last=last))
@@ -549,11 +546,7 @@ class _StoredTable:
 
 
 class _EncodedRows:
-    """The encoded rows of files, in a folder that outlasts an interrupted training.
-
-    The name of the folder follows from the files and the encoding. A file is read again if its size or its time has
-    changed. What is stored of a file counts when its list of blocks has been written, which is last.
-    """
+    """The encoded rows of files, in a folder that outlasts an interrupted training; changed files are read again."""
 
     def __init__(self, place: Path, source: TableRows) -> None:
         paths = [str(_file_of(part).absolute()) for part in source.parts]
@@ -651,10 +644,7 @@ def _sum(
     work: Callable[[Table], Sum],
     advance: Callable[[int], None] = lambda _: None,
 ) -> Sum:
-    """Add up what a function returns for every block, on all threads.
-
-    Each thread has a fixed share of the blocks, so that sums of floating-point numbers are the same in every run.
-    """
+    """Add up what a function returns for every block; each thread has a fixed share, so sums repeat to the bit."""
     if not blocks:
         raise InvalidInput("There are no records.")
     threads = thread_count()

@@ -47,9 +47,7 @@ from quietmax.data.sources import as_frame, is_table_path, read_table, rows_at_o
 from quietmax.data.tables import TableRows, encoded_rows, person_names, require_person_type
 from quietmax.errors import BudgetExhausted, DataUnavailable, InvalidInput, QuietmaxError, QuietmaxWarning
 from quietmax.estimators.blocks import FILES_IN_MEMORY, Blocks, LocalEngine, Table, _person_digests
-from quietmax.estimators.counting import SHARE, By, Counts, GroupsOf, Tables
-from quietmax.estimators.decisions import Costs
-from quietmax.estimators.figures import Composition, Evaluation
+from quietmax.estimators.figures import SHARE, By, Composition, Costs, Counts, Evaluation, GroupsOf, Tables
 from quietmax.estimators.ray_blocks import RayBlocks, _chosen_engine
 from quietmax.estimators.series import drift, earlier_amount, own_cost, rule_of
 from quietmax.estimators.training_set import (
@@ -163,10 +161,7 @@ def _free_mu(training: Guarantee, charges: Sequence[EvaluationCharge]) -> float:
 
 
 def _as_gaussian(training: Guarantee) -> GaussianCost:
-    """Return the mu up to which an evaluation of held-out people does not weaken the guarantee of the model.
-
-    For a version of a series that is what its own training cost (`series`).
-    """
+    """Return the mu up to which an evaluation of held-out people is free: of a version, its own training's."""
     if (own := own_cost(training)) is not None:
         return own
     if training.definition == "approximate":
@@ -418,10 +413,7 @@ class _Subject:
             raise InvalidInput("The records must have the encoding that the model was trained with.")
 
     def _counts(self, records: Records | TableRows) -> Counts:
-        """Answer every row of the people who are counted, and count the answers.
-
-        Those are the people whom training held out, or everybody if no rule tells them.
-        """
+        """Answer every row of the people who are counted (held out, or all if no rule tells), and count the answers."""
         if isinstance(records, TableRows):
             return self._streamed_counts(records)
         counted = self._held_out(records)
@@ -430,11 +422,7 @@ class _Subject:
         return self.tables.count(counted.labels, answers, rows)
 
     def _streamed_counts(self, rows: TableRows) -> Counts:
-        """Count the answers to rows that are read part by part.
-
-        Answers are kept until it is known how many rows each person has: in this process, beyond the memory of the
-        engine in files; or on the workers of a Ray cluster, which also compute them.
-        """
+        """Count the answers to rows that are read part by part; they are kept until all rows of a person are known."""
         classes, key = len(self.tables.classes), secrets.token_bytes(16)
         answered = partial(_answered, self.tables, self.classifier, self.feature_map)
         if isinstance(self.engine, RayEngine):
@@ -613,11 +601,7 @@ def _account(estimator: Any) -> _Account:
 
 
 def _save_evaluations(estimator: Any, folder: str | Path, write: Callable[[str, str], object]) -> None:
-    """Save an estimator together with its evaluations: `write` gets their id and the content of their file.
-
-    Of several folders, the first one keeps the evaluation that is free; later evaluations of the estimator are stored
-    there too.
-    """
+    """Save an estimator with its evaluations; of several folders, the first one keeps the evaluation that is free."""
     account, target = _account(estimator), Path(folder).resolve()
     with ExitStack() as stack:
         moves = account.folder in (None, target)
@@ -712,10 +696,7 @@ def evaluate_folder(
     engine: LocalEngine | RayEngine | None = None,
     **budget: float | None,
 ) -> Evaluation:
-    """Evaluate a saved model for a budget of `epsilon`, `delta` or `mu`, and store the result in its folder.
-
-    The folder keeps account of what its evaluations cost. The result is stored with its cost before it is returned.
-    """
+    """Evaluate a saved model for a budget, and store the result with its cost in its folder before returning it."""
     if isinstance(model.classifier, Predictor):
         raise InvalidInput(PAID_PER_ANSWER)
     subject = _Subject(

@@ -27,7 +27,107 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from quietmax.accounting.guarantee import Guarantee, Unit
-from quietmax.estimators.decisions import Costs, checked_costs, decision_in_words, threshold_of
+from quietmax.data.encoding import BooleanColumn, CategoricalColumn, Column, Encoding, NumericColumn, quoted
+from quietmax.errors import InvalidInput
+
+Costs = tuple[tuple[float, ...], ...]
+"""The cost of an answer by true class (rows) and predicted class (columns); 0 on the diagonal."""
+LEAST_THRESHOLD = 1e-9
+NOT_TOO_CLOSE = f"; at least {LEAST_THRESHOLD:g} away from both"
+
+
+def costs_of(
+    classes: Sequence[object],
+    threshold: Mapping[Any, float] | None = None,
+    cost: Mapping[tuple[Any, Any], float] | None = None,
+) -> Costs | None:
+    """Return the costs of errors that a threshold stands for, or those given (1 for each not named), or None."""
+    names = [str(name) for name in classes]
+    if threshold and cost:
+        raise InvalidInput("Only one of `threshold` and `cost` can be given.")
+    for name in [*(threshold or ()), *(each for pair in cost or () for each in pair)]:
+        if str(name) not in names:
+            raise InvalidInput(f"There is no class {str(name)!r}; the classes are {quoted(names)}.")
+    if threshold:
+        if len(names) != 2 or len(threshold) != 1:
+            raise InvalidInput(
+                "`threshold` names one of two classes and its least probability, as in yes=0.3. Models of more classes "
+                "take costs."
+            )
+        ((name, least),) = threshold.items()
+        if not is_threshold(least):
+            raise InvalidInput(f"A threshold must be between 0 and 1, got {least}{NOT_TOO_CLOSE}.")
+        second = least if str(name) == names[1] else 1 - least
+        return ((0.0, second), (1 - second, 0.0))
+    return _costs_of_errors(names, cost) if cost else None
+
+
+def _costs_of_errors(names: list[str], cost: Mapping[tuple[Any, Any], float]) -> Costs:
+    """Return the costs of all errors; 1 for each that is not named."""
+    table = 1.0 - np.eye(len(names))
+    for (true, predicted), number in cost.items():
+        if str(true) == str(predicted) or not 0 < number < math.inf:
+            raise InvalidInput(
+                f"A cost must be a positive number for an answer that is wrong, got {number} for {true!r} answered as "
+                f"{predicted!r}."
+            )
+        table[names.index(str(true)), names.index(str(predicted))] = number
+    costs = tuple(map(tuple, table.tolist()))
+    if len(names) == 2 and not is_threshold(threshold_of(costs)):
+        raise InvalidInput(f"One cost may be at most {1 / LEAST_THRESHOLD:g} times the other.")
+    return costs
+
+
+def checked_costs(stored: Any, classes: int) -> Costs | None:
+    """Return costs that were stored as JSON; raise ValueError if they are none."""
+    if stored is None:
+        return None
+    table = np.array(stored, dtype=np.float64)
+    wrong = ~np.eye(classes, dtype=bool)
+    if table.shape != (classes, classes) or table[~wrong].any() or not np.isfinite(table).all():
+        raise ValueError("not a table of costs")
+    if not (table[wrong] > 0).all():
+        raise ValueError("costs must be positive")
+    costs = tuple(map(tuple, table.tolist()))
+    if classes == 2 and not is_threshold(threshold_of(costs)):
+        raise ValueError("one cost is too large beside the other")
+    return costs
+
+
+def is_threshold(probability: float) -> bool:
+    """Return whether a probability is far enough from 0 and 1 to be a threshold."""
+    return LEAST_THRESHOLD <= probability <= 1.0 - LEAST_THRESHOLD
+
+
+def threshold_of(costs: Costs | None) -> float:
+    """Return the probability above which the second of two classes is the answer."""
+    return 0.5 if costs is None else round(costs[0][1] / (costs[0][1] + costs[1][0]), 12)
+
+
+def decided(probabilities: NDArray[np.float64], costs: Costs | None) -> NDArray[np.int64]:
+    """Return the class of each row, from the probabilities of that row alone."""
+    if costs is None:
+        return np.asarray(probabilities.argmax(-1), dtype=np.int64)
+    if len(costs) == 2:
+        return (probabilities[:, 1] > threshold_of(costs)).astype(np.int64)
+    expected = sum(probabilities[:, [true]] * np.array(row) for true, row in enumerate(costs))
+    return np.asarray(np.argmin(expected, axis=1), dtype=np.int64)
+
+
+def decision_in_words(costs: Costs | None, classes: Sequence[object]) -> str:
+    """Return how a model answers, as a phrase."""
+    if costs is None:
+        return "the most probable class"
+    if len(costs) == 2:
+        return f"{classes[1]} if its probability is above {threshold_of(costs):.4g}, otherwise {classes[0]}"
+    named = ", ".join(
+        f"{classes[true]} answered as {classes[predicted]} {cost:.4g}"
+        for true, row in enumerate(costs)
+        for predicted, cost in enumerate(row)
+        if predicted != true and cost != 1
+    )
+    return f"the class with the lowest expected cost ({named}; any other error 1)"
+
 
 Composition = Literal["parallel", "sequential"]
 Floats = NDArray[np.float64]
@@ -305,10 +405,7 @@ class Evaluation:
         return np.asarray(cast(GroupCounts, self.by_group).counts)
 
     def _count(self, *, right: bool, true: int | None = None) -> tuple[float, float]:
-        """Return the noisy number of right or of wrong answers, to all or to one class, and the deviation of its noise.
-
-        It is the average of what the tables state.
-        """
+        """Return the averaged noisy number of right or of wrong answers, to all or to one class, and its noise."""
         of_class = (
             np.arange(len(self.classes)) == true if true is not None else np.full(len(self.classes), True)
         )
@@ -620,3 +717,180 @@ def nested_tuples(values: Any) -> Any:
 def _group_counts(stored: Mapping[str, Any], classes: int) -> GroupCounts:
     names = tuple(map(str, stored["names"]))
     return GroupCounts(str(stored["column"]), names, _nested(stored["counts"], (len(names), classes, 2, 2)))
+
+
+# --- Counting ---------------------------------------------------------------------------------------------------------
+
+Counts = NDArray[np.int64]
+By = str | tuple[str, Sequence[float]]
+"""The column of the groups; of a column of numbers also the numbers that divide it."""
+
+SHARE = 2**24
+"""A person's rows share this many units; sums of units below 2^53 are exact in float64."""
+_NO_GROUP = "missing or other"
+
+
+@dataclass(frozen=True)
+class GroupsOf:
+    """Groups of people by one declared column."""
+
+    column: str
+    names: tuple[str, ...]  # The last one is for values that are missing or not declared
+    start: int  # The first feature of the column
+    width: int  # The number of its features, without that of a missing value
+    cuts: tuple[float, ...] | None  # Of a column with one feature: the least feature of each group
+    missing: bool  # Whether a missing value has a feature
+
+    @classmethod
+    def of(cls, by: By, encoding: Encoding | None) -> GroupsOf:
+        """Find the groups of a column of the schema."""
+        if encoding is None:
+            raise InvalidInput("`by` requires a model that was trained on a table with a schema.")
+        name, ends = (by, ()) if isinstance(by, str) else (by[0], tuple(sorted(map(float, by[1]))))
+        columns = {column.name: column for column in encoding.columns}
+        if name not in columns:
+            raise InvalidInput(
+                f"`by` must be a column of the schema, got {name!r}; the columns are {quoted([*columns])}."
+            )
+        names, cuts = _groups_of(columns[name], ends)
+        before = itertools.takewhile(lambda column: column.name != name, encoding.columns)
+        start = sum(len(column.feature_names) for column in before)
+        column = columns[name]
+        width = len(column.feature_names) - column.missing
+        return cls(name, (*names, _NO_GROUP), start, width, cuts, column.missing)
+
+    def numbers(self, records: NDArray[np.float32]) -> Counts:
+        """Return the number of the group of each encoded row."""
+        cells = records[:, self.start : self.start + self.width]
+        if self.cuts is None:
+            found = np.where(cells.any(1), cells.argmax(1), -1)
+        else:
+            found = np.searchsorted(np.array(self.cuts, np.float32), cells[:, 0], side="right") - 1
+            if self.missing:
+                found[records[:, self.start + self.width] > 0] = -1
+        return np.where(found < 0, len(self.names) - 1, found)
+
+
+def _groups_of(column: Column, ends: tuple[float, ...]) -> tuple[tuple[str, ...], tuple[float, ...] | None]:
+    """Return the names of the groups of a column, and of a column with one feature the least feature of each."""
+    if isinstance(column, BooleanColumn | CategoricalColumn) and not ends:
+        names = ("no", "yes") if isinstance(column, BooleanColumn) else column.categories
+        codes = (np.arange(len(names)) + 0.5) / len(names)
+        return names, tuple(codes.tolist()) if column.is_share else None
+    if not isinstance(column, NumericColumn) or bool(column.edges) == bool(ends):
+        raise InvalidInput(
+            "`by` must be a column of categories, of yes and no or of numbers with declared bins, or one of other "
+            f"numbers together with the numbers that divide it, as in age=30,50; got {column.name!r}"
+            f"{' with numbers' if ends else ''}."
+        )
+    given = column.edges or ends
+    if not all(column.low < end <= column.high for end in given) or len({*given}) < len(given):
+        raise InvalidInput(
+            f"The numbers that divide {column.name!r} must be different, above {column.low:g} and at most "
+            f"{column.high:g}, got {', '.join(f'{end:g}' for end in given)}."
+        )
+    between = (f"{low:g} to {high:g}" for low, high in itertools.pairwise(given))
+    names = (f"below {given[0]:g}", *between, f"{given[-1]:g} and above")
+    return names, None if column.edges else (-math.inf, *column._code(np.array(given)).tolist())
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The tables that an evaluation counts."""
+
+    classes: tuple[str, ...]
+    costs: Costs | None = None  # How the model answers
+    at: tuple[float, ...] = ()  # Thresholds that the owner named
+    groups: GroupsOf | None = None
+
+    def __post_init__(self) -> None:
+        if self.at and len(self.classes) != 2:
+            raise InvalidInput(f"`at` requires a model of two classes; this one has {len(self.classes)}.")
+        if not all(map(is_threshold, self.at)):
+            raise InvalidInput(
+                f"Every threshold of `at` must be between 0 and 1, got {', '.join(f'{each:g}' for each in self.at)}"
+                f"{NOT_TOO_CLOSE}."
+            )
+
+    @cached_property
+    def edges(self) -> tuple[float, ...] | None:
+        """The edges of the bins of the score, for two classes."""
+        return edges_with([*self.at, threshold_of(self.costs)]) if len(self.classes) == 2 else None
+
+    @property
+    def sensitivity(self) -> float:
+        """How far one person moves all counts together."""
+        return sensitivity(2 if self.groups is None else 3)
+
+    def answers(self, classifier: Any, feature_map: Any, records: NDArray[np.float32]) -> NDArray[np.int32]:
+        """Answer encoded rows: the predicted class, the bin, the group and the mass of each, in units of 2^-24."""
+        probabilities = _probabilities(classifier, feature_map, records, len(self.classes))
+        predicted = decided(probabilities, self.costs)
+        if self.edges is None:
+            mass = np.take_along_axis(probabilities, predicted[:, None], 1)[:, 0]
+            scaled = (mass - 1 / len(self.classes)) / (1 - 1 / len(self.classes)) * BINS
+            bins = np.clip(np.floor(scaled), 0, BINS - 1)
+        else:
+            mass = probabilities[:, 1]
+            bins = np.searchsorted(self.edges[1:-1], mass)
+        group = np.zeros(len(mass)) if self.groups is None else self.groups.numbers(records)
+        units = np.clip(np.rint(mass * SHARE), 0, SHARE)
+        return np.stack([predicted, bins, group, units], 1).astype(np.int32)
+
+    def count(self, labels: Counts, answers: NDArray[np.int32], rows_of_person: Counts | None) -> Counts:
+        """Count answers in units of 2^-24 people, one table after the other. The sums are exact."""
+        predicted, bins, group, units = answers.astype(np.int64).T
+        shares = np.full(len(labels), SHARE) if rows_of_person is None else SHARE // rows_of_person
+        confusion, calibration, grouped = (np.zeros(math.prod(shape), np.int64) for shape in self._shapes)
+        wrong = labels != predicted
+        np.add.at(confusion, labels * len(self.classes) + predicted, shares)
+        np.add.at(calibration, 2 * bins + (wrong if self.edges is None else labels == 0), shares)
+        if self.groups is not None:
+            cells = ((group * len(self.classes) + labels) * 2 + wrong) * 2
+            high = shares * units // SHARE
+            np.add.at(grouped, cells, shares - high)
+            np.add.at(grouped, cells + 1, high)
+        return np.concatenate([confusion, calibration, grouped])
+
+    def evaluation(self, counts: NDArray[np.float64], **fields: Any) -> Evaluation:
+        """Return the evaluation of what was counted, in people."""
+        sizes = [math.prod(shape) for shape in self._shapes]
+        parts = np.split(counts, np.cumsum(sizes)[:-1])
+        confusion, calibration, grouped = (
+            nested_tuples(part.reshape(shape).tolist())
+            for part, shape in zip(parts, self._shapes, strict=True)
+        )
+        by_group = (
+            None if self.groups is None else GroupCounts(self.groups.column, self.groups.names, grouped)
+        )
+        return Evaluation(
+            classes=self.classes,
+            confusion=confusion,
+            calibration=calibration,
+            edges=self.edges,
+            at=self.at,
+            costs=self.costs,
+            by_group=by_group,
+            **fields,
+        )
+
+    @property
+    def _shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of the tables."""
+        classes, groups = len(self.classes), 0 if self.groups is None else len(self.groups.names)
+        bins = BINS if self.edges is None else len(self.edges) - 1
+        return (classes, classes), (bins, 2), (groups, classes, 2, 2)
+
+
+def _probabilities(
+    classifier: Any, feature_map: Any, records: NDArray[np.float32], classes: int
+) -> NDArray[np.float64]:
+    """Answer each row on its own, so that no other row changes its rounding."""
+    features = records if feature_map is None else feature_map.transform(records)
+    row = np.empty((1, features.shape[1]), dtype=np.float32)  # one place in memory for all rows
+    probabilities = np.empty((len(features), classes))
+    for number, values in enumerate(features):
+        row[0] = values
+        probabilities[number] = classifier.predict_proba(row)[0]
+    # A network may overflow for some rows. What such a row adds must stay between 0 and 1.
+    return np.clip(np.nan_to_num(probabilities, nan=0.0), 0.0, 1.0)

@@ -106,10 +106,7 @@ class RayBlocks(Blocks):
         self._run(kind="labels")
 
     def _run(self, work: Callable[[Table], Sum] | None = None, kind: Change = "rows") -> list[Sum]:
-        """Let all workers make the updates that they have not made, and then a sum.
-
-        Returns the sums in the order of the workers, so that sums of floating-point numbers are the same in every run.
-        """
+        """Let all workers make the updates that they have not made, and then a sum; return it in their order."""
         sent = None if work is None else self._actors.put(work)
         jobs = [(self._updates, sent, kind)] * self._actors.count
         sums: dict[int, Sum] = {}

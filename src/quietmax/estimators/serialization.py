@@ -25,8 +25,8 @@ from quietmax.data.encoding import Encoding
 from quietmax.data.records import Holdout
 from quietmax.data.sources import as_frame
 from quietmax.errors import DataUnavailable, InvalidInput, short_message
-from quietmax.estimators.decisions import Costs, checked_costs, costs_of, decided
 from quietmax.estimators.evaluation import EVALUATION_FILE, _save_evaluations
+from quietmax.estimators.figures import Costs, checked_costs, costs_of, decided
 from quietmax.estimators.head.effects import Additive, Effects
 from quietmax.estimators.head.exact_sums import gradient_grid, is_whitening, on_grid
 from quietmax.estimators.head.weights import (
@@ -49,7 +49,6 @@ from quietmax.estimators.training_set import (
 )
 from quietmax.mechanisms.base import GaussianScores, Mechanism, NoisyMax
 from quietmax.models.features.base import FeatureMap
-from quietmax.models.features.cells import TableCells
 from quietmax.models.features.generic import (
     can_be_stored,
     describe_map,
@@ -57,13 +56,14 @@ from quietmax.models.features.generic import (
     feature_map_from_json,
     runs_user_code,
 )
-from quietmax.models.mlp import MLP
+from quietmax.models.features.tabular import TableCells
 from quietmax.models.serialization import (
     mlp_from,
     read_description,
     read_folder,
     write_folder,
 )
+from quietmax.models.stacked import MLP
 from quietmax.noise.sources import EXACT, NoiseSource, SeededNoise
 from quietmax.predictor import Predictor
 from quietmax.sensitivity.certified import ScoreBounds
@@ -664,7 +664,7 @@ def _write_dpsgd(estimator: DPSGD) -> _Written:
     if isinstance(model, TableWeights):
         arrays = {"weights": model.weights, "centre": model.centre}
         return description, {name: torch.from_numpy(values) for name, values in arrays.items()}
-    from quietmax.estimators.dpsgd.tables import CellLayer
+    from quietmax.estimators.dpsgd.training import CellLayer
 
     network = model.network
     if not isinstance(network, MLP):
@@ -724,7 +724,7 @@ def _read_dpsgd(stored: _Stored) -> _Read:
 def _read_network(stored: _Stored) -> tuple[PrivateNetwork | TableWeights, dict[str, Any]]:
     """Return the released model, and the facts of its training that follow from it."""
     from quietmax.estimators.dpsgd.estimator import PrivateNetwork
-    from quietmax.estimators.dpsgd.tables import CellLayer
+    from quietmax.estimators.dpsgd.training import CellLayer
 
     description, tensors = stored.description, stored.tensors
     cells = stored.features if isinstance(stored.features, TableCells) else None
@@ -860,9 +860,6 @@ def _check_facts(stated: Mapping[str, Any], **implied: Any) -> None:
 
 
 def _check_same(what: str, stored: Any, computed: Any, *, within: float = 1e-9) -> None:
-    """Raise if a folder states something else than what follows from the rest of it.
-
-    Numbers may differ by the relative error ``within``, since libraries round differently.
-    """
+    """Raise if a folder states something else, by a relative error ``within``, than what follows from the rest."""
     if not alike(stored, computed, within):
         raise ValueError(f"it states {what} {stored!r}, but the rest of it implies {computed!r}")

@@ -46,10 +46,11 @@ from quietmax.estimators.training_set import (
 from quietmax.mechanisms.base import GaussianScores, Mechanism, NoisyMax, proves_bounds
 from quietmax.models.features.base import FeatureMap
 from quietmax.models.features.images import image_features
-from quietmax.models.mlp import MLP, checked_finite
 from quietmax.models.stacked import (
+    MLP,
     CrossEntropy,
     TrainingSettings,
+    checked_finite,
     joined_stacks,
     stack_edges,
     train_networks,
@@ -329,10 +330,7 @@ def _hashes(names: Iterable[bytes], key: bytes) -> NDArray[np.bytes_]:
 
 @dataclass(frozen=True, eq=False)
 class _Shards:
-    """Rows in blocks, those of each block sorted by shard; within a shard in the order in which they were read.
-
-    `starts` says where each shard begins in each block, and where the last one ends.
-    """
+    """Rows in blocks, each sorted by shard; `starts` says where each shard begins in each block, and the last ends."""
 
     blocks: Blocks
     starts: NDArray[np.int64]
@@ -418,11 +416,7 @@ def _trained_on_public_rows(features: int, classes: int, network: TrainingSettin
 
 
 def _vote_noise(budget: Budget) -> tuple[float, float]:
-    """Return the standard deviation of the noise on a vote count, for a pure choice and for Gaussian noise.
-
-    The exponential mechanism with exponent eps/2 equals the largest of votes plus Gumbel noise of scale 2/eps, standard
-    deviation 2.565/eps.
-    """
+    """Return the standard deviation of the noise on a vote count, for a pure choice and for Gaussian noise."""
     queries = budget.queries or 1
     pure = np.pi / np.sqrt(6) * 2 * queries / budget.epsilon
     if budget.delta == 0:

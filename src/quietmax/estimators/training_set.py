@@ -25,9 +25,8 @@ from quietmax._before_noise import _foreign_callers, _foreign_records, _runs_our
 from quietmax._lazy import lazy_module
 from quietmax.accounting.guarantee import MADE_WITHOUT_RECORDS, Guarantee, Status, Unit
 from quietmax.data.cells import as_strings, is_missing, is_valid_unicode, numbered
-from quietmax.data.cohorts import Cohort
+from quietmax.data.cohorts import Cohort, ErasureList
 from quietmax.data.encoding import Encoding, NumericColumn, quoted
-from quietmax.data.erasure import ErasureList
 from quietmax.data.records import Holdout, Records, is_held_out
 from quietmax.data.sources import as_frame, as_series
 from quietmax.data.tables import TableRows, table_rows
@@ -169,11 +168,7 @@ def _public_reason(problem: ValueError) -> str:
 
 
 def _label_array(y: Any) -> NDArray[Any]:
-    """Return labels as an array in which no label changes another one.
-
-    An array of a fixed type is returned as it is. Labels in a sequence or in an array of objects have no common type,
-    and NumPy would look for one: a single 1.0 would round all large integers. They are checked one by one.
-    """
+    """Return labels as an array in which no label changes another one, as a single 1.0 would large integers."""
     if hasattr(y, "__array__") or isinstance(y, str | bytes | Mapping) or not hasattr(y, "__getitem__"):
         array = np.asarray(y)
         if array.dtype == object and array.ndim:
@@ -223,10 +218,7 @@ def _declared_array(declared: Any) -> NDArray[Any]:
 def _class_numbers(
     labels: NDArray[Any], declared: Sequence[Any] | None
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Return the classes, and the index of every label among them.
-
-    A label belongs to the class that is equal to it in Python: 1.0 and True belong to 1, and "1" does not.
-    """
+    """Return the classes, and the index of every label among them; equality is that of Python (1.0 is 1)."""
     classes = _distinct(labels) if declared is None else _declared_array(declared)
     if classes.ndim != 1:
         raise InvalidInput(f"classes must be a flat sequence such as range(10), got shape {classes.shape}.")

@@ -12,7 +12,7 @@ from typing import Any
 
 from quietmax._io import atomic_write
 from quietmax.data.encoding import DateColumn, NumericColumn
-from quietmax.estimators.decisions import decision_in_words, threshold_of
+from quietmax.estimators.figures import decision_in_words, threshold_of
 from quietmax.estimators.serialization import PrivateModel
 from quietmax.export.reading import Reading, open_additive, terms_of, unlisted
 from quietmax.export.released import _metadata

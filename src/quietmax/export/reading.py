@@ -35,7 +35,7 @@ from quietmax.estimators.head.effects import Additive
 from quietmax.estimators.head.weights import TableWeights
 from quietmax.estimators.serialization import PrivateModel
 from quietmax.export.released import _open_released
-from quietmax.models.features.cells import CROSSED_LEVELS, table_cells
+from quietmax.models.features.tabular import CROSSED_LEVELS, table_cells
 
 BLANKS = "".join(character for character in map(chr, range(0x3001)) if character.isspace())
 """What `str.strip` removes."""

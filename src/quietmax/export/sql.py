@@ -16,7 +16,7 @@ from quietmax._io import atomic_write
 from quietmax._lazy import required
 from quietmax.data.encoding import BooleanColumn, CategoricalColumn, DateColumn, NumericColumn, quoted
 from quietmax.errors import InvalidInput
-from quietmax.estimators.decisions import decision_in_words, threshold_of
+from quietmax.estimators.figures import decision_in_words, threshold_of
 from quietmax.estimators.head.effects import Additive
 from quietmax.estimators.serialization import PrivateModel
 from quietmax.export.reading import (

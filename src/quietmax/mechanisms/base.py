@@ -172,10 +172,7 @@ class Answerer:
 
 
 def plugin_mechanisms() -> Mapping[str, Mechanism]:
-    """Return the mechanisms of installed plug-ins by name, with open parameters.
-
-    Their guarantees are an assumption of the user: `quietmax.predictor.claimed` makes them conditional.
-    """
+    """Return the mechanisms of installed plug-ins by name, with open parameters; their guarantees are conditional."""
     known = with_plugins(dict.fromkeys(_BUILT_IN), "quietmax.mechanisms", _read_plugin)
     return {name: made for name, made in known.items() if made is not None}
 
@@ -194,11 +191,7 @@ def _read_plugin(name: str, loaded: Any) -> tuple[str, Mechanism]:
 
 
 def digest_text(mechanism: Mechanism) -> str:
-    """Return the text that stands for a prepared mechanism in the digests of stored answers.
-
-    It must not change between versions, or stored answers would be charged again: the field `analysis` keeps its name
-    of version 0.1 here.
-    """
+    """Return the text of a mechanism in stored digests. It must never change: `analysis` keeps its name of 0.1."""
     return repr(mechanism).replace(" analysis=", " reading=")
 
 
@@ -233,10 +226,7 @@ _PROVES_BOUNDS: dict[type, Callable[[Any], bool]] = {}
 
 
 def proves_bounds(model_class: type, when: Callable[[Any], bool]) -> None:
-    """Register a class of this library whose bounds are proven.
-
-    Bounds that any other class states, including subclasses, are an assumption, as if they were passed as an argument.
-    """
+    """Register a class of this library whose bounds are proven; those of all others are an assumption."""
     if not is_own_class(model_class):
         raise InvalidInput(
             f"Only classes of quietmax can prove bounds, got {model_class.__name__}. The bounds of other classes are "

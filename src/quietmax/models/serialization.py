@@ -23,8 +23,7 @@ from quietmax import __version__
 from quietmax._lazy import lazy_module
 from quietmax.data.encoding import Encoding
 from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError, short_message
-from quietmax.models.mlp import MLP
-from quietmax.models.stacked import Convexified, CrossEntropy, Quadratic, TrainingSettings
+from quietmax.models.stacked import MLP, Convexified, CrossEntropy, Quadratic, TrainingSettings
 from quietmax.models.training import Model
 from quietmax.spending import ACCOUNT_FILE, DESCRIPTION_FILE, FileAccount
 
@@ -190,10 +189,7 @@ def _fill(
     files: Mapping[str, bytes],
     released: bool,
 ) -> None:
-    """Write the files of a model into a new folder, flushed to the disk.
-
-    What is not released is never readable by others, not even while it is written.
-    """
+    """Write the files of a model into a new folder, flushed; what is not released is never readable by others."""
     # Serialized in memory, so that a full disk is an OSError and not an exception of the safetensors library.
     weights = safetensors.torch.save({name: tensor.contiguous() for name, tensor in tensors.items()})
     header = {

@@ -14,8 +14,15 @@ from quietmax._lazy import lazy_module
 from quietmax.data.encoding import Encoding
 from quietmax.data.records import Records, Split
 from quietmax.errors import InvalidInput, QuietmaxError, check_type
-from quietmax.models.mlp import MLP, checked_finite
-from quietmax.models.stacked import Convexified, Progress, TrainingSettings, loss_value, train_stack
+from quietmax.models.stacked import (
+    MLP,
+    Convexified,
+    Progress,
+    TrainingSettings,
+    checked_finite,
+    loss_value,
+    train_stack,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -411,11 +418,7 @@ def alpha_trial(alpha: float, accuracies: tuple[float, float], original: tuple[f
 
 
 def choose_alpha(trials: Sequence[AlphaTrial], tolerance: float = ALPHA_TOLERANCE) -> float:
-    """Return the smallest alpha whose shortfall is within the tolerance; if there is none, that with the least.
-
-    The paper wants "(almost) the same training and test accuracy" as with the original loss. An accuracy above it is no
-    loss. Of several such values the smallest is taken because the leakage grows with alpha.
-    """
+    """Return the smallest alpha whose shortfall is within the tolerance; if there is none, that with the least."""
     within = [trial.alpha for trial in trials if trial.shortfall <= tolerance]
     if within:
         return min(within)

@@ -202,10 +202,7 @@ class ExactNoise:
         negative_magnitude: Callable[[Floats], Floats],
         survival: Callable[[Fraction, int], _Bounds],
     ) -> Integers:
-        """Draw by inversion: the sign and the magnitude's uniform number come from one 64-bit word.
-
-        The draw is made in floating point, and repeated exactly where it is too close to a boundary or in the tail.
-        """
+        """Draw by inversion, in floating point; exactly where it is too close to a boundary or in the tail."""
         scale = _checked_scale(scale)
         drawn = np.empty(shape if isinstance(shape, int) else math.prod(shape), dtype=np.int64)
         limit = 0.5 - scale * self._margin_or(_MARGIN)

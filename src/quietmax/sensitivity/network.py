@@ -26,13 +26,14 @@ from quietmax._lazy import lazy_module
 from quietmax.accounting.guarantee import Unit
 from quietmax.data.records import Records
 from quietmax.errors import InvalidInput
-from quietmax.models.mlp import MLP, activation
 from quietmax.models.stacked import (
+    MLP,
     Convexified,
     CrossEntropy,
     Progress,
     Quadratic,
     TrainingSettings,
+    activation,
     loss_value,
     train_stack,
 )
@@ -368,10 +369,7 @@ def _layers(network: MLP, features: Tensor) -> tuple[list[Tensor], list[Tensor],
 def _record_gradient_norms(
     network: MLP, base: CrossEntropy | Quadratic, features: Tensor, labels: Tensor
 ) -> Tensor:
-    """Return the norm of the gradient of each record's own loss in the kernels, without biases as in the paper.
-
-    It is, in one kernel, an outer product of what comes in and what flows back.
-    """
+    """Return the norm of the gradient of each record's own loss in the kernels, without biases as in the paper."""
     _, inputs, outputs = _layers(network, features)
     slopes = torch.autograd.grad(len(labels) * loss_value(base, outputs[-1], labels), outputs)
     squares = [

@@ -33,18 +33,13 @@ from quietmax.errors import InvalidInput
 from quietmax.estimators.base import PrivateClassifier, _documented
 from quietmax.estimators.blocks import ROWS_AT_ONCE, Floats, LocalEngine, Table
 from quietmax.estimators.dpsgd.gradients import exact_logits
-from quietmax.estimators.dpsgd.tables import (
-    CellLayer,
-    released_shares,
-    train_network_on_cells,
-    train_on_cells,
-)
 from quietmax.estimators.dpsgd.training import (
     CENTRING_SHARE,
     LENGTH_PER_COLUMN,
     ROW_LENGTH,
     Batch,
     Build,
+    CellLayer,
     DPSGDSettings,
     Inputs,
     Plan,
@@ -54,11 +49,13 @@ from quietmax.estimators.dpsgd.training import (
     _draw_batches,
     _randomness,
     make_plan,
+    released_shares,
+    train_network_on_cells,
+    train_on_cells,
     train_private,
     train_private_module,
     train_private_stack,
 )
-from quietmax.estimators.head.calibration import Scores, _bisected_scale, _Excess
 from quietmax.estimators.head.effects import SaysEffects
 from quietmax.estimators.head.exact_sums import (
     BITS,
@@ -77,7 +74,7 @@ from quietmax.estimators.head.tables import (
     levels_for,
 )
 from quietmax.estimators.head.tables import Basis as CellBasis
-from quietmax.estimators.head.weights import TableWeights, default_features
+from quietmax.estimators.head.weights import Scores, TableWeights, _bisected_scale, _Excess, default_features
 from quietmax.estimators.training_set import (
     Basis,
     Condition,
@@ -86,9 +83,8 @@ from quietmax.estimators.training_set import (
     TrainingRows,
 )
 from quietmax.models.features.base import FeatureMap
-from quietmax.models.features.cells import TableCells, table_cells
-from quietmax.models.features.tabular import TableFeatures, table_features
-from quietmax.models.mlp import MLP
+from quietmax.models.features.tabular import TableCells, TableFeatures, table_cells, table_features
+from quietmax.models.stacked import MLP
 from quietmax.models.training import LogitClassifier, TorchModel
 from quietmax.noise.release import release_gaussian
 
@@ -186,10 +182,7 @@ def _batch_sum(
     radius: float,
     persons: Persons | None,
 ) -> Floats:
-    """Sum the clipped rows of a batch without rounding; a row of a person with k rows counts 1/k.
-
-    One record, or all rows of one person, change the sum by at most 1 in L2.
-    """
+    """Sum the clipped rows of a batch without rounding; one person changes the sum by at most 1 in L2."""
     total = np.zeros(features.shape[1])
     for start in range(0, len(batch), ROWS_AT_ONCE):
         part = batch[start : start + ROWS_AT_ONCE]
@@ -506,11 +499,7 @@ def network_guarantee(
     unit: Unit = "record",
     **parameters: Any,
 ) -> Guarantee:
-    """Return the guarantee of a network trained by a plan.
-
-    Full batches with the proven analysis are exactly sqrt(steps)/multiplier-Gaussian private. Everything else is the
-    one point (epsilon, delta) that the noise was calibrated for.
-    """
+    """Return the guarantee of a network trained by a plan: Gaussian for proven full batches, else (epsilon, delta)."""
     centred = {}
     if centring is not None:
         centred = {"radius": centring.radius, "inputs": "centred" if centring.scale is None else "scaled"}

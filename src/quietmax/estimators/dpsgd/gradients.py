@@ -35,7 +35,7 @@ from torch import Tensor
 
 from quietmax.errors import InvalidInput, short_message
 from quietmax.estimators.head.exact_sums import ExactSum, _repeatable_exp
-from quietmax.models.mlp import MLP, activation
+from quietmax.models.stacked import MLP, activation
 
 Part = tuple[Tensor, Tensor, Tensor | None]
 """The inputs, the class indices and the weights of some records; no weights if all are 1."""
@@ -188,10 +188,7 @@ def _exact_sum_of_parts(
 
 
 def exact_logits(network: MLP, rows: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Return the logits of a single network, one line per class; each row's follow from that row alone.
-
-    What is not a number counts as 0, and what is infinite as a large number.
-    """
+    """Return the logits of a single network, one line per class; each row's follow from that row alone."""
     _, outputs = _ExactSums(network, 1.0)._forward_pass(torch.from_numpy(rows).double())
     logits: NDArray[np.float64] = outputs[-1].T.contiguous().numpy()
     return np.asarray(np.nan_to_num(logits, posinf=_LARGEST_LOGIT, neginf=-_LARGEST_LOGIT))
@@ -337,10 +334,7 @@ class _ExactSums:
 
 
 def _scaled(rows: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """Split rows into powers of two of shape (n, 1) and rows of multiples of 2^-bits below 1, rounded towards zero.
-
-    A row with an entry that is not a number or beyond 2^500 counts as 0.
-    """
+    """Split rows into powers of two and multiples of 2^-bits below 1; rows that are not finite count as 0."""
     largest = rows.abs().amax(1, keepdim=True)
     safe = torch.where(largest < 2.0**500, rows, 0.0)
     exponents = torch.frexp(torch.where(largest < 2.0**500, largest, 0.0)).exponent
@@ -354,10 +348,7 @@ def _power_of_two(exponents: Tensor) -> Tensor:
 
 
 def _kernel_on_grid(kernel: Tensor, contracted: int, bits: int) -> Tensor:
-    """Round a kernel so that its product with rows on the grid, along the axis `contracted`, is exact.
-
-    Partial sums are at most the largest sum of absolute weights, in multiples of 2^-bits times the grid.
-    """
+    """Round a kernel so that its product with rows on the grid, along the axis `contracted`, is exact."""
     weights = kernel.double()
     largest = float(weights.abs().sum(contracted).max())
     free = _MANTISSA - 1 - bits - max(0, math.frexp(largest)[1])

@@ -22,7 +22,7 @@ from quietmax.estimators.blocks import Floats
 from quietmax.estimators.head.tables import normalised, parts_of
 from quietmax.estimators.head.weights import TableWeights
 from quietmax.models.features.base import FeatureMap
-from quietmax.models.features.cells import CROSSED_LEVELS, TableCells
+from quietmax.models.features.tabular import CROSSED_LEVELS, TableCells
 from quietmax.predictor import Predictor
 
 if TYPE_CHECKING:
@@ -315,11 +315,7 @@ _Slot = tuple[float, float]
 
 
 def curve_svg(effects: Effects, column: str) -> str:
-    """Return the effects of a column as an SVG figure: a band of two standard deviations of noise, people underneath.
-
-    All columns have the same scale. Of many categories the most frequent are shown, and of many classes the first six.
-    Texts have the colour of the page.
-    """
+    """Return the effects of a column as an SVG figure: a band of two deviations of noise, people underneath."""
     curve = effects.curves[column]
     numbers = "low" in curve
     shown = curve if numbers else curve.loc[curve["share"].nlargest(_MOST_CATEGORIES).index.sort_values()]

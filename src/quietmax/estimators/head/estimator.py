@@ -23,18 +23,11 @@ from quietmax._ray import RayEngine
 from quietmax._threads import parallel_map
 from quietmax.accounting.costs import Budget, epsilon_of, mu_of
 from quietmax.accounting.guarantee import Guarantee
-from quietmax.data.erasure import ErasureList
+from quietmax.data.cohorts import ErasureList
 from quietmax.data.schema import Schema
 from quietmax.errors import InvalidInput
 from quietmax.estimators.base import PrivateClassifier, _documented
 from quietmax.estimators.blocks import ROWS_AT_ONCE, Blocks, Floats, LocalEngine, Table, _chunk_rows
-from quietmax.estimators.head.calibration import (
-    SCORES_AT_ONCE,
-    Scores,
-    kept_scores,
-    released_scale,
-    with_scores,
-)
 from quietmax.estimators.head.effects import SaysEffects
 from quietmax.estimators.head.exact_sums import (
     BITS,
@@ -85,6 +78,7 @@ from quietmax.estimators.head.weights import (
     CALIBRATION_STEPS,
     OUTPUT_NOISE,
     QUERY_NOISE,
+    SCORES_AT_ONCE,
     SIZE_SHARE,
     TILTED_TOLERANCE,
     GradientPlan,
@@ -92,6 +86,7 @@ from quietmax.estimators.head.weights import (
     HeadWeights,
     OutputPlan,
     PrivateHeadWeights,
+    Scores,
     TableWeights,
     _cells_plan,
     _gradient_plan,
@@ -100,10 +95,13 @@ from quietmax.estimators.head.weights import (
     calibration_share,
     default_features,
     even_shares,
+    kept_scores,
     moments_share,
     query_guarantee,
+    released_scale,
     weights_guarantee,
     whitening_kind,
+    with_scores,
 )
 from quietmax.estimators.ray_blocks import _chosen_engine
 from quietmax.estimators.series import cohort_facts
@@ -116,9 +114,8 @@ from quietmax.estimators.training_set import (
 )
 from quietmax.mechanisms.base import NoisyMax
 from quietmax.models.features.base import BatchedMap, FeatureMap
-from quietmax.models.features.cells import TableCells, table_cells
 from quietmax.models.features.generic import Pipeline, describe_map, runs_user_code
-from quietmax.models.features.tabular import TableFeatures, table_features
+from quietmax.models.features.tabular import TableCells, TableFeatures, table_cells, table_features
 from quietmax.noise.release import release_gaussian
 from quietmax.noise.sources import EXACT, NoiseSource, SeededNoise
 from quietmax.predictor import Predictor
@@ -531,10 +528,7 @@ class PrivateHead(SaysEffects, PrivateClassifier):
         self.predictor_ = Predictor(private, NoisyMax("permute-and-flip"), self.budget_, noise=source)
 
     def _minimiser(self, table: Blocks, strength: float, noise: float) -> tuple[Floats, float]:
-        """Return the minimiser and a public bound on its length; set its settings and certified sensitivity.
-
-        Everything but `_minimise` knows public numbers only.
-        """
+        """Return the minimiser and a public bound on its length; set its settings and certified sensitivity."""
         plan = _output_plan(self.size_, strength, noise=noise, regularisation=self._settings.regularisation)
         objective: MeanCrossEntropy | Tilted = MeanCrossEntropy(self.size_, plan.regularisation)
         wanted = plan.tolerance
@@ -834,10 +828,7 @@ def _released_centre(table: Rows, size: float, mu: float, source: NoiseSource) -
 
 
 def _released_moments(table: Rows, size: float, mu: float, source: NoiseSource) -> Floats:
-    """Release the noisy second moments of the rows (THEORY 3.10).
-
-    The noise has standard deviation 1/mu on the diagonal and 1/(sqrt(2) mu) above it.
-    """
+    """Release the second moments of the rows, with noise of 1/mu on the diagonal and 1/(sqrt(2) mu) above it (3.10)."""
     grid = moments_grid(size)
     sensitivity = certified.head_moments(features=table.features, grid=grid)
     total, above = _moment_sum(table, grid=grid), np.triu_indices(table.features, 1)
@@ -851,11 +842,7 @@ def _released_moments(table: Rows, size: float, mu: float, source: NoiseSource) 
 
 
 def _whitening_matrix(moments: Floats, size: float, mu: float) -> Floats:
-    """Compute the matrix `(M_+ / N + c I)^(-1/2)`, up to its scale, from released second moments M.
-
-    `M_+` is the positive part of M, and `c = sqrt(d) / (mu N)` is about the size of the noise in it. Rows multiplied by
-    the matrix vary about equally in all directions, so that few gradient steps are enough.
-    """
+    """Compute `(M_+ / N + c I)^(-1/2)`, up to its scale, from released moments M; `c = sqrt(d) / (mu N)`."""
     variances, directions = np.linalg.eigh(moments / size)
     floor = math.sqrt(len(moments)) / (mu * size)
     return _whitening_on_grid(directions / np.sqrt(np.maximum(variances, 0.0) + floor) @ directions.T)
@@ -878,10 +865,7 @@ def _descend(
     source: NoiseSource,
     class_weights: Floats | None = None,
 ) -> Floats:
-    """Take noisy full-batch gradient steps: exactly mu-Gaussian private for all steps together (THEORY 3.1).
-
-    Two classes have one output, the difference of their scores.
-    """
+    """Take noisy full-batch gradient steps: exactly mu-Gaussian private for all steps together (THEORY 3.1)."""
     grid, outputs = gradient_grid(size), _outputs(table.classes)
     sensitivity = _gradient_sensitivity(plan.max_grad_norm, outputs, table.features, grid)
     weights = np.zeros((outputs, table.features))

@@ -84,10 +84,7 @@ def clipped_rows(features: NDArray[np.float32], radius: float) -> Floats:
 
 
 def _unit_rows(rows: Floats, centre: Floats, bias: float) -> Floats:
-    """Compute `(f - m, b) / ||(f - m, b)||` on the grid, for rows f, centre m and constant feature b.
-
-    A linear classifier of the result is an affine one of f: dividing by a length changes no decision.
-    """
+    """Compute `(f - m, b) / ||(f - m, b)||` on the grid, for rows f, centre m and constant feature b."""
     shifted = np.empty((len(rows), rows.shape[1] + 1))
     np.subtract(rows, centre, out=shifted[:, :-1])
     shifted[:, -1] = on_grid(np.array(bias))
@@ -99,10 +96,7 @@ def _unit_rows(rows: Floats, centre: Floats, bias: float) -> Floats:
 
 
 def _whitening_on_grid(whitening: Floats) -> Floats:
-    """Scale a whitening to spectral norm below 1 and round it to multiples of 2^-32.
-
-    Products with rows on the grid are then exact: all partial sums are multiples of 2^-52 and at most 1.
-    """
+    """Scale a whitening to norm below 1 and round it to 2^-32: its products with rows on the grid are exact."""
     if whitening.ndim == 2:
         whitening = (whitening + whitening.T) / 2
     factor = (1.0 - 2.0**-10) / _spectral_norm(whitening) * 2.0**WHITENING_BITS
@@ -138,10 +132,7 @@ def _whitened_rows(rows: Floats, whitening: Floats) -> Floats:
 
 
 def _exact_product(rows: Floats, matrix: Floats) -> Floats:
-    """Multiply matrices whose products and sums are exact, so that every library returns the same bits.
-
-    Torch keeps to its number of threads in training. Where nothing else has imported it, it is not worth importing.
-    """
+    """Multiply matrices whose products and sums are exact, so that every library returns the same bits."""
     if "torch" in sys.modules:
         return (torch.from_numpy(rows) @ torch.from_numpy(matrix)).numpy()
     return np.asarray(rows @ matrix)
@@ -182,10 +173,7 @@ class ExactSum:
 
 
 def gradient_grid(size: float) -> float:
-    """Return the grid of released gradient sums for a public size N: `2^-30`, from `N = 2^22` on more in proportion.
-
-    A sum over N records is at most `sqrt(2) N`, and float64 holds every multiple of the grid up to 2 N.
-    """
+    """Return the grid of gradient sums of N records: `2^-30`, from `N = 2^22` on in proportion; float64 holds 2 N."""
     return _grown(GRID, size / 2**22)
 
 
@@ -201,11 +189,7 @@ def _grown(grid: float, ratio: float) -> float:
 
 
 def _repeatable_exp(values: Floats) -> Floats:
-    """Compute exp(x) for x <= 0 to about 2 units in the last place, by additions and multiplications alone.
-
-    Library exponentials may round differently at the end of an array. This function does not depend on a number's
-    place.
-    """
+    """Compute exp(x) for x <= 0 to about 2 units in the last place, whatever a number's place in the array."""
     clipped = np.maximum(values, -700.0)
     powers = np.rint(clipped * 1.4426950408889634)
     rest = clipped - powers * 0.693147180369123816490  # ln 2 with its last 21 bits zero: the product is exact
@@ -258,10 +242,7 @@ def _logistic_table() -> Floats:
 
 
 def _weights_on_grid(weights: Floats) -> Floats:
-    """Round weights to a grid coarse enough that every logit of a row on the grid is exact in float64.
-
-    A logit's partial sums are at most `||W_c||`, in multiples of 2^-20 times the grid: at most 2^53 of them.
-    """
+    """Round weights to a grid coarse enough that every logit of a row on the grid is exact in float64."""
     longest = math.sqrt(float(np.square(weights).sum(axis=1).max()))
     bits = _MANTISSA - BITS - 1 - max(0, math.frexp(longest)[1])
     unit = 2.0 ** min(bits, 40)
@@ -279,11 +260,7 @@ def _residuals(scores: Floats, labels: Labels) -> Floats:
 
 
 def _clipped_residuals(errors: Floats, max_grad_norm: float, shares: Floats | None = None) -> Floats:
-    """Compute `(1/k) (p - e_y) * min(1, S / ||p - e_y||)` on the grid.
-
-    Rows f have length at most 1. Then `||(1/k) (p - e_y) f^T|| <= S/k`, and the k rows of one person together
-    contribute at most S.
-    """
+    """Compute `(1/k) (p - e_y) * min(1, S / ||p - e_y||)` on the grid: the k rows of a person add at most S."""
     squares = np.zeros(errors.shape[1])
     for error in errors:
         squares += error * error
@@ -338,10 +315,7 @@ def gradient_sum(
 
 
 def _row_sum(table: Rows) -> Floats:
-    """Sum rows on the grid without rounding; where a person has k rows, each of them divided by k and rounded.
-
-    One record, or all rows of one person, change the sum by at most 1 in L2.
-    """
+    """Sum rows, each divided by its person's k, without rounding; one person changes the sum by at most 1 in L2."""
 
     def _block_sum(block: Table) -> ExactSum:
         total = np.zeros(block.features, dtype=np.int64)

@@ -208,10 +208,7 @@ class Tilted:
         return self._max_smoothness
 
     def _value_and_gradient(self, table: Rows, weights: Floats) -> tuple[float, Floats]:
-        """Return the objective for a ``table`` at some ``weights``, and its gradient.
-
-        The gradient is `sum_i pi_i grad l_i + lam W` with shares `pi_i = e^(a l_i) / (M + sum_k e^(a l_k))`.
-        """
+        """Return the objective for a ``table`` at some ``weights``, and its gradient."""
         matrix = torch.from_numpy(weights)
 
         def _block_sum(block: Table) -> _TiltedSum:
@@ -269,11 +266,7 @@ class Solution:
 def _certifiable_tolerance(
     objective: Objective, features: int, classes: int, at_least: float, *, repeated: bool = False
 ) -> float:
-    """Return a tolerance that float64 can certify for every table of up to `objective._max_records` records.
-
-    It is four times the rounding error at the longest minimiser, or ``at_least`` if that is more. Certified weights
-    lie within tau/lam of the minimiser, where the rounding error is hardly larger.
-    """
+    """Return a tolerance that float64 can certify for every table of up to `objective._max_records` records."""
     ratio = objective._max_smoothness / objective.regularisation
     if ratio > LARGEST_CONDITION_NUMBER:
         raise InvalidInput(
@@ -289,10 +282,7 @@ def _certifiable_tolerance(
 def _minimise(
     table: Rows, objective: Objective, tolerance: float, *, fast_iterations: int = FAST_ITERATIONS
 ) -> Solution:
-    """Find weights with `||grad F|| <= tolerance` for certain, and make their classes sum to zero.
-
-    The classes of the true minimiser sum to zero, so the projection only brings the weights closer to it.
-    """
+    """Find weights with `||grad F|| <= tolerance` for certain, and make their classes sum to zero."""
     fast = fast_iterations > 0
 
     def function(weights: Floats) -> tuple[float, Floats]:

@@ -44,7 +44,7 @@ from quietmax.estimators.head.weights import (
     _gradient_sensitivity,
     added_scores,
 )
-from quietmax.models.features.cells import LEVELS, MOST_CELLS, TableCells
+from quietmax.models.features.tabular import LEVELS, MOST_CELLS, TableCells
 from quietmax.noise.release import release_gaussian
 from quietmax.noise.sources import NoiseSource
 
@@ -99,10 +99,7 @@ def levels_for(size: float, mu_counts: float | None, columns: int) -> int:
 def released_counts(
     table: Summed, sizes: tuple[int, ...], mu: float, source: NoiseSource
 ) -> tuple[Floats, float]:
-    """Release how many records or persons are in each cell, with noise; also return the noise's standard deviation.
-
-    A record adds 1 to one cell of each of m columns, and a person's k rows add 1/k each: at most sqrt(m) in L2.
-    """
+    """Release the people in each cell, moved by at most sqrt(columns) in L2; also return the noise's deviation."""
 
     def counts(block: Table) -> NDArray[np.int64]:
         total = np.zeros(sum(sizes), np.int64)
@@ -119,10 +116,7 @@ def released_counts(
 
 
 def released_class_weights(table: Rows, size: float, mu: float, source: NoiseSource) -> tuple[Floats, float]:
-    """Return the weights, at most 1, with which all classes count the same, and their mean over all records.
-
-    Both follow from noisy sizes of the classes. One record, or all rows of a person, move the sizes by at most 1 in L2.
-    """
+    """Return the weights, at most 1, with which all classes count the same by noisy sizes, and their mean."""
 
     def sizes(block: Table) -> NDArray[np.int64]:
         shares = 1.0 if block.repeats is None else 1.0 / block.repeats
@@ -154,10 +148,7 @@ def _histogram(columns: list[NDArray[np.intp]], sizes: tuple[int, ...], weights:
 
 @dataclass(frozen=True, eq=False)
 class JoinedColumns:
-    """Rows whose small columns are taken together, several in one: fewer numbers are looked up and added in a step.
-
-    What is joined follows from public numbers, as scores are rounded otherwise; sums are the same integers.
-    """
+    """Rows whose small columns are joined by public numbers: fewer cells are looked up and added in a step."""
 
     table: Blocks
     sizes: tuple[int, ...]  # Of each column
@@ -277,10 +268,7 @@ class Basis:
         return cls(entries.astype(np.int64), np.append(added, constant + margin), variances, groups)
 
     def scores(self, weights: Floats) -> Floats:
-        """Return what each cell, and last every row, adds to the scores of weights (outputs, features).
-
-        The sparse product adds one number after the other, so that the same weights have the same scores, bit for bit.
-        """
+        """Return what each cell, and last every row, adds to the scores of weights (outputs, features)."""
         return np.ascontiguousarray((self._in_units @ weights.T).T)
 
     @cached_property
@@ -292,11 +280,7 @@ class Basis:
         return self.entries.T.tocsr()
 
     def shrunk(self, weights: Floats, size: float, reach: float) -> Floats:
-        """Multiply the weights of each group by `v / (v + s)`, v their squares and s what chance adds to them.
-
-        Another choice of people moves a mean gradient by about `q / N`, the variance in a feature times that of p - y
-        over N. Weights are this gradient times the `reach` of all steps, until they follow it no further than by `1/q`.
-        """
+        """Multiply the weights of each group by `v / (v + s)`, v their squares and s what chance adds to them."""
         steep = self.variances * _RESIDUAL_VARIANCE
         chance = np.minimum(1.0 / steep, reach**2 * steep) * (len(weights) / size)
         found, added = (
@@ -342,10 +326,7 @@ def _features_of(
 
 
 def _number_features(shares: Floats, noise: float, per_number: float) -> csr_array:
-    """Return the features of a number's levels: its place, nested intervals, and with many people each level.
-
-    The place of a level is the mean of its number and of the released share of people below it.
-    """
+    """Return the features of a number's levels: its place, nested intervals, and with many people each level."""
     from scipy.sparse import csr_array, eye_array, hstack
 
     levels = len(shares)
@@ -395,10 +376,7 @@ def with_shares_of_pairs(cells: TableCells, shares: Floats) -> Floats:
 
 
 def centred(outputs: Floats, cells: TableCells, shares: Floats) -> Floats:
-    """Move what a cross says of one column into that column, and every column's mean into the constant.
-
-    The sum over a row's cells stays what it is. Then the numbers of a column are its effects under the released shares.
-    """
+    """Move what a cross says of one column into that column, and every column's mean into the constant."""
     found, parts = outputs.copy(), parts_of(cells.sizes)
     for part, pair in zip(parts[len(cells.parts) :], cells.crosses, strict=True):
         one, other = (normalised(_coarse_shares(cells, shares, position)) for position in pair)
@@ -457,11 +435,7 @@ def effect_noise(basis: Basis, cells: TableCells, shares: Floats, noise: float) 
 
 
 def scale_by_noise(weights: Floats, cells: TableCells, shares: Floats, noise: Floats) -> float:
-    """Return by what released scores are multiplied where a scale cannot be found: `v / (v + n / 2)`.
-
-    v is the variance of the scores if columns were independent, and n that of the noise in them: the less is known, the
-    closer probabilities are to the classes' shares. Half of n, because the stated noise is an upper bound.
-    """
+    """Return `v / (v + n / 2)`: v the variance of the scores, n that of the noise in them, an upper bound."""
     people = np.concatenate([normalised(shares[part]) for part in parts_of(cells.sizes)])
     found = float((np.square(weights[:, :-1]) @ people).sum())
     added = float(np.square(noise[:-1]) @ people) * len(weights)
@@ -521,10 +495,7 @@ def descend(
     start: Floats | None = None,
     class_weights: Floats | None = None,
 ) -> Floats:
-    """Take noisy gradient steps from a start; return what each cell, and last every row, adds to the outputs.
-
-    Two classes have one output, the difference of their scores.
-    """
+    """Take noisy gradient steps from a start; return what each cell, and last every row, adds to the outputs."""
     outputs = 1 if table.classes == 2 else table.classes
     if start is None:
         start = np.zeros((outputs, sum(sizes) + 1))

@@ -31,7 +31,7 @@ from quietmax.estimators.head.weights import GradientPlan, TableWeights
 from quietmax.estimators.series import Version, rule_of, version_digest, versions_of
 from quietmax.estimators.training_set import TrainingRows
 from quietmax.models.features.base import FeatureMap
-from quietmax.models.features.cells import TableCells
+from quietmax.models.features.tabular import TableCells
 
 if TYPE_CHECKING:
     from quietmax.estimators.head.estimator import PrivateHead

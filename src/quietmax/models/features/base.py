@@ -220,11 +220,7 @@ def _checked_rows(feature_map: BatchedMap, columns: int, threads: int) -> int:  
 
 
 def _positions_agree(feature_map: BatchedMap, columns: int, rows: int) -> bool:
-    """Return whether public records have the same features at all positions of a batch and beside other records.
-
-    They are records of [0, 1), and records of large numbers of both signs if the map takes them. In large numbers the
-    last digits of a float64 sum are large too, so that another order of addition shows in features of float32.
-    """
+    """Return whether public records have the same features at all positions of a batch and beside other records."""
     generator = np.random.default_rng(_PUBLIC_SEED)
     small = generator.random((rows, columns), np.float32)
     if not _same_features(feature_map, small, _in_batches(feature_map, small, rows)):

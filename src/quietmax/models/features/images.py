@@ -164,10 +164,7 @@ class Scattering(BatchedMap):
 
 @lru_cache(maxsize=8)
 def _whitening(scattering: Scattering) -> torch.Tensor:
-    """Return `(C / trace C + floor)^(-whitening/2)` for the covariance C of the paths over synthetic images.
-
-    The matrix is padded with zero columns.
-    """
+    """Return `(C / trace C + floor)^(-whitening/2)`, padded, for the covariance C of paths over synthetic images."""
     images = _dead_leaves(_SYNTHETIC_IMAGES, scattering.image_shape, _SYNTHETIC_SEED)
     parts = torch.split(torch.from_numpy(images), _PLANES_AT_ONCE)
     channels = torch.cat([scattering._coefficients(part) for part in parts]).to(torch.float64)
@@ -375,11 +372,7 @@ def _shipped() -> _PatchFilters:
 def _responses(
     images: torch.Tensor, filters: torch.Tensor, offsets: torch.Tensor, cells: int
 ) -> torch.Tensor:
-    """Return the mean response of every cell of an image and its mirror image to every filter, in both directions.
-
-    The response z of a patch of the image is the filter applied to the patch, divided by the patch's contrast, minus
-    the offset. A cell averages `max(z - 0.5, 0)` and `max(-z - 0.5, 0)` over its patches.
-    """
+    """Return the mean rectified response of every cell of an image and its mirror image to every filter, both ways."""
     box = torch.full((1, *filters.shape[1:]), 1 / filters[0].numel())
 
     def _one_side(images: torch.Tensor) -> torch.Tensor:
@@ -669,10 +662,7 @@ def image_features(image_shape: ImageShape) -> Scattering | Turned | Joined | Re
 
 @lru_cache(maxsize=4)
 def _differences(scattering: Scattering, pairs: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return matrices A (d, pairs) and B (pairs, d), so that I - A B is `(C / trace C + c)^(-1/2)`, up to its scale.
-
-    C holds the second moments of the differences between the features of two drawings. B is padded with zero columns.
-    """
+    """Return A (d, pairs) and padded B (pairs, d), so that I - A B is `(C / trace C + c)^(-1/2)`, up to its scale."""
     scattering._prepare()
 
     def _rows(images: NDArray[np.float32]) -> torch.Tensor:
@@ -698,10 +688,7 @@ def _differences(scattering: Scattering, pairs: int) -> tuple[torch.Tensor, torc
 def _drawings(
     count: int, image_shape: ImageShape, seed: int
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Draw synthetic curves twice: with other widths, bent, turned, slanted, stretched and shifted a little.
-
-    A drawing has one or two Bezier curves with random control points. It depends on no record.
-    """
+    """Draw synthetic Bezier curves (one or two) twice, with other widths, bent, turned, stretched and shifted."""
     generator = np.random.default_rng(seed)
     points = generator.uniform(-1.0, 1.0, (count, 2, 4, 2))
     # The second curve starts at the end of the first one or at one of its control points. Four in ten have one curve.
