@@ -1,7 +1,8 @@
 """Cohorts: each person of a table that grows belongs to one part of it, by a function of that person's own rows.
 
 A model of a series is trained on one cohort, so that all versions together cost a person as much as their own cohort
-does (THEORY 3.17). Which cohort a person is in depends on that person's rows and on public numbers alone (THEORY 3.8). `ErasureList` names who must be missing from every later training.
+does. Which cohort a person is in, and whether an erasure list leaves them out, depends on that person's rows, the list
+and public numbers alone (THEORY 3.8, 3.17).
 """
 
 from __future__ import annotations

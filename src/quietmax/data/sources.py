@@ -1,12 +1,9 @@
 """Reading tables: CSV, TSV, Parquet and NPZ files, folders and frames, whole or in parts.
 
-Nothing is guessed from the records: every cell of a text file is a string, and a column of a Parquet file keeps
-the Arrow type that the file declares, with its nulls.  All files of a source must agree in the columns that are used,
-so a row is read alike whatever file and part it is in (THEORY 3.8).  The names and types of the columns count as public
-facts.  Errors are for the owner of the table: they name files, rows and columns, never a value.
-
-The parser of text is that of Python: those of pandas and Arrow lose NUL characters, and take an opening quote that
-nobody closes as one cell with all later rows in it.
+Nothing is guessed from the records: every cell of a text file is a string, and a column of a Parquet file keeps its
+Arrow type. All files of a source must agree in the columns that are used, so a row is read alike whatever file and part
+it is in (THEORY 3.8). Errors are for the owner of the table: they name files, rows and columns, never a value. The
+parsers of pandas and Arrow lose NUL characters and read on after an open quote; so text is read with Python's.
 """
 
 from __future__ import annotations

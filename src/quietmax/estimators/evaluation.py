@@ -1,11 +1,8 @@
 """An accuracy that may be published: noisy counts of answers, and what they cost (THEORY 3.9).
 
-`figures` says which tables are counted, and what follows from them. A person with k rows adds 1/k for each row, rounded
-down to a multiple of 2^-24. Each row is answered on its own, in calls of equal shape, so the cells of a row depend on
-that row alone (THEORY 3.8).
-
-The account of what a model's evaluations cost is in memory from `fit` on, and in the model folder once the model is
-saved. Only one account of a model has the evaluation that is free: copies of it set that budget aside.
+`figures` says what is counted. A person with k rows adds 1/k for each row, rounded down to a multiple of 2^-24. The
+account of what a model's evaluations cost is in memory from `fit` on, and in the model folder once the model is saved.
+Only one account of a model has the evaluation that is free: copies of it set that budget aside.
 """
 
 from __future__ import annotations

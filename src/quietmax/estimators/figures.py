@@ -1,16 +1,14 @@
-"""The figures that follow from the noisy counts of an evaluation, and their intervals (THEORY 3.9).
+"""What an evaluation counts, the figures that follow, and their intervals (THEORY 3.9); how a model answers by costs.
 
-An evaluation releases two or three tables, with noise of the same size in every cell:
+Two or three tables are released, with noise of the same size in every cell: true class by predicted class; for two
+classes bins of the score by true class, for more bins of confidence by right or wrong; with groups, group by true class
+by right or wrong by *mass*: of two classes, a row adds its score ``p`` to one cell and ``1 - p`` to its neighbour, so
+that a group's mean score is known without bins; of more classes, its confidence.
 
-- true class by predicted class;
-- for two classes, bins of the score (the probability of the second class) by true class; for more classes, bins of
-  confidence by right or wrong;
-- with groups, group by true class by right or wrong by *mass*: of two classes, a row adds its score ``p`` to one cell
-  and ``1 - p`` to its neighbour, so that a group's mean score is known without bins; of more classes, its confidence.
-
-What several tables state is averaged, weighted by the inverse of the number of cells that are added up, which is the
-inverse of the variance. Answers that are counted on one side of a ratio are never counted on the other, so the noise
-of the two sides is independent. One table of everything would have more cells in every sum, and more noise.
+What several tables state is averaged, weighted by the inverse of the variance. Answers that are counted on one side of
+a ratio are never counted on the other, so the noise of the two sides is independent. The cells of a row follow from
+that row and from public settings alone (THEORY 3.8), and what one person adds to a table has no negative entry and a
+sum of at most 1.
 """
 
 from __future__ import annotations

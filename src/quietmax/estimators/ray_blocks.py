@@ -1,15 +1,12 @@
 """Blocks of rows on the workers of a Ray cluster.
 
-Every worker holds the blocks of its own files. A pass sends a function to all workers and adds up what they return:
-exact sums, so that the number of workers does not change a bit of the result (THEORY 3.11). Noise is drawn by the
-process that calls `fit`, never by a worker.
+A pass sends a function to all workers and adds up what they return: exact sums, so that the number of workers does not
+change a bit of the result (THEORY 3.11). Noise is drawn by the process that calls `fit`, never by a worker. Every call
+brings the list of all updates of the rows: a new worker reads the files again and repeats them before it answers.
 
-A worker knows how many updates of its rows it has made, and every call brings the list of all of them. A worker that
-dies is replaced. The new one has made none, so it reads the files again and repeats all updates before it answers.
-
-Processors of different kinds may round the same computation differently, and a row that is removed can move others to
-another worker. So every worker also makes all updates of some public rows, and all workers must get the same bits. An
-update that refuses all public rows is an error: it could not be compared.
+Processors of different kinds may round otherwise, and a row that is removed can move others to another worker. So every
+worker also makes all updates of some public rows, and all workers must get the same bits; an update that refuses all
+public rows is an error.
 """
 
 from __future__ import annotations

@@ -1,15 +1,12 @@
 """Multilayer perceptrons, and training K of them at once: losses, settings, the stack, and its steps of Adam.
 
-A loss sees logits of shape ``(..., batch, classes)`` and averages over the batch. `loss_value` is written for automatic
-differentiation; `_logit_gradient` is the hand-derived gradient that the trainer uses. The tests compare the two.
+A loss averages over the batch. `loss_value` is written for automatic differentiation; `_logit_gradient` is the
+hand-derived gradient that the trainer uses. The tests compare the two. THEORY section 1: the paper prints
+``(1/a) ln[(1/n) sum_i exp(a*l_i)]``; the authors' program averages over samples *and classes*, where every class but
+the true one adds ``exp(0) = 1``. Neither makes the loss of a network with a hidden layer convex (THEORY 2.3d).
 
-THEORY section 1: the paper prints ``(1/a) ln[(1/n) sum_i exp(a*l_i)]``; the authors' program averages over samples
-*and classes*, where every class but the true one has loss 0 and so contributes ``exp(0) = 1``. Neither makes the loss
-of a network with a hidden layer convex (THEORY 2.3d); the name is the paper's.
-
-The last bits of a network's weights depend on the stack that it is trained in: matrix products of other shapes may be
-rounded otherwise. So many networks are divided into stacks by public numbers alone (`stack_edges`), never by memory,
-the cores or the workers of the moment. Then the same seeds give the same bits wherever a stack is trained.
+Matrix products of other shapes may be rounded otherwise. So many networks are divided into stacks by public numbers
+alone (`stack_edges`), never by memory, cores or workers: the same seeds give the same bits wherever a stack is trained.
 """
 
 from __future__ import annotations

@@ -1,17 +1,15 @@
 """Sources of noise: exact noise for a release, seeded noise for experiments.
 
-`ExactNoise` draws from the operating system's generator, and its distribution is exact. It has no state and no buffer,
-so threads and forked processes share nothing. `SeededNoise` is numpy's generator with ordinary floating-point noise. It
-is fast and repeatable, and for both reasons it protects nothing: floating-point noise leaks (Mironov 2012; Haney et al.
-2022; THEORY 3.5). Both draw integers, in steps of the grid that `quietmax.noise.release` sets.
+`ExactNoise` draws from the operating system's generator, without state or buffer, and its distribution is exact.
+`SeededNoise` is numpy's generator with ordinary floating-point noise: fast and repeatable, and for both reasons no
+protection (Mironov 2012; Haney et al. 2022; THEORY 3.5). Both draw integers, in steps of the grid that
+`quietmax.noise.release` sets. Every exact draw is a decision about uniform random numbers, made in floating point where
+its error certainly does not matter, in all but about one of ten thousand draws. Otherwise a `_LazyUniform` reads more
+random bits until rigorous bounds on the function in question decide the comparison.
 
-Every exact draw is a decision about uniform random numbers. It is made in floating point where the floating-point error
-certainly does not matter, which holds for all but about one draw in ten thousand. Otherwise it is made exactly: a
-`_LazyUniform` reads further random bits until rigorous bounds on the function in question decide the comparison.
-
-Run time is a side channel. About one draw in ten thousand takes longer, depending on the random digits and not on the
-value that the noise hides. A choice can also take longer for some scores than for others (nearly equal cumulative
-weights, tiny exponentials). Answer after a fixed delay if clients can time single answers to microseconds.
+Run time is a side channel. These draws take longer, depending on the random digits and not on the value that the noise
+hides. A choice can also take longer for some scores than for others (nearly equal cumulative weights, tiny
+exponentials). Answer after a fixed delay if clients can time single answers to microseconds.
 """
 
 from __future__ import annotations

@@ -1,15 +1,12 @@
 """DPSGD: a network trained by differentially private gradient descent, and what is guaranteed of it.
 
-The first steps release the mean of the features, and all rows are centred by it. The last ones release by how much
-confidence is above accuracy at some scales of the logits, and the logits are multiplied by the scale at which both are
-equal. These are steps like any other. Each record is taken with the sampling rate, and the sum over the records taken,
-to which each adds a vector of length at most 1, is released with Gaussian noise of standard deviation sigma. A step on
-gradients clipped to S has noise of sigma*S. All are the same mechanism up to the factor S, so the accountant counts all
-steps alike.
+The first steps release the mean of the features, by which all rows are centred; the last ones how far confidence is
+above accuracy at some scales of the logits. In each a record taken adds a vector of length at most 1, with noise of
+standard deviation sigma; a step on gradients clipped to S has noise of sigma*S. All are the same mechanism up to the
+factor S, so the accountant counts all steps alike.
 
 A row f becomes `5 (f - m) / ||(f - m, 0.2)||`, for the released mean m: the row of the private head, times 5, so that
-the constant feature 0.2 of the head becomes the bias of the network. Features of tables are scaled by the released mean
-as well (`TableFeatures.scale`).
+its constant 0.2 becomes the bias of the network. Features of tables are scaled as well (`TableFeatures.scale`).
 """
 
 from __future__ import annotations

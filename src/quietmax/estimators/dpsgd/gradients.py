@@ -1,23 +1,17 @@
 """Sums of clipped per-example gradients: fast for K networks at once, exact for one network, and for any module.
 
-**`ClippedSums`, in closed form.** In a network of linear layers, the gradient of one record's loss with respect to a
-layer's kernel is the outer product of the layer's input a and its slope d. Its squared norm is |a|^2*|d|^2, and with
-the bias (|a|^2 + 1)*|d|^2. The sum over the layers is the record's squared gradient norm. Scaling the record's slopes
-by min(1, S/norm) before the one matrix product per layer gives the sum of all clipped gradients. No per-example
-gradient is ever formed, and one backward pass is enough (Goodfellow 2015, arXiv:1510.01799; "ghost clipping", Li et al.
-2022, arXiv:2110.05679).
+**`ClippedSums`** of linear layers: a record's gradient in a kernel is the outer product of the layer's input a and its
+slope d, of squared norm |a|^2*|d|^2, and with the bias (|a|^2 + 1)*|d|^2. Scaling its slopes by min(1, S/norm) before
+one matrix product per layer sums all clipped gradients in one backward pass (Goodfellow 2015, arXiv:1510.01799; "ghost
+clipping", Li et al. 2022, arXiv:2110.05679).
 
-**`exact_clipped_sum`, without rounding.** The same sum for a model that will be released. Every number that enters a
-sum over records is an integer multiple of a power of two, with so few bits that products and sums are exact. So a
-record's contribution does not depend on the other records (THEORY 3.8).
+**`exact_clipped_sum`** is the same sum for a model that will be released. All that enters it are integer multiples of a
+power of two, with so few bits that products and sums are exact: no record changes another's part (THEORY 3.8).
 
-**`ModuleSums`, for any other torch module.** Opacus computes the per-example gradient norms. Its ghost clipping is used
-layer by layer where it knows the layer, and its general rule elsewhere; tied weights are clipped without ghost
-clipping. Floating-point sums of a module's gradients cannot be made exact: the noise allows for `MODULE_ROUNDING` of
-the clipping norm, and the guarantee names that as an assumption.
+**`ModuleSums`** is for any other torch module, with the per-example norms of Opacus. Its floating-point sums cannot be
+made exact: the noise allows for `MODULE_ROUNDING` of the clipping norm, and the guarantee names that as an assumption.
 
-**Persons.** With weights of 1/k for the k rows of a person, the person contributes the mean of its clipped gradients.
-The mean of k vectors of length at most S has length at most S (THEORY 3.7).
+With weights of 1/k for the k rows of a person, the person contributes the mean of its clipped gradients (THEORY 3.7).
 """
 
 from __future__ import annotations

@@ -1,22 +1,22 @@
 """DP-SGD: its settings, the batches, and training with seeded noise (K networks at once) or with exact noise.
 
-**Settings.** All follow from public numbers. The rule of the "default" preset is one number: the learning rate is
-chosen so that all noise together has a given standard deviation on a logit (DP-SGD page, section 4). Rows that are
-centred by the first `centring_steps` steps (`estimator._released_centre`) have the length `ROW_LENGTH`. The last
-`calibration_steps` steps find the scale of the logits (`estimator._released_scale`).
+**Settings.** All follow from public numbers. The learning rate of the "default" preset is chosen so that all noise
+together has a given standard deviation on a logit (DP-SGD page, section 4).
 
-**Training.** `train_private_stack` is for experiments: each network has its own noise, seed and records. Everything is
-float32 and seeded: repeatable and fast, and for both reasons no protection. Networks with the same seed and records see
-the same batches and the same standard noise, each scaled by its own noise multiplier. That is what each would see
-alone, drawn once, so a sweep over epsilon compares like with like. `train_private` and `train_private_module` train a
-network that may be released: batches and noise come from the operating system, and the sums over records of a built-in
-network are exact. Of Opacus, a module's per-example gradient norms are used alone.
+**Training.** `train_private_stack` is for experiments: everything is float32 and seeded, repeatable and fast, and for
+both reasons no protection. Networks with the same seed and records see the same batches and the same standard noise, so
+a sweep over epsilon compares like with like. `train_private` and `train_private_module` train a network that may be
+released: batches and noise come from the operating system, and the sums over records of a built-in network are exact.
 
 If records belong to persons, a batch is a sample of persons with all their rows, and each row's clipped gradient counts
-1/k for a person of k rows (THEORY 3.7); sizes are numbers of persons.
+1/k for a person of k rows (THEORY 3.7). The paper's convexified loss is no mean of per-example losses; ``alpha`` clips
+its gradient of each record as a batch of one.
 
-The loss is cross-entropy. The paper's convexified loss is no mean of per-example losses, so there is no per-example
-gradient to clip. That of each record as a batch of one can be clipped; ``alpha`` asks for that.
+**Tables.** On cells (`head.tables`), the first steps release the counts of people in each cell: a record adds 1 in each
+of m columns, so noise of `sigma sqrt(m)` makes this the mechanism of any other step. The first layer of a network on
+cells sees `z = D (B' e - c)`, one number per cell, looked up and added (`CellLayer`). A record's gradient there, the
+outer product of its slope r and z, is clipped together with those of the other layers, with an upper bound on the
+length of z, and the sums of r in each cell are integers.
 """
 
 from __future__ import annotations

@@ -2,9 +2,7 @@
 
 `PrivateHead.fit` does, in this order: a noisy count, features of each record alone, a noisy centre and noisy second
 moments, then the gradient method (`_descend`) or the output method (`solver._minimise`), and last the guarantee
-(`weights`). Every row of a person with k rows counts 1/k. The guarantee is computed from the public facts of the
-training alone. Opening a model folder computes it again from the stored facts, so a folder cannot claim more than they
-support.
+(`weights`), from the public facts of the training alone. Opening a model folder computes it again from these facts.
 """
 
 from __future__ import annotations

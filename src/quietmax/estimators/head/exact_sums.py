@@ -1,16 +1,11 @@
 """Exact sums over records, and the rows in the form in which a head sums them.
 
-Differential privacy is proven for exact sums. Floating-point sums are not exact: they depend on the order of the
-records, and the sensitivity of a rounded sum can be far larger than that of the true one (Casacuberta et al., 2022).
-Here every number that enters a sum over records is an integer multiple of a power of two, with so few bits that
-products and sums of a few thousand rows are exact in float64. These sums are added as integers (`ExactSum`), in any
-order and on any number of threads or machines. What a record contributes is then a function of that record and of
-public numbers alone: removing it changes the sum by exactly its contribution, whose length is bounded.
-
-Units: features are multiples of 2^-20 of length at most 1; clipped residuals are multiples of 2^-20.
-
-Where a person has k rows, each of them counts 1/k: the rows of one person together contribute at most what a single
-record does (THEORY 3.7). The number k depends on that person's rows alone.
+Floating-point sums depend on the order of the records, and their sensitivity can be far larger than that of true sums
+(Casacuberta et al., 2022). Here every number that enters a sum is an integer multiple of a power of two (features and
+clipped residuals: 2^-20), with so few bits that products and sums of a few thousand rows are exact in float64. These
+are added as integers (`ExactSum`), in any order and on any number of threads or machines. So removing a record changes
+the sum by exactly its contribution, whose length is bounded. Where a person has k rows, each of them counts 1/k: they
+contribute together at most what a single record does (THEORY 3.7).
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """The output method: a minimiser with a certified small gradient, and how far one record moves it (THEORY 3.1, 3.2).
 
-The sensitivity holds only if `||grad F|| <= tau` at the returned weights, for every data set. L-BFGS is fast and nearly
-always gets there. If it stops early, accelerated gradient descent goes on; it converges for every strongly convex
-smooth function at the known rate `(1 - sqrt(lam / L))^k` (Nesterov 2004, section 2.2). So no training fails because the
-solver was slow. The computed gradient is trusted only up to a bound on its rounding error. `_certifiable_tolerance`
-chooses tau from public numbers so that the bound is below it wherever the minimiser may lie.
-
-Where a person has k rows, each row's loss counts 1/k (THEORY 3.7). Then "record" means "person" below.
+The sensitivity holds only if `||grad F|| <= tau` at the returned weights, for every data set. Where L-BFGS stops early,
+accelerated gradient descent goes on, at the known rate `(1 - sqrt(lam / L))^k` (Nesterov 2004, section 2.2). The
+computed gradient is trusted only up to a bound on its rounding error, and `_certifiable_tolerance` chooses tau from
+public numbers so that the bound is below it. Where a person has k rows, each row's loss counts 1/k (THEORY 3.7).
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
 """Training a head on a table from the cells of its rows: scores by looking up, sums as integer histograms.
 
-The score of a row is a sum of one number per column, looked up by the row's cell (THEORY 3.14). Training sees a row as
-`z = D (B' e - c)`: e are the indicators of its cells, B turns cells into features (`Basis`), c is the released mean of
-the features, and D the released scale. All entries of `D B` and `D c` are integers in units of 2^-20, like the clipped
-residuals r, so the sum of `r z'` follows exactly from two integer sums over rows: of r in each cell, and of r.
-
-What anybody changes in a released sum is bounded without a rounding error. Counts and residuals are rounded towards
-zero, each from its row alone, and then added as integers of at most 2^55 for 2^35 rows. Clipping uses an upper bound on
-the length of z. Where a person has k rows, each of them counts 1/k.
+The score of a row is a sum of one number per column (THEORY 3.14). Training sees a row as `z = D (B' e - c)`: e are the
+indicators of its cells, B turns cells into features (`Basis`), c is the released mean of the features, and D the
+released scale. All entries of `D B` and `D c` are integers in units of 2^-20, like the clipped residuals r, so the sum
+of `r z'` follows exactly from two integer sums over rows: of r in each cell, and of r. Counts and residuals are rounded
+towards zero, each from its row alone, and added as integers of at most 2^55 for 2^35 rows. Clipping uses an upper bound
+on the length of z. Where a person has k rows, each of them counts 1/k.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Continuing a head on a table with the people of another cohort: what was released before is where it starts.
 
-The weights, the released shares of people and the chosen pairs of columns are public, so starting from them costs
-nothing (THEORY 3.17). How far a version moves away from them follows from public numbers. A training on N people alone
-adds noise in proportion to `eta S T / (mu N)`, and its people are a sample. If the versions before it stand for P
-people, the training is shortened by the factor `sqrt(N / (N + P))`: the noise and the sampling errors of t equal
-cohorts then average out, while the lengths of all trainings together still grow with the root of t. What older cohorts
-stand for fades, so that the model follows a table whose people change. `docs/results.md` has the evidence.
+What was released is public, so starting from it costs nothing (THEORY 3.17). A training on N people alone adds noise in
+proportion to `eta S T / (mu N)`. If the versions before it stand for P people, it is shortened by the factor
+`sqrt(N / (N + P))`: the noise and the sampling errors of t equal cohorts then average out. What older cohorts stand for
+fades, so that the model follows a table whose people change. `docs/results.md` has the evidence.
 """
 
 from __future__ import annotations

@@ -1,17 +1,13 @@
 """What is public of a head: its settings, the fitted classifier, bounds on its scores, and what is guaranteed of it.
 
-All settings follow from public numbers, by the same rule for every data set. The rule of the gradient method is one
-number. The learning rate falls linearly to almost zero, and each step gets a share of mu^2 in proportion to its
-learning rate. Then the noise on every logit has standard deviation `kappa = eta * S * T / (mu * N)` after T steps with
-mean learning rate eta (features have length 1, gradients are clipped to S), as if the rate were constant. So eta
-follows from a chosen kappa. `docs/results/training-rule.md` has the evidence.
+All settings follow from public numbers. The learning rate falls linearly to almost zero, and each step gets a share of
+mu^2 in proportion to it. Then the noise on every logit has standard deviation `kappa = eta * S * T / (mu * N)` after T
+steps with mean learning rate eta, as if the rate were constant: eta follows from a chosen kappa
+(`docs/results/training-rule.md`). Second moments are released where the size is large against the number of features
+(`moments_share`); of tables, the released centre gives their diagonal (`TableFeatures.scale`).
 
-Two things make the rows vary about equally in all directions, so that fewer steps are enough and the noise does less
-harm. Where the size is large against the number of features, second moments are released (`moments_share`). Features
-of tables are mostly indicators, whose second moments are proportional to their mean: there, the released centre gives
-the diagonal of the moments without a further release (`TableFeatures.scale`).
-
-The guarantees are computed from the public facts of the training alone, after training and when a folder is opened.
+The last steps find the scale of the scores (`released_scale`). The guarantees are computed from the public facts of the
+training alone, after training and when a folder is opened.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
 """Public encoders in files: the outputs of a network that somebody trained without the private records.
 
-A guarantee assumes that the file with this SHA-256 was made without the private records. Two kinds of files are read:
-
-- ``.onnx``: computed by onnxruntime, one record at a time, so that no operation of the network can mix records. Only
-  standard operations are accepted, and none that draw random numbers.
-- ``.safetensors``: tensors, and in the metadata a list of `torch.nn` layers, as `save_encoder` writes it.
-
-`Embedding` takes numbers that an encoder computed beforehand.
+A guarantee assumes that of the file with this SHA-256. ``.onnx`` is computed by onnxruntime, one record at a time, with
+standard operations that draw no random numbers. ``.safetensors`` holds tensors and a list of `torch.nn` layers, as
+`save_encoder` writes it. `Embedding` takes numbers that an encoder computed beforehand.
 """
 
 from __future__ import annotations
