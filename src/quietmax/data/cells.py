@@ -92,7 +92,6 @@ Values: TypeAlias = "pd.Series[Any] | Cells"
 
 
 def _is_string(kind: pyarrow.DataType) -> bool:
-    """Return whether a type of Arrow holds strings or bytes."""
     return any(getattr(pyarrow.types, f"is_{name}")(kind) for name in _STRING_TYPES)
 
 
@@ -140,7 +139,6 @@ _NOT_A_NUMBER = "no number in the numeric column '{}'; a missing value is an emp
 
 
 def _refuse_unreadable(unreadable: NDArray[np.bool_], name: str, problem: str) -> None:
-    """Raise `InvalidData` for the first cell that cannot be read."""
     if np.count_nonzero(unreadable):
         rows = np.flatnonzero(unreadable)
         raise InvalidData(f"{_first_of(rows)} has {problem.format(name)}.", column=name)
@@ -298,7 +296,6 @@ def _cells(values: pd.Series[Any]) -> list[Any]:
 
 
 def _arrow(values: pd.Series[Any]) -> Any:
-    """Return a column as chunks of Arrow arrays."""
     if isinstance(values.dtype, pd.ArrowDtype):
         column = values.array.__arrow_array__()
     else:
@@ -339,7 +336,6 @@ def _holds_strings(values: Values) -> bool:
 
 
 def _parse_boolean(string: str) -> float | None:
-    """Return 1 if a string says yes, 0 if it says no."""
     folded = string.casefold()
     number = exact_number(folded)
     if folded in YES or number == 1:

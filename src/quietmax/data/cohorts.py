@@ -80,7 +80,6 @@ class CohortRule:
 
     @property
     def _period(self) -> str | None:
-        """The period into which dates are divided."""
         name, _, period = self.by.rpartition(":")
         return period if name and self.column is not None and name == self.column.name else None
 

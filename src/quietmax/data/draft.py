@@ -127,8 +127,6 @@ _MOST_OUTCOMES = 10
 
 @dataclass(frozen=True)
 class _Proposal:
-    """What a column seems to hold."""
-
     declared: Mapping[str, Any]  # By the keys of a schema; True: the column is listed there
     because: str  # How that was found
     identifies: int = 0  # 2: its name and values say that it tells people apart; 1: its values alone
@@ -139,7 +137,6 @@ def _ignored(because: str, identifies: int = 0) -> _Proposal:
 
 
 def _propose(name: str, values: pd.Series[Any]) -> _Proposal:
-    """Propose a declaration for a column."""
     if pd.api.types.is_numeric_dtype(values.dtype) and values.dtype.kind != "c":
         numbers = as_numbers(values, name)
         present = numbers[~np.isnan(numbers)]
@@ -180,7 +177,6 @@ def _infer_classes(labels: pd.Series[Any]) -> tuple[tuple[str, ...], bool]:
 
 
 def _round_outwards(low: float, high: float) -> tuple[float, float]:
-    """Return round bounds around two numbers."""
     if 0 <= low <= high / 2 or 0 <= low == high:
         return 0.0, _rounded_up(high) if high > 0 else 1.0
     if low / 2 <= high <= 0 or low == high:
@@ -205,7 +201,6 @@ def _empty_or_boolean(values: int, found: str) -> _Proposal:
 
 
 def _as_dates(_: str, counts: Mapping[str, int]) -> _Proposal | None:
-    """Propose dates if the strings are dates in one format."""
     formats = [None, *(day + time for day in (*_DAYS, *_MONTHS) for time in _TIMES)]
     sample = [*counts][:20]
     fitting: list[tuple[int, str | None, dict[str, datetime], dict[str, int]]] = []
@@ -230,7 +225,6 @@ def _as_dates(_: str, counts: Mapping[str, int]) -> _Proposal | None:
 
 
 def _as_separated_numbers(name: str, counts: Mapping[str, int]) -> _Proposal | None:
-    """Propose numbers if the strings are numbers with one pair of separators."""
     if any(_LEADING_ZERO.fullmatch(string) for string in counts):
         return None
     unit = _find_unit(counts)
@@ -300,7 +294,6 @@ def _with_markers(
 
 
 def _numeric(name: str, numbers: NDArray[np.float64], found: str, declared: dict[str, Any]) -> _Proposal:
-    """Propose bounds for numbers, or that they identify somebody."""
     finite = numbers[np.abs(numbers) < _LARGEST]
     if not len(finite):
         return _ignored("the column is empty")
@@ -332,7 +325,6 @@ def _numeric(name: str, numbers: NDArray[np.float64], found: str, declared: dict
 
 
 def _as_strings(name: str, counts: Mapping[str, int]) -> _Proposal:
-    """Propose categories or buckets for strings, or to ignore them."""
     rows, distinct = sum(counts.values()), len(counts)
     identifier = _as_identifier(name, distinct, rows)
     if identifier is not None and not _is_text(counts):
@@ -506,7 +498,6 @@ def _to_confirm(schema: Schema, how: Mapping[str, str], columns: Mapping[str, _P
 
 
 def _table(table: Any) -> RawTable:
-    """Return a file or a frame with named columns."""
     if not isinstance(table, str | Path):
         return RawTable(as_frame(table))
     if Path(table).suffix.lower() == ".npz":
@@ -734,7 +725,6 @@ def check_table(table: Any, schema: Schema) -> TableReport:
 
 
 def _count_classes(table: RawTable, schema: Schema) -> tuple[dict[str, int], int]:
-    """Return the number of rows of each class, and the number of rows of none."""
     if schema.label is None or schema.classes is None:
         return {}, 0
     fold = str.casefold if schema.label in schema.ignore_case else str

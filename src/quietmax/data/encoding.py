@@ -155,7 +155,6 @@ class Column(ABC):
         self._write(self._codes(values), features)
 
     def _write(self, codes: NDArray[np.float64], features: NDArray[np.float32]) -> None:
-        """Write the features of codes."""
         absent = np.isnan(codes)
         if not self.is_share:
             index = np.where(absent, -1, codes).astype(np.int64)
@@ -707,7 +706,6 @@ class Encoding:
         return self._encoded(_with_string_names(table))
 
     def _encoded(self, columns: pd.DataFrame | Mapping[str, Values]) -> NDArray[np.float32]:
-        """Encode rows of which every column is given."""
         features = np.zeros((len(columns[self.columns[0].name]), len(self.feature_names)), dtype=np.float32)
         start = 0
         for column in self.columns:
@@ -790,7 +788,6 @@ def _default_of(column: Column | None, name: str, value: str) -> str:
 
 
 def _tuples(value: Any) -> Any:
-    """Return JSON values with tuples in the place of lists."""
     if isinstance(value, dict):
         return {name: _tuples(each) for name, each in value.items()}
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
@@ -806,7 +803,6 @@ def require_columns(table: pd.DataFrame, names: Sequence[str]) -> None:
 
 
 def _require_distinct(place: str, names: Sequence[str]) -> None:
-    """Refuse a table in which two columns have the same name."""
     repeated = sorted(name for name, count in Counter(names).items() if count > 1)
     if repeated:
         raise InvalidData(

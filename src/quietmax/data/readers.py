@@ -86,7 +86,6 @@ class DataFile:
 
 
 def _default_data_dir() -> Path:
-    """Return the default folder of data files."""
     if named := os.environ.get("QUIETMAX_DATA"):
         return Path(named).expanduser()
     cache = os.environ.get("XDG_CACHE_HOME")
@@ -236,7 +235,6 @@ def _fetch(
 
 
 def _blocks(download: Download, progress: DownloadProgress | None, timeout: float) -> Iterator[bytes]:
-    """Yield the bytes that a server sends."""
     request = urllib.request.Request(download.url, headers={"User-Agent": f"quietmax/{__version__}"})
     size = 0
     try:
@@ -341,7 +339,6 @@ def _read_mnist_5k(_directory: DataDirectory) -> Records:
 
 
 def _package_folder(name: str) -> Path:
-    """Return the folder of an installed package, without importing the package."""
     package = importlib.util.find_spec(name)
     return Path(next(iter(package.submodule_search_locations or ()), "")) if package else Path()
 
@@ -568,7 +565,6 @@ def _read_adult(directory: DataDirectory, encoding: Style = "codes") -> Records:
 
 
 def _adult_encoding(style: Style) -> Encoding:
-    """Return the public encoding of Adult."""
     if style not in ("codes", "one-hot"):
         raise InvalidInput(
             f"The `encoding` of 'adult' must be 'codes' (14 features) or 'one-hot', got {style!r}."

@@ -85,7 +85,6 @@ class DataSet:
         return DataDirectory.of(data_dir, self.folders or (self.name,), verify=verify)
 
     def _missing(self, directory: DataDirectory) -> list[DataFile]:
-        """Return the files that are needed and missing."""
         return [files[0] for files in self.needs if all(directory.find(file) is None for file in files)]
 
     def _downloads_of(self, missing: list[DataFile]) -> list[Download]:
@@ -428,7 +427,6 @@ def load_rows(
 
 
 def _refuse(name: str | Path, kind: str, **options: Any) -> None:
-    """Refuse options that do not apply to a table, or to a registered data set."""
     wrong = sorted(key for key, value in options.items() if value)
     if wrong:
         raise InvalidInput(f"{wrong[0]} applies only to {kind}, not to '{name}'.")

@@ -291,7 +291,6 @@ def _confirmed(confirm: Mapping[str, Any], added: Schema) -> dict[str, Any]:
 
 
 def _toml_tables(name: str, value: Mapping[str, Any]) -> list[str]:
-    """Return a mapping as a table of TOML, and the mappings in it as tables of their own."""
     rows = [
         f"{_toml_key(key)} = {_toml(each)}" for key, each in value.items() if not isinstance(each, Mapping)
     ]
@@ -305,7 +304,6 @@ def _toml_key(name: str) -> str:
 
 
 def _toml(value: object) -> str:
-    """Return a string, number or sequence as TOML."""
     if isinstance(value, str):
         # A TOML string has the escapes of a JSON string, and must also escape the character 127.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
@@ -317,7 +315,6 @@ def _toml(value: object) -> str:
 
 
 def _parse(key: str, value: Any, where: str = "") -> Any:
-    """Return the value of a key as the schema stores it."""
     try:
         return _KEYS[key][0](value)
     except (TypeError, ValueError, AttributeError) as error:
@@ -495,7 +492,6 @@ def declared_cohorts(schema: Schema, table: RawTable) -> CohortRule | None:
 
 
 def _declared_column(name: str, schema: Schema, table: RawTable) -> Column | None:
-    """Return a column of a table as declared, or None if nothing is declared for it."""
     either: dict[str, Any] = {
         "missing": not table.complete and not {name, _ANY_COLUMN} & set(schema.complete),
         "missing_values": schema.missing_values.get(name, ()),

@@ -144,7 +144,6 @@ def _text_header(file: Path) -> tuple[list[str], str]:
 
 
 def _first_row(file: Path, rows: Iterator[list[str]]) -> list[str]:
-    """Return the column names in the first row that is not blank."""
     try:
         header = next((row for row in rows if any(map(str.strip, row))), None)
     except csv.Error:
@@ -312,7 +311,6 @@ def _arrow_column(values: Any, problem: str) -> pyarrow.ChunkedArray:
 
 
 def _existing(path: str | Path) -> Path:
-    """Return the path of a file; raise if there is none."""
     file = Path(path).expanduser()
     if file.is_file():
         return file
@@ -408,7 +406,6 @@ class _Source:
     types: Sequence[_Types]  # The columns of each part
 
     def _empty_frame(self) -> pd.DataFrame:
-        """Return a frame with the columns of the source and no row."""
         return as_frame(pyarrow.schema(list(_stated_types(self.types).items())).empty_table())
 
     def _require_alike(self, used: Sequence[str]) -> None:
@@ -454,7 +451,6 @@ def _require_types(place: str, own: _Types, first: _Types, used: Sequence[str]) 
 
 
 def _require_columns(place: str, own: _Types, used: Sequence[str]) -> None:
-    """Refuse a file in which a column is missing."""
     absent = [name for name in used if name not in own]
     if absent:
         raise InvalidData(f"{place} has no column {quoted(absent)}.")

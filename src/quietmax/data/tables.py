@@ -63,7 +63,6 @@ else:
 def _read_records(
     path: str | Path, schema: Schema, *, infer: bool = False, features: str = "features"
 ) -> Records:
-    """Read a file and encode it as the schema declares."""
     label = schema.label
     if label is None and Path(path).suffix.lower() == ".npz":
         label = "labels"
@@ -146,7 +145,6 @@ def _encode_rows(frame: pd.DataFrame, encoding: Encoding, name: str = "table") -
 
 
 def _declared_encoding(table: RawTable, schema: Schema, label: str, *, infer: bool) -> Encoding:
-    """Return the encoding that the schema declares for a table."""
     _check_declarations(table.frame, schema, label)
     if not infer:
         _require_confirmed(schema)

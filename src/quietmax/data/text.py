@@ -145,7 +145,6 @@ def read_encoder() -> _Network:
 
 
 def _checked(file: Path, sha256: str) -> bytes:
-    """Return the content of a file, if it has the known digest."""
     try:
         content = file.read_bytes()
     except OSError as error:

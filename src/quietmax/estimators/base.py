@@ -298,7 +298,6 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """What answers: released weights, or a predictor that charges for every answer."""
 
     def _offers(self, method: str) -> bool:  # noqa: ARG002
-        """Return whether the answers that are released allow a method."""
         return True
 
     def _queries(self, X: Any) -> NDArray[np.float32]:
@@ -360,13 +359,11 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         blocks.update(_mapped_block)
 
     def _feature_map(self, data: TrainingRows, size: float | None = None) -> Any:
-        """Return the feature map that ``features`` names, None for no map."""
         if isinstance(self.features, str) and self.features == "auto":
             return self._automatic_features(data, size)
         return named_features(self.features, self.image_shape, encoding=data.encoding)
 
     def _basis(self, data: TrainingRows) -> Basis:
-        """Return what the guarantee rests on beside the mechanism."""
         facts = {
             "size_declared": self.declared_size is not None,
             "classes_declared": data.classes_declared,
@@ -379,7 +376,6 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Return the feature map with ``features="auto"``."""
 
     def _size(self, units: int) -> int:
-        """Return the declared size, or else the number of records or persons."""
         return units if self.declared_size is None else _checked_size(self.declared_size)
 
     def _seed(self) -> int | None:

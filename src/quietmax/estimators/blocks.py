@@ -110,7 +110,6 @@ class Table:
 
     @property
     def _nbytes(self) -> int:
-        """Bytes of all arrays."""
         return sum(array.nbytes for array in self._arrays().values())
 
     def take(self, part: slice) -> Table:
@@ -430,7 +429,6 @@ class Blocks:
                 file.unlink()
 
     def _new_file(self) -> Path:
-        """Return the path of a new block in the temporary folder."""
         if self._folder is None:
             place = self._place()
             try:
@@ -508,7 +506,6 @@ class _StoredTable:
 
     @property
     def _nbytes(self) -> int:
-        """About the bytes of all files."""
         return self.length * (4 * self.features + _BESIDE_BYTES)
 
     @classmethod

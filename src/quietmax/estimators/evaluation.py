@@ -123,7 +123,6 @@ def _evaluation_mu(
     delta: float | None = None,
     mu: float | None = None,
 ) -> float:
-    """Return the mu of the next evaluation."""
     if mu is not None and epsilon is not None:
         raise InvalidInput("Only one of mu and epsilon can be given.")
     if delta is not None and epsilon is None:
@@ -167,7 +166,6 @@ def _as_gaussian(training: Guarantee) -> GaussianCost:
 
 
 def _amount(charges: Sequence[EvaluationCharge], composition: Composition) -> Fraction:
-    """Return the sum of the squared mus of evaluations."""
     return sum(
         (GaussianCost(each.mu).amount for each in charges if each.composition == composition), Fraction(0)
     )
@@ -271,7 +269,6 @@ def _tables(
     by: By | None,
     at: Sequence[float],
 ) -> Tables:
-    """Return what is counted."""
     groups = None if by is None else GroupsOf.of(by, encoding)
     return Tables(tuple(map(str, classes)), costs, tuple(sorted({*map(float, at)})), groups)
 
@@ -573,7 +570,6 @@ class _Account:
         write_text(self._text(evaluations), self.folder / EVALUATION_FILE, "The evaluation")
 
     def _text(self, evaluations: Sequence[EvaluationCharge]) -> str:
-        """Return the content of the file."""
         entries = [
             {**vars(each), "result": None if each.result is None else each.result.to_json()}
             for each in evaluations
@@ -587,7 +583,6 @@ class _Account:
 
 
 def _account(estimator: Any) -> _Account:
-    """Return the account of a fitted estimator."""
     account: _Account | None = getattr(estimator, "_evaluations", None)
     if account is None:
         raise InvalidInput(
@@ -629,7 +624,6 @@ def _save_evaluations(estimator: Any, folder: str | Path, write: Callable[[str, 
 
 
 def _read_evaluations(folder: Path, account: _Account) -> list[EvaluationCharge]:
-    """Read the file of a model folder."""
     path = folder / EVALUATION_FILE
     found: list[EvaluationCharge] = []
     try:

@@ -394,7 +394,6 @@ class Evaluation:
 
     @cached_property
     def _scores(self) -> Floats:
-        """Noisy counts of each bin."""
         return np.asarray(self.calibration)
 
     @cached_property
@@ -420,7 +419,6 @@ class Evaluation:
         return total, self.noise / math.sqrt(weight)
 
     def _share(self, true: int | None = None) -> Estimate:
-        """Estimate the share of right answers."""
         (right, right_noise), (wrong, wrong_noise) = (
             self._count(right=side, true=true) for side in (True, False)
         )
@@ -674,7 +672,6 @@ class Evaluation:
 
 
 def _size(count: float, noise: float, value: float | None = None) -> Estimate:
-    """Estimate a number of people."""
     margin = _Z_COUNT * noise
     shown = max(count, 0.0) if value is None else value
     return Estimate(shown, max(count - margin, 0.0), max(count + margin, 0.0))
@@ -874,7 +871,6 @@ class Tables:
 
     @property
     def _shapes(self) -> tuple[tuple[int, ...], ...]:
-        """The shapes of the tables."""
         classes, groups = len(self.classes), 0 if self.groups is None else len(self.groups.names)
         bins = BINS if self.edges is None else len(self.edges) - 1
         return (classes, classes), (bins, 2), (groups, classes, 2, 2)

@@ -133,7 +133,6 @@ class RayBlocks(Blocks):
 
 
 def _chosen_engine(engine: LocalEngine | RayEngine | Literal["local", "ray"]) -> LocalEngine | RayEngine:
-    """Return the engine that an estimator's argument stands for."""
     if isinstance(engine, LocalEngine | RayEngine):
         return engine
     if engine not in ("local", "ray"):
@@ -159,7 +158,6 @@ class _Share:
     tables: list[Any] = field(default_factory=list)
 
     def _read(self) -> Iterator[Table]:
-        """Yield all rows."""
         if self.source is not None:
             yield from _tables_of(replace(self.source, parts=tuple(self.parts)), self.key, self.classes)
         if self.tables:

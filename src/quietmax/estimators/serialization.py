@@ -212,7 +212,6 @@ class PrivateModel:
         return self.classifier.remaining.queries if isinstance(self.classifier, Predictor) else None
 
     def _mapped(self, records: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Apply the feature map."""
         return records if self.features is None else self.features.transform(records)
 
 
@@ -427,7 +426,6 @@ class _Stored:
     encoding: Encoding | None
 
     def _account(self) -> FileAccount:
-        """Return the account of the answers paid for."""
         return FileAccount(self.folder / ACCOUNT_FILE, identity=str(self.description[ACCOUNT_ID]))
 
     def _noise_source(self) -> NoiseSource:
@@ -605,7 +603,6 @@ _HEAD_METHODS = {("gradient", "cross-entropy"), ("output", "cross-entropy"), ("o
 
 
 def _bounds_to_json(bounds: ScoreBounds) -> dict[str, dict[str, float | str]]:
-    """Return bounds on scores as JSON values."""
     named = {"one": bounds.one, "vector": bounds.vector}
     return {name: {"value": each.value, "because": each.because} for name, each in named.items()}
 

@@ -452,7 +452,6 @@ def _names(piece: Piece) -> Iterator[bytes]:
 
 
 def _seed(key: bytes, shard: int) -> int:
-    """Return the seed of a teacher."""
     digest = hashlib.blake2b(b"seed %d" % shard, key=key, digest_size=7).digest()
     return int.from_bytes(digest, "big")
 

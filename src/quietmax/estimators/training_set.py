@@ -70,7 +70,6 @@ def _check_positive(**values: float | None) -> None:
 
 
 def _checked_size(size: int) -> int:
-    """Return a declared number of records or persons as an integer."""
     if (
         isinstance(size, bool)
         or not isinstance(size, Real)
@@ -643,7 +642,6 @@ def _source(estimator: Any, X: Any, y: Any) -> Records | TableRows | None:
 
 
 def _check_groups(source: Records | TableRows | None) -> None:
-    """Raise unless `groups` can say whose the rows are."""
     if source is None:
         return
     if isinstance(source, TableRows) and not source.in_memory:

@@ -186,7 +186,6 @@ class Algorithm1:
         return Answers(p.argmax(-1), p)
 
     def _numbers(self) -> tuple[float, float, float, float]:
-        """Return the four numbers, or raise `InvalidInput` if one is None."""
         numbers = tuple(getattr(self, name) for name in _NUMBERS)
         if None in numbers:
             raise InvalidInput(

@@ -302,7 +302,6 @@ def settings_to_json(settings: TrainingSettings) -> dict[str, Any]:
 
 
 def _settings_from_json(values: Mapping[str, Any]) -> TrainingSettings:
-    """Return the settings that `settings_to_json` described."""
     kinds: dict[str, Any] = {name: kind for kind, name in _LOSSES.items()}
     described = dict(values["loss"])
     kind = kinds[described.pop("name")]

@@ -48,7 +48,6 @@ class Activation:
 
 @cache
 def _minus_one(dtype: torch.dtype) -> Tensor:
-    """Return -1 as a tensor."""
     return torch.tensor(-1.0).to(dtype)
 
 
@@ -121,7 +120,6 @@ class MLP:
         return self._chosen(slice(index, index + 1))
 
     def _chosen(self, networks: slice | Tensor) -> MLP:
-        """Return some of the stacked networks, or all of them in another order."""
         kernels, biases = (tuple(each[networks] for each in layers) for layers in (self.kernels, self.biases))
         return MLP(self.widths, self.activation, kernels, biases)
 
@@ -150,7 +148,6 @@ class MLP:
         return self.stacked_logits(features)[0]
 
     def _inputs(self, features: NDArray[np.floating] | Tensor) -> Tensor:
-        """Return the features as a matrix of the weights' type."""
         inputs = torch.as_tensor(features).to(self.kernels[0].dtype)
         if inputs.ndim != 2 or inputs.shape[1] != self.widths[0]:
             raise InvalidInput(
@@ -159,7 +156,6 @@ class MLP:
         return inputs
 
     def _forward(self, inputs: Tensor) -> Tensor:
-        """Return the logits of one batch."""
         apply_ = activation(self.activation).apply_
         signal = inputs.expand(self.networks, *inputs.shape)
         for kernel, bias in zip(self.kernels[:-1], self.biases[:-1], strict=True):
@@ -197,7 +193,6 @@ def initial_mlp(
 
 
 def _glorot(widths: tuple[int, ...], generator: np.random.Generator) -> list[NDArray[np.float64]]:
-    """Draw the kernels of one network."""
     limits = [(6 / (fan_in + fan_out)) ** 0.5 for fan_in, fan_out in itertools.pairwise(widths)]
     return [
         generator.uniform(-limit, limit, shape)
@@ -287,7 +282,6 @@ def _terms(base: CrossEntropy | Quadratic, logits: Tensor, labels: Tensor) -> Te
 
 
 def _logit_gradient(loss: Loss, logits: Tensor, labels: Tensor, kept: Tensor | None = None) -> Tensor:
-    """Return d loss / d logits for stacked batches."""
     picked = labels.unsqueeze(-1)
     base, alpha = loss, 0.0
     averaged_over: AveragedOver | None = None

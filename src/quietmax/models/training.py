@@ -149,7 +149,6 @@ class TorchModel(LogitClassifier):
 
 
 def _check_logits(logits: torch.Tensor, classes: int) -> None:
-    """Check what a module returned."""
     if logits.ndim != 2 or logits.shape[1] != classes:
         raise InvalidInput(
             f"The module must return one row of {classes} logits per record, got values of shape "
@@ -318,7 +317,6 @@ def train_many(
 
 
 def _with_alpha(settings: TrainingSettings, alpha: float | None) -> TrainingSettings:
-    """Return the settings with another constant of the convexified loss; None changes nothing."""
     if alpha is None:
         return settings
     if not isinstance(settings.loss, Convexified):

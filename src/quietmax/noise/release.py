@@ -153,8 +153,6 @@ def release_laplace(
 
 @dataclass(frozen=True)
 class _Grid:
-    """The grid of a release."""
-
     step: float  # The grid step, a power of two
     scale: float  # The noise scale, or the exponent of a choice, in steps
 

@@ -279,7 +279,6 @@ def _conditions(
     bound: float,
     facts: MeasuredFacts | None,
 ) -> dict[str, Condition]:
-    """Decide every condition of `CONDITIONS`, by short names."""
     adam = False, "trained with Adam, which scales every step by past gradients"
     where = "data space" if facts is None else "training set"
     largest = norm if facts is None else facts.norm
@@ -455,7 +454,6 @@ class EmpiricalSensitivity:
         return self._largest("logit")
 
     def _largest(self, quantity: Quantity) -> Sensitivity:
-        """Return the largest change of one quantity."""
         worst = max(self.removals, key=lambda removal: float(getattr(removal, quantity)))
         article = "a" if worst.kind == "mislabelled" else "an"
         because = (

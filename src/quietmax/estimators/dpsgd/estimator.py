@@ -161,7 +161,6 @@ def _network_scores(network: MLP, table: Table, part: slice, layer: CellLayer | 
 
 
 def _scaled(network: MLP, scale: float) -> MLP:
-    """Multiply the logits of a network."""
     kernels, biases = ((*layers[:-1], layers[-1] * scale) for layers in (network.kernels, network.biases))
     return replace(network, kernels=kernels, biases=biases)
 
@@ -282,7 +281,6 @@ class DPSGD(SaysEffects, PrivateClassifier):
     engine: LocalEngine | Literal["local"] = "local"
 
     def _train(self, data: TrainingRows) -> Guarantee:
-        """Map and centre the rows, train the network, and return what is guaranteed of it."""
         seed = self._seed()
         engine = LocalEngine() if self.engine == "local" else self.engine
         with StoredRows(self._read(data, engine), by_person=data.unit == "person") as rows:
@@ -324,7 +322,6 @@ class DPSGD(SaysEffects, PrivateClassifier):
     def _on_cells(
         self, rows: StoredRows, cells: TableCells, seed: int | None
     ) -> PrivateNetwork | TableWeights:
-        """Train on the cells of a table's rows."""
         plan, sizes = self.plan_, cells.sizes
         shares, noise = released_shares(rows, plan, sizes, seed)
         per_number = (
@@ -340,8 +337,6 @@ class DPSGD(SaysEffects, PrivateClassifier):
     def _calibrated(
         self, model: PrivateNetwork | TableWeights, rows: StoredRows, seed: int | None
     ) -> PrivateNetwork | TableWeights:
-        """Release the scale of the logits, and multiply them by it."""
-
         def _scale(scores: Scores) -> float:
             self.scale_ = _released_scale(
                 scores, rows, rows.labels, model.classes, self.plan_, seed=seed, persons=rows.persons

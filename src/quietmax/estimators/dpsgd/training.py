@@ -234,11 +234,9 @@ class PrivateSettings:
 
     @property
     def _gradient_steps(self) -> int:
-        """Number of steps that release a gradient."""
         return self.steps - self.centring_steps - self.calibration_steps
 
     def _learning_rates(self) -> NDArray[np.float64]:
-        """Return the learning rate of every gradient step."""
         left = np.arange(self._gradient_steps, 0, -1)
         factors = np.minimum(1.0, left / max(1.0, self.decay * self._gradient_steps))
         return np.asarray(self.learning_rate * factors)

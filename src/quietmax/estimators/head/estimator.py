@@ -315,7 +315,6 @@ class PrivateHead(SaysEffects, PrivateClassifier):
                 self.__dict__.pop(name, None)
 
     def _check_cohort(self, data: TrainingRows) -> None:
-        """Raise unless a head can be trained on a cohort, after the version that it continues."""
         if not (self._trains_on_cells and isinstance(self._feature_map(data, 1.0), TableCells)):
             raise InvalidInput(ONLY_CELLS)
         if self._prior is not None:
@@ -591,7 +590,6 @@ class PrivateHead(SaysEffects, PrivateClassifier):
         return mu_of(self.epsilon, self.delta) if self.mu is None else float(self.mu)
 
     def _released_size(self, table: Blocks, source: NoiseSource) -> float:
-        """Return the declared size, or release a noisy one."""
         if self.declared_size is not None:
             return float(self.declared_size)
         mu = _part(self._mu, SIZE_SHARE)
@@ -755,7 +753,6 @@ def _dense_scores(weights: Floats, block: Table, part: slice) -> Floats:
 
 
 def _on_all_threads(fill: Callable[[slice], None], rows: int, height: int) -> None:
-    """Call a function for all rows, in parts of at most `height` rows."""
     parallel_map(lambda number: fill(slice(number * height, (number + 1) * height)), -(-rows // height))
 
 
@@ -813,7 +810,6 @@ def _part(mu: float, share: float) -> float | None:
 
 
 def _released_size(units: int, mu: float, source: NoiseSource) -> float:
-    """Release a noisy number of records or persons."""
     noisy = release_gaussian([float(units)], sensitivity=1.0, mu=mu, source=source).values[0]
     return min(max(1.0, float(np.rint(noisy))), _LARGEST_COUNT)
 

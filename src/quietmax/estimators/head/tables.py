@@ -134,7 +134,6 @@ def _parts(block: Table) -> Iterator[slice]:
 
 
 def _columns(block: Table, part: slice) -> list[NDArray[np.intp]]:
-    """Return the cells of some rows, column by column."""
     return [*np.ascontiguousarray(block.rows[part].T).astype(np.intp)]
 
 

@@ -277,7 +277,6 @@ def _gradient_plan(
 
 
 def _cells_plan(size: float, columns: int, mu: float, settings: HeadSettings) -> GradientPlan:
-    """Return the settings of the gradient method on cells of a table."""
     length = min(CELLS_NOISE * mu * size, CELLS_TRAINING_PER_COLUMN * columns)
     clear = mu * size / columns
     least, most = CELLS_GRAD_NORM
@@ -551,7 +550,6 @@ def _of_facts(
 def _gradient_sensitivity(
     max_grad_norm: float, classes: int, features: int, grid: float = GRID
 ) -> Sensitivity:
-    """Return how far one record moves a released gradient sum."""
     return certified.head_gradient(max_grad_norm, coordinates=classes * features, grid=grid)
 
 

@@ -110,7 +110,6 @@ _CONVERTED: dict[str, Callable[[Any], Any]] = {"int": index, "float": float}
 
 
 def _parameters(kind: type) -> tuple[Field[Any], ...]:
-    """Return the parameters of a map."""
     if not is_dataclass(kind):
         raise InvalidInput(
             f"The feature map {kind.__name__} is not a dataclass, so it must implement `to_json` and `from_json`."
@@ -119,19 +118,16 @@ def _parameters(kind: type) -> tuple[Field[Any], ...]:
 
 
 def _as_json(value: Any) -> Any:
-    """Return a parameter as a JSON value."""
     if isinstance(value, FeatureMap):
         return value.to_json()
     return [_as_json(each) for each in value] if isinstance(value, tuple) else value
 
 
 def _as_tuple(value: Any) -> Any:
-    """Return a JSON value as a parameter."""
     return tuple(_as_tuple(each) for each in value) if isinstance(value, list | tuple) else value
 
 
 def _as_matrix(records: ArrayLike) -> Floats:
-    """Return records as a finite float32 matrix."""
     try:
         with np.errstate(over="ignore"):
             matrix = np.ascontiguousarray(records, dtype=np.float32)

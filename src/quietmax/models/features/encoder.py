@@ -124,7 +124,6 @@ class Encoder(BatchedMap):
         _network(self)
 
     def _set(self, **values: Any) -> None:
-        """Set fields of a new, frozen object."""
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
@@ -166,7 +165,6 @@ class Encoder(BatchedMap):
         return UnitNorm().transform(finite)
 
     def _outputs(self, batch: torch.Tensor) -> torch.Tensor:
-        """Return the outputs of the network, float32 of shape (rows, numbers)."""
         run, stated = _network(self)
         inputs = self._inputs(batch, stated)
         try:
@@ -187,7 +185,6 @@ class Encoder(BatchedMap):
         return outputs.flatten(1).to(torch.float32)
 
     def _inputs(self, batch: torch.Tensor, stated: tuple[int | None, ...] | None) -> torch.Tensor:
-        """Return records in the shape that the network takes, scaled by mean and std."""
         own = self.image_shape or (batch.shape[1],)
         if math.prod(own) != batch.shape[1]:
             raise InvalidInput(
@@ -255,7 +252,6 @@ def _stored_name(sha256: str, suffix: str) -> str:
 
 
 def _shape(name: str, value: Any) -> _Shape | None:
-    """Return a shape as a tuple of positive integers."""
     if value is None:
         return None
     try:
@@ -268,7 +264,6 @@ def _shape(name: str, value: Any) -> _Shape | None:
 
 
 def _numbers(name: str, value: Any) -> float | tuple[float, ...]:
-    """Return one finite number, or a tuple of them."""
     try:
         numbers = tuple(float(each) for each in np.ravel(value))
     except (TypeError, ValueError):
@@ -279,7 +274,6 @@ def _numbers(name: str, value: Any) -> float | tuple[float, ...]:
 
 
 def _read(path: Path, sha256: str | None, name: str) -> bytes:
-    """Read a file whose SHA-256 must be stated."""
     try:
         content = path.read_bytes()
     except OSError as problem:
@@ -339,7 +333,6 @@ def _per_channel(value: float | tuple[float, ...], shape: torch.Size, encoder: E
 
 @lru_cache(maxsize=64)
 def _width(encoder: Encoder, columns: int) -> int:
-    """Return the number of outputs for a record."""
     with torch.no_grad():
         width = encoder._outputs(torch.zeros(1, columns)).shape[1]
     if width == 0:

@@ -176,7 +176,6 @@ def _whitening(scattering: Scattering) -> torch.Tensor:
 
 
 def _unit(features: torch.Tensor) -> torch.Tensor:
-    """Return rows divided by their length."""
     lengths: torch.Tensor = features.norm(dim=1, keepdim=True).clamp_min(TINY)
     return features / lengths
 
@@ -215,8 +214,6 @@ def _scatter(images: torch.Tensor, scales: int = 2, angles: int = 8) -> torch.Te
 
 
 class _Filters(NamedTuple):
-    """The filters for one image size."""
-
     # wavelets[j][r]: Fourier multipliers of scale j at resolution r, (L, rows, columns, 2) with equal factors for the
     # real and the imaginary part.
     wavelets: tuple[tuple[torch.Tensor, ...], ...]
@@ -226,7 +223,6 @@ class _Filters(NamedTuple):
 
 
 def _padded(size: int, scales: int) -> int:
-    """Return the size of a padded side."""
     step = 2**scales
     return int(((size + step) // step + 1) * step)
 
@@ -277,7 +273,6 @@ def _averaging(size: int, scales: int, resolution: int) -> NDArray[np.float64]:
 
 @lru_cache(maxsize=8)
 def _filters(rows: int, columns: int, scales: int, angles: int) -> _Filters:
-    """Compute the filters for images of rows x columns pixels."""
     height, width = _padded(rows, scales), _padded(columns, scales)
     turns = [(angles // 2 - 1 - turn) * math.pi / angles for turn in range(angles)]
     wavelets = []
@@ -295,7 +290,6 @@ def _filters(rows: int, columns: int, scales: int, angles: int) -> _Filters:
 
 
 def _reflect(images: torch.Tensor, scales: int) -> torch.Tensor:
-    """Pad images by reflection."""
     rows, columns = images.shape[-2:]
     above, left = _padded(rows, scales) - rows, _padded(columns, scales) - columns
     padding = (left // 2, (left + 1) // 2, above // 2, (above + 1) // 2)
@@ -355,7 +349,6 @@ class _PatchFilters(NamedTuple):
 
 @lru_cache(maxsize=1)
 def _shipped() -> _PatchFilters:
-    """Read the filters that come with the package."""
     try:
         content = FILE.read_bytes()
     except OSError as problem:
@@ -747,7 +740,6 @@ def _drawn(
 
 
 def _turned(images: torch.Tensor, degrees: float) -> torch.Tensor:
-    """Return images turned about their middle."""
     grid = _places(images.shape[2], images.shape[3], degrees).expand(len(images), -1, -1, -1)
     return torch.nn.functional.grid_sample(
         images, grid, mode="bilinear", padding_mode="border", align_corners=False
