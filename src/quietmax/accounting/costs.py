@@ -50,7 +50,6 @@ def rounded_up(value: Fraction) -> float:
 
 
 def _rounded_down(value: Fraction) -> float:
-    """Return the largest float whose decimal is at most `value`."""
     nearest = float(value)
     return nearest if decimal(nearest) <= value else math.nextafter(nearest, -math.inf)
 

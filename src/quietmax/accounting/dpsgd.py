@@ -140,7 +140,6 @@ def _published(epsilon: float, delta: float, schedule: Schedule, accountant: str
 
 @lru_cache(maxsize=1024)
 def _proven(epsilon: float, delta: float, schedule: Schedule, accountant: str) -> float:
-    """Return a noise multiplier that is proven for Poisson sampling."""
     if accountant == "pld":
         if schedule.sampling_rate == 1.0:
             # Full batches are T Gaussian mechanisms, together exactly sqrt(T)/sigma-Gaussian private.
@@ -210,7 +209,6 @@ def _of_sampled_step(epsilon: float, delta: float, sampling_rate: float) -> floa
 
 
 def _renyi(epsilon: float, delta: float, schedule: Schedule, *, published: bool) -> float:
-    """Return the smallest noise multiplier whose Renyi divergences give this epsilon."""
     # The best order lies near 1 + 2*ln(1/delta)/epsilon, where both terms of the bound are equal.
     largest = 64 - 4 * math.log(delta) / epsilon
 

@@ -175,7 +175,6 @@ def _read_numbers(
 def _numbers_of(
     strings: NDArray[np.object_], parse: Callable[[str], float | None]
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return the number of every string, NaN for None, and where None was; equal strings are computed once."""
     given = strings.tolist()
     known = {string: parse(string) for string in set(given)}
     wrong = {string for string, number in known.items() if number is None}
@@ -227,7 +226,6 @@ def numbered(strings: Iterable[str]) -> tuple[NDArray[np.int64], list[str]]:
 
 
 def _map_cells(values: Values, rule: Callable[[object], object]) -> NDArray[np.object_]:
-    """Return the rule's value for every cell; equal strings, categories and integers are computed once."""
     if isinstance(values, Cells):
         return np.array([rule(value) for value in values.tolist()], dtype=object)
     if isinstance(values.dtype, pd.CategoricalDtype):
@@ -325,7 +323,6 @@ def _plain(column: Any) -> Any:
 
 
 def _holds_strings(values: Values) -> bool:
-    """Return whether the type of a column is that of strings (or unknown), rather than of dates or numbers."""
     if isinstance(values, Cells):
         return values.strings
     if isinstance(values.dtype, pd.ArrowDtype):

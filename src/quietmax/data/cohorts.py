@@ -156,7 +156,6 @@ def _is_hash(by: str) -> bool:
 
 
 def _period_of(day: date, period: str | None) -> tuple[int, str]:
-    """Return the number of the period that a day is in, and its name."""
     year, week, _ = day.isocalendar()
     return {
         "year": (day.year, f"{day.year:04d}"),

@@ -278,7 +278,6 @@ def _read(counts: Mapping[str, int], parse: Callable[[str], Any]) -> tuple[dict[
 
 
 def _few(markers: Mapping[str, int], known: Mapping[str, Any]) -> bool:
-    """Return whether so few strings could not be read that they may mark missing values."""
     unusual = [marker for marker in markers if not _USUAL_MARKER.fullmatch(marker)]
     return bool(known) and len(markers) <= _MARKERS and (not unusual or len(known) >= 5 * len(markers))
 
@@ -286,7 +285,6 @@ def _few(markers: Mapping[str, int], known: Mapping[str, Any]) -> bool:
 def _with_markers(
     declared: Mapping[str, Any], because: str, markers: Mapping[str, int]
 ) -> tuple[dict[str, Any], str]:
-    """Add strings that could not be read as marks of missing values."""
     if not markers:
         return dict(declared), because
     named = tuple(sorted({*markers, *declared.get("missing_values", ())}))
@@ -350,14 +348,12 @@ def _as_strings(name: str, counts: Mapping[str, int]) -> _Proposal:
 
 
 def _is_text(counts: Mapping[str, int]) -> bool:
-    """Return whether strings look like sentences: long and with several blanks inside."""
     strings: Sequence[str] = [*counts]
     blanks = sum(string.count(" ") for string in strings)
     return blanks >= 2 * len(strings) and sum(map(len, strings)) >= 15 * len(strings)
 
 
 def _spellings(counts: Mapping[str, int]) -> list[str]:
-    """Return the strings, and of those that differ in case only the most frequent one."""
     best: dict[str, str] = {}
     for string in sorted(counts, key=lambda each: (-counts[each], each.isupper(), each)):
         best.setdefault(string.casefold(), string)
@@ -373,7 +369,6 @@ def _is_free_text(values: pd.Series[Any]) -> bool:
 
 
 def _counted(values: pd.Series[Any]) -> Counter[str]:
-    """Return how often each string occurs that is no missing value."""
     strings = as_strings(values)
     return Counter(strings[~is_missing(strings)].tolist())
 
@@ -387,7 +382,6 @@ def _counts(values: pd.Series[Any]) -> Counter[str] | None:
 
 
 def _words(name: str) -> list[str]:
-    """Return the words of a column's name, in lower case and without accents."""
     decomposed = unicodedata.normalize("NFKD", name)
     plain = "".join(letter for letter in decomposed if not unicodedata.combining(letter))
     return re.findall("[a-z0-9]+", re.sub("([a-z0-9])([A-Z])", r"\1 \2", plain).casefold())
@@ -410,7 +404,6 @@ def _letters(name: str) -> str:
 
 
 def _as_identifier(name: str, distinct: int, rows: int) -> _Proposal | None:
-    """Propose to ignore a column whose name and number of values say that it tells people or rows apart."""
     if distinct < min(10, rows / 3) or distinct < rows / 200:
         return None
     if _PERSON.fullmatch(_letters(name)):
@@ -558,7 +551,6 @@ def _question(frame: pd.DataFrame, proposals: Mapping[str, _Proposal], label: st
 
 
 def _with_classes(schema: Schema, frame: pd.DataFrame, label: str) -> tuple[Schema, str]:
-    """Return the schema with the classes of the label, and how they were found."""
     classes, ignore_case = _infer_classes(frame[label])
     if len(classes) > _MAX_CLASSES:
         return (
@@ -734,7 +726,6 @@ def _count_classes(table: RawTable, schema: Schema) -> tuple[dict[str, int], int
 
 
 def _count_persons(table: RawTable, schema: Schema) -> dict[str, Any]:
-    """Return the fields of the report about people."""
     if schema.person is None:
         return {"persons": None, "most_rows": 1, "without_person": 0}
     names = as_strings(table.frame[schema.person])

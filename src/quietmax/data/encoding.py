@@ -107,7 +107,6 @@ class Column(ABC):
 
     @property
     def _names(self) -> tuple[str, ...]:
-        """The features of values: one that is called like the column is a share, others are indicators."""
         return (self.name,)
 
     @property
@@ -132,12 +131,10 @@ class Column(ABC):
         """Return cells for the check of the invariant: values inside and outside the limits, none of them missing."""
 
     def _read_strings(self, values: Values, parse: Callable[[str], float | None]) -> _Numbers:
-        """Return the number of each cell's string; missing values come first."""
         strings = as_strings(values)
         return _numbers_of(strings, lambda string: math.nan if self._is_missing(string) else parse(string))
 
     def _code(self, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the codes of numbers: indices or shares, NaN for a missing value."""
         return numbers
 
     def _codes(self, values: Values) -> NDArray[np.float64]:
@@ -166,7 +163,6 @@ class Column(ABC):
             features[absent, -1] = 1
 
     def _losses(self, values: Values) -> Losses:
-        """Return how many cells are missing, clipped, unknown or unreadable."""
         numbers, unreadable = self._read(values)
         low, high = self._limits
         lost = {self._lost_as: int(((numbers < low) | (numbers > high)).sum())}
@@ -294,7 +290,6 @@ class NumericColumn(Column):
 
     @cached_property
     def _pattern(self) -> re.Pattern[str] | None:
-        """What a number written with the column's separators looks like; None for the usual way."""
         if self.decimal == "." and not self.thousands:
             return None
         separator = _THOUSANDS.get(self.thousands)
@@ -377,7 +372,6 @@ class CategoricalColumn(Column):
 
     @cached_property
     def _by_number(self) -> dict[Decimal | None, int]:
-        """The index of the first category for each number among the categories."""
         numbers = {
             exact_number(category): index for index, category in reversed([*enumerate(self.categories)])
         }
@@ -562,7 +556,6 @@ class TextColumn(Column):
         return self._read_strings(values, lambda _: 0.0)
 
     def _synthetic(self, count: int, generator: np.random.Generator) -> list[str]:
-        """Return few different texts of 1 to 30 words: each costs some hundredths of a second."""
         words = ["paid", "late", "Kunde", "42", "the", "visit", "naïve", "?!", "日本", "again", "http://x.y"]
         lengths = generator.integers(1, 30, min(count, 6), endpoint=True)
         texts = [" ".join(generator.choice(words, length)) for length in lengths]

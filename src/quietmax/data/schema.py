@@ -271,7 +271,6 @@ class Schema:
 
 
 def _confirmed(confirm: Mapping[str, Any], added: Schema) -> dict[str, Any]:
-    """Return what is still to be confirmed after some declarations were added."""
     left: dict[str, Any] = {}
     for key, how in confirm.items():
         stated = getattr(added, key)
@@ -458,7 +457,6 @@ _KEYS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
 
 
 def _check_declarations(frame: pd.DataFrame, schema: Schema, label: str | None) -> None:
-    """Refuse declarations about columns that do not exist, or that contradict each other."""
     keys = (*_TYPE_KEYS, *_REFINEMENTS, "complete", "missing_values", "defaults")
     named = [name for key in keys for name in getattr(schema, key) if name != _ANY_COLUMN]
     named += [name for name in schema.ignore if name]  # a column without a name is ignored anyway

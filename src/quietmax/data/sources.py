@@ -113,7 +113,6 @@ _DELIMITER_LINE = re.compile('"?sep=([,;\t|])"?(?:\r\n|\r|\n)', re.IGNORECASE)
 
 @contextmanager
 def _open_text(file: Path) -> Iterator[tuple[IO[str], str]]:
-    """Open a text after a first line that names the delimiter; return it with the delimiters that it may have."""
     with file.open("rb") as content:
         start = content.read(4)
     encoding = next((name for mark, name in _MARKS.items() if start.startswith(mark)), "utf-8")
@@ -154,7 +153,6 @@ def _first_row(file: Path, rows: Iterator[list[str]]) -> list[str]:
 
 
 def _text_rows(file: Path, delimiter: str) -> Iterator[list[str]]:
-    """Yield the rows after the header that are not empty."""
     with _open_text(file) as (text, _):
         reader, count = csv.reader(text, delimiter=delimiter, strict=True), 0
         width = len(_first_row(file, reader))
@@ -181,7 +179,6 @@ def _unclosed(file: Path, where: str) -> InvalidData:
 
 
 def _read_parquet(file: Path) -> pd.DataFrame:
-    """Read a Parquet file; every column keeps its Arrow type."""
     return as_frame(pyarrow.parquet.ParquetFile(file).read())
 
 
@@ -208,7 +205,6 @@ def _read_npz(file: Path, features: str, label: str | None) -> RawTable:
 def _array_table(
     file: Path, values: NDArray[Any], labels: NDArray[Any] | None, label: str | None
 ) -> RawTable:
-    """Return arrays as a table with the columns `feature_0`, `feature_1` and so on."""
     if (
         values.ndim < 2
         or values.dtype.kind not in "biuf"
@@ -417,7 +413,6 @@ class _Source:
 
 
 def _open_source(source: str | Path) -> _Source:
-    """Look at the columns of all files."""
     named = [part for part in Path(source).expanduser().parts if not glob.has_magic(part)]
     parts = _file_parts(source)
     return _Source(Path(named[-1]).stem if named else "table", parts, [part._types() for part in parts])

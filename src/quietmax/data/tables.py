@@ -116,7 +116,6 @@ def encode_table(table: Any, schema: Schema, *, infer: bool = False, y: Any = No
 
 
 def _labelled_frame(table: Any, schema: Schema, y: Any = None) -> tuple[pd.DataFrame, str]:
-    """Return a table as a frame that has its labels, and the name of the label column."""
     frame, label = as_frame(table), schema.label
     if y is not None:
         labels = as_series(y, "y")
@@ -204,7 +203,6 @@ def _require_confirmed(schema: Schema) -> None:
 
 
 def _require_declared(frame: pd.DataFrame, columns: list[str], label: str | None) -> None:
-    """Refuse a table with columns, or a label, about which nothing is declared."""
     needed, hint = [], ""
     if columns:
         keys = ", ".join(f"`{key}`" for key in _TYPE_KEYS)
@@ -355,7 +353,6 @@ class TableRows:
     def _rows_by_cohort(
         self, rule: CohortRule, person: str
     ) -> Iterator[tuple[NDArray[np.object_], NDArray[np.int64]]]:
-        """Yield the persons of all rows, and the cohort that each row states."""
         assert rule.column is not None
         ignore_case, columns = self.encoding.person_ignores_case, [person, rule.column.name]
         for part in self.parts:
@@ -417,7 +414,6 @@ class TableRows:
 
 
 def _used_columns(encoding: Encoding, cohorts: CohortRule | None = None) -> list[str]:
-    """Return the columns that an encoding needs, and the one that says which cohort a row is in."""
     names = [*(column.name for column in encoding.columns), encoding.label]
     names += [encoding.person] if encoding.person is not None else []
     names += [cohorts.column.name] if cohorts is not None and cohorts.column is not None else []

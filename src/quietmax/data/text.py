@@ -91,7 +91,6 @@ class _Network:
         return self._normalised(words[tokens] + positions[: len(tokens)] + types[0], "embeddings")
 
     def _layer(self, states: Tensor, name: str) -> Tensor:
-        """Return the states after attention and a network of two layers, each with a residual."""
         from torch.nn.functional import gelu
 
         attended = self._linear(
@@ -102,7 +101,6 @@ class _Network:
         return self._normalised(self._linear(inner, f"{name}.output.dense") + states, f"{name}.output")
 
     def _attention(self, states: Tensor, name: str) -> Tensor:
-        """Return the weighted mean of all tokens' values, for each token and head."""
         tokens, width = states.shape
         query, key, value = (
             self._linear(states, f"{name}.{part}").view(tokens, _HEADS, width // _HEADS).transpose(0, 1)

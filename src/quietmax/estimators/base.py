@@ -345,7 +345,6 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _map_rows(
         self, blocks: Blocks, *, finite: bool, then: Callable[[Table], Table] = lambda block: block
     ) -> None:
-        """Replace all rows by their features, in blocks of suitable size; `then` changes each of these."""
         feature_map = Identity() if self.feature_map_ is None else self.feature_map_
 
         def _mapped_block(block: Table) -> Iterable[Table]:
@@ -379,7 +378,6 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return units if self.declared_size is None else _checked_size(self.declared_size)
 
     def _seed(self) -> int | None:
-        """Draw the seed of the noise; None for exact noise."""
         if self.random_state is None:
             return None
         return int(check_random_state(self.random_state).randint(2**31 - 1))

@@ -124,7 +124,6 @@ class Table:
         return [self.take(slice(start, stop)) for start, stop in itertools.pairwise(edges)]
 
     def _in_blocks(self, columns: int) -> list[Table]:
-        """Divide the rows into parts that are blocks of suitable size once they have so many columns."""
         return self.pieces(-(-len(self) // _block_rows(columns)))
 
     def chunks(self) -> Iterator[tuple[torch.Tensor, slice]]:
@@ -153,12 +152,10 @@ _ARRAYS = ("rows", "labels", "repeats", "persons", "lengths")
 
 
 def _chunk_rows(features: int) -> int:
-    """Return the number of rows of a chunk: at most `EXACT_ROWS`, and a multiple of 8, which is faster to multiply."""
     return min(max(_CACHED // max(features, 1) // 8 * 8, 16), EXACT_ROWS)
 
 
 def _block_rows(columns: int) -> int:
-    """Return the number of rows of a block of about `BLOCK_BYTES`."""
     most = min(MAX_BLOCK_ROWS, CHUNKS_PER_BLOCK * _chunk_rows(columns))
     return min(most, max(BLOCK_BYTES // (4 * columns), ROWS_AT_ONCE))
 
@@ -352,7 +349,6 @@ class Blocks:
             self.advance(rows)
 
     def _rows_at(self, numbers: Labels) -> NDArray[Any]:
-        """Return some rows by their numbers, in the order in which they were appended."""
         starts = np.cumsum([0, *map(len, self._blocks)])
         places = np.searchsorted(starts, numbers, side="right") - 1
         rows: NDArray[Any] = np.empty((len(numbers), self.features), np.float32)
@@ -387,7 +383,6 @@ class Blocks:
         self._update_labels(_without_persons)
 
     def _distinct_persons(self) -> int:
-        """Return the number of persons, whose digests stay."""
         return sum(
             len(self._sum_labels(partial(_PersonCounts._of, first=first, last=last)).digests)
             for first, last in self._person_ranges()
@@ -416,7 +411,6 @@ class Blocks:
     # --- Files
 
     def _kept(self, table: Table) -> Table | _StoredTable:
-        """Keep a block in memory, or on disk if there is no room."""
         if self._limit is None or self._in_memory + table._nbytes <= self._limit:
             self._in_memory += table._nbytes
             return table
@@ -460,7 +454,6 @@ def joined(tables: Sequence[Table]) -> Table:
 
 
 def _in_blocks(tables: Iterable[Table]) -> Iterator[Table]:
-    """Cut or join tables to blocks of a suitable size."""
     waiting: list[Table] = []
     count = 0
     for table in tables:
@@ -510,7 +503,6 @@ class _StoredTable:
 
     @classmethod
     def _write(cls, table: Table, path: Path, names: Sequence[str] = _ARRAYS) -> _StoredTable:
-        """Write arrays of a block to files that their owner alone can read; their names begin with `path`."""
         arrays = {name: array for name, array in table._arrays().items() if name in names}
         files = {name: path.with_name(f"{path.name}.{name}") for name in arrays}
         try:
@@ -526,7 +518,6 @@ class _StoredTable:
         return cls(files, types, len(table), table.features, table.classes)
 
     def _load(self) -> Table:
-        """Map the block into memory. What is changed there is not written."""
         arrays: dict[str, NDArray[Any]] = {
             name: np.memmap(file, self.types[name], "c", shape=self._shape(name))
             for name, file in self.files.items()
@@ -590,7 +581,6 @@ class _EncodedRows:
         ]
 
     def _write(self, part: Part, tables: Iterable[Table]) -> list[_StoredTable]:
-        """Store the blocks of a part, and at the end their list."""
         name = _part_digest(part)
         stored = [
             _StoredTable._write(table, self.folder / f"{name}-{number}")
@@ -692,7 +682,6 @@ class _PersonCounts:
 
     @classmethod
     def _of(cls, block: Table, first: int, last: int) -> _PersonCounts:
-        """Count the persons of a block whose digest begins with 16 bits from `first` to `last - 1`."""
         assert block.persons is not None
         digests, rows = np.unique(block.persons[_in_range(block.persons, first, last)], return_counts=True)
         return cls(digests, rows.astype(np.int64))
@@ -704,7 +693,6 @@ class _PersonCounts:
         return _PersonCounts(digests, rows)
 
     def _assigned(self, block: Table, first: int, last: int) -> Table:
-        """Return a block in which the rows of these persons have their `repeats`."""
         assert block.persons is not None
         repeats = np.ones(len(block), np.int64) if block.repeats is None else block.repeats
         chosen = _in_range(block.persons, first, last)

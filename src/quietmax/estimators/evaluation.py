@@ -307,7 +307,6 @@ def _as_records(estimator: Any, X: Any, y: Any, groups: Any) -> tuple[Records | 
 
 
 def _of_cohort(X: Any, y: Any, encoding: Encoding, training: Guarantee) -> TableRows:
-    """Return the rows of a table that belong to the people of the cohort of a version."""
     facts = training.parameters
     if isinstance(X, TableRows):
         rows = replace(X, cohorts=rule_of(facts))
@@ -323,7 +322,6 @@ def _of_cohort(X: Any, y: Any, encoding: Encoding, training: Guarantee) -> Table
 
 
 def _evaluation_records(frame: pd.DataFrame, encoding: Encoding, name: str = "evaluation") -> Records:
-    """Encode the table that a model is evaluated on, as in training."""
     persons = None
     if encoding.person is not None:
         require_person_type(frame, encoding)
@@ -347,7 +345,6 @@ class _Subject:
 
     @property
     def _holdout(self) -> Holdout | None:
-        """The rule that held people out of the training."""
         rule = self.training.parameters.get("holdout")
         return None if rule is None or not self.recognised else Holdout.from_json(rule)
 
@@ -358,7 +355,6 @@ class _Subject:
         budget: Mapping[str, float | None],
         disjoint: bool = False,
     ) -> Evaluation:
-        """Count the answers, add noise, and store the result with its cost."""
         if self.training.status == "refuted":
             raise InvalidInput(
                 "The guarantee of the model is refuted, so no evaluation of it may be published."

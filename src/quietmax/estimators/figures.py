@@ -61,7 +61,6 @@ def costs_of(
 
 
 def _costs_of_errors(names: list[str], cost: Mapping[tuple[Any, Any], float]) -> Costs:
-    """Return the costs of all errors; 1 for each that is not named."""
     table = 1.0 - np.eye(len(names))
     for (true, predicted), number in cost.items():
         if str(true) == str(predicted) or not 0 < number < math.inf:
@@ -398,7 +397,6 @@ class Evaluation:
 
     @cached_property
     def _groups(self) -> Floats:
-        """Noisy counts by group, true class, right or wrong, and mass."""
         return np.asarray(cast(GroupCounts, self.by_group).counts)
 
     def _count(self, *, right: bool, true: int | None = None) -> tuple[float, float]:
@@ -697,7 +695,6 @@ def _are_edges(evaluation: Evaluation) -> bool:
 
 
 def _nested(stored: Any, shape: tuple[int, ...]) -> Any:
-    """Return stored counts as tuples of tuples; raise ValueError if they have another shape or are not finite."""
     table = np.array(stored, dtype=np.float64)
     if table.shape != shape or not np.isfinite(table).all():
         raise ValueError("not the counts of an evaluation")

@@ -149,8 +149,6 @@ def _is_readable_anywhere(source: TableRows) -> bool:
 
 @dataclass(eq=False)
 class _Share:
-    """Where the rows of one worker are: parts that it reads, or tables in Ray's object store."""
-
     classes: int
     source: TableRows | None = None
     key: bytes = b""
@@ -169,8 +167,6 @@ class _Share:
 
 @dataclass(frozen=True)
 class _State:
-    """What a worker tells of its rows with every answer."""
-
     rows: int
     features: int
     fingerprint: bytes

@@ -401,7 +401,6 @@ def _decision_text(costs: Costs | None) -> str:
 
 
 def _read_decision(folder: Path, classes: int) -> Costs | None:
-    """Read what errors cost; raise ValueError if the file is damaged."""
     path = folder / DECISION_FILE
     if not path.exists():
         return None
@@ -443,7 +442,6 @@ _Read: TypeAlias = "tuple[_Classifier, Guarantee]"
 
 
 def _write_head(head: PrivateHead) -> _Written:
-    """Describe the released weights, or the minimiser that is not released and its bounds."""
     minimiser: Any = head.predictor_.model if hasattr(head, "predictor_") else None
     released = minimiser is None
     description = {
@@ -466,7 +464,6 @@ def _write_head(head: PrivateHead) -> _Written:
 
 
 def _read_head(stored: _Stored) -> _Read:
-    """Return the released weights, or those that are not released behind their budget, and the guarantee."""
     description, facts = stored.description, stored.guarantee.parameters
     head: HeadWeights | TableWeights
     if stored.features is None:
@@ -529,7 +526,6 @@ def _read_query_head(stored: _Stored, head: HeadWeights, features: FeatureMap) -
 
 
 def _check_table_head(stored: _Stored, head: TableWeights) -> None:
-    """Raise ValueError if the facts of a head on cells contradict each other or the weights."""
     facts = stored.guarantee.parameters
     _check_entries(head)
     if head.noise is None or head.noise.shape != (len(head.centre) + 1,) or not (head.noise >= 0.0).all():
@@ -548,7 +544,6 @@ def _check_table_head(stored: _Stored, head: TableWeights) -> None:
 
 
 def _check_head(stored: _Stored, head: HeadWeights) -> None:
-    """Raise ValueError if the facts of a head contradict each other or the weights."""
     facts = stored.guarantee.parameters
     if "cohort" in facts:
         raise ValueError("only a head on the cells of a table is a version of a series")
@@ -630,7 +625,6 @@ def _write_teachers(estimator: Teachers) -> _Written:
 
 
 def _read_teachers(stored: _Stored) -> _Read:
-    """Return the teachers behind their budget, and the guarantee of their answers."""
     from quietmax.estimators.teachers import TeacherEnsemble, vote_guarantee
 
     description, facts = stored.description, stored.guarantee.parameters
@@ -655,7 +649,6 @@ def _read_teachers(stored: _Stored) -> _Read:
 
 
 def _write_dpsgd(estimator: DPSGD) -> _Written:
-    """Describe the network and the public numbers of its training."""
     model, plan = estimator.model_, estimator.plan_
     description: dict[str, Any] = {"epsilon": plan.epsilon, "delta": plan.delta, "declared_size": plan.size}
     if isinstance(model, TableWeights):
@@ -681,7 +674,6 @@ def _write_dpsgd(estimator: DPSGD) -> _Written:
 
 
 def _read_dpsgd(stored: _Stored) -> _Read:
-    """Return the released network, and its guarantee according to the accountant."""
     from quietmax.estimators.dpsgd.estimator import Centring, network_guarantee
     from quietmax.estimators.dpsgd.training import LATER_FIELDS, Plan, PrivateSettings
 
@@ -719,7 +711,6 @@ def _read_dpsgd(stored: _Stored) -> _Read:
 
 
 def _read_network(stored: _Stored) -> tuple[PrivateNetwork | TableWeights, dict[str, Any]]:
-    """Return the released model, and the facts of its training that follow from it."""
     from quietmax.estimators.dpsgd.estimator import PrivateNetwork
     from quietmax.estimators.dpsgd.training import CellLayer
 
@@ -845,13 +836,11 @@ _CLAIMS = ("status", "definition", "neighbours", "unit", "epsilon", "mu", "delta
 
 
 def _check_parameters(stated: Guarantee, computed: Guarantee) -> None:
-    """Raise if a parameter that both guarantees name differs."""
     for name in stated.parameters.keys() & computed.parameters.keys() - {"because"}:
         _check_same(name, stated.parameters[name], computed.parameters[name])
 
 
 def _check_facts(stated: Mapping[str, Any], **implied: Any) -> None:
-    """Raise if a folder states other facts than those that follow from the rest of it."""
     for name, value in implied.items():
         _check_same(name, stated[name], value)
 

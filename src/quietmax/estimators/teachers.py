@@ -150,7 +150,6 @@ class Teachers(PrivateClassifier):
     engine: LocalEngine | RayEngine | Literal["local", "ray"] = "local"
 
     def _train(self, data: TrainingRows) -> Guarantee:
-        """Assign the records to shards and train one teacher on each."""
         budget = Budget(self.epsilon, self.delta, self.queries)
         key = self._key()
         self.feature_map_ = self._feature_map(data)
@@ -186,7 +185,6 @@ class Teachers(PrivateClassifier):
         return None if self.image_shape is None else image_features(self.image_shape)
 
     def _key(self) -> bytes:
-        """Return the secret key that assigns records to shards and seeds the teachers."""
         if self.random_state is None:
             return os.urandom(32)
         return b"%d" % check_random_state(self.random_state).randint(2**31)
@@ -208,7 +206,6 @@ class Teachers(PrivateClassifier):
         return NETWORK if self.feature_map_ is None or self.network is not None else LINEAR
 
     def _sharded(self, blocks: Blocks, count: int) -> _Shards:
-        """Apply the feature map, and sort the rows of every block by their shards."""
         starts: list[NDArray[np.int64]] = []
 
         def _sorted_by_shard(block: Table) -> Table:
@@ -351,7 +348,6 @@ class _Shards:
         return table, [np.flatnonzero(shards == shard) for shard in range(last - first)]
 
     def _progress(self, rows: int) -> Progress:
-        """Return what reports the steps of a training that works on so many rows in all."""
         before = 0
 
         def _report(done: int, total: int) -> None:
@@ -457,7 +453,6 @@ def _seed(key: bytes, shard: int) -> int:
 
 
 def _built(build: Build, width: int, classes: int, seed: int) -> torch.nn.Module | None:
-    """Build a module of the user's own; a failure makes a silent teacher."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
@@ -467,7 +462,6 @@ def _built(build: Build, width: int, classes: int, seed: int) -> torch.nn.Module
 
 
 def _check_apart(modules: Sequence[torch.nn.Module | None]) -> None:
-    """Raise `InvalidInput` if two teachers share a module, a trained weight or a buffer."""
     seen: set[int] = set()
     for module in modules:
         if module is None:

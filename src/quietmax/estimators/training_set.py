@@ -63,7 +63,6 @@ def check_choice(name: str, value: object, valid: Collection[str]) -> None:
 
 
 def _check_positive(**values: float | None) -> None:
-    """Raise `InvalidInput` unless every argument is None or a positive finite number."""
     for name, value in values.items():
         if value is not None and not 0.0 < value < math.inf:
             raise InvalidInput(f"{name} must be a positive number, got {value!r}.")
@@ -177,7 +176,6 @@ def _label_array(y: Any) -> NDArray[Any]:
 
 
 def _label(value: Any) -> str | int | float:
-    """Return a label as a Python object; raise `ValueError` if it cannot name a class."""
     label = _plain(value)
     if isinstance(label, str | int) or (isinstance(label, float) and label.is_integer()):
         return label
@@ -607,7 +605,6 @@ NOBODY = (
 
 
 def _own_code(estimator: Any, *values: Any) -> tuple[str, ...]:
-    """Return the names of what is not on the list of `_before_noise` and computes something from the records."""
     found = [*_foreign_callers(estimator)]
     for value in values:
         found += _foreign_records(value)
@@ -658,7 +655,6 @@ def _check_one_for_each(names: NDArray[np.object_] | None, rows: int) -> None:
 
 
 def _pieces(source: TableRows, names: NDArray[np.object_] | None) -> Iterator[Piece]:
-    """Read the rows of a table, of which `names` name the persons if they are given."""
     start = 0
     for records in source.records():
         end = start + len(records)
@@ -689,7 +685,6 @@ def with_holdout(guarantee: Guarantee, holdout: Holdout | None) -> Guarantee:
 
 
 def _classes(estimator: Any, encoding: Encoding | None, count: int) -> NDArray[Any]:
-    """Return the declared classes of encoded records, in the order of their class numbers."""
     names: Sequence[Any] = range(count) if encoding is None else encoding.classes
     if estimator.classes is None:
         return np.asarray(names)

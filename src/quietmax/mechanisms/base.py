@@ -178,7 +178,6 @@ def plugin_mechanisms() -> Mapping[str, Mechanism]:
 
 
 def _read_plugin(name: str, loaded: Any) -> tuple[str, Mechanism]:
-    """Return the mechanism of a plug-in, which has the name of its entry point."""
     made: Any = loaded()
     for each in ("name", "measure", "analysis", "prepared", "cost", "guarantee", "release"):
         if not hasattr(made, each):
@@ -201,7 +200,6 @@ def releases_probabilities(mechanism: Mechanism, classes: int) -> bool:
 
 
 def _checked_scores(scores: Floats) -> Floats:
-    """Return scores as float64 of shape (queries, classes), all finite."""
     values = np.asarray(scores, dtype=np.float64)
     if values.ndim != 2 or values.shape[1] < 2:
         raise InvalidInput(

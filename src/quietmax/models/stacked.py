@@ -553,7 +553,6 @@ def check_weights(weights: Sequence[Tensor]) -> None:
 
 
 def _endless_batches(rows: Rows, seed: int, width: int) -> Iterator[Rows]:
-    """Yield batches of ``width`` row numbers without end, each epoch in a new order."""
     generator = np.random.default_rng((_ORDER_STREAM, seed))
     while True:
         yield from _shuffled_batches(rows, generator, width)
@@ -605,7 +604,6 @@ class _StackTrainer:
         self._narrow(stack.networks)
 
     def _narrow(self, active: int) -> None:
-        """Train only the first networks from now on."""
         for groups in (self._weights, self._gradients, self._means, self._squares):
             groups[:] = [[tensor[:active] for tensor in group] for group in groups]
         self._signals = [signal[:active] for signal in self._signals]
@@ -637,7 +635,6 @@ class _StackTrainer:
         return _logit_gradient(self._settings.loss, logits, labels, kept)
 
     def _backward(self, slope: Tensor) -> None:
-        """Fill the gradients of every layer, from the last to the first."""
         kernels, (kernel_gradients, bias_gradients) = self._weights[0], self._gradients
         last = len(kernels) - 1
         for depth in range(last, -1, -1):
@@ -661,7 +658,6 @@ class _StackTrainer:
 
 
 def _kept(records: Tensor, excluded: Tensor | None) -> Tensor:
-    """Return True for the records that count, False for padding and each network's left-out ones."""
     counting = records >= 0
     if excluded is None:
         return counting

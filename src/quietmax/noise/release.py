@@ -200,7 +200,6 @@ def _checked_coordinates(coordinates: int | None, size: int) -> int:
 
 
 def _noisy(array: Floats, noise: NDArray[np.int64], grid: _Grid) -> NoisyValues:
-    """Return the rounded values plus the noise; overwrites `noise`."""
     limit = CLIP_STEPS * grid.step
     steps = np.maximum(array.reshape(-1), -limit)
     np.minimum(steps, limit, out=steps)

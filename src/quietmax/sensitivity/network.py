@@ -353,7 +353,6 @@ def _mean_of_equivalent(network: MLP) -> MLP:
 
 
 def _layers(network: MLP, features: Tensor) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Return the parameters of a network, what comes into each layer and what leaves it before the activation."""
     parameters = [tensor.clone().requires_grad_() for _, tensor in network.parameters()]
     function = {"tanh": torch.tanh, "sigmoid": torch.sigmoid, "relu": torch.relu}[network.activation]
     inputs: list[Tensor] = [features]
@@ -576,7 +575,6 @@ def _compared(
     kinds: Sequence[Kind],
     records: Records,
 ) -> EmpiricalSensitivity:
-    """Compare the weights and the logits of the first network with those of all others."""
     removals = []
     for (weights, logits), gone, kind in zip(others, rows, kinds, strict=True):
         moved = weights - first[0]

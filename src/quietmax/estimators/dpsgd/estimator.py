@@ -380,7 +380,6 @@ class DPSGD(SaysEffects, PrivateClassifier):
 
     @property
     def _trains_on_cells(self) -> bool:
-        """Whether the settings allow to train on cells: their first steps release counts."""
         settings = self._settings
         counted = settings.centring_steps != 0 and not (
             settings.centring_steps is None and settings.steps == 1
@@ -444,7 +443,6 @@ class DPSGD(SaysEffects, PrivateClassifier):
         return max(float(np.median(np.linalg.norm(self._mapped(probes), axis=1))), 1e-6)
 
     def _trained(self, inputs: StoredRows, seed: int | None) -> MLP | TorchModel:
-        """Train the user's module, the built-in network with exact noise, or the built-in network with a seed."""
         plan, classes, labels = self.plan_, len(self.classes_), inputs.labels
         common: dict[str, Any] = {"settings": plan.settings, "persons": inputs.persons}
         own = {**common, "noise_multiplier": plan.noise_multiplier, "size": plan.size}

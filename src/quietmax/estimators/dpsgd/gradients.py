@@ -123,7 +123,6 @@ class ClippedSums:
         self._add_products(gradients, signals, slopes, factors.unsqueeze(-1))
 
     def _forward(self, signal: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Return the input of every layer, and the logits."""
         signals = [signal]
         for kernel, bias in zip(self._network.kernels[:-1], self._network.biases[:-1], strict=True):
             signals.append(self._activation.apply_(torch.baddbmm(bias, signals[-1], kernel)))
@@ -200,7 +199,6 @@ def rounding_share(weights: int, size: int) -> float:
 
 
 def _nearest(total: ExactSum, bits: int) -> Tensor:
-    """Return the nearest float64 numbers, clamped to `2^bits` in absolute value."""
     high, low = total.high + (total.low >> 32), total.low & (2**32 - 1)
     # Both parts are exact in float64, so their sum is rounded once.
     nearest = torch.from_numpy(high).double() * 2.0**32 + torch.from_numpy(low).double()
@@ -208,7 +206,6 @@ def _nearest(total: ExactSum, bits: int) -> Tensor:
 
 
 def _more_bits(size: int) -> int:
-    """Return by how many bits the sums of a table may be longer than those of `_INTEGER_ROWS` rows."""
     return max(0, (size - 1).bit_length() - (_INTEGER_ROWS - 1).bit_length())
 
 

@@ -313,7 +313,6 @@ def make_plan(
 
 
 def _default(size: int, length: float, inputs: Inputs) -> PrivateSettings:
-    """Return the settings of the default preset: a linear model and large batches; momentum without centring."""
     if inputs == "cells":
         return PrivateSettings(sampling_rate=CENTRED_RATE, max_grad_norm=CELLS_CLIPPING, decay=CELLS_DECAY)
     share = SCALED_CLIPPING_SHARE if inputs == "scaled" else CLIPPING_SHARE
@@ -329,7 +328,6 @@ def _default(size: int, length: float, inputs: Inputs) -> PrivateSettings:
 
 
 def _paper(size: int) -> PrivateSettings:
-    """Return the settings of the paper's table: 128 tanh units, batches of 100, 100 epochs, Adam."""
     rate = min(1.0, PAPER_BATCH / size)
     return PrivateSettings(
         hidden=(128,),
@@ -475,7 +473,6 @@ class _Units:
         return np.arange(self._length) if self._rows is None else self._rows
 
     def _batches(self, order: Rows, width: int) -> Iterator[Rows]:
-        """Return the rows of all units in batches of so many units, in this order of the units."""
         for chosen in np.split(order, range(width, max(len(order), 1), width)):
             yield self._at(chosen if self._codes is None else np.flatnonzero(np.isin(self._codes, chosen)))
 
@@ -558,7 +555,6 @@ class _Update:
 
     @torch.no_grad()
     def _take(self, kernels: Sequence[Tensor], biases: Sequence[Tensor]) -> None:
-        """Move the network's weights by these gradients, which may be overwritten."""
         rate = next(self._rates)
         for count in self._taken:
             count += 1
@@ -580,7 +576,6 @@ class _Update:
 def _initial_network(
     features: int, classes: int, settings: PrivateSettings, seeds: tuple[int, ...], dtype: torch.dtype
 ) -> MLP:
-    """Return networks with random kernels; a linear model of centred rows starts at zero."""
     network = initial_mlp((features, *settings.hidden, classes), settings.activation, seeds, dtype)
     if settings.centring_steps and not settings.hidden:
         network.kernels[0].zero_()
@@ -654,7 +649,6 @@ def train_private_stack(
 
 
 def _padded(drawn: Sequence[Rows], streams: Sequence[int], padding: int) -> Tensor:
-    """Return batches of equal width, of shape (networks, width), or (1, width) if all networks share one."""
     batch = np.full((len(drawn), max(1, *map(len, drawn))), padding, np.int64)
     for line, each in zip(batch, drawn, strict=True):
         line[: len(each)] = each
@@ -777,7 +771,6 @@ def train_private_module(
 
 
 def _kernels_and_biases(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Divide the parameters of a module, or their gradients, into those that the L2 penalty shrinks and the others."""
     return [each for each in tensors if each.ndim > 1], [each for each in tensors if each.ndim <= 1]
 
 

@@ -234,12 +234,10 @@ class Additive:
 
 
 def _borders(column: Column, levels: int) -> list[Any]:
-    """Return the borders of the intervals of a number or date, in its own units."""
     return [column.value_at(number / levels) for number in range(levels + 1)]
 
 
 def _values(column: Column, levels: int | None) -> list[str | None]:
-    """Return what each cell of a column stands for; None for a cell that no row has."""
     if levels is not None:
         named = [f"{_text(low)} to {_text(high)}" for low, high in pairwise(_borders(column, levels))]
         return [*named, MISSING if column.missing else None]
@@ -353,7 +351,6 @@ def curve_svg(effects: Effects, column: str) -> str:
 
 
 def _limit(effects: Effects) -> float:
-    """Return the largest effect that the figures show, with its band, of values that people have."""
     names = [f"effect on {name}" for name in effects.shown]
     found = 1e-9
     for curve in effects.curves.values():

@@ -321,7 +321,6 @@ class PrivateHead(SaysEffects, PrivateClassifier):
             self._prior.check(data, again=self._again)
 
     def _make_releases(self, data: TrainingRows, table: Blocks, source: NoiseSource) -> _Allowance:
-        """Make all releases, in a fixed order; return how mu was divided among them."""
         # The number of records or persons: declared, or a small release. Then everything that depends on it.
         self.size_ = self._released_size(table, source)
         prior = self._prior
@@ -369,7 +368,6 @@ class PrivateHead(SaysEffects, PrivateClassifier):
         source: NoiseSource,
         class_weights: Floats | None = None,
     ) -> None:
-        """Release the scale of the scores, and multiply the weights by it."""
         table.update(partial(with_scores, scores, rows_at_once))
         self.scale_ = released_scale(table, kept_scores, SCORES_AT_ONCE, mu, source, class_weights)
         self.coef_ = self.coef_ * self.scale_
@@ -476,7 +474,6 @@ class PrivateHead(SaysEffects, PrivateClassifier):
         return found, effect_noise(basis, cells, shares, weight)
 
     def _whitening(self, table: Blocks, allowance: _Allowance, source: NoiseSource) -> Floats | None:
-        """Return what the rows are whitened by: second moments, released now, or the centre; None for nothing."""
         if allowance.moments is not None:
             moments = _released_moments(table, self.size_, allowance.moments, source)
             return _whitening_matrix(moments, self.size_, allowance.moments)
@@ -508,13 +505,11 @@ class PrivateHead(SaysEffects, PrivateClassifier):
         self.coef_ = _descend(table, plan, self.size_, mu, source, self._class_weights)
 
     def _fit_by_output(self, table: Blocks, mu: float, source: NoiseSource) -> None:
-        """Minimise the regularised loss, and release the minimiser with noise."""
         weights, _ = self._minimiser(table, mu, OUTPUT_NOISE)
         noisy = release_gaussian(weights, sensitivity=self.sensitivity_.value, mu=mu, source=source).values
         self.coef_ = noisy - noisy.mean(axis=0)
 
     def _fit_for_queries(self, table: Blocks, source: NoiseSource) -> None:
-        """Minimise the regularised loss, and keep the minimiser behind a mechanism with a budget."""
         weights, max_norm = self._minimiser(table, float(self.epsilon) / int(self.queries), QUERY_NOISE)
         private = PrivateHeadWeights._of_fit(
             HeadWeights(weights, self.centre_, BIAS, self.radius_),
@@ -764,12 +759,10 @@ def _may_run_on_any_thread(feature_map: FeatureMap) -> bool:
 
 
 def _centred(centre: Floats, block: Table) -> Table:
-    """Subtract the released centre from every row, append the constant feature and divide by the length."""
     return _changed(block, lambda rows: _unit_rows(rows[:, :-1], centre, BIAS))
 
 
 def _whitened(whitening: Floats, block: Table) -> Table:
-    """Multiply every row by a matrix and divide by the length."""
     return _changed(block, lambda rows: _whitened_rows(rows, whitening))
 
 

@@ -220,7 +220,6 @@ def logistic(scores: Floats) -> Floats:
 
 
 def _places(scores: Floats) -> NDArray[np.int64]:
-    """Return where scores stand in the table of the logistic function."""
     places = scores * _PER_UNIT
     np.rint(places, out=places)
     np.clip(places, -_PLACES, _PLACES, out=places)
@@ -246,7 +245,6 @@ def _weights_on_grid(weights: Floats) -> Floats:
 
 
 def _residuals(scores: Floats, labels: Labels) -> Floats:
-    """Compute `p - e_y` of every row; for one output, which stands for two classes, `p - y`."""
     if len(scores) == 1:
         return logistic(scores) - labels
     errors = probabilities(scores)

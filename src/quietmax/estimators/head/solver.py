@@ -305,8 +305,6 @@ def _minimise(
 
 
 class _ToleranceReached(Exception):
-    """A solution was found."""
-
     def __init__(self, solution: Solution) -> None:
         self.solution = solution
 

@@ -209,7 +209,6 @@ def _chosen(sizes: tuple[int, ...], group: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _outer_sums(parts: list[Floats]) -> Floats:
-    """Return the sums of a number of each part, for each line."""
     total = parts[0]
     for part in parts[1:]:
         total = (total[:, :, None] + part[:, None, :]).reshape(len(total), -1)

@@ -265,7 +265,6 @@ def _gradient_plan(
     whitening: Whitening = "none",
     settings: HeadSettings | None = None,
 ) -> GradientPlan:
-    """Return the settings of the gradient method; those that are not given follow from public numbers."""
     settings, steps = settings or HeadSettings(), _default_steps(size, features, mu, whitening)
     max_grad_norm = MAX_GRAD_NORM if whitening == "none" else WHITENED_GRAD_NORM
     length = min(GRADIENT_NOISE * mu * size, LONGEST_TRAINING, TRAINING_PER_FEATURE * features)

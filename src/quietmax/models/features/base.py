@@ -231,7 +231,6 @@ def _positions_agree(feature_map: BatchedMap, columns: int, rows: int) -> bool:
 
 
 def _same_features(feature_map: BatchedMap, mixed: Floats, expected: Floats) -> bool:
-    """Return whether records that fill a batch have the expected features when the batch is arranged otherwise."""
     rows = len(mixed)
     disturbed = mixed.copy()
     disturbed[1::4], disturbed[3::4] = 0.0, 1.0

@@ -320,7 +320,6 @@ def _scaled(images: torch.Tensor, shape: _Shape, name: str) -> torch.Tensor:
 
 
 def _per_channel(value: float | tuple[float, ...], shape: torch.Size, encoder: Encoder) -> torch.Tensor:
-    """Return one number, or one for each channel of inputs of a shape."""
     if not isinstance(value, tuple):
         return torch.tensor(value, dtype=torch.float32)
     if len(value) != shape[1]:
@@ -342,7 +341,6 @@ def _width(encoder: Encoder, columns: int) -> int:
 
 @lru_cache(maxsize=4)
 def _network(encoder: Encoder) -> _Network:
-    """Read the network of an encoder and the shape of its inputs, where the file states one."""
     return _onnx_network(encoder) if encoder.suffix == ".onnx" else _layer_network(encoder)
 
 
@@ -350,7 +348,6 @@ def _network(encoder: Encoder) -> _Network:
 
 
 def _onnx_network(encoder: Encoder) -> _Network:
-    """Return an ONNX network that onnxruntime computes on one thread."""
     try:
         import onnx
         import onnxruntime
@@ -540,7 +537,6 @@ def _layers(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
 
 
 def _check_layer(kind: str, settings: Mapping[str, Any], layer: torch.nn.Module) -> None:
-    """Raise `InvalidInput` for a layer that would mix the rows of a batch."""
     if kind == "Flatten" and settings["start_dim"] != 1:
         raise InvalidInput("A Flatten layer of an encoder must have start_dim=1, so that records stay apart.")
     if kind.startswith("BatchNorm") and getattr(layer, "running_mean", None) is None:
@@ -548,7 +544,6 @@ def _check_layer(kind: str, settings: Mapping[str, Any], layer: torch.nn.Module)
 
 
 def _layer_network(encoder: Encoder) -> _Network:
-    """Return the layers that a safetensors file names, with its tensors."""
     if encoder.output is not None:
         raise InvalidInput(
             "output requires an ONNX file; save only the layers that you need with save_encoder."

@@ -31,7 +31,6 @@ _ROWS_AT_ONCE = 256
 
 @lru_cache(maxsize=4)
 def _frequencies(columns: int, pairs: int, bandwidth: float, seed: int) -> torch.Tensor:
-    """Draw the frequencies, padded with zeros to a multiple of WIDTH columns."""
     drawn = np.random.default_rng(seed).standard_normal((columns, pairs)) / bandwidth
     return torch.from_numpy(np.pad(drawn, ((0, 0), (0, -pairs % WIDTH))))
 

@@ -52,7 +52,6 @@ _FEWEST_PIXELS, _LARGEST_SIDE, _REDUCED_SIDE = 5, 40, 32
 
 
 def _image_shape(value: Any) -> ImageShape:
-    """Return an image shape as integers; that it has three numbers is checked by the map."""
     shape: ImageShape = tuple(int(side) for side in value)  # type: ignore[assignment]
     return shape
 
@@ -181,7 +180,6 @@ def _unit(features: torch.Tensor) -> torch.Tensor:
 
 
 def _unit_brightness(images: torch.Tensor) -> torch.Tensor:
-    """Return images divided by the root of their mean square, so that units do not matter."""
     flat = images.flatten(1)
     lengths: torch.Tensor = flat.norm(dim=1, keepdim=True).clamp_min(TINY) / math.sqrt(flat.shape[1])
     return (flat / lengths).reshape(images.shape)
@@ -695,7 +693,6 @@ def _drawings(
 def _drawn(
     points: NDArray[np.float64], image_shape: ImageShape, generator: np.random.Generator
 ) -> NDArray[np.float32]:
-    """Draw the curves of control points, each picture with random changes."""
     count, sides = len(points), np.array(image_shape[1:], dtype=np.float64)
     times = np.linspace(0.0, 1.0, 12)[:, None]
     basis = np.concatenate(
