@@ -21,8 +21,7 @@ from sklearn.preprocessing import StandardScaler
 
 from quietmax.accounting.costs import epsilon_of
 from quietmax.data import Encoding, Records, Schema
-from quietmax.data.encoding import NumericColumn
-from quietmax.data.text import WEIGHTS_SHA256
+from quietmax.data.encoding import WEIGHTS_SHA256, NumericColumn
 from quietmax.errors import DataUnavailable, InvalidInput
 from quietmax.estimators import (
     DPSGD,

@@ -53,7 +53,6 @@ Floats = NDArray[np.float64]
 Accountant = Literal["pld", "rdp", "zcdp", "ac", "nc"]
 NoiseAnalysis = Literal["proven", "published"]
 ACCOUNTANTS: tuple[Accountant, ...] = ("pld", "rdp", "zcdp", "ac", "nc")
-"""The accountants of the proven analysis."""
 PUBLISHED_ACCOUNTANTS = ACCOUNTANTS[1:]
 
 _SMALLEST_DELTA = 1e-9
@@ -103,10 +102,9 @@ def noise_multiplier(
     accountant: Accountant = "pld",
     analysis: NoiseAnalysis = "proven",
 ) -> float:
-    """Return the noise multiplier with which a run is (epsilon, delta)-private according to an accountant.
+    """Return the noise multiplier (noise over clipping norm) with which a run is (epsilon, delta)-private.
 
-    The noise multiplier is the standard deviation of the noise divided by the clipping norm. Values that are found by
-    search (``pld``, ``rdp``) are rounded up by at most 1e-4 of themselves.
+    Values that are found by search (``pld``, ``rdp``) are rounded up by at most 1e-4 of themselves.
     """
     if not 1e-4 <= as_number(epsilon) <= 1e6:
         raise InvalidInput(f"epsilon must be between 0.0001 and 1000000 for DP-SGD, got {epsilon!r}.")
@@ -329,7 +327,6 @@ _REACH = 12.0
 _LOST = 1e-32
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 _BLOCK = 4096
-"""How many integration intervals are taken at once."""
 _LONGEST_TRANSFORM, _SPREADS_BELOW, _LOG_BEYOND = 2**20, 10.0, -28.0
 _EXTRA_TILTS = np.array([0.5, 1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 14.0, 20.0])
 """These say how much of the sum a transform holds, and where Chernoff's bound on the rest is tried. What a transform

@@ -88,7 +88,6 @@ class Cells:
 
 
 Values: TypeAlias = "pd.Series[Any] | Cells"
-"""A column that is read."""
 
 
 def _is_string(kind: pyarrow.DataType) -> bool:
@@ -255,8 +254,6 @@ def _map_cells(values: Values, rule: Callable[[object], object]) -> NDArray[np.o
 
 
 class _Strings(dict[str, object]):
-    """What a rule makes of strings, each computed once."""
-
     def __init__(self, rule: Callable[[object], object]) -> None:
         self._rule = rule
 

@@ -189,9 +189,7 @@ class Cohort:
 
     rule: CohortRule
     name: str
-    members: NDArray[np.bytes_] | None = (
-        None  # Sorted digests of its people, where all rows of a person decide
-    )
+    members: NDArray[np.bytes_] | None = None  # Sorted digests, where all rows decide
 
     def holds(
         self, frame: pd.DataFrame, persons: NDArray[np.object_] | None, features: NDArray[np.float32]

@@ -22,10 +22,9 @@ from numpy.typing import NDArray
 
 from quietmax._lazy import lazy_module
 from quietmax.data.cells import _parse_boolean, as_numbers, as_strings, is_missing, parse_date
-from quietmax.data.encoding import _KINDS, Losses, NumericColumn, quoted, require_columns
+from quietmax.data.encoding import _KINDS, Losses, NumericColumn, missing_extra, quoted, require_columns
 from quietmax.data.schema import _COLUMN_KEYS, _NO_PERSON, Schema, _check_declarations, _declared_column
 from quietmax.data.sources import RawTable, as_frame, read_table
-from quietmax.data.text import missing_extra
 from quietmax.errors import InvalidData, InvalidInput, counted
 
 if TYPE_CHECKING:
@@ -49,7 +48,6 @@ _LARGEST = 1e300
 """Numbers above count as infinite: they are clipped to the bounds of the others."""
 
 _SEPARATORS = ((".", ""), (".", ","), (",", ""), (",", "."), (".", " "), (",", " "), (".", "'"), (",", "'"))
-"""Pairs of decimal and thousands separators, in the order in which they are tried."""
 
 _UNIT = re.compile("[$€£¥%]|USD|EUR|GBP|CHF|k?g|lbs?|c?m|km|°[CF]")
 _QUANTITY = re.compile(
@@ -254,7 +252,6 @@ def _as_separated_numbers(name: str, counts: Mapping[str, int]) -> _Proposal | N
 
 
 def _find_unit(counts: Mapping[str, int]) -> str:
-    """Return the currency sign or unit that stands beside most of the numbers, or nothing."""
     found = Counter(
         match["before"] or match["after"] for string in counts if (match := _QUANTITY.fullmatch(string))
     )
@@ -374,7 +371,6 @@ def _counted(values: pd.Series[Any]) -> Counter[str]:
 
 
 def _counts(values: pd.Series[Any]) -> Counter[str] | None:
-    """Return what `_counted` does; None if the type of the column cannot be read."""
     try:
         return _counted(values)
     except InvalidData:
@@ -388,11 +384,7 @@ def _words(name: str) -> list[str]:
 
 
 def _may_tell_people_apart(name: str) -> bool:
-    """Return whether the name of a column says that it may number or name people. No value is looked at.
-
-    >>> [_may_tell_people_apart(name) for name in ("patient_id", "MRN", "id", "age", "row_number")]
-    [True, True, True, False, False]
-    """
+    """Return whether the name of a column says that it may number or name people. No value is looked at."""
     letters = _letters(name)
     if letters in _ROW_NUMBER:
         return False
@@ -520,7 +512,6 @@ def _find_label(frame: pd.DataFrame, proposals: Mapping[str, _Proposal]) -> tupl
 def _find_person(
     frame: pd.DataFrame, proposals: Mapping[str, _Proposal], label: str | None
 ) -> tuple[str | None, str]:
-    """Return the column that probably tells people apart, and why; or None, and which column may do so."""
     candidates = [name for name, found in proposals.items() if found.identifies and name != label]
     if not candidates:
         return None, _question(frame, proposals, label)
@@ -590,9 +581,7 @@ class TableReport:
     most_rows: int  # The largest number of rows of one person
     without_person: int
     first_without_person: int = 0  # Number of the first such row, counted from 1; 0 if there is none
-    similar_persons: int = (
-        0  # People whose name differs from another one only in case, blanks or leading zeros
-    )
+    similar_persons: int = 0  # Names unlike another only in case, blanks or leading zeros
     free_text: tuple[str, ...] = ()  # Hashed columns that seem to hold free text
     unnamed: int = 0  # Columns of a text file without a name, which are ignored
     missing_extra: str | None = None  # How to install the sentence encoder where text columns lack it

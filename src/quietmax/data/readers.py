@@ -415,10 +415,8 @@ def _read_location(directory: DataDirectory) -> Records:
 def _read_purchase(directory: DataDirectory, classes: int) -> Records:
     """Read Purchase: 100 classes are the file's labels, fewer classes are k-means clusters.
 
-    Shokri et al. made the smaller problems by clustering but published no labels for them.  Ours come from
-    scikit-learn's KMeans (k-means++ start, one run, seed 0, at most 100 iterations) over all records of the
-    file.  A label then depends on all records, so the encoding lists the labels as inferred, and no guarantee for
-    such a model is `proven`.
+    Shokri et al. published no labels for these: ours are of scikit-learn's KMeans over all records of the file. A label
+    then depends on all records: the encoding lists the labels as inferred, and no guarantee is `proven`.
     """
     lines = _integers(directory, PURCHASE_FILE, 1 + _PURCHASE_WIDTH)
     records = _binary_records(f"purchase-{classes}", lines[1:], lines[0], 100)

@@ -48,7 +48,6 @@ _REFINEMENTS = {
 """The keys that refine a declaration, and those that a column must be named in for it."""
 
 _NO_PERSON = "Give each such row a value of its own, or delete it."
-"""The way out where rows have no person."""
 
 _DRAFT_HEADER = """\
 # A draft. Each line under [confirm] says how a proposal was found in the records. Only facts that would be the same

@@ -40,7 +40,6 @@ _TEXT_SUFFIXES = (".csv", ".tsv")
 FILE_SUFFIXES = (".parquet", ".pq", *_TEXT_SUFFIXES)
 _SUFFIXES = (*FILE_SUFFIXES, ".npz")
 _NUMBERS_AT_ONCE = 2**22
-"""About this many numbers are encoded at once."""
 _MOST_ROWS_AT_ONCE = 2**16
 _TEXT_ROWS = 2**9
 """So many rows of a text file are Python strings at once; with more, collecting garbage takes most of the time."""
@@ -49,7 +48,6 @@ _LONGEST_CELL = 2**27
 
 Converted = TypeVar("Converted")
 _Types = Mapping[str, "pyarrow.DataType"]
-"""The names and types of the columns of a part."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,7 +231,6 @@ def _array_table(
 
 
 def _arrow_frame(content: pyarrow.Table) -> pd.DataFrame:
-    """Return an Arrow table as a frame; every column keeps its Arrow type, and names may repeat."""
     columns = {
         number: pd.arrays.ArrowExtensionArray(_without_views(column))
         for number, column in enumerate(content.columns)
@@ -295,7 +292,6 @@ def as_series(values: Any, name: str) -> pd.Series[Any]:
 
 
 def _arrow_column(values: Any, problem: str) -> pyarrow.ChunkedArray:
-    """Return a series of polars or an Arrow array as an Arrow column."""
     if str(getattr(values, "dtype", "")) == "Object":
         raise InvalidInput(problem)  # polars would export the addresses of the objects
     try:
@@ -462,7 +458,6 @@ def _plain(kind: pyarrow.DataType) -> pyarrow.DataType:
 
 
 def _file_parts(source: str | Path) -> list[TextPart | ParquetPart]:
-    """Return the files that a path or a pattern names, in order."""
     path = Path(source).expanduser()
     if path.is_dir():
         found = sorted(

@@ -224,7 +224,6 @@ def _require_declared(frame: pd.DataFrame, columns: list[str], label: str | None
 
 
 def _infer(frame: pd.DataFrame, schema: Schema, columns: list[str], label: str) -> Schema:
-    """Return the schema with the named columns, and classes that are not declared, read from the records."""
     completed = _with_proposals(schema, {name: _propose(name, frame[name]) for name in columns})
     if schema.classes is not None:
         return completed

@@ -105,9 +105,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     random_state: Any
     classes_: NDArray[Any]
     _dtypes: tuple[Any, ...] = (np.float32,)
-    _reads_sources = (
-        False  # Whether files are read by whoever keeps the rows, so that `resume` and Ray can do so
-    )
+    _reads_sources = False  # Whether whoever keeps the rows reads files (`resume`, Ray)
     _trains_on_cohorts = False  # Whether a training can be a version of a series
 
     @np.errstate(all="ignore")  # what the caller has set must not make some records an error

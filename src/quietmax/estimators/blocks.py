@@ -69,7 +69,6 @@ _PERSONS_AT_ONCE = 2**22
 _person_digests = person_digests
 
 Sum = TypeVar("Sum")
-"""What can be summed over blocks."""
 
 
 class Summed(Protocol):
@@ -380,7 +379,7 @@ class Blocks:
         self._persons = persons
 
     def _drop_persons(self) -> None:
-        self._update_labels(_without_persons)
+        self._update_labels(partial(replace, persons=None))
 
     def _distinct_persons(self) -> int:
         return sum(
@@ -603,7 +602,6 @@ class _EncodedRows:
 
 
 def _write_once(path: Path, content: bytes) -> None:
-    """Write a file that its owner alone can read, completely or not at all."""
     atomic_write(path, lambda place: place.write_bytes(content), private=True)
 
 
@@ -703,7 +701,3 @@ class _PersonCounts:
 def _in_range(digests: NDArray[np.bytes_], first: int, last: int) -> NDArray[np.bool_]:
     starts = np.ascontiguousarray(digests).view(">u2").reshape(len(digests), -1)[:, 0]
     return (starts >= first) & (starts < last)
-
-
-def _without_persons(block: Table) -> Table:
-    return replace(block, persons=None)

@@ -108,9 +108,7 @@ class EvaluationCharge:
     composition: Composition  # "parallel": they were held out of training
     assumes: tuple[Assumed, ...] = ()
     id: str = field(default_factory=new_identity)  # A random id of the evaluation
-    reserved: bool = (
-        False  # Whether nothing was published: the evaluation that is free belongs to another copy
-    )
+    reserved: bool = False  # Nothing was published: the free evaluation belongs to another copy
     result: Evaluation | None = None  # The published figures, unless it is reserved
 
 
@@ -274,7 +272,6 @@ def _tables(
 
 
 def _as_records(estimator: Any, X: Any, y: Any, groups: Any) -> tuple[Records | TableRows, bool]:
-    """Return what an estimator is evaluated on, checked as in training, and whether a rule can recognise the people."""
     encoding: Encoding | None = estimator.encoding_
     if encoding is not None and "cohort" in estimator.guarantee_.parameters:
         if groups is not None:
@@ -727,9 +724,8 @@ def evaluated_rows(model: PrivateModel, data: str, *, in_parts: bool) -> Records
 def split_name(model: PrivateModel) -> str | None:
     """Return a name of the split that held people out of a model's training set.
 
-    Two models with the same name of the split hold the same people out of a table. The name says what is held out,
-    records or people, and how they are recognised: by an encoding, which names the `person` column and its type. People
-    of plain arrays are recognised by nothing, so the split belongs to the one model.
+    Models with the same name hold the same people out of a table: it says whether records or people are held out, and
+    how they are recognised. People of plain arrays are recognised by nothing, so the split belongs to the one model.
     """
     holdout, encoding, unit = model.holdout, model.encoding, model.guarantee.unit
     if holdout is None:

@@ -29,7 +29,8 @@ from quietmax.data.encoding import BooleanColumn, CategoricalColumn, Column, Enc
 from quietmax.errors import InvalidInput
 
 Costs = tuple[tuple[float, ...], ...]
-"""The cost of an answer by true class (rows) and predicted class (columns); 0 on the diagonal."""
+"""The cost of an answer by true class (rows) and predicted class (columns); 0 on the diagonal. The answer is the class
+of the lowest expected cost, of two classes a threshold: post-processing of released probabilities."""
 LEAST_THRESHOLD = 1e-9
 NOT_TOO_CLOSE = f"; at least {LEAST_THRESHOLD:g} away from both"
 
@@ -133,11 +134,9 @@ NOT_FOR_PUBLICATION = (
     "Not for publication: computed from private records without noise, so no guarantee covers it."
 )
 BINS = 5
-"""Number of bins of confidence."""
 EDGES = (0.0, 0.01, 0.03, 0.06, 0.12, 0.2, 0.35, 0.5, 0.65, 0.8, 0.88, 0.94, 0.97, 0.99, 1.0)
 """The edges of the bins of the score, narrow where a rare class has its scores. A bin contains its upper edge."""
 _WIDE = (0.0, 0.06, 0.2, 0.5, 0.8, 0.94, 1.0)
-"""The edges of fewer bins, for a summary."""
 CONFIDENCE = 0.95
 """Every interval covers the true value with this probability, each on its own."""
 _SIZE_ERROR = 0.002
@@ -275,13 +274,9 @@ def _area(second: Floats, first: Floats, noise: float) -> Estimate:
 class Bin:
     """The rows whose probability lies in one interval."""
 
-    low: (
-        float  # The interval of the second class's probability; for more than two classes, that of the answer
-    )
+    low: float  # Of the second class's probability; for more than two classes, the answer's
     high: float
-    share: (
-        Estimate  # The share of the second class among them; for more than two classes, that of right answers
-    )
+    share: Estimate  # The share of the second class; for more than two, of right answers
 
 
 @dataclass(frozen=True)
@@ -290,9 +285,7 @@ class Point:
 
     threshold: float  # The second class is the answer if its probability is above
     recall: Estimate  # The share of the second class that is found (the true-positive rate)
-    false_alarms: (
-        Estimate  # The share of the first class that is answered as the second (the false-positive rate)
-    )
+    false_alarms: Estimate  # Of the first class, answered as the second (false-positive rate)
     precision: Estimate  # The share of the second class among these answers
 
 

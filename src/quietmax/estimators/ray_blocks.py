@@ -21,9 +21,9 @@ import numpy as np
 
 from quietmax._lazy import lazy_module
 from quietmax._ray import Actors, RayEngine, _check_alike
+from quietmax.data.encoding import embed
 from quietmax.data.sources import ParquetPart, Part, TextPart
 from quietmax.data.tables import TableRows
-from quietmax.data.text import embed
 from quietmax.errors import DataUnavailable, InvalidInput, short_message
 from quietmax.estimators.blocks import Blocks, LocalEngine, Sum, Table, _tables_of, added, joined
 
@@ -75,7 +75,7 @@ class RayBlocks(Blocks):
 
     def read(self, source: TableRows, key: bytes) -> None:
         """Let the workers read the rows of a table, each its own parts; tables in memory are read here."""
-        if not _is_readable_anywhere(source):
+        if not all(isinstance(part, ParquetPart | TextPart) for part in source.parts):
             self.extend(_tables_of(source, key, self.classes))
             return
         for part in source.parts:
@@ -122,7 +122,6 @@ class RayBlocks(Blocks):
         return [sums[number] for number in sorted(sums)]
 
     def _check_state(self, number: int, state: _State) -> None:
-        """Raise if a worker that was replaced has read other rows than the first one."""
         before = self._states[number]
         if before is not None and before.fingerprint != state.fingerprint:
             raise DataUnavailable(
@@ -138,10 +137,6 @@ def _chosen_engine(engine: LocalEngine | RayEngine | Literal["local", "ray"]) ->
     if engine not in ("local", "ray"):
         raise InvalidInput(f"engine must be 'local', 'ray', a LocalEngine or a RayEngine, got {engine!r}.")
     return RayEngine() if engine == "ray" else LocalEngine()
-
-
-def _is_readable_anywhere(source: TableRows) -> bool:
-    return all(isinstance(part, ParquetPart | TextPart) for part in source.parts)
 
 
 # --- What runs on the workers -----------------------------------------------------------------------------------------

@@ -82,7 +82,6 @@ else:
     torch = lazy_module("torch")
 
 _EVALUATION_ID = "evaluation_id"
-"""The key of the description under which the id of the model's evaluations is stored."""
 DECISION_FILE = "decision.json"
 """The file of a model folder that says what errors cost; without it the answer is the most probable class."""
 _DECISION_FORMAT = "quietmax decision"
@@ -90,7 +89,6 @@ _Classifier: TypeAlias = "HeadWeights | TableWeights | PrivateNetwork | Predicto
 """Released weights, or a predictor that charges for every answer."""
 
 _UNFIT = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RuntimeError)
-"""What reading a damaged folder may raise."""
 _MOST_INPUTS = 10**7
 
 
@@ -428,7 +426,6 @@ class _Stored:
         return FileAccount(self.folder / ACCOUNT_FILE, identity=str(self.description[ACCOUNT_ID]))
 
     def _noise_source(self) -> NoiseSource:
-        """Return a source of the kind that the guarantee names, for computing the guarantee again."""
         described = self.guarantee.parameters["noise_source"]
         if described == EXACT.describe():
             return EXACT
@@ -569,7 +566,6 @@ def _check_head(stored: _Stored, head: HeadWeights) -> None:
 
 
 def _check_shared(stored: _Stored, classes: int) -> None:
-    """Raise ValueError if facts that all heads have contradict each other or the description."""
     assert stored.features is not None
     description, facts = stored.description, stored.guarantee.parameters
     _check_facts(
@@ -733,7 +729,6 @@ def _read_network(stored: _Stored) -> tuple[PrivateNetwork | TableWeights, dict[
 
 
 def _check_entries(model: TableWeights) -> None:
-    """Raise ValueError unless a table's weights and shares have an entry for each cell."""
     cells = sum(model.sizes)
     if model.weights.shape[1:] != (cells + 1,) or model.centre.shape != (cells,):
         raise ValueError(f"its weights and its centre must have an entry for each of {cells} cells")

@@ -64,11 +64,9 @@ from quietmax.sensitivity.certified import ScoreBounds, Sensitivity
 Build = Callable[[int, int], torch.nn.Module]
 
 NETWORK = TrainingSettings(hidden=(64,), loss=CrossEntropy(), learning_rate=0.003, epochs=60, batch_size=50)
-"""Default teachers without a feature map."""
 LINEAR = TrainingSettings(
     hidden=(), loss=CrossEntropy(), learning_rate=0.1, epochs=60, batch_size=50, l2=1e-5
 )
-"""Default teachers on public features, which have length 1."""
 MOST_STEPS = 10**7
 """Most training steps of a teacher: hours even for the smallest networks."""
 STACK_BYTES = 2**26
@@ -200,7 +198,6 @@ class Teachers(PrivateClassifier):
         return NoisyMax(self.method)
 
     def _settings(self) -> TrainingSettings:
-        """Return the settings of built-in teachers, which also say how modules of the user's own are trained."""
         if isinstance(self.network, TrainingSettings):
             return self.network
         return NETWORK if self.feature_map_ is None or self.network is not None else LINEAR
@@ -252,8 +249,7 @@ class Teachers(PrivateClassifier):
 class TeacherEnsemble:
     """Trained teachers. The scores of a query are their vote counts, or the sums of their probabilities.
 
-    The bounds are proven for teachers that `Teachers.fit` trained on separate shards or that were opened from a model
-    folder. For an ensemble that you make yourself, they are an assumption: its teachers may have seen the same records.
+    The bounds are proven for teachers of `Teachers.fit` or of a model folder; of others, they are an assumption.
     """
 
     teachers: MLP | Sequence[torch.nn.Module | None]
@@ -341,7 +337,6 @@ class _Shards:
         return np.asarray(np.diff(self.starts).sum(0) == 0)
 
     def _read(self, first: int, last: int) -> tuple[Table, list[NDArray[np.int64]]]:
-        """Return the rows of the shards from `first` to `last - 1`, and which of them each shard has."""
         table = self.blocks.slices([slice(start[first], start[last]) for start in self.starts])
         counts = np.diff(self.starts[:, first : last + 1])
         shards = np.repeat(np.tile(np.arange(last - first), len(counts)), counts.ravel())

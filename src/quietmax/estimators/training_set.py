@@ -50,7 +50,6 @@ else:
     pd = lazy_module("pandas")
 
 ImageShape = tuple[int, int, int]
-"""Channels, height and width of an image."""
 
 LARGEST_SIZE = 10**9
 """Largest number of records or persons that can be declared. It is fixed, so an error reveals nothing."""
@@ -80,7 +79,6 @@ def _checked_size(size: int) -> int:
 
 
 BUILT_IN_FEATURES = ("auto", "identity", "unit-norm", "scattering", "embedding")
-"""The names of feature maps that come with quietmax."""
 
 
 def named_features(
@@ -575,7 +573,6 @@ def _training_rows(
 def _selected(
     source: Records | TableRows | None, cohort: str | None, forgotten: Any, groups: Any
 ) -> Records | TableRows | None:
-    """Return the rows of one cohort, without those of the people on a list."""
     given = cohort is not None or forgotten is not None
     if not given and not (isinstance(source, TableRows) and source.selected):
         return source
@@ -633,9 +630,8 @@ def _source(estimator: Any, X: Any, y: Any) -> Records | TableRows | None:
     if estimator.schema is None:
         return None
     rows, prior = table_rows(X, estimator.schema, y=y), getattr(estimator, "_prior", None)
-    return (
-        rows if prior is None else replace(rows, holdout=prior.holdout)
-    )  # the same people in all of a series
+    # The same people are held out in all of a series.
+    return rows if prior is None else replace(rows, holdout=prior.holdout)
 
 
 def _check_groups(source: Records | TableRows | None) -> None:
@@ -664,7 +660,6 @@ def _pieces(source: TableRows, names: NDArray[np.object_] | None) -> Iterator[Pi
 
 
 def _check_held_out(records: Records) -> None:
-    """Raise unless all records are on the side of the training set."""
     if not len(records):
         raise InvalidData(NOBODY)
     if records.holdout is None or records.holdout.share == 0:

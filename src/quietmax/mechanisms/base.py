@@ -234,11 +234,7 @@ def proves_bounds(model_class: type, when: Callable[[Any], bool]) -> None:
 
 
 class ProvenMechanism:
-    """Base class of the mechanisms that have a proof.
-
-    Subclasses are frozen dataclasses with the fields `bounds` and `per_query`, which may be None until `prepared` fills
-    them. Only a mechanism that `prepared` returned knows whether the model certifies the bounds.
-    """
+    """Base class of the mechanisms that have a proof: frozen dataclasses, complete once `prepared` has filled them."""
 
     name: ClassVar[str]
     analysis: ClassVar[Analysis] = "proven"

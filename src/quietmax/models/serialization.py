@@ -37,7 +37,6 @@ else:
 FORMAT, FORMAT_VERSION = "quietmax model", 4
 _DESCRIPTION, _WEIGHTS, _DIGEST = DESCRIPTION_FILE, "weights.safetensors", "weights_sha256"
 _LOSSES: dict[type, str] = {CrossEntropy: "cross-entropy", Quadratic: "quadratic", Convexified: "convexified"}
-"""The losses by their names in files."""
 
 
 def save_model(model: Model, folder: str | Path, *, overwrite: bool = False) -> Path:

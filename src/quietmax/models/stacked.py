@@ -274,7 +274,6 @@ def loss_value(loss: Loss, logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _terms(base: CrossEntropy | Quadratic, logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the base loss by class; the sum over the last axis is ``l_i``."""
     truth = torch.nn.functional.one_hot(labels, logits.shape[-1]).to(logits.dtype)
     if isinstance(base, CrossEntropy):
         return -torch.log_softmax(logits, -1) * truth
@@ -331,7 +330,6 @@ def _record_weights(
 
 
 def _entry_weights(terms: Tensor, alpha: float, kept: Tensor | None) -> Tensor:
-    """Return the tilted weight of every (record, class) entry when each class has a loss of its own."""
     exponents = terms * alpha
     if kept is not None:
         exponents = exponents * kept.unsqueeze(-1)
@@ -453,12 +451,10 @@ def train_independent(
     steps: int,
     progress: Progress | None = None,
 ) -> MLP:
-    """Train several networks for exactly the same number of steps, none influencing another.
+    """Train several networks for exactly the same number of steps, none influencing another (THEORY 3.4).
 
-    For teachers (THEORY 3.4): each network's weights must be a function of its own records and seed alone. All
-    operations have shapes fixed by public numbers, each network keeps its place in the stack, and no branch depends
-    on anybody's values. A network without records, or one that diverges, is returned like any other; the caller
-    looks at its weights.
+    All operations have shapes fixed by public numbers, each network keeps its place in the stack, and no branch depends
+    on anybody's values. A network without records, or one that diverges, is returned like any other.
     """
     inputs = torch.as_tensor(features).to(torch.float32).contiguous()
     targets = torch.as_tensor(labels).to(torch.int64)
@@ -554,17 +550,11 @@ def check_weights(weights: Sequence[Tensor]) -> None:
 
 def _endless_batches(rows: Rows, seed: int, width: int) -> Iterator[Rows]:
     generator = np.random.default_rng((_ORDER_STREAM, seed))
-    while True:
-        yield from _shuffled_batches(rows, generator, width)
-
-
-def _shuffled_batches(rows: Rows, generator: np.random.Generator, width: int) -> Rows:
-    """Return all rows once in a new order, in batches of ``width``; at least one batch, the last padded with -1."""
     missing = -len(rows) % width if len(rows) else width
-    # A copy, for numpy shuffles no array without entries that is read-only, as those are that a Ray worker gets.
-    return np.pad(generator.permutation(np.array(rows)), (0, missing), constant_values=_PADDING).reshape(
-        -1, width
-    )
+    while True:
+        # A copy, for numpy shuffles no array without entries that is read-only, as those are that a Ray worker gets.
+        order = generator.permutation(np.array(rows))
+        yield from np.pad(order, (0, missing), constant_values=_PADDING).reshape(-1, width)
 
 
 def _blocks(streams: Sequence[Iterator[Rows]], totals: Sequence[int]) -> Iterator[Tensor]:
@@ -619,7 +609,11 @@ class _StackTrainer:
         if self._active != len(records):
             self._narrow(len(records))
         self._backward(self._forward(gathered, weights))
-        self._adam()
+        # Adam for kernels (with the L2 penalty's gradient ``2*l2*W``) and biases (without).
+        torch._foreach_add_(self._taken, 1)
+        groups = zip(self._weights, self._gradients, self._means, self._squares, strict=True)
+        for group, decay in zip(groups, (2 * self._settings.l2, 0.0), strict=True):
+            adam_step(*group, self._taken, learning_rate=self._settings.learning_rate, decay=decay)
 
     def _forward(self, records: Tensor, kept: Tensor | None) -> Tensor:
         """Fill the signals of every layer and return d loss / d logits."""
@@ -648,13 +642,6 @@ class _StackTrainer:
                 kernel = kernels[depth] if depth == last else self._flipped[depth]
                 outgoing = torch.bmm(slope, kernel, out=self._slopes[depth - 1])
                 slope = self._activation.backward(outgoing, incoming)
-
-    def _adam(self) -> None:
-        """Adam for kernels (with the L2 penalty's gradient ``2*l2*W``) and biases (without)."""
-        torch._foreach_add_(self._taken, 1)
-        groups = zip(self._weights, self._gradients, self._means, self._squares, strict=True)
-        for group, decay in zip(groups, (2 * self._settings.l2, 0.0), strict=True):
-            adam_step(*group, self._taken, learning_rate=self._settings.learning_rate, decay=decay)
 
 
 def _kept(records: Tensor, excluded: Tensor | None) -> Tensor:

@@ -31,7 +31,6 @@ else:
 
 
 _ROWS_AT_ONCE = 1024
-"""Records per call of a module."""
 
 
 @runtime_checkable

@@ -47,7 +47,6 @@ _DECIMAL_SLACK = 1 + Fraction(1, 2**52)
 _STEPS_PER_RANGE = 2.0**20
 """The range sensitivity is at least this many steps."""
 _GAP_CLIP_STEPS = 2.0**45
-"""Gaps are clipped at this many steps."""
 _ROUNDING_STEPS = 3
 """Computing and rounding the gaps may add this many steps to the range sensitivity."""
 _CELLS = 1 << 16

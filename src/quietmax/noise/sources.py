@@ -32,9 +32,7 @@ Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Shape = int | tuple[int, ...]
 _Bounds = tuple[Fraction, Fraction]
-"""A lower and an upper bound."""
 _ReadBytes = Callable[[int], bytes]
-"""Returns that many fresh random bytes."""
 
 _SMALLEST_SCALE = 2.0**-8
 """With less, the error margin of the exact draws would vanish beside the rounding of a half."""

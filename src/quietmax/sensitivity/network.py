@@ -546,10 +546,9 @@ def empirical_sensitivity(
 
 
 def _plant(records: Records, *, removals: int, seed: int = 0) -> tuple[Records, list[Rows], list[Kind]]:
-    """Choose units and change them into units of each kind in turn; return the records, each unit's rows and kind.
+    """Change chosen units into units of each kind in turn; return the records, each unit's rows and kind.
 
-    Mislabelled rows get the next class. Every feature of extreme rows is moved to the end of the range of all features
-    that is farther away. Ordinary rows are left as they are.
+    Mislabelled rows get the next class; features of extreme rows move to the farther end of their range.
     """
     units = len(np.unique(records.units))
     if not 1 <= removals < units:

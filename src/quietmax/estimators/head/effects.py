@@ -32,7 +32,6 @@ else:
     pd = lazy_module("pandas")
 
 CONSTANT = "(constant)"
-"""What the constant is called among the columns."""
 MISSING = "missing"
 
 
@@ -105,7 +104,6 @@ class Effects:
 
 
 def _records(frame: Any) -> list[dict[str, Any]]:
-    """Return the rows of a frame, or of columns by name, as JSON values; NaN, which JSON does not have, is None."""
     columns = [np.asarray(frame[name], dtype=object).tolist() for name in frame]
     rows = ([None if cell != cell else cell for cell in row] for row in zip(*columns, strict=True))
     return [dict(zip(frame, row, strict=True)) for row in rows]
@@ -309,7 +307,6 @@ _MISSING_WIDTH = 24
 _COLOURS = ("#0969da", "#bc4c00", "#1a7f37", "#8250df", "#cf222e", "#6e7781")
 _MOST_CATEGORIES, _MOST_BARS, _LONGEST_NAME = 12, 32, 10
 _Slot = tuple[float, float]
-"""From where to where a value has its place."""
 
 
 def curve_svg(effects: Effects, column: str) -> str:
@@ -376,7 +373,6 @@ def _points(points: Iterable[tuple[float, float]]) -> str:
 
 
 def _frame(effects: Effects, column: str, limit: float, left_out: int) -> Iterator[str]:
-    """Yield the heading, the axis of the effects, the line of no effect, and the classes if there are several."""
     more = f" ({left_out} rarer values left out)" if left_out else ""
     yield f'<text x="{_LEFT}" y="12" font-weight="600">{escape(_short(column, 30))}{more}</text>'
     middle = (_TOP + _BOTTOM) / 2

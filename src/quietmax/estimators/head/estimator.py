@@ -573,7 +573,6 @@ class PrivateHead(SaysEffects, PrivateClassifier):
         return table_features(data.encoding, cast(float, size), len(self.classes_), strength)
 
     def _budget(self) -> Budget:
-        """Return what everything together costs as (epsilon, delta), also if mu states it."""
         if self.release == "query":
             return Budget(self.epsilon, 0.0, self.queries)
         epsilon = self.epsilon if self.mu is None else epsilon_of(float(self.mu), self.delta)
@@ -581,7 +580,6 @@ class PrivateHead(SaysEffects, PrivateClassifier):
 
     @property
     def _mu(self) -> float:
-        """mu of the whole training, if the weights are released."""
         return mu_of(self.epsilon, self.delta) if self.mu is None else float(self.mu)
 
     def _released_size(self, table: Blocks, source: NoiseSource) -> float:

@@ -29,7 +29,6 @@ else:
     torch = lazy_module("torch")
 
 BITS = 20
-"""Features and residuals are multiples of 2^-BITS."""
 GRID = 2.0**-30
 """Released gradient sums are multiples of this, or of more from a size of 2^22 on."""
 MOST_BLOCKS = 2**31
@@ -43,12 +42,10 @@ MOMENTS_GRID = 2.0**-20
 MOMENTS_BITS = 45
 """Released second moments are at most 2^45 grid steps, so that products with numbers of 8 bits are exact."""
 WHITENING_BITS = 32
-"""A whitening consists of multiples of 2^-32."""
 _IMAGE_BITS = 26
 _LOW_BITS = 32
 _PER_UNIT, _PLACES = 2.0**10, 2**14
 Rows = Table | Blocks
-"""The records: all in memory, or in blocks."""
 
 
 def on_grid(values: Floats) -> Floats:
@@ -135,11 +132,7 @@ def _exact_product(rows: Floats, matrix: Floats) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class ExactSum:
-    """Integers of any size that a sum of blocks can have, as pairs: `high * 2^32 + low`.
-
-    The sum over one block fits into 63 bits. Its low part is below 2^32 and its high part at most 2^31, so that 2^31
-    blocks can be added in any order without an overflow.
-    """
+    """Integers of any size as pairs, `high * 2^32 + low`: 2^31 sums of blocks below 2^63 cannot overflow."""
 
     high: NDArray[np.int64]  # the high and the low part; `low` is at least 0
     low: NDArray[np.int64]

@@ -38,7 +38,6 @@ _MORE_THAN_DECLARED = 2.0
 
 
 Shape = tuple[int, int]
-"""Classes and features."""
 
 
 Objective: TypeAlias = "MeanCrossEntropy | Tilted"
@@ -86,10 +85,9 @@ def _losses_and_residuals(
 
 
 def _residual_rounding(shape: Shape, weights: Floats) -> float:
-    """Return a bound on the error of one computed `p - e_y`, for rows of length at most 1.
+    """Return a bound on the error of one computed `p - e_y`, for rows of length at most 1, doubled to be safe.
 
-    A logit is off by at most `(d + 2) u ||W_c||` (u = 2^-53), which moves p by at most half of that per
-    logit in L2; log, exp and the sum over C classes add a few u each. Doubled to be safe.
+    A logit is off by at most `(d + 2) u ||W_c||` (u = 2^-53) and moves p by half of it; log, exp and sums add a few u.
     """
     longest = math.sqrt(float(np.square(weights).sum(axis=1).max()))
     classes, features = shape

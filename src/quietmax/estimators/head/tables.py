@@ -56,7 +56,6 @@ _HALF_BITS = 24
 _LENGTH_MARGIN = 2.0**-52
 """A sum of m numbers is off by less than this, times m, of the sum of their absolute values."""
 _EXACT = 2**53
-"""Integers up to this one are float64 numbers."""
 _COUNT_FLOOR = 4.0
 """Scales allow for this many standard deviations of the noise in a released count."""
 _CLEAR_COUNT = 2.0

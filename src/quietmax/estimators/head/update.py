@@ -125,11 +125,7 @@ class Prior:
 
     @property
     def outputs(self) -> Floats:
-        """What each cell, and last every row, adds to the outputs, before they were multiplied by the released scale.
-
-        Clipped gradients move the weights towards a larger scale than that of probabilities. Were it taken away in
-        each version, the next one would spend its training on it again.
-        """
+        """What each cell, and last every row, adds to the outputs, before the released scale multiplied them."""
         weights = self.weights.weights / self._scale
         return weights[1:] - weights[:1] if len(weights) == 2 else weights
 

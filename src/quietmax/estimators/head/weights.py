@@ -73,13 +73,10 @@ Whitening = Literal["none", "moments", "centre", "cells"]
 """What the rows are whitened by: released second moments, the released centre (indicator features), or counts."""
 
 BIAS = 0.2
-"""The constant feature beside features of length about 1."""
 SIZE_SHARE = 0.01
-"""Share of mu^2 spent on a noisy count when the size is not declared."""
 CLASS_SIZES_SHARE, LARGEST_CLASS_WEIGHT = 0.01, 100.0
 """Share of mu^2 spent on noisy class sizes for balanced classes, and the largest weight that follows from them."""
 CENTRING_SHARE = 0.05
-"""Share of mu^2 spent on the mean feature vector."""
 GRADIENT_NOISE = 0.8
 """kappa of the gradient method: standard deviation of all noise together on a logit."""
 OUTPUT_NOISE = 0.25
@@ -633,7 +630,11 @@ def released_scale(
 def _bisected_scale(
     excess_at: Callable[[float], int], steps: int, step_mu: float, source: NoiseSource
 ) -> float:
-    """Release the scale from sums of `_Excess`; each bisection step is step_mu-Gaussian private."""
+    """Release the scale at which confidence equals accuracy (THEORY 3.15); each step is step_mu-Gaussian private.
+
+    `excess_at(s)`, the sum of confidence minus correctness of the scores times s, grows with s, and one record or
+    person moves it by at most 1. Bisection finds where it is zero.
+    """
     low, high = math.log(SMALLEST_SCALE), math.log(LARGEST_SCALE)
     for _ in range(steps):
         middle = (low + high) / 2.0

@@ -42,7 +42,6 @@ _COLOUR = 0.25
 FILE = Path(__file__).parent / "patches.safetensors"
 """The filters and the whitening matrix, made by `docs/making/patch_filters.py`."""
 DIGEST = "fd3e7c1dbfb122df8dc07d59df8f910129b9f5ac4c06fa595d089218e20ae79b"
-"""SHA-256 of `FILE`."""
 CONTRAST = 0.08
 """Added to the contrast of a patch, in units of the image's root mean square."""
 _THRESHOLD = 0.5
@@ -186,11 +185,7 @@ def _unit_brightness(images: torch.Tensor) -> torch.Tensor:
 
 
 def _scatter(images: torch.Tensor, scales: int = 2, angles: int = 8) -> torch.Tensor:
-    """Return the scattering coefficients of images up to order 2.
-
-    Order 0 is `x * phi`, order 1 `|x * psi_1| * phi`, order 2 `||x * psi_1| * psi_2| * phi` over the
-    wavelets psi_2 coarser than psi_1, in kymatio's order: `1 + J L + L^2 J (J - 1) / 2` paths.
-    """
+    """Return the scattering coefficients of images up to order 2, `1 + J L + L^2 J (J - 1) / 2` paths as in kymatio."""
     filters = _filters(images.shape[-2], images.shape[-1], scales, angles)
     padded = _reflect(images.to(torch.float32), scales)
     spectrum = torch.fft.fft2(padded)
@@ -308,10 +303,9 @@ def _moduli(spectrum: torch.Tensor, wavelets: torch.Tensor, step: int) -> torch.
 
 
 def _dead_leaves(count: int, image_shape: ImageShape, seed: int) -> NDArray[np.float32]:
-    """Draw synthetic dead-leaves images, which stand for images in general.
+    """Draw synthetic dead-leaves images (Matheron 1968; Lee, Mumford & Huang 2001): discs that cover one another.
 
-    Dead leaves (Matheron 1968; Lee, Mumford & Huang 2001) are discs that cover one another. Radii have density
-    proportional to `r^-2` between 1/14 and 10/14 of the image's mean side; each channel differs by at most 0.25.
+    Radii have density proportional to `r^-2` between 1/14 and 10/14 of the mean side; channels differ by at most 0.25.
     """
     channels, height, width = image_shape
     generator = np.random.default_rng(seed)
@@ -379,7 +373,6 @@ def _responses(
 
 
 def _normalised(means: torch.Tensor) -> torch.Tensor:
-    """Return the square roots of responses, brought to mean 0 and variance 1 in every cell."""
     roots = means.mT.sqrt().contiguous()
     centred = roots - roots.mean(dim=2, keepdim=True)
     return centred / centred.square().mean(dim=2, keepdim=True).sqrt().clamp_min(TINY)
@@ -387,11 +380,9 @@ def _normalised(means: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Patches(BatchedMap):
-    """Responses of colour images to 400 filters that come from synthetic images, of unit length.
+    """Responses of colour images to 400 whitened patches of synthetic images (Coates, Lee & Ng 2011), of unit length.
 
-    The filters are whitened patches of dead-leaves images (`_dead_leaves`), as Coates, Lee & Ng (2011) take them from
-    photographs. The 800 numbers of every cell are whitened by how two crops of one synthetic image differ
-    (theory-head.md, "Public features").
+    The 800 numbers of every cell are whitened by how two crops of one synthetic image differ (theory-head.md).
     """
 
     image_shape: ImageShape
@@ -474,10 +465,7 @@ class _OnScattering(_OnImages):
 
 @dataclass(frozen=True)
 class Mirrored(_OnScattering):
-    """The mean of the scattering of an image and of its mirror image, at the left half of the positions.
-
-    The right half of the mean nearly repeats the left half. The middle column of an odd number is kept.
-    """
+    """The mean scattering of an image and of its mirror image, at the left half (and middle) of the positions."""
 
     feature_map: Scattering
     kind: ClassVar[str] = "mirrored"
@@ -572,10 +560,7 @@ class Joined(BatchedMap):
 
 @dataclass(frozen=True)
 class Reduced(_OnImages):
-    """A map of smaller images: every image is first reduced by averaging blocks of pixels.
-
-    Output pixel i of h averages the input pixels from `floor(i H / h)` to `ceil((i + 1) H / h)`, in each direction.
-    """
+    """A map of smaller images: pixel i of h averages the inputs from `floor(i H / h)` to `ceil((i + 1) H / h)`."""
 
     image_shape: ImageShape
     feature_map: Scattering | Patches | Mirrored | Turned | Joined

@@ -2,6 +2,7 @@
 
 `Identity`, `Scaling`, `OneHot` and `UnitNorm` take any numbers. `TableFeatures` takes the rows of an encoded table: it
 adds indicators of public bins and of declared crosses. `table_features` chooses its bins from public numbers.
+`TableCells` has one index per column instead, by the row and public numbers alone (THEORY 3.14).
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from quietmax.data.encoding import DateColumn, Encoding, NumericColumn, TextColumn
-from quietmax.data.text import DIMENSION
+from quietmax.data.encoding import DIMENSION, DateColumn, Encoding, NumericColumn, TextColumn
 from quietmax.errors import InvalidInput
 from quietmax.models.features.base import FeatureMap, Floats, square_sums
 
@@ -435,9 +435,7 @@ def table_features(encoding: Encoding, size: float, classes: int, mu: float) -> 
 # --- The cells of a row -----------------------------------------------------------------------------------------------
 
 LEVELS = (256, 128, 64, 32, 16, 8)
-"""Numbers of equal intervals that a number may be divided into."""
 CROSSED_LEVELS = 8
-"""In a cross, a number has this many intervals."""
 MOST_CELLS = 2**22
 
 
