@@ -186,11 +186,10 @@ def _advanced_share(total_epsilon: float, queries: int, delta: float) -> float:
 
 
 def _concentrated(epsilon: float, delta: float, releases: float) -> float:
-    """Return the noise multiplier from zero-concentrated differential privacy.
+    """Return the noise multiplier from zero-concentrated privacy (Bun and Steinke 2016, propositions 1.3 and 1.6).
 
-    Each release is 1/(2*sigma^2)-zCDP, and rho in total gives epsilon = rho + 2*sqrt(rho*ln(1/delta)).
-    Bun and Steinke 2016, propositions 1.3 and 1.6. The Renyi divergence of a Poisson-sampled release is at most that
-    of the release itself (convexity), and for large orders no smaller: sampling gains nothing here.
+    Each release is 1/(2*sigma^2)-zCDP, and rho in total gives epsilon = rho + 2*sqrt(rho*ln(1/delta)). The
+    Renyi divergence of a Poisson sample is at most that of the release itself, and for large orders no smaller.
     """
     log = math.log(1 / delta)
     return math.sqrt(releases / 2) * (math.sqrt(log + epsilon) + math.sqrt(log)) / epsilon

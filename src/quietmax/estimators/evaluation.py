@@ -523,8 +523,7 @@ _LOCK = threading.RLock()
 class _Account:
     """The evaluations of a model: in memory from `fit` on, and in the folder once it is saved.
 
-    A copy or a pickle of an account in memory leaves the free evaluation to the original. A fork has no account in
-    memory (THEORY 3.12).
+    A copy leaves the free evaluation to the original. A fork has no account in memory (THEORY 3.12).
     """
 
     id: str  # That of the description

@@ -181,11 +181,10 @@ class Estimate:
 def _ratio(right: float, wrong: float, right_noise: float, wrong_noise: float) -> Estimate:
     """Estimate the share of right answers from two noisy counts, with an interval that is honest for small counts.
 
-    The interval contains each share p that a test does not reject: ``right - p (right + wrong)`` has mean 0 and at
-    most the variance ``n p (1 - p) + (1 - p)^2 s_r^2 + p^2 s_w^2`` for n people and noise of standard deviations s_r
-    and s_w (Wilson's interval, with the terms of Fieller's for the noise). The true n is unknown: its place takes an
-    upper bound that holds with probability 0.998. A continuity correction of half a person keeps the interval valid
-    for few people and for shares near 0 and 1. People with several rows add fractions, which vary no more.
+    It contains each share p that a test does not reject: ``right - p (right + wrong)`` has mean 0 and at most the
+    variance ``n p (1 - p) + (1 - p)^2 s_r^2 + p^2 s_w^2`` (Wilson's interval, with Fieller's terms for the noise), where
+    n is an upper bound that holds with probability 0.998. A continuity correction of half a person keeps the interval
+    valid for few people and for shares near 0 and 1. People with several rows add fractions, which vary no more.
     """
     size = right + wrong
     right_variance, wrong_variance = right_noise**2, wrong_noise**2
@@ -223,9 +222,8 @@ def _tested(value: float, ends: tuple[float, float], kept: NDArray[np.bool_]) ->
 def _mean(values: Floats, counts: Floats, noise: float) -> Estimate:
     """Estimate the mean of a bounded value, which every cell of a table has for all of its people.
 
-    ``sum_i n_i (v_i - m)`` has mean 0 for the true mean m. Its variance is at most that of the people, in whose place
-    stand the noisy counts that are positive, one person with the value that is farthest from m, and the noise of each
-    cell. The correction is half a person of that value.
+    ``sum_i n_i (v_i - m)`` has mean 0 for the true mean m, and at most the variance of the noise and of the people: the
+    noisy counts that are positive, and one person with the value farthest from m. The correction is half that person.
     """
     ends = float(values.min()), float(values.max())
     size, spread = float(counts.sum()), noise * math.sqrt(counts.size)
@@ -242,10 +240,9 @@ def _mean(values: Floats, counts: Floats, noise: float) -> Estimate:
 def _area(second: Floats, first: Floats, noise: float) -> Estimate:
     """Estimate the area under the ROC curve from noisy counts of two classes by bin of the score, the lowest first.
 
-    It is the probability that a person of the second class has a score in a higher bin than one of the first class,
-    plus half of that of the same bin. ``sum_ba n_b m_a (w_ba - A)``, with w of 1, 1/2 or 0, has mean 0 for the true
-    area A, because the noise of the two classes is independent. Its variance is that of the noise and that of the
-    people (DeLong, DeLong and Clarke-Pearson 1988; for few people at least that of Hanley and McNeil 1982).
+    ``sum_ba n_b m_a (w_ba - A)``, with w of 1, 1/2 or 0, has mean 0 for the true area A, as the noise of the classes is
+    independent. Its variance is that of the noise and of the people (DeLong, DeLong and Clarke-Pearson 1988; for few
+    people at least that of Hanley and McNeil 1982).
     """
     sizes = float(second.sum()), float(first.sum())
     margin = _Z * noise * math.sqrt(len(second))

@@ -287,11 +287,9 @@ def _checked_scale(scale: float) -> float:
 
 
 class _LazyUniform:
-    """A uniform random number whose binary digits are drawn on demand.
+    """A uniform random number whose binary digits are drawn on demand: in (numerator, numerator + 1) / 2^bits.
 
-    It lies in (numerator, numerator + 1) / 2^bits. Bits that were drawn are kept, so all decisions concern one real
-    number and their joint distribution is exact. (Equality with a given number has probability 0 and leads to further
-    bits.)
+    Bits that were drawn are kept, so all decisions concern one real number and their joint distribution is exact.
     """
 
     def __init__(self, numerator: int, bits: int, read: _ReadBytes) -> None:

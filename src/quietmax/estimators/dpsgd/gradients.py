@@ -75,10 +75,9 @@ class Gradients:
 
 
 class ClippedSums:
-    """Sums over a batch of the clipped cross-entropy gradients of its records, for K networks at once.
+    """Sums of clipped cross-entropy gradients of a batch for K networks at once, times `factors[k]`.
 
-    `read` returns records by their numbers; `padding` is the number of none. Network k's sum is multiplied by
-    `factors[k]`.
+    `read` returns records by their numbers; `padding` is the number of none.
     """
 
     def __init__(
@@ -162,8 +161,7 @@ def exact_clipped_sum(
 ) -> Gradients:
     """Return the sum over all rows of the clipped cross-entropy gradients of a single network, in float64.
 
-    One row more or less changes it by at most ``max_grad_norm`` in L2, up to rounding the finished sum to float64 (see
-    `rounding_share`). With weights of 1/k, the same holds for all k rows of a person together.
+    One row, or a person's rows with weights of 1/k, change it by at most ``max_grad_norm`` in L2, and `rounding_share`.
     """
     slices = (slice(start, start + ROWS_AT_ONCE) for start in range(0, len(inputs), ROWS_AT_ONCE))
     parts = ((inputs[part], labels[part], None if weights is None else weights[part]) for part in slices)
@@ -234,10 +232,9 @@ class _ExactSums:
         weights: Tensor | None = None,
         lengths: Tensor | None = None,
     ) -> Tensor:
-        """Add at most `ROWS_AT_ONCE` records, each times its weight.
+        """Add at most `ROWS_AT_ONCE` records, each times its weight; return the clipped slopes of the layer before.
 
-        With lengths, the rows are the outputs of a layer before, whose inputs have at most these lengths. Then its
-        gradients are clipped together with the others. Return its clipped slopes.
+        With lengths, rows are outputs of that layer, and bounds on its inputs; its gradients are clipped too.
         """
         if self._rows + len(rows) > _INTEGER_ROWS:
             self._carry()

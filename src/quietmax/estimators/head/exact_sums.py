@@ -146,11 +146,7 @@ class ExactSum:
         return ExactSum(self.high + other.high, self.low + other.low)
 
     def _to_grid(self, *, drop: int, bits: int = _MANTISSA) -> Floats:
-        """Divide by 2^drop, round to integers (halves up) and clamp them to float64 numbers.
-
-        Two sums that differ by d in a coordinate differ by at most `d / 2^drop + 1` in the result: rounding adds at
-        most one step, and clamping moves nothing further apart.
-        """
+        """Divide by 2^drop, round and clamp to float64 numbers: sums d apart differ by at most `d / 2^drop + 1`."""
         high, low = self.high + (self.low >> _LOW_BITS), self.low & (2**_LOW_BITS - 1)
         # Beyond this limit the result is clamped anyway; within it nothing overflows.
         limit = 1 << (bits + drop - _LOW_BITS + 1)
@@ -266,9 +262,8 @@ def gradient_sum(
 ) -> Floats:
     """Compute `sum_i (1/k_i) clip_S((p_i - e_{y_i}) f_i^T)` without rounding, then round it to multiples of a grid.
 
-    There is one line of weights per class, or for two classes one line, the difference of theirs, and `p_i - y_i`. One
-    record, or all rows of one person, change the sum by at most `certified.head_gradient(S, coordinates=weights.size,
-    grid=grid)` in L2. With weights of classes, each at most 1, a contribution is multiplied by the one of its class.
+    For two classes there is one line, the difference of theirs. One record, or all rows of one person, change the sum
+    by at most `certified.head_gradient`. With weights of classes (at most 1), a part is multiplied by its class's.
     """
     grid_weights = torch.from_numpy(_weights_on_grid(weights))
     # All clipped residuals that one output can have: of label 0, then of label 1.
@@ -315,11 +310,7 @@ def _row_sum(table: Rows) -> Floats:
 
 
 def _moment_sum(table: Rows, *, grid: float = MOMENTS_GRID) -> Floats:
-    """Compute the second moments `sum_i h_i h_i^T` without rounding, then round them to multiples of a grid.
-
-    h is a row, times `1/sqrt(k)` on the grid where a person has k rows. So one record, or all rows of one person,
-    change the sum by a matrix of Frobenius norm at most 1, plus one grid step per entry.
-    """
+    """Compute `sum_i f_i f_i^T / k_i` on a grid: a person moves it by at most 1 (Frobenius), plus a step per entry."""
 
     def _block_sum(block: Table) -> ExactSum:
         total = np.zeros((block.features, block.features), dtype=np.int64)

@@ -189,10 +189,7 @@ class MeanCrossEntropy:
 
 @dataclass(frozen=True)
 class Tilted:
-    """The convexified loss `(1/a) ln(M + sum_i exp(a l_i(W))) + (lam/2) ||W||^2` (THEORY 3.2).
-
-    With persons of several rows the sum is `sum_i (1/k_i) exp(a l_i(W))`.
-    """
+    """The convexified loss `(1/a) ln(M + sum_i (1/k_i) exp(a l_i(W))) + (lam/2) ||W||^2` (THEORY 3.2)."""
 
     alpha: float  # a, public
     mass: float  # M, public

@@ -388,12 +388,10 @@ def centred(outputs: Floats, cells: TableCells, shares: Floats) -> Floats:
 
 
 def score_noise(plan: GradientPlan, sensitivity: float, mu: float, size: float, classes: int) -> float:
-    """Return the standard deviation of all noise together, in a weight of the scores of one class.
+    """Return an upper bound on the standard deviation of all noise together, in a weight of the scores of one class.
 
-    A step whose gradient moves the weights by the rate r in the end adds the noise `r S / (mu_t N)`. With the rates and
-    mu_t of `_rates_and_mus` the squares add up to that of `eta S T / (mu N)`. Later steps correct a part of the noise,
-    so this is an upper bound. With two classes each score moves by half of twice as much; with more, their mean is
-    subtracted.
+    With the rates and mu_t of `_rates_and_mus`, the squares of the steps' noise add up to that of `eta S T / (mu N)`.
+    With more classes than two, their mean is subtracted.
     """
     whole = plan.learning_rate * sensitivity * plan.steps / (mu * size)
     return whole if classes == 2 else whole * math.sqrt(1.0 - 1.0 / classes)
@@ -402,8 +400,7 @@ def score_noise(plan: GradientPlan, sensitivity: float, mu: float, size: float, 
 def effect_noise(basis: Basis, cells: TableCells, shares: Floats, noise: float) -> Floats:
     """Return the standard deviation of the noise in each effect, as `centred` returns them, and last in the constant.
 
-    An effect is linear in the weights, which have independent noise. So its noise is that of a weight, times the length
-    of a sum of lines of the basis. The lines of a cross are orthogonal to each other and to those of columns.
+    An effect is a sum of lines of the basis times weights with independent noise; lines of crosses are orthogonal.
     """
     lines = basis.entries[:-1].astype(np.float64)
     constant = basis.entries[-1:].toarray()[0].astype(np.float64)
@@ -515,11 +512,7 @@ def descend(
 
 
 def _rates_and_mus(plan: GradientPlan, mu: float) -> tuple[Floats, Floats]:
-    """Return the learning rate and the mu of every step: mu^2 in proportion to what its gradient moves in the end.
-
-    Rates fall linearly.  With momentum b, the gradient of step t moves the weights by `r_t (1 + b)` at once and by
-    `r_s b^(s - t + 1)` in each later step s.
-    """
+    """Return the rate and the mu of every step: mu^2 in proportion to what its gradient moves in the end."""
     falling = np.arange(plan.steps, 0, -1, dtype=np.float64)
     moved, later = np.empty(plan.steps), 0.0
     for step in reversed(range(plan.steps)):

@@ -399,10 +399,7 @@ def whitening_kind(whitening: Floats | None) -> Whitening:
 
 @dataclass(frozen=True, eq=False)
 class HeadWeights(LogitClassifier):
-    """The classifier `scores(f) = W (f - m, b) / ||(f - m, b)||` of public features f, clipped to a radius.
-
-    If the weights were released, everything computed here is post-processing.
-    """
+    """The classifier `scores(f) = W (f - m, b) / ||(f - m, b)||` of public features f, clipped to a radius."""
 
     weights: Floats  # W; the last column is for the constant feature b
     centre: Floats  # m
@@ -438,8 +435,7 @@ class HeadWeights(LogitClassifier):
 class PrivateHeadWeights(HeadWeights):
     """Weights that were not released, with bounds on their scores: a `Predictor` may answer from them.
 
-    The bounds are proven for weights that `PrivateHead.fit` made or that were opened from a model folder. For weights
-    that you make yourself, here or by `certified`, they are an assumption.
+    The bounds are proven for weights of `PrivateHead.fit` or of a model folder; for others, they are an assumption.
     """
 
     bounds: ScoreBounds  # How far one record or person moves the scores of any query
@@ -451,8 +447,7 @@ class PrivateHeadWeights(HeadWeights):
     ) -> PrivateHeadWeights:
         """Add the bounds that follow from the sensitivity of the weights, widened for the rounding of the scores.
 
-        A score computed in float64 is off by at most `(d + 2) 2^-53 ||W||`, twice that between neighbours, doubled to
-        be safe.
+        A computed score is off by at most `(d + 2) 2^-53 ||W||`, twice that between neighbours, doubled to be safe.
         """
         length = math.sqrt(float(np.square(head.weights).sum()))
         weights = head.weights * min(1.0, max_norm / max(length, max_norm))
