@@ -182,7 +182,7 @@ def _ratio(right: float, wrong: float, right_noise: float, wrong_noise: float) -
     """Estimate the share of right answers from two noisy counts, with an interval that is honest for small counts.
 
     It contains each share p that a test does not reject: ``right - p (right + wrong)`` has mean 0 and at most the
-    variance ``n p (1 - p) + (1 - p)^2 s_r^2 + p^2 s_w^2`` (Wilson's interval, with Fieller's terms for the noise), where
+    variance ``n p (1 - p) + (1 - p)^2 s_r^2 + p^2 s_w^2`` (Wilson's interval, Fieller's terms for the noise), where
     n is an upper bound that holds with probability 0.998. A continuity correction of half a person keeps the interval
     valid for few people and for shares near 0 and 1. People with several rows add fractions, which vary no more.
     """

@@ -392,10 +392,8 @@ PAPER_GRID = tuple(0.5 * step for step in range(1, 21))
 
 
 ALPHA_TOLERANCE = 0.05
-"""How far an accuracy may be below that of the original loss and still count as "(almost) the same".
-
-The paper states no number. Of its own eleven choices ten lose at most 0.047 in either accuracy; CIFAR-100 loses 0.12.
-"""
+"""How far an accuracy may be below that of the original loss and still count as "(almost) the same". The paper states
+no number. Of its own eleven choices ten lose at most 0.047 in either accuracy; CIFAR-100 loses 0.12."""
 
 
 @dataclass(frozen=True)

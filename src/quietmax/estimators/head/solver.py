@@ -41,13 +41,9 @@ Shape = tuple[int, int]
 
 
 Objective: TypeAlias = "MeanCrossEntropy | Tilted"
-"""A strongly convex smooth function of the weights (classes, features), with public bounds on what it can be.
-
-`smoothness` bounds the largest eigenvalue of the Hessian for a table, and `_max_smoothness` for every table;
-`regularisation` is the strong convexity. `rounding` bounds the L2 error of the gradient computed in float64, for a
-number of units (records or persons) and of their rows. `max_weight_norm` bounds the length of the minimiser. The public
-bounds hold for up to `_max_records` records.
-"""
+"""A strongly convex smooth function of the weights (classes, features), with public bounds for up to `_max_records`:
+`smoothness` bounds the largest eigenvalue of the Hessian for a table (`_max_smoothness`: for every table), `rounding`
+the L2 error of the computed gradient, and `max_weight_norm` the length of the minimiser."""
 
 
 def _output_sensitivity(objective: Objective, classes: int, tolerance: float) -> Sensitivity:

@@ -38,11 +38,8 @@ _Network = tuple[Callable[["torch.Tensor"], "torch.Tensor"], tuple[int | None, .
 _SUFFIXES = (".onnx", ".safetensors")
 _LAYERS_KEY = "quietmax.encoder"
 _ROWS_AT_ONCE, _MOST_NUMBERS = 32, 2**14
-"""Rows of a batch, and the most numbers of an input for which there is one.
-
-Activation functions round otherwise in the last numbers of a tensor, where these do not fill two vectors of the
-processor (at most 32 numbers). With 32 rows they always do, so that every row is computed alike.
-"""
+"""Rows of a batch, and the most numbers of an input for which there is one. Activation functions round otherwise in the
+last numbers of a tensor that do not fill two vectors of the processor; with 32 rows they always do."""
 _RANDOM = frozenset(
     ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
 )

@@ -486,8 +486,7 @@ class Mirrored(_OnScattering):
 class Turned(_OnScattering):
     """The mean of the scattering of an image turned by several angles, without what differs between like drawings.
 
-    The mean is multiplied by `(C / trace C + 0.001)^(-1/2)`, where C holds the second moments of the differences
-    between two drawings of the same synthetic curves.
+    It is multiplied by `(C / trace C + 0.001)^(-1/2)`: C are second moments of differences between synthetic drawings.
     """
 
     feature_map: Scattering
