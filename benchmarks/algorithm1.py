@@ -19,7 +19,7 @@ import torch
 from quietmax.accounting import Budget
 from quietmax.mechanisms import Algorithm1
 from quietmax.models import Model, TrainingSettings
-from quietmax.models.mlp import initial_mlp
+from quietmax.models.stacked import initial_mlp
 from quietmax.noise import EXACT, SeededNoise
 from quietmax.predictor import Predictor
 from ratios import report

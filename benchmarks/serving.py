@@ -197,7 +197,7 @@ def serve(kind: str, address: str, port: int, workers: int) -> None:
 def save_network(folder: Path) -> Any:
     """Save the network to a folder and return it."""
     from quietmax.models import Model, TrainingSettings, save_model
-    from quietmax.models.mlp import initial_mlp
+    from quietmax.models.stacked import initial_mlp
 
     model = Model(
         initial_mlp((FEATURES, HIDDEN, CLASSES), "tanh", (0,)), TrainingSettings(), 10_000, "bench", 0

@@ -58,7 +58,7 @@ def save_models(folder: Path) -> None:
     from quietmax.estimators import save_private
     from quietmax.models import Model, TrainingSettings, save_model
     from quietmax.models.features import Identity
-    from quietmax.models.mlp import initial_mlp
+    from quietmax.models.stacked import initial_mlp
 
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(3000, FEATURES))

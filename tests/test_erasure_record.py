@@ -19,7 +19,7 @@ from quietmax.estimators import save_private
 from quietmax.estimators.evaluation import evaluate_folder
 from quietmax.estimators.serialization import open_private
 from quietmax.models import Model, TrainingSettings, save_model
-from quietmax.models.mlp import initial_mlp
+from quietmax.models.stacked import initial_mlp
 
 PEOPLE = 400
 SCHEMA = Schema(

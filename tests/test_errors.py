@@ -8,7 +8,7 @@ import pytest
 import quietmax as qm
 from quietmax.errors import BudgetExhausted, InvalidInput, QuietmaxError, short_message, unknown_name
 from quietmax.models import Model
-from quietmax.models.mlp import initial_mlp
+from quietmax.models.stacked import initial_mlp
 
 ROWS, LABELS = np.zeros((8, 3)), np.arange(8) % 2
 

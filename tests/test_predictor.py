@@ -13,7 +13,7 @@ from quietmax.errors import BudgetExhausted, InvalidInput, QuietmaxError
 from quietmax.estimators.teachers import TeacherEnsemble
 from quietmax.mechanisms import Algorithm1, Answers, NoisyMax
 from quietmax.models import Model, TrainingSettings
-from quietmax.models.mlp import initial_mlp
+from quietmax.models.stacked import initial_mlp
 from quietmax.noise import ExactNoise, SeededNoise
 from quietmax.predictor import Predictor
 from quietmax.spending import FileAccount, MemoryAccount

@@ -15,9 +15,8 @@ from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.records import Holdout
 from quietmax.errors import InvalidInput
 from quietmax.estimators import PrivateHead, save_private
-from quietmax.estimators.counting import GroupsOf, Tables
 from quietmax.estimators.evaluation import EvaluationCharge, _noisy_evaluation
-from quietmax.estimators.figures import Evaluation
+from quietmax.estimators.figures import Evaluation, GroupsOf, Tables
 from quietmax.estimators.head.effects import curve_svg
 from quietmax.estimators.training_set import Basis
 from quietmax.ledger import Ledger

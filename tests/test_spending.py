@@ -23,7 +23,7 @@ from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError
 from quietmax.estimators import PrivateHead, Teachers, open_private, save_private
 from quietmax.mechanisms import Algorithm1
 from quietmax.models import CrossEntropy, Model, TrainingSettings
-from quietmax.models.mlp import initial_mlp
+from quietmax.models.stacked import initial_mlp
 from quietmax.predictor import Predictor
 from quietmax.spending import FileAccount, MemoryAccount
 

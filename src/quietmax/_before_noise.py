@@ -71,7 +71,7 @@ ALLOWED = (
         "map",
         _named(
             "quietmax.models.features.tabular: Identity Scaling OneHot UnitNorm TableFeatures; "
-            "quietmax.models.features.cells: TableCells; "
+            "quietmax.models.features.tabular: TableCells; "
             "quietmax.models.features.encoder: Embedding"
         ),
         "single operations per number, and sums whose order depends on the width alone",
@@ -102,7 +102,7 @@ ALLOWED = (
         "encoding",
         _named(
             "quietmax.data.schema: Schema; quietmax.data.encoding: Encoding; quietmax.data.records: Holdout; "
-            "quietmax.data.erasure: ErasureList; quietmax.data.cohorts: CohortRule Cohort; "
+            "quietmax.data.cohorts: ErasureList; quietmax.data.cohorts: CohortRule Cohort; "
             "quietmax.data.encoding: NumericColumn CategoricalColumn BooleanColumn DateColumn HashedColumn"
         ),
         "each cell is read alone, by its declared type",

@@ -26,9 +26,8 @@ from quietmax._io import write_text
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.records import Holdout
 from quietmax.errors import DataUnavailable, InvalidInput, counted, short_message
-from quietmax.estimators.decisions import decision_in_words
 from quietmax.estimators.evaluation import composed_guarantee, read_evaluations
-from quietmax.estimators.figures import Bin, Evaluation
+from quietmax.estimators.figures import Bin, Evaluation, decision_in_words
 from quietmax.estimators.head.effects import Effects, curve_svg
 from quietmax.estimators.head.update import prior_of
 from quietmax.estimators.head.weights import TableWeights

@@ -12,7 +12,7 @@ from quietmax.attacks import ShadowPool
 from quietmax.attacks.shadow_models import Rows
 from quietmax.data import Split
 from quietmax.models import Model
-from quietmax.models.mlp import MLP
+from quietmax.models.stacked import MLP
 
 Pair = Sequence[float]
 """The probability of a record's true class, and of all other classes together."""

@@ -22,11 +22,11 @@ from quietmax.data.encoding import (
     NumericColumn,
 )
 from quietmax.errors import InvalidInput
-from quietmax.estimators.head import calibration, tables
+from quietmax.estimators.head import tables, weights
 from quietmax.estimators.serialization import PrivateModel, open_private, save_private
 from quietmax.estimators.teachers import LINEAR
 from quietmax.models.features import RandomFourier
-from quietmax.models.features.cells import TableCells
+from quietmax.models.features.tabular import TableCells
 
 ENCODING = Encoding(
     (NumericColumn("age", 0, 100, scale="log"), CategoricalColumn("town", ("a", "b"))), "ill", ("no", "yes")
@@ -69,7 +69,7 @@ def test_a_correct_head_on_cells_is_consistent_in_every_part(head_on_cells: Priv
     assert audit_invariant(head_on_cells.features, WIDTH, classes=3).verdict == "consistent"
 
 
-@pytest.mark.parametrize(("module", "name"), [(tables, "_errors"), (calibration, "probabilities")], ids=str)
+@pytest.mark.parametrize(("module", "name"), [(tables, "_errors"), (weights, "probabilities")], ids=str)
 def test_a_residual_or_confidence_that_depends_on_the_place_of_a_row_is_refuted(
     module: Any, name: str, head_on_cells: PrivateModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

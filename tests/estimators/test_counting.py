@@ -12,9 +12,8 @@ from quietmax.data.encoding import Encoding
 from quietmax.data.schema import Schema
 from quietmax.data.tables import encode_table
 from quietmax.errors import InvalidInput
-from quietmax.estimators.counting import GroupsOf
 from quietmax.estimators.evaluation import EvaluationCharge, _noisy_evaluation, composed_guarantee
-from quietmax.estimators.figures import BINS, sensitivity
+from quietmax.estimators.figures import BINS, GroupsOf, sensitivity
 from quietmax.estimators.head.weights import HeadWeights
 from tests.estimators.evaluated import TRAINING, UNITS, noisy, tables
 

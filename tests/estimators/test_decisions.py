@@ -9,7 +9,7 @@ import pytest
 
 from quietmax import PrivateHead
 from quietmax.errors import DataUnavailable, InvalidInput
-from quietmax.estimators.decisions import costs_of, decided, decision_in_words, threshold_of
+from quietmax.estimators.figures import costs_of, decided, decision_in_words, threshold_of
 from quietmax.estimators.serialization import (
     DECISION_FILE,
     decide_folder,

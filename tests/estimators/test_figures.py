@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from quietmax.estimators.counting import GroupsOf
 from quietmax.estimators.evaluation import _exact_evaluation
 from quietmax.estimators.figures import (
     BINS,
@@ -18,6 +17,7 @@ from quietmax.estimators.figures import (
     EDGES,
     Estimate,
     Evaluation,
+    GroupsOf,
     _area,
     _mean,
     _ratio,

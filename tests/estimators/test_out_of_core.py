@@ -15,7 +15,7 @@ from quietmax import DPSGD, PrivateHead, Teachers
 from quietmax.errors import InvalidData, InvalidInput
 from quietmax.estimators.blocks import LocalEngine
 from quietmax.estimators.dpsgd import training
-from quietmax.estimators.dpsgd.tables import CellLayer
+from quietmax.estimators.dpsgd.training import CellLayer
 from quietmax.estimators.head import estimator as head
 from quietmax.estimators.head.weights import TableWeights
 from quietmax.models import MLP, CrossEntropy, TrainingSettings

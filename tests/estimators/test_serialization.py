@@ -32,7 +32,7 @@ from quietmax.estimators import (
 from quietmax.models import CrossEntropy, Model, TrainingSettings, save_model, serialization
 from quietmax.models.features import Identity, UnitNorm, image_features
 from quietmax.models.features.images import DIGEST, _dead_leaves
-from quietmax.models.mlp import initial_mlp
+from quietmax.models.stacked import initial_mlp
 from tests.estimators.made import interrupted_saving, made
 
 

@@ -21,8 +21,7 @@ from sklearn.preprocessing import StandardScaler
 
 from quietmax.accounting.costs import epsilon_of
 from quietmax.data import Encoding, Records, Schema
-from quietmax.data.encoding import NumericColumn
-from quietmax.data.text import WEIGHTS_SHA256
+from quietmax.data.encoding import WEIGHTS_SHA256, NumericColumn
 from quietmax.errors import DataUnavailable, InvalidInput
 from quietmax.estimators import (
     DPSGD,
@@ -42,7 +41,7 @@ from quietmax.estimators.head.weights import (
 from quietmax.ledger import Terms
 from quietmax.models import CrossEntropy, TrainingSettings
 from quietmax.models.features import UnitNorm
-from quietmax.models.features.cells import TableCells
+from quietmax.models.features.tabular import TableCells
 from quietmax.predictor import Predictor
 from quietmax.privacy_card import read_card
 from quietmax.server.deployment import load_models

@@ -13,7 +13,7 @@ import pytest
 
 from quietmax import PrivateHead
 from quietmax.accounting.guarantee import Guarantee
-from quietmax.data.erasure import ErasureList
+from quietmax.data.cohorts import ErasureList
 from quietmax.data.tables import encode_table, table_rows
 from quietmax.errors import BudgetExhausted, DataUnavailable, InvalidInput, QuietmaxWarning
 from quietmax.estimators import DPSGD, DPSGDSettings, Teachers

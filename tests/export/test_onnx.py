@@ -33,10 +33,9 @@ from quietmax.export.onnx import (
     _onnx_model,
     export_onnx,
 )
-from quietmax.models.features.cells import TableCells
 from quietmax.models.features.generic import Pipeline, RandomFourier
 from quietmax.models.features.images import Joined, Mirrored, Patches, Reduced, Scattering, Turned
-from quietmax.models.features.tabular import Identity, OneHot, Scaling, TableFeatures, UnitNorm
+from quietmax.models.features.tabular import Identity, OneHot, Scaling, TableCells, TableFeatures, UnitNorm
 from tests.export.people import CELLS, SCHEMA, random_rows, train, unreadable
 
 TOLERANCE = 1e-6

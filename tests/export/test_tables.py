@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from quietmax.data.encoding import CategoricalColumn, Column, DateColumn, Encoding, NumericColumn
 from quietmax.export.tables import _reading, characters_by_case
-from quietmax.models.features.cells import table_cells
+from quietmax.models.features.tabular import table_cells
 
 FINITE = st.floats(-1e300, 1e300, allow_nan=False)
 

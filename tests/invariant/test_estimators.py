@@ -18,7 +18,6 @@ from quietmax.audit import audit_invariant
 from quietmax.data.schema import Schema
 from quietmax.estimators.blocks import Table
 from quietmax.estimators.dpsgd.gradients import exact_clipped_sum
-from quietmax.estimators.head.calibration import _Excess
 from quietmax.estimators.head.estimator import _centred, _clipped_features, _with_cells
 from quietmax.estimators.head.exact_sums import (
     BITS,
@@ -27,7 +26,7 @@ from quietmax.estimators.head.exact_sums import (
     gradient_sum,
 )
 from quietmax.estimators.head.tables import Basis, _Residuals, cell_scores, with_lengths
-from quietmax.estimators.head.weights import even_shares
+from quietmax.estimators.head.weights import _Excess, even_shares
 from quietmax.estimators.teachers import LINEAR, NETWORK, TeacherEnsemble
 from quietmax.estimators.training_set import (
     LIBRARY_ROUNDING,
@@ -38,9 +37,8 @@ from quietmax.estimators.training_set import (
 )
 from quietmax.models import MLP, TrainingSettings
 from quietmax.models.features import FeatureMap, RandomFourier, Scattering, UnitNorm
-from quietmax.models.features.cells import table_cells
-from quietmax.models.mlp import initial_mlp
-from quietmax.models.stacked import train_independent
+from quietmax.models.features.tabular import table_cells
+from quietmax.models.stacked import initial_mlp, train_independent
 from quietmax.sensitivity import certified
 from tests.estimators.whole_set import training_set
 

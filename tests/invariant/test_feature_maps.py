@@ -30,8 +30,8 @@ from quietmax.models.features import (
 )
 from quietmax.models.features import images as scattering
 from quietmax.models.features.base import square_sums
-from quietmax.models.features.cells import TableCells
 from quietmax.models.features.images import Joined, Mirrored, Patches, Reduced, Turned
+from quietmax.models.features.tabular import TableCells
 from tests.models.features.maps import COLUMNS, MAPS, ModuleMap
 
 Configuration = tuple[FeatureMap, int]

@@ -708,7 +708,7 @@ def test_a_map_of_a_plug_in_is_a_condition(name: str, monkeypatch: pytest.Monkey
 
 
 def test_a_class_that_says_that_it_is_ours_cannot_prove_bounds() -> None:
-    own = forged(object, "Model", "quietmax.models.mlp")
+    own = forged(object, "Model", "quietmax.models.stacked")
     assert not is_own_class(own)
     with pytest.raises(InvalidInput, match="Only classes of quietmax"):
         proves_bounds(own, when=lambda model: True)  # noqa: ARG005

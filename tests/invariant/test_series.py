@@ -91,10 +91,10 @@ def test_every_sum_of_an_update_moves_by_at_most_its_sensitivity(monkeypatch: py
         seen.append(float(np.linalg.norm(np.asarray(values, dtype=float) - before)) / sensitivity)
         return found
 
-    from quietmax.estimators.head import calibration, estimator
+    from quietmax.estimators.head import estimator, weights
 
     def patched(function: Any) -> None:
-        for module in (tables, estimator, calibration):
+        for module in (tables, estimator, weights):
             if hasattr(module, "release_gaussian"):
                 monkeypatch.setattr(module, "release_gaussian", function)
 

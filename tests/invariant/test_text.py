@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from quietmax.audit.invariant import audit_model_invariant
 from quietmax.data import Encoding, Schema
-from quietmax.data.encoding import NumericColumn, TextColumn
-from quietmax.data.text import embed
+from quietmax.data.encoding import NumericColumn, TextColumn, embed
 from quietmax.estimators import PrivateHead, open_private, save_private
 from quietmax.estimators.head.estimator import _clipped_features
 from quietmax.estimators.serialization import PrivateModel

@@ -16,7 +16,7 @@ from quietmax.errors import InvalidInput
 from quietmax.mechanisms import Algorithm1
 from quietmax.mechanisms.algorithm1 import _claimed_epsilon, budget_split
 from quietmax.models import Model, TorchModel, TrainingSettings
-from quietmax.models.mlp import initial_mlp
+from quietmax.models.stacked import initial_mlp
 from quietmax.models.training import softmax
 from quietmax.noise import EXACT, SeededNoise, release_gaussian
 from quietmax.sensitivity import published_sensitivity

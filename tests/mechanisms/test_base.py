@@ -27,7 +27,7 @@ from quietmax.mechanisms.base import (
 )
 from quietmax.models import TorchModel
 from quietmax.models.features import Scaling
-from quietmax.models.mlp import initial_mlp
+from quietmax.models.stacked import initial_mlp
 from quietmax.noise import EXACT, ExactNoise, SeededNoise
 from quietmax.sensitivity import ScoreBounds, Sensitivity
 from tests.mechanisms.made_up import bounds, spied

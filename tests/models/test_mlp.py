@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from quietmax.errors import InvalidInput
-from quietmax.models.mlp import ACTIVATIONS, Activation, initial_mlp
+from quietmax.models.stacked import ACTIVATIONS, Activation, initial_mlp
 
 
 def test_logits_of_a_stack_are_asked_network_by_network() -> None:

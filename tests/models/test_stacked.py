@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from quietmax.errors import InvalidInput, QuietmaxError
-from quietmax.models.mlp import initial_mlp
 from quietmax.models.stacked import (
     AveragedOver,
     Convexified,
@@ -21,6 +20,7 @@ from quietmax.models.stacked import (
     Quadratic,
     TrainingSettings,
     _logit_gradient,
+    initial_mlp,
     loss_value,
     train_stack,
 )

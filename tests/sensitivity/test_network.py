@@ -12,8 +12,7 @@ import torch
 from quietmax.data import Records, hold_out, load
 from quietmax.errors import InvalidInput
 from quietmax.models import CrossEntropy, Model, Quadratic, TrainingSettings, train
-from quietmax.models.mlp import initial_mlp
-from quietmax.models.stacked import loss_value, train_stack
+from quietmax.models.stacked import initial_mlp, loss_value, train_stack
 from quietmax.sensitivity import published_sensitivity
 from quietmax.sensitivity.network import (
     CONDITIONS,

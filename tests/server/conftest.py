@@ -17,7 +17,7 @@ from quietmax.estimators import PrivateHead, Teachers, save_private
 from quietmax.ledger import Ledger, Terms
 from quietmax.models import Model, TrainingSettings, save_model
 from quietmax.models.features import Identity
-from quietmax.models.mlp import initial_mlp
+from quietmax.models.stacked import initial_mlp
 from quietmax.server import Service, Settings
 from quietmax.server.deployment import deploy, load_models
 from tests.server.running_service import (

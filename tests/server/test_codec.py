@@ -40,7 +40,7 @@ from quietmax.estimators.head.weights import TableWeights
 from quietmax.estimators.serialization import open_private
 from quietmax.ledger import Terms
 from quietmax.mechanisms import Answers
-from quietmax.models.features.cells import table_cells
+from quietmax.models.features.tabular import table_cells
 from quietmax.server import codec
 from quietmax.server.codec import (
     COLUMN_DATATYPES,

@@ -50,7 +50,6 @@ def rounded_up(value: Fraction) -> float:
 
 
 def _rounded_down(value: Fraction) -> float:
-    """Return the largest float whose decimal is at most `value`."""
     nearest = float(value)
     return nearest if decimal(nearest) <= value else math.nextafter(nearest, -math.inf)
 
@@ -498,10 +497,7 @@ class Meter:
         return math.ceil(cost.amount * LIMIT / self.total.amount)
 
     def share(self, releases: int) -> Cost:
-        """Return the largest cost of which the budget pays that many: epsilon/k, or mu/sqrt(k), rounded down.
-
-        Up to 70 million releases, ``meter.affordable(meter.share(k)) == k`` holds exactly.
-        """
+        """Return the largest cost of which the budget pays that many, rounded down; exact up to 70 million releases."""
         count = _checked_count(releases, "The number of releases")
         if not 1 <= count <= LIMIT:
             raise InvalidInput(f"The number of releases must be between 1 and {LIMIT}, got {releases!r}.")

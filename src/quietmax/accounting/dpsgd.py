@@ -53,7 +53,6 @@ Floats = NDArray[np.float64]
 Accountant = Literal["pld", "rdp", "zcdp", "ac", "nc"]
 NoiseAnalysis = Literal["proven", "published"]
 ACCOUNTANTS: tuple[Accountant, ...] = ("pld", "rdp", "zcdp", "ac", "nc")
-"""The accountants of the proven analysis."""
 PUBLISHED_ACCOUNTANTS = ACCOUNTANTS[1:]
 
 _SMALLEST_DELTA = 1e-9
@@ -103,10 +102,9 @@ def noise_multiplier(
     accountant: Accountant = "pld",
     analysis: NoiseAnalysis = "proven",
 ) -> float:
-    """Return the noise multiplier with which a run is (epsilon, delta)-private according to an accountant.
+    """Return the noise multiplier (noise over clipping norm) with which a run is (epsilon, delta)-private.
 
-    The noise multiplier is the standard deviation of the noise divided by the clipping norm. Values that are found by
-    search (``pld``, ``rdp``) are rounded up by at most 1e-4 of themselves.
+    Values that are found by search (``pld``, ``rdp``) are rounded up by at most 1e-4 of themselves.
     """
     if not 1e-4 <= as_number(epsilon) <= 1e6:
         raise InvalidInput(f"epsilon must be between 0.0001 and 1000000 for DP-SGD, got {epsilon!r}.")
@@ -140,7 +138,6 @@ def _published(epsilon: float, delta: float, schedule: Schedule, accountant: str
 
 @lru_cache(maxsize=1024)
 def _proven(epsilon: float, delta: float, schedule: Schedule, accountant: str) -> float:
-    """Return a noise multiplier that is proven for Poisson sampling."""
     if accountant == "pld":
         if schedule.sampling_rate == 1.0:
             # Full batches are T Gaussian mechanisms, together exactly sqrt(T)/sigma-Gaussian private.
@@ -189,11 +186,10 @@ def _advanced_share(total_epsilon: float, queries: int, delta: float) -> float:
 
 
 def _concentrated(epsilon: float, delta: float, releases: float) -> float:
-    """Return the noise multiplier from zero-concentrated differential privacy.
+    """Return the noise multiplier from zero-concentrated privacy (Bun and Steinke 2016, propositions 1.3 and 1.6).
 
-    Each release is 1/(2*sigma^2)-zCDP, and rho in total gives epsilon = rho + 2*sqrt(rho*ln(1/delta)).
-    Bun and Steinke 2016, propositions 1.3 and 1.6. The Renyi divergence of a Poisson-sampled release is at most that
-    of the release itself (convexity), and for large orders no smaller: sampling gains nothing here.
+    Each release is 1/(2*sigma^2)-zCDP, and rho in total gives epsilon = rho + 2*sqrt(rho*ln(1/delta)). The
+    Renyi divergence of a Poisson sample is at most that of the release itself, and for large orders no smaller.
     """
     log = math.log(1 / delta)
     return math.sqrt(releases / 2) * (math.sqrt(log + epsilon) + math.sqrt(log)) / epsilon
@@ -210,7 +206,6 @@ def _of_sampled_step(epsilon: float, delta: float, sampling_rate: float) -> floa
 
 
 def _renyi(epsilon: float, delta: float, schedule: Schedule, *, published: bool) -> float:
-    """Return the smallest noise multiplier whose Renyi divergences give this epsilon."""
     # The best order lies near 1 + 2*ln(1/delta)/epsilon, where both terms of the bound are equal.
     largest = 64 - 4 * math.log(delta) / epsilon
 
@@ -240,11 +235,7 @@ def _smallest(excess: Callable[[float], float], epsilon: float, schedule: Schedu
 
 
 def loss_delta(sigma: float, epsilon: float, schedule: Schedule) -> float:
-    """Return an upper bound on the delta of a run, from its privacy loss distribution.
-
-    The grid interval follows the spread of the loss, so the number of points, and with it the memory, is bounded for
-    every epsilon; a coarser interval only raises delta.
-    """
+    """Return an upper bound on the delta of a run, from its privacy loss distribution."""
     return max(_sampled_gaussian_delta(sigma, epsilon, schedule, _interval(sigma, schedule)), 1e-12)
 
 
@@ -335,7 +326,6 @@ _REACH = 12.0
 _LOST = 1e-32
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 _BLOCK = 4096
-"""How many integration intervals are taken at once."""
 _LONGEST_TRANSFORM, _SPREADS_BELOW, _LOG_BEYOND = 2**20, 10.0, -28.0
 _EXTRA_TILTS = np.array([0.5, 1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 14.0, 20.0])
 """These say how much of the sum a transform holds, and where Chernoff's bound on the rest is tried. What a transform

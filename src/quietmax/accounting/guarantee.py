@@ -333,7 +333,6 @@ class Guarantee:
         return replace(self, **stated, delta=surplus, extra_delta=0.0)
 
     def _group_surplus(self, units: int) -> float:
-        """Return the surplus delta of a group, up to rounding."""
         if self._surplus == 0.0:
             return 0.0
         if self.definition == "gaussian":

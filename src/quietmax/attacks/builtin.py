@@ -39,9 +39,8 @@ from quietmax.attacks.shadow_models import (
 from quietmax.data.records import Split
 from quietmax.errors import InvalidInput, unknown_name
 from quietmax.mechanisms.base import Answers
-from quietmax.models.mlp import MLP
 from quietmax.models.serialization import settings_to_json
-from quietmax.models.stacked import CrossEntropy, Progress, TrainingSettings, train_stack
+from quietmax.models.stacked import MLP, CrossEntropy, Progress, TrainingSettings, train_stack
 
 Mask = NDArray[np.bool_]
 StatisticName = Literal["loss", "confidence", "entropy"]

@@ -23,8 +23,8 @@ from quietmax.attacks.metrics import Floats, Labels, Released, Statistic
 from quietmax.data.records import Holdout, Records, Split, is_held_out
 from quietmax.errors import InvalidInput
 from quietmax.mechanisms.base import Answers
-from quietmax.models.mlp import MLP
 from quietmax.models.stacked import (
+    MLP,
     Progress,
     TrainingSettings,
     stack_edges,

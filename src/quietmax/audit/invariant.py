@@ -23,18 +23,16 @@ from quietmax.data.encoding import Encoding
 from quietmax.errors import InvalidInput
 from quietmax.estimators.blocks import Table
 from quietmax.estimators.dpsgd.gradients import exact_clipped_sum
-from quietmax.estimators.head.calibration import _Excess
 from quietmax.estimators.head.estimator import _with_cells
 from quietmax.estimators.head.exact_sums import clipped_rows, gradient_sum
 from quietmax.estimators.head.tables import ROWS_AT_ONCE as CELL_ROWS_AT_ONCE
 from quietmax.estimators.head.tables import Basis, _Residuals, cell_scores, with_lengths
-from quietmax.estimators.head.weights import even_shares
+from quietmax.estimators.head.weights import _Excess, even_shares
 from quietmax.estimators.serialization import PrivateModel
 from quietmax.estimators.teachers import TeacherEnsemble
 from quietmax.models.features.base import FeatureMap, bits
-from quietmax.models.features.cells import TableCells
-from quietmax.models.mlp import MLP, initial_mlp
-from quietmax.models.stacked import CrossEntropy, TrainingSettings, train_independent
+from quietmax.models.features.tabular import TableCells
+from quietmax.models.stacked import MLP, CrossEntropy, TrainingSettings, initial_mlp, train_independent
 from quietmax.predictor import Predictor
 
 Rows = NDArray[np.intp]

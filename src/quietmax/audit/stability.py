@@ -26,8 +26,7 @@ from quietmax.attacks.metrics import Estimate
 from quietmax.audit.bounds import Verdict, _check_confidence
 from quietmax.data.records import Records
 from quietmax.errors import InvalidInput
-from quietmax.models.mlp import MLP
-from quietmax.models.stacked import Progress, TrainingSettings, train_stack
+from quietmax.models.stacked import MLP, Progress, TrainingSettings, train_stack
 from quietmax.sensitivity.certified import Sensitivity
 from quietmax.sensitivity.network import published_sensitivity_for
 

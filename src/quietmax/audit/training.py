@@ -59,10 +59,8 @@ from quietmax.estimators.head.weights import GradientPlan, HeadSettings
 from quietmax.estimators.teachers import Teachers, shard_of
 from quietmax.estimators.training_set import Basis, check_choice
 from quietmax.mechanisms.base import Answerer, Answers, NoisyMax
-from quietmax.models.features.cells import TableCells
-from quietmax.models.features.tabular import Identity, UnitNorm
-from quietmax.models.mlp import initial_mlp
-from quietmax.models.stacked import Progress
+from quietmax.models.features.tabular import Identity, TableCells, UnitNorm
+from quietmax.models.stacked import Progress, initial_mlp
 from quietmax.noise.sources import SeededNoise
 
 Floats = NDArray[np.float64]

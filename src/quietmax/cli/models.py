@@ -184,7 +184,7 @@ def decide(
 
     quietmax decide income --cost yes:no=5
     """
-    from quietmax.estimators.decisions import decision_in_words
+    from quietmax.estimators.figures import decision_in_words
     from quietmax.estimators.serialization import decide_folder
 
     chosen = None if threshold is None else dict([_named_number(threshold, "`threshold`", "yes=0.3")])

@@ -230,7 +230,7 @@ def _network_answers(
 
 def _answers(model: Any, queries: Any, classes: tuple[str, ...], *, probable: bool) -> dict[str, Any]:
     """Labels, and probabilities if they are released."""
-    from quietmax.estimators.decisions import decided
+    from quietmax.estimators.figures import decided
 
     probabilities = model.predict_proba(queries) if probable else None
     costs = getattr(model, "costs", None)

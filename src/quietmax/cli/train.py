@@ -352,7 +352,7 @@ def _train(
 
 def _selected(training: _Training, series: SeriesOptions) -> TableRows:
     """The rows of one cohort, without those of people who asked to be erased; a series holds out the same people."""
-    from quietmax.data.erasure import ErasureList
+    from quietmax.data.cohorts import ErasureList
     from quietmax.estimators.head.update import prior_of
 
     rows = training.rows(training.data)

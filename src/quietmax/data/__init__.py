@@ -1,8 +1,8 @@
 """Data: registered data sets, the user's own tables, public encodings and deterministic splits."""
 
+from quietmax.data.cohorts import ErasureList
 from quietmax.data.draft import check_table, draft_schema
 from quietmax.data.encoding import Encoding
-from quietmax.data.erasure import ErasureList
 from quietmax.data.readers import DataDirectory, DataFile, Download
 from quietmax.data.records import Holdout, Records, Split, hold_out, split
 from quietmax.data.registry import DataSet, datasets, load, load_records

@@ -88,11 +88,9 @@ class Cells:
 
 
 Values: TypeAlias = "pd.Series[Any] | Cells"
-"""A column that is read."""
 
 
 def _is_string(kind: pyarrow.DataType) -> bool:
-    """Return whether a type of Arrow holds strings or bytes."""
     return any(getattr(pyarrow.types, f"is_{name}")(kind) for name in _STRING_TYPES)
 
 
@@ -140,7 +138,6 @@ _NOT_A_NUMBER = "no number in the numeric column '{}'; a missing value is an emp
 
 
 def _refuse_unreadable(unreadable: NDArray[np.bool_], name: str, problem: str) -> None:
-    """Raise `InvalidData` for the first cell that cannot be read."""
     if np.count_nonzero(unreadable):
         rows = np.flatnonzero(unreadable)
         raise InvalidData(f"{_first_of(rows)} has {problem.format(name)}.", column=name)
@@ -177,7 +174,6 @@ def _read_numbers(
 def _numbers_of(
     strings: NDArray[np.object_], parse: Callable[[str], float | None]
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return the number of every string, NaN for None, and where None was; equal strings are computed once."""
     given = strings.tolist()
     known = {string: parse(string) for string in set(given)}
     wrong = {string for string, number in known.items() if number is None}
@@ -221,10 +217,7 @@ def exact_number(string: str) -> Decimal | None:
 
 
 def numbered(strings: Iterable[str]) -> tuple[NDArray[np.int64], list[str]]:
-    """Number the distinct strings from 0, in the order in which they come.
-
-    Not `pandas.factorize`: before version 3, pandas takes strings for equal if they are equal up to a NUL character.
-    """
+    """Number the distinct strings from 0, in order of first appearance (pandas before 3 stops at a NUL character)."""
     given = list(strings)
     distinct = list(dict.fromkeys(given))
     places = dict(zip(distinct, range(len(distinct)), strict=True))
@@ -232,7 +225,6 @@ def numbered(strings: Iterable[str]) -> tuple[NDArray[np.int64], list[str]]:
 
 
 def _map_cells(values: Values, rule: Callable[[object], object]) -> NDArray[np.object_]:
-    """Return the rule's value for every cell; equal strings, categories and integers are computed once."""
     if isinstance(values, Cells):
         return np.array([rule(value) for value in values.tolist()], dtype=object)
     if isinstance(values.dtype, pd.CategoricalDtype):
@@ -262,8 +254,6 @@ def _map_cells(values: Values, rule: Callable[[object], object]) -> NDArray[np.o
 
 
 class _Strings(dict[str, object]):
-    """What a rule makes of strings, each computed once."""
-
     def __init__(self, rule: Callable[[object], object]) -> None:
         self._rule = rule
 
@@ -301,7 +291,6 @@ def _cells(values: pd.Series[Any]) -> list[Any]:
 
 
 def _arrow(values: pd.Series[Any]) -> Any:
-    """Return a column as chunks of Arrow arrays."""
     if isinstance(values.dtype, pd.ArrowDtype):
         column = values.array.__arrow_array__()
     else:
@@ -331,7 +320,6 @@ def _plain(column: Any) -> Any:
 
 
 def _holds_strings(values: Values) -> bool:
-    """Return whether the type of a column is that of strings (or unknown), rather than of dates or numbers."""
     if isinstance(values, Cells):
         return values.strings
     if isinstance(values.dtype, pd.ArrowDtype):
@@ -342,7 +330,6 @@ def _holds_strings(values: Values) -> bool:
 
 
 def _parse_boolean(string: str) -> float | None:
-    """Return 1 if a string says yes, 0 if it says no."""
     folded = string.casefold()
     number = exact_number(folded)
     if folded in YES or number == 1:

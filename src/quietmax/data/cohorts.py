@@ -1,21 +1,31 @@
 """Cohorts: each person of a table that grows belongs to one part of it, by a function of that person's own rows.
 
 A model of a series is trained on one cohort, so that all versions together cost a person as much as their own cohort
-does (THEORY 3.17). Which cohort a person is in depends on that person's rows and on public numbers alone (THEORY 3.8).
+does. Which cohort a person is in, and whether an erasure list leaves them out, depends on that person's rows, the list
+and public numbers alone (THEORY 3.8, 3.17).
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import json
+import os
+import secrets
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from datetime import date
+from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quietmax.data.cells import numbered
+from quietmax._io import atomic_write
+from quietmax.data.cells import as_string, is_missing, is_valid_unicode, numbered
 from quietmax.data.encoding import (
     CategoricalColumn,
     Column,
@@ -25,7 +35,7 @@ from quietmax.data.encoding import (
     quoted,
     require_columns,
 )
-from quietmax.errors import InvalidInput
+from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -71,7 +81,6 @@ class CohortRule:
 
     @property
     def _period(self) -> str | None:
-        """The period into which dates are divided."""
         name, _, period = self.by.rpartition(":")
         return period if name and self.column is not None and name == self.column.name else None
 
@@ -148,7 +157,6 @@ def _is_hash(by: str) -> bool:
 
 
 def _period_of(day: date, period: str | None) -> tuple[int, str]:
-    """Return the number of the period that a day is in, and its name."""
     year, week, _ = day.isocalendar()
     return {
         "year": (day.year, f"{day.year:04d}"),
@@ -182,9 +190,7 @@ class Cohort:
 
     rule: CohortRule
     name: str
-    members: NDArray[np.bytes_] | None = (
-        None  # Sorted digests of its people, where all rows of a person decide
-    )
+    members: NDArray[np.bytes_] | None = None  # Sorted digests, where all rows decide
 
     def holds(
         self, frame: pd.DataFrame, persons: NDArray[np.object_] | None, features: NDArray[np.float32]
@@ -212,11 +218,7 @@ class Cohort:
 def people_of(
     rule: CohortRule, name: str, rows: Iterable[tuple[NDArray[np.object_], NDArray[np.int64]]]
 ) -> Cohort:
-    """Return a cohort of people whose first row, of all their rows, is in it.
-
-    `rows` are the names and the cohort numbers of all rows, part by part. Someone with a row of an earlier cohort
-    belongs to that one, so whoever comes back is left out.
-    """
+    """Return the people whose first cohort, of all their rows (names and cohort numbers, part by part), is this one."""
     number, inside, earlier = rule.number(name), _Distinct(), _Distinct()
     for persons, numbers in rows:
         digests = person_digests(persons)
@@ -244,13 +246,108 @@ class _Distinct:
 
 
 def person_digests(names: NDArray[np.object_], key: bytes = b"") -> NDArray[np.bytes_]:
-    """Return a digest of each row's person, keyed if a key is given.
-
-    Two persons share one of the 2^128 digests with probability below `n^2 / 2^129`.
-    """
+    """Return a digest of each row's person; two persons share one with probability below `n^2 / 2^129`."""
     codes, distinct = numbered(names)
     digests = [
         hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16, key=key).digest()
         for name in distinct
     ]
     return np.frombuffer(b"".join(digests), dtype="S16")[codes]
+
+
+# --- Who leaves -------------------------------------------------------------------------------------------------------
+
+_FORMAT = "quietmax erasure list 1"
+
+
+@dataclass(frozen=True)
+class ErasureList:
+    """The people who must be missing from every later training, as keyed hashes of what the `person` column holds.
+
+    The list holds no names, but whoever has it can test whether a name is on it: only its owner can read the file.
+    Outer blanks, case and the form of Unicode do not count, so that nobody is missed; two people whose names differ
+    only in these are left out together.
+
+    Parameters
+    ----------
+    key : str
+        The random key of the hashes, 64 hexadecimal digits.
+    persons : tuple of str
+        The hashes, sorted.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> file = Path(folder.name) / "people.erased"
+    >>> ErasureList.add(file, "Ann"), ErasureList.add(file, "ann")
+    (True, False)
+    >>> ErasureList.from_file(file).holds(np.array(["ann", "Bob"], dtype=object))
+    array([ True, False])
+    """
+
+    key: str = field(repr=False)
+    persons: tuple[str, ...] = field(default=(), repr=False)
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> ErasureList:
+        """Read a list; a missing or damaged file is an error, never an empty list."""
+        try:
+            stored = json.loads(Path(path).read_bytes())
+            key, persons = stored.pop("key"), stored.pop("persons")
+            if stored != {"format": _FORMAT} or len(key) != 64 or any(len(each) != 32 for each in persons):
+                raise ValueError("not an erasure list")
+            bytes.fromhex("".join([key, *persons]))
+        except OSError as problem:
+            raise DataUnavailable(
+                f"The erasure list {path} cannot be read ({problem.strerror}). 'quietmax forget' writes one."
+            ) from problem
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
+            raise DataUnavailable(
+                f"The erasure list {path} is damaged or no erasure list. Restore it from a backup."
+            ) from problem
+        return cls(key, tuple(persons))
+
+    @classmethod
+    def add(cls, path: str | Path, person: object) -> bool:
+        """Add a person to the list in a file, which is created if missing; return whether the person was new."""
+        file, name = Path(path), as_string(person)
+        if is_missing([name])[0] or not is_valid_unicode([name])[0]:
+            raise InvalidInput("`person` must be a value of the person column, not a missing one.")
+        try:
+            with ExitStack() as stack:  # of two processes that add people, none forgets the other's
+                folder = os.open(file.parent, os.O_RDONLY)
+                stack.callback(os.close, folder)
+                fcntl.flock(folder, fcntl.LOCK_EX)
+                stack.callback(fcntl.flock, folder, fcntl.LOCK_UN)
+                found = cls.from_file(file) if file.exists() else cls(secrets.token_hex(32))
+                new = found._hash(name)
+                if new not in found.persons:
+                    content = {"format": _FORMAT, "key": found.key, "persons": sorted((*found.persons, new))}
+                    text = json.dumps(content, indent=1)
+                    atomic_write(file, lambda staging: staging.write_text(text), private=True)
+                return new not in found.persons
+        except OSError as problem:
+            raise QuietmaxError(
+                f"The erasure list {file} cannot be written ({problem.strerror})."
+            ) from problem
+
+    def entry(self, person: object) -> str:
+        """Return the first digits of a person's hash, by which a record can name the entry."""
+        return self._hash(as_string(person))[:16]
+
+    def holds(self, names: NDArray[np.object_]) -> NDArray[np.bool_]:
+        """Tell for each name, as `Records.persons` has it, whether the person is on the list."""
+        known = self._known
+        if not known:
+            return np.zeros(len(names), dtype=np.bool_)
+        return np.fromiter((self._hash(name) in known for name in names), dtype=np.bool_, count=len(names))
+
+    @cached_property
+    def _known(self) -> frozenset[str]:
+        return frozenset(self.persons)
+
+    def _hash(self, name: str) -> str:
+        plain = normalize("NFKC", normalize("NFKC", name).casefold())
+        content = plain.strip().encode("utf-8", "surrogatepass")
+        return hashlib.blake2b(content, key=bytes.fromhex(self.key), digest_size=16).hexdigest()

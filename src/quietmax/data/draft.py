@@ -22,10 +22,9 @@ from numpy.typing import NDArray
 
 from quietmax._lazy import lazy_module
 from quietmax.data.cells import _parse_boolean, as_numbers, as_strings, is_missing, parse_date
-from quietmax.data.encoding import _KINDS, Losses, NumericColumn, quoted, require_columns
+from quietmax.data.encoding import _KINDS, Losses, NumericColumn, missing_extra, quoted, require_columns
 from quietmax.data.schema import _COLUMN_KEYS, _NO_PERSON, Schema, _check_declarations, _declared_column
 from quietmax.data.sources import RawTable, as_frame, read_table
-from quietmax.data.text import missing_extra
 from quietmax.errors import InvalidData, InvalidInput, counted
 
 if TYPE_CHECKING:
@@ -49,7 +48,6 @@ _LARGEST = 1e300
 """Numbers above count as infinite: they are clipped to the bounds of the others."""
 
 _SEPARATORS = ((".", ""), (".", ","), (",", ""), (",", "."), (".", " "), (",", " "), (".", "'"), (",", "'"))
-"""Pairs of decimal and thousands separators, in the order in which they are tried."""
 
 _UNIT = re.compile("[$€£¥%]|USD|EUR|GBP|CHF|k?g|lbs?|c?m|km|°[CF]")
 _QUANTITY = re.compile(
@@ -127,8 +125,6 @@ _MOST_OUTCOMES = 10
 
 @dataclass(frozen=True)
 class _Proposal:
-    """What a column seems to hold."""
-
     declared: Mapping[str, Any]  # By the keys of a schema; True: the column is listed there
     because: str  # How that was found
     identifies: int = 0  # 2: its name and values say that it tells people apart; 1: its values alone
@@ -139,7 +135,6 @@ def _ignored(because: str, identifies: int = 0) -> _Proposal:
 
 
 def _propose(name: str, values: pd.Series[Any]) -> _Proposal:
-    """Propose a declaration for a column."""
     if pd.api.types.is_numeric_dtype(values.dtype) and values.dtype.kind != "c":
         numbers = as_numbers(values, name)
         present = numbers[~np.isnan(numbers)]
@@ -180,7 +175,6 @@ def _infer_classes(labels: pd.Series[Any]) -> tuple[tuple[str, ...], bool]:
 
 
 def _round_outwards(low: float, high: float) -> tuple[float, float]:
-    """Return round bounds around two numbers."""
     if 0 <= low <= high / 2 or 0 <= low == high:
         return 0.0, _rounded_up(high) if high > 0 else 1.0
     if low / 2 <= high <= 0 or low == high:
@@ -205,7 +199,6 @@ def _empty_or_boolean(values: int, found: str) -> _Proposal:
 
 
 def _as_dates(_: str, counts: Mapping[str, int]) -> _Proposal | None:
-    """Propose dates if the strings are dates in one format."""
     formats = [None, *(day + time for day in (*_DAYS, *_MONTHS) for time in _TIMES)]
     sample = [*counts][:20]
     fitting: list[tuple[int, str | None, dict[str, datetime], dict[str, int]]] = []
@@ -230,7 +223,6 @@ def _as_dates(_: str, counts: Mapping[str, int]) -> _Proposal | None:
 
 
 def _as_separated_numbers(name: str, counts: Mapping[str, int]) -> _Proposal | None:
-    """Propose numbers if the strings are numbers with one pair of separators."""
     if any(_LEADING_ZERO.fullmatch(string) for string in counts):
         return None
     unit = _find_unit(counts)
@@ -260,7 +252,6 @@ def _as_separated_numbers(name: str, counts: Mapping[str, int]) -> _Proposal | N
 
 
 def _find_unit(counts: Mapping[str, int]) -> str:
-    """Return the currency sign or unit that stands beside most of the numbers, or nothing."""
     found = Counter(
         match["before"] or match["after"] for string in counts if (match := _QUANTITY.fullmatch(string))
     )
@@ -284,7 +275,6 @@ def _read(counts: Mapping[str, int], parse: Callable[[str], Any]) -> tuple[dict[
 
 
 def _few(markers: Mapping[str, int], known: Mapping[str, Any]) -> bool:
-    """Return whether so few strings could not be read that they may mark missing values."""
     unusual = [marker for marker in markers if not _USUAL_MARKER.fullmatch(marker)]
     return bool(known) and len(markers) <= _MARKERS and (not unusual or len(known) >= 5 * len(markers))
 
@@ -292,7 +282,6 @@ def _few(markers: Mapping[str, int], known: Mapping[str, Any]) -> bool:
 def _with_markers(
     declared: Mapping[str, Any], because: str, markers: Mapping[str, int]
 ) -> tuple[dict[str, Any], str]:
-    """Add strings that could not be read as marks of missing values."""
     if not markers:
         return dict(declared), because
     named = tuple(sorted({*markers, *declared.get("missing_values", ())}))
@@ -300,7 +289,6 @@ def _with_markers(
 
 
 def _numeric(name: str, numbers: NDArray[np.float64], found: str, declared: dict[str, Any]) -> _Proposal:
-    """Propose bounds for numbers, or that they identify somebody."""
     finite = numbers[np.abs(numbers) < _LARGEST]
     if not len(finite):
         return _ignored("the column is empty")
@@ -332,7 +320,6 @@ def _numeric(name: str, numbers: NDArray[np.float64], found: str, declared: dict
 
 
 def _as_strings(name: str, counts: Mapping[str, int]) -> _Proposal:
-    """Propose categories or buckets for strings, or to ignore them."""
     rows, distinct = sum(counts.values()), len(counts)
     identifier = _as_identifier(name, distinct, rows)
     if identifier is not None and not _is_text(counts):
@@ -358,14 +345,12 @@ def _as_strings(name: str, counts: Mapping[str, int]) -> _Proposal:
 
 
 def _is_text(counts: Mapping[str, int]) -> bool:
-    """Return whether strings look like sentences: long and with several blanks inside."""
     strings: Sequence[str] = [*counts]
     blanks = sum(string.count(" ") for string in strings)
     return blanks >= 2 * len(strings) and sum(map(len, strings)) >= 15 * len(strings)
 
 
 def _spellings(counts: Mapping[str, int]) -> list[str]:
-    """Return the strings, and of those that differ in case only the most frequent one."""
     best: dict[str, str] = {}
     for string in sorted(counts, key=lambda each: (-counts[each], each.isupper(), each)):
         best.setdefault(string.casefold(), string)
@@ -381,13 +366,11 @@ def _is_free_text(values: pd.Series[Any]) -> bool:
 
 
 def _counted(values: pd.Series[Any]) -> Counter[str]:
-    """Return how often each string occurs that is no missing value."""
     strings = as_strings(values)
     return Counter(strings[~is_missing(strings)].tolist())
 
 
 def _counts(values: pd.Series[Any]) -> Counter[str] | None:
-    """Return what `_counted` does; None if the type of the column cannot be read."""
     try:
         return _counted(values)
     except InvalidData:
@@ -395,18 +378,13 @@ def _counts(values: pd.Series[Any]) -> Counter[str] | None:
 
 
 def _words(name: str) -> list[str]:
-    """Return the words of a column's name, in lower case and without accents."""
     decomposed = unicodedata.normalize("NFKD", name)
     plain = "".join(letter for letter in decomposed if not unicodedata.combining(letter))
     return re.findall("[a-z0-9]+", re.sub("([a-z0-9])([A-Z])", r"\1 \2", plain).casefold())
 
 
 def _may_tell_people_apart(name: str) -> bool:
-    """Return whether the name of a column says that it may number or name people. No value is looked at.
-
-    >>> [_may_tell_people_apart(name) for name in ("patient_id", "MRN", "id", "age", "row_number")]
-    [True, True, True, False, False]
-    """
+    """Return whether the name of a column says that it may number or name people. No value is looked at."""
     letters = _letters(name)
     if letters in _ROW_NUMBER:
         return False
@@ -418,7 +396,6 @@ def _letters(name: str) -> str:
 
 
 def _as_identifier(name: str, distinct: int, rows: int) -> _Proposal | None:
-    """Propose to ignore a column whose name and number of values say that it tells people or rows apart."""
     if distinct < min(10, rows / 3) or distinct < rows / 200:
         return None
     if _PERSON.fullmatch(_letters(name)):
@@ -506,7 +483,6 @@ def _to_confirm(schema: Schema, how: Mapping[str, str], columns: Mapping[str, _P
 
 
 def _table(table: Any) -> RawTable:
-    """Return a file or a frame with named columns."""
     if not isinstance(table, str | Path):
         return RawTable(as_frame(table))
     if Path(table).suffix.lower() == ".npz":
@@ -536,7 +512,6 @@ def _find_label(frame: pd.DataFrame, proposals: Mapping[str, _Proposal]) -> tupl
 def _find_person(
     frame: pd.DataFrame, proposals: Mapping[str, _Proposal], label: str | None
 ) -> tuple[str | None, str]:
-    """Return the column that probably tells people apart, and why; or None, and which column may do so."""
     candidates = [name for name, found in proposals.items() if found.identifies and name != label]
     if not candidates:
         return None, _question(frame, proposals, label)
@@ -567,7 +542,6 @@ def _question(frame: pd.DataFrame, proposals: Mapping[str, _Proposal], label: st
 
 
 def _with_classes(schema: Schema, frame: pd.DataFrame, label: str) -> tuple[Schema, str]:
-    """Return the schema with the classes of the label, and how they were found."""
     classes, ignore_case = _infer_classes(frame[label])
     if len(classes) > _MAX_CLASSES:
         return (
@@ -607,9 +581,7 @@ class TableReport:
     most_rows: int  # The largest number of rows of one person
     without_person: int
     first_without_person: int = 0  # Number of the first such row, counted from 1; 0 if there is none
-    similar_persons: int = (
-        0  # People whose name differs from another one only in case, blanks or leading zeros
-    )
+    similar_persons: int = 0  # Names unlike another only in case, blanks or leading zeros
     free_text: tuple[str, ...] = ()  # Hashed columns that seem to hold free text
     unnamed: int = 0  # Columns of a text file without a name, which are ignored
     missing_extra: str | None = None  # How to install the sentence encoder where text columns lack it
@@ -734,7 +706,6 @@ def check_table(table: Any, schema: Schema) -> TableReport:
 
 
 def _count_classes(table: RawTable, schema: Schema) -> tuple[dict[str, int], int]:
-    """Return the number of rows of each class, and the number of rows of none."""
     if schema.label is None or schema.classes is None:
         return {}, 0
     fold = str.casefold if schema.label in schema.ignore_case else str
@@ -744,7 +715,6 @@ def _count_classes(table: RawTable, schema: Schema) -> tuple[dict[str, int], int
 
 
 def _count_persons(table: RawTable, schema: Schema) -> dict[str, Any]:
-    """Return the fields of the report about people."""
     if schema.person is None:
         return {"persons": None, "most_rows": 1, "without_person": 0}
     names = as_strings(table.frame[schema.person])

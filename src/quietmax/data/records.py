@@ -211,12 +211,7 @@ class Records:
 
 
 def _hash_rows(features: NDArray[np.float32]) -> NDArray[np.uint64]:
-    """Return a 64-bit number per row that is equal for equal rows.
-
-    The row's 32-bit words are scrambled one by one into `x`; with fixed odd multipliers `a` the number is
-    `sum_j a_j * x_j mod 2^64`.  The chance that any two different rows among n share a number is about n^2 /
-    2^60; a split would then keep these two records on the same side.
-    """
+    """Return a 64-bit number per row; different rows among n share one with a chance of about n^2 / 2^60."""
     count, width = features.shape
     multipliers = _scramble(np.arange(1, width + 1, dtype=np.uint64) * _GOLDEN) | np.uint64(1)
     hashes = np.empty(count, dtype=np.uint64)
@@ -351,7 +346,6 @@ def is_held_out(records: Records, holdout: Holdout) -> NDArray[np.bool_]:
 
 
 def _keyed_hashes(contents: Iterable[bytes], key: bytes) -> NDArray[np.uint64]:
-    """Return a 64-bit number for each content, equal for equal contents."""
     digests = (hashlib.blake2b(content, digest_size=8, key=key).digest() for content in contents)
     return np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64)
 

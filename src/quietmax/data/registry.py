@@ -85,11 +85,9 @@ class DataSet:
         return DataDirectory.of(data_dir, self.folders or (self.name,), verify=verify)
 
     def _missing(self, directory: DataDirectory) -> list[DataFile]:
-        """Return the files that are needed and missing."""
         return [files[0] for files in self.needs if all(directory.find(file) is None for file in files)]
 
     def _downloads_of(self, missing: list[DataFile]) -> list[Download]:
-        """Return the official files that hold missing files."""
         names = {
             name
             for file in missing
@@ -98,7 +96,6 @@ class DataSet:
         return [download for download in self.downloads if download.name in names]
 
     def _missing_message(self, missing: list[DataFile], directory: DataDirectory) -> str:
-        """Say which files are missing, from where to get them, and where to put them."""
         names, folder = " and ".join(file.name for file in missing), directory.folders[0]
         addresses = " and ".join(download.url for download in self._downloads_of(missing)) or self.page
         return f"The data set '{self.name}' needs {names} in {folder}, from {addresses}."
@@ -428,7 +425,6 @@ def load_rows(
 
 
 def _refuse(name: str | Path, kind: str, **options: Any) -> None:
-    """Refuse options that do not apply to a table, or to a registered data set."""
     wrong = sorted(key for key, value in options.items() if value)
     if wrong:
         raise InvalidInput(f"{wrong[0]} applies only to {kind}, not to '{name}'.")

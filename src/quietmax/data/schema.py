@@ -48,7 +48,6 @@ _REFINEMENTS = {
 """The keys that refine a declaration, and those that a column must be named in for it."""
 
 _NO_PERSON = "Give each such row a value of its own, or delete it."
-"""The way out where rows have no person."""
 
 _DRAFT_HEADER = """\
 # A draft. Each line under [confirm] says how a proposal was found in the records. Only facts that would be the same
@@ -271,7 +270,6 @@ class Schema:
 
 
 def _confirmed(confirm: Mapping[str, Any], added: Schema) -> dict[str, Any]:
-    """Return what is still to be confirmed after some declarations were added."""
     left: dict[str, Any] = {}
     for key, how in confirm.items():
         stated = getattr(added, key)
@@ -291,7 +289,6 @@ def _confirmed(confirm: Mapping[str, Any], added: Schema) -> dict[str, Any]:
 
 
 def _toml_tables(name: str, value: Mapping[str, Any]) -> list[str]:
-    """Return a mapping as a table of TOML, and the mappings in it as tables of their own."""
     rows = [
         f"{_toml_key(key)} = {_toml(each)}" for key, each in value.items() if not isinstance(each, Mapping)
     ]
@@ -305,7 +302,6 @@ def _toml_key(name: str) -> str:
 
 
 def _toml(value: object) -> str:
-    """Return a string, number or sequence as TOML."""
     if isinstance(value, str):
         # A TOML string has the escapes of a JSON string, and must also escape the character 127.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
@@ -317,7 +313,6 @@ def _toml(value: object) -> str:
 
 
 def _parse(key: str, value: Any, where: str = "") -> Any:
-    """Return the value of a key as the schema stores it."""
     try:
         return _KEYS[key][0](value)
     except (TypeError, ValueError, AttributeError) as error:
@@ -461,7 +456,6 @@ _KEYS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
 
 
 def _check_declarations(frame: pd.DataFrame, schema: Schema, label: str | None) -> None:
-    """Refuse declarations about columns that do not exist, or that contradict each other."""
     keys = (*_TYPE_KEYS, *_REFINEMENTS, "complete", "missing_values", "defaults")
     named = [name for key in keys for name in getattr(schema, key) if name != _ANY_COLUMN]
     named += [name for name in schema.ignore if name]  # a column without a name is ignored anyway
@@ -495,7 +489,6 @@ def declared_cohorts(schema: Schema, table: RawTable) -> CohortRule | None:
 
 
 def _declared_column(name: str, schema: Schema, table: RawTable) -> Column | None:
-    """Return a column of a table as declared, or None if nothing is declared for it."""
     either: dict[str, Any] = {
         "missing": not table.complete and not {name, _ANY_COLUMN} & set(schema.complete),
         "missing_values": schema.missing_values.get(name, ()),

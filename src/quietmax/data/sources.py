@@ -1,12 +1,9 @@
 """Reading tables: CSV, TSV, Parquet and NPZ files, folders and frames, whole or in parts.
 
-Nothing is guessed from the records: every cell of a text file is a string, and a column of a Parquet file keeps
-the Arrow type that the file declares, with its nulls.  All files of a source must agree in the columns that are used,
-so a row is read alike whatever file and part it is in (THEORY 3.8).  The names and types of the columns count as public
-facts.  Errors are for the owner of the table: they name files, rows and columns, never a value.
-
-The parser of text is that of Python: those of pandas and Arrow lose NUL characters, and take an opening quote that
-nobody closes as one cell with all later rows in it.
+Nothing is guessed from the records: every cell of a text file is a string, and a column of a Parquet file keeps its
+Arrow type. All files of a source must agree in the columns that are used, so a row is read alike whatever file and part
+it is in (THEORY 3.8). Errors are for the owner of the table: they name files, rows and columns, never a value. The
+parsers of pandas and Arrow lose NUL characters and read on after an open quote; so text is read with Python's.
 """
 
 from __future__ import annotations
@@ -43,7 +40,6 @@ _TEXT_SUFFIXES = (".csv", ".tsv")
 FILE_SUFFIXES = (".parquet", ".pq", *_TEXT_SUFFIXES)
 _SUFFIXES = (*FILE_SUFFIXES, ".npz")
 _NUMBERS_AT_ONCE = 2**22
-"""About this many numbers are encoded at once."""
 _MOST_ROWS_AT_ONCE = 2**16
 _TEXT_ROWS = 2**9
 """So many rows of a text file are Python strings at once; with more, collecting garbage takes most of the time."""
@@ -52,7 +48,6 @@ _LONGEST_CELL = 2**27
 
 Converted = TypeVar("Converted")
 _Types = Mapping[str, "pyarrow.DataType"]
-"""The names and types of the columns of a part."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +111,6 @@ _DELIMITER_LINE = re.compile('"?sep=([,;\t|])"?(?:\r\n|\r|\n)', re.IGNORECASE)
 
 @contextmanager
 def _open_text(file: Path) -> Iterator[tuple[IO[str], str]]:
-    """Open a text after a first line that names the delimiter; return it with the delimiters that it may have."""
     with file.open("rb") as content:
         start = content.read(4)
     encoding = next((name for mark, name in _MARKS.items() if start.startswith(mark)), "utf-8")
@@ -147,7 +141,6 @@ def _text_header(file: Path) -> tuple[list[str], str]:
 
 
 def _first_row(file: Path, rows: Iterator[list[str]]) -> list[str]:
-    """Return the column names in the first row that is not blank."""
     try:
         header = next((row for row in rows if any(map(str.strip, row))), None)
     except csv.Error:
@@ -158,7 +151,6 @@ def _first_row(file: Path, rows: Iterator[list[str]]) -> list[str]:
 
 
 def _text_rows(file: Path, delimiter: str) -> Iterator[list[str]]:
-    """Yield the rows after the header that are not empty."""
     with _open_text(file) as (text, _):
         reader, count = csv.reader(text, delimiter=delimiter, strict=True), 0
         width = len(_first_row(file, reader))
@@ -185,7 +177,6 @@ def _unclosed(file: Path, where: str) -> InvalidData:
 
 
 def _read_parquet(file: Path) -> pd.DataFrame:
-    """Read a Parquet file; every column keeps its Arrow type."""
     return as_frame(pyarrow.parquet.ParquetFile(file).read())
 
 
@@ -212,7 +203,6 @@ def _read_npz(file: Path, features: str, label: str | None) -> RawTable:
 def _array_table(
     file: Path, values: NDArray[Any], labels: NDArray[Any] | None, label: str | None
 ) -> RawTable:
-    """Return arrays as a table with the columns `feature_0`, `feature_1` and so on."""
     if (
         values.ndim < 2
         or values.dtype.kind not in "biuf"
@@ -241,7 +231,6 @@ def _array_table(
 
 
 def _arrow_frame(content: pyarrow.Table) -> pd.DataFrame:
-    """Return an Arrow table as a frame; every column keeps its Arrow type, and names may repeat."""
     columns = {
         number: pd.arrays.ArrowExtensionArray(_without_views(column))
         for number, column in enumerate(content.columns)
@@ -279,11 +268,7 @@ def as_frame(table: Any) -> pd.DataFrame:
 
 
 def as_series(values: Any, name: str) -> pd.Series[Any]:
-    """Return one entry per row as a pandas series, without converting any of them.
-
-    A type that the container declares (pandas, polars, Arrow, NumPy) is kept.  The entries of a list or of an array
-    of objects stay Python objects: pandas would choose one type by looking at all of them.
-    """
+    """Return one entry per row as a pandas series; no entry is converted by looking at others."""
     problem = f"{name} must be a flat sequence of numbers or strings, one for each row."
     flat = hasattr(values, "__iter__") and getattr(values, "ndim", 1) == 1
     if not flat or isinstance(values, str | bytes | Mapping | pd.DataFrame):
@@ -307,7 +292,6 @@ def as_series(values: Any, name: str) -> pd.Series[Any]:
 
 
 def _arrow_column(values: Any, problem: str) -> pyarrow.ChunkedArray:
-    """Return a series of polars or an Arrow array as an Arrow column."""
     if str(getattr(values, "dtype", "")) == "Object":
         raise InvalidInput(problem)  # polars would export the addresses of the objects
     try:
@@ -319,7 +303,6 @@ def _arrow_column(values: Any, problem: str) -> pyarrow.ChunkedArray:
 
 
 def _existing(path: str | Path) -> Path:
-    """Return the path of a file; raise if there is none."""
     file = Path(path).expanduser()
     if file.is_file():
         return file
@@ -415,7 +398,6 @@ class _Source:
     types: Sequence[_Types]  # The columns of each part
 
     def _empty_frame(self) -> pd.DataFrame:
-        """Return a frame with the columns of the source and no row."""
         return as_frame(pyarrow.schema(list(_stated_types(self.types).items())).empty_table())
 
     def _require_alike(self, used: Sequence[str]) -> None:
@@ -427,7 +409,6 @@ class _Source:
 
 
 def _open_source(source: str | Path) -> _Source:
-    """Look at the columns of all files."""
     named = [part for part in Path(source).expanduser().parts if not glob.has_magic(part)]
     parts = _file_parts(source)
     return _Source(Path(named[-1]).stem if named else "table", parts, [part._types() for part in parts])
@@ -461,7 +442,6 @@ def _require_types(place: str, own: _Types, first: _Types, used: Sequence[str]) 
 
 
 def _require_columns(place: str, own: _Types, used: Sequence[str]) -> None:
-    """Refuse a file in which a column is missing."""
     absent = [name for name in used if name not in own]
     if absent:
         raise InvalidData(f"{place} has no column {quoted(absent)}.")
@@ -478,7 +458,6 @@ def _plain(kind: pyarrow.DataType) -> pyarrow.DataType:
 
 
 def _file_parts(source: str | Path) -> list[TextPart | ParquetPart]:
-    """Return the files that a path or a pattern names, in order."""
     path = Path(source).expanduser()
     if path.is_dir():
         found = sorted(

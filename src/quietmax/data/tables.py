@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from quietmax._lazy import lazy_module
 from quietmax.data.cells import _first_of, as_numbers, as_string, as_strings, is_missing, is_valid_unicode
-from quietmax.data.cohorts import COHORT_FORMS, Cohort, CohortRule, people_of
+from quietmax.data.cohorts import COHORT_FORMS, Cohort, CohortRule, ErasureList, people_of
 from quietmax.data.draft import (
     _infer_classes,
     _is_free_text,
@@ -28,7 +28,6 @@ from quietmax.data.draft import (
     _with_proposals,
 )
 from quietmax.data.encoding import Encoding, quoted, require_columns
-from quietmax.data.erasure import ErasureList
 from quietmax.data.records import Holdout, Records, is_held_out
 from quietmax.data.schema import (
     _NO_PERSON,
@@ -64,7 +63,6 @@ else:
 def _read_records(
     path: str | Path, schema: Schema, *, infer: bool = False, features: str = "features"
 ) -> Records:
-    """Read a file and encode it as the schema declares."""
     label = schema.label
     if label is None and Path(path).suffix.lower() == ".npz":
         label = "labels"
@@ -118,7 +116,6 @@ def encode_table(table: Any, schema: Schema, *, infer: bool = False, y: Any = No
 
 
 def _labelled_frame(table: Any, schema: Schema, y: Any = None) -> tuple[pd.DataFrame, str]:
-    """Return a table as a frame that has its labels, and the name of the label column."""
     frame, label = as_frame(table), schema.label
     if y is not None:
         labels = as_series(y, "y")
@@ -147,7 +144,6 @@ def _encode_rows(frame: pd.DataFrame, encoding: Encoding, name: str = "table") -
 
 
 def _declared_encoding(table: RawTable, schema: Schema, label: str, *, infer: bool) -> Encoding:
-    """Return the encoding that the schema declares for a table."""
     _check_declarations(table.frame, schema, label)
     if not infer:
         _require_confirmed(schema)
@@ -207,7 +203,6 @@ def _require_confirmed(schema: Schema) -> None:
 
 
 def _require_declared(frame: pd.DataFrame, columns: list[str], label: str | None) -> None:
-    """Refuse a table with columns, or a label, about which nothing is declared."""
     needed, hint = [], ""
     if columns:
         keys = ", ".join(f"`{key}`" for key in _TYPE_KEYS)
@@ -229,7 +224,6 @@ def _require_declared(frame: pd.DataFrame, columns: list[str], label: str | None
 
 
 def _infer(frame: pd.DataFrame, schema: Schema, columns: list[str], label: str) -> Schema:
-    """Return the schema with the named columns, and classes that are not declared, read from the records."""
     completed = _with_proposals(schema, {name: _propose(name, frame[name]) for name in columns})
     if schema.classes is not None:
         return completed
@@ -360,7 +354,6 @@ class TableRows:
     def _rows_by_cohort(
         self, rule: CohortRule, person: str
     ) -> Iterator[tuple[NDArray[np.object_], NDArray[np.int64]]]:
-        """Yield the persons of all rows, and the cohort that each row states."""
         assert rule.column is not None
         ignore_case, columns = self.encoding.person_ignores_case, [person, rule.column.name]
         for part in self.parts:
@@ -422,7 +415,6 @@ class TableRows:
 
 
 def _used_columns(encoding: Encoding, cohorts: CohortRule | None = None) -> list[str]:
-    """Return the columns that an encoding needs, and the one that says which cohort a row is in."""
     names = [*(column.name for column in encoding.columns), encoding.label]
     names += [encoding.person] if encoding.person is not None else []
     names += [cohorts.column.name] if cohorts is not None and cohorts.column is not None else []

@@ -23,7 +23,7 @@ from sklearn.utils.metaestimators import available_if
 
 from quietmax._ray import RayEngine
 from quietmax.accounting.guarantee import Guarantee
-from quietmax.data.erasure import ErasureList
+from quietmax.data.cohorts import ErasureList
 from quietmax.errors import InvalidData, InvalidInput
 from quietmax.estimators.blocks import (
     FILES_IN_MEMORY,
@@ -33,10 +33,8 @@ from quietmax.estimators.blocks import (
     Table,
     _person_digests,
 )
-from quietmax.estimators.counting import By
-from quietmax.estimators.decisions import Costs, costs_of, decided
 from quietmax.estimators.evaluation import _Account, _evaluate
-from quietmax.estimators.figures import Evaluation
+from quietmax.estimators.figures import By, Costs, Evaluation, costs_of, decided
 from quietmax.estimators.ray_blocks import RayBlocks
 from quietmax.estimators.training_set import (
     NOBODY,
@@ -107,9 +105,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     random_state: Any
     classes_: NDArray[Any]
     _dtypes: tuple[Any, ...] = (np.float32,)
-    _reads_sources = (
-        False  # Whether files are read by whoever keeps the rows, so that `resume` and Ray can do so
-    )
+    _reads_sources = False  # Whether whoever keeps the rows reads files (`resume`, Ray)
     _trains_on_cohorts = False  # Whether a training can be a version of a series
 
     @np.errstate(all="ignore")  # what the caller has set must not make some records an error
@@ -300,7 +296,6 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """What answers: released weights, or a predictor that charges for every answer."""
 
     def _offers(self, method: str) -> bool:  # noqa: ARG002
-        """Return whether the answers that are released allow a method."""
         return True
 
     def _queries(self, X: Any) -> NDArray[np.float32]:
@@ -316,10 +311,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         passes: float = 0,
         digests: Callable[[Piece], NDArray[np.bytes_]] | None = None,
     ) -> Blocks:
-        """Read and encode all rows. Whatever is wrong with them is found here, before any noise is drawn.
-
-        `digests` returns what is kept of the person of each row; by default a keyed digest, and nothing for records.
-        """
+        """Read and encode all rows; whatever is wrong with them is found here, before any noise is drawn."""
         classes, key = len(data.classes), secrets.token_bytes(16)
 
         def _tables() -> Iterator[Table]:
@@ -351,7 +343,6 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _map_rows(
         self, blocks: Blocks, *, finite: bool, then: Callable[[Table], Table] = lambda block: block
     ) -> None:
-        """Replace all rows by their features, in blocks of suitable size; `then` changes each of these."""
         feature_map = Identity() if self.feature_map_ is None else self.feature_map_
 
         def _mapped_block(block: Table) -> Iterable[Table]:
@@ -365,13 +356,11 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         blocks.update(_mapped_block)
 
     def _feature_map(self, data: TrainingRows, size: float | None = None) -> Any:
-        """Return the feature map that ``features`` names, None for no map."""
         if isinstance(self.features, str) and self.features == "auto":
             return self._automatic_features(data, size)
         return named_features(self.features, self.image_shape, encoding=data.encoding)
 
     def _basis(self, data: TrainingRows) -> Basis:
-        """Return what the guarantee rests on beside the mechanism."""
         facts = {
             "size_declared": self.declared_size is not None,
             "classes_declared": data.classes_declared,
@@ -385,11 +374,9 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Return the feature map with ``features="auto"``."""
 
     def _size(self, units: int) -> int:
-        """Return the declared size, or else the number of records or persons."""
         return units if self.declared_size is None else _checked_size(self.declared_size)
 
     def _seed(self) -> int | None:
-        """Draw the seed of the noise; None for exact noise."""
         if self.random_state is None:
             return None
         return int(check_random_state(self.random_state).randint(2**31 - 1))

@@ -69,7 +69,6 @@ _PERSONS_AT_ONCE = 2**22
 _person_digests = person_digests
 
 Sum = TypeVar("Sum")
-"""What can be summed over blocks."""
 
 
 class Summed(Protocol):
@@ -110,7 +109,6 @@ class Table:
 
     @property
     def _nbytes(self) -> int:
-        """Bytes of all arrays."""
         return sum(array.nbytes for array in self._arrays().values())
 
     def take(self, part: slice) -> Table:
@@ -125,7 +123,6 @@ class Table:
         return [self.take(slice(start, stop)) for start, stop in itertools.pairwise(edges)]
 
     def _in_blocks(self, columns: int) -> list[Table]:
-        """Divide the rows into parts that are blocks of suitable size once they have so many columns."""
         return self.pieces(-(-len(self) // _block_rows(columns)))
 
     def chunks(self) -> Iterator[tuple[torch.Tensor, slice]]:
@@ -154,12 +151,10 @@ _ARRAYS = ("rows", "labels", "repeats", "persons", "lengths")
 
 
 def _chunk_rows(features: int) -> int:
-    """Return the number of rows of a chunk: at most `EXACT_ROWS`, and a multiple of 8, which is faster to multiply."""
     return min(max(_CACHED // max(features, 1) // 8 * 8, 16), EXACT_ROWS)
 
 
 def _block_rows(columns: int) -> int:
-    """Return the number of rows of a block of about `BLOCK_BYTES`."""
     most = min(MAX_BLOCK_ROWS, CHUNKS_PER_BLOCK * _chunk_rows(columns))
     return min(most, max(BLOCK_BYTES // (4 * columns), ROWS_AT_ONCE))
 
@@ -353,7 +348,6 @@ class Blocks:
             self.advance(rows)
 
     def _rows_at(self, numbers: Labels) -> NDArray[Any]:
-        """Return some rows by their numbers, in the order in which they were appended."""
         starts = np.cumsum([0, *map(len, self._blocks)])
         places = np.searchsorted(starts, numbers, side="right") - 1
         rows: NDArray[Any] = np.empty((len(numbers), self.features), np.float32)
@@ -375,10 +369,7 @@ class Blocks:
     # --- Persons
 
     def _count_persons(self) -> None:
-        """Count the rows of each person, over all blocks; sets `repeats`, and drops the digests.
-
-        Digests are counted range by range, so that memory does not grow with the number of persons.
-        """
+        """Count the rows of each person, over all blocks, range by range; sets `repeats`, and drops the digests."""
         persons = 0
         for first, last in self._person_ranges():
             counts = self._sum_labels(partial(_PersonCounts._of, first=first, last=last))
@@ -388,10 +379,9 @@ class Blocks:
         self._persons = persons
 
     def _drop_persons(self) -> None:
-        self._update_labels(_without_persons)
+        self._update_labels(partial(replace, persons=None))
 
     def _distinct_persons(self) -> int:
-        """Return the number of persons, whose digests stay."""
         return sum(
             len(self._sum_labels(partial(_PersonCounts._of, first=first, last=last)).digests)
             for first, last in self._person_ranges()
@@ -420,7 +410,6 @@ class Blocks:
     # --- Files
 
     def _kept(self, table: Table) -> Table | _StoredTable:
-        """Keep a block in memory, or on disk if there is no room."""
         if self._limit is None or self._in_memory + table._nbytes <= self._limit:
             self._in_memory += table._nbytes
             return table
@@ -433,7 +422,6 @@ class Blocks:
                 file.unlink()
 
     def _new_file(self) -> Path:
-        """Return the path of a new block in the temporary folder."""
         if self._folder is None:
             place = self._place()
             try:
@@ -465,7 +453,6 @@ def joined(tables: Sequence[Table]) -> Table:
 
 
 def _in_blocks(tables: Iterable[Table]) -> Iterator[Table]:
-    """Cut or join tables to blocks of a suitable size."""
     waiting: list[Table] = []
     count = 0
     for table in tables:
@@ -511,12 +498,10 @@ class _StoredTable:
 
     @property
     def _nbytes(self) -> int:
-        """About the bytes of all files."""
         return self.length * (4 * self.features + _BESIDE_BYTES)
 
     @classmethod
     def _write(cls, table: Table, path: Path, names: Sequence[str] = _ARRAYS) -> _StoredTable:
-        """Write arrays of a block to files that their owner alone can read; their names begin with `path`."""
         arrays = {name: array for name, array in table._arrays().items() if name in names}
         files = {name: path.with_name(f"{path.name}.{name}") for name in arrays}
         try:
@@ -532,7 +517,6 @@ class _StoredTable:
         return cls(files, types, len(table), table.features, table.classes)
 
     def _load(self) -> Table:
-        """Map the block into memory. What is changed there is not written."""
         arrays: dict[str, NDArray[Any]] = {
             name: np.memmap(file, self.types[name], "c", shape=self._shape(name))
             for name, file in self.files.items()
@@ -549,11 +533,7 @@ class _StoredTable:
 
 
 class _EncodedRows:
-    """The encoded rows of files, in a folder that outlasts an interrupted training.
-
-    The name of the folder follows from the files and the encoding. A file is read again if its size or its time has
-    changed. What is stored of a file counts when its list of blocks has been written, which is last.
-    """
+    """The encoded rows of files, in a folder that outlasts an interrupted training; changed files are read again."""
 
     def __init__(self, place: Path, source: TableRows) -> None:
         paths = [str(_file_of(part).absolute()) for part in source.parts]
@@ -600,7 +580,6 @@ class _EncodedRows:
         ]
 
     def _write(self, part: Part, tables: Iterable[Table]) -> list[_StoredTable]:
-        """Store the blocks of a part, and at the end their list."""
         name = _part_digest(part)
         stored = [
             _StoredTable._write(table, self.folder / f"{name}-{number}")
@@ -623,7 +602,6 @@ class _EncodedRows:
 
 
 def _write_once(path: Path, content: bytes) -> None:
-    """Write a file that its owner alone can read, completely or not at all."""
     atomic_write(path, lambda place: place.write_bytes(content), private=True)
 
 
@@ -651,10 +629,7 @@ def _sum(
     work: Callable[[Table], Sum],
     advance: Callable[[int], None] = lambda _: None,
 ) -> Sum:
-    """Add up what a function returns for every block, on all threads.
-
-    Each thread has a fixed share of the blocks, so that sums of floating-point numbers are the same in every run.
-    """
+    """Add up what a function returns for every block; each thread has a fixed share, so sums repeat to the bit."""
     if not blocks:
         raise InvalidInput("There are no records.")
     threads = thread_count()
@@ -705,7 +680,6 @@ class _PersonCounts:
 
     @classmethod
     def _of(cls, block: Table, first: int, last: int) -> _PersonCounts:
-        """Count the persons of a block whose digest begins with 16 bits from `first` to `last - 1`."""
         assert block.persons is not None
         digests, rows = np.unique(block.persons[_in_range(block.persons, first, last)], return_counts=True)
         return cls(digests, rows.astype(np.int64))
@@ -717,7 +691,6 @@ class _PersonCounts:
         return _PersonCounts(digests, rows)
 
     def _assigned(self, block: Table, first: int, last: int) -> Table:
-        """Return a block in which the rows of these persons have their `repeats`."""
         assert block.persons is not None
         repeats = np.ones(len(block), np.int64) if block.repeats is None else block.repeats
         chosen = _in_range(block.persons, first, last)
@@ -728,7 +701,3 @@ class _PersonCounts:
 def _in_range(digests: NDArray[np.bytes_], first: int, last: int) -> NDArray[np.bool_]:
     starts = np.ascontiguousarray(digests).view(">u2").reshape(len(digests), -1)[:, 0]
     return (starts >= first) & (starts < last)
-
-
-def _without_persons(block: Table) -> Table:
-    return replace(block, persons=None)

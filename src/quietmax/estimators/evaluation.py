@@ -1,11 +1,8 @@
 """An accuracy that may be published: noisy counts of answers, and what they cost (THEORY 3.9).
 
-`figures` says which tables are counted, and what follows from them. A person with k rows adds 1/k for each row, rounded
-down to a multiple of 2^-24. Each row is answered on its own, in calls of equal shape, so the cells of a row depend on
-that row alone (THEORY 3.8).
-
-The account of what a model's evaluations cost is in memory from `fit` on, and in the model folder once the model is
-saved. Only one account of a model has the evaluation that is free: copies of it set that budget aside.
+`figures` says what is counted. A person with k rows adds 1/k for each row, rounded down to a multiple of 2^-24. The
+account of what a model's evaluations cost is in memory from `fit` on, and in the model folder once the model is saved.
+Only one account of a model has the evaluation that is free: copies of it set that budget aside.
 """
 
 from __future__ import annotations
@@ -47,9 +44,7 @@ from quietmax.data.sources import as_frame, is_table_path, read_table, rows_at_o
 from quietmax.data.tables import TableRows, encoded_rows, person_names, require_person_type
 from quietmax.errors import BudgetExhausted, DataUnavailable, InvalidInput, QuietmaxError, QuietmaxWarning
 from quietmax.estimators.blocks import FILES_IN_MEMORY, Blocks, LocalEngine, Table, _person_digests
-from quietmax.estimators.counting import SHARE, By, Counts, GroupsOf, Tables
-from quietmax.estimators.decisions import Costs
-from quietmax.estimators.figures import Composition, Evaluation
+from quietmax.estimators.figures import SHARE, By, Composition, Costs, Counts, Evaluation, GroupsOf, Tables
 from quietmax.estimators.ray_blocks import RayBlocks, _chosen_engine
 from quietmax.estimators.series import drift, earlier_amount, own_cost, rule_of
 from quietmax.estimators.training_set import (
@@ -113,9 +108,7 @@ class EvaluationCharge:
     composition: Composition  # "parallel": they were held out of training
     assumes: tuple[Assumed, ...] = ()
     id: str = field(default_factory=new_identity)  # A random id of the evaluation
-    reserved: bool = (
-        False  # Whether nothing was published: the evaluation that is free belongs to another copy
-    )
+    reserved: bool = False  # Nothing was published: the free evaluation belongs to another copy
     result: Evaluation | None = None  # The published figures, unless it is reserved
 
 
@@ -128,7 +121,6 @@ def _evaluation_mu(
     delta: float | None = None,
     mu: float | None = None,
 ) -> float:
-    """Return the mu of the next evaluation."""
     if mu is not None and epsilon is not None:
         raise InvalidInput("Only one of mu and epsilon can be given.")
     if delta is not None and epsilon is None:
@@ -163,10 +155,7 @@ def _free_mu(training: Guarantee, charges: Sequence[EvaluationCharge]) -> float:
 
 
 def _as_gaussian(training: Guarantee) -> GaussianCost:
-    """Return the mu up to which an evaluation of held-out people does not weaken the guarantee of the model.
-
-    For a version of a series that is what its own training cost (`series`).
-    """
+    """Return the mu up to which an evaluation of held-out people is free: of a version, its own training's."""
     if (own := own_cost(training)) is not None:
         return own
     if training.definition == "approximate":
@@ -175,7 +164,6 @@ def _as_gaussian(training: Guarantee) -> GaussianCost:
 
 
 def _amount(charges: Sequence[EvaluationCharge], composition: Composition) -> Fraction:
-    """Return the sum of the squared mus of evaluations."""
     return sum(
         (GaussianCost(each.mu).amount for each in charges if each.composition == composition), Fraction(0)
     )
@@ -288,13 +276,11 @@ def _tables(
     by: By | None,
     at: Sequence[float],
 ) -> Tables:
-    """Return what is counted."""
     groups = None if by is None else GroupsOf.of(by, encoding)
     return Tables(tuple(map(str, classes)), costs, tuple(sorted({*map(float, at)})), groups)
 
 
 def _as_records(estimator: Any, X: Any, y: Any, groups: Any) -> tuple[Records | TableRows, bool]:
-    """Return what an estimator is evaluated on, checked as in training, and whether a rule can recognise the people."""
     encoding: Encoding | None = estimator.encoding_
     if encoding is not None and "cohort" in estimator.guarantee_.parameters:
         if groups is not None:
@@ -327,7 +313,6 @@ def _as_records(estimator: Any, X: Any, y: Any, groups: Any) -> tuple[Records | 
 
 
 def _of_cohort(X: Any, y: Any, encoding: Encoding, training: Guarantee) -> TableRows:
-    """Return the rows of a table that belong to the people of the cohort of a version."""
     facts = training.parameters
     if isinstance(X, TableRows):
         rows = replace(X, cohorts=rule_of(facts))
@@ -343,7 +328,6 @@ def _of_cohort(X: Any, y: Any, encoding: Encoding, training: Guarantee) -> Table
 
 
 def _evaluation_records(frame: pd.DataFrame, encoding: Encoding, name: str = "evaluation") -> Records:
-    """Encode the table that a model is evaluated on, as in training."""
     persons = None
     if encoding.person is not None:
         require_person_type(frame, encoding)
@@ -367,7 +351,6 @@ class _Subject:
 
     @property
     def _holdout(self) -> Holdout | None:
-        """The rule that held people out of the training."""
         rule = self.training.parameters.get("holdout")
         return None if rule is None or not self.recognised else Holdout.from_json(rule)
 
@@ -378,7 +361,6 @@ class _Subject:
         budget: Mapping[str, float | None],
         disjoint: bool = False,
     ) -> Evaluation:
-        """Count the answers, add noise, and store the result with its cost."""
         if self.training.status == "refuted":
             raise InvalidInput(
                 "The guarantee of the model is refuted, so no evaluation of it may be published."
@@ -430,10 +412,7 @@ class _Subject:
             raise InvalidInput("The records must have the encoding that the model was trained with.")
 
     def _counts(self, records: Records | TableRows) -> Counts:
-        """Answer every row of the people who are counted, and count the answers.
-
-        Those are the people whom training held out, or everybody if no rule tells them.
-        """
+        """Answer every row of the people who are counted (held out, or all if no rule tells), and count the answers."""
         if isinstance(records, TableRows):
             return self._streamed_counts(records)
         counted = self._held_out(records)
@@ -442,11 +421,7 @@ class _Subject:
         return self.tables.count(counted.labels, answers, rows)
 
     def _streamed_counts(self, rows: TableRows) -> Counts:
-        """Count the answers to rows that are read part by part.
-
-        Answers are kept until it is known how many rows each person has: in this process, beyond the memory of the
-        engine in files; or on the workers of a Ray cluster, which also compute them.
-        """
+        """Count the answers to rows that are read part by part; they are kept until all rows of a person are known."""
         classes, key = len(self.tables.classes), secrets.token_bytes(16)
         answered = partial(_answered, self.tables, self.classifier, self.feature_map)
         if isinstance(self.engine, RayEngine):
@@ -560,8 +535,7 @@ _LOCK = threading.RLock()
 class _Account:
     """The evaluations of a model: in memory from `fit` on, and in the folder once it is saved.
 
-    A copy or a pickle of an account in memory leaves the free evaluation to the original. A fork has no account in
-    memory (THEORY 3.12).
+    A copy leaves the free evaluation to the original. A fork has no account in memory (THEORY 3.12).
     """
 
     id: str  # That of the description
@@ -600,7 +574,6 @@ class _Account:
         write_text(self._text(evaluations), self.folder / EVALUATION_FILE, "The evaluation")
 
     def _text(self, evaluations: Sequence[EvaluationCharge]) -> str:
-        """Return the content of the file."""
         entries = [
             {**vars(each), "result": None if each.result is None else each.result.to_json()}
             for each in evaluations
@@ -614,7 +587,6 @@ class _Account:
 
 
 def _account(estimator: Any) -> _Account:
-    """Return the account of a fitted estimator."""
     account: _Account | None = getattr(estimator, "_evaluations", None)
     if account is None:
         raise InvalidInput(
@@ -625,11 +597,7 @@ def _account(estimator: Any) -> _Account:
 
 
 def _save_evaluations(estimator: Any, folder: str | Path, write: Callable[[str, str], object]) -> None:
-    """Save an estimator together with its evaluations: `write` gets their id and the content of their file.
-
-    Of several folders, the first one keeps the evaluation that is free; later evaluations of the estimator are stored
-    there too.
-    """
+    """Save an estimator with its evaluations; of several folders, the first one keeps the evaluation that is free."""
     account, target = _account(estimator), Path(folder).resolve()
     with ExitStack() as stack:
         moves = account.folder in (None, target)
@@ -660,7 +628,6 @@ def _save_evaluations(estimator: Any, folder: str | Path, write: Callable[[str, 
 
 
 def _read_evaluations(folder: Path, account: _Account) -> list[EvaluationCharge]:
-    """Read the file of a model folder."""
     path = folder / EVALUATION_FILE
     found: list[EvaluationCharge] = []
     try:
@@ -724,10 +691,7 @@ def evaluate_folder(
     engine: LocalEngine | RayEngine | None = None,
     **budget: float | None,
 ) -> Evaluation:
-    """Evaluate a saved model for a budget of `epsilon`, `delta` or `mu`, and store the result in its folder.
-
-    The folder keeps account of what its evaluations cost. The result is stored with its cost before it is returned.
-    """
+    """Evaluate a saved model for a budget, and store the result with its cost in its folder before returning it."""
     if isinstance(model.classifier, Predictor):
         raise InvalidInput(PAID_PER_ANSWER)
     subject = _Subject(
@@ -771,9 +735,8 @@ def evaluated_rows(model: PrivateModel, data: str, *, in_parts: bool) -> Records
 def split_name(model: PrivateModel) -> str | None:
     """Return a name of the split that held people out of a model's training set.
 
-    Two models with the same name of the split hold the same people out of a table. The name says what is held out,
-    records or people, and how they are recognised: by an encoding, which names the `person` column and its type. People
-    of plain arrays are recognised by nothing, so the split belongs to the one model.
+    Models with the same name hold the same people out of a table: it says whether records or people are held out, and
+    how they are recognised. People of plain arrays are recognised by nothing, so the split belongs to the one model.
     """
     holdout, encoding, unit = model.holdout, model.encoding, model.guarantee.unit
     if holdout is None:

@@ -1,16 +1,14 @@
-"""The figures that follow from the noisy counts of an evaluation, and their intervals (THEORY 3.9).
+"""What an evaluation counts, the figures that follow, and their intervals (THEORY 3.9); how a model answers by costs.
 
-An evaluation releases two or three tables, with noise of the same size in every cell:
+Two or three tables are released, with noise of the same size in every cell: true class by predicted class; for two
+classes bins of the score by true class, for more bins of confidence by right or wrong; with groups, group by true class
+by right or wrong by *mass*: of two classes, a row adds its score ``p`` to one cell and ``1 - p`` to its neighbour, so
+that a group's mean score is known without bins; of more classes, its confidence.
 
-- true class by predicted class;
-- for two classes, bins of the score (the probability of the second class) by true class; for more classes, bins of
-  confidence by right or wrong;
-- with groups, group by true class by right or wrong by *mass*: of two classes, a row adds its score ``p`` to one cell
-  and ``1 - p`` to its neighbour, so that a group's mean score is known without bins; of more classes, its confidence.
-
-What several tables state is averaged, weighted by the inverse of the number of cells that are added up, which is the
-inverse of the variance. Answers that are counted on one side of a ratio are never counted on the other, so the noise
-of the two sides is independent. One table of everything would have more cells in every sum, and more noise.
+What several tables state is averaged, weighted by the inverse of the variance. Answers that are counted on one side of
+a ratio are never counted on the other, so the noise of the two sides is independent. The cells of a row follow from
+that row and from public settings alone (THEORY 3.8), and what one person adds to a table has no negative entry and a
+sum of at most 1.
 """
 
 from __future__ import annotations
@@ -27,7 +25,107 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from quietmax.accounting.guarantee import Guarantee, Unit
-from quietmax.estimators.decisions import Costs, checked_costs, decision_in_words, threshold_of
+from quietmax.data.encoding import BooleanColumn, CategoricalColumn, Column, Encoding, NumericColumn, quoted
+from quietmax.errors import InvalidInput
+
+Costs = tuple[tuple[float, ...], ...]
+"""The cost of an answer by true class (rows) and predicted class (columns); 0 on the diagonal. The answer is the class
+of the lowest expected cost, of two classes a threshold: post-processing of released probabilities."""
+LEAST_THRESHOLD = 1e-9
+NOT_TOO_CLOSE = f"; at least {LEAST_THRESHOLD:g} away from both"
+
+
+def costs_of(
+    classes: Sequence[object],
+    threshold: Mapping[Any, float] | None = None,
+    cost: Mapping[tuple[Any, Any], float] | None = None,
+) -> Costs | None:
+    """Return the costs of errors that a threshold stands for, or those given (1 for each not named), or None."""
+    names = [str(name) for name in classes]
+    if threshold and cost:
+        raise InvalidInput("Only one of `threshold` and `cost` can be given.")
+    for name in [*(threshold or ()), *(each for pair in cost or () for each in pair)]:
+        if str(name) not in names:
+            raise InvalidInput(f"There is no class {str(name)!r}; the classes are {quoted(names)}.")
+    if threshold:
+        if len(names) != 2 or len(threshold) != 1:
+            raise InvalidInput(
+                "`threshold` names one of two classes and its least probability, as in yes=0.3. Models of more classes "
+                "take costs."
+            )
+        ((name, least),) = threshold.items()
+        if not is_threshold(least):
+            raise InvalidInput(f"A threshold must be between 0 and 1, got {least}{NOT_TOO_CLOSE}.")
+        second = least if str(name) == names[1] else 1 - least
+        return ((0.0, second), (1 - second, 0.0))
+    return _costs_of_errors(names, cost) if cost else None
+
+
+def _costs_of_errors(names: list[str], cost: Mapping[tuple[Any, Any], float]) -> Costs:
+    table = 1.0 - np.eye(len(names))
+    for (true, predicted), number in cost.items():
+        if str(true) == str(predicted) or not 0 < number < math.inf:
+            raise InvalidInput(
+                f"A cost must be a positive number for an answer that is wrong, got {number} for {true!r} answered as "
+                f"{predicted!r}."
+            )
+        table[names.index(str(true)), names.index(str(predicted))] = number
+    costs = tuple(map(tuple, table.tolist()))
+    if len(names) == 2 and not is_threshold(threshold_of(costs)):
+        raise InvalidInput(f"One cost may be at most {1 / LEAST_THRESHOLD:g} times the other.")
+    return costs
+
+
+def checked_costs(stored: Any, classes: int) -> Costs | None:
+    """Return costs that were stored as JSON; raise ValueError if they are none."""
+    if stored is None:
+        return None
+    table = np.array(stored, dtype=np.float64)
+    wrong = ~np.eye(classes, dtype=bool)
+    if table.shape != (classes, classes) or table[~wrong].any() or not np.isfinite(table).all():
+        raise ValueError("not a table of costs")
+    if not (table[wrong] > 0).all():
+        raise ValueError("costs must be positive")
+    costs = tuple(map(tuple, table.tolist()))
+    if classes == 2 and not is_threshold(threshold_of(costs)):
+        raise ValueError("one cost is too large beside the other")
+    return costs
+
+
+def is_threshold(probability: float) -> bool:
+    """Return whether a probability is far enough from 0 and 1 to be a threshold."""
+    return LEAST_THRESHOLD <= probability <= 1.0 - LEAST_THRESHOLD
+
+
+def threshold_of(costs: Costs | None) -> float:
+    """Return the probability above which the second of two classes is the answer."""
+    return 0.5 if costs is None else round(costs[0][1] / (costs[0][1] + costs[1][0]), 12)
+
+
+def decided(probabilities: NDArray[np.float64], costs: Costs | None) -> NDArray[np.int64]:
+    """Return the class of each row, from the probabilities of that row alone."""
+    if costs is None:
+        return np.asarray(probabilities.argmax(-1), dtype=np.int64)
+    if len(costs) == 2:
+        return (probabilities[:, 1] > threshold_of(costs)).astype(np.int64)
+    expected = sum(probabilities[:, [true]] * np.array(row) for true, row in enumerate(costs))
+    return np.asarray(np.argmin(expected, axis=1), dtype=np.int64)
+
+
+def decision_in_words(costs: Costs | None, classes: Sequence[object]) -> str:
+    """Return how a model answers, as a phrase."""
+    if costs is None:
+        return "the most probable class"
+    if len(costs) == 2:
+        return f"{classes[1]} if its probability is above {threshold_of(costs):.4g}, otherwise {classes[0]}"
+    named = ", ".join(
+        f"{classes[true]} answered as {classes[predicted]} {cost:.4g}"
+        for true, row in enumerate(costs)
+        for predicted, cost in enumerate(row)
+        if predicted != true and cost != 1
+    )
+    return f"the class with the lowest expected cost ({named}; any other error 1)"
+
 
 Composition = Literal["parallel", "sequential"]
 Floats = NDArray[np.float64]
@@ -36,11 +134,9 @@ NOT_FOR_PUBLICATION = (
     "Not for publication: computed from private records without noise, so no guarantee covers it."
 )
 BINS = 5
-"""Number of bins of confidence."""
 EDGES = (0.0, 0.01, 0.03, 0.06, 0.12, 0.2, 0.35, 0.5, 0.65, 0.8, 0.88, 0.94, 0.97, 0.99, 1.0)
 """The edges of the bins of the score, narrow where a rare class has its scores. A bin contains its upper edge."""
 _WIDE = (0.0, 0.06, 0.2, 0.5, 0.8, 0.94, 1.0)
-"""The edges of fewer bins, for a summary."""
 CONFIDENCE = 0.95
 """Every interval covers the true value with this probability, each on its own."""
 _SIZE_ERROR = 0.002
@@ -85,11 +181,10 @@ class Estimate:
 def _ratio(right: float, wrong: float, right_noise: float, wrong_noise: float) -> Estimate:
     """Estimate the share of right answers from two noisy counts, with an interval that is honest for small counts.
 
-    The interval contains each share p that a test does not reject: ``right - p (right + wrong)`` has mean 0 and at
-    most the variance ``n p (1 - p) + (1 - p)^2 s_r^2 + p^2 s_w^2`` for n people and noise of standard deviations s_r
-    and s_w (Wilson's interval, with the terms of Fieller's for the noise). The true n is unknown: its place takes an
-    upper bound that holds with probability 0.998. A continuity correction of half a person keeps the interval valid
-    for few people and for shares near 0 and 1. People with several rows add fractions, which vary no more.
+    It contains each share p that a test does not reject: ``right - p (right + wrong)`` has mean 0 and at most the
+    variance ``n p (1 - p) + (1 - p)^2 s_r^2 + p^2 s_w^2`` (Wilson's interval, Fieller's terms for the noise), where
+    n is an upper bound that holds with probability 0.998. A continuity correction of half a person keeps the interval
+    valid for few people and for shares near 0 and 1. People with several rows add fractions, which vary no more.
     """
     size = right + wrong
     right_variance, wrong_variance = right_noise**2, wrong_noise**2
@@ -127,9 +222,8 @@ def _tested(value: float, ends: tuple[float, float], kept: NDArray[np.bool_]) ->
 def _mean(values: Floats, counts: Floats, noise: float) -> Estimate:
     """Estimate the mean of a bounded value, which every cell of a table has for all of its people.
 
-    ``sum_i n_i (v_i - m)`` has mean 0 for the true mean m. Its variance is at most that of the people, in whose place
-    stand the noisy counts that are positive, one person with the value that is farthest from m, and the noise of each
-    cell. The correction is half a person of that value.
+    ``sum_i n_i (v_i - m)`` has mean 0 for the true mean m, and at most the variance of the noise and of the people: the
+    noisy counts that are positive, and one person with the value farthest from m. The correction is half that person.
     """
     ends = float(values.min()), float(values.max())
     size, spread = float(counts.sum()), noise * math.sqrt(counts.size)
@@ -146,10 +240,9 @@ def _mean(values: Floats, counts: Floats, noise: float) -> Estimate:
 def _area(second: Floats, first: Floats, noise: float) -> Estimate:
     """Estimate the area under the ROC curve from noisy counts of two classes by bin of the score, the lowest first.
 
-    It is the probability that a person of the second class has a score in a higher bin than one of the first class,
-    plus half of that of the same bin. ``sum_ba n_b m_a (w_ba - A)``, with w of 1, 1/2 or 0, has mean 0 for the true
-    area A, because the noise of the two classes is independent. Its variance is that of the noise and that of the
-    people (DeLong, DeLong and Clarke-Pearson 1988; for few people at least that of Hanley and McNeil 1982).
+    ``sum_ba n_b m_a (w_ba - A)``, with w of 1, 1/2 or 0, has mean 0 for the true area A, as the noise of the classes is
+    independent. Its variance is that of the noise and of the people (DeLong, DeLong and Clarke-Pearson 1988; for few
+    people at least that of Hanley and McNeil 1982).
     """
     sizes = float(second.sum()), float(first.sum())
     margin = _Z * noise * math.sqrt(len(second))
@@ -178,13 +271,9 @@ def _area(second: Floats, first: Floats, noise: float) -> Estimate:
 class Bin:
     """The rows whose probability lies in one interval."""
 
-    low: (
-        float  # The interval of the second class's probability; for more than two classes, that of the answer
-    )
+    low: float  # Of the second class's probability; for more than two classes, the answer's
     high: float
-    share: (
-        Estimate  # The share of the second class among them; for more than two classes, that of right answers
-    )
+    share: Estimate  # The share of the second class; for more than two, of right answers
 
 
 @dataclass(frozen=True)
@@ -193,9 +282,7 @@ class Point:
 
     threshold: float  # The second class is the answer if its probability is above
     recall: Estimate  # The share of the second class that is found (the true-positive rate)
-    false_alarms: (
-        Estimate  # The share of the first class that is answered as the second (the false-positive rate)
-    )
+    false_alarms: Estimate  # Of the first class, answered as the second (false-positive rate)
     precision: Estimate  # The share of the second class among these answers
 
 
@@ -296,19 +383,14 @@ class Evaluation:
 
     @cached_property
     def _scores(self) -> Floats:
-        """Noisy counts of each bin."""
         return np.asarray(self.calibration)
 
     @cached_property
     def _groups(self) -> Floats:
-        """Noisy counts by group, true class, right or wrong, and mass."""
         return np.asarray(cast(GroupCounts, self.by_group).counts)
 
     def _count(self, *, right: bool, true: int | None = None) -> tuple[float, float]:
-        """Return the noisy number of right or of wrong answers, to all or to one class, and the deviation of its noise.
-
-        It is the average of what the tables state.
-        """
+        """Return the averaged noisy number of right or of wrong answers, to all or to one class, and its noise."""
         of_class = (
             np.arange(len(self.classes)) == true if true is not None else np.full(len(self.classes), True)
         )
@@ -325,7 +407,6 @@ class Evaluation:
         return total, self.noise / math.sqrt(weight)
 
     def _share(self, true: int | None = None) -> Estimate:
-        """Estimate the share of right answers."""
         (right, right_noise), (wrong, wrong_noise) = (
             self._count(right=side, true=true) for side in (True, False)
         )
@@ -579,7 +660,6 @@ class Evaluation:
 
 
 def _size(count: float, noise: float, value: float | None = None) -> Estimate:
-    """Estimate a number of people."""
     margin = _Z_COUNT * noise
     shown = max(count, 0.0) if value is None else value
     return Estimate(shown, max(count - margin, 0.0), max(count + margin, 0.0))
@@ -605,7 +685,6 @@ def _are_edges(evaluation: Evaluation) -> bool:
 
 
 def _nested(stored: Any, shape: tuple[int, ...]) -> Any:
-    """Return stored counts as tuples of tuples; raise ValueError if they have another shape or are not finite."""
     table = np.array(stored, dtype=np.float64)
     if table.shape != shape or not np.isfinite(table).all():
         raise ValueError("not the counts of an evaluation")
@@ -620,3 +699,179 @@ def nested_tuples(values: Any) -> Any:
 def _group_counts(stored: Mapping[str, Any], classes: int) -> GroupCounts:
     names = tuple(map(str, stored["names"]))
     return GroupCounts(str(stored["column"]), names, _nested(stored["counts"], (len(names), classes, 2, 2)))
+
+
+# --- Counting ---------------------------------------------------------------------------------------------------------
+
+Counts = NDArray[np.int64]
+By = str | tuple[str, Sequence[float]]
+"""The column of the groups; of a column of numbers also the numbers that divide it."""
+
+SHARE = 2**24
+"""A person's rows share this many units; sums of units below 2^53 are exact in float64."""
+_NO_GROUP = "missing or other"
+
+
+@dataclass(frozen=True)
+class GroupsOf:
+    """Groups of people by one declared column."""
+
+    column: str
+    names: tuple[str, ...]  # The last one is for values that are missing or not declared
+    start: int  # The first feature of the column
+    width: int  # The number of its features, without that of a missing value
+    cuts: tuple[float, ...] | None  # Of a column with one feature: the least feature of each group
+    missing: bool  # Whether a missing value has a feature
+
+    @classmethod
+    def of(cls, by: By, encoding: Encoding | None) -> GroupsOf:
+        """Find the groups of a column of the schema."""
+        if encoding is None:
+            raise InvalidInput("`by` requires a model that was trained on a table with a schema.")
+        name, ends = (by, ()) if isinstance(by, str) else (by[0], tuple(sorted(map(float, by[1]))))
+        columns = {column.name: column for column in encoding.columns}
+        if name not in columns:
+            raise InvalidInput(
+                f"`by` must be a column of the schema, got {name!r}; the columns are {quoted([*columns])}."
+            )
+        names, cuts = _groups_of(columns[name], ends)
+        before = itertools.takewhile(lambda column: column.name != name, encoding.columns)
+        start = sum(len(column.feature_names) for column in before)
+        column = columns[name]
+        width = len(column.feature_names) - column.missing
+        return cls(name, (*names, _NO_GROUP), start, width, cuts, column.missing)
+
+    def numbers(self, records: NDArray[np.float32]) -> Counts:
+        """Return the number of the group of each encoded row."""
+        cells = records[:, self.start : self.start + self.width]
+        if self.cuts is None:
+            found = np.where(cells.any(1), cells.argmax(1), -1)
+        else:
+            found = np.searchsorted(np.array(self.cuts, np.float32), cells[:, 0], side="right") - 1
+            if self.missing:
+                found[records[:, self.start + self.width] > 0] = -1
+        return np.where(found < 0, len(self.names) - 1, found)
+
+
+def _groups_of(column: Column, ends: tuple[float, ...]) -> tuple[tuple[str, ...], tuple[float, ...] | None]:
+    """Return the names of the groups of a column, and of a column with one feature the least feature of each."""
+    if isinstance(column, BooleanColumn | CategoricalColumn) and not ends:
+        names = ("no", "yes") if isinstance(column, BooleanColumn) else column.categories
+        codes = (np.arange(len(names)) + 0.5) / len(names)
+        return names, tuple(codes.tolist()) if column.is_share else None
+    if not isinstance(column, NumericColumn) or bool(column.edges) == bool(ends):
+        raise InvalidInput(
+            "`by` must be a column of categories, of yes and no or of numbers with declared bins, or one of other "
+            f"numbers together with the numbers that divide it, as in age=30,50; got {column.name!r}"
+            f"{' with numbers' if ends else ''}."
+        )
+    given = column.edges or ends
+    if not all(column.low < end <= column.high for end in given) or len({*given}) < len(given):
+        raise InvalidInput(
+            f"The numbers that divide {column.name!r} must be different, above {column.low:g} and at most "
+            f"{column.high:g}, got {', '.join(f'{end:g}' for end in given)}."
+        )
+    between = (f"{low:g} to {high:g}" for low, high in itertools.pairwise(given))
+    names = (f"below {given[0]:g}", *between, f"{given[-1]:g} and above")
+    return names, None if column.edges else (-math.inf, *column._code(np.array(given)).tolist())
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The tables that an evaluation counts."""
+
+    classes: tuple[str, ...]
+    costs: Costs | None = None  # How the model answers
+    at: tuple[float, ...] = ()  # Thresholds that the owner named
+    groups: GroupsOf | None = None
+
+    def __post_init__(self) -> None:
+        if self.at and len(self.classes) != 2:
+            raise InvalidInput(f"`at` requires a model of two classes; this one has {len(self.classes)}.")
+        if not all(map(is_threshold, self.at)):
+            raise InvalidInput(
+                f"Every threshold of `at` must be between 0 and 1, got {', '.join(f'{each:g}' for each in self.at)}"
+                f"{NOT_TOO_CLOSE}."
+            )
+
+    @cached_property
+    def edges(self) -> tuple[float, ...] | None:
+        """The edges of the bins of the score, for two classes."""
+        return edges_with([*self.at, threshold_of(self.costs)]) if len(self.classes) == 2 else None
+
+    @property
+    def sensitivity(self) -> float:
+        """How far one person moves all counts together."""
+        return sensitivity(2 if self.groups is None else 3)
+
+    def answers(self, classifier: Any, feature_map: Any, records: NDArray[np.float32]) -> NDArray[np.int32]:
+        """Answer encoded rows: the predicted class, the bin, the group and the mass of each, in units of 2^-24."""
+        probabilities = _probabilities(classifier, feature_map, records, len(self.classes))
+        predicted = decided(probabilities, self.costs)
+        if self.edges is None:
+            mass = np.take_along_axis(probabilities, predicted[:, None], 1)[:, 0]
+            scaled = (mass - 1 / len(self.classes)) / (1 - 1 / len(self.classes)) * BINS
+            bins = np.clip(np.floor(scaled), 0, BINS - 1)
+        else:
+            mass = probabilities[:, 1]
+            bins = np.searchsorted(self.edges[1:-1], mass)
+        group = np.zeros(len(mass)) if self.groups is None else self.groups.numbers(records)
+        units = np.clip(np.rint(mass * SHARE), 0, SHARE)
+        return np.stack([predicted, bins, group, units], 1).astype(np.int32)
+
+    def count(self, labels: Counts, answers: NDArray[np.int32], rows_of_person: Counts | None) -> Counts:
+        """Count answers in units of 2^-24 people, one table after the other. The sums are exact."""
+        predicted, bins, group, units = answers.astype(np.int64).T
+        shares = np.full(len(labels), SHARE) if rows_of_person is None else SHARE // rows_of_person
+        confusion, calibration, grouped = (np.zeros(math.prod(shape), np.int64) for shape in self._shapes)
+        wrong = labels != predicted
+        np.add.at(confusion, labels * len(self.classes) + predicted, shares)
+        np.add.at(calibration, 2 * bins + (wrong if self.edges is None else labels == 0), shares)
+        if self.groups is not None:
+            cells = ((group * len(self.classes) + labels) * 2 + wrong) * 2
+            high = shares * units // SHARE
+            np.add.at(grouped, cells, shares - high)
+            np.add.at(grouped, cells + 1, high)
+        return np.concatenate([confusion, calibration, grouped])
+
+    def evaluation(self, counts: NDArray[np.float64], **fields: Any) -> Evaluation:
+        """Return the evaluation of what was counted, in people."""
+        sizes = [math.prod(shape) for shape in self._shapes]
+        parts = np.split(counts, np.cumsum(sizes)[:-1])
+        confusion, calibration, grouped = (
+            nested_tuples(part.reshape(shape).tolist())
+            for part, shape in zip(parts, self._shapes, strict=True)
+        )
+        by_group = (
+            None if self.groups is None else GroupCounts(self.groups.column, self.groups.names, grouped)
+        )
+        return Evaluation(
+            classes=self.classes,
+            confusion=confusion,
+            calibration=calibration,
+            edges=self.edges,
+            at=self.at,
+            costs=self.costs,
+            by_group=by_group,
+            **fields,
+        )
+
+    @property
+    def _shapes(self) -> tuple[tuple[int, ...], ...]:
+        classes, groups = len(self.classes), 0 if self.groups is None else len(self.groups.names)
+        bins = BINS if self.edges is None else len(self.edges) - 1
+        return (classes, classes), (bins, 2), (groups, classes, 2, 2)
+
+
+def _probabilities(
+    classifier: Any, feature_map: Any, records: NDArray[np.float32], classes: int
+) -> NDArray[np.float64]:
+    """Answer each row on its own, so that no other row changes its rounding."""
+    features = records if feature_map is None else feature_map.transform(records)
+    row = np.empty((1, features.shape[1]), dtype=np.float32)  # one place in memory for all rows
+    probabilities = np.empty((len(features), classes))
+    for number, values in enumerate(features):
+        row[0] = values
+        probabilities[number] = classifier.predict_proba(row)[0]
+    # A network may overflow for some rows. What such a row adds must stay between 0 and 1.
+    return np.clip(np.nan_to_num(probabilities, nan=0.0), 0.0, 1.0)

@@ -1,15 +1,12 @@
 """Blocks of rows on the workers of a Ray cluster.
 
-Every worker holds the blocks of its own files. A pass sends a function to all workers and adds up what they return:
-exact sums, so that the number of workers does not change a bit of the result (THEORY 3.11). Noise is drawn by the
-process that calls `fit`, never by a worker.
+A pass sends a function to all workers and adds up what they return: exact sums, so that the number of workers does not
+change a bit of the result (THEORY 3.11). Noise is drawn by the process that calls `fit`, never by a worker. Every call
+brings the list of all updates of the rows: a new worker reads the files again and repeats them before it answers.
 
-A worker knows how many updates of its rows it has made, and every call brings the list of all of them. A worker that
-dies is replaced. The new one has made none, so it reads the files again and repeats all updates before it answers.
-
-Processors of different kinds may round the same computation differently, and a row that is removed can move others to
-another worker. So every worker also makes all updates of some public rows, and all workers must get the same bits. An
-update that refuses all public rows is an error: it could not be compared.
+Processors of different kinds may round otherwise, and a row that is removed can move others to another worker. So every
+worker also makes all updates of some public rows, and all workers must get the same bits; an update that refuses all
+public rows is an error.
 """
 
 from __future__ import annotations
@@ -24,9 +21,9 @@ import numpy as np
 
 from quietmax._lazy import lazy_module
 from quietmax._ray import Actors, RayEngine, _check_alike
+from quietmax.data.encoding import embed
 from quietmax.data.sources import ParquetPart, Part, TextPart
 from quietmax.data.tables import TableRows
-from quietmax.data.text import embed
 from quietmax.errors import DataUnavailable, InvalidInput, short_message
 from quietmax.estimators.blocks import Blocks, LocalEngine, Sum, Table, _tables_of, added, joined
 
@@ -78,7 +75,7 @@ class RayBlocks(Blocks):
 
     def read(self, source: TableRows, key: bytes) -> None:
         """Let the workers read the rows of a table, each its own parts; tables in memory are read here."""
-        if not _is_readable_anywhere(source):
+        if not all(isinstance(part, ParquetPart | TextPart) for part in source.parts):
             self.extend(_tables_of(source, key, self.classes))
             return
         for part in source.parts:
@@ -106,10 +103,7 @@ class RayBlocks(Blocks):
         self._run(kind="labels")
 
     def _run(self, work: Callable[[Table], Sum] | None = None, kind: Change = "rows") -> list[Sum]:
-        """Let all workers make the updates that they have not made, and then a sum.
-
-        Returns the sums in the order of the workers, so that sums of floating-point numbers are the same in every run.
-        """
+        """Let all workers make the updates that they have not made, and then a sum; return it in their order."""
         sent = None if work is None else self._actors.put(work)
         jobs = [(self._updates, sent, kind)] * self._actors.count
         sums: dict[int, Sum] = {}
@@ -128,7 +122,6 @@ class RayBlocks(Blocks):
         return [sums[number] for number in sorted(sums)]
 
     def _check_state(self, number: int, state: _State) -> None:
-        """Raise if a worker that was replaced has read other rows than the first one."""
         before = self._states[number]
         if before is not None and before.fingerprint != state.fingerprint:
             raise DataUnavailable(
@@ -139,7 +132,6 @@ class RayBlocks(Blocks):
 
 
 def _chosen_engine(engine: LocalEngine | RayEngine | Literal["local", "ray"]) -> LocalEngine | RayEngine:
-    """Return the engine that an estimator's argument stands for."""
     if isinstance(engine, LocalEngine | RayEngine):
         return engine
     if engine not in ("local", "ray"):
@@ -147,17 +139,11 @@ def _chosen_engine(engine: LocalEngine | RayEngine | Literal["local", "ray"]) ->
     return RayEngine() if engine == "ray" else LocalEngine()
 
 
-def _is_readable_anywhere(source: TableRows) -> bool:
-    return all(isinstance(part, ParquetPart | TextPart) for part in source.parts)
-
-
 # --- What runs on the workers -----------------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)
 class _Share:
-    """Where the rows of one worker are: parts that it reads, or tables in Ray's object store."""
-
     classes: int
     source: TableRows | None = None
     key: bytes = b""
@@ -165,7 +151,6 @@ class _Share:
     tables: list[Any] = field(default_factory=list)
 
     def _read(self) -> Iterator[Table]:
-        """Yield all rows."""
         if self.source is not None:
             yield from _tables_of(replace(self.source, parts=tuple(self.parts)), self.key, self.classes)
         if self.tables:
@@ -177,8 +162,6 @@ class _Share:
 
 @dataclass(frozen=True)
 class _State:
-    """What a worker tells of its rows with every answer."""
-
     rows: int
     features: int
     fingerprint: bytes

@@ -25,8 +25,8 @@ from quietmax.data.encoding import Encoding
 from quietmax.data.records import Holdout
 from quietmax.data.sources import as_frame
 from quietmax.errors import DataUnavailable, InvalidInput, short_message
-from quietmax.estimators.decisions import Costs, checked_costs, costs_of, decided
 from quietmax.estimators.evaluation import EVALUATION_FILE, _save_evaluations
+from quietmax.estimators.figures import Costs, checked_costs, costs_of, decided
 from quietmax.estimators.head.effects import Additive, Effects
 from quietmax.estimators.head.exact_sums import gradient_grid, is_whitening, on_grid
 from quietmax.estimators.head.weights import (
@@ -49,7 +49,6 @@ from quietmax.estimators.training_set import (
 )
 from quietmax.mechanisms.base import GaussianScores, Mechanism, NoisyMax
 from quietmax.models.features.base import FeatureMap
-from quietmax.models.features.cells import TableCells
 from quietmax.models.features.generic import (
     can_be_stored,
     describe_map,
@@ -57,13 +56,14 @@ from quietmax.models.features.generic import (
     feature_map_from_json,
     runs_user_code,
 )
-from quietmax.models.mlp import MLP
+from quietmax.models.features.tabular import TableCells
 from quietmax.models.serialization import (
     mlp_from,
     read_description,
     read_folder,
     write_folder,
 )
+from quietmax.models.stacked import MLP
 from quietmax.noise.sources import EXACT, NoiseSource, SeededNoise
 from quietmax.predictor import Predictor
 from quietmax.sensitivity.certified import ScoreBounds
@@ -82,7 +82,6 @@ else:
     torch = lazy_module("torch")
 
 _EVALUATION_ID = "evaluation_id"
-"""The key of the description under which the id of the model's evaluations is stored."""
 DECISION_FILE = "decision.json"
 """The file of a model folder that says what errors cost; without it the answer is the most probable class."""
 _DECISION_FORMAT = "quietmax decision"
@@ -90,7 +89,6 @@ _Classifier: TypeAlias = "HeadWeights | TableWeights | PrivateNetwork | Predicto
 """Released weights, or a predictor that charges for every answer."""
 
 _UNFIT = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RuntimeError)
-"""What reading a damaged folder may raise."""
 _MOST_INPUTS = 10**7
 
 
@@ -212,7 +210,6 @@ class PrivateModel:
         return self.classifier.remaining.queries if isinstance(self.classifier, Predictor) else None
 
     def _mapped(self, records: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Apply the feature map."""
         return records if self.features is None else self.features.transform(records)
 
 
@@ -402,7 +399,6 @@ def _decision_text(costs: Costs | None) -> str:
 
 
 def _read_decision(folder: Path, classes: int) -> Costs | None:
-    """Read what errors cost; raise ValueError if the file is damaged."""
     path = folder / DECISION_FILE
     if not path.exists():
         return None
@@ -427,11 +423,9 @@ class _Stored:
     encoding: Encoding | None
 
     def _account(self) -> FileAccount:
-        """Return the account of the answers paid for."""
         return FileAccount(self.folder / ACCOUNT_FILE, identity=str(self.description[ACCOUNT_ID]))
 
     def _noise_source(self) -> NoiseSource:
-        """Return a source of the kind that the guarantee names, for computing the guarantee again."""
         described = self.guarantee.parameters["noise_source"]
         if described == EXACT.describe():
             return EXACT
@@ -445,7 +439,6 @@ _Read: TypeAlias = "tuple[_Classifier, Guarantee]"
 
 
 def _write_head(head: PrivateHead) -> _Written:
-    """Describe the released weights, or the minimiser that is not released and its bounds."""
     minimiser: Any = head.predictor_.model if hasattr(head, "predictor_") else None
     released = minimiser is None
     description = {
@@ -468,7 +461,6 @@ def _write_head(head: PrivateHead) -> _Written:
 
 
 def _read_head(stored: _Stored) -> _Read:
-    """Return the released weights, or those that are not released behind their budget, and the guarantee."""
     description, facts = stored.description, stored.guarantee.parameters
     head: HeadWeights | TableWeights
     if stored.features is None:
@@ -531,7 +523,6 @@ def _read_query_head(stored: _Stored, head: HeadWeights, features: FeatureMap) -
 
 
 def _check_table_head(stored: _Stored, head: TableWeights) -> None:
-    """Raise ValueError if the facts of a head on cells contradict each other or the weights."""
     facts = stored.guarantee.parameters
     _check_entries(head)
     if head.noise is None or head.noise.shape != (len(head.centre) + 1,) or not (head.noise >= 0.0).all():
@@ -550,7 +541,6 @@ def _check_table_head(stored: _Stored, head: TableWeights) -> None:
 
 
 def _check_head(stored: _Stored, head: HeadWeights) -> None:
-    """Raise ValueError if the facts of a head contradict each other or the weights."""
     facts = stored.guarantee.parameters
     if "cohort" in facts:
         raise ValueError("only a head on the cells of a table is a version of a series")
@@ -576,7 +566,6 @@ def _check_head(stored: _Stored, head: HeadWeights) -> None:
 
 
 def _check_shared(stored: _Stored, classes: int) -> None:
-    """Raise ValueError if facts that all heads have contradict each other or the description."""
     assert stored.features is not None
     description, facts = stored.description, stored.guarantee.parameters
     _check_facts(
@@ -605,7 +594,6 @@ _HEAD_METHODS = {("gradient", "cross-entropy"), ("output", "cross-entropy"), ("o
 
 
 def _bounds_to_json(bounds: ScoreBounds) -> dict[str, dict[str, float | str]]:
-    """Return bounds on scores as JSON values."""
     named = {"one": bounds.one, "vector": bounds.vector}
     return {name: {"value": each.value, "because": each.because} for name, each in named.items()}
 
@@ -633,7 +621,6 @@ def _write_teachers(estimator: Teachers) -> _Written:
 
 
 def _read_teachers(stored: _Stored) -> _Read:
-    """Return the teachers behind their budget, and the guarantee of their answers."""
     from quietmax.estimators.teachers import TeacherEnsemble, vote_guarantee
 
     description, facts = stored.description, stored.guarantee.parameters
@@ -658,13 +645,12 @@ def _read_teachers(stored: _Stored) -> _Read:
 
 
 def _write_dpsgd(estimator: DPSGD) -> _Written:
-    """Describe the network and the public numbers of its training."""
     model, plan = estimator.model_, estimator.plan_
     description: dict[str, Any] = {"epsilon": plan.epsilon, "delta": plan.delta, "declared_size": plan.size}
     if isinstance(model, TableWeights):
         arrays = {"weights": model.weights, "centre": model.centre}
         return description, {name: torch.from_numpy(values) for name, values in arrays.items()}
-    from quietmax.estimators.dpsgd.tables import CellLayer
+    from quietmax.estimators.dpsgd.training import CellLayer
 
     network = model.network
     if not isinstance(network, MLP):
@@ -684,7 +670,6 @@ def _write_dpsgd(estimator: DPSGD) -> _Written:
 
 
 def _read_dpsgd(stored: _Stored) -> _Read:
-    """Return the released network, and its guarantee according to the accountant."""
     from quietmax.estimators.dpsgd.estimator import Centring, network_guarantee
     from quietmax.estimators.dpsgd.training import LATER_FIELDS, Plan, PrivateSettings
 
@@ -722,9 +707,8 @@ def _read_dpsgd(stored: _Stored) -> _Read:
 
 
 def _read_network(stored: _Stored) -> tuple[PrivateNetwork | TableWeights, dict[str, Any]]:
-    """Return the released model, and the facts of its training that follow from it."""
     from quietmax.estimators.dpsgd.estimator import PrivateNetwork
-    from quietmax.estimators.dpsgd.tables import CellLayer
+    from quietmax.estimators.dpsgd.training import CellLayer
 
     description, tensors = stored.description, stored.tensors
     cells = stored.features if isinstance(stored.features, TableCells) else None
@@ -745,7 +729,6 @@ def _read_network(stored: _Stored) -> tuple[PrivateNetwork | TableWeights, dict[
 
 
 def _check_entries(model: TableWeights) -> None:
-    """Raise ValueError unless a table's weights and shares have an entry for each cell."""
     cells = sum(model.sizes)
     if model.weights.shape[1:] != (cells + 1,) or model.centre.shape != (cells,):
         raise ValueError(f"its weights and its centre must have an entry for each of {cells} cells")
@@ -848,21 +831,16 @@ _CLAIMS = ("status", "definition", "neighbours", "unit", "epsilon", "mu", "delta
 
 
 def _check_parameters(stated: Guarantee, computed: Guarantee) -> None:
-    """Raise if a parameter that both guarantees name differs."""
     for name in stated.parameters.keys() & computed.parameters.keys() - {"because"}:
         _check_same(name, stated.parameters[name], computed.parameters[name])
 
 
 def _check_facts(stated: Mapping[str, Any], **implied: Any) -> None:
-    """Raise if a folder states other facts than those that follow from the rest of it."""
     for name, value in implied.items():
         _check_same(name, stated[name], value)
 
 
 def _check_same(what: str, stored: Any, computed: Any, *, within: float = 1e-9) -> None:
-    """Raise if a folder states something else than what follows from the rest of it.
-
-    Numbers may differ by the relative error ``within``, since libraries round differently.
-    """
+    """Raise if a folder states something else, by a relative error ``within``, than what follows from the rest."""
     if not alike(stored, computed, within):
         raise ValueError(f"it states {what} {stored!r}, but the rest of it implies {computed!r}")

@@ -1,13 +1,9 @@
 """A series of models, each trained on one cohort of a table that grows: its facts, what it costs, and drift.
 
-Each version starts from what the earlier ones released. A person belongs to one cohort, so only the trainings on that
-cohort use this person's rows; all other versions are computed from other people's rows and from what was released
-before. So all versions together cost what the trainings on the most expensive cohort cost, and not the sum over all
-(THEORY 3.17). Trainings on the same cohort add up, as squares of mu.
-
-Held-out people are known by the same keyed hash in all versions, so each person is either trained on in every training
-of their cohort or in none. A version's evaluation counts held-out people of its own cohort only. As far as it costs no
-more than the version's own training, it is free: held-out people of a cohort pay at most what its trainings cost.
+Each version starts from what the earlier ones released. A person belongs to one cohort, and only the trainings on that
+cohort use this person's rows: all versions together cost what those on the most expensive cohort cost (THEORY 3.17).
+Trainings on the same cohort add up, as squares of mu. Held-out people are known by the same keyed hash in all versions.
+A version's evaluation counts those of its own cohort, and is free as far as it costs no more than its own training.
 """
 
 from __future__ import annotations

@@ -46,10 +46,11 @@ from quietmax.estimators.training_set import (
 from quietmax.mechanisms.base import GaussianScores, Mechanism, NoisyMax, proves_bounds
 from quietmax.models.features.base import FeatureMap
 from quietmax.models.features.images import image_features
-from quietmax.models.mlp import MLP, checked_finite
 from quietmax.models.stacked import (
+    MLP,
     CrossEntropy,
     TrainingSettings,
+    checked_finite,
     joined_stacks,
     stack_edges,
     train_networks,
@@ -63,11 +64,9 @@ from quietmax.sensitivity.certified import ScoreBounds, Sensitivity
 Build = Callable[[int, int], torch.nn.Module]
 
 NETWORK = TrainingSettings(hidden=(64,), loss=CrossEntropy(), learning_rate=0.003, epochs=60, batch_size=50)
-"""Default teachers without a feature map."""
 LINEAR = TrainingSettings(
     hidden=(), loss=CrossEntropy(), learning_rate=0.1, epochs=60, batch_size=50, l2=1e-5
 )
-"""Default teachers on public features, which have length 1."""
 MOST_STEPS = 10**7
 """Most training steps of a teacher: hours even for the smallest networks."""
 STACK_BYTES = 2**26
@@ -149,7 +148,6 @@ class Teachers(PrivateClassifier):
     engine: LocalEngine | RayEngine | Literal["local", "ray"] = "local"
 
     def _train(self, data: TrainingRows) -> Guarantee:
-        """Assign the records to shards and train one teacher on each."""
         budget = Budget(self.epsilon, self.delta, self.queries)
         key = self._key()
         self.feature_map_ = self._feature_map(data)
@@ -185,7 +183,6 @@ class Teachers(PrivateClassifier):
         return None if self.image_shape is None else image_features(self.image_shape)
 
     def _key(self) -> bytes:
-        """Return the secret key that assigns records to shards and seeds the teachers."""
         if self.random_state is None:
             return os.urandom(32)
         return b"%d" % check_random_state(self.random_state).randint(2**31)
@@ -201,13 +198,11 @@ class Teachers(PrivateClassifier):
         return NoisyMax(self.method)
 
     def _settings(self) -> TrainingSettings:
-        """Return the settings of built-in teachers, which also say how modules of the user's own are trained."""
         if isinstance(self.network, TrainingSettings):
             return self.network
         return NETWORK if self.feature_map_ is None or self.network is not None else LINEAR
 
     def _sharded(self, blocks: Blocks, count: int) -> _Shards:
-        """Apply the feature map, and sort the rows of every block by their shards."""
         starts: list[NDArray[np.int64]] = []
 
         def _sorted_by_shard(block: Table) -> Table:
@@ -254,8 +249,7 @@ class Teachers(PrivateClassifier):
 class TeacherEnsemble:
     """Trained teachers. The scores of a query are their vote counts, or the sums of their probabilities.
 
-    The bounds are proven for teachers that `Teachers.fit` trained on separate shards or that were opened from a model
-    folder. For an ensemble that you make yourself, they are an assumption: its teachers may have seen the same records.
+    The bounds are proven for teachers of `Teachers.fit` or of a model folder; of others, they are an assumption.
     """
 
     teachers: MLP | Sequence[torch.nn.Module | None]
@@ -329,10 +323,7 @@ def _hashes(names: Iterable[bytes], key: bytes) -> NDArray[np.bytes_]:
 
 @dataclass(frozen=True, eq=False)
 class _Shards:
-    """Rows in blocks, those of each block sorted by shard; within a shard in the order in which they were read.
-
-    `starts` says where each shard begins in each block, and where the last one ends.
-    """
+    """Rows in blocks, each sorted by shard; `starts` says where each shard begins in each block, and the last ends."""
 
     blocks: Blocks
     starts: NDArray[np.int64]
@@ -346,14 +337,12 @@ class _Shards:
         return np.asarray(np.diff(self.starts).sum(0) == 0)
 
     def _read(self, first: int, last: int) -> tuple[Table, list[NDArray[np.int64]]]:
-        """Return the rows of the shards from `first` to `last - 1`, and which of them each shard has."""
         table = self.blocks.slices([slice(start[first], start[last]) for start in self.starts])
         counts = np.diff(self.starts[:, first : last + 1])
         shards = np.repeat(np.tile(np.arange(last - first), len(counts)), counts.ravel())
         return table, [np.flatnonzero(shards == shard) for shard in range(last - first)]
 
     def _progress(self, rows: int) -> Progress:
-        """Return what reports the steps of a training that works on so many rows in all."""
         before = 0
 
         def _report(done: int, total: int) -> None:
@@ -418,11 +407,7 @@ def _trained_on_public_rows(features: int, classes: int, network: TrainingSettin
 
 
 def _vote_noise(budget: Budget) -> tuple[float, float]:
-    """Return the standard deviation of the noise on a vote count, for a pure choice and for Gaussian noise.
-
-    The exponential mechanism with exponent eps/2 equals the largest of votes plus Gumbel noise of scale 2/eps, standard
-    deviation 2.565/eps.
-    """
+    """Return the standard deviation of the noise on a vote count, for a pure choice and for Gaussian noise."""
     queries = budget.queries or 1
     pure = np.pi / np.sqrt(6) * 2 * queries / budget.epsilon
     if budget.delta == 0:
@@ -458,13 +443,11 @@ def _names(piece: Piece) -> Iterator[bytes]:
 
 
 def _seed(key: bytes, shard: int) -> int:
-    """Return the seed of a teacher."""
     digest = hashlib.blake2b(b"seed %d" % shard, key=key, digest_size=7).digest()
     return int.from_bytes(digest, "big")
 
 
 def _built(build: Build, width: int, classes: int, seed: int) -> torch.nn.Module | None:
-    """Build a module of the user's own; a failure makes a silent teacher."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
@@ -474,7 +457,6 @@ def _built(build: Build, width: int, classes: int, seed: int) -> torch.nn.Module
 
 
 def _check_apart(modules: Sequence[torch.nn.Module | None]) -> None:
-    """Raise `InvalidInput` if two teachers share a module, a trained weight or a buffer."""
     seen: set[int] = set()
     for module in modules:
         if module is None:

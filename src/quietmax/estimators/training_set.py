@@ -25,9 +25,8 @@ from quietmax._before_noise import _foreign_callers, _foreign_records, _runs_our
 from quietmax._lazy import lazy_module
 from quietmax.accounting.guarantee import MADE_WITHOUT_RECORDS, Guarantee, Status, Unit
 from quietmax.data.cells import as_strings, is_missing, is_valid_unicode, numbered
-from quietmax.data.cohorts import Cohort
+from quietmax.data.cohorts import Cohort, ErasureList
 from quietmax.data.encoding import Encoding, NumericColumn, quoted
-from quietmax.data.erasure import ErasureList
 from quietmax.data.records import Holdout, Records, is_held_out
 from quietmax.data.sources import as_frame, as_series
 from quietmax.data.tables import TableRows, table_rows
@@ -51,7 +50,6 @@ else:
     pd = lazy_module("pandas")
 
 ImageShape = tuple[int, int, int]
-"""Channels, height and width of an image."""
 
 LARGEST_SIZE = 10**9
 """Largest number of records or persons that can be declared. It is fixed, so an error reveals nothing."""
@@ -64,14 +62,12 @@ def check_choice(name: str, value: object, valid: Collection[str]) -> None:
 
 
 def _check_positive(**values: float | None) -> None:
-    """Raise `InvalidInput` unless every argument is None or a positive finite number."""
     for name, value in values.items():
         if value is not None and not 0.0 < value < math.inf:
             raise InvalidInput(f"{name} must be a positive number, got {value!r}.")
 
 
 def _checked_size(size: int) -> int:
-    """Return a declared number of records or persons as an integer."""
     if (
         isinstance(size, bool)
         or not isinstance(size, Real)
@@ -83,7 +79,6 @@ def _checked_size(size: int) -> int:
 
 
 BUILT_IN_FEATURES = ("auto", "identity", "unit-norm", "scattering", "embedding")
-"""The names of feature maps that come with quietmax."""
 
 
 def named_features(
@@ -169,11 +164,7 @@ def _public_reason(problem: ValueError) -> str:
 
 
 def _label_array(y: Any) -> NDArray[Any]:
-    """Return labels as an array in which no label changes another one.
-
-    An array of a fixed type is returned as it is. Labels in a sequence or in an array of objects have no common type,
-    and NumPy would look for one: a single 1.0 would round all large integers. They are checked one by one.
-    """
+    """Return labels as an array in which no label changes another one, as a single 1.0 would large integers."""
     if hasattr(y, "__array__") or isinstance(y, str | bytes | Mapping) or not hasattr(y, "__getitem__"):
         array = np.asarray(y)
         if array.dtype == object and array.ndim:
@@ -183,7 +174,6 @@ def _label_array(y: Any) -> NDArray[Any]:
 
 
 def _label(value: Any) -> str | int | float:
-    """Return a label as a Python object; raise `ValueError` if it cannot name a class."""
     label = _plain(value)
     if isinstance(label, str | int) or (isinstance(label, float) and label.is_integer()):
         return label
@@ -223,10 +213,7 @@ def _declared_array(declared: Any) -> NDArray[Any]:
 def _class_numbers(
     labels: NDArray[Any], declared: Sequence[Any] | None
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Return the classes, and the index of every label among them.
-
-    A label belongs to the class that is equal to it in Python: 1.0 and True belong to 1, and "1" does not.
-    """
+    """Return the classes, and the index of every label among them; equality is that of Python (1.0 is 1)."""
     classes = _distinct(labels) if declared is None else _declared_array(declared)
     if classes.ndim != 1:
         raise InvalidInput(f"classes must be a flat sequence such as range(10), got shape {classes.shape}.")
@@ -594,7 +581,6 @@ def _training_rows(
 def _selected(
     source: Records | TableRows | None, cohort: str | None, forgotten: Any, groups: Any
 ) -> Records | TableRows | None:
-    """Return the rows of one cohort, without those of the people on a list."""
     given = cohort is not None or forgotten is not None
     if not given and not (isinstance(source, TableRows) and source.selected):
         return source
@@ -624,7 +610,6 @@ NOBODY = (
 
 
 def _own_code(estimator: Any, *values: Any) -> tuple[str, ...]:
-    """Return the names of what is not on the list of `_before_noise` and computes something from the records."""
     found = [*_foreign_callers(estimator)]
     for value in values:
         found += _foreign_records(value)
@@ -653,13 +638,11 @@ def _source(estimator: Any, X: Any, y: Any) -> Records | TableRows | None:
     if estimator.schema is None:
         return None
     rows, prior = table_rows(X, estimator.schema, y=y), getattr(estimator, "_prior", None)
-    return (
-        rows if prior is None else replace(rows, holdout=prior.holdout)
-    )  # the same people in all of a series
+    # The same people are held out in all of a series.
+    return rows if prior is None else replace(rows, holdout=prior.holdout)
 
 
 def _check_groups(source: Records | TableRows | None) -> None:
-    """Raise unless `groups` can say whose the rows are."""
     if source is None:
         return
     if isinstance(source, TableRows) and not source.in_memory:
@@ -676,7 +659,6 @@ def _check_one_for_each(names: NDArray[np.object_] | None, rows: int) -> None:
 
 
 def _pieces(source: TableRows, names: NDArray[np.object_] | None) -> Iterator[Piece]:
-    """Read the rows of a table, of which `names` name the persons if they are given."""
     start = 0
     for records in source.records():
         end = start + len(records)
@@ -686,7 +668,6 @@ def _pieces(source: TableRows, names: NDArray[np.object_] | None) -> Iterator[Pi
 
 
 def _check_held_out(records: Records) -> None:
-    """Raise unless all records are on the side of the training set."""
     if not len(records):
         raise InvalidData(NOBODY)
     if records.holdout is None or records.holdout.share == 0:
@@ -707,7 +688,6 @@ def with_holdout(guarantee: Guarantee, holdout: Holdout | None) -> Guarantee:
 
 
 def _classes(estimator: Any, encoding: Encoding | None, count: int) -> NDArray[Any]:
-    """Return the declared classes of encoded records, in the order of their class numbers."""
     names: Sequence[Any] = range(count) if encoding is None else encoding.classes
     if estimator.classes is None:
         return np.asarray(names)

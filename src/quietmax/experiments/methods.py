@@ -49,9 +49,8 @@ from quietmax.mechanisms.algorithm1 import Algorithm1
 from quietmax.mechanisms.base import Answerer, Answers, Mechanism, SampledNeuron
 from quietmax.models.features.base import FeatureMap
 from quietmax.models.features.tabular import Identity
-from quietmax.models.mlp import MLP
 from quietmax.models.serialization import mlp_from
-from quietmax.models.stacked import Convexified, CrossEntropy, Loss, TrainingSettings
+from quietmax.models.stacked import MLP, Convexified, CrossEntropy, Loss, TrainingSettings
 from quietmax.models.training import Model, accuracy_loss, softmax, train
 from quietmax.noise.sources import SeededNoise
 

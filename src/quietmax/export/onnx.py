@@ -40,17 +40,15 @@ from quietmax.data.encoding import (
     NumericColumn,
 )
 from quietmax.errors import InvalidInput
-from quietmax.estimators.decisions import threshold_of
 from quietmax.estimators.dpsgd.estimator import Centring, PrivateNetwork
-from quietmax.estimators.dpsgd.tables import CellLayer
-from quietmax.estimators.dpsgd.training import ROW_LENGTH
+from quietmax.estimators.dpsgd.training import ROW_LENGTH, CellLayer
+from quietmax.estimators.figures import threshold_of
 from quietmax.estimators.head.exact_sums import BITS, on_grid
 from quietmax.estimators.head.weights import HeadWeights, TableWeights
 from quietmax.estimators.serialization import PrivateModel
 from quietmax.export.released import _metadata, _open_released
 from quietmax.export.tables import BLANKS, characters_by_case, date_parts, refused, refused_dates
 from quietmax.models.features.base import FeatureMap
-from quietmax.models.features.cells import CROSSED_LEVELS, TableCells
 from quietmax.models.features.generic import Pipeline, RandomFourier, _frequencies
 from quietmax.models.features.images import (
     CONTRAST,
@@ -62,8 +60,16 @@ from quietmax.models.features.images import (
     Scattering,
     Turned,
 )
-from quietmax.models.features.tabular import Identity, OneHot, Scaling, TableFeatures, UnitNorm
-from quietmax.models.mlp import MLP
+from quietmax.models.features.tabular import (
+    CROSSED_LEVELS,
+    Identity,
+    OneHot,
+    Scaling,
+    TableCells,
+    TableFeatures,
+    UnitNorm,
+)
+from quietmax.models.stacked import MLP
 from quietmax.spending import DESCRIPTION_FILE
 
 OPSET, IR_VERSION = 20, 9

@@ -25,7 +25,7 @@ from quietmax._io import atomic_write
 from quietmax._lazy import required
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.errors import InvalidInput
-from quietmax.estimators.decisions import decision_in_words
+from quietmax.estimators.figures import decision_in_words
 from quietmax.estimators.serialization import DECISION_FILE, PrivateModel, has_exact_noise, open_private
 from quietmax.models.features.generic import encoders
 from quietmax.models.serialization import read_description

@@ -45,12 +45,12 @@ from quietmax.data.encoding import (
     quoted,
 )
 from quietmax.errors import InvalidInput
-from quietmax.estimators.decisions import decision_in_words, threshold_of
+from quietmax.estimators.figures import decision_in_words, threshold_of
 from quietmax.estimators.head.effects import Additive
 from quietmax.estimators.head.weights import TableWeights
 from quietmax.estimators.serialization import PrivateModel
 from quietmax.export.released import _metadata, _open_released
-from quietmax.models.features.cells import CROSSED_LEVELS, table_cells
+from quietmax.models.features.tabular import CROSSED_LEVELS, table_cells
 from quietmax.spending import DESCRIPTION_FILE
 
 BLANKS = "".join(character for character in map(chr, range(0x3001)) if character.isspace())

@@ -32,10 +32,7 @@ def budget_split(epsilon: float, classes: int, noise: Noise) -> float:
 
 
 def _claimed_epsilon(epsilon_sampling: float, epsilon_neuron: float, classes: int, noise: Noise) -> float:
-    """Return what one answer costs according to the paper.
-
-    ``e_s + 2C*e_n`` for Laplace noise, ``sqrt(e_s^2 + 4C*e_n^2)`` for Gaussian.
-    """
+    """Return what an answer costs in the paper: ``e_s + 2C*e_n`` (Laplace), ``sqrt(e_s^2 + 4C*e_n^2)`` (Gaussian)."""
     if noise == "laplace":
         return epsilon_sampling + 2 * classes * epsilon_neuron
     return math.sqrt(epsilon_sampling**2 + 4 * classes * epsilon_neuron**2)
@@ -186,7 +183,6 @@ class Algorithm1:
         return Answers(p.argmax(-1), p)
 
     def _numbers(self) -> tuple[float, float, float, float]:
-        """Return the four numbers, or raise `InvalidInput` if one is None."""
         numbers = tuple(getattr(self, name) for name in _NUMBERS)
         if None in numbers:
             raise InvalidInput(

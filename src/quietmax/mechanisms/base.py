@@ -172,16 +172,12 @@ class Answerer:
 
 
 def plugin_mechanisms() -> Mapping[str, Mechanism]:
-    """Return the mechanisms of installed plug-ins by name, with open parameters.
-
-    Their guarantees are an assumption of the user: `quietmax.predictor.claimed` makes them conditional.
-    """
+    """Return the mechanisms of installed plug-ins by name, with open parameters; their guarantees are conditional."""
     known = with_plugins(dict.fromkeys(_BUILT_IN), "quietmax.mechanisms", _read_plugin)
     return {name: made for name, made in known.items() if made is not None}
 
 
 def _read_plugin(name: str, loaded: Any) -> tuple[str, Mechanism]:
-    """Return the mechanism of a plug-in, which has the name of its entry point."""
     made: Any = loaded()
     for each in ("name", "measure", "analysis", "prepared", "cost", "guarantee", "release"):
         if not hasattr(made, each):
@@ -194,11 +190,7 @@ def _read_plugin(name: str, loaded: Any) -> tuple[str, Mechanism]:
 
 
 def digest_text(mechanism: Mechanism) -> str:
-    """Return the text that stands for a prepared mechanism in the digests of stored answers.
-
-    It must not change between versions, or stored answers would be charged again: the field `analysis` keeps its name
-    of version 0.1 here.
-    """
+    """Return the text of a mechanism in stored digests. It must never change: `analysis` keeps its name of 0.1."""
     return repr(mechanism).replace(" analysis=", " reading=")
 
 
@@ -208,7 +200,6 @@ def releases_probabilities(mechanism: Mechanism, classes: int) -> bool:
 
 
 def _checked_scores(scores: Floats) -> Floats:
-    """Return scores as float64 of shape (queries, classes), all finite."""
     values = np.asarray(scores, dtype=np.float64)
     if values.ndim != 2 or values.shape[1] < 2:
         raise InvalidInput(
@@ -233,10 +224,7 @@ _PROVES_BOUNDS: dict[type, Callable[[Any], bool]] = {}
 
 
 def proves_bounds(model_class: type, when: Callable[[Any], bool]) -> None:
-    """Register a class of this library whose bounds are proven.
-
-    Bounds that any other class states, including subclasses, are an assumption, as if they were passed as an argument.
-    """
+    """Register a class of this library whose bounds are proven; those of all others are an assumption."""
     if not is_own_class(model_class):
         raise InvalidInput(
             f"Only classes of quietmax can prove bounds, got {model_class.__name__}. The bounds of other classes are "
@@ -246,11 +234,7 @@ def proves_bounds(model_class: type, when: Callable[[Any], bool]) -> None:
 
 
 class ProvenMechanism:
-    """Base class of the mechanisms that have a proof.
-
-    Subclasses are frozen dataclasses with the fields `bounds` and `per_query`, which may be None until `prepared` fills
-    them. Only a mechanism that `prepared` returned knows whether the model certifies the bounds.
-    """
+    """Base class of the mechanisms that have a proof: frozen dataclasses, complete once `prepared` has filled them."""
 
     name: ClassVar[str]
     analysis: ClassVar[Analysis] = "proven"

@@ -1,8 +1,7 @@
 """Models: multilayer perceptrons, trained one or many at once with the paper's losses; model folders; feature maps."""
 
-from quietmax.models.mlp import MLP
 from quietmax.models.serialization import load_model, save_model
-from quietmax.models.stacked import Convexified, CrossEntropy, Loss, Quadratic, TrainingSettings
+from quietmax.models.stacked import MLP, Convexified, CrossEntropy, Loss, Quadratic, TrainingSettings
 from quietmax.models.training import (
     Classifier,
     Model,

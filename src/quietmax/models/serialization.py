@@ -23,8 +23,7 @@ from quietmax import __version__
 from quietmax._lazy import lazy_module
 from quietmax.data.encoding import Encoding
 from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError, short_message
-from quietmax.models.mlp import MLP
-from quietmax.models.stacked import Convexified, CrossEntropy, Quadratic, TrainingSettings
+from quietmax.models.stacked import MLP, Convexified, CrossEntropy, Quadratic, TrainingSettings
 from quietmax.models.training import Model
 from quietmax.spending import ACCOUNT_FILE, DESCRIPTION_FILE, FileAccount
 
@@ -38,7 +37,6 @@ else:
 FORMAT, FORMAT_VERSION = "quietmax model", 4
 _DESCRIPTION, _WEIGHTS, _DIGEST = DESCRIPTION_FILE, "weights.safetensors", "weights_sha256"
 _LOSSES: dict[type, str] = {CrossEntropy: "cross-entropy", Quadratic: "quadratic", Convexified: "convexified"}
-"""The losses by their names in files."""
 
 
 def save_model(model: Model, folder: str | Path, *, overwrite: bool = False) -> Path:
@@ -190,10 +188,7 @@ def _fill(
     files: Mapping[str, bytes],
     released: bool,
 ) -> None:
-    """Write the files of a model into a new folder, flushed to the disk.
-
-    What is not released is never readable by others, not even while it is written.
-    """
+    """Write the files of a model into a new folder, flushed; what is not released is never readable by others."""
     # Serialized in memory, so that a full disk is an OSError and not an exception of the safetensors library.
     weights = safetensors.torch.save({name: tensor.contiguous() for name, tensor in tensors.items()})
     header = {
@@ -306,7 +301,6 @@ def settings_to_json(settings: TrainingSettings) -> dict[str, Any]:
 
 
 def _settings_from_json(values: Mapping[str, Any]) -> TrainingSettings:
-    """Return the settings that `settings_to_json` described."""
     kinds: dict[str, Any] = {name: kind for kind, name in _LOSSES.items()}
     described = dict(values["loss"])
     kind = kinds[described.pop("name")]

@@ -1,24 +1,24 @@
-"""Training of K networks at once: losses, settings, the stack of networks, and its steps of Adam.
+"""Multilayer perceptrons, and training K of them at once: losses, settings, the stack, and its steps of Adam.
 
-A loss sees logits of shape ``(..., batch, classes)`` and averages over the batch. `loss_value` is written for automatic
-differentiation; `_logit_gradient` is the hand-derived gradient that the trainer uses. The tests compare the two.
+A loss averages over the batch. `loss_value` is written for automatic differentiation; `_logit_gradient` is the
+hand-derived gradient that the trainer uses. The tests compare the two. THEORY section 1: the paper prints
+``(1/a) ln[(1/n) sum_i exp(a*l_i)]``; the authors' program averages over samples *and classes*, where every class but
+the true one adds ``exp(0) = 1``. Neither makes the loss of a network with a hidden layer convex (THEORY 2.3d).
 
-THEORY section 1: the paper prints ``(1/a) ln[(1/n) sum_i exp(a*l_i)]``; the authors' program averages over samples
-*and classes*, where every class but the true one has loss 0 and so contributes ``exp(0) = 1``. Neither makes the loss
-of a network with a hidden layer convex (THEORY 2.3d); the name is the paper's.
-
-The last bits of a network's weights depend on the stack that it is trained in: matrix products of other shapes may be
-rounded otherwise. So many networks are divided into stacks by public numbers alone (`stack_edges`), never by memory,
-the cores or the workers of the moment. Then the same seeds give the same bits wherever a stack is trained.
+Matrix products of other shapes may be rounded otherwise. So many networks are divided into stacks by public numbers
+alone (`stack_edges`), never by memory, cores or workers: the same seeds give the same bits wherever a stack is trained.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import islice, pairwise
 from numbers import Real
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -26,13 +26,179 @@ from numpy.typing import NDArray
 
 from quietmax._lazy import lazy_module
 from quietmax.errors import InvalidInput, QuietmaxError, check_type
-from quietmax.models.mlp import MLP, activation, initial_mlp
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 else:
     torch = lazy_module("torch")
+
+_ROWS_AT_ONCE = 2048
+
+
+@dataclass(frozen=True)
+class Activation:
+    """An activation of hidden neurons, with its derivative in terms of its own output."""
+
+    name: str  # Name in settings and files
+    bound: float | None  # Largest absolute output (the paper's a_u); None if there is no bound
+    apply_: Callable[[Tensor], Tensor]  # Overwrites pre-activations with outputs
+    backward: Callable[[Tensor, Tensor], Tensor]  # Multiplies a gradient by the derivative, given the output
+
+
+@cache
+def _minus_one(dtype: torch.dtype) -> Tensor:
+    return torch.tensor(-1.0).to(dtype)
+
+
+def _tanh_(values: Tensor) -> Tensor:
+    """Overwrite values with their hyperbolic tangent."""
+    # tanh(x) = 2*sigmoid(2x) - 1: the same to 2e-7 in float32 and over twice as fast as torch.tanh on a CPU.
+    return torch.add(_minus_one(values.dtype), values.mul_(2).sigmoid_(), alpha=2, out=values)
+
+
+# The lambdas leave torch to be imported on first use.
+_ALL = (
+    Activation("tanh", 1.0, _tanh_, lambda slope, output: torch.ops.aten.tanh_backward(slope, output)),
+    Activation(
+        "sigmoid",
+        1.0,
+        lambda values: torch.sigmoid_(values),
+        lambda slope, output: torch.ops.aten.sigmoid_backward(slope, output),
+    ),
+    Activation(
+        "relu",
+        None,
+        lambda values: torch.relu_(values),
+        lambda slope, output: torch.ops.aten.threshold_backward(slope, output, 0),
+    ),
+)
+ACTIVATIONS: Mapping[str, Activation] = MappingProxyType({each.name: each for each in _ALL})
+"""The activations by name. Nothing can be added: an activation that mixes the networks of a stack would void proofs."""
+
+
+def activation(name: str) -> Activation:
+    """Return the activation of a name."""
+    if name not in ACTIVATIONS:
+        raise InvalidInput(f"The activation must be one of {', '.join(ACTIVATIONS)}, got {name!r}.")
+    return ACTIVATIONS[name]
+
+
+@dataclass(frozen=True, eq=False)
+class MLP:
+    """K stacked multilayer perceptrons of one shape.
+
+    Parameters
+    ----------
+    widths : tuple of int
+        Number of features, of neurons in each hidden layer, and of classes.
+    activation : str
+        Activation of the hidden layers.
+    kernels : tuple of Tensor
+        Weights of each layer, shape (networks, inputs, outputs); of the last layer (networks, classes, inputs).
+    biases : tuple of Tensor
+        Biases of each layer, shape (networks, 1, outputs).
+    """
+
+    widths: tuple[int, ...]
+    activation: str
+    kernels: tuple[Tensor, ...]
+    biases: tuple[Tensor, ...]
+
+    @property
+    def networks(self) -> int:
+        """Number of stacked networks."""
+        return self.kernels[0].shape[0]
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+        return self.widths[-1]
+
+    def network(self, index: int) -> MLP:
+        """Return one of the stacked networks."""
+        return self._chosen(slice(index, index + 1))
+
+    def _chosen(self, networks: slice | Tensor) -> MLP:
+        kernels, biases = (tuple(each[networks] for each in layers) for layers in (self.kernels, self.biases))
+        return MLP(self.widths, self.activation, kernels, biases)
+
+    def parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield every weight tensor with its name in model files."""
+        for depth, (kernel, bias) in enumerate(zip(self.kernels, self.biases, strict=True)):
+            yield f"kernel.{depth}", kernel
+            yield f"bias.{depth}", bias
+
+    def weight_vectors(self) -> Tensor:
+        """Return all weights and biases of each network as one vector."""
+        return torch.cat([tensor.flatten(1) for _, tensor in self.parameters()], 1)
+
+    def stacked_logits(self, features: NDArray[np.floating] | Tensor) -> Tensor:
+        """Return the logits of all networks for the same records."""
+        inputs = self._inputs(features)
+        parts = [self._forward(checked_finite(part)) for part in torch.split(inputs, _ROWS_AT_ONCE)]
+        return torch.cat(parts, 1) if parts else inputs.new_empty(self.networks, 0, self.classes)
+
+    def logits(self, features: NDArray[np.floating] | Tensor) -> Tensor:
+        """Return the logits of a single network."""
+        if self.networks != 1:
+            raise InvalidInput(
+                f"logits() needs a single network, but this is a stack of {self.networks}; network(index) returns one."
+            )
+        return self.stacked_logits(features)[0]
+
+    def _inputs(self, features: NDArray[np.floating] | Tensor) -> Tensor:
+        inputs = torch.as_tensor(features).to(self.kernels[0].dtype)
+        if inputs.ndim != 2 or inputs.shape[1] != self.widths[0]:
+            raise InvalidInput(
+                f"The records must be an array of shape (n, {self.widths[0]}), got shape {tuple(inputs.shape)}."
+            )
+        return inputs
+
+    def _forward(self, inputs: Tensor) -> Tensor:
+        apply_ = activation(self.activation).apply_
+        signal = inputs.expand(self.networks, *inputs.shape)
+        for kernel, bias in zip(self.kernels[:-1], self.biases[:-1], strict=True):
+            signal = apply_(torch.baddbmm(bias, signal, kernel))
+        return torch.baddbmm(self.biases[-1], signal, self.kernels[-1].transpose(1, 2))
+
+
+def checked_finite(features: Tensor) -> Tensor:
+    """Return the features if all are finite."""
+    # The sum of squares decides in one pass, unless it overflows.
+    flat = features.reshape(-1)
+    if torch.isfinite(torch.dot(flat, flat)) or torch.isfinite(flat).all():
+        return features
+    raise InvalidInput("Features must be finite, but a query holds NaN or infinity. Nothing was charged.")
+
+
+def initial_mlp(
+    widths: tuple[int, ...],
+    activation_name: str,
+    seeds: tuple[int, ...],
+    dtype: torch.dtype | None = None,
+) -> MLP:
+    """Return networks with Glorot-uniform kernels and zero biases."""
+    activation(activation_name)
+    if len(widths) < 2 or min(widths) < 1:
+        raise InvalidInput(
+            f"A network must have at least one neuron in every layer, got layers of the widths {widths}."
+        )
+    dtype = torch.float32 if dtype is None else dtype
+    drawn = [_glorot(widths, np.random.default_rng((0x1417, seed))) for seed in seeds]
+    kernels = [torch.from_numpy(np.stack(layer)).to(dtype) for layer in zip(*drawn, strict=True)]
+    kernels[-1] = kernels[-1].transpose(1, 2).contiguous()
+    biases = tuple(torch.zeros(len(seeds), 1, width, dtype=dtype) for width in widths[1:])
+    return MLP(widths, activation_name, tuple(kernels), biases)
+
+
+def _glorot(widths: tuple[int, ...], generator: np.random.Generator) -> list[NDArray[np.float64]]:
+    limits = [(6 / (fan_in + fan_out)) ** 0.5 for fan_in, fan_out in itertools.pairwise(widths)]
+    return [
+        generator.uniform(-limit, limit, shape)
+        for limit, shape in zip(limits, itertools.pairwise(widths), strict=True)
+    ]
+
 
 Rows = NDArray[np.int64]
 Progress = Callable[[int, int], None]
@@ -108,7 +274,6 @@ def loss_value(loss: Loss, logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _terms(base: CrossEntropy | Quadratic, logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the base loss by class; the sum over the last axis is ``l_i``."""
     truth = torch.nn.functional.one_hot(labels, logits.shape[-1]).to(logits.dtype)
     if isinstance(base, CrossEntropy):
         return -torch.log_softmax(logits, -1) * truth
@@ -116,7 +281,6 @@ def _terms(base: CrossEntropy | Quadratic, logits: Tensor, labels: Tensor) -> Te
 
 
 def _logit_gradient(loss: Loss, logits: Tensor, labels: Tensor, kept: Tensor | None = None) -> Tensor:
-    """Return d loss / d logits for stacked batches."""
     picked = labels.unsqueeze(-1)
     base, alpha = loss, 0.0
     averaged_over: AveragedOver | None = None
@@ -148,10 +312,7 @@ def _record_weights(
     kept: Tensor | None,
     zero_terms: int,
 ) -> Tensor:
-    """Return ``d loss / d l_i``: 1/n for a plain mean, ``exp(a*l_i)/sum`` for the convexified loss.
-
-    In the mean over samples and classes the sum includes ``zero_terms`` terms of ``exp(0)`` per record.
-    """
+    """Return ``d loss / d l_i``: 1/n for a plain mean, ``exp(a*l_i)/sum`` for the convexified loss."""
     count = losses.shape[-1] if kept is None else kept.sum(-1, keepdim=True).clamp_(min=1)
     if averaged_over is None:
         return (
@@ -169,7 +330,6 @@ def _record_weights(
 
 
 def _entry_weights(terms: Tensor, alpha: float, kept: Tensor | None) -> Tensor:
-    """Return the tilted weight of every (record, class) entry when each class has a loss of its own."""
     exponents = terms * alpha
     if kept is not None:
         exponents = exponents * kept.unsqueeze(-1)
@@ -291,12 +451,10 @@ def train_independent(
     steps: int,
     progress: Progress | None = None,
 ) -> MLP:
-    """Train several networks for exactly the same number of steps, none influencing another.
+    """Train several networks for exactly the same number of steps, none influencing another (THEORY 3.4).
 
-    For teachers (THEORY 3.4): each network's weights must be a function of its own records and seed alone. All
-    operations have shapes fixed by public numbers, each network keeps its place in the stack, and no branch depends
-    on anybody's values. A network without records, or one that diverges, is returned like any other; the caller
-    looks at its weights.
+    All operations have shapes fixed by public numbers, each network keeps its place in the stack, and no branch depends
+    on anybody's values. A network without records, or one that diverges, is returned like any other.
     """
     inputs = torch.as_tensor(features).to(torch.float32).contiguous()
     targets = torch.as_tensor(labels).to(torch.int64)
@@ -344,11 +502,7 @@ def stack_edges(networks: int, network_bytes: int, stack_bytes: int) -> list[int
 
 
 def training_bytes(widths: Sequence[int], settings: TrainingSettings) -> int:
-    """Return about how many bytes a network needs while it is trained, without the records.
-
-    A weight takes 40 bytes at most (initial values in double precision, then weights, gradient and Adam's two moments).
-    A batch takes 8 bytes per neuron and record for activations and their derivatives.
-    """
+    """Return about how many bytes a network needs while it is trained, without the records."""
     weights = sum((into + 1) * out for into, out in pairwise(widths))
     return 40 * weights + 8 * settings.batch_size * sum(widths)
 
@@ -395,26 +549,16 @@ def check_weights(weights: Sequence[Tensor]) -> None:
 
 
 def _endless_batches(rows: Rows, seed: int, width: int) -> Iterator[Rows]:
-    """Yield batches of ``width`` row numbers without end, each epoch in a new order."""
     generator = np.random.default_rng((_ORDER_STREAM, seed))
-    while True:
-        yield from _shuffled_batches(rows, generator, width)
-
-
-def _shuffled_batches(rows: Rows, generator: np.random.Generator, width: int) -> Rows:
-    """Return all rows once in a new order, in batches of ``width``; at least one batch, the last padded with -1."""
     missing = -len(rows) % width if len(rows) else width
-    # A copy, for numpy shuffles no array without entries that is read-only, as those are that a Ray worker gets.
-    return np.pad(generator.permutation(np.array(rows)), (0, missing), constant_values=_PADDING).reshape(
-        -1, width
-    )
+    while True:
+        # A copy, for numpy shuffles no array without entries that is read-only, as those are that a Ray worker gets.
+        order = generator.permutation(np.array(rows))
+        yield from np.pad(order, (0, missing), constant_values=_PADDING).reshape(-1, width)
 
 
 def _blocks(streams: Sequence[Iterator[Rows]], totals: Sequence[int]) -> Iterator[Tensor]:
-    """Yield the batches of all networks in blocks of shape (steps, networks still training, width).
-
-    Network k takes `totals[k]` steps; the totals fall.
-    """
+    """Yield all networks' batches in blocks of shape (steps, networks still training, width); the totals fall."""
     at = 0
     while at < totals[0]:
         active = sum(total > at for total in totals)
@@ -450,7 +594,6 @@ class _StackTrainer:
         self._narrow(stack.networks)
 
     def _narrow(self, active: int) -> None:
-        """Train only the first networks from now on."""
         for groups in (self._weights, self._gradients, self._means, self._squares):
             groups[:] = [[tensor[:active] for tensor in group] for group in groups]
         self._signals = [signal[:active] for signal in self._signals]
@@ -466,7 +609,11 @@ class _StackTrainer:
         if self._active != len(records):
             self._narrow(len(records))
         self._backward(self._forward(gathered, weights))
-        self._adam()
+        # Adam for kernels (with the L2 penalty's gradient ``2*l2*W``) and biases (without).
+        torch._foreach_add_(self._taken, 1)
+        groups = zip(self._weights, self._gradients, self._means, self._squares, strict=True)
+        for group, decay in zip(groups, (2 * self._settings.l2, 0.0), strict=True):
+            adam_step(*group, self._taken, learning_rate=self._settings.learning_rate, decay=decay)
 
     def _forward(self, records: Tensor, kept: Tensor | None) -> Tensor:
         """Fill the signals of every layer and return d loss / d logits."""
@@ -482,7 +629,6 @@ class _StackTrainer:
         return _logit_gradient(self._settings.loss, logits, labels, kept)
 
     def _backward(self, slope: Tensor) -> None:
-        """Fill the gradients of every layer, from the last to the first."""
         kernels, (kernel_gradients, bias_gradients) = self._weights[0], self._gradients
         last = len(kernels) - 1
         for depth in range(last, -1, -1):
@@ -497,16 +643,8 @@ class _StackTrainer:
                 outgoing = torch.bmm(slope, kernel, out=self._slopes[depth - 1])
                 slope = self._activation.backward(outgoing, incoming)
 
-    def _adam(self) -> None:
-        """Adam for kernels (with the L2 penalty's gradient ``2*l2*W``) and biases (without)."""
-        torch._foreach_add_(self._taken, 1)
-        groups = zip(self._weights, self._gradients, self._means, self._squares, strict=True)
-        for group, decay in zip(groups, (2 * self._settings.l2, 0.0), strict=True):
-            adam_step(*group, self._taken, learning_rate=self._settings.learning_rate, decay=decay)
-
 
 def _kept(records: Tensor, excluded: Tensor | None) -> Tensor:
-    """Return True for the records that count, False for padding and each network's left-out ones."""
     counting = records >= 0
     if excluded is None:
         return counting
@@ -523,11 +661,7 @@ def adam_step(
     learning_rate: float,
     decay: float,
 ) -> None:
-    """Take one step of Adam, in place.
-
-    torch's fused kernel does it in one pass over memory; torch.optim.Adam calls the same kernel, but spends five times
-    as long around it. The tests compare the two.
-    """
+    """Take one step of Adam, in place: the kernel of torch.optim.Adam, without what it does around it."""
     torch._fused_adam_(
         list(weights),
         list(gradients),

@@ -14,8 +14,15 @@ from quietmax._lazy import lazy_module
 from quietmax.data.encoding import Encoding
 from quietmax.data.records import Records, Split
 from quietmax.errors import InvalidInput, QuietmaxError, check_type
-from quietmax.models.mlp import MLP, checked_finite
-from quietmax.models.stacked import Convexified, Progress, TrainingSettings, loss_value, train_stack
+from quietmax.models.stacked import (
+    MLP,
+    Convexified,
+    Progress,
+    TrainingSettings,
+    checked_finite,
+    loss_value,
+    train_stack,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +31,6 @@ else:
 
 
 _ROWS_AT_ONCE = 1024
-"""Records per call of a module."""
 
 
 @runtime_checkable
@@ -142,7 +148,6 @@ class TorchModel(LogitClassifier):
 
 
 def _check_logits(logits: torch.Tensor, classes: int) -> None:
-    """Check what a module returned."""
     if logits.ndim != 2 or logits.shape[1] != classes:
         raise InvalidInput(
             f"The module must return one row of {classes} logits per record, got values of shape "
@@ -311,7 +316,6 @@ def train_many(
 
 
 def _with_alpha(settings: TrainingSettings, alpha: float | None) -> TrainingSettings:
-    """Return the settings with another constant of the convexified loss; None changes nothing."""
     if alpha is None:
         return settings
     if not isinstance(settings.loss, Convexified):
@@ -388,10 +392,8 @@ PAPER_GRID = tuple(0.5 * step for step in range(1, 21))
 
 
 ALPHA_TOLERANCE = 0.05
-"""How far an accuracy may be below that of the original loss and still count as "(almost) the same".
-
-The paper states no number. Of its own eleven choices ten lose at most 0.047 in either accuracy; CIFAR-100 loses 0.12.
-"""
+"""How far an accuracy may be below that of the original loss and still count as "(almost) the same". The paper states
+no number. Of its own eleven choices ten lose at most 0.047 in either accuracy; CIFAR-100 loses 0.12."""
 
 
 @dataclass(frozen=True)
@@ -411,11 +413,7 @@ def alpha_trial(alpha: float, accuracies: tuple[float, float], original: tuple[f
 
 
 def choose_alpha(trials: Sequence[AlphaTrial], tolerance: float = ALPHA_TOLERANCE) -> float:
-    """Return the smallest alpha whose shortfall is within the tolerance; if there is none, that with the least.
-
-    The paper wants "(almost) the same training and test accuracy" as with the original loss. An accuracy above it is no
-    loss. Of several such values the smallest is taken because the leakage grows with alpha.
-    """
+    """Return the smallest alpha whose shortfall is within the tolerance; if there is none, that with the least."""
     within = [trial.alpha for trial in trials if trial.shortfall <= tolerance]
     if within:
         return min(within)

@@ -47,7 +47,6 @@ _DECIMAL_SLACK = 1 + Fraction(1, 2**52)
 _STEPS_PER_RANGE = 2.0**20
 """The range sensitivity is at least this many steps."""
 _GAP_CLIP_STEPS = 2.0**45
-"""Gaps are clipped at this many steps."""
 _ROUNDING_STEPS = 3
 """Computing and rounding the gaps may add this many steps to the range sensitivity."""
 _CELLS = 1 << 16
@@ -153,8 +152,6 @@ def release_laplace(
 
 @dataclass(frozen=True)
 class _Grid:
-    """The grid of a release."""
-
     step: float  # The grid step, a power of two
     scale: float  # The noise scale, or the exponent of a choice, in steps
 
@@ -202,7 +199,6 @@ def _checked_coordinates(coordinates: int | None, size: int) -> int:
 
 
 def _noisy(array: Floats, noise: NDArray[np.int64], grid: _Grid) -> NoisyValues:
-    """Return the rounded values plus the noise; overwrites `noise`."""
     limit = CLIP_STEPS * grid.step
     steps = np.maximum(array.reshape(-1), -limit)
     np.minimum(steps, limit, out=steps)

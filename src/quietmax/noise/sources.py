@@ -1,17 +1,15 @@
 """Sources of noise: exact noise for a release, seeded noise for experiments.
 
-`ExactNoise` draws from the operating system's generator, and its distribution is exact. It has no state and no buffer,
-so threads and forked processes share nothing. `SeededNoise` is numpy's generator with ordinary floating-point noise. It
-is fast and repeatable, and for both reasons it protects nothing: floating-point noise leaks (Mironov 2012; Haney et al.
-2022; THEORY 3.5). Both draw integers, in steps of the grid that `quietmax.noise.release` sets.
+`ExactNoise` draws from the operating system's generator, without state or buffer, and its distribution is exact.
+`SeededNoise` is numpy's generator with ordinary floating-point noise: fast and repeatable, and for both reasons no
+protection (Mironov 2012; Haney et al. 2022; THEORY 3.5). Both draw integers, in steps of the grid that
+`quietmax.noise.release` sets. Every exact draw is a decision about uniform random numbers, made in floating point where
+its error certainly does not matter, in all but about one of ten thousand draws. Otherwise a `_LazyUniform` reads more
+random bits until rigorous bounds on the function in question decide the comparison.
 
-Every exact draw is a decision about uniform random numbers. It is made in floating point where the floating-point error
-certainly does not matter, which holds for all but about one draw in ten thousand. Otherwise it is made exactly: a
-`_LazyUniform` reads further random bits until rigorous bounds on the function in question decide the comparison.
-
-Run time is a side channel. About one draw in ten thousand takes longer, depending on the random digits and not on the
-value that the noise hides. A choice can also take longer for some scores than for others (nearly equal cumulative
-weights, tiny exponentials). Answer after a fixed delay if clients can time single answers to microseconds.
+Run time is a side channel. These draws take longer, depending on the random digits and not on the value that the noise
+hides. A choice can also take longer for some scores than for others (nearly equal cumulative weights, tiny
+exponentials). Answer after a fixed delay if clients can time single answers to microseconds.
 """
 
 from __future__ import annotations
@@ -34,9 +32,7 @@ Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Shape = int | tuple[int, ...]
 _Bounds = tuple[Fraction, Fraction]
-"""A lower and an upper bound."""
 _ReadBytes = Callable[[int], bytes]
-"""Returns that many fresh random bytes."""
 
 _SMALLEST_SCALE = 2.0**-8
 """With less, the error margin of the exact draws would vanish beside the rounding of a half."""
@@ -202,10 +198,7 @@ class ExactNoise:
         negative_magnitude: Callable[[Floats], Floats],
         survival: Callable[[Fraction, int], _Bounds],
     ) -> Integers:
-        """Draw by inversion: the sign and the magnitude's uniform number come from one 64-bit word.
-
-        The draw is made in floating point, and repeated exactly where it is too close to a boundary or in the tail.
-        """
+        """Draw by inversion, in floating point; exactly where it is too close to a boundary or in the tail."""
         scale = _checked_scale(scale)
         drawn = np.empty(shape if isinstance(shape, int) else math.prod(shape), dtype=np.int64)
         limit = 0.5 - scale * self._margin_or(_MARGIN)
@@ -294,11 +287,9 @@ def _checked_scale(scale: float) -> float:
 
 
 class _LazyUniform:
-    """A uniform random number whose binary digits are drawn on demand.
+    """A uniform random number whose binary digits are drawn on demand: in (numerator, numerator + 1) / 2^bits.
 
-    It lies in (numerator, numerator + 1) / 2^bits. Bits that were drawn are kept, so all decisions concern one real
-    number and their joint distribution is exact. (Equality with a given number has probability 0 and leads to further
-    bits.)
+    Bits that were drawn are kept, so all decisions concern one real number and their joint distribution is exact.
     """
 
     def __init__(self, numerator: int, bits: int, read: _ReadBytes) -> None:

@@ -134,10 +134,7 @@ _UP = 1.0 + 2.0**-40
 
 
 def head_gradient(max_grad_norm: float, *, coordinates: int = 0, grid: float = 0.0) -> Sensitivity:
-    """Bound a sum of per-record gradients in L2: ``S + sqrt(coordinates) * grid``.
-
-    The second term covers the rounding of every coordinate of the sum to a grid before release.
-    """
+    """Bound a sum of gradients in L2: ``S + sqrt(coordinates) * grid``, for the rounding of every coordinate."""
     _positive(max_grad_norm=max_grad_norm)
     because = f"One record adds one gradient clipped to {max_grad_norm:g} (THEORY 3.1)."
     return _certified(max_grad_norm + math.sqrt(coordinates) * grid, because)
@@ -146,8 +143,7 @@ def head_gradient(max_grad_norm: float, *, coordinates: int = 0, grid: float = 0
 def head_moments(*, features: int, grid: float = 0.0) -> Sensitivity:
     """Bound a sum of second moments ``f f^T`` of rows with ``||f|| <= 1`` in Frobenius norm: ``1 + d * grid``.
 
-    The second term covers the rounding of each of the d^2 entries of the sum to a grid before release. Where a person
-    has k rows, each adds ``f f^T / k``, and the bound holds for all of them together (THEORY 3.7, 3.10).
+    The second term covers the rounding of d^2 entries. A person's k rows add ``f f^T / k`` each (THEORY 3.7, 3.10).
     """
     _positive(features=features)
     because = "A row of length at most 1 adds a matrix of norm at most 1 (THEORY 3.10)."

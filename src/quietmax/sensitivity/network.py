@@ -26,13 +26,14 @@ from quietmax._lazy import lazy_module
 from quietmax.accounting.guarantee import Unit
 from quietmax.data.records import Records
 from quietmax.errors import InvalidInput
-from quietmax.models.mlp import MLP, activation
 from quietmax.models.stacked import (
+    MLP,
     Convexified,
     CrossEntropy,
     Progress,
     Quadratic,
     TrainingSettings,
+    activation,
     loss_value,
     train_stack,
 )
@@ -278,7 +279,6 @@ def _conditions(
     bound: float,
     facts: MeasuredFacts | None,
 ) -> dict[str, Condition]:
-    """Decide every condition of `CONDITIONS`, by short names."""
     adam = False, "trained with Adam, which scales every step by past gradients"
     where = "data space" if facts is None else "training set"
     largest = norm if facts is None else facts.norm
@@ -353,7 +353,6 @@ def _mean_of_equivalent(network: MLP) -> MLP:
 
 
 def _layers(network: MLP, features: Tensor) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Return the parameters of a network, what comes into each layer and what leaves it before the activation."""
     parameters = [tensor.clone().requires_grad_() for _, tensor in network.parameters()]
     function = {"tanh": torch.tanh, "sigmoid": torch.sigmoid, "relu": torch.relu}[network.activation]
     inputs: list[Tensor] = [features]
@@ -368,10 +367,7 @@ def _layers(network: MLP, features: Tensor) -> tuple[list[Tensor], list[Tensor],
 def _record_gradient_norms(
     network: MLP, base: CrossEntropy | Quadratic, features: Tensor, labels: Tensor
 ) -> Tensor:
-    """Return the norm of the gradient of each record's own loss in the kernels, without biases as in the paper.
-
-    It is, in one kernel, an outer product of what comes in and what flows back.
-    """
+    """Return the norm of the gradient of each record's own loss in the kernels, without biases as in the paper."""
     _, inputs, outputs = _layers(network, features)
     slopes = torch.autograd.grad(len(labels) * loss_value(base, outputs[-1], labels), outputs)
     squares = [
@@ -457,7 +453,6 @@ class EmpiricalSensitivity:
         return self._largest("logit")
 
     def _largest(self, quantity: Quantity) -> Sensitivity:
-        """Return the largest change of one quantity."""
         worst = max(self.removals, key=lambda removal: float(getattr(removal, quantity)))
         article = "a" if worst.kind == "mislabelled" else "an"
         because = (
@@ -551,10 +546,9 @@ def empirical_sensitivity(
 
 
 def _plant(records: Records, *, removals: int, seed: int = 0) -> tuple[Records, list[Rows], list[Kind]]:
-    """Choose units and change them into units of each kind in turn; return the records, each unit's rows and kind.
+    """Change chosen units into units of each kind in turn; return the records, each unit's rows and kind.
 
-    Mislabelled rows get the next class. Every feature of extreme rows is moved to the end of the range of all features
-    that is farther away. Ordinary rows are left as they are.
+    Mislabelled rows get the next class; features of extreme rows move to the farther end of their range.
     """
     units = len(np.unique(records.units))
     if not 1 <= removals < units:
@@ -580,7 +574,6 @@ def _compared(
     kinds: Sequence[Kind],
     records: Records,
 ) -> EmpiricalSensitivity:
-    """Compare the weights and the logits of the first network with those of all others."""
     removals = []
     for (weights, logits), gone, kind in zip(others, rows, kinds, strict=True):
         moved = weights - first[0]

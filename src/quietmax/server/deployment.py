@@ -25,8 +25,8 @@ from quietmax.accounting.costs import LIMIT, Budget, Cost, GaussianCost, Measure
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.encoding import Encoding
 from quietmax.errors import BudgetExhausted, InvalidInput, QuietmaxError, counted
-from quietmax.estimators.decisions import Costs, decision_in_words
 from quietmax.estimators.evaluation import EVALUATION_FILE, EvaluationCharge, read_evaluations, split_name
+from quietmax.estimators.figures import Costs, decision_in_words
 from quietmax.estimators.head.effects import Additive
 from quietmax.estimators.head.update import prior_of
 from quietmax.estimators.head.weights import TableWeights

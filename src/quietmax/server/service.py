@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from quietmax.accounting.costs import LIMIT, Cost, PureCost, epsilon_of
 from quietmax.errors import QuietmaxError, counted
-from quietmax.estimators.decisions import threshold_of
+from quietmax.estimators.figures import threshold_of
 from quietmax.ledger.accounts import AccountState, Subaccount
 from quietmax.ledger.ledger import Ledger
 from quietmax.ledger.transactions import ChargeResult, Failed, InvalidKey, LimitExceeded, RequestIdReused

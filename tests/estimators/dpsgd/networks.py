@@ -14,7 +14,7 @@ from quietmax.estimators.dpsgd.training import (
     train_private_module,
     train_private_stack,
 )
-from quietmax.models.mlp import MLP, initial_mlp
+from quietmax.models.stacked import MLP, initial_mlp
 
 PATHS = ("stack", "exact", "module", "module, seeded")
 """K networks with seeded noise, one with exact noise, and a module with either."""

@@ -21,10 +21,10 @@ from quietmax.estimators.dpsgd import estimator, training
 from quietmax.estimators.dpsgd.estimator import _network_scores, _released_scale
 from quietmax.estimators.dpsgd.gradients import exact_logits
 from quietmax.estimators.dpsgd.training import Plan, make_plan
-from quietmax.estimators.head import calibration
+from quietmax.estimators.head import weights
 from quietmax.estimators.head.exact_sums import BITS
 from quietmax.estimators.training_set import Persons
-from quietmax.models.mlp import MLP, initial_mlp
+from quietmax.models.stacked import MLP, initial_mlp
 from tests.estimators.head.test_calibration import WEAK, error_of, weak_table
 from tests.estimators.made import made
 
@@ -97,7 +97,7 @@ def test_a_record_or_person_moves_the_excess_by_its_own_at_most_one(owned: int) 
 
     def excess(chosen: slice) -> float:
         persons = None if owned == 1 else Persons.of(people[chosen])
-        with _releases(calibration) as seen:
+        with _releases(weights) as seen:
             _scale_of(network, rows[chosen], labels[chosen], plan, seed=1, persons=persons)
         return float(seen[0][2][0])
 
@@ -111,7 +111,7 @@ def test_every_calibration_step_is_one_release_on_a_batch_of_its_own() -> None:
     X, y = np.random.default_rng(0).random((700, 5), dtype=np.float32), np.arange(700) % 3
     chosen = DPSGDSettings(steps=40, calibration_steps=3)
     private = DPSGD(2.0, 1e-5, declared_size=700, classes=range(3), settings=chosen)
-    with _releases(estimator, training, calibration) as seen:
+    with _releases(estimator, training, weights) as seen:
         private.fit(X, y)
     multiplier = noise_multiplier(2.0, 1e-5, Schedule(0.5, 40))
     norm = private.plan_.settings.max_grad_norm * (1 + 2.0**-20)
@@ -142,7 +142,7 @@ def test_a_row_whose_logits_overflow_moves_the_excess_no_further() -> None:
     network = initial_mlp((COLUMNS, 4, 2), "relu", (0,), torch.float64)
     network = replace(network, kernels=tuple(1e300 * kernel for kernel in network.kernels))
     rows = np.full((3, COLUMNS), 3e38, np.float32)
-    with _releases(calibration) as seen:
+    with _releases(weights) as seen:
         plan = _plan(3, noise=1.0, sampling_rate=1.0)
         _scale_of(network, rows, np.array([0, 1, 0]), plan, seed=1)
     assert all(abs(values[0]) <= 3.0 for _, _, values in seen)

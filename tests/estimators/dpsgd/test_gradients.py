@@ -20,7 +20,7 @@ from quietmax.estimators.dpsgd.gradients import (
     exact_clipped_sum,
 )
 from quietmax.estimators.head.exact_sums import ExactSum
-from quietmax.models.mlp import initial_mlp
+from quietmax.models.stacked import initial_mlp
 from tests.estimators.dpsgd.networks import ACTIVATIONS, as_module, naive_sums
 
 SHAPES = {"linear": (11, 3), "one hidden layer": (11, 6, 4), "two hidden layers": (11, 6, 5, 3)}

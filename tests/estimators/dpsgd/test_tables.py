@@ -17,17 +17,24 @@ from quietmax.accounting.dpsgd import Schedule, noise_multiplier
 from quietmax.errors import DataUnavailable, InvalidInput
 from quietmax.estimators import DPSGD, DPSGDSettings, open_private, save_private
 from quietmax.estimators.blocks import Blocks, LocalEngine, Table
-from quietmax.estimators.dpsgd import tables
-from quietmax.estimators.dpsgd.tables import released_shares, train_network_on_cells, train_on_cells
-from quietmax.estimators.dpsgd.training import Batch, Plan, StoredRows, make_plan
-from quietmax.estimators.head import calibration
+from quietmax.estimators.dpsgd import training
+from quietmax.estimators.dpsgd.training import (
+    Batch,
+    Plan,
+    StoredRows,
+    make_plan,
+    released_shares,
+    train_network_on_cells,
+    train_on_cells,
+)
 from quietmax.estimators.head import tables as head_tables
+from quietmax.estimators.head import weights
 from quietmax.estimators.head.exact_sums import gradient_grid
 from quietmax.estimators.head.tables import Basis, class_scores
 from quietmax.estimators.head.weights import TableWeights, even_shares
 from quietmax.estimators.training_set import Persons
-from quietmax.models.features.cells import TableCells
-from quietmax.models.mlp import MLP, initial_mlp
+from quietmax.models.features.tabular import TableCells
+from quietmax.models.stacked import MLP, initial_mlp
 from tests.estimators.made import made
 from tests.estimators.table_of_people import CROSSED, PERSONS, PLAIN, table_of_people
 
@@ -62,7 +69,7 @@ def _releases() -> Iterator[list[tuple[float, float, Any]]]:
     """Note the sensitivity, the mu and the exact values of everything that is released."""
     seen: list[tuple[float, float, Any]] = []
     with pytest.MonkeyPatch.context() as patch:
-        for module in (tables, head_tables, calibration):
+        for module in (training, head_tables, weights):
             original = module.release_gaussian
 
             def noted(
@@ -120,7 +127,7 @@ def test_a_network_on_cells_has_the_clipped_gradients_of_one_on_vectors(
     above = MLP(whole.widths[1:], name, whole.kernels[1:], whole.biases[1:])
     owners = generator.integers(0, 30, 60)
     batch = Batch(rows, labels, 3, Persons(owners), np.arange(60))
-    sums, others = tables._network_sums(batch, basis, CELLS.sizes, first, above, plan)
+    sums, others = training._network_sums(batch, basis, CELLS.sizes, first, above, plan)
     parameters = [each.clone().requires_grad_() for each in (first, *above.kernels, *above.biases)]
     expected = [torch.zeros_like(each) for each in parameters]
     for z, label, owner in zip(_dense(basis, rows), labels, owners, strict=True):
@@ -140,7 +147,9 @@ def test_a_network_on_cells_has_the_clipped_gradients_of_one_on_vectors(
     assert max(float(each.abs().max()) for each in expected) > 0.1
     # What each row adds does not depend on the others, to the last bit.
     alone = [
-        tables._network_sums(replace(batch, numbers=np.array([row])), basis, CELLS.sizes, first, above, plan)
+        training._network_sums(
+            replace(batch, numbers=np.array([row])), basis, CELLS.sizes, first, above, plan
+        )
         for row in generator.permutation(60)
     ]
     assert np.array_equal(sum(each for each, _ in alone), sums)

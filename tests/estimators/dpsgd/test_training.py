@@ -23,8 +23,7 @@ from quietmax.estimators.dpsgd.training import (
 )
 from quietmax.estimators.training_set import Persons
 from quietmax.models import Convexified
-from quietmax.models.mlp import initial_mlp
-from quietmax.models.stacked import loss_value
+from quietmax.models.stacked import initial_mlp, loss_value
 from tests.estimators.dpsgd.networks import PATHS, as_module, moved, stack, start, trained, vector
 from tests.estimators.made import blobs
 

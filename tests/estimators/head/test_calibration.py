@@ -19,12 +19,19 @@ from quietmax import HeadSettings, PrivateHead
 from quietmax.accounting import GaussianCost
 from quietmax.data.schema import Schema
 from quietmax.estimators.blocks import ROWS_AT_ONCE, Floats, LocalEngine, Table
-from quietmax.estimators.head import calibration
-from quietmax.estimators.head.calibration import _Excess, kept_scores, released_scale, with_scores
+from quietmax.estimators.head import weights as head_weights
 from quietmax.estimators.head.estimator import _dense_scores
 from quietmax.estimators.head.exact_sums import BITS, _unit_rows, _weights_on_grid, clipped_rows
 from quietmax.estimators.head.tables import cell_scores
-from quietmax.estimators.head.weights import CALIBRATION_STEPS, TableWeights, calibration_share
+from quietmax.estimators.head.weights import (
+    CALIBRATION_STEPS,
+    TableWeights,
+    _Excess,
+    calibration_share,
+    kept_scores,
+    released_scale,
+    with_scores,
+)
 from quietmax.models.training import softmax
 from quietmax.noise.release import NoisyValues, release_gaussian
 from quietmax.noise.sources import SeededNoise
@@ -173,7 +180,7 @@ def test_the_steps_together_cost_no_more_than_their_share(monkeypatch: pytest.Mo
         spent.append((sensitivity, mu))
         return release_gaussian(values, sensitivity=sensitivity, mu=mu, source=source)
 
-    monkeypatch.setattr(calibration, "release_gaussian", noted)
+    monkeypatch.setattr(head_weights, "release_gaussian", noted)
     for mu in (1e-3, 0.05, 0.268, 7.0):
         spent.clear()
         table, weights = sure_by(1.0, 50)
@@ -197,7 +204,7 @@ def test_a_sum_that_float64_does_not_hold_is_clamped(rows: int, monkeypatch: pyt
         seen.extend(values)
         return release_gaussian(values, **given)
 
-    monkeypatch.setattr(calibration, "release_gaussian", noted)
+    monkeypatch.setattr(head_weights, "release_gaussian", noted)
 
     many = Many(np.zeros((1, 2), np.uint16), np.zeros(1, np.int64), 2)
     weights = np.zeros((2, 9))

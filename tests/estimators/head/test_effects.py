@@ -28,8 +28,7 @@ from quietmax.estimators.head.tables import (
     with_shares_of_pairs,
 )
 from quietmax.estimators.head.weights import GradientPlan, TableWeights, even_shares
-from quietmax.models.features.cells import TableCells, table_cells
-from quietmax.models.features.tabular import TableFeatures
+from quietmax.models.features.tabular import TableCells, TableFeatures, table_cells
 
 SCHEMA = Schema(
     label="bought",

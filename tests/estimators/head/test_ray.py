@@ -25,7 +25,7 @@ from quietmax.errors import DataUnavailable, InvalidData, InvalidInput, Quietmax
 from quietmax.estimators.blocks import Table
 from quietmax.estimators.head import estimator
 from quietmax.estimators.ray_blocks import RayBlocks
-from quietmax.models.features.cells import TableCells
+from quietmax.models.features.tabular import TableCells
 from tests.estimators.made import made
 from tests.estimators.table_of_people import CROSSED, PERSONS, files, table_of_people
 from tests.estimators.test_out_of_core import assert_same

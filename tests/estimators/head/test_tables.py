@@ -32,7 +32,7 @@ from quietmax.estimators.head.tables import (
     with_lengths,
 )
 from quietmax.estimators.head.weights import GradientPlan, added_scores, even_shares
-from quietmax.models.features.cells import MOST_CELLS, TableCells
+from quietmax.models.features.tabular import MOST_CELLS, TableCells
 from quietmax.noise.release import NoisyValues
 from quietmax.noise.sources import SeededNoise
 from quietmax.sensitivity import certified

@@ -13,7 +13,7 @@ import pytest
 
 from quietmax import DPSGD, HeadSettings, PrivateHead
 from quietmax._ray import RayEngine
-from quietmax.data.erasure import ErasureList
+from quietmax.data.cohorts import ErasureList
 from quietmax.data.tables import table_rows
 from quietmax.errors import InvalidData, InvalidInput
 from quietmax.estimators.blocks import LocalEngine

@@ -21,8 +21,8 @@ from quietmax.data.encoding import (
     TextColumn,
 )
 from quietmax.errors import InvalidInput
-from quietmax.models.features.cells import LEVELS, TableCells, table_cells
 from quietmax.models.features.generic import feature_map_from_json
+from quietmax.models.features.tabular import LEVELS, TableCells, table_cells
 
 CELLS = TableCells(
     9,

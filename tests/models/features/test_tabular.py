@@ -23,8 +23,8 @@ from quietmax.data.encoding import (
 from quietmax.errors import InvalidInput
 from quietmax.estimators import HeadSettings
 from quietmax.models.features import OneHot, TableFeatures, UnitNorm, table_features
-from quietmax.models.features.cells import TableCells
 from quietmax.models.features.generic import feature_map_from_json
+from quietmax.models.features.tabular import TableCells
 
 
 @settings(max_examples=50, deadline=None)

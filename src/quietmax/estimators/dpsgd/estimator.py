@@ -1,15 +1,12 @@
 """DPSGD: a network trained by differentially private gradient descent, and what is guaranteed of it.
 
-The first steps release the mean of the features, and all rows are centred by it. The last ones release by how much
-confidence is above accuracy at some scales of the logits, and the logits are multiplied by the scale at which both are
-equal. These are steps like any other. Each record is taken with the sampling rate, and the sum over the records taken,
-to which each adds a vector of length at most 1, is released with Gaussian noise of standard deviation sigma. A step on
-gradients clipped to S has noise of sigma*S. All are the same mechanism up to the factor S, so the accountant counts all
-steps alike.
+The first steps release the mean of the features, by which all rows are centred; the last ones how far confidence is
+above accuracy at some scales of the logits. In each a record taken adds a vector of length at most 1, with noise of
+standard deviation sigma; a step on gradients clipped to S has noise of sigma*S. All are the same mechanism up to the
+factor S, so the accountant counts all steps alike.
 
 A row f becomes `5 (f - m) / ||(f - m, 0.2)||`, for the released mean m: the row of the private head, times 5, so that
-the constant feature 0.2 of the head becomes the bias of the network. Features of tables are scaled by the released mean
-as well (`TableFeatures.scale`).
+its constant 0.2 becomes the bias of the network. Features of tables are scaled as well (`TableFeatures.scale`).
 """
 
 from __future__ import annotations
@@ -33,18 +30,13 @@ from quietmax.errors import InvalidInput
 from quietmax.estimators.base import PrivateClassifier, _documented
 from quietmax.estimators.blocks import ROWS_AT_ONCE, Floats, LocalEngine, Table
 from quietmax.estimators.dpsgd.gradients import exact_logits
-from quietmax.estimators.dpsgd.tables import (
-    CellLayer,
-    released_shares,
-    train_network_on_cells,
-    train_on_cells,
-)
 from quietmax.estimators.dpsgd.training import (
     CENTRING_SHARE,
     LENGTH_PER_COLUMN,
     ROW_LENGTH,
     Batch,
     Build,
+    CellLayer,
     DPSGDSettings,
     Inputs,
     Plan,
@@ -54,11 +46,13 @@ from quietmax.estimators.dpsgd.training import (
     _draw_batches,
     _randomness,
     make_plan,
+    released_shares,
+    train_network_on_cells,
+    train_on_cells,
     train_private,
     train_private_module,
     train_private_stack,
 )
-from quietmax.estimators.head.calibration import Scores, _bisected_scale, _Excess
 from quietmax.estimators.head.effects import SaysEffects
 from quietmax.estimators.head.exact_sums import (
     BITS,
@@ -77,7 +71,7 @@ from quietmax.estimators.head.tables import (
     levels_for,
 )
 from quietmax.estimators.head.tables import Basis as CellBasis
-from quietmax.estimators.head.weights import TableWeights, default_features
+from quietmax.estimators.head.weights import Scores, TableWeights, _bisected_scale, _Excess, default_features
 from quietmax.estimators.training_set import (
     Basis,
     Condition,
@@ -86,9 +80,8 @@ from quietmax.estimators.training_set import (
     TrainingRows,
 )
 from quietmax.models.features.base import FeatureMap
-from quietmax.models.features.cells import TableCells, table_cells
-from quietmax.models.features.tabular import TableFeatures, table_features
-from quietmax.models.mlp import MLP
+from quietmax.models.features.tabular import TableCells, TableFeatures, table_cells, table_features
+from quietmax.models.stacked import MLP
 from quietmax.models.training import LogitClassifier, TorchModel
 from quietmax.noise.release import release_gaussian
 
@@ -168,7 +161,6 @@ def _network_scores(network: MLP, table: Table, part: slice, layer: CellLayer | 
 
 
 def _scaled(network: MLP, scale: float) -> MLP:
-    """Multiply the logits of a network."""
     kernels, biases = ((*layers[:-1], layers[-1] * scale) for layers in (network.kernels, network.biases))
     return replace(network, kernels=kernels, biases=biases)
 
@@ -186,10 +178,7 @@ def _batch_sum(
     radius: float,
     persons: Persons | None,
 ) -> Floats:
-    """Sum the clipped rows of a batch without rounding; a row of a person with k rows counts 1/k.
-
-    One record, or all rows of one person, change the sum by at most 1 in L2.
-    """
+    """Sum the clipped rows of a batch without rounding; one person changes the sum by at most 1 in L2."""
     total = np.zeros(features.shape[1])
     for start in range(0, len(batch), ROWS_AT_ONCE):
         part = batch[start : start + ROWS_AT_ONCE]
@@ -292,7 +281,6 @@ class DPSGD(SaysEffects, PrivateClassifier):
     engine: LocalEngine | Literal["local"] = "local"
 
     def _train(self, data: TrainingRows) -> Guarantee:
-        """Map and centre the rows, train the network, and return what is guaranteed of it."""
         seed = self._seed()
         engine = LocalEngine() if self.engine == "local" else self.engine
         with StoredRows(self._read(data, engine), by_person=data.unit == "person") as rows:
@@ -334,7 +322,6 @@ class DPSGD(SaysEffects, PrivateClassifier):
     def _on_cells(
         self, rows: StoredRows, cells: TableCells, seed: int | None
     ) -> PrivateNetwork | TableWeights:
-        """Train on the cells of a table's rows."""
         plan, sizes = self.plan_, cells.sizes
         shares, noise = released_shares(rows, plan, sizes, seed)
         per_number = (
@@ -350,8 +337,6 @@ class DPSGD(SaysEffects, PrivateClassifier):
     def _calibrated(
         self, model: PrivateNetwork | TableWeights, rows: StoredRows, seed: int | None
     ) -> PrivateNetwork | TableWeights:
-        """Release the scale of the logits, and multiply them by it."""
-
         def _scale(scores: Scores) -> float:
             self.scale_ = _released_scale(
                 scores, rows, rows.labels, model.classes, self.plan_, seed=seed, persons=rows.persons
@@ -395,7 +380,6 @@ class DPSGD(SaysEffects, PrivateClassifier):
 
     @property
     def _trains_on_cells(self) -> bool:
-        """Whether the settings allow to train on cells: their first steps release counts."""
         settings = self._settings
         counted = settings.centring_steps != 0 and not (
             settings.centring_steps is None and settings.steps == 1
@@ -459,7 +443,6 @@ class DPSGD(SaysEffects, PrivateClassifier):
         return max(float(np.median(np.linalg.norm(self._mapped(probes), axis=1))), 1e-6)
 
     def _trained(self, inputs: StoredRows, seed: int | None) -> MLP | TorchModel:
-        """Train the user's module, the built-in network with exact noise, or the built-in network with a seed."""
         plan, classes, labels = self.plan_, len(self.classes_), inputs.labels
         common: dict[str, Any] = {"settings": plan.settings, "persons": inputs.persons}
         own = {**common, "noise_multiplier": plan.noise_multiplier, "size": plan.size}
@@ -506,11 +489,7 @@ def network_guarantee(
     unit: Unit = "record",
     **parameters: Any,
 ) -> Guarantee:
-    """Return the guarantee of a network trained by a plan.
-
-    Full batches with the proven analysis are exactly sqrt(steps)/multiplier-Gaussian private. Everything else is the
-    one point (epsilon, delta) that the noise was calibrated for.
-    """
+    """Return the guarantee of a network trained by a plan: Gaussian for proven full batches, else (epsilon, delta)."""
     centred = {}
     if centring is not None:
         centred = {"radius": centring.radius, "inputs": "centred" if centring.scale is None else "scaled"}

@@ -1,23 +1,17 @@
 """Sums of clipped per-example gradients: fast for K networks at once, exact for one network, and for any module.
 
-**`ClippedSums`, in closed form.** In a network of linear layers, the gradient of one record's loss with respect to a
-layer's kernel is the outer product of the layer's input a and its slope d. Its squared norm is |a|^2*|d|^2, and with
-the bias (|a|^2 + 1)*|d|^2. The sum over the layers is the record's squared gradient norm. Scaling the record's slopes
-by min(1, S/norm) before the one matrix product per layer gives the sum of all clipped gradients. No per-example
-gradient is ever formed, and one backward pass is enough (Goodfellow 2015, arXiv:1510.01799; "ghost clipping", Li et al.
-2022, arXiv:2110.05679).
+**`ClippedSums`** of linear layers: a record's gradient in a kernel is the outer product of the layer's input a and its
+slope d, of squared norm |a|^2*|d|^2, and with the bias (|a|^2 + 1)*|d|^2. Scaling its slopes by min(1, S/norm) before
+one matrix product per layer sums all clipped gradients in one backward pass (Goodfellow 2015, arXiv:1510.01799; "ghost
+clipping", Li et al. 2022, arXiv:2110.05679).
 
-**`exact_clipped_sum`, without rounding.** The same sum for a model that will be released. Every number that enters a
-sum over records is an integer multiple of a power of two, with so few bits that products and sums are exact. So a
-record's contribution does not depend on the other records (THEORY 3.8).
+**`exact_clipped_sum`** is the same sum for a model that will be released. All that enters it are integer multiples of a
+power of two, with so few bits that products and sums are exact: no record changes another's part (THEORY 3.8).
 
-**`ModuleSums`, for any other torch module.** Opacus computes the per-example gradient norms. Its ghost clipping is used
-layer by layer where it knows the layer, and its general rule elsewhere; tied weights are clipped without ghost
-clipping. Floating-point sums of a module's gradients cannot be made exact: the noise allows for `MODULE_ROUNDING` of
-the clipping norm, and the guarantee names that as an assumption.
+**`ModuleSums`** is for any other torch module, with the per-example norms of Opacus. Its floating-point sums cannot be
+made exact: the noise allows for `MODULE_ROUNDING` of the clipping norm, and the guarantee names that as an assumption.
 
-**Persons.** With weights of 1/k for the k rows of a person, the person contributes the mean of its clipped gradients.
-The mean of k vectors of length at most S has length at most S (THEORY 3.7).
+With weights of 1/k for the k rows of a person, the person contributes the mean of its clipped gradients (THEORY 3.7).
 """
 
 from __future__ import annotations
@@ -35,7 +29,7 @@ from torch import Tensor
 
 from quietmax.errors import InvalidInput, short_message
 from quietmax.estimators.head.exact_sums import ExactSum, _repeatable_exp
-from quietmax.models.mlp import MLP, activation
+from quietmax.models.stacked import MLP, activation
 
 Part = tuple[Tensor, Tensor, Tensor | None]
 """The inputs, the class indices and the weights of some records; no weights if all are 1."""
@@ -81,10 +75,9 @@ class Gradients:
 
 
 class ClippedSums:
-    """Sums over a batch of the clipped cross-entropy gradients of its records, for K networks at once.
+    """Sums of clipped cross-entropy gradients of a batch for K networks at once, times `factors[k]`.
 
-    `read` returns records by their numbers; `padding` is the number of none. Network k's sum is multiplied by
-    `factors[k]`.
+    `read` returns records by their numbers; `padding` is the number of none.
     """
 
     def __init__(
@@ -129,7 +122,6 @@ class ClippedSums:
         self._add_products(gradients, signals, slopes, factors.unsqueeze(-1))
 
     def _forward(self, signal: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Return the input of every layer, and the logits."""
         signals = [signal]
         for kernel, bias in zip(self._network.kernels[:-1], self._network.biases[:-1], strict=True):
             signals.append(self._activation.apply_(torch.baddbmm(bias, signals[-1], kernel)))
@@ -169,8 +161,7 @@ def exact_clipped_sum(
 ) -> Gradients:
     """Return the sum over all rows of the clipped cross-entropy gradients of a single network, in float64.
 
-    One row more or less changes it by at most ``max_grad_norm`` in L2, up to rounding the finished sum to float64 (see
-    `rounding_share`). With weights of 1/k, the same holds for all k rows of a person together.
+    One row, or a person's rows with weights of 1/k, change it by at most ``max_grad_norm`` in L2, and `rounding_share`.
     """
     slices = (slice(start, start + ROWS_AT_ONCE) for start in range(0, len(inputs), ROWS_AT_ONCE))
     parts = ((inputs[part], labels[part], None if weights is None else weights[part]) for part in slices)
@@ -188,10 +179,7 @@ def _exact_sum_of_parts(
 
 
 def exact_logits(network: MLP, rows: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Return the logits of a single network, one line per class; each row's follow from that row alone.
-
-    What is not a number counts as 0, and what is infinite as a large number.
-    """
+    """Return the logits of a single network, one line per class; each row's follow from that row alone."""
     _, outputs = _ExactSums(network, 1.0)._forward_pass(torch.from_numpy(rows).double())
     logits: NDArray[np.float64] = outputs[-1].T.contiguous().numpy()
     return np.asarray(np.nan_to_num(logits, posinf=_LARGEST_LOGIT, neginf=-_LARGEST_LOGIT))
@@ -209,7 +197,6 @@ def rounding_share(weights: int, size: int) -> float:
 
 
 def _nearest(total: ExactSum, bits: int) -> Tensor:
-    """Return the nearest float64 numbers, clamped to `2^bits` in absolute value."""
     high, low = total.high + (total.low >> 32), total.low & (2**32 - 1)
     # Both parts are exact in float64, so their sum is rounded once.
     nearest = torch.from_numpy(high).double() * 2.0**32 + torch.from_numpy(low).double()
@@ -217,7 +204,6 @@ def _nearest(total: ExactSum, bits: int) -> Tensor:
 
 
 def _more_bits(size: int) -> int:
-    """Return by how many bits the sums of a table may be longer than those of `_INTEGER_ROWS` rows."""
     return max(0, (size - 1).bit_length() - (_INTEGER_ROWS - 1).bit_length())
 
 
@@ -246,10 +232,9 @@ class _ExactSums:
         weights: Tensor | None = None,
         lengths: Tensor | None = None,
     ) -> Tensor:
-        """Add at most `ROWS_AT_ONCE` records, each times its weight.
+        """Add at most `ROWS_AT_ONCE` records, each times its weight; return the clipped slopes of the layer before.
 
-        With lengths, the rows are the outputs of a layer before, whose inputs have at most these lengths. Then its
-        gradients are clipped together with the others. Return its clipped slopes.
+        With lengths, rows are outputs of that layer, and bounds on its inputs; its gradients are clipped too.
         """
         if self._rows + len(rows) > _INTEGER_ROWS:
             self._carry()
@@ -337,10 +322,7 @@ class _ExactSums:
 
 
 def _scaled(rows: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """Split rows into powers of two of shape (n, 1) and rows of multiples of 2^-bits below 1, rounded towards zero.
-
-    A row with an entry that is not a number or beyond 2^500 counts as 0.
-    """
+    """Split rows into powers of two and multiples of 2^-bits below 1; rows that are not finite count as 0."""
     largest = rows.abs().amax(1, keepdim=True)
     safe = torch.where(largest < 2.0**500, rows, 0.0)
     exponents = torch.frexp(torch.where(largest < 2.0**500, largest, 0.0)).exponent
@@ -354,10 +336,7 @@ def _power_of_two(exponents: Tensor) -> Tensor:
 
 
 def _kernel_on_grid(kernel: Tensor, contracted: int, bits: int) -> Tensor:
-    """Round a kernel so that its product with rows on the grid, along the axis `contracted`, is exact.
-
-    Partial sums are at most the largest sum of absolute weights, in multiples of 2^-bits times the grid.
-    """
+    """Round a kernel so that its product with rows on the grid, along the axis `contracted`, is exact."""
     weights = kernel.double()
     largest = float(weights.abs().sum(contracted).max())
     free = _MANTISSA - 1 - bits - max(0, math.frexp(largest)[1])

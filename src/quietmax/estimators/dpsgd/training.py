@@ -1,22 +1,22 @@
 """DP-SGD: its settings, the batches, and training with seeded noise (K networks at once) or with exact noise.
 
-**Settings.** All follow from public numbers. The rule of the "default" preset is one number: the learning rate is
-chosen so that all noise together has a given standard deviation on a logit (DP-SGD page, section 4). Rows that are
-centred by the first `centring_steps` steps (`estimator._released_centre`) have the length `ROW_LENGTH`. The last
-`calibration_steps` steps find the scale of the logits (`estimator._released_scale`).
+**Settings.** All follow from public numbers. The learning rate of the "default" preset is chosen so that all noise
+together has a given standard deviation on a logit (DP-SGD page, section 4).
 
-**Training.** `train_private_stack` is for experiments: each network has its own noise, seed and records. Everything is
-float32 and seeded: repeatable and fast, and for both reasons no protection. Networks with the same seed and records see
-the same batches and the same standard noise, each scaled by its own noise multiplier. That is what each would see
-alone, drawn once, so a sweep over epsilon compares like with like. `train_private` and `train_private_module` train a
-network that may be released: batches and noise come from the operating system, and the sums over records of a built-in
-network are exact. Of Opacus, a module's per-example gradient norms are used alone.
+**Training.** `train_private_stack` is for experiments: everything is float32 and seeded, repeatable and fast, and for
+both reasons no protection. Networks with the same seed and records see the same batches and the same standard noise, so
+a sweep over epsilon compares like with like. `train_private` and `train_private_module` train a network that may be
+released: batches and noise come from the operating system, and the sums over records of a built-in network are exact.
 
 If records belong to persons, a batch is a sample of persons with all their rows, and each row's clipped gradient counts
-1/k for a person of k rows (THEORY 3.7); sizes are numbers of persons.
+1/k for a person of k rows (THEORY 3.7). The paper's convexified loss is no mean of per-example losses; ``alpha`` clips
+its gradient of each record as a batch of one.
 
-The loss is cross-entropy. The paper's convexified loss is no mean of per-example losses, so there is no per-example
-gradient to clip. That of each record as a batch of one can be clipped; ``alpha`` asks for that.
+**Tables.** On cells (`head.tables`), the first steps release the counts of people in each cell: a record adds 1 in each
+of m columns, so noise of `sigma sqrt(m)` makes this the mechanism of any other step. The first layer of a network on
+cells sees `z = D (B' e - c)`, one number per cell, looked up and added (`CellLayer`). A record's gradient there, the
+outer product of its slope r and z, is clipped together with those of the other layers, with an upper bound on the
+length of z, and the sums of r in each cell are integers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from torch import Tensor
 from quietmax.accounting.dpsgd import Accountant, NoiseAnalysis, Schedule, noise_multiplier
 from quietmax.data.records import Split
 from quietmax.errors import InvalidInput
-from quietmax.estimators.blocks import Blocks, Sum, Table, added
+from quietmax.estimators.blocks import Blocks, Floats, Sum, Table, added
 from quietmax.estimators.dpsgd.gradients import (
     LARGEST_TABLE,
     MODULE_ROUNDING,
@@ -44,20 +44,40 @@ from quietmax.estimators.dpsgd.gradients import (
     Gradients,
     ModuleSums,
     Part,
+    _activated,
     _exact_sum_of_parts,
+    _ExactSums,
     rounding_share,
 )
-from quietmax.estimators.head.weights import CELLS_NOISE, CELLS_TRAINING_PER_COLUMN
+from quietmax.estimators.head.exact_sums import _UNIT, gradient_grid
+from quietmax.estimators.head.tables import (
+    Basis,
+    _columns,
+    _histogram,
+    _parts,
+    _Residuals,
+    released_counts,
+    with_lengths,
+)
+from quietmax.estimators.head.weights import (
+    CELLS_NOISE,
+    CELLS_TRAINING_PER_COLUMN,
+    TableWeights,
+    _gradient_sensitivity,
+    added_scores,
+)
 from quietmax.estimators.training_set import Persons, _check_positive, _checked_size, check_choice
-from quietmax.models.mlp import MLP, activation, initial_mlp
 from quietmax.models.stacked import (
+    MLP,
     Convexified,
     Progress,
     Rows,
+    activation,
     adam_step,
     check_networks,
     check_records,
     check_weights,
+    initial_mlp,
 )
 from quietmax.noise.release import release_gaussian
 from quietmax.noise.sources import EXACT, NoiseSource, SeededNoise
@@ -214,11 +234,9 @@ class PrivateSettings:
 
     @property
     def _gradient_steps(self) -> int:
-        """Number of steps that release a gradient."""
         return self.steps - self.centring_steps - self.calibration_steps
 
     def _learning_rates(self) -> NDArray[np.float64]:
-        """Return the learning rate of every gradient step."""
         left = np.arange(self._gradient_steps, 0, -1)
         factors = np.minimum(1.0, left / max(1.0, self.decay * self._gradient_steps))
         return np.asarray(self.learning_rate * factors)
@@ -268,10 +286,7 @@ def make_plan(
     columns: int = 1,
     **given: Any,
 ) -> Plan:
-    """Return the settings and the noise of a run; settings that are not given come from a preset.
-
-    The number of columns matters for cells alone.
-    """
+    """Return the settings and the noise of a run; settings that are not given come from a preset."""
     check_choice("preset", preset, ("default", "paper"))
     size = _checked_size(size)
     _check_positive(length=length)
@@ -298,7 +313,6 @@ def make_plan(
 
 
 def _default(size: int, length: float, inputs: Inputs) -> PrivateSettings:
-    """Return the settings of the default preset: a linear model and large batches; momentum without centring."""
     if inputs == "cells":
         return PrivateSettings(sampling_rate=CENTRED_RATE, max_grad_norm=CELLS_CLIPPING, decay=CELLS_DECAY)
     share = SCALED_CLIPPING_SHARE if inputs == "scaled" else CLIPPING_SHARE
@@ -314,7 +328,6 @@ def _default(size: int, length: float, inputs: Inputs) -> PrivateSettings:
 
 
 def _paper(size: int) -> PrivateSettings:
-    """Return the settings of the paper's table: 128 tanh units, batches of 100, 100 epochs, Adam."""
     rate = min(1.0, PAPER_BATCH / size)
     return PrivateSettings(
         hidden=(128,),
@@ -460,7 +473,6 @@ class _Units:
         return np.arange(self._length) if self._rows is None else self._rows
 
     def _batches(self, order: Rows, width: int) -> Iterator[Rows]:
-        """Return the rows of all units in batches of so many units, in this order of the units."""
         for chosen in np.split(order, range(width, max(len(order), 1), width)):
             yield self._at(chosen if self._codes is None else np.flatnonzero(np.isin(self._codes, chosen)))
 
@@ -484,11 +496,7 @@ def _draw_batches(
     *,
     seed: int | None = None,
 ) -> Iterator[Rows]:
-    """Draw batches of row indices without end: from a seed, or from the entropy of the operating system.
-
-    With the latter and Poisson sampling, a record or person is taken if its own 64-bit word is below the rate's share
-    of 2^64, rounded down: never more often than stated, and a lower rate is at least as private.
-    """
+    """Draw batches without end, from a seed or the operating system: no record more often than the rate says."""
     return _batches(_Units(rows, persons), size, settings, seed)
 
 
@@ -547,7 +555,6 @@ class _Update:
 
     @torch.no_grad()
     def _take(self, kernels: Sequence[Tensor], biases: Sequence[Tensor]) -> None:
-        """Move the network's weights by these gradients, which may be overwritten."""
         rate = next(self._rates)
         for count in self._taken:
             count += 1
@@ -569,7 +576,6 @@ class _Update:
 def _initial_network(
     features: int, classes: int, settings: PrivateSettings, seeds: tuple[int, ...], dtype: torch.dtype
 ) -> MLP:
-    """Return networks with random kernels; a linear model of centred rows starts at zero."""
     network = initial_mlp((features, *settings.hidden, classes), settings.activation, seeds, dtype)
     if settings.centring_steps and not settings.hidden:
         network.kernels[0].zero_()
@@ -643,7 +649,6 @@ def train_private_stack(
 
 
 def _padded(drawn: Sequence[Rows], streams: Sequence[int], padding: int) -> Tensor:
-    """Return batches of equal width, of shape (networks, width), or (1, width) if all networks share one."""
     batch = np.full((len(drawn), max(1, *map(len, drawn))), padding, np.int64)
     for line, each in zip(batch, drawn, strict=True):
         line[: len(each)] = each
@@ -687,11 +692,7 @@ def train_private(
     seed: int,
     persons: Persons | None = None,
 ) -> MLP:
-    """Train one network that may be released: the step of `train_private_stack` with exact noise and exact sums.
-
-    A run of ``settings.steps`` steps with Poisson sampling is what `quietmax.accounting.dpsgd.noise_multiplier`
-    calibrates with ``analysis="proven"``. Centring steps come before this function, and calibration steps after it.
-    """
+    """Train one network that may be released: the step of `train_private_stack` with exact noise and exact sums."""
     targets = torch.as_tensor(np.ascontiguousarray(labels))
     if not isinstance(features, StoredRows):
         features = np.ascontiguousarray(features, dtype=np.float32)
@@ -770,7 +771,6 @@ def train_private_module(
 
 
 def _kernels_and_biases(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Divide the parameters of a module, or their gradients, into those that the L2 penalty shrinks and the others."""
     return [each for each in tensors if each.ndim > 1], [each for each in tensors if each.ndim <= 1]
 
 
@@ -785,10 +785,7 @@ def train_sweep(
     alpha: float | None = None,
     learning_rate: float | None = None,
 ) -> tuple[list[Plan], MLP]:
-    """Train one network per split, accountant and epsilon, all at once and in this order, as the paper does.
-
-    Returns the plans of one split, and the networks.
-    """
+    """Train one network per split, accountant and epsilon, all at once and in this order, as the paper does."""
     if not data or any(each.records is not data[0].records for each in data):
         raise InvalidInput("All splits of a sweep must be splits of the same records.")
     sizes = {len(each.train_rows) for each in data}
@@ -818,3 +815,138 @@ def train_sweep(
         alpha=alpha,
     )
     return plans, networks
+
+
+# --- On the cells of a table ------------------------------------------------------------------------------------------
+
+
+def _cell_batches(rows: StoredRows, plan: Plan, seed: int | None) -> Iterator[Batch]:
+    _check_length(len(rows))
+    for numbers in _draw_batches(len(rows), plan.size, plan.settings, rows.persons, seed=seed):
+        yield Batch(rows, rows.labels, rows.blocks.classes, rows.persons, numbers)
+
+
+def released_shares(
+    rows: StoredRows, plan: Plan, sizes: tuple[int, ...], seed: int | None
+) -> tuple[Floats, float]:
+    """Release the share of people in each cell by the centring steps of a plan; also return the noise in a share."""
+    source, drawn = _randomness(0xCE27, seed)
+    batches, steps = _cell_batches(rows, plan, drawn), plan.settings.centring_steps
+    expected = steps * plan.settings.sampling_rate * plan.size
+    total, noise = np.zeros(sum(sizes)), 0.0
+    for _ in range(steps):
+        counts, noise = released_counts(next(batches), sizes, 1 / plan.noise_multiplier, source)
+        total += counts
+    return np.clip(total / expected, 0.0, 1.0), noise * math.sqrt(steps) / expected
+
+
+def train_on_cells(
+    rows: StoredRows, basis: Basis, plan: Plan, sizes: tuple[int, ...], seed: int | None
+) -> Floats:
+    """Take the gradient steps of a plan; return what each cell, and last every row, adds to the outputs."""
+    source, drawn = _randomness(0xCE11, seed)
+    settings, batches = plan.settings, _cell_batches(rows, plan, drawn)
+    outputs = 1 if rows.blocks.classes == 2 else rows.blocks.classes
+    # Both scores of two classes move.
+    expected = settings.sampling_rate * plan.size / (2.0 if outputs == 1 else 1.0)
+    grid = gradient_grid(plan.size)
+    sensitivity = _gradient_sensitivity(settings.max_grad_norm, outputs, basis.features, grid).value
+    weights = torch.zeros(outputs, basis.features, dtype=torch.float64)
+    update = _Update([weights], [], settings)
+    for _ in range(settings._gradient_steps):
+        residuals = _Residuals(sizes, basis.scores(weights.numpy()), settings.max_grad_norm)
+
+        def _sums(part: Table, residuals: _Residuals = residuals) -> NDArray[np.int64]:
+            return residuals(with_lengths(basis, sizes, part))
+
+        exact = basis.gradient(next(batches).sum(_sums), grid)
+        noisy = release_gaussian(
+            exact, sensitivity=sensitivity, mu=1 / plan.noise_multiplier, source=source
+        ).values
+        update._take([torch.from_numpy(noisy / expected)], [])
+        if not float(weights.abs().max()) < _LARGEST_WEIGHT:
+            raise InvalidInput(
+                f"Training diverged: learning_rate {settings.learning_rate:g} is too large for this table."
+            )
+    return basis.scores(weights.numpy())
+
+
+_LARGEST_WEIGHT = 2.0**200
+
+
+# --- Hidden layers ----------------------------------------------------------------------------------------------------
+
+_LARGEST_SLOPE = 4.0
+"""Clipped slopes of a layer of cells are at most this, so that `Basis.gradient` holds the sums of 2^33 rows."""
+
+
+@dataclass(frozen=True, eq=False)
+class CellLayer:
+    """The first layer of a network on cells: an activation of a sum of one vector per cell."""
+
+    first: TableWeights  # One line for each neuron
+    activation: str
+
+    def rows(self, features: NDArray[np.floating]) -> Floats:
+        """Return the outputs of the layer; each row's depend on its own cells alone."""
+        outputs: Floats = _activated(self.activation, torch.from_numpy(self.first.scores(features))).numpy()
+        return outputs
+
+
+def train_network_on_cells(
+    rows: StoredRows, basis: Basis, plan: Plan, sizes: tuple[int, ...], seed: int | None
+) -> tuple[Floats, MLP]:
+    """Return what each cell, and last every row, adds to the first layer, and the trained network above it."""
+    source, drawn = _randomness(0xCE11, seed)
+    settings, batches, grid = plan.settings, _cell_batches(rows, plan, drawn), gradient_grid(plan.size)
+    start = int.from_bytes(os.urandom(4), "big") if seed is None else seed
+    whole = _initial_network(basis.features, rows.blocks.classes, settings, (start,), torch.float64)
+    above = MLP(whole.widths[1:], whole.activation, whole.kernels[1:], whole.biases[1:])
+    first = whole.kernels[0][0].T.contiguous()
+    coordinates = sum(tensor.numel() for _, tensor in above.parameters())
+    sensitivity = _gradient_sensitivity(settings.max_grad_norm, len(first), basis.features, grid).value
+    # Both parts are rounded, to their own grids.
+    sensitivity += settings.max_grad_norm * rounding_share(coordinates, plan.size)
+    update = _Update([first, *above.kernels], above.biases, settings)
+    expected = settings.sampling_rate * plan.size
+    for _ in range(settings._gradient_steps):
+        sums, others = _network_sums(next(batches), basis, sizes, first, above, plan)
+        exact = [basis.gradient(sums, grid).ravel(), *(each.numpy().ravel() for each in others.tensors())]
+        noisy = release_gaussian(
+            np.concatenate(exact), sensitivity=sensitivity, mu=1 / plan.noise_multiplier, source=source
+        ).values
+        tensors = [first, *above.kernels, *above.biases]
+        parts = torch.split(torch.from_numpy(noisy / expected), [each.numel() for each in tensors])
+        means = [part.view(each.shape) for part, each in zip(parts, tensors, strict=True)]
+        update._take(means[: 1 + len(above.kernels)], means[1 + len(above.kernels) :])
+        check_weights(tensors)
+    return basis.scores(first.numpy()), above
+
+
+def _network_sums(
+    batch: Batch, basis: Basis, sizes: tuple[int, ...], first: torch.Tensor, above: MLP, plan: Plan
+) -> tuple[NDArray[np.int64], Gradients]:
+    """Return sums over a batch: of the first layer's slopes in each cell and in all, and of the gradients above."""
+    looked_up, others = basis.scores(first.numpy()), _ExactSums(above, plan.settings.max_grad_norm)
+    total = np.zeros(looked_up.shape, np.int64)
+    for block in (with_lengths(basis, sizes, part) for part in batch._parts()):
+        assert block.lengths is not None
+        for part in _parts(block):
+            columns = _columns(block, part)
+            inputs = torch.from_numpy(added_scores(columns, sizes, looked_up).T)
+            counted = None if block.shares is None else torch.from_numpy(block.shares[part])
+            labels, lengths = (torch.from_numpy(each[part]) for each in (block.labels, block.lengths))
+            slopes = [
+                others._add(
+                    _activated(above.activation, inputs[few]),
+                    labels[few],
+                    None if counted is None else counted[few],
+                    lengths[few, None].double(),
+                )
+                for few in (slice(at, at + ROWS_AT_ONCE) for at in range(0, len(labels), ROWS_AT_ONCE))
+            ]
+            limited = torch.cat(slopes).clamp(-_LARGEST_SLOPE, _LARGEST_SLOPE)
+            for neuron, units in enumerate((limited * _UNIT).trunc().T.contiguous().numpy()):
+                total[neuron, :-1] += _histogram(columns, sizes, units)
+                total[neuron, -1] += int(units.sum())
+    return total, others._gradients(plan.size)

@@ -22,7 +22,7 @@ from quietmax.estimators.blocks import Floats
 from quietmax.estimators.head.tables import normalised, parts_of
 from quietmax.estimators.head.weights import TableWeights
 from quietmax.models.features.base import FeatureMap
-from quietmax.models.features.cells import CROSSED_LEVELS, TableCells
+from quietmax.models.features.tabular import CROSSED_LEVELS, TableCells
 from quietmax.predictor import Predictor
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ else:
     pd = lazy_module("pandas")
 
 CONSTANT = "(constant)"
-"""What the constant is called among the columns."""
 MISSING = "missing"
 
 
@@ -105,7 +104,6 @@ class Effects:
 
 
 def _records(frame: Any) -> list[dict[str, Any]]:
-    """Return the rows of a frame, or of columns by name, as JSON values; NaN, which JSON does not have, is None."""
     columns = [np.asarray(frame[name], dtype=object).tolist() for name in frame]
     rows = ([None if cell != cell else cell for cell in row] for row in zip(*columns, strict=True))
     return [dict(zip(frame, row, strict=True)) for row in rows]
@@ -234,12 +232,10 @@ class Additive:
 
 
 def _borders(column: Column, levels: int) -> list[Any]:
-    """Return the borders of the intervals of a number or date, in its own units."""
     return [column.value_at(number / levels) for number in range(levels + 1)]
 
 
 def _values(column: Column, levels: int | None) -> list[str | None]:
-    """Return what each cell of a column stands for; None for a cell that no row has."""
     if levels is not None:
         named = [f"{_text(low)} to {_text(high)}" for low, high in pairwise(_borders(column, levels))]
         return [*named, MISSING if column.missing else None]
@@ -311,15 +307,10 @@ _MISSING_WIDTH = 24
 _COLOURS = ("#0969da", "#bc4c00", "#1a7f37", "#8250df", "#cf222e", "#6e7781")
 _MOST_CATEGORIES, _MOST_BARS, _LONGEST_NAME = 12, 32, 10
 _Slot = tuple[float, float]
-"""From where to where a value has its place."""
 
 
 def curve_svg(effects: Effects, column: str) -> str:
-    """Return the effects of a column as an SVG figure: a band of two standard deviations of noise, people underneath.
-
-    All columns have the same scale. Of many categories the most frequent are shown, and of many classes the first six.
-    Texts have the colour of the page.
-    """
+    """Return the effects of a column as an SVG figure: a band of two deviations of noise, people underneath."""
     curve = effects.curves[column]
     numbers = "low" in curve
     shown = curve if numbers else curve.loc[curve["share"].nlargest(_MOST_CATEGORIES).index.sort_values()]
@@ -357,7 +348,6 @@ def curve_svg(effects: Effects, column: str) -> str:
 
 
 def _limit(effects: Effects) -> float:
-    """Return the largest effect that the figures show, with its band, of values that people have."""
     names = [f"effect on {name}" for name in effects.shown]
     found = 1e-9
     for curve in effects.curves.values():
@@ -383,7 +373,6 @@ def _points(points: Iterable[tuple[float, float]]) -> str:
 
 
 def _frame(effects: Effects, column: str, limit: float, left_out: int) -> Iterator[str]:
-    """Yield the heading, the axis of the effects, the line of no effect, and the classes if there are several."""
     more = f" ({left_out} rarer values left out)" if left_out else ""
     yield f'<text x="{_LEFT}" y="12" font-weight="600">{escape(_short(column, 30))}{more}</text>'
     middle = (_TOP + _BOTTOM) / 2

@@ -2,9 +2,7 @@
 
 `PrivateHead.fit` does, in this order: a noisy count, features of each record alone, a noisy centre and noisy second
 moments, then the gradient method (`_descend`) or the output method (`solver._minimise`), and last the guarantee
-(`weights`). Every row of a person with k rows counts 1/k. The guarantee is computed from the public facts of the
-training alone. Opening a model folder computes it again from the stored facts, so a folder cannot claim more than they
-support.
+(`weights`), from the public facts of the training alone. Opening a model folder computes it again from these facts.
 """
 
 from __future__ import annotations
@@ -23,18 +21,11 @@ from quietmax._ray import RayEngine
 from quietmax._threads import parallel_map
 from quietmax.accounting.costs import Budget, epsilon_of, mu_of
 from quietmax.accounting.guarantee import Guarantee
-from quietmax.data.erasure import ErasureList
+from quietmax.data.cohorts import ErasureList
 from quietmax.data.schema import Schema
 from quietmax.errors import InvalidInput
 from quietmax.estimators.base import PrivateClassifier, _documented
 from quietmax.estimators.blocks import ROWS_AT_ONCE, Blocks, Floats, LocalEngine, Table, _chunk_rows
-from quietmax.estimators.head.calibration import (
-    SCORES_AT_ONCE,
-    Scores,
-    kept_scores,
-    released_scale,
-    with_scores,
-)
 from quietmax.estimators.head.effects import SaysEffects
 from quietmax.estimators.head.exact_sums import (
     BITS,
@@ -85,6 +76,7 @@ from quietmax.estimators.head.weights import (
     CALIBRATION_STEPS,
     OUTPUT_NOISE,
     QUERY_NOISE,
+    SCORES_AT_ONCE,
     SIZE_SHARE,
     TILTED_TOLERANCE,
     GradientPlan,
@@ -92,6 +84,7 @@ from quietmax.estimators.head.weights import (
     HeadWeights,
     OutputPlan,
     PrivateHeadWeights,
+    Scores,
     TableWeights,
     _cells_plan,
     _gradient_plan,
@@ -100,10 +93,13 @@ from quietmax.estimators.head.weights import (
     calibration_share,
     default_features,
     even_shares,
+    kept_scores,
     moments_share,
     query_guarantee,
+    released_scale,
     weights_guarantee,
     whitening_kind,
+    with_scores,
 )
 from quietmax.estimators.ray_blocks import _chosen_engine
 from quietmax.estimators.series import cohort_facts
@@ -116,9 +112,8 @@ from quietmax.estimators.training_set import (
 )
 from quietmax.mechanisms.base import NoisyMax
 from quietmax.models.features.base import BatchedMap, FeatureMap
-from quietmax.models.features.cells import TableCells, table_cells
 from quietmax.models.features.generic import Pipeline, describe_map, runs_user_code
-from quietmax.models.features.tabular import TableFeatures, table_features
+from quietmax.models.features.tabular import TableCells, TableFeatures, table_cells, table_features
 from quietmax.noise.release import release_gaussian
 from quietmax.noise.sources import EXACT, NoiseSource, SeededNoise
 from quietmax.predictor import Predictor
@@ -320,14 +315,12 @@ class PrivateHead(SaysEffects, PrivateClassifier):
                 self.__dict__.pop(name, None)
 
     def _check_cohort(self, data: TrainingRows) -> None:
-        """Raise unless a head can be trained on a cohort, after the version that it continues."""
         if not (self._trains_on_cells and isinstance(self._feature_map(data, 1.0), TableCells)):
             raise InvalidInput(ONLY_CELLS)
         if self._prior is not None:
             self._prior.check(data, again=self._again)
 
     def _make_releases(self, data: TrainingRows, table: Blocks, source: NoiseSource) -> _Allowance:
-        """Make all releases, in a fixed order; return how mu was divided among them."""
         # The number of records or persons: declared, or a small release. Then everything that depends on it.
         self.size_ = self._released_size(table, source)
         prior = self._prior
@@ -375,7 +368,6 @@ class PrivateHead(SaysEffects, PrivateClassifier):
         source: NoiseSource,
         class_weights: Floats | None = None,
     ) -> None:
-        """Release the scale of the scores, and multiply the weights by it."""
         table.update(partial(with_scores, scores, rows_at_once))
         self.scale_ = released_scale(table, kept_scores, SCORES_AT_ONCE, mu, source, class_weights)
         self.coef_ = self.coef_ * self.scale_
@@ -482,7 +474,6 @@ class PrivateHead(SaysEffects, PrivateClassifier):
         return found, effect_noise(basis, cells, shares, weight)
 
     def _whitening(self, table: Blocks, allowance: _Allowance, source: NoiseSource) -> Floats | None:
-        """Return what the rows are whitened by: second moments, released now, or the centre; None for nothing."""
         if allowance.moments is not None:
             moments = _released_moments(table, self.size_, allowance.moments, source)
             return _whitening_matrix(moments, self.size_, allowance.moments)
@@ -514,13 +505,11 @@ class PrivateHead(SaysEffects, PrivateClassifier):
         self.coef_ = _descend(table, plan, self.size_, mu, source, self._class_weights)
 
     def _fit_by_output(self, table: Blocks, mu: float, source: NoiseSource) -> None:
-        """Minimise the regularised loss, and release the minimiser with noise."""
         weights, _ = self._minimiser(table, mu, OUTPUT_NOISE)
         noisy = release_gaussian(weights, sensitivity=self.sensitivity_.value, mu=mu, source=source).values
         self.coef_ = noisy - noisy.mean(axis=0)
 
     def _fit_for_queries(self, table: Blocks, source: NoiseSource) -> None:
-        """Minimise the regularised loss, and keep the minimiser behind a mechanism with a budget."""
         weights, max_norm = self._minimiser(table, float(self.epsilon) / int(self.queries), QUERY_NOISE)
         private = PrivateHeadWeights._of_fit(
             HeadWeights(weights, self.centre_, BIAS, self.radius_),
@@ -531,10 +520,7 @@ class PrivateHead(SaysEffects, PrivateClassifier):
         self.predictor_ = Predictor(private, NoisyMax("permute-and-flip"), self.budget_, noise=source)
 
     def _minimiser(self, table: Blocks, strength: float, noise: float) -> tuple[Floats, float]:
-        """Return the minimiser and a public bound on its length; set its settings and certified sensitivity.
-
-        Everything but `_minimise` knows public numbers only.
-        """
+        """Return the minimiser and a public bound on its length; set its settings and certified sensitivity."""
         plan = _output_plan(self.size_, strength, noise=noise, regularisation=self._settings.regularisation)
         objective: MeanCrossEntropy | Tilted = MeanCrossEntropy(self.size_, plan.regularisation)
         wanted = plan.tolerance
@@ -587,7 +573,6 @@ class PrivateHead(SaysEffects, PrivateClassifier):
         return table_features(data.encoding, cast(float, size), len(self.classes_), strength)
 
     def _budget(self) -> Budget:
-        """Return what everything together costs as (epsilon, delta), also if mu states it."""
         if self.release == "query":
             return Budget(self.epsilon, 0.0, self.queries)
         epsilon = self.epsilon if self.mu is None else epsilon_of(float(self.mu), self.delta)
@@ -595,11 +580,9 @@ class PrivateHead(SaysEffects, PrivateClassifier):
 
     @property
     def _mu(self) -> float:
-        """mu of the whole training, if the weights are released."""
         return mu_of(self.epsilon, self.delta) if self.mu is None else float(self.mu)
 
     def _released_size(self, table: Blocks, source: NoiseSource) -> float:
-        """Return the declared size, or release a noisy one."""
         if self.declared_size is not None:
             return float(self.declared_size)
         mu = _part(self._mu, SIZE_SHARE)
@@ -765,7 +748,6 @@ def _dense_scores(weights: Floats, block: Table, part: slice) -> Floats:
 
 
 def _on_all_threads(fill: Callable[[slice], None], rows: int, height: int) -> None:
-    """Call a function for all rows, in parts of at most `height` rows."""
     parallel_map(lambda number: fill(slice(number * height, (number + 1) * height)), -(-rows // height))
 
 
@@ -777,12 +759,10 @@ def _may_run_on_any_thread(feature_map: FeatureMap) -> bool:
 
 
 def _centred(centre: Floats, block: Table) -> Table:
-    """Subtract the released centre from every row, append the constant feature and divide by the length."""
     return _changed(block, lambda rows: _unit_rows(rows[:, :-1], centre, BIAS))
 
 
 def _whitened(whitening: Floats, block: Table) -> Table:
-    """Multiply every row by a matrix and divide by the length."""
     return _changed(block, lambda rows: _whitened_rows(rows, whitening))
 
 
@@ -823,7 +803,6 @@ def _part(mu: float, share: float) -> float | None:
 
 
 def _released_size(units: int, mu: float, source: NoiseSource) -> float:
-    """Release a noisy number of records or persons."""
     noisy = release_gaussian([float(units)], sensitivity=1.0, mu=mu, source=source).values[0]
     return min(max(1.0, float(np.rint(noisy))), _LARGEST_COUNT)
 
@@ -836,10 +815,7 @@ def _released_centre(table: Rows, size: float, mu: float, source: NoiseSource) -
 
 
 def _released_moments(table: Rows, size: float, mu: float, source: NoiseSource) -> Floats:
-    """Release the noisy second moments of the rows (THEORY 3.10).
-
-    The noise has standard deviation 1/mu on the diagonal and 1/(sqrt(2) mu) above it.
-    """
+    """Release the second moments of the rows, with noise of 1/mu on the diagonal and 1/(sqrt(2) mu) above it (3.10)."""
     grid = moments_grid(size)
     sensitivity = certified.head_moments(features=table.features, grid=grid)
     total, above = _moment_sum(table, grid=grid), np.triu_indices(table.features, 1)
@@ -853,11 +829,7 @@ def _released_moments(table: Rows, size: float, mu: float, source: NoiseSource) 
 
 
 def _whitening_matrix(moments: Floats, size: float, mu: float) -> Floats:
-    """Compute the matrix `(M_+ / N + c I)^(-1/2)`, up to its scale, from released second moments M.
-
-    `M_+` is the positive part of M, and `c = sqrt(d) / (mu N)` is about the size of the noise in it. Rows multiplied by
-    the matrix vary about equally in all directions, so that few gradient steps are enough.
-    """
+    """Compute `(M_+ / N + c I)^(-1/2)`, up to its scale, from released moments M; `c = sqrt(d) / (mu N)`."""
     variances, directions = np.linalg.eigh(moments / size)
     floor = math.sqrt(len(moments)) / (mu * size)
     return _whitening_on_grid(directions / np.sqrt(np.maximum(variances, 0.0) + floor) @ directions.T)
@@ -880,10 +852,7 @@ def _descend(
     source: NoiseSource,
     class_weights: Floats | None = None,
 ) -> Floats:
-    """Take noisy full-batch gradient steps: exactly mu-Gaussian private for all steps together (THEORY 3.1).
-
-    Two classes have one output, the difference of their scores.
-    """
+    """Take noisy full-batch gradient steps: exactly mu-Gaussian private for all steps together (THEORY 3.1)."""
     grid, outputs = gradient_grid(size), _outputs(table.classes)
     sensitivity = _gradient_sensitivity(plan.max_grad_norm, outputs, table.features, grid)
     weights = np.zeros((outputs, table.features))

@@ -1,16 +1,11 @@
 """Exact sums over records, and the rows in the form in which a head sums them.
 
-Differential privacy is proven for exact sums. Floating-point sums are not exact: they depend on the order of the
-records, and the sensitivity of a rounded sum can be far larger than that of the true one (Casacuberta et al., 2022).
-Here every number that enters a sum over records is an integer multiple of a power of two, with so few bits that
-products and sums of a few thousand rows are exact in float64. These sums are added as integers (`ExactSum`), in any
-order and on any number of threads or machines. What a record contributes is then a function of that record and of
-public numbers alone: removing it changes the sum by exactly its contribution, whose length is bounded.
-
-Units: features are multiples of 2^-20 of length at most 1; clipped residuals are multiples of 2^-20.
-
-Where a person has k rows, each of them counts 1/k: the rows of one person together contribute at most what a single
-record does (THEORY 3.7). The number k depends on that person's rows alone.
+Floating-point sums depend on the order of the records, and their sensitivity can be far larger than that of true sums
+(Casacuberta et al., 2022). Here every number that enters a sum is an integer multiple of a power of two (features and
+clipped residuals: 2^-20), with so few bits that products and sums of a few thousand rows are exact in float64. These
+are added as integers (`ExactSum`), in any order and on any number of threads or machines. So removing a record changes
+the sum by exactly its contribution, whose length is bounded. Where a person has k rows, each of them counts 1/k: they
+contribute together at most what a single record does (THEORY 3.7).
 """
 
 from __future__ import annotations
@@ -34,7 +29,6 @@ else:
     torch = lazy_module("torch")
 
 BITS = 20
-"""Features and residuals are multiples of 2^-BITS."""
 GRID = 2.0**-30
 """Released gradient sums are multiples of this, or of more from a size of 2^22 on."""
 MOST_BLOCKS = 2**31
@@ -48,12 +42,10 @@ MOMENTS_GRID = 2.0**-20
 MOMENTS_BITS = 45
 """Released second moments are at most 2^45 grid steps, so that products with numbers of 8 bits are exact."""
 WHITENING_BITS = 32
-"""A whitening consists of multiples of 2^-32."""
 _IMAGE_BITS = 26
 _LOW_BITS = 32
 _PER_UNIT, _PLACES = 2.0**10, 2**14
 Rows = Table | Blocks
-"""The records: all in memory, or in blocks."""
 
 
 def on_grid(values: Floats) -> Floats:
@@ -84,10 +76,7 @@ def clipped_rows(features: NDArray[np.float32], radius: float) -> Floats:
 
 
 def _unit_rows(rows: Floats, centre: Floats, bias: float) -> Floats:
-    """Compute `(f - m, b) / ||(f - m, b)||` on the grid, for rows f, centre m and constant feature b.
-
-    A linear classifier of the result is an affine one of f: dividing by a length changes no decision.
-    """
+    """Compute `(f - m, b) / ||(f - m, b)||` on the grid, for rows f, centre m and constant feature b."""
     shifted = np.empty((len(rows), rows.shape[1] + 1))
     np.subtract(rows, centre, out=shifted[:, :-1])
     shifted[:, -1] = on_grid(np.array(bias))
@@ -99,10 +88,7 @@ def _unit_rows(rows: Floats, centre: Floats, bias: float) -> Floats:
 
 
 def _whitening_on_grid(whitening: Floats) -> Floats:
-    """Scale a whitening to spectral norm below 1 and round it to multiples of 2^-32.
-
-    Products with rows on the grid are then exact: all partial sums are multiples of 2^-52 and at most 1.
-    """
+    """Scale a whitening to norm below 1 and round it to 2^-32: its products with rows on the grid are exact."""
     if whitening.ndim == 2:
         whitening = (whitening + whitening.T) / 2
     factor = (1.0 - 2.0**-10) / _spectral_norm(whitening) * 2.0**WHITENING_BITS
@@ -138,10 +124,7 @@ def _whitened_rows(rows: Floats, whitening: Floats) -> Floats:
 
 
 def _exact_product(rows: Floats, matrix: Floats) -> Floats:
-    """Multiply matrices whose products and sums are exact, so that every library returns the same bits.
-
-    Torch keeps to its number of threads in training. Where nothing else has imported it, it is not worth importing.
-    """
+    """Multiply matrices whose products and sums are exact, so that every library returns the same bits."""
     if "torch" in sys.modules:
         return (torch.from_numpy(rows) @ torch.from_numpy(matrix)).numpy()
     return np.asarray(rows @ matrix)
@@ -149,11 +132,7 @@ def _exact_product(rows: Floats, matrix: Floats) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class ExactSum:
-    """Integers of any size that a sum of blocks can have, as pairs: `high * 2^32 + low`.
-
-    The sum over one block fits into 63 bits. Its low part is below 2^32 and its high part at most 2^31, so that 2^31
-    blocks can be added in any order without an overflow.
-    """
+    """Integers of any size as pairs, `high * 2^32 + low`: 2^31 sums of blocks below 2^63 cannot overflow."""
 
     high: NDArray[np.int64]  # the high and the low part; `low` is at least 0
     low: NDArray[np.int64]
@@ -167,11 +146,7 @@ class ExactSum:
         return ExactSum(self.high + other.high, self.low + other.low)
 
     def _to_grid(self, *, drop: int, bits: int = _MANTISSA) -> Floats:
-        """Divide by 2^drop, round to integers (halves up) and clamp them to float64 numbers.
-
-        Two sums that differ by d in a coordinate differ by at most `d / 2^drop + 1` in the result: rounding adds at
-        most one step, and clamping moves nothing further apart.
-        """
+        """Divide by 2^drop, round and clamp to float64 numbers: sums d apart differ by at most `d / 2^drop + 1`."""
         high, low = self.high + (self.low >> _LOW_BITS), self.low & (2**_LOW_BITS - 1)
         # Beyond this limit the result is clamped anyway; within it nothing overflows.
         limit = 1 << (bits + drop - _LOW_BITS + 1)
@@ -182,10 +157,7 @@ class ExactSum:
 
 
 def gradient_grid(size: float) -> float:
-    """Return the grid of released gradient sums for a public size N: `2^-30`, from `N = 2^22` on more in proportion.
-
-    A sum over N records is at most `sqrt(2) N`, and float64 holds every multiple of the grid up to 2 N.
-    """
+    """Return the grid of gradient sums of N records: `2^-30`, from `N = 2^22` on in proportion; float64 holds 2 N."""
     return _grown(GRID, size / 2**22)
 
 
@@ -201,11 +173,7 @@ def _grown(grid: float, ratio: float) -> float:
 
 
 def _repeatable_exp(values: Floats) -> Floats:
-    """Compute exp(x) for x <= 0 to about 2 units in the last place, by additions and multiplications alone.
-
-    Library exponentials may round differently at the end of an array. This function does not depend on a number's
-    place.
-    """
+    """Compute exp(x) for x <= 0 to about 2 units in the last place, whatever a number's place in the array."""
     clipped = np.maximum(values, -700.0)
     powers = np.rint(clipped * 1.4426950408889634)
     rest = clipped - powers * 0.693147180369123816490  # ln 2 with its last 21 bits zero: the product is exact
@@ -241,7 +209,6 @@ def logistic(scores: Floats) -> Floats:
 
 
 def _places(scores: Floats) -> NDArray[np.int64]:
-    """Return where scores stand in the table of the logistic function."""
     places = scores * _PER_UNIT
     np.rint(places, out=places)
     np.clip(places, -_PLACES, _PLACES, out=places)
@@ -258,10 +225,7 @@ def _logistic_table() -> Floats:
 
 
 def _weights_on_grid(weights: Floats) -> Floats:
-    """Round weights to a grid coarse enough that every logit of a row on the grid is exact in float64.
-
-    A logit's partial sums are at most `||W_c||`, in multiples of 2^-20 times the grid: at most 2^53 of them.
-    """
+    """Round weights to a grid coarse enough that every logit of a row on the grid is exact in float64."""
     longest = math.sqrt(float(np.square(weights).sum(axis=1).max()))
     bits = _MANTISSA - BITS - 1 - max(0, math.frexp(longest)[1])
     unit = 2.0 ** min(bits, 40)
@@ -270,7 +234,6 @@ def _weights_on_grid(weights: Floats) -> Floats:
 
 
 def _residuals(scores: Floats, labels: Labels) -> Floats:
-    """Compute `p - e_y` of every row; for one output, which stands for two classes, `p - y`."""
     if len(scores) == 1:
         return logistic(scores) - labels
     errors = probabilities(scores)
@@ -279,11 +242,7 @@ def _residuals(scores: Floats, labels: Labels) -> Floats:
 
 
 def _clipped_residuals(errors: Floats, max_grad_norm: float, shares: Floats | None = None) -> Floats:
-    """Compute `(1/k) (p - e_y) * min(1, S / ||p - e_y||)` on the grid.
-
-    Rows f have length at most 1. Then `||(1/k) (p - e_y) f^T|| <= S/k`, and the k rows of one person together
-    contribute at most S.
-    """
+    """Compute `(1/k) (p - e_y) * min(1, S / ||p - e_y||)` on the grid: the k rows of a person add at most S."""
     squares = np.zeros(errors.shape[1])
     for error in errors:
         squares += error * error
@@ -303,9 +262,8 @@ def gradient_sum(
 ) -> Floats:
     """Compute `sum_i (1/k_i) clip_S((p_i - e_{y_i}) f_i^T)` without rounding, then round it to multiples of a grid.
 
-    There is one line of weights per class, or for two classes one line, the difference of theirs, and `p_i - y_i`. One
-    record, or all rows of one person, change the sum by at most `certified.head_gradient(S, coordinates=weights.size,
-    grid=grid)` in L2. With weights of classes, each at most 1, a contribution is multiplied by the one of its class.
+    For two classes there is one line, the difference of theirs. One record, or all rows of one person, change the sum
+    by at most `certified.head_gradient`. With weights of classes (at most 1), a part is multiplied by its class's.
     """
     grid_weights = torch.from_numpy(_weights_on_grid(weights))
     # All clipped residuals that one output can have: of label 0, then of label 1.
@@ -338,10 +296,7 @@ def gradient_sum(
 
 
 def _row_sum(table: Rows) -> Floats:
-    """Sum rows on the grid without rounding; where a person has k rows, each of them divided by k and rounded.
-
-    One record, or all rows of one person, change the sum by at most 1 in L2.
-    """
+    """Sum rows, each divided by its person's k, without rounding; one person changes the sum by at most 1 in L2."""
 
     def _block_sum(block: Table) -> ExactSum:
         total = np.zeros(block.features, dtype=np.int64)
@@ -355,11 +310,7 @@ def _row_sum(table: Rows) -> Floats:
 
 
 def _moment_sum(table: Rows, *, grid: float = MOMENTS_GRID) -> Floats:
-    """Compute the second moments `sum_i h_i h_i^T` without rounding, then round them to multiples of a grid.
-
-    h is a row, times `1/sqrt(k)` on the grid where a person has k rows. So one record, or all rows of one person,
-    change the sum by a matrix of Frobenius norm at most 1, plus one grid step per entry.
-    """
+    """Compute `sum_i f_i f_i^T / k_i` on a grid: a person moves it by at most 1 (Frobenius), plus a step per entry."""
 
     def _block_sum(block: Table) -> ExactSum:
         total = np.zeros((block.features, block.features), dtype=np.int64)

@@ -1,12 +1,9 @@
 """The output method: a minimiser with a certified small gradient, and how far one record moves it (THEORY 3.1, 3.2).
 
-The sensitivity holds only if `||grad F|| <= tau` at the returned weights, for every data set. L-BFGS is fast and nearly
-always gets there. If it stops early, accelerated gradient descent goes on; it converges for every strongly convex
-smooth function at the known rate `(1 - sqrt(lam / L))^k` (Nesterov 2004, section 2.2). So no training fails because the
-solver was slow. The computed gradient is trusted only up to a bound on its rounding error. `_certifiable_tolerance`
-chooses tau from public numbers so that the bound is below it wherever the minimiser may lie.
-
-Where a person has k rows, each row's loss counts 1/k (THEORY 3.7). Then "record" means "person" below.
+The sensitivity holds only if `||grad F|| <= tau` at the returned weights, for every data set. Where L-BFGS stops early,
+accelerated gradient descent goes on, at the known rate `(1 - sqrt(lam / L))^k` (Nesterov 2004, section 2.2). The
+computed gradient is trusted only up to a bound on its rounding error, and `_certifiable_tolerance` chooses tau from
+public numbers so that the bound is below it. Where a person has k rows, each row's loss counts 1/k (THEORY 3.7).
 """
 
 from __future__ import annotations
@@ -41,17 +38,12 @@ _MORE_THAN_DECLARED = 2.0
 
 
 Shape = tuple[int, int]
-"""Classes and features."""
 
 
 Objective: TypeAlias = "MeanCrossEntropy | Tilted"
-"""A strongly convex smooth function of the weights (classes, features), with public bounds on what it can be.
-
-`smoothness` bounds the largest eigenvalue of the Hessian for a table, and `_max_smoothness` for every table;
-`regularisation` is the strong convexity. `rounding` bounds the L2 error of the gradient computed in float64, for a
-number of units (records or persons) and of their rows. `max_weight_norm` bounds the length of the minimiser. The public
-bounds hold for up to `_max_records` records.
-"""
+"""A strongly convex smooth function of the weights (classes, features), with public bounds for up to `_max_records`:
+`smoothness` bounds the largest eigenvalue of the Hessian for a table (`_max_smoothness`: for every table), `rounding`
+the L2 error of the computed gradient, and `max_weight_norm` the length of the minimiser."""
 
 
 def _output_sensitivity(objective: Objective, classes: int, tolerance: float) -> Sensitivity:
@@ -89,10 +81,9 @@ def _losses_and_residuals(
 
 
 def _residual_rounding(shape: Shape, weights: Floats) -> float:
-    """Return a bound on the error of one computed `p - e_y`, for rows of length at most 1.
+    """Return a bound on the error of one computed `p - e_y`, for rows of length at most 1, doubled to be safe.
 
-    A logit is off by at most `(d + 2) u ||W_c||` (u = 2^-53), which moves p by at most half of that per
-    logit in L2; log, exp and the sum over C classes add a few u each. Doubled to be safe.
+    A logit is off by at most `(d + 2) u ||W_c||` (u = 2^-53) and moves p by half of it; log, exp and sums add a few u.
     """
     longest = math.sqrt(float(np.square(weights).sum(axis=1).max()))
     classes, features = shape
@@ -194,10 +185,7 @@ class MeanCrossEntropy:
 
 @dataclass(frozen=True)
 class Tilted:
-    """The convexified loss `(1/a) ln(M + sum_i exp(a l_i(W))) + (lam/2) ||W||^2` (THEORY 3.2).
-
-    With persons of several rows the sum is `sum_i (1/k_i) exp(a l_i(W))`.
-    """
+    """The convexified loss `(1/a) ln(M + sum_i (1/k_i) exp(a l_i(W))) + (lam/2) ||W||^2` (THEORY 3.2)."""
 
     alpha: float  # a, public
     mass: float  # M, public
@@ -208,10 +196,7 @@ class Tilted:
         return self._max_smoothness
 
     def _value_and_gradient(self, table: Rows, weights: Floats) -> tuple[float, Floats]:
-        """Return the objective for a ``table`` at some ``weights``, and its gradient.
-
-        The gradient is `sum_i pi_i grad l_i + lam W` with shares `pi_i = e^(a l_i) / (M + sum_k e^(a l_k))`.
-        """
+        """Return the objective for a ``table`` at some ``weights``, and its gradient."""
         matrix = torch.from_numpy(weights)
 
         def _block_sum(block: Table) -> _TiltedSum:
@@ -269,11 +254,7 @@ class Solution:
 def _certifiable_tolerance(
     objective: Objective, features: int, classes: int, at_least: float, *, repeated: bool = False
 ) -> float:
-    """Return a tolerance that float64 can certify for every table of up to `objective._max_records` records.
-
-    It is four times the rounding error at the longest minimiser, or ``at_least`` if that is more. Certified weights
-    lie within tau/lam of the minimiser, where the rounding error is hardly larger.
-    """
+    """Return a tolerance that float64 can certify for every table of up to `objective._max_records` records."""
     ratio = objective._max_smoothness / objective.regularisation
     if ratio > LARGEST_CONDITION_NUMBER:
         raise InvalidInput(
@@ -289,10 +270,7 @@ def _certifiable_tolerance(
 def _minimise(
     table: Rows, objective: Objective, tolerance: float, *, fast_iterations: int = FAST_ITERATIONS
 ) -> Solution:
-    """Find weights with `||grad F|| <= tolerance` for certain, and make their classes sum to zero.
-
-    The classes of the true minimiser sum to zero, so the projection only brings the weights closer to it.
-    """
+    """Find weights with `||grad F|| <= tolerance` for certain, and make their classes sum to zero."""
     fast = fast_iterations > 0
 
     def function(weights: Floats) -> tuple[float, Floats]:
@@ -318,8 +296,6 @@ def _minimise(
 
 
 class _ToleranceReached(Exception):
-    """A solution was found."""
-
     def __init__(self, solution: Solution) -> None:
         self.solution = solution
 

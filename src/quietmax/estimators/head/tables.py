@@ -1,13 +1,11 @@
 """Training a head on a table from the cells of its rows: scores by looking up, sums as integer histograms.
 
-The score of a row is a sum of one number per column, looked up by the row's cell (THEORY 3.14). Training sees a row as
-`z = D (B' e - c)`: e are the indicators of its cells, B turns cells into features (`Basis`), c is the released mean of
-the features, and D the released scale. All entries of `D B` and `D c` are integers in units of 2^-20, like the clipped
-residuals r, so the sum of `r z'` follows exactly from two integer sums over rows: of r in each cell, and of r.
-
-What anybody changes in a released sum is bounded without a rounding error. Counts and residuals are rounded towards
-zero, each from its row alone, and then added as integers of at most 2^55 for 2^35 rows. Clipping uses an upper bound on
-the length of z. Where a person has k rows, each of them counts 1/k.
+The score of a row is a sum of one number per column (THEORY 3.14). Training sees a row as `z = D (B' e - c)`: e are the
+indicators of its cells, B turns cells into features (`Basis`), c is the released mean of the features, and D the
+released scale. All entries of `D B` and `D c` are integers in units of 2^-20, like the clipped residuals r, so the sum
+of `r z'` follows exactly from two integer sums over rows: of r in each cell, and of r. Counts and residuals are rounded
+towards zero, each from its row alone, and added as integers of at most 2^55 for 2^35 rows. Clipping uses an upper bound
+on the length of z. Where a person has k rows, each of them counts 1/k.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ from quietmax.estimators.head.weights import (
     _gradient_sensitivity,
     added_scores,
 )
-from quietmax.models.features.cells import LEVELS, MOST_CELLS, TableCells
+from quietmax.models.features.tabular import LEVELS, MOST_CELLS, TableCells
 from quietmax.noise.release import release_gaussian
 from quietmax.noise.sources import NoiseSource
 
@@ -58,7 +56,6 @@ _HALF_BITS = 24
 _LENGTH_MARGIN = 2.0**-52
 """A sum of m numbers is off by less than this, times m, of the sum of their absolute values."""
 _EXACT = 2**53
-"""Integers up to this one are float64 numbers."""
 _COUNT_FLOOR = 4.0
 """Scales allow for this many standard deviations of the noise in a released count."""
 _CLEAR_COUNT = 2.0
@@ -99,10 +96,7 @@ def levels_for(size: float, mu_counts: float | None, columns: int) -> int:
 def released_counts(
     table: Summed, sizes: tuple[int, ...], mu: float, source: NoiseSource
 ) -> tuple[Floats, float]:
-    """Release how many records or persons are in each cell, with noise; also return the noise's standard deviation.
-
-    A record adds 1 to one cell of each of m columns, and a person's k rows add 1/k each: at most sqrt(m) in L2.
-    """
+    """Release the people in each cell, moved by at most sqrt(columns) in L2; also return the noise's deviation."""
 
     def counts(block: Table) -> NDArray[np.int64]:
         total = np.zeros(sum(sizes), np.int64)
@@ -119,10 +113,7 @@ def released_counts(
 
 
 def released_class_weights(table: Rows, size: float, mu: float, source: NoiseSource) -> tuple[Floats, float]:
-    """Return the weights, at most 1, with which all classes count the same, and their mean over all records.
-
-    Both follow from noisy sizes of the classes. One record, or all rows of a person, move the sizes by at most 1 in L2.
-    """
+    """Return the weights, at most 1, with which all classes count the same by noisy sizes, and their mean."""
 
     def sizes(block: Table) -> NDArray[np.int64]:
         shares = 1.0 if block.repeats is None else 1.0 / block.repeats
@@ -142,7 +133,6 @@ def _parts(block: Table) -> Iterator[slice]:
 
 
 def _columns(block: Table, part: slice) -> list[NDArray[np.intp]]:
-    """Return the cells of some rows, column by column."""
     return [*np.ascontiguousarray(block.rows[part].T).astype(np.intp)]
 
 
@@ -154,10 +144,7 @@ def _histogram(columns: list[NDArray[np.intp]], sizes: tuple[int, ...], weights:
 
 @dataclass(frozen=True, eq=False)
 class JoinedColumns:
-    """Rows whose small columns are taken together, several in one: fewer numbers are looked up and added in a step.
-
-    What is joined follows from public numbers, as scores are rounded otherwise; sums are the same integers.
-    """
+    """Rows whose small columns are joined by public numbers: fewer cells are looked up and added in a step."""
 
     table: Blocks
     sizes: tuple[int, ...]  # Of each column
@@ -221,7 +208,6 @@ def _chosen(sizes: tuple[int, ...], group: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _outer_sums(parts: list[Floats]) -> Floats:
-    """Return the sums of a number of each part, for each line."""
     total = parts[0]
     for part in parts[1:]:
         total = (total[:, :, None] + part[:, None, :]).reshape(len(total), -1)
@@ -277,10 +263,7 @@ class Basis:
         return cls(entries.astype(np.int64), np.append(added, constant + margin), variances, groups)
 
     def scores(self, weights: Floats) -> Floats:
-        """Return what each cell, and last every row, adds to the scores of weights (outputs, features).
-
-        The sparse product adds one number after the other, so that the same weights have the same scores, bit for bit.
-        """
+        """Return what each cell, and last every row, adds to the scores of weights (outputs, features)."""
         return np.ascontiguousarray((self._in_units @ weights.T).T)
 
     @cached_property
@@ -292,11 +275,7 @@ class Basis:
         return self.entries.T.tocsr()
 
     def shrunk(self, weights: Floats, size: float, reach: float) -> Floats:
-        """Multiply the weights of each group by `v / (v + s)`, v their squares and s what chance adds to them.
-
-        Another choice of people moves a mean gradient by about `q / N`, the variance in a feature times that of p - y
-        over N. Weights are this gradient times the `reach` of all steps, until they follow it no further than by `1/q`.
-        """
+        """Multiply the weights of each group by `v / (v + s)`, v their squares and s what chance adds to them."""
         steep = self.variances * _RESIDUAL_VARIANCE
         chance = np.minimum(1.0 / steep, reach**2 * steep) * (len(weights) / size)
         found, added = (
@@ -342,10 +321,7 @@ def _features_of(
 
 
 def _number_features(shares: Floats, noise: float, per_number: float) -> csr_array:
-    """Return the features of a number's levels: its place, nested intervals, and with many people each level.
-
-    The place of a level is the mean of its number and of the released share of people below it.
-    """
+    """Return the features of a number's levels: its place, nested intervals, and with many people each level."""
     from scipy.sparse import csr_array, eye_array, hstack
 
     levels = len(shares)
@@ -395,10 +371,7 @@ def with_shares_of_pairs(cells: TableCells, shares: Floats) -> Floats:
 
 
 def centred(outputs: Floats, cells: TableCells, shares: Floats) -> Floats:
-    """Move what a cross says of one column into that column, and every column's mean into the constant.
-
-    The sum over a row's cells stays what it is. Then the numbers of a column are its effects under the released shares.
-    """
+    """Move what a cross says of one column into that column, and every column's mean into the constant."""
     found, parts = outputs.copy(), parts_of(cells.sizes)
     for part, pair in zip(parts[len(cells.parts) :], cells.crosses, strict=True):
         one, other = (normalised(_coarse_shares(cells, shares, position)) for position in pair)
@@ -415,12 +388,10 @@ def centred(outputs: Floats, cells: TableCells, shares: Floats) -> Floats:
 
 
 def score_noise(plan: GradientPlan, sensitivity: float, mu: float, size: float, classes: int) -> float:
-    """Return the standard deviation of all noise together, in a weight of the scores of one class.
+    """Return an upper bound on the standard deviation of all noise together, in a weight of the scores of one class.
 
-    A step whose gradient moves the weights by the rate r in the end adds the noise `r S / (mu_t N)`. With the rates and
-    mu_t of `_rates_and_mus` the squares add up to that of `eta S T / (mu N)`. Later steps correct a part of the noise,
-    so this is an upper bound. With two classes each score moves by half of twice as much; with more, their mean is
-    subtracted.
+    With the rates and mu_t of `_rates_and_mus`, the squares of the steps' noise add up to that of `eta S T / (mu N)`.
+    With more classes than two, their mean is subtracted.
     """
     whole = plan.learning_rate * sensitivity * plan.steps / (mu * size)
     return whole if classes == 2 else whole * math.sqrt(1.0 - 1.0 / classes)
@@ -429,8 +400,7 @@ def score_noise(plan: GradientPlan, sensitivity: float, mu: float, size: float, 
 def effect_noise(basis: Basis, cells: TableCells, shares: Floats, noise: float) -> Floats:
     """Return the standard deviation of the noise in each effect, as `centred` returns them, and last in the constant.
 
-    An effect is linear in the weights, which have independent noise. So its noise is that of a weight, times the length
-    of a sum of lines of the basis. The lines of a cross are orthogonal to each other and to those of columns.
+    An effect is a sum of lines of the basis times weights with independent noise; lines of crosses are orthogonal.
     """
     lines = basis.entries[:-1].astype(np.float64)
     constant = basis.entries[-1:].toarray()[0].astype(np.float64)
@@ -457,11 +427,7 @@ def effect_noise(basis: Basis, cells: TableCells, shares: Floats, noise: float) 
 
 
 def scale_by_noise(weights: Floats, cells: TableCells, shares: Floats, noise: Floats) -> float:
-    """Return by what released scores are multiplied where a scale cannot be found: `v / (v + n / 2)`.
-
-    v is the variance of the scores if columns were independent, and n that of the noise in them: the less is known, the
-    closer probabilities are to the classes' shares. Half of n, because the stated noise is an upper bound.
-    """
+    """Return `v / (v + n / 2)`: v the variance of the scores, n that of the noise in them, an upper bound."""
     people = np.concatenate([normalised(shares[part]) for part in parts_of(cells.sizes)])
     found = float((np.square(weights[:, :-1]) @ people).sum())
     added = float(np.square(noise[:-1]) @ people) * len(weights)
@@ -521,10 +487,7 @@ def descend(
     start: Floats | None = None,
     class_weights: Floats | None = None,
 ) -> Floats:
-    """Take noisy gradient steps from a start; return what each cell, and last every row, adds to the outputs.
-
-    Two classes have one output, the difference of their scores.
-    """
+    """Take noisy gradient steps from a start; return what each cell, and last every row, adds to the outputs."""
     outputs = 1 if table.classes == 2 else table.classes
     if start is None:
         start = np.zeros((outputs, sum(sizes) + 1))
@@ -549,11 +512,7 @@ def descend(
 
 
 def _rates_and_mus(plan: GradientPlan, mu: float) -> tuple[Floats, Floats]:
-    """Return the learning rate and the mu of every step: mu^2 in proportion to what its gradient moves in the end.
-
-    Rates fall linearly.  With momentum b, the gradient of step t moves the weights by `r_t (1 + b)` at once and by
-    `r_s b^(s - t + 1)` in each later step s.
-    """
+    """Return the rate and the mu of every step: mu^2 in proportion to what its gradient moves in the end."""
     falling = np.arange(plan.steps, 0, -1, dtype=np.float64)
     moved, later = np.empty(plan.steps), 0.0
     for step in reversed(range(plan.steps)):

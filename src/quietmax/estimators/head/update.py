@@ -1,11 +1,9 @@
 """Continuing a head on a table with the people of another cohort: what was released before is where it starts.
 
-The weights, the released shares of people and the chosen pairs of columns are public, so starting from them costs
-nothing (THEORY 3.17). How far a version moves away from them follows from public numbers. A training on N people alone
-adds noise in proportion to `eta S T / (mu N)`, and its people are a sample. If the versions before it stand for P
-people, the training is shortened by the factor `sqrt(N / (N + P))`: the noise and the sampling errors of t equal
-cohorts then average out, while the lengths of all trainings together still grow with the root of t. What older cohorts
-stand for fades, so that the model follows a table whose people change. `docs/results.md` has the evidence.
+What was released is public, so starting from it costs nothing (THEORY 3.17). A training on N people alone adds noise in
+proportion to `eta S T / (mu N)`. If the versions before it stand for P people, it is shortened by the factor
+`sqrt(N / (N + P))`: the noise and the sampling errors of t equal cohorts then average out. What older cohorts stand for
+fades, so that the model follows a table whose people change. `docs/results.md` has the evidence.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from quietmax.estimators.head.weights import GradientPlan, TableWeights
 from quietmax.estimators.series import Version, rule_of, version_digest, versions_of
 from quietmax.estimators.training_set import TrainingRows
 from quietmax.models.features.base import FeatureMap
-from quietmax.models.features.cells import TableCells
+from quietmax.models.features.tabular import TableCells
 
 if TYPE_CHECKING:
     from quietmax.estimators.head.estimator import PrivateHead
@@ -133,11 +131,7 @@ class Prior:
 
     @property
     def outputs(self) -> Floats:
-        """What each cell, and last every row, adds to the outputs, before they were multiplied by the released scale.
-
-        Clipped gradients move the weights towards a larger scale than that of probabilities. Were it taken away in
-        each version, the next one would spend its training on it again.
-        """
+        """What each cell, and last every row, adds to the outputs, before the released scale multiplied them."""
         weights = self.weights.weights / self._scale
         return weights[1:] - weights[:1] if len(weights) == 2 else weights
 

@@ -1,36 +1,43 @@
 """What is public of a head: its settings, the fitted classifier, bounds on its scores, and what is guaranteed of it.
 
-All settings follow from public numbers, by the same rule for every data set. The rule of the gradient method is one
-number. The learning rate falls linearly to almost zero, and each step gets a share of mu^2 in proportion to its
-learning rate. Then the noise on every logit has standard deviation `kappa = eta * S * T / (mu * N)` after T steps with
-mean learning rate eta (features have length 1, gradients are clipped to S), as if the rate were constant. So eta
-follows from a chosen kappa. `docs/results/training-rule.md` has the evidence.
+All settings follow from public numbers. The learning rate falls linearly to almost zero, and each step gets a share of
+mu^2 in proportion to it. Then the noise on every logit has standard deviation `kappa = eta * S * T / (mu * N)` after T
+steps with mean learning rate eta, as if the rate were constant: eta follows from a chosen kappa
+(`docs/results/training-rule.md`). Second moments are released where the size is large against the number of features
+(`moments_share`); of tables, the released centre gives their diagonal (`TableFeatures.scale`).
 
-Two things make the rows vary about equally in all directions, so that fewer steps are enough and the noise does less
-harm. Where the size is large against the number of features, second moments are released (`moments_share`). Features
-of tables are mostly indicators, whose second moments are proportional to their mean: there, the released centre gives
-the diagonal of the moments without a further release (`TableFeatures.scale`).
-
-The guarantees are computed from the public facts of the training alone, after training and when a folder is opened.
+The last steps find the scale of the scores (`released_scale`). The guarantees are computed from the public facts of the
+training alone, after training and when a folder is opened.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from quietmax._threads import parallel_map
 from quietmax.accounting.costs import GaussianCost, root_rounded_up
 from quietmax.accounting.guarantee import Guarantee, Unit
 from quietmax.data.encoding import Encoding
 from quietmax.errors import InvalidInput
-from quietmax.estimators.blocks import ROWS_AT_ONCE, Floats
-from quietmax.estimators.head.exact_sums import GRID, _unit_rows, _whitened_rows, clipped_rows, probabilities
+from quietmax.estimators.blocks import ROWS_AT_ONCE, Floats, Table
+from quietmax.estimators.head.exact_sums import (
+    _UNIT,
+    GRID,
+    Rows,
+    _unit_rows,
+    _whitened_rows,
+    clipped_rows,
+    logistic,
+    probabilities,
+)
 from quietmax.estimators.head.solver import (
     MeanCrossEntropy,
     Tilted,
@@ -52,7 +59,8 @@ from quietmax.models.features.base import FeatureMap
 from quietmax.models.features.images import image_features
 from quietmax.models.features.tabular import CONSTANT_PER_COLUMN, UnitNorm
 from quietmax.models.training import LogitClassifier
-from quietmax.noise.sources import EXACT
+from quietmax.noise.release import release_gaussian
+from quietmax.noise.sources import EXACT, NoiseSource
 from quietmax.sensitivity import certified
 from quietmax.sensitivity.certified import ScoreBounds, Sensitivity
 
@@ -65,13 +73,10 @@ Whitening = Literal["none", "moments", "centre", "cells"]
 """What the rows are whitened by: released second moments, the released centre (indicator features), or counts."""
 
 BIAS = 0.2
-"""The constant feature beside features of length about 1."""
 SIZE_SHARE = 0.01
-"""Share of mu^2 spent on a noisy count when the size is not declared."""
 CLASS_SIZES_SHARE, LARGEST_CLASS_WEIGHT = 0.01, 100.0
 """Share of mu^2 spent on noisy class sizes for balanced classes, and the largest weight that follows from them."""
 CENTRING_SHARE = 0.05
-"""Share of mu^2 spent on the mean feature vector."""
 GRADIENT_NOISE = 0.8
 """kappa of the gradient method: standard deviation of all noise together on a logit."""
 OUTPUT_NOISE = 0.25
@@ -217,10 +222,7 @@ class HeadSettings:
 
 @dataclass(frozen=True)
 class GradientPlan:
-    """Settings of the gradient method: `W <- W - (rate / size) * (clipped gradient sum + noise)`.
-
-    The rate of step t = 0, ..., T - 1 is `2 (T - t) / (T + 1)` times `learning_rate`: it falls linearly.
-    """
+    """Settings of the gradient method; the rate of step t of T is `2 (T - t) / (T + 1)` times `learning_rate`."""
 
     steps: int  # Number T of full-batch steps
     learning_rate: float  # Mean over all steps; with momentum, of what they move in the end
@@ -260,7 +262,6 @@ def _gradient_plan(
     whitening: Whitening = "none",
     settings: HeadSettings | None = None,
 ) -> GradientPlan:
-    """Return the settings of the gradient method; those that are not given follow from public numbers."""
     settings, steps = settings or HeadSettings(), _default_steps(size, features, mu, whitening)
     max_grad_norm = MAX_GRAD_NORM if whitening == "none" else WHITENED_GRAD_NORM
     length = min(GRADIENT_NOISE * mu * size, LONGEST_TRAINING, TRAINING_PER_FEATURE * features)
@@ -272,7 +273,6 @@ def _gradient_plan(
 
 
 def _cells_plan(size: float, columns: int, mu: float, settings: HeadSettings) -> GradientPlan:
-    """Return the settings of the gradient method on cells of a table."""
     length = min(CELLS_NOISE * mu * size, CELLS_TRAINING_PER_COLUMN * columns)
     clear = mu * size / columns
     least, most = CELLS_GRAD_NORM
@@ -307,19 +307,12 @@ def _default_steps(size: float, features: int, mu: float, whitening: Whitening) 
 
 
 def _moments_noise(size: float, features: int, mu: float) -> float:
-    """Return how large the noise of second moments is beside them.
-
-    Its largest eigenvalue is about `sqrt(d) / (mu_g N)`, and the mean eigenvalue of the moments of rows of length 1 is
-    `1/d`.
-    """
+    """Return the largest eigenvalue of the noise of second moments, over their mean eigenvalue."""
     return features * math.sqrt(features) / (mu * math.sqrt(MOMENTS_SHARE) * size)
 
 
 def moments_share(size: float, features: int, mu: float) -> float:
-    """Return the share of mu^2 that is spent on second moments by default: `MOMENTS_SHARE`, or 0 if they do not pay.
-
-    They pay if their noise is small beside them.
-    """
+    """Return the share of mu^2 spent on second moments by default: 0 if their noise is not small beside them."""
     pays = size >= MOMENTS_FROM and _moments_noise(size, features, mu) <= MOMENTS_NOISE
     return MOMENTS_SHARE if pays else 0.0
 
@@ -372,10 +365,7 @@ class TableWeights(LogitClassifier):
         return np.ascontiguousarray(probabilities(self.scores(features).T).T)
 
     def summands(self, features: NDArray[Any]) -> Floats:
-        """Return what the constant and each column add to the scores of rows of cells: (rows, columns + 1, classes).
-
-        Added in this order, one after the other, they are the scores, to the last bit.
-        """
+        """Return what the constant and each column add to scores: (rows, columns + 1, classes), in this order."""
         places = np.full((len(features), len(self.sizes) + 1), -1)
         places[:, 1:] = features + np.cumsum([0, *self.sizes[:-1]])
         return np.ascontiguousarray(self.weights.T[places])
@@ -387,10 +377,7 @@ def even_shares(sizes: Sequence[int]) -> Floats:
 
 
 def added_scores(columns: Sequence[NDArray[np.intp]], sizes: Sequence[int], weights: Floats) -> Floats:
-    """Return the scores of some rows, one line per output: the constant and what their cells add, column by column.
-
-    The weights are (outputs, cells + 1), the last one the constant. Each row's scores follow from that row alone.
-    """
+    """Return the scores of some rows, one line per output: the constant (last), and what their cells add."""
     scores = np.repeat(weights[:, -1:], len(columns[0]), axis=1)
     start = 0
     for cells, size in zip(columns, sizes, strict=True):
@@ -412,10 +399,7 @@ def whitening_kind(whitening: Floats | None) -> Whitening:
 
 @dataclass(frozen=True, eq=False)
 class HeadWeights(LogitClassifier):
-    """The classifier `scores(f) = W (f - m, b) / ||(f - m, b)||` of public features f, clipped to a radius.
-
-    If the weights were released, everything computed here is post-processing.
-    """
+    """The classifier `scores(f) = W (f - m, b) / ||(f - m, b)||` of public features f, clipped to a radius."""
 
     weights: Floats  # W; the last column is for the constant feature b
     centre: Floats  # m
@@ -451,8 +435,7 @@ class HeadWeights(LogitClassifier):
 class PrivateHeadWeights(HeadWeights):
     """Weights that were not released, with bounds on their scores: a `Predictor` may answer from them.
 
-    The bounds are proven for weights that `PrivateHead.fit` made or that were opened from a model folder. For weights
-    that you make yourself, here or by `certified`, they are an assumption.
+    The bounds are proven for weights of `PrivateHead.fit` or of a model folder; for others, they are an assumption.
     """
 
     bounds: ScoreBounds  # How far one record or person moves the scores of any query
@@ -464,8 +447,7 @@ class PrivateHeadWeights(HeadWeights):
     ) -> PrivateHeadWeights:
         """Add the bounds that follow from the sensitivity of the weights, widened for the rounding of the scores.
 
-        A score computed in float64 is off by at most `(d + 2) 2^-53 ||W||`, twice that between neighbours, doubled to
-        be safe.
+        A computed score is off by at most `(d + 2) 2^-53 ||W||`, twice that between neighbours, doubled to be safe.
         """
         length = math.sqrt(float(np.square(head.weights).sum()))
         weights = head.weights * min(1.0, max_norm / max(length, max_norm))
@@ -560,7 +542,6 @@ def _of_facts(
 def _gradient_sensitivity(
     max_grad_norm: float, classes: int, features: int, grid: float = GRID
 ) -> Sensitivity:
-    """Return how far one record moves a released gradient sum."""
     return certified.head_gradient(max_grad_norm, coordinates=classes * features, grid=grid)
 
 
@@ -594,3 +575,95 @@ def _objective(facts: Facts) -> MeanCrossEntropy | Tilted:
     if facts["loss"] == "convexified":
         return Tilted(facts["alpha"], facts["mass"], facts["regularisation"])
     return MeanCrossEntropy(facts["declared_size"], facts["regularisation"])
+
+
+# --- The scale of the scores ------------------------------------------------------------------------------------------
+
+SMALLEST_SCALE, LARGEST_SCALE = 0.125, 4.0
+
+Scores = Callable[[Table, slice], Floats]
+"""Returns the scores of some rows of a block, one line per class; each row's follow from that row alone. For two
+classes one line may stand for the difference."""
+SCORES_AT_ONCE = 2**13
+_LARGEST_SCORE = 1e30
+"""Kept scores are at most this: float32 holds them."""
+
+
+def with_scores(scores: Scores, rows_at_once: int, block: Table) -> Table:
+    """Put the scores of all rows in the place of the rows; for two classes, their difference."""
+    rows = np.empty((len(block), 1 if block.classes == 2 else block.classes), np.float32)
+
+    def fill(number: int) -> None:
+        part = slice(number * rows_at_once, min((number + 1) * rows_at_once, len(block)))
+        found = scores(block, part)
+        difference = found[1:] - found[:1] if len(found) == 2 else found
+        rows[part] = np.clip(difference, -_LARGEST_SCORE, _LARGEST_SCORE).T
+
+    parallel_map(fill, -(-len(block) // rows_at_once))
+    return replace(block, rows=rows)
+
+
+def kept_scores(block: Table, part: slice) -> Floats:
+    """Return what `with_scores` has kept."""
+    return np.asarray(block.rows[part].T, np.float64)
+
+
+def released_scale(
+    table: Rows,
+    scores: Scores,
+    rows_at_once: int,
+    mu: float,
+    source: NoiseSource,
+    class_weights: Floats | None = None,
+) -> float:
+    """Release the scale; all bisection steps together are mu-Gaussian private."""
+    # The squares add up to less than mu^2 after rounding.
+    step_mu = mu / math.sqrt(CALIBRATION_STEPS) * (1.0 - 1e-12)
+    excess = partial(_Excess, scores, rows_at_once=rows_at_once, class_weights=class_weights)
+    return _bisected_scale(lambda scale: table.sum(excess(scale)), CALIBRATION_STEPS, step_mu, source)
+
+
+def _bisected_scale(
+    excess_at: Callable[[float], int], steps: int, step_mu: float, source: NoiseSource
+) -> float:
+    """Release the scale at which confidence equals accuracy (THEORY 3.15); each step is step_mu-Gaussian private.
+
+    `excess_at(s)`, the sum of confidence minus correctness of the scores times s, grows with s, and one record or
+    person moves it by at most 1. Bisection finds where it is zero.
+    """
+    low, high = math.log(SMALLEST_SCALE), math.log(LARGEST_SCALE)
+    for _ in range(steps):
+        middle = (low + high) / 2.0
+        # From 2^33 rows on the sum may not be a float64 number; clamping moves no two sums further apart.
+        excess = max(-(2**53), min(excess_at(math.exp(middle)), 2**53)) / _UNIT
+        noisy = release_gaussian([excess], sensitivity=1.0, mu=step_mu, source=source).values[0]
+        low, high = (low, middle) if noisy > 0.0 else (middle, high)
+    return math.exp((low + high) / 2.0)
+
+
+@dataclass(frozen=True)
+class _Excess:
+    """Sums confidence minus correctness over a block, in units of 2^-20, each rounded towards zero."""
+
+    scores: Scores
+    scale: float
+    rows_at_once: int
+    class_weights: Floats | None = None  # What a record counts by its class, at most 1
+
+    def __call__(self, block: Table) -> int:
+        total = 0
+        for start in range(0, len(block), self.rows_at_once):
+            part = slice(start, min(start + self.rows_at_once, len(block)))
+            found = self.scores(block, part)
+            if len(found) == 1:
+                excess = logistic(np.abs(found[0]) * self.scale)
+                excess -= (found[0] > 0.0) == block.labels[part]
+            else:
+                excess = probabilities(found * self.scale).max(axis=0)
+                excess -= found.argmax(axis=0) == block.labels[part]
+            if self.class_weights is not None:
+                excess *= self.class_weights[block.labels[part]]
+            if block.repeats is not None:
+                excess = excess / block.repeats[part]
+            total += int(np.trunc(excess * _UNIT).sum())
+        return total

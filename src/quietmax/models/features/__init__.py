@@ -1,7 +1,6 @@
 """Public feature maps: functions of one record, chosen without the private records (THEORY 3.1)."""
 
 from quietmax.models.features.base import BatchedMap, FeatureMap
-from quietmax.models.features.cells import TableCells
 from quietmax.models.features.encoder import Embedding, Encoder, save_encoder
 from quietmax.models.features.generic import Pipeline, RandomFourier
 from quietmax.models.features.images import Scattering, image_features
@@ -9,6 +8,7 @@ from quietmax.models.features.tabular import (
     Identity,
     OneHot,
     Scaling,
+    TableCells,
     TableFeatures,
     UnitNorm,
     table_features,

@@ -110,7 +110,6 @@ _CONVERTED: dict[str, Callable[[Any], Any]] = {"int": index, "float": float}
 
 
 def _parameters(kind: type) -> tuple[Field[Any], ...]:
-    """Return the parameters of a map."""
     if not is_dataclass(kind):
         raise InvalidInput(
             f"The feature map {kind.__name__} is not a dataclass, so it must implement `to_json` and `from_json`."
@@ -119,19 +118,16 @@ def _parameters(kind: type) -> tuple[Field[Any], ...]:
 
 
 def _as_json(value: Any) -> Any:
-    """Return a parameter as a JSON value."""
     if isinstance(value, FeatureMap):
         return value.to_json()
     return [_as_json(each) for each in value] if isinstance(value, tuple) else value
 
 
 def _as_tuple(value: Any) -> Any:
-    """Return a JSON value as a parameter."""
     return tuple(_as_tuple(each) for each in value) if isinstance(value, list | tuple) else value
 
 
 def _as_matrix(records: ArrayLike) -> Floats:
-    """Return records as a finite float32 matrix."""
     try:
         with np.errstate(over="ignore"):
             matrix = np.ascontiguousarray(records, dtype=np.float32)
@@ -220,11 +216,7 @@ def _checked_rows(feature_map: BatchedMap, columns: int, threads: int) -> int:  
 
 
 def _positions_agree(feature_map: BatchedMap, columns: int, rows: int) -> bool:
-    """Return whether public records have the same features at all positions of a batch and beside other records.
-
-    They are records of [0, 1), and records of large numbers of both signs if the map takes them. In large numbers the
-    last digits of a float64 sum are large too, so that another order of addition shows in features of float32.
-    """
+    """Return whether public records have the same features at all positions of a batch and beside other records."""
     generator = np.random.default_rng(_PUBLIC_SEED)
     small = generator.random((rows, columns), np.float32)
     if not _same_features(feature_map, small, _in_batches(feature_map, small, rows)):
@@ -239,7 +231,6 @@ def _positions_agree(feature_map: BatchedMap, columns: int, rows: int) -> bool:
 
 
 def _same_features(feature_map: BatchedMap, mixed: Floats, expected: Floats) -> bool:
-    """Return whether records that fill a batch have the expected features when the batch is arranged otherwise."""
     rows = len(mixed)
     disturbed = mixed.copy()
     disturbed[1::4], disturbed[3::4] = 0.0, 1.0

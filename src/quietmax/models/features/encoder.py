@@ -1,12 +1,8 @@
 """Public encoders in files: the outputs of a network that somebody trained without the private records.
 
-A guarantee assumes that the file with this SHA-256 was made without the private records. Two kinds of files are read:
-
-- ``.onnx``: computed by onnxruntime, one record at a time, so that no operation of the network can mix records. Only
-  standard operations are accepted, and none that draw random numbers.
-- ``.safetensors``: tensors, and in the metadata a list of `torch.nn` layers, as `save_encoder` writes it.
-
-`Embedding` takes numbers that an encoder computed beforehand.
+A guarantee assumes that of the file with this SHA-256. ``.onnx`` is computed by onnxruntime, one record at a time, with
+standard operations that draw no random numbers. ``.safetensors`` holds tensors and a list of `torch.nn` layers, as
+`save_encoder` writes it. `Embedding` takes numbers that an encoder computed beforehand.
 """
 
 from __future__ import annotations
@@ -42,11 +38,8 @@ _Network = tuple[Callable[["torch.Tensor"], "torch.Tensor"], tuple[int | None, .
 _SUFFIXES = (".onnx", ".safetensors")
 _LAYERS_KEY = "quietmax.encoder"
 _ROWS_AT_ONCE, _MOST_NUMBERS = 32, 2**14
-"""Rows of a batch, and the most numbers of an input for which there is one.
-
-Activation functions round otherwise in the last numbers of a tensor, where these do not fill two vectors of the
-processor (at most 32 numbers). With 32 rows they always do, so that every row is computed alike.
-"""
+"""Rows of a batch, and the most numbers of an input for which there is one. Activation functions round otherwise in the
+last numbers of a tensor that do not fill two vectors of the processor; with 32 rows they always do."""
 _RANDOM = frozenset(
     ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
 )
@@ -128,7 +121,6 @@ class Encoder(BatchedMap):
         _network(self)
 
     def _set(self, **values: Any) -> None:
-        """Set fields of a new, frozen object."""
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
@@ -170,7 +162,6 @@ class Encoder(BatchedMap):
         return UnitNorm().transform(finite)
 
     def _outputs(self, batch: torch.Tensor) -> torch.Tensor:
-        """Return the outputs of the network, float32 of shape (rows, numbers)."""
         run, stated = _network(self)
         inputs = self._inputs(batch, stated)
         try:
@@ -191,7 +182,6 @@ class Encoder(BatchedMap):
         return outputs.flatten(1).to(torch.float32)
 
     def _inputs(self, batch: torch.Tensor, stated: tuple[int | None, ...] | None) -> torch.Tensor:
-        """Return records in the shape that the network takes, scaled by mean and std."""
         own = self.image_shape or (batch.shape[1],)
         if math.prod(own) != batch.shape[1]:
             raise InvalidInput(
@@ -259,7 +249,6 @@ def _stored_name(sha256: str, suffix: str) -> str:
 
 
 def _shape(name: str, value: Any) -> _Shape | None:
-    """Return a shape as a tuple of positive integers."""
     if value is None:
         return None
     try:
@@ -272,7 +261,6 @@ def _shape(name: str, value: Any) -> _Shape | None:
 
 
 def _numbers(name: str, value: Any) -> float | tuple[float, ...]:
-    """Return one finite number, or a tuple of them."""
     try:
         numbers = tuple(float(each) for each in np.ravel(value))
     except (TypeError, ValueError):
@@ -283,7 +271,6 @@ def _numbers(name: str, value: Any) -> float | tuple[float, ...]:
 
 
 def _read(path: Path, sha256: str | None, name: str) -> bytes:
-    """Read a file whose SHA-256 must be stated."""
     try:
         content = path.read_bytes()
     except OSError as problem:
@@ -330,7 +317,6 @@ def _scaled(images: torch.Tensor, shape: _Shape, name: str) -> torch.Tensor:
 
 
 def _per_channel(value: float | tuple[float, ...], shape: torch.Size, encoder: Encoder) -> torch.Tensor:
-    """Return one number, or one for each channel of inputs of a shape."""
     if not isinstance(value, tuple):
         return torch.tensor(value, dtype=torch.float32)
     if len(value) != shape[1]:
@@ -343,7 +329,6 @@ def _per_channel(value: float | tuple[float, ...], shape: torch.Size, encoder: E
 
 @lru_cache(maxsize=64)
 def _width(encoder: Encoder, columns: int) -> int:
-    """Return the number of outputs for a record."""
     with torch.no_grad():
         width = encoder._outputs(torch.zeros(1, columns)).shape[1]
     if width == 0:
@@ -353,7 +338,6 @@ def _width(encoder: Encoder, columns: int) -> int:
 
 @lru_cache(maxsize=4)
 def _network(encoder: Encoder) -> _Network:
-    """Read the network of an encoder and the shape of its inputs, where the file states one."""
     return _onnx_network(encoder) if encoder.suffix == ".onnx" else _layer_network(encoder)
 
 
@@ -361,7 +345,6 @@ def _network(encoder: Encoder) -> _Network:
 
 
 def _onnx_network(encoder: Encoder) -> _Network:
-    """Return an ONNX network that onnxruntime computes on one thread."""
     try:
         import onnx
         import onnxruntime
@@ -551,7 +534,6 @@ def _layers(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
 
 
 def _check_layer(kind: str, settings: Mapping[str, Any], layer: torch.nn.Module) -> None:
-    """Raise `InvalidInput` for a layer that would mix the rows of a batch."""
     if kind == "Flatten" and settings["start_dim"] != 1:
         raise InvalidInput("A Flatten layer of an encoder must have start_dim=1, so that records stay apart.")
     if kind.startswith("BatchNorm") and getattr(layer, "running_mean", None) is None:
@@ -559,7 +541,6 @@ def _check_layer(kind: str, settings: Mapping[str, Any], layer: torch.nn.Module)
 
 
 def _layer_network(encoder: Encoder) -> _Network:
-    """Return the layers that a safetensors file names, with its tensors."""
     if encoder.output is not None:
         raise InvalidInput(
             "output requires an ONNX file; save only the layers that you need with save_encoder."

@@ -16,10 +16,9 @@ from quietmax._before_noise import is_plain
 from quietmax._lazy import lazy_module, with_plugins
 from quietmax.errors import InvalidInput
 from quietmax.models.features.base import WIDTH, BatchedMap, FeatureMap, Floats
-from quietmax.models.features.cells import TableCells
 from quietmax.models.features.encoder import Embedding, Encoder
 from quietmax.models.features.images import Joined, Mirrored, Patches, Reduced, Scattering, Turned
-from quietmax.models.features.tabular import Identity, OneHot, Scaling, TableFeatures, UnitNorm
+from quietmax.models.features.tabular import Identity, OneHot, Scaling, TableCells, TableFeatures, UnitNorm
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +31,6 @@ _ROWS_AT_ONCE = 256
 
 @lru_cache(maxsize=4)
 def _frequencies(columns: int, pairs: int, bandwidth: float, seed: int) -> torch.Tensor:
-    """Draw the frequencies, padded with zeros to a multiple of WIDTH columns."""
     drawn = np.random.default_rng(seed).standard_normal((columns, pairs)) / bandwidth
     return torch.from_numpy(np.pad(drawn, ((0, 0), (0, -pairs % WIDTH))))
 
@@ -171,12 +169,7 @@ _KINDS: dict[str, type[FeatureMap]] = {
 
 
 def plugin_maps() -> Mapping[str, type[FeatureMap]]:
-    """Return the feature maps of installed plug-ins by name.
-
-    Another package adds a map by naming its class as an entry point in the group `quietmax.features`. The name of the
-    entry point is the class's `kind`. The class can be called without arguments, or with `image_shape` if it has such a
-    parameter.
-    """
+    """Return the feature maps of installed plug-ins (entry points in the group `quietmax.features`) by name."""
     known = with_plugins(_KINDS, ENTRY_POINT_GROUP, _read_plugin)
     return {name: known[name] for name in known.keys() - _KINDS.keys()}
 

@@ -42,7 +42,6 @@ _COLOUR = 0.25
 FILE = Path(__file__).parent / "patches.safetensors"
 """The filters and the whitening matrix, made by `docs/making/patch_filters.py`."""
 DIGEST = "fd3e7c1dbfb122df8dc07d59df8f910129b9f5ac4c06fa595d089218e20ae79b"
-"""SHA-256 of `FILE`."""
 CONTRAST = 0.08
 """Added to the contrast of a patch, in units of the image's root mean square."""
 _THRESHOLD = 0.5
@@ -52,7 +51,6 @@ _FEWEST_PIXELS, _LARGEST_SIDE, _REDUCED_SIDE = 5, 40, 32
 
 
 def _image_shape(value: Any) -> ImageShape:
-    """Return an image shape as integers; that it has three numbers is checked by the map."""
     shape: ImageShape = tuple(int(side) for side in value)  # type: ignore[assignment]
     return shape
 
@@ -164,10 +162,7 @@ class Scattering(BatchedMap):
 
 @lru_cache(maxsize=8)
 def _whitening(scattering: Scattering) -> torch.Tensor:
-    """Return `(C / trace C + floor)^(-whitening/2)` for the covariance C of the paths over synthetic images.
-
-    The matrix is padded with zero columns.
-    """
+    """Return `(C / trace C + floor)^(-whitening/2)`, padded, for the covariance C of paths over synthetic images."""
     images = _dead_leaves(_SYNTHETIC_IMAGES, scattering.image_shape, _SYNTHETIC_SEED)
     parts = torch.split(torch.from_numpy(images), _PLANES_AT_ONCE)
     channels = torch.cat([scattering._coefficients(part) for part in parts]).to(torch.float64)
@@ -179,24 +174,18 @@ def _whitening(scattering: Scattering) -> torch.Tensor:
 
 
 def _unit(features: torch.Tensor) -> torch.Tensor:
-    """Return rows divided by their length."""
     lengths: torch.Tensor = features.norm(dim=1, keepdim=True).clamp_min(TINY)
     return features / lengths
 
 
 def _unit_brightness(images: torch.Tensor) -> torch.Tensor:
-    """Return images divided by the root of their mean square, so that units do not matter."""
     flat = images.flatten(1)
     lengths: torch.Tensor = flat.norm(dim=1, keepdim=True).clamp_min(TINY) / math.sqrt(flat.shape[1])
     return (flat / lengths).reshape(images.shape)
 
 
 def _scatter(images: torch.Tensor, scales: int = 2, angles: int = 8) -> torch.Tensor:
-    """Return the scattering coefficients of images up to order 2.
-
-    Order 0 is `x * phi`, order 1 `|x * psi_1| * phi`, order 2 `||x * psi_1| * psi_2| * phi` over the
-    wavelets psi_2 coarser than psi_1, in kymatio's order: `1 + J L + L^2 J (J - 1) / 2` paths.
-    """
+    """Return the scattering coefficients of images up to order 2, `1 + J L + L^2 J (J - 1) / 2` paths as in kymatio."""
     filters = _filters(images.shape[-2], images.shape[-1], scales, angles)
     padded = _reflect(images.to(torch.float32), scales)
     spectrum = torch.fft.fft2(padded)
@@ -218,8 +207,6 @@ def _scatter(images: torch.Tensor, scales: int = 2, angles: int = 8) -> torch.Te
 
 
 class _Filters(NamedTuple):
-    """The filters for one image size."""
-
     # wavelets[j][r]: Fourier multipliers of scale j at resolution r, (L, rows, columns, 2) with equal factors for the
     # real and the imaginary part.
     wavelets: tuple[tuple[torch.Tensor, ...], ...]
@@ -229,7 +216,6 @@ class _Filters(NamedTuple):
 
 
 def _padded(size: int, scales: int) -> int:
-    """Return the size of a padded side."""
     step = 2**scales
     return int(((size + step) // step + 1) * step)
 
@@ -280,7 +266,6 @@ def _averaging(size: int, scales: int, resolution: int) -> NDArray[np.float64]:
 
 @lru_cache(maxsize=8)
 def _filters(rows: int, columns: int, scales: int, angles: int) -> _Filters:
-    """Compute the filters for images of rows x columns pixels."""
     height, width = _padded(rows, scales), _padded(columns, scales)
     turns = [(angles // 2 - 1 - turn) * math.pi / angles for turn in range(angles)]
     wavelets = []
@@ -298,7 +283,6 @@ def _filters(rows: int, columns: int, scales: int, angles: int) -> _Filters:
 
 
 def _reflect(images: torch.Tensor, scales: int) -> torch.Tensor:
-    """Pad images by reflection."""
     rows, columns = images.shape[-2:]
     above, left = _padded(rows, scales) - rows, _padded(columns, scales) - columns
     padding = (left // 2, (left + 1) // 2, above // 2, (above + 1) // 2)
@@ -319,10 +303,9 @@ def _moduli(spectrum: torch.Tensor, wavelets: torch.Tensor, step: int) -> torch.
 
 
 def _dead_leaves(count: int, image_shape: ImageShape, seed: int) -> NDArray[np.float32]:
-    """Draw synthetic dead-leaves images, which stand for images in general.
+    """Draw synthetic dead-leaves images (Matheron 1968; Lee, Mumford & Huang 2001): discs that cover one another.
 
-    Dead leaves (Matheron 1968; Lee, Mumford & Huang 2001) are discs that cover one another. Radii have density
-    proportional to `r^-2` between 1/14 and 10/14 of the image's mean side; each channel differs by at most 0.25.
+    Radii have density proportional to `r^-2` between 1/14 and 10/14 of the mean side; channels differ by at most 0.25.
     """
     channels, height, width = image_shape
     generator = np.random.default_rng(seed)
@@ -358,7 +341,6 @@ class _PatchFilters(NamedTuple):
 
 @lru_cache(maxsize=1)
 def _shipped() -> _PatchFilters:
-    """Read the filters that come with the package."""
     try:
         content = FILE.read_bytes()
     except OSError as problem:
@@ -375,11 +357,7 @@ def _shipped() -> _PatchFilters:
 def _responses(
     images: torch.Tensor, filters: torch.Tensor, offsets: torch.Tensor, cells: int
 ) -> torch.Tensor:
-    """Return the mean response of every cell of an image and its mirror image to every filter, in both directions.
-
-    The response z of a patch of the image is the filter applied to the patch, divided by the patch's contrast, minus
-    the offset. A cell averages `max(z - 0.5, 0)` and `max(-z - 0.5, 0)` over its patches.
-    """
+    """Return the mean rectified response of every cell of an image and its mirror image to every filter, both ways."""
     box = torch.full((1, *filters.shape[1:]), 1 / filters[0].numel())
 
     def _one_side(images: torch.Tensor) -> torch.Tensor:
@@ -395,7 +373,6 @@ def _responses(
 
 
 def _normalised(means: torch.Tensor) -> torch.Tensor:
-    """Return the square roots of responses, brought to mean 0 and variance 1 in every cell."""
     roots = means.mT.sqrt().contiguous()
     centred = roots - roots.mean(dim=2, keepdim=True)
     return centred / centred.square().mean(dim=2, keepdim=True).sqrt().clamp_min(TINY)
@@ -403,11 +380,9 @@ def _normalised(means: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Patches(BatchedMap):
-    """Responses of colour images to 400 filters that come from synthetic images, of unit length.
+    """Responses of colour images to 400 whitened patches of synthetic images (Coates, Lee & Ng 2011), of unit length.
 
-    The filters are whitened patches of dead-leaves images (`_dead_leaves`), as Coates, Lee & Ng (2011) take them from
-    photographs. The 800 numbers of every cell are whitened by how two crops of one synthetic image differ
-    (theory-head.md, "Public features").
+    The 800 numbers of every cell are whitened by how two crops of one synthetic image differ (theory-head.md).
     """
 
     image_shape: ImageShape
@@ -490,10 +465,7 @@ class _OnScattering(_OnImages):
 
 @dataclass(frozen=True)
 class Mirrored(_OnScattering):
-    """The mean of the scattering of an image and of its mirror image, at the left half of the positions.
-
-    The right half of the mean nearly repeats the left half. The middle column of an odd number is kept.
-    """
+    """The mean scattering of an image and of its mirror image, at the left half (and middle) of the positions."""
 
     feature_map: Scattering
     kind: ClassVar[str] = "mirrored"
@@ -514,8 +486,7 @@ class Mirrored(_OnScattering):
 class Turned(_OnScattering):
     """The mean of the scattering of an image turned by several angles, without what differs between like drawings.
 
-    The mean is multiplied by `(C / trace C + 0.001)^(-1/2)`, where C holds the second moments of the differences
-    between two drawings of the same synthetic curves.
+    It is multiplied by `(C / trace C + 0.001)^(-1/2)`: C are second moments of differences between synthetic drawings.
     """
 
     feature_map: Scattering
@@ -588,10 +559,7 @@ class Joined(BatchedMap):
 
 @dataclass(frozen=True)
 class Reduced(_OnImages):
-    """A map of smaller images: every image is first reduced by averaging blocks of pixels.
-
-    Output pixel i of h averages the input pixels from `floor(i H / h)` to `ceil((i + 1) H / h)`, in each direction.
-    """
+    """A map of smaller images: pixel i of h averages the inputs from `floor(i H / h)` to `ceil((i + 1) H / h)`."""
 
     image_shape: ImageShape
     feature_map: Scattering | Patches | Mirrored | Turned | Joined
@@ -669,10 +637,7 @@ def image_features(image_shape: ImageShape) -> Scattering | Turned | Joined | Re
 
 @lru_cache(maxsize=4)
 def _differences(scattering: Scattering, pairs: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return matrices A (d, pairs) and B (pairs, d), so that I - A B is `(C / trace C + c)^(-1/2)`, up to its scale.
-
-    C holds the second moments of the differences between the features of two drawings. B is padded with zero columns.
-    """
+    """Return A (d, pairs) and padded B (pairs, d), so that I - A B is `(C / trace C + c)^(-1/2)`, up to its scale."""
     scattering._prepare()
 
     def _rows(images: NDArray[np.float32]) -> torch.Tensor:
@@ -698,10 +663,7 @@ def _differences(scattering: Scattering, pairs: int) -> tuple[torch.Tensor, torc
 def _drawings(
     count: int, image_shape: ImageShape, seed: int
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Draw synthetic curves twice: with other widths, bent, turned, slanted, stretched and shifted a little.
-
-    A drawing has one or two Bezier curves with random control points. It depends on no record.
-    """
+    """Draw synthetic Bezier curves (one or two) twice, with other widths, bent, turned, stretched and shifted."""
     generator = np.random.default_rng(seed)
     points = generator.uniform(-1.0, 1.0, (count, 2, 4, 2))
     # The second curve starts at the end of the first one or at one of its control points. Four in ten have one curve.
@@ -715,7 +677,6 @@ def _drawings(
 def _drawn(
     points: NDArray[np.float64], image_shape: ImageShape, generator: np.random.Generator
 ) -> NDArray[np.float32]:
-    """Draw the curves of control points, each picture with random changes."""
     count, sides = len(points), np.array(image_shape[1:], dtype=np.float64)
     times = np.linspace(0.0, 1.0, 12)[:, None]
     basis = np.concatenate(
@@ -760,7 +721,6 @@ def _drawn(
 
 
 def _turned(images: torch.Tensor, degrees: float) -> torch.Tensor:
-    """Return images turned about their middle."""
     grid = _places(images.shape[2], images.shape[3], degrees).expand(len(images), -1, -1, -1)
     return torch.nn.functional.grid_sample(
         images, grid, mode="bilinear", padding_mode="border", align_corners=False
