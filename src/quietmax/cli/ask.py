@@ -10,7 +10,7 @@ import typer
 
 from quietmax.cli._options import with_groups
 from quietmax.cli._output import console, print_json, progress_bar
-from quietmax.errors import InvalidInput, counted
+from quietmax.errors import DataUnavailable, InvalidData, counted
 from quietmax.server.client import Client
 
 
@@ -81,9 +81,9 @@ def _key(file: Path | None) -> str | None:
     try:
         key = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(
+        raise DataUnavailable(
             f"key_file cannot be read: {getattr(error, 'strerror', None) or 'it is no text'}."
         ) from None
     if not key.isascii() or not key.isprintable() or not key:
-        raise InvalidInput(f"key_file must hold one API key and nothing else, but '{file}' does not.")
+        raise InvalidData(f"key_file must hold one API key and nothing else, but '{file}' does not.")
     return key

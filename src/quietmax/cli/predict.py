@@ -110,7 +110,7 @@ def command(
 
     quietmax predict --model private --input queries.csv
 
-    quietmax predict --model private --input queries.csv --explain
+    quietmax predict --model income --input people.csv --explain
 
     quietmax predict --model private --input queries/ --output answers/
 
