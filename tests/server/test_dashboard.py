@@ -203,7 +203,7 @@ def test_who_asks_chooses_one_of_several_models(browser: Any, start: Start) -> N
         assert page.wrong == []
 
 
-def test_the_highest_version_is_offered_first(browser: Any, start: Start, models: Path) -> None:
+def test_the_highest_version_is_offered_first(browser: Any, start: Start) -> None:
     with start("survey", settings=Settings(anonymous=True)) as service:
         service.service.deployments[:] = [
             replace(service.service.deployments[0], version=each) for each in ("2", "10", "9")

@@ -131,7 +131,7 @@ class Column(ABC):
     def _synthetic(self, count: int, generator: np.random.Generator) -> list[str]:
         """Return cells for the check of the invariant: values inside and outside the limits, none of them missing."""
 
-    def _problem_of(self, values: Values) -> str:
+    def _problem_of(self, values: Values) -> str:  # noqa: ARG002
         return self._problem
 
     def _read_strings(self, values: Values, parse: Callable[[str], float | None]) -> _Numbers:
