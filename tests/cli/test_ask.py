@@ -75,12 +75,17 @@ def test_errors_are_one_sentence_and_nothing_is_written_or_charged(service: Runn
     for code, words, arguments in (
         (1, "An API key is required", ("table", "people.csv")),
         (1, "The API key is wrong, revoked or expired.", ("table", "people.csv", "--key-file", "bad.txt")),
-        (2, "must hold one API key", ("table", "people.csv", "--key-file", "empty.txt")),
+        (1, "cannot be read", ("table", "people.csv", "--key-file", "absent.txt")),
+        (1, "must hold one API key", ("table", "people.csv", "--key-file", "empty.txt")),
         (2, "no such model", ("nobody", "people.csv", *key)),
         (1, "no column 'income', 'région'", ("table", "wrong.csv", *key)),
         (1, "There is no file", ("table", "absent.csv", *key)),
         (2, "--output must be another file", ("table", "people.csv", *key, "-o", "people.csv")),
-        (1, "No such file or directory", ("table", "people.csv", *key, "-o", "none/answers.csv")),
+        (
+            1,
+            "The answers cannot be written to none/answers.csv",
+            ("table", "people.csv", *key, "-o", "none/answers.csv"),
+        ),
     ):
         assert_error(run("ask", service.url, *arguments), code, words)
     some_people(60).to_csv("people.csv", index=False)

@@ -18,6 +18,7 @@ import pandas as pd
 import pytest
 from numpy.typing import NDArray
 
+from quietmax import _io as io_module
 from quietmax.accounting.costs import epsilon_of, mu_of
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.records import Holdout, Records, hold_out, is_held_out
@@ -472,8 +473,8 @@ def test_exact_figures_are_neither_charged_nor_stored(tmp_path: Path) -> None:
     ("where", "failing", "problem"),
     [
         (evaluation_module, "release_gaussian", KeyboardInterrupt()),
-        (evaluation_module, "atomic_write", KeyboardInterrupt()),
-        (evaluation_module, "atomic_write", OSError(errno.ENOSPC, "No space left on device")),
+        (io_module, "atomic_write", KeyboardInterrupt()),
+        (io_module, "atomic_write", OSError(errno.ENOSPC, "No space left on device")),
     ],
 )
 def test_an_evaluation_that_does_not_end_costs_nothing(

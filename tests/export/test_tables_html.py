@@ -7,6 +7,7 @@ import hashlib
 import importlib.util
 import json
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.resources import files
@@ -186,6 +187,24 @@ def test_the_form_is_filled_in_and_computed_by_the_keyboard_alone(
         screenshot(page, "calculator")
         page.get_by_role("button", name="Clear").press("Enter")
         assert page.locator("output").inner_text() == "Enter the values above."
+
+
+def test_the_form_starts_with_the_defaults_of_the_schema(
+    browser: Any, table_head: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(table_head, tmp_path / "model"))
+    description = json.loads((folder / "model.json").read_text())
+    values = {"age": "40", "city": "東京", "smoker": "no", "joined": "2015-06-30"}
+    description["encoding"]["defaults"] = list(values.items())
+    (folder / "model.json").write_text(json.dumps(description))
+    export_html(folder, tmp_path / "a.html")
+    with opened(browser, tmp_path / "a.html") as page:
+        shown = {name: page.get_by_label(name, exact=True) for name in (*values, "gain", "region")}
+        filled = {name: field.input_value() for name, field in shown.items()}
+        assert filled == {**values, "gain": "", "region": ""}
+        shown["age"].fill("3")
+        page.get_by_role("button", name="Clear").click()
+        assert shown["age"].input_value() == "40"
 
 
 def test_values_that_are_none_of_the_form_are_errors_in_words(browser: Any, file: Path) -> None:

@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from statistics import NormalDist
@@ -186,18 +187,31 @@ def test_an_administrator_sees_the_budget_first_and_the_address_names_the_view(
 
 
 def test_who_asks_chooses_one_of_several_models(browser: Any, start: Start) -> None:
+    from playwright.sync_api import expect
+
     settings = Settings(anonymous=True)
     with start("survey", "loans", settings=settings) as service, _opened(browser, service, DESK) as page:
         page.goto("/")
         shown = page.locator("section[data-model]:visible h2")
-        names = [
-            option.split("/")[0] for option in page.get_by_label("Model").locator("option").all_inner_texts()
-        ]
+        options = page.get_by_label("Model").locator("option")
+        expect(options).to_have_count(2)
+        names = [option.split("/")[0] for option in options.all_inner_texts()]
         assert sorted(names) == ["loans", "survey"]
         for name in reversed(names):
             page.get_by_label("Model").select_option(f"{name}/1")
             assert shown.all_inner_texts() == [f"{name} version 1"]
         assert page.wrong == []
+
+
+def test_the_highest_version_is_offered_first(browser: Any, start: Start) -> None:
+    with start("survey", settings=Settings(anonymous=True)) as service:
+        service.service.deployments[:] = [
+            replace(service.service.deployments[0], version=each) for each in ("2", "10", "9")
+        ]
+        with _opened(browser, service, DESK) as page:
+            page.goto("/")
+            expected = ["survey/10", "survey/9", "survey/2"]
+            assert page.get_by_label("Model").locator("option").all_inner_texts() == expected
 
 
 PARTS = ("(constant)", "age", "income", "région", "smoker", "joined", "seen", "zip")

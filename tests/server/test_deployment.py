@@ -543,6 +543,12 @@ def series(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_a_version_of_a_series_is_served_under_its_number_unless_another_is_stated(series: Path) -> None:
+    folder = series / "visits" / "3"
+    (own,), (stated,) = load_models([f"visits={folder}"]), load_models([f"visits/9={folder}"])
+    assert (own.label, stated.label) == ("visits/3", "visits/9")
+
+
 def test_a_version_is_charged_with_those_before_it_each_once_and_to_its_own_cohort(
     series: Path, ledger: Ledger
 ) -> None:

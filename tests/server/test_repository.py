@@ -119,7 +119,7 @@ def test_folders_that_cannot_be_served_are_refused(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "name", "version"),
-    [("a/b", "b", "1"), ("x=a/b", "x", "1"), ("x/7=a/b", "x", "7"), ("x/v1.2=/a", "x", "v1.2")],
+    [("a/b", "b", ""), ("x=a/b", "x", ""), ("x/7=a/b", "x", "7"), ("x/v1.2=/a", "x", "v1.2")],
 )
 def test_models_are_named_after_their_folder_or_as_stated(text: str, name: str, version: str) -> None:
     assert _parse_model(text)[:2] == (name, version)

@@ -196,7 +196,7 @@ def main() -> None:
     try:
         sys.exit(app(_rewritten(sys.argv[1:]), prog_name="quietmax", standalone_mode=False))
     except _UsageError as problem:
-        message = " ".join(problem.format_message().split())
+        message = " ".join(problem.format_message().split()).replace("Value error, ", "")
         if not message:  # a group without a command: its help is already printed
             sys.exit(2)
         place = "quietmax" if problem.ctx is None else problem.ctx.command_path

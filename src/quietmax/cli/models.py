@@ -75,8 +75,6 @@ def evaluate(
 
     Examples:
 
-    quietmax evaluate income --data people.csv
-
     quietmax evaluate income --data people.csv --by sex --at 0.2 0.3
 
     quietmax evaluate income --data people.csv --exact

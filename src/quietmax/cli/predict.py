@@ -26,7 +26,14 @@ from quietmax._lazy import lazy_module
 from quietmax._ray import RayEngine, ray_map
 from quietmax.cli._options import Ray, arguments_of, flag, mechanism_of, with_groups
 from quietmax.cli._output import console, print_guarantee, print_json, print_table, progress_bar
-from quietmax.errors import BudgetExhausted, InvalidData, InvalidInput, QuietmaxError, counted
+from quietmax.errors import (
+    BudgetExhausted,
+    DataUnavailable,
+    InvalidData,
+    InvalidInput,
+    QuietmaxError,
+    counted,
+)
 from quietmax.spending import DESCRIPTION_FILE, MOVED_FILE
 
 if TYPE_CHECKING:
@@ -110,7 +117,7 @@ def predict(
 
     quietmax predict --model private --input queries.csv
 
-    quietmax predict --model private --input queries.csv --explain
+    quietmax predict --model income --input people.csv --explain
 
     quietmax predict --model private --input queries/ --output answers/
 
@@ -566,9 +573,9 @@ def _key(file: Path | None) -> str | None:
     try:
         key = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(
+        raise DataUnavailable(
             f"key_file cannot be read: {getattr(error, 'strerror', None) or 'it is no text'}."
         ) from None
     if not key.isascii() or not key.isprintable() or not key:
-        raise InvalidInput(f"key_file must hold one API key and nothing else, but '{file}' does not.")
+        raise InvalidData(f"key_file must hold one API key and nothing else, but '{file}' does not.")
     return key

@@ -265,6 +265,9 @@ class Column(ABC):
     def _synthetic(self, count: int, generator: np.random.Generator) -> list[str]:
         """Return cells for the check of the invariant: values inside and outside the limits, none of them missing."""
 
+    def _problem_of(self, values: Values) -> str:  # noqa: ARG002
+        return self._problem
+
     def _read_strings(self, values: Values, parse: Callable[[str], float | None]) -> _Numbers:
         strings = as_strings(values)
         return _numbers_of(strings, lambda string: math.nan if self._is_missing(string) else parse(string))
@@ -279,7 +282,7 @@ class Column(ABC):
     def read(self, values: Values) -> NDArray[np.float64]:
         """Return the number of each cell, also outside of the bounds; a cell that cannot be read is an error."""
         numbers, unreadable = self._read(values)
-        _refuse_unreadable(unreadable, self.name, self._problem)
+        _refuse_unreadable(unreadable, self.name, self._problem_of(values))
         return numbers
 
     def _encode(self, values: Values, features: NDArray[np.float32]) -> None:
@@ -591,16 +594,18 @@ class DateColumn(Column):
     def _limits(self) -> tuple[float, float]:
         return 0.0, 1.0
 
-    @property
-    def _problem(self) -> str:  # type: ignore[override]
-        written = self.format or "dates such as 2024-01-31"
+    def _problem_of(self, values: Values) -> str:
+        written = self._pattern(values) or "dates such as 2024-01-31"
         return f"no date in the column '{{}}', which is declared as {written}"
+
+    def _pattern(self, values: Values) -> str | None:
+        """What has a type is written as ISO 8601, whatever the format of the strings of other tables."""
+        return self.format if _holds_strings(values) else None
 
     def _read(self, values: Values) -> _Numbers:
         assert self.bounds is not None
         low, high = self.bounds
-        # What has a type is written as ISO 8601, whatever the format of the strings of other tables.
-        pattern = self.format if _holds_strings(values) else None
+        pattern = self._pattern(values)
 
         def share(string: str) -> float | None:
             moment = parse_date(string, pattern)

@@ -604,8 +604,8 @@ _SPLIT_WITHOUT_GROUPS = (
     "leave out `groups`, or declare a `person` column before the split."
 )
 NOBODY = (
-    "Nobody is left to train on. A smaller `holdout` keeps more people for training. Whether somebody is left "
-    "depends on the records: this error is for their owner and not part of a release."
+    "Nobody is left to train on: the table or its cohort has nobody, or all are held out or left out. Whether "
+    "somebody is left depends on the records: this error is for their owner and not part of a release."
 )
 
 

@@ -493,9 +493,9 @@ def export_html(folder: str | Path, file: str | Path) -> None:
     """
     model, sums, readings = open_additive(folder, "HTML")
     constant, *weights = terms_of(sums)
-    costs = model.costs
+    costs, defaults = model.costs, dict(sums.encoding.defaults)
     data = {
-        "fields": [_field(reading) for reading in readings],
+        "fields": [{**_field(reading), "default": defaults.get(reading.column.name)} for reading in readings],
         "crosses": [(one, other, sums.cells.crossed_size(other)) for one, other in sums.cells.crosses],
         "summands": sums.summands,
         "constant": constant[:, 0].tolist(),

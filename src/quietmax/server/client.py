@@ -326,7 +326,13 @@ class Client:
             if not done["rows"]:
                 raise InvalidData(f"{part.place} has no rows.")
 
-        atomic_write(Path(output), _write)
+        try:
+            atomic_write(Path(output), _write)
+        except OSError as problem:
+            raise QuietmaxError(
+                f"The answers cannot be written to {output}: {problem.strerror or problem}. What was charged is not "
+                "charged again if the same command runs again."
+            ) from problem
         return done
 
     def _ask_part(

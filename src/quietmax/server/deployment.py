@@ -161,7 +161,7 @@ def load_models(
     """Load model folders to be served. Only JSON and safetensors files are read."""
     loaded: dict[str, Deployment] = {}
     for text in models:
-        name, version, path = _parse_model(text)
+        name, stated, path = _parse_model(text)
         description = read_description(path)
         kind = str(description.get("kind"))
         if kind == "mlp":
@@ -173,6 +173,8 @@ def load_models(
                 f"The kind of a served model must be one of {', '.join(KINDS)}, but {path} has {kind!r}."
             )
         dataset = str(description.get("dataset", ""))
+        series = read.get("series")
+        version = stated or (str(series[-1].version) if series else "1")
         deployment = Deployment(name, version, kind, dataset=dataset, **read)
         if deployment.encoding is not None:
             deployment.encoding.read_encoders()  # an encoder that is not installed is an error at the start
@@ -188,16 +190,16 @@ def load_models(
 
 
 def _parse_model(text: str) -> tuple[str, str, Path]:
-    """Parse ``[NAME[/VERSION]=]FOLDER`` into name, version and folder."""
+    """Parse ``[NAME[/VERSION]=]FOLDER`` into name, version ("" if none is stated) and folder."""
     found = _MODEL.fullmatch(text)
     if found is None:
         raise InvalidInput(f"A model must be FOLDER, NAME=FOLDER or NAME/VERSION=FOLDER, got {text!r}.")
     if Path(text).is_dir():  # its name may hold an equals sign
-        name, version, path = Path(text).resolve().name, "1", Path(text)
+        name, version, path = Path(text).resolve().name, "", Path(text)
     else:
         path = Path(found["folder"])
-        name, version = found["name"] or path.resolve().name, found["version"] or "1"
-    for word in (name, version):
+        name, version = found["name"] or path.resolve().name, found["version"] or ""
+    for word in (name, version or "1"):
         if not _NAME.fullmatch(word):
             raise InvalidInput(
                 "Model names and versions must be 1 to 64 letters, digits, dots, dashes and underscores, got "

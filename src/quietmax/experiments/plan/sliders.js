@@ -12,9 +12,11 @@ const SIGNS = {strong: "strong protection ●●●", moderate: "moderate protec
 const LEFT = 52, RIGHT = 468, TOP = 12, BOTTOM = 206;
 const values = plan.grid.map((each) => each[shown]).filter(Boolean);
 const levels = shown === "accuracy" ? [plan.majority, plan.achievable].filter((each) => each !== null) : [1];
-const lowest = Math.min(...values.map(({low}) => low), ...levels), highest = Math.max(...values.map(({high}) => high), ...levels);
+// Below what nobody would use, a curve is cut: one wide interval would flatten all others.
+const floor = shown === "accuracy" ? (plan.majority ?? 0) - 0.15 : -0.5;
+const lowest = Math.max(Math.min(...values.map(({low}) => low), ...levels), floor), highest = Math.max(...values.map(({high}) => high), ...levels);
 const pad = 0.05 * (highest - lowest || 1);
-const height = (value) => BOTTOM - (BOTTOM - TOP) * (value - lowest + pad) / (highest - lowest + 2 * pad);
+const height = (value) => BOTTOM - (BOTTOM - TOP) * (Math.max(value, lowest - pad) - lowest + pad) / (highest - lowest + 2 * pad);
 function added(place, tag, attributes, text = "") {
   const element = place.appendChild(document.createElementNS("http://www.w3.org/2000/svg", tag));
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);

@@ -21,7 +21,7 @@ from quietmax.data.encoding import (
 )
 from quietmax.ledger.accounts import AccountState, SpendingPoint
 from quietmax.server.auth import Caller
-from quietmax.server.deployment import Deployment
+from quietmax.server.deployment import Deployment, _version_order
 from quietmax.server.service import Service, _cost_amount, _remaining_answers
 from quietmax.server.telemetry import Headers
 
@@ -93,11 +93,15 @@ async def _state(service: Service, caller: Caller) -> dict[str, Any]:
         "client": caller.client,
         "admin": caller.admin,
         "ready": await service._readiness_error() is None,
-        "models": [
-            _model_state(deployment, accounts[deployment.account.name]) for deployment in service.deployments
-        ],
+        "models": [_model_state(each, accounts[each.account.name]) for each in _newest_first(service)],
         "accounts": [await _account_state(service, account, caller) for account in accounts.values()],
     }
+
+
+def _newest_first(service: Service) -> list[Deployment]:
+    """Return the models by name, the highest version of each first: it answers those who name none."""
+    newest = sorted(service.deployments, key=lambda each: _version_order(each.version), reverse=True)
+    return sorted(newest, key=lambda each: each.name)
 
 
 def _model_state(deployment: Deployment, account: AccountState) -> dict[str, Any]:
