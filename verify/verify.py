@@ -4,8 +4,8 @@
     python verify.py FOLDER [--ledger EXPORT] [--served-as NAME/VERSION] [--bundle FILE] [--witness FILE] [--key HEX]
 
 The guarantee is recomputed from the facts that the folder states, as docs/specification.md says; its sections are named
-below. Python 3.11 is enough, with the package `cryptography` for signatures. The last lines of this file are the place
-to begin: `main` runs the checks in order. A check that fails adds a sentence to `fails`, and the exit code is 1.
+below. Python 3.11 is enough, with the package `cryptography` for signatures. Begin to read at `main`, the last function:
+it runs the checks in order. A check that fails adds a sentence to `fails`, and the exit code is 1.
 """
 
 import argparse
@@ -18,10 +18,7 @@ import sys
 from fractions import Fraction
 from pathlib import Path
 
-UNITS = 5040 * 10**12  # a whole budget (section 1)
-ROUNDING = 2.0**-53
-UP = 1 + 2.0**-40  # computed sensitivities are widened by this
-BROKEN = (KeyError, ValueError, TypeError, IndexError, AttributeError, ArithmeticError, OSError, RecursionError)
+UNITS, ROUNDING, UP = 5040 * 10**12, 2.0**-53, 1 + 2.0**-40  # a budget; of a float; of computed sensitivities
 holds, assumed, fails = [], [], []  # the report: three lists of sentences
 
 
@@ -32,16 +29,16 @@ def need(condition, otherwise):
     return condition
 
 
-def same(what, stated, computed, within=1e-9):
-    """Need a stated value to be the computed one; numbers may differ by a relative error."""
-    need(alike(stated, computed, within), f"{what} is stated as {stated!r}, but follows to be {computed!r}")
+def same(what, stated, computed):
+    """Need a stated value to be the computed one; numbers may differ by 1e-9 of themselves."""
+    need(alike(stated, computed), f"{what}: stated {stated!r}, but it follows {computed!r}")
 
 
-def alike(one, two, within):
-    number = type(one) in (int, float) and type(two) in (int, float)
+def alike(one, two):
     if type(one) is list and type(two) is list:
-        return len(one) == len(two) and all(alike(*each, within) for each in zip(one, two))
-    return math.isclose(one, two, rel_tol=within) if number else type(one) is type(two) and one == two
+        return len(one) == len(two) and all(map(alike, one, two))
+    number = type(one) in (int, float) and type(two) in (int, float)
+    return math.isclose(one, two, rel_tol=1e-9) if number else type(one) is type(two) and one == two
 
 
 def sha256(content):
@@ -58,26 +55,11 @@ def decimal(number):
     return Fraction(repr(float(number)))
 
 
-def charged_units(amount, total):
-    return math.ceil(amount * UNITS / total)
-
-
-def share(total, releases):
-    """The amount (epsilon, or mu squared) that each of several releases may take of a total."""
-    return Fraction(UNITS // releases, UNITS) * total
-
-
-def mills(x):
-    """P(N > x) / density(x) of a standard normal variable."""
-    if x < 25:
-        return math.sqrt(math.pi / 2) * math.exp(x * x / 2) * math.erfc(x / math.sqrt(2))
-    return 1 / (x + 1 / (x + 2 / (x + 3 / (x + 4 / x))))
-
-
 def delta_of(mu, epsilon):
     """The delta at which mu-Gaussian privacy is (epsilon, delta)-differential privacy."""
-    low, high = epsilon / mu - mu / 2, epsilon / mu + mu / 2
-    return math.erfc(low / math.sqrt(2)) / 2 - math.exp(-low * low / 2) / math.sqrt(2 * math.pi) * mills(high)
+    low, x = epsilon / mu - mu / 2, epsilon / mu + mu / 2
+    mills = math.sqrt(math.pi / 2) * math.exp(x * x / 2) * math.erfc(x / math.sqrt(2)) if x < 25 else x / (1 + x * x)
+    return math.erfc(low / math.sqrt(2)) / 2 - math.exp(-low * low / 2) / math.sqrt(2 * math.pi) * mills
 
 
 def first_true(condition, low, high):
@@ -88,12 +70,10 @@ def first_true(condition, low, high):
     return high
 
 
-def mu_of(epsilon, delta):
-    return first_true(lambda mu: delta_of(mu, epsilon) > delta, 1e-8, 1e4)
-
-
-def epsilon_of(mu, delta):
-    return first_true(lambda epsilon: delta_of(mu, epsilon) <= delta, 1e-12, 1e8)
+def budget(epsilon, delta, gaussian):
+    """What adds up: epsilon, or the square of the largest mu within (epsilon, delta)."""
+    mu = first_true(lambda mu: delta_of(mu, epsilon) > delta, 1e-8, 1e4) if gaussian else None
+    return decimal(mu) ** 2 if gaussian else decimal(epsilon)
 
 
 # --- Section 4.3: an upper bound on the delta of Poisson-sampled Gaussian steps ----------------------------------------
@@ -101,22 +81,16 @@ def epsilon_of(mu, delta):
 
 def transform(values, sign):
     """The Fourier transform of complex numbers, whose count is a power of two (Cooley and Tukey)."""
-    size, width = len(values), 1
-    bits = size.bit_length() - 1
-    found = [values[int(f"{place:0{bits}b}"[::-1], 2)] for place in range(size)]
-    while width < size:
-        turns = [cmath.exp(sign * 1j * math.pi * each / width) for each in range(width)]
-        for start in range(0, size, 2 * width):
-            for place, turn in enumerate(turns, start):
-                other = found[place + width] * turn
-                found[place + width] = found[place] - other
-                found[place] += other
-        width *= 2
-    return found
+    half = len(values) // 2
+    if not half:
+        return values
+    even, odd = transform(values[::2], sign), transform(values[1::2], sign)
+    turned = [cmath.exp(sign * 1j * math.pi * place / half) * each for place, each in enumerate(odd)]
+    return [a + b for a, b in zip(even, turned)] + [a - b for a, b in zip(even, turned)]
 
 
 def loss_at(x, sigma, rate):
-    """The logarithm of the ratio of densities at x: (1 - rate) N(0, sigma^2) + rate N(1, sigma^2) over N(0, sigma^2)."""
+    """The log ratio of densities at x: (1 - rate) N(0, sigma^2) + rate N(1, sigma^2) over N(0, sigma^2)."""
     y = (2 * x - 1) / (2 * sigma**2)
     return y + math.log(rate + (1 - rate) * math.exp(-y)) if y > 0 else math.log1p(rate * math.expm1(y))
 
@@ -151,6 +125,11 @@ def one_step(sigma, rate, grid, removed):
     return (first - 1 if removed else -(first + cells - 1)), masses
 
 
+def mean_and_spread(masses):
+    mean = math.fsum(place * each for place, each in enumerate(masses))
+    return mean, math.sqrt(math.fsum(each * (place - mean) ** 2 for place, each in enumerate(masses)))
+
+
 def composed_delta(first, masses, grid, steps, epsilon):
     """An upper bound on E[max(0, 1 - exp(epsilon - L))], L the sum of so many independent losses.
 
@@ -167,35 +146,30 @@ def composed_delta(first, masses, grid, steps, epsilon):
         whole = math.fsum(weights)
         return top + math.log(whole), [weight / whole for weight in weights]
 
-    def mean(t):
-        return math.fsum(place * each for place, each in enumerate(tilted(t)[1]))
-
     wanted = epsilon / grid / steps - first
     if wanted >= len(masses) - 1:
         return steps * 1e-31  # no sum is above epsilon
-    t = 0.0 if mean(0.0) >= wanted else first_true(lambda t: mean(t) >= wanted, 1e-6, 1e6)
-    (level, shares), centre = tilted(t), mean(t)
-    spread = 1 + math.sqrt(steps * math.fsum(each * (place - centre) ** 2 for place, each in enumerate(shares)))
+    near = lambda t: mean_and_spread(tilted(t)[1])[0] >= wanted  # noqa: E731
+    t = 0.0 if near(0.0) else first_true(near, 1e-6, 1e6)
+    level, shares = tilted(t)
+    mean, spread = mean_and_spread(shares)
+    spread = 1 + spread * math.sqrt(steps)
     places = steps * (len(masses) - 1) + 1
     size = 2 ** math.ceil(math.log2(max(len(masses), min(places, 24 * spread, 2**18))))
-    # The transform holds the places from `base` on; what wraps around from below only adds to delta.
-    base = 0 if places <= size else min(int(steps * centre - 10 * spread), int(epsilon // grid) - steps * first)
-
+    # From `base` on; what wraps around from below only adds to delta.
+    base = 0 if places <= size else min(int(steps * mean - 10 * spread), int(epsilon // grid) - steps * first)
     front = transform([complex(each) for each in shares] + [0j] * (size - len(shares)), -1)
     powers = [cmath.exp(steps * cmath.log(each)) if each else 0j for each in front]
     sums = [each.real / size for each in transform(powers, 1)]
     above = [max((steps * first + base + place) * grid - epsilon, 0.0) for place in range(size)]
     gains = [math.exp(-t * each) * -math.expm1(-each) for each in above]
     delta = math.fsum(sums[(base + place) % size] * gains[place] for place in range(size))
-    # Each entry of a transform is off by at most `off` (Higham 2002, section 24.1); Parseval's identity adds this up.
-    off = 8 * math.log2(size) * ROUNDING
-    errors = [steps * (24 * ROUNDING * (abs(each) + off) + off) * (abs(each) + off) ** (steps - 1) for each in front]
-    delta += math.sqrt(math.fsum(each**2 for each in errors) / size * math.fsum(each**2 for each in gains))
-    delta += 2 * off * math.fsum(map(abs, powers)) / size * math.fsum(gains)
+    # Each entry of a transform is off by at most 8 log2(size) roundings (Higham 2002, section 24.1).
+    delta += (steps + 1) * (8 * math.log2(size) + 24) * ROUNDING * math.fsum(gains)
     if places > size:  # Chernoff's bound on what is above the last place
         top = (steps * first + base + size) * grid
-        tries = [each / (spread * grid) for each in (0.5, 1, 2, 4, 8, 16)]
-        beyond = min(steps * (tilted(t + each)[0] - level) - each * top for each in tries)
+        more = 8 / (spread * grid)
+        beyond = steps * (tilted(t + more)[0] - level) - more * top
         delta += math.exp(min(0.0, beyond) - t * (top - epsilon))
     return math.exp(steps * level - t * epsilon) * delta * (1 + steps * 1e-11) + steps * 1e-31
 
@@ -203,19 +177,490 @@ def composed_delta(first, masses, grid, steps, epsilon):
 def sampled_delta(sigma, rate, steps, epsilon):
     """An upper bound on the delta of Poisson-sampled steps, whether a record is removed or added."""
     unsampled = delta_of(math.sqrt(steps) / sigma, epsilon)
-    low, high = loss_at(-12 * sigma, sigma, rate), loss_at(12 * sigma + 1, sigma, rate)
-    if rate == 1 or high > 600:  # a sampled step never costs more than a whole one
+    width = loss_at(12 * sigma + 1, sigma, rate) - loss_at(-12 * sigma, sigma, rate)
+    if rate == 1 or width > 600:  # a sampled step never costs more than a whole one
         return unsampled
-    points = [place / 80 for place in range(-480, 481)]
-    bell = [math.exp(-point * point / 2) for point in points]
+    grid = width / 2**12
+    for _ in range(3):  # from a coarse grid to one that is fine for the losses and coarse enough for their sum
+        both = [one_step(sigma, rate, grid, removed) for removed in (True, False)]
+        narrow, wide = sorted(grid * mean_and_spread(masses)[1] for _, masses in both)
+        grid, used = max(narrow / 48, width / 2**15, 20 * wide * math.sqrt(steps) / 2**17), grid
+    return min(unsampled, max(composed_delta(*each, used, steps, epsilon) for each in both))
 
-    def moments(shift):
-        found = [loss_at(sigma * point + shift, sigma, rate) for point in points]
-        mean = math.fsum(map(float.__mul__, bell, found)) / math.fsum(bell)
-        return mean, math.fsum(each * (loss - mean) ** 2 for each, loss in zip(bell, found)) / math.fsum(bell)
 
-    (without, narrow), (taken, wide) = moments(0), moments(1)
-    wide = narrow + rate * (wide + (taken - without) ** 2)
-    grid = max(math.sqrt(narrow) / 48, (high - low) / 2**15, 20 * math.sqrt(wide * steps) / 2**17)
-    both = (composed_delta(*one_step(sigma, rate, grid, each), grid, steps, epsilon) for each in (True, False))
-    return min(unsampled, max(both))
+# --- Section 2: the files of a folder ---------------------------------------------------------------------------------
+
+BATCHED = "random-fourier scattering patches mirrored turned joined reduced encoder".split()
+MAPS = ["identity", "scaling", "one-hot", "unit-norm", "table", "cells", "embedding", "pipeline", *BATCHED]
+
+
+class Folder:
+    """A model folder: `said` is its description, `claim` the guarantee it states, `facts` what the guarantee rests on."""
+
+    def __init__(self, path):
+        self.path = Path(path)
+        self.said = said = json.loads((self.path / "model.json").read_text(encoding="utf-8"))
+        self.claim, self.facts, self.map = said["guarantee"], said["guarantee"]["parameters"], said["features"]
+        self.kind, self.classes, self.encoding = said["kind"], len(said["classes"]), said["encoding"]
+        self.released = self.kind == "dpsgd" or self.facts.get("release") == "weights"
+        self.maps = nested(self.map or {"kind": "identity"})
+        self.cells = self.maps[0]["kind"] == "cells"
+        self.each = self.total = None  # what one answer costs, of what total
+        content = (self.path / "weights.safetensors").read_bytes()
+        need(sha256(content) == said["weights_sha256"], "the SHA-256 of weights.safetensors is not the stated one")
+        (length,) = struct.unpack("<Q", content[:8])
+        self.tensors, self.body = json.loads(content[8 : 8 + length]), content[8 + length :]
+
+    def shapes(self, **shapes):
+        """Need these tensors, with these shapes, and no others."""
+        found = {name: tuple(each["shape"]) for name, each in self.tensors.items() if name != "__metadata__"}
+        need(found == shapes, f"the tensors have the shapes {found}, but must have {shapes}")
+
+    def numbers(self, name):
+        start, end = self.tensors[name]["data_offsets"]
+        return [each for (each,) in struct.iter_unpack("<d", self.body[start:end])]
+
+    def sizes(self):
+        """The number of cells of each column, then of each cross of two columns (section 2.2)."""
+        parts, numbers = self.map["parts"], self.map["numbers"]
+        own = [parts[place][1] - parts[place][0] + 1 for place in range(len(parts))]
+        crossed = [9 if place in numbers else size for place, size in enumerate(own)]
+        own = [self.map["levels"] + 1 if place in numbers else size for place, size in enumerate(own)]
+        return own + [crossed[one] * crossed[other] for one, other in self.map["crosses"]]
+
+    def check_common(self):
+        """What folders of all kinds have in common (section 2.1)."""
+        said, facts, claim = self.said, self.facts, self.claim
+        need((said["format"], said["format_version"]) == ("quietmax model", 4), "model.json has another format")
+        same("the unit", [said["unit"], facts.get("unit", said["unit"])], [claim["unit"]] * 2)
+        same("classes and size", [facts["classes"], facts["declared_size"]], [self.classes, said["declared_size"]])
+        if self.kind != "teachers" and self.maps[0]["kind"] in MAPS:
+            same("the feature map", facts["features"], self.map)
+        same("the holdout", facts.get("holdout"), said["holdout"])
+        same("neighbours and extra_delta", [claim["neighbours"], claim["extra_delta"]], ["add-remove", 0.0])
+        if self.encoding is not None:
+            same("the classes of the encoding", len(self.encoding["classes"]), self.classes)
+            need(self.encoding["person"] is None or said["unit"] == "person", "a table of persons has the unit record")
+        for each in (each for each in self.maps if each["kind"] == "encoder"):
+            name = f"encoder-{each['sha256'][:16]}{Path(each['file']).suffix.lower()}"
+            same(f"the SHA-256 of {name}", each["sha256"], sha256((self.path / name).read_bytes()))
+
+
+def nested(feature_map):
+    """A feature map, and those inside of it."""
+    return [feature_map, *(inner for each in feature_map.get("maps", ()) for inner in nested(each))]
+
+
+# --- Section 4: what follows from the facts: the definition and its numbers --------------------------------------------
+
+
+def head(folder):
+    """Sections 4.1 (released weights) and 4.2 (answers from weights that are not released)."""
+    facts, said, classes = folder.facts, folder.said, folder.classes
+    gradient, width = facts["training_method"] == "gradient", folder.tensors["weights"]["shape"][1]
+    same("released", said["released"], folder.released)
+    whitening = folder.tensors.get("whitening", {"shape": ()})["shape"]
+    kind, shapes = ("none", "centre", "moments")[len(whitening)], {"whitening": (width,) * len(whitening)}
+    if folder.cells:
+        kind, width, shapes = "cells", 1 + sum(folder.sizes()), {"noise": (1 + sum(folder.sizes()),)}
+    shapes = {name: shape for name, shape in shapes.items() if shape}
+    folder.shapes(weights=(classes, width), centre=(width - 1,), **shapes)
+    dimension, outputs = facts["dimension"], facts.get("outputs", classes)
+    need(dimension <= width if folder.cells else dimension == width, "the dimension is not that of the weights")
+    need(outputs in (classes, 1 if classes == 2 else classes), "the number of outputs is not that of the classes")
+    check_releases(facts, kind, folder)
+    grid = 2.0**-30 * 2 ** max(0, math.ceil(math.log2(facts["declared_size"] / 2**22)))
+    if gradient:
+        same("the loss and the grid", [facts["loss"], facts.get("grid", grid)], ["cross-entropy", grid])
+        moved = facts["max_grad_norm"] + math.sqrt(outputs * dimension) * grid
+    else:
+        moved, longest = minimiser(facts, classes)
+    same("the sensitivity", facts["sensitivity"], moved * UP)
+    if not folder.released:
+        need(not gradient, "answers are paid one by one with the output method only")
+        length = math.sqrt(math.fsum(each**2 for each in folder.numbers("weights")))
+        need(length <= longest * (1 + 1e-9), "the weights are longer than those of a minimiser can be")
+        vector = moved * UP * (1 + 2.0**-20) + 4 * (width + 2) * ROUNDING * longest * math.sqrt(classes)
+        bounds = [vector * math.sqrt(1 - 1 / classes) * UP, vector * UP]
+        same("the bounds", [said["bounds"][each]["value"] for each in ("one", "vector")], bounds)
+        return answers(folder, "permute-and-flip", bounds)
+    own = decimal(facts["mu_training"]) ** 2 * (1 + Fraction(gradient, 2**48))
+    parts = ("mu_size", "mu_class_sizes", "mu_centring", "mu_moments", "mu_calibration")
+    own += sum(decimal(facts[name]) ** 2 for name in parts if facts.get(name) is not None)
+    mu, epsilon, delta = math.sqrt(own), said["epsilon"], said["delta"]
+    same("mu_version", facts.get("mu_version"), mu if "cohort" in facts else None)
+    agree = delta_of(mu * (1 - 2e-6), epsilon) < delta < delta_of(mu * (1 + 2e-6), epsilon)
+    need(agree, f"the training has mu {mu:.6g}, which is not what epsilon {epsilon} and delta {delta} mean")
+    return {"definition": "gaussian", "mu": math.sqrt(most_expensive_cohort(facts, own))}
+
+
+def check_releases(facts, whitening, folder):
+    """Section 4.1: what only a release can explain was paid for."""
+    paid = {name for name in facts if name.startswith("mu_") and facts[name] is not None}
+    same("whitening", facts.get("whitening", whitening), whitening)
+    need((whitening == "moments") == ("mu_moments" in paid), "second moments and what paid for them must go together")
+    need(("scale" in facts) == ("mu_calibration" in paid), "the scale and what paid for it must go together")
+    same("size_from", facts["size_from"], "noisy count" if "mu_size" in paid else "declared")
+    weights, noisy = facts.get("class_weights"), "noisy sizes" if "mu_class_sizes" in paid else "stated"
+    same("class_weights_from", facts.get("class_weights_from"), None if weights is None else noisy)
+    fit = weights is None or (len(weights) == folder.classes and 0 < min(weights) and max(weights) == 1)
+    need(fit, "the weights of the classes must be positive, and the largest 1")
+    if "mu_centring" not in paid and not facts.get("series"):
+        centre = folder.numbers("centre")
+        even = [1 / size for size in folder.sizes() for _ in range(size)] if folder.cells else [0.0] * len(centre)
+        need(centre == even and whitening != "centre", "there is a centre that nothing paid for")
+
+
+def minimiser(facts, classes):
+    """Section 4.2: how far one unit moves the minimiser, and how long the minimiser can be."""
+    penalty, tolerance, size = facts["regularisation"], facts["tolerance"], facts["declared_size"]
+    tilted = facts["loss"] == "convexified"
+    least = 1e-6 if tilted else 0.005 * math.sqrt(2) / size
+    need(tolerance >= least * (1 - 1e-9), f"the tolerance is {tolerance:g}, but training reaches {least:g} at best")
+    ratio = 1 if tilted else 2  # of the true size to the declared one, at most
+    longest = min(math.sqrt(2 * ratio * math.log(classes) / penalty), ratio * math.sqrt(2) / penalty)
+    moved = math.sqrt(2) / size / penalty
+    if tilted:
+        weight = math.exp(facts["alpha"] * (math.log(classes) + math.sqrt(2) * longest)) / facts["mass"]
+        moved = min((math.sqrt(2) / penalty + longest) * weight / (1 + weight), 2 * longest)
+    return moved + 2 * tolerance / penalty, (longest + tolerance / penalty) * UP
+
+
+def answers(folder, method, bounds):
+    """Section 4.4: what all answers cost that are paid one by one."""
+    facts, said = folder.facts, folder.said
+    same("the bounds on scores", [facts["one_score"], facts["score_vector_l2"]], bounds)
+    same("the number of answers", facts["queries"], said["queries"])
+    stated = [facts["mechanism"], facts.get("method")]
+    same("the mechanism", stated, ["gaussian", None] if said.get("soft") else ["noisy-max", method])
+    need(method in ("exponential", "permute-and-flip", "gaussian", "gaussian probabilities"), f"no method {method!r}")
+    gaussian, queries = method.startswith("gaussian"), said["queries"]
+    folder.total = budget(said["epsilon"], said["delta"], gaussian)
+    folder.each = Fraction(UNITS // queries, UNITS) * folder.total
+    spent = folder.each * queries
+    return (
+        {"definition": "gaussian", "mu": math.sqrt(spent)}
+        if gaussian
+        else {"definition": "pure", "epsilon": float(spent)}
+    )
+
+
+def teachers(folder):
+    """Section 4.4: one unit changes the vote of one teacher."""
+    same("the number of teachers", folder.facts["teachers"], networks(folder))
+    same(
+        "the silent teachers", [type(each) is bool for each in folder.said["silent"]], [True] * folder.facts["teachers"]
+    )
+    same("soft", folder.said["soft"], folder.said["method"] == "gaussian probabilities")
+    return answers(folder, folder.said["method"], [1 + 2.0**-30, math.sqrt(2) * (1 + 2.0**-30)])
+
+
+def networks(folder, **shapes):
+    """Check the tensors of a stack of networks, and return how many they are."""
+    widths, count = folder.said["widths"], folder.tensors["kernel.0"]["shape"][0]
+    for layer, inner in enumerate(widths[:-1]):
+        outer, last = widths[layer + 1], layer == len(widths) - 2
+        shapes |= {f"kernel.{layer}": (count, outer, inner) if last else (count, inner, outer)}
+        shapes |= {f"bias.{layer}": (count, 1, outer)}
+    folder.shapes(**shapes)
+    same("the outputs of the network", widths[-1], folder.classes)
+    return count
+
+
+def dpsgd(folder):
+    """Section 4.3: Gaussian noise on clipped sums over samples."""
+    facts, said = folder.facts, folder.said
+    width = sum(folder.sizes()) if folder.cells else said["widths"][0]
+    centred, proven = facts.get("centring_steps", 0) > 0, facts["analysis"] == "proven"
+    released = {"centre": (width,)} if centred else {}
+    if facts.get("inputs") == "scaled":
+        released["scale"] = (width + 1,)
+    if folder.cells:
+        folder.shapes(weights=(folder.classes, width + 1), **released)
+    else:
+        same("the number of networks", networks(folder, **released), 1)
+    same("dimension", facts["dimension"], width)
+    need(("scale" in facts) == (facts.get("calibration_steps", 0) > 0), "the scale and its steps must go together")
+    names = ("epsilon", "delta", "noise_multiplier", "sampling_rate", "steps")
+    epsilon, delta, sigma, rate, steps = (facts[name] for name in names)
+    same("epsilon and delta", [epsilon, delta], [said["epsilon"], said["delta"]])
+    same(
+        "epochs and sampling", [facts["epochs"], facts["sampling"]], [rate * steps, "poisson" if proven else "shuffled"]
+    )
+    need(0 < rate <= 1 and type(steps) is int and steps >= 1, "there is no such sampling rate or number of steps")
+    if proven or facts["accountant"] == "rdp":
+        bound = sampled_delta(sigma, rate, steps, epsilon)
+    else:  # each epoch counts as one Gaussian mechanism
+        bound = delta_of(math.sqrt(rate * steps) / sigma, epsilon)
+    above = f", which is above {delta:g} by {100 * (bound / delta - 1):.2g}%: this bound is rounded up"
+    if need(bound <= 1.01 * delta, f"the noise gives delta {bound:.3g} at epsilon {epsilon}, but {delta:g} is claimed"):
+        holds.append(
+            f"{steps} steps give delta at most {bound:.4g} at epsilon {epsilon:g}{above if bound > delta else ''}."
+        )
+    if proven and rate == 1:
+        return {"definition": "gaussian", "mu": math.sqrt(steps) / sigma}
+    return {"definition": "approximate", "epsilon": epsilon, "delta": delta}
+
+
+def most_expensive_cohort(facts, own):
+    """Section 4.5: each person is in one cohort, so the most expensive cohort bounds all versions of a series."""
+    cohort, series = facts.get("cohort"), facts.get("series", [])
+    numbers = [*(each["version"] for each in series), *([] if cohort is None else [cohort["version"]])]
+    same("the versions of the series", numbers, [*range(1, len(numbers) + 1)])
+    spent = {None if cohort is None else cohort["name"]: own}
+    for each in series:
+        spent[each["cohort"]] = spent.get(each["cohort"], 0) + decimal(each["mu"]) ** 2
+    return max(spent.values())
+
+
+# --- Section 3: the status, and what is assumed -----------------------------------------------------------------------
+
+
+def check_status(folder):
+    """Need the status that follows, and one assumption for each reason, known by some of its words."""
+    facts, encoding, series = folder.facts, folder.encoding or {}, folder.facts.get("series")
+    published, accountant = facts.get("analysis") == "published", facts.get("accountant")
+    sampled = facts.get("sampling_rate", 1) < 1 and not published
+    digests = [each["sha256"] for each in folder.maps if each["kind"] == "encoder"]
+    digests += [digest for _, digest in encoding.get("encoders", ())]
+    weakening = {  # a status that is not proven
+        "Nobody knows the seed": facts["noise_source"]["exact"] is not True,
+        "The set of classes is public": facts["classes_declared"] is not True,
+        "is public: it was read off them": facts.get("size_declared", True) is not True,
+        "What was read off the records is public": encoding.get("inferred"),
+        "This code computes each record": facts.get("own_code"),
+        "What these steps learned": facts.get("fitted_steps"),
+        "own feature map": any(each["kind"] not in MAPS for each in folder.maps),
+        "Shuffled batches protect": published and accountant == "rdp",
+        "leaves the other": published and accountant != "rdp",
+        "the guarantees of the earlier versions": any(each.get("status") for each in series or ()),
+    }
+    reasons = {
+        "What the owner declared or chose": True,
+        "All rows of one person": folder.claim["unit"] == "person",
+        "texts are embedded one by one": encoding.get("encoders"),
+        "embeddings in the records": any(each["kind"] == "embedding" for each in folder.maps),
+        "rounds a record's features alike": any(each["kind"] in BATCHED for each in folder.maps),
+        "every network of a stack": folder.kind == "teachers",
+        "Fourier transform": sampled and accountant == "pld",
+        "Renyi divergences of one step": sampled and accountant == "rdp",
+        "erasure list": facts.get("erasure_list"),
+        "cohort": series,
+        **weakening,
+    }
+    words = [each for each, applies in reasons.items() if applies] + [f"(SHA-256 {each})" for each in digests]
+    stated = folder.claim["assumptions"]
+    missing = [each for each in words if not any(each in sentence for sentence in stated)]
+    need(not missing, f"the guarantee does not state what it assumes: {missing}")
+    need(len(stated) == len(words), f"the guarantee states {len(stated)} assumptions, but rests on {len(words)}")
+    same("the status", folder.claim["status"], "conditional" if any(weakening.values()) else "proven")
+    assumed.extend(stated)
+    assumed.append(
+        "The training did what the facts state: clipping, sums, noise. A folder cannot show this; audits test it."
+    )
+
+
+# --- Section 5: accounts and evaluations ------------------------------------------------------------------------------
+
+
+def check_account(folder):
+    """Paid answers are counted in account.json; evaluations of released models are listed in evaluation.json."""
+    path, claim = folder.path / "account.json", folder.claim
+    if folder.released:
+        need(not path.exists(), "the weights are released, but there is an account of paid answers")
+        folder.evaluated = json.loads((folder.path / "evaluation.json").read_text(encoding="utf-8"))
+        same("the id of the evaluations", folder.evaluated["id"], folder.said["evaluation_id"])
+        spent = {"parallel": Fraction(0), "sequential": Fraction(0)}
+        for each in folder.evaluated["evaluations"]:
+            spent[each["composition"]] += decimal(each["mu"]) ** 2
+            if each["result"] is not None and claim["mu"] is not None:
+                mu = math.sqrt(max(decimal(claim["mu"]) ** 2, spent["parallel"]) + spent["sequential"])
+                same("the guarantee with an evaluation", each["result"]["guarantee"]["mu"], mu)
+        return
+    account = json.loads(path.read_text(encoding="utf-8"))
+    same("the id of the account", account["id"], folder.said["account_id"])
+    folder.answered, queries = int(account["answered"]), folder.said["queries"]
+    if need(folder.answered <= queries, f"{folder.answered} answers were given, but {queries} were paid for"):
+        holds.append(f"{folder.answered} of {queries} answers were given, according to account.json.")
+    moved = (folder.path / "moved.txt").exists()
+    need(not moved or folder.answered == queries, "a ledger has the budget, but the folder can spend it too")
+
+
+# --- Section 6: the ledger --------------------------------------------------------------------------------------------
+
+COLUMNS = "account sequence time kind client model answers units spent_units limit_units detail previous".split()
+
+
+def check_ledger(rows):
+    """Follow the hash chain and the balance of each account; return the total of each account."""
+    totals, last, parts, paid = {}, {}, {}, {}
+    for row in rows:
+        number, kind, where = row["account"], row["kind"], f"row {row['sequence']} of account {row['account']}"
+        detail, units = json.loads(row["detail"] or "{}"), row["units"]
+        first = {"sequence": 0, "hash": "0" * 64, "spent_units": 0, "limit_units": UNITS if kind == "open" else 0}
+        before = last.get(number, first)
+        need(row["sequence"] == before["sequence"] + 1 and row["previous"] == before["hash"], f"{where} follows no row")
+        text = json.dumps([row[name] for name in COLUMNS], ensure_ascii=False, separators=(",", ":"))
+        need(sha256(text.encode()) == row["hash"], f"{where} was edited: it has another SHA-256 than it states")
+        limit = row["spent_units"] if kind == "revoke" and not row["client"] else before["limit_units"]
+        if kind == "open":
+            total, gaussian = detail["total"], "mu" in detail["total"]
+            totals[number] = (decimal(total["mu"]) ** 2 if gaussian else decimal(total["epsilon"])), gaussian
+        if kind == "grant":
+            total, gaussian = totals[number]
+            limit = math.floor(budget(detail["terms"]["epsilon"], detail["terms"]["delta"], gaussian) * UNITS / total)
+        need(abs(row["limit_units"] - limit) <= 1e-9 * limit, f"{where} changes the budget")
+        need(units >= 0 and row["spent_units"] == before["spent_units"] + units, f"{where} does not add up")
+        need(row["spent_units"] <= row["limit_units"], f"{where} exceeds the budget")
+        charged = detail["units"] if kind in ("training", "evaluation") and "units" in detail else units
+        if charged is not units:
+            spent = parts.setdefault(number, {})
+            part, earlier = tuple(detail.get(name) for name in ("cohort", "split", "side")), balance(spent)
+            spent[part] = spent.get(part, 0) + charged
+            need(units == balance(spent) - earlier, f"{where} does not charge what its part of the account costs")
+        if (request := (number, detail.get("request")))[1] is not None:
+            need(detail.get("paid") == paid.get(request), f"{where} charges for a request that was charged before")
+            paid[request] = paid.get(request, 0) + charged
+        last[number] = row
+    holds.append(f"The ledger's {len(rows)} rows are chained by SHA-256, and {len(totals)} balances add up.")
+    return totals
+
+
+def balance(spent):
+    """What parts cost together: the most expensive cohort; of each split, the larger side (section 6.2)."""
+    found = [0]
+    for cohort in {None, *(part[0] for part in spent)}:
+        sides = {}
+        for (of, split, side), units in spent.items():
+            if of in (None, cohort):
+                sides.setdefault(split, {})[side] = sides.setdefault(split, {}).get(side, 0) + units
+        found.append(sum(max(each.values()) for each in sides.values()))
+    return max(found)
+
+
+def recount(folder, rows, totals, label):
+    """Section 6.3: compare what the ledger charged for this model with its answers, training and evaluations."""
+    rows = [row for row in rows if row["model"] == label]
+    need(rows, f"the ledger has no rows of the model {label}")
+    answered = 0
+    for row in rows:
+        (total, gaussian), detail = totals[row["account"]], json.loads(row["detail"] or "{}")
+        fits = gaussian == (folder.claim["mu"] is not None)
+        if row["kind"] in ("charge", "migrated-budget") and need(
+            folder.each, "answers of a released model were charged"
+        ):
+            cost = math.ceil(folder.each * UNITS / total) if fits else 0
+            due = max(row["answers"] * cost - (detail.get("paid") or 0), 0)
+            need(
+                not fits or abs(row["units"] - due) <= 1e-9 * due,
+                f"{row['answers']} answers cost {due} units, not {row['units']}",
+            )
+            answered += row["answers"]
+        if row["kind"] == "training" and fits:
+            due = math.ceil(decimal(folder.facts.get("mu_version", folder.claim["mu"])) ** 2 * UNITS / total)
+            units = detail.get("units", row["units"])
+            need(abs(units - due) <= 1e-9 * due, f"the training costs {due} units, but {units} were charged")
+    kinds = {row["kind"] for row in rows}
+    need(not folder.released or "training" in kinds, "the ledger did not charge for the training")
+    for each in () if not folder.released else folder.evaluated["evaluations"]:
+        name = f"evaluation {rows[0]['account']} {each['id']} {each['mu']!r} {each['composition']}"
+        need(sha256(name.encode()) in str(rows), "the ledger did not charge for an evaluation")
+    both = "migrated-budget" in kinds and folder.answered < folder.said["queries"]
+    need(not both, "the ledger has taken over the budget, but the folder can spend it too")
+    holds.append(
+        f"The ledger charged {label} for {answered} answers, as its mechanism costs, and for what was released."
+    )
+
+
+# --- Section 7: signatures --------------------------------------------------------------------------------------------
+
+
+def signed(entry, key):
+    """The content of a signed entry; its signature must be that of the given key, or of the key it names."""
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    need(key in (None, entry["public_key"]), "an entry was signed with another key than the given one")
+    try:
+        public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(entry["public_key"]))
+        public.verify(bytes.fromhex(entry["signature"]), entry["content"].encode())
+    except InvalidSignature:
+        fails.append("a signature is not that of what was signed")
+    return json.loads(entry["content"])
+
+
+def check_bundle(folder, path, key):
+    content = signed(json.loads(Path(path).read_text(encoding="utf-8")), key)
+    files = {each.name: sha256(each.read_bytes()) for each in folder.path.iterdir()}
+    for name in {*files, *content["files"]} - {"account.json", "moved.txt"}:
+        need(files.get(name) == content["files"].get(name), f"the file {name} is not the one that was signed")
+    if content["answered"] is not None:
+        need(folder.answered >= content["answered"], "fewer answers are counted than when the bundle was signed")
+    holds.append("The files are those that were signed.")
+
+
+def check_witness(folder, rows, path, key):
+    """What a second place wrote down must still be there: a ledger or a folder that went back is noticed."""
+    before, seen, heads, counted, places = "", {}, {}, 0, set()
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
+        content = signed(json.loads(line), key)
+        need(
+            (content["number"], content["previous"]) == (number, before),
+            f"line {number} of the witness follows no line",
+        )
+        before = sha256(line.encode())
+        for account, sequence, head in content["heads"]:
+            need(sequence >= seen.get(account, 0), f"account {account} went back between two visits of the witness")
+            seen[account], heads[account, sequence] = sequence, head
+        for account, answered, place in content["folders"]:
+            if account == folder.said.get("account_id"):
+                need(answered >= counted, "the folder's account went back between two visits of the witness")
+                counted, places = answered, places | {place}
+    need(len(places) < 2, f"the witness saw this model at several places, where it could be spent twice: {places}")
+    need(counted <= getattr(folder, "answered", counted), "the witness saw more answers than the folder counts")
+    found = {(row["account"], row["sequence"]): row["hash"] for row in rows}
+    lost = sorted({account for (account, row), head in heads.items() if rows and found.get((account, row)) != head})
+    need(not lost, f"rows that the witness saw are not in the ledger: it went back or was forked (accounts {lost})")
+    holds.append(f"The witness's {len(heads)} rows of the ledger and {counted} answers are still there.")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder")
+    for name in ("ledger", "served-as", "bundle", "witness", "key"):
+        parser.add_argument(f"--{name}")
+    given = parser.parse_args()
+    try:
+        folder = Folder(given.folder)
+        folder.check_common()
+        follows = {"head": head, "teachers": teachers, "dpsgd": dpsgd}[folder.kind](folder)
+        for name in ("definition", "epsilon", "mu", "delta"):
+            same(f"the {name} of the guarantee", folder.claim.get(name), follows.get(name))
+        check_status(folder)
+        check_account(folder)
+        text = Path(given.ledger).read_text(encoding="utf-8") if given.ledger else ""
+        rows = json.loads(text) if text.startswith("[") else [json.loads(line) for line in text.splitlines()]
+        if given.ledger:
+            totals = check_ledger(rows)
+            labels = {given.served_as} if given.served_as else {row["model"] for row in rows if row["model"]}
+            need(len(labels) == 1, f"--served-as must name one of {sorted(labels)}")
+            recount(folder, rows, totals, *sorted(labels)[:1])
+        if given.bundle:
+            check_bundle(folder, given.bundle, given.key)
+        if given.witness:
+            check_witness(folder, rows, given.witness, given.key)
+        if (given.bundle or given.witness) and not given.key:
+            assumed.append("The key that signed belongs to whom you trust; --key names it.")
+        numbers = ", ".join(f"{name} {value:.6g}" for name, value in follows.items() if name != "definition")
+        claim = f"{folder.claim['status']}: {follows['definition']} with {numbers}, for one {folder.said['unit']}"
+    except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, OSError, RecursionError) as problem:
+        fails.append(f"it cannot be read as the specification says ({type(problem).__name__}: {problem})")
+        claim = "nothing"
+    for title, sentences in {"HOLDS": holds, "ASSUMED": assumed, "FAILS": fails}.items():
+        print(f"{title}:", *(f"\n  - {each}" for each in sentences or ["nothing"]), sep="")
+    print(f"VERDICT: {'does not hold' if fails else claim}")
+    sys.exit(1 if fails else 0)
+
+
+if __name__ == "__main__":
+    main()
