@@ -21,46 +21,37 @@ from pathlib import Path
 UNITS, ROUNDING, UP = 5040 * 10**12, 2.0**-53, 1 + 2.0**-40  # a budget; of a float; of computed sensitivities
 holds, assumed, fails = [], [], []  # the report: three lists of sentences
 
-
 def need(condition, otherwise):
     """Add a sentence to what fails, unless a condition holds."""
     if not condition:
         fails.append(otherwise)
     return condition
 
-
 def same(what, stated, computed):
     """Need a stated value to be the computed one; numbers may differ by 1e-9 of themselves."""
     need(alike(stated, computed), f"{what}: stated {stated!r}, but it follows {computed!r}")
 
-
 def alike(one, two):
     if type(one) is list and type(two) is list:
         return len(one) == len(two) and all(map(alike, one, two))
-    number = type(one) in (int, float) and type(two) in (int, float)
-    return math.isclose(one, two, rel_tol=1e-9) if number else type(one) is type(two) and one == two
-
+    numbers = {type(one), type(two)} <= {int, float}
+    return math.isclose(one, two, rel_tol=1e-9) if numbers else type(one) is type(two) and one == two
 
 def sha256(content):
     return hashlib.sha256(content).hexdigest()
 
-
 # --- Section 1: costs -------------------------------------------------------------------------------------------------
-
-
 def decimal(number):
     """The decimal number that a float prints as. Costs are exact fractions of these."""
     if type(number) not in (int, float) or not 0 < number < math.inf:
         raise ValueError(f"{number!r} is not a positive number")
     return Fraction(repr(float(number)))
 
-
 def delta_of(mu, epsilon):
     """The delta at which mu-Gaussian privacy is (epsilon, delta)-differential privacy."""
     low, x = epsilon / mu - mu / 2, epsilon / mu + mu / 2
     mills = math.sqrt(math.pi / 2) * math.exp(x * x / 2) * math.erfc(x / math.sqrt(2)) if x < 25 else x / (1 + x * x)
     return math.erfc(low / math.sqrt(2)) / 2 - math.exp(-low * low / 2) / math.sqrt(2 * math.pi) * mills
-
 
 def first_true(condition, low, high):
     """The smallest positive number in a range from which on a condition is true, by bisection."""
@@ -69,16 +60,12 @@ def first_true(condition, low, high):
         low, high = (low, middle) if condition(middle) else (middle, high)
     return high
 
-
 def budget(epsilon, delta, gaussian):
     """What adds up: epsilon, or the square of the largest mu within (epsilon, delta)."""
     mu = first_true(lambda mu: delta_of(mu, epsilon) > delta, 1e-8, 1e4) if gaussian else None
     return decimal(mu) ** 2 if gaussian else decimal(epsilon)
 
-
 # --- Section 4.3: an upper bound on the delta of Poisson-sampled Gaussian steps ----------------------------------------
-
-
 def transform(values, sign):
     """The Fourier transform of complex numbers, whose count is a power of two (Cooley and Tukey)."""
     half = len(values) // 2
@@ -88,12 +75,10 @@ def transform(values, sign):
     turned = [cmath.exp(sign * 1j * math.pi * place / half) * each for place, each in enumerate(odd)]
     return [a + b for a, b in zip(even, turned)] + [a - b for a, b in zip(even, turned)]
 
-
 def loss_at(x, sigma, rate):
     """The log ratio of densities at x: (1 - rate) N(0, sigma^2) + rate N(1, sigma^2) over N(0, sigma^2)."""
     y = (2 * x - 1) / (2 * sigma**2)
     return y + math.log(rate + (1 - rate) * math.exp(-y)) if y > 0 else math.log1p(rate * math.expm1(y))
-
 
 def one_step(sigma, rate, grid, removed):
     """The losses of one step as multiples of a grid: the first multiple, and the probability of each.
@@ -124,11 +109,9 @@ def one_step(sigma, rate, grid, removed):
         masses[place] += p - upper_mass
     return (first - 1 if removed else -(first + cells - 1)), masses
 
-
 def mean_and_spread(masses):
     mean = math.fsum(place * each for place, each in enumerate(masses))
     return mean, math.sqrt(math.fsum(each * (place - mean) ** 2 for place, each in enumerate(masses)))
-
 
 def composed_delta(first, masses, grid, steps, epsilon):
     """An upper bound on E[max(0, 1 - exp(epsilon - L))], L the sum of so many independent losses.
@@ -146,18 +129,13 @@ def composed_delta(first, masses, grid, steps, epsilon):
         whole = math.fsum(weights)
         return top + math.log(whole), [weight / whole for weight in weights]
 
-    wanted = epsilon / grid / steps - first
-    if wanted >= len(masses) - 1:
-        return steps * 1e-31  # no sum is above epsilon
-    near = lambda t: mean_and_spread(tilted(t)[1])[0] >= wanted  # noqa: E731
-    t = 0.0 if near(0.0) else first_true(near, 1e-6, 1e6)
+    t = first_true(lambda t: (mean_and_spread(tilted(t)[1])[0] + first) * grid * steps >= epsilon, 1e-9, 1e4)
     level, shares = tilted(t)
     mean, spread = mean_and_spread(shares)
     spread = 1 + spread * math.sqrt(steps)
-    places = steps * (len(masses) - 1) + 1
-    size = 2 ** math.ceil(math.log2(max(len(masses), min(places, 24 * spread, 2**18))))
+    size = 2 ** math.ceil(math.log2(max(len(masses), min(24 * spread, 2**18))))
     # From `base` on; what wraps around from below only adds to delta.
-    base = 0 if places <= size else min(int(steps * mean - 10 * spread), int(epsilon // grid) - steps * first)
+    base = min(int(steps * mean - 10 * spread), int(epsilon // grid) - steps * first)
     front = transform([complex(each) for each in shares] + [0j] * (size - len(shares)), -1)
     powers = [cmath.exp(steps * cmath.log(each)) if each else 0j for each in front]
     sums = [each.real / size for each in transform(powers, 1)]
@@ -166,13 +144,12 @@ def composed_delta(first, masses, grid, steps, epsilon):
     delta = math.fsum(sums[(base + place) % size] * gains[place] for place in range(size))
     # Each entry of a transform is off by at most 8 log2(size) roundings (Higham 2002, section 24.1).
     delta += (steps + 1) * (8 * math.log2(size) + 24) * ROUNDING * math.fsum(gains)
-    if places > size:  # Chernoff's bound on what is above the last place
-        top = (steps * first + base + size) * grid
-        more = 8 / (spread * grid)
-        beyond = steps * (tilted(t + more)[0] - level) - more * top
-        delta += math.exp(min(0.0, beyond) - t * (top - epsilon))
+    # Chernoff's bound on what is above the last place.
+    top = (steps * first + base + size) * grid
+    more = 8 / (spread * grid)
+    beyond = steps * (tilted(t + more)[0] - level) - more * top
+    delta += math.exp(min(0.0, beyond) - t * (top - epsilon))
     return math.exp(steps * level - t * epsilon) * delta * (1 + steps * 1e-11) + steps * 1e-31
-
 
 def sampled_delta(sigma, rate, steps, epsilon):
     """An upper bound on the delta of Poisson-sampled steps, whether a record is removed or added."""
@@ -187,12 +164,9 @@ def sampled_delta(sigma, rate, steps, epsilon):
         grid, used = max(narrow / 48, width / 2**15, 20 * wide * math.sqrt(steps) / 2**17), grid
     return min(unsampled, max(composed_delta(*each, used, steps, epsilon) for each in both))
 
-
 # --- Section 2: the files of a folder ---------------------------------------------------------------------------------
-
 BATCHED = "random-fourier scattering patches mirrored turned joined reduced encoder".split()
 MAPS = ["identity", "scaling", "one-hot", "unit-norm", "table", "cells", "embedding", "pipeline", *BATCHED]
-
 
 class Folder:
     """A model folder: `said` is its description, `claim` the guarantee it states, `facts` what the guarantee rests on."""
@@ -218,7 +192,7 @@ class Folder:
 
     def numbers(self, name):
         start, end = self.tensors[name]["data_offsets"]
-        return [each for (each,) in struct.iter_unpack("<d", self.body[start:end])]
+        return struct.unpack(f"<{(end - start) // 8}d", self.body[start:end])
 
     def sizes(self):
         """The number of cells of each column, then of each cross of two columns (section 2.2)."""
@@ -245,15 +219,11 @@ class Folder:
             name = f"encoder-{each['sha256'][:16]}{Path(each['file']).suffix.lower()}"
             same(f"the SHA-256 of {name}", each["sha256"], sha256((self.path / name).read_bytes()))
 
-
 def nested(feature_map):
     """A feature map, and those inside of it."""
     return [feature_map, *(inner for each in feature_map.get("maps", ()) for inner in nested(each))]
 
-
 # --- Section 4: what follows from the facts: the definition and its numbers --------------------------------------------
-
-
 def head(folder):
     """Sections 4.1 (released weights) and 4.2 (answers from weights that are not released)."""
     facts, said, classes = folder.facts, folder.said, folder.classes
@@ -293,7 +263,6 @@ def head(folder):
     need(agree, f"the training has mu {mu:.6g}, which is not what epsilon {epsilon} and delta {delta} mean")
     return {"definition": "gaussian", "mu": math.sqrt(most_expensive_cohort(facts, own))}
 
-
 def check_releases(facts, whitening, folder):
     """Section 4.1: what only a release can explain was paid for."""
     paid = {name for name in facts if name.startswith("mu_") and facts[name] is not None}
@@ -308,8 +277,7 @@ def check_releases(facts, whitening, folder):
     if "mu_centring" not in paid and not facts.get("series"):
         centre = folder.numbers("centre")
         even = [1 / size for size in folder.sizes() for _ in range(size)] if folder.cells else [0.0] * len(centre)
-        need(centre == even and whitening != "centre", "there is a centre that nothing paid for")
-
+        need(list(centre) == even and whitening != "centre", "there is a centre that nothing paid for")
 
 def minimiser(facts, classes):
     """Section 4.2: how far one unit moves the minimiser, and how long the minimiser can be."""
@@ -325,7 +293,6 @@ def minimiser(facts, classes):
         moved = min((math.sqrt(2) / penalty + longest) * weight / (1 + weight), 2 * longest)
     return moved + 2 * tolerance / penalty, (longest + tolerance / penalty) * UP
 
-
 def answers(folder, method, bounds):
     """Section 4.4: what all answers cost that are paid one by one."""
     facts, said = folder.facts, folder.said
@@ -338,22 +305,14 @@ def answers(folder, method, bounds):
     folder.total = budget(said["epsilon"], said["delta"], gaussian)
     folder.each = Fraction(UNITS // queries, UNITS) * folder.total
     spent = folder.each * queries
-    return (
-        {"definition": "gaussian", "mu": math.sqrt(spent)}
-        if gaussian
-        else {"definition": "pure", "epsilon": float(spent)}
-    )
-
+    return {"definition": "gaussian", "mu": math.sqrt(spent)} if gaussian else {"definition": "pure", "epsilon": float(spent)}
 
 def teachers(folder):
     """Section 4.4: one unit changes the vote of one teacher."""
     same("the number of teachers", folder.facts["teachers"], networks(folder))
-    same(
-        "the silent teachers", [type(each) is bool for each in folder.said["silent"]], [True] * folder.facts["teachers"]
-    )
+    same("the silent teachers", [type(each) is bool for each in folder.said["silent"]], [True] * folder.facts["teachers"])
     same("soft", folder.said["soft"], folder.said["method"] == "gaussian probabilities")
     return answers(folder, folder.said["method"], [1 + 2.0**-30, math.sqrt(2) * (1 + 2.0**-30)])
-
 
 def networks(folder, **shapes):
     """Check the tensors of a stack of networks, and return how many they are."""
@@ -365,7 +324,6 @@ def networks(folder, **shapes):
     folder.shapes(**shapes)
     same("the outputs of the network", widths[-1], folder.classes)
     return count
-
 
 def dpsgd(folder):
     """Section 4.3: Gaussian noise on clipped sums over samples."""
@@ -384,9 +342,7 @@ def dpsgd(folder):
     names = ("epsilon", "delta", "noise_multiplier", "sampling_rate", "steps")
     epsilon, delta, sigma, rate, steps = (facts[name] for name in names)
     same("epsilon and delta", [epsilon, delta], [said["epsilon"], said["delta"]])
-    same(
-        "epochs and sampling", [facts["epochs"], facts["sampling"]], [rate * steps, "poisson" if proven else "shuffled"]
-    )
+    same("epochs and sampling", [facts["epochs"], facts["sampling"]], [rate * steps, "poisson" if proven else "shuffled"])
     need(0 < rate <= 1 and type(steps) is int and steps >= 1, "there is no such sampling rate or number of steps")
     if proven or facts["accountant"] == "rdp":
         bound = sampled_delta(sigma, rate, steps, epsilon)
@@ -394,13 +350,10 @@ def dpsgd(folder):
         bound = delta_of(math.sqrt(rate * steps) / sigma, epsilon)
     above = f", which is above {delta:g} by {100 * (bound / delta - 1):.2g}%: this bound is rounded up"
     if need(bound <= 1.01 * delta, f"the noise gives delta {bound:.3g} at epsilon {epsilon}, but {delta:g} is claimed"):
-        holds.append(
-            f"{steps} steps give delta at most {bound:.4g} at epsilon {epsilon:g}{above if bound > delta else ''}."
-        )
+        holds.append(f"{steps} steps give delta at most {bound:.4g} at epsilon {epsilon:g}{above if bound > delta else ''}.")
     if proven and rate == 1:
         return {"definition": "gaussian", "mu": math.sqrt(steps) / sigma}
     return {"definition": "approximate", "epsilon": epsilon, "delta": delta}
-
 
 def most_expensive_cohort(facts, own):
     """Section 4.5: each person is in one cohort, so the most expensive cohort bounds all versions of a series."""
@@ -412,84 +365,69 @@ def most_expensive_cohort(facts, own):
         spent[each["cohort"]] = spent.get(each["cohort"], 0) + decimal(each["mu"]) ** 2
     return max(spent.values())
 
-
 # --- Section 3: the status, and what is assumed -----------------------------------------------------------------------
-
-
 def check_status(folder):
     """Need the status that follows, and one assumption for each reason, known by some of its words."""
-    facts, encoding, series = folder.facts, folder.encoding or {}, folder.facts.get("series")
-    published, accountant = facts.get("analysis") == "published", facts.get("accountant")
-    sampled = facts.get("sampling_rate", 1) < 1 and not published
-    digests = [each["sha256"] for each in folder.maps if each["kind"] == "encoder"]
-    digests += [digest for _, digest in encoding.get("encoders", ())]
-    weakening = {  # a status that is not proven
+    facts, encoding, series = folder.facts, folder.encoding or {}, folder.facts.get("series") or ()
+    kinds, counting = {each["kind"] for each in folder.maps}, facts.get("accountant")
+    published, sampled = facts.get("analysis") == "published", facts.get("sampling_rate", 1) < 1
+    conditions = {  # the status is conditional if one of these applies
         "Nobody knows the seed": facts["noise_source"]["exact"] is not True,
         "The set of classes is public": facts["classes_declared"] is not True,
         "is public: it was read off them": facts.get("size_declared", True) is not True,
         "What was read off the records is public": encoding.get("inferred"),
         "This code computes each record": facts.get("own_code"),
         "What these steps learned": facts.get("fitted_steps"),
-        "own feature map": any(each["kind"] not in MAPS for each in folder.maps),
-        "Shuffled batches protect": published and accountant == "rdp",
-        "leaves the other": published and accountant != "rdp",
-        "the guarantees of the earlier versions": any(each.get("status") for each in series or ()),
+        "own feature map": not kinds <= {*MAPS},
+        "Shuffled batches protect": published and counting == "rdp",
+        "leaves the other": published and counting != "rdp",
+        "the guarantees of the earlier versions": any(each.get("status", "proven") != "proven" for each in series),
     }
-    reasons = {
+    reasons = conditions | {
         "What the owner declared or chose": True,
-        "All rows of one person": folder.claim["unit"] == "person",
+        "All rows of one person": folder.said["unit"] == "person",
         "texts are embedded one by one": encoding.get("encoders"),
-        "embeddings in the records": any(each["kind"] == "embedding" for each in folder.maps),
-        "rounds a record's features alike": any(each["kind"] in BATCHED for each in folder.maps),
+        "embeddings in the records": "embedding" in kinds,
+        "rounds a record's features alike": kinds & {*BATCHED},
         "every network of a stack": folder.kind == "teachers",
-        "Fourier transform": sampled and accountant == "pld",
-        "Renyi divergences of one step": sampled and accountant == "rdp",
+        "Fourier transform": sampled and not published and counting == "pld",
+        "Renyi divergences of one step": not published and counting == "rdp",
         "erasure list": facts.get("erasure_list"),
         "cohort": series,
-        **weakening,
+        **{f"(SHA-256 {each['sha256']})": True for each in folder.maps if each["kind"] == "encoder"},
+        **{f"(SHA-256 {digest})": True for _, digest in encoding.get("encoders", ())},
     }
-    words = [each for each, applies in reasons.items() if applies] + [f"(SHA-256 {each})" for each in digests]
-    stated = folder.claim["assumptions"]
+    words, stated = [each for each, applies in reasons.items() if applies], folder.claim["assumptions"]
     missing = [each for each in words if not any(each in sentence for sentence in stated)]
     need(not missing, f"the guarantee does not state what it assumes: {missing}")
     need(len(stated) == len(words), f"the guarantee states {len(stated)} assumptions, but rests on {len(words)}")
-    same("the status", folder.claim["status"], "conditional" if any(weakening.values()) else "proven")
-    assumed.extend(stated)
-    assumed.append(
-        "The training did what the facts state: clipping, sums, noise. A folder cannot show this; audits test it."
-    )
-
+    same("the status", folder.claim["status"], "conditional" if any(conditions.values()) else "proven")
+    assumed.extend([*stated, "The training did what the facts state. A folder cannot show this; audits test it."])
 
 # --- Section 5: accounts and evaluations ------------------------------------------------------------------------------
-
-
 def check_account(folder):
     """Paid answers are counted in account.json; evaluations of released models are listed in evaluation.json."""
-    path, claim = folder.path / "account.json", folder.claim
+    path, said = folder.path / "account.json", folder.said
     if folder.released:
         need(not path.exists(), "the weights are released, but there is an account of paid answers")
-        folder.evaluated = json.loads((folder.path / "evaluation.json").read_text(encoding="utf-8"))
-        same("the id of the evaluations", folder.evaluated["id"], folder.said["evaluation_id"])
-        spent = {"parallel": Fraction(0), "sequential": Fraction(0)}
-        for each in folder.evaluated["evaluations"]:
+        stored = json.loads((folder.path / "evaluation.json").read_text(encoding="utf-8"))
+        same("the id of the evaluations", stored["id"], said["evaluation_id"])
+        folder.evaluations, spent = stored["evaluations"], {"parallel": Fraction(0), "sequential": Fraction(0)}
+        for each in folder.evaluations:
             spent[each["composition"]] += decimal(each["mu"]) ** 2
-            if each["result"] is not None and claim["mu"] is not None:
-                mu = math.sqrt(max(decimal(claim["mu"]) ** 2, spent["parallel"]) + spent["sequential"])
-                same("the guarantee with an evaluation", each["result"]["guarantee"]["mu"], mu)
+            if each["result"] and folder.claim["mu"]:
+                mu = math.sqrt(max(decimal(folder.claim["mu"]) ** 2, spent["parallel"]) + spent["sequential"])
+                same("mu with an evaluation", each["result"]["guarantee"]["mu"], mu)
         return
     account = json.loads(path.read_text(encoding="utf-8"))
-    same("the id of the account", account["id"], folder.said["account_id"])
-    folder.answered, queries = int(account["answered"]), folder.said["queries"]
-    if need(folder.answered <= queries, f"{folder.answered} answers were given, but {queries} were paid for"):
-        holds.append(f"{folder.answered} of {queries} answers were given, according to account.json.")
-    moved = (folder.path / "moved.txt").exists()
-    need(not moved or folder.answered == queries, "a ledger has the budget, but the folder can spend it too")
-
+    same("the id of the account", account["id"], said["account_id"])
+    folder.answered, moved = int(account["answered"]), (folder.path / "moved.txt").exists()
+    holds.append(f"{folder.answered} of {said['queries']} answers were given, according to account.json.")
+    need(folder.answered <= said["queries"], "more answers were given than were paid for")
+    need(not moved or folder.answered == said["queries"], "a ledger has the budget, but the folder can spend it too")
 
 # --- Section 6: the ledger --------------------------------------------------------------------------------------------
-
 COLUMNS = "account sequence time kind client model answers units spent_units limit_units detail previous".split()
-
 
 def check_ledger(rows):
     """Follow the hash chain and the balance of each account; return the total of each account."""
@@ -499,32 +437,29 @@ def check_ledger(rows):
         detail, units = json.loads(row["detail"] or "{}"), row["units"]
         first = {"sequence": 0, "hash": "0" * 64, "spent_units": 0, "limit_units": UNITS if kind == "open" else 0}
         before = last.get(number, first)
-        need(row["sequence"] == before["sequence"] + 1 and row["previous"] == before["hash"], f"{where} follows no row")
+        need((row["sequence"], row["previous"]) == (before["sequence"] + 1, before["hash"]), f"{where} follows no row")
         text = json.dumps([row[name] for name in COLUMNS], ensure_ascii=False, separators=(",", ":"))
         need(sha256(text.encode()) == row["hash"], f"{where} was edited: it has another SHA-256 than it states")
         limit = row["spent_units"] if kind == "revoke" and not row["client"] else before["limit_units"]
         if kind == "open":
-            total, gaussian = detail["total"], "mu" in detail["total"]
-            totals[number] = (decimal(total["mu"]) ** 2 if gaussian else decimal(total["epsilon"])), gaussian
+            mu = detail["total"].get("mu")
+            totals[number] = (decimal(mu) ** 2 if mu else decimal(detail["total"]["epsilon"])), mu is not None
         if kind == "grant":
             total, gaussian = totals[number]
             limit = math.floor(budget(detail["terms"]["epsilon"], detail["terms"]["delta"], gaussian) * UNITS / total)
         need(abs(row["limit_units"] - limit) <= 1e-9 * limit, f"{where} changes the budget")
         need(units >= 0 and row["spent_units"] == before["spent_units"] + units, f"{where} does not add up")
         need(row["spent_units"] <= row["limit_units"], f"{where} exceeds the budget")
-        charged = detail["units"] if kind in ("training", "evaluation") and "units" in detail else units
-        if charged is not units:
-            spent = parts.setdefault(number, {})
-            part, earlier = tuple(detail.get(name) for name in ("cohort", "split", "side")), balance(spent)
-            spent[part] = spent.get(part, 0) + charged
+        if kind in ("training", "evaluation") and "units" in detail:
+            spent, part = parts.setdefault(number, {}), tuple(detail.get(name) for name in ("cohort", "split", "side"))
+            earlier, spent[part] = balance(spent), spent.get(part, 0) + detail["units"]
             need(units == balance(spent) - earlier, f"{where} does not charge what its part of the account costs")
         if (request := (number, detail.get("request")))[1] is not None:
             need(detail.get("paid") == paid.get(request), f"{where} charges for a request that was charged before")
-            paid[request] = paid.get(request, 0) + charged
+            paid[request] = paid.get(request, 0) + detail.get("units", units)
         last[number] = row
-    holds.append(f"The ledger's {len(rows)} rows are chained by SHA-256, and {len(totals)} balances add up.")
+    holds.append(f"The ledger's {len(rows)} rows are chained by SHA-256, and the balances of {len(totals)} accounts add up.")
     return totals
-
 
 def balance(spent):
     """What parts cost together: the most expensive cohort; of each split, the larger side (section 6.2)."""
@@ -533,48 +468,35 @@ def balance(spent):
         sides = {}
         for (of, split, side), units in spent.items():
             if of in (None, cohort):
-                sides.setdefault(split, {})[side] = sides.setdefault(split, {}).get(side, 0) + units
-        found.append(sum(max(each.values()) for each in sides.values()))
+                sides[split, side] = sides.get((split, side), 0) + units
+        found.append(sum(max(sides[each] for each in sides if each[0] == split) for split in {each[0] for each in sides}))
     return max(found)
-
 
 def recount(folder, rows, totals, label):
     """Section 6.3: compare what the ledger charged for this model with its answers, training and evaluations."""
     rows = [row for row in rows if row["model"] == label]
     need(rows, f"the ledger has no rows of the model {label}")
-    answered = 0
+    kinds, gaussian = {row["kind"] for row in rows}, folder.claim["mu"] is not None
     for row in rows:
-        (total, gaussian), detail = totals[row["account"]], json.loads(row["detail"] or "{}")
-        fits = gaussian == (folder.claim["mu"] is not None)
-        if row["kind"] in ("charge", "migrated-budget") and need(
-            folder.each, "answers of a released model were charged"
-        ):
-            cost = math.ceil(folder.each * UNITS / total) if fits else 0
-            due = max(row["answers"] * cost - (detail.get("paid") or 0), 0)
-            need(
-                not fits or abs(row["units"] - due) <= 1e-9 * due,
-                f"{row['answers']} answers cost {due} units, not {row['units']}",
-            )
-            answered += row["answers"]
-        if row["kind"] == "training" and fits:
-            due = math.ceil(decimal(folder.facts.get("mu_version", folder.claim["mu"])) ** 2 * UNITS / total)
-            units = detail.get("units", row["units"])
-            need(abs(units - due) <= 1e-9 * due, f"the training costs {due} units, but {units} were charged")
-    kinds = {row["kind"] for row in rows}
-    need(not folder.released or "training" in kinds, "the ledger did not charge for the training")
-    for each in () if not folder.released else folder.evaluated["evaluations"]:
-        name = f"evaluation {rows[0]['account']} {each['id']} {each['mu']!r} {each['composition']}"
-        need(sha256(name.encode()) in str(rows), "the ledger did not charge for an evaluation")
-    both = "migrated-budget" in kinds and folder.answered < folder.said["queries"]
-    need(not both, "the ledger has taken over the budget, but the folder can spend it too")
-    holds.append(
-        f"The ledger charged {label} for {answered} answers, as its mechanism costs, and for what was released."
-    )
-
+        detail, (total, measure) = json.loads(row["detail"] or "{}"), totals[row["account"]]
+        charged = due = detail.get("units", row["units"])
+        if row["kind"] in ("charge", "migrated-budget") and measure == gaussian:
+            due = row["answers"] * math.ceil(folder.each * UNITS / total) - (detail.get("paid") or 0)
+        if row["kind"] == "training" and measure == gaussian:
+            mu = folder.facts.get("mu_version", folder.claim["mu"])
+            due = math.ceil(decimal(mu) ** 2 * UNITS / total)
+        need(abs(charged - max(due, 0)) <= 1e-9 * due, f"a row charges {charged} units for what costs {due}: {row}")
+    if folder.released:
+        need("training" in kinds and "charge" not in kinds, "the ledger did not charge for the training, and only once")
+        for each in folder.evaluations:
+            name = f"evaluation {rows[0]['account']} {each['id']} {each['mu']!r} {each['composition']}"
+            need(each["reserved"] or sha256(name.encode()) in str(rows), "the ledger did not charge for an evaluation")
+    elif "migrated-budget" in kinds:
+        need(folder.answered == folder.said["queries"], "a ledger has the budget, but the folder can spend it too")
+    answered = sum(row["answers"] for row in rows if row["kind"] in ("charge", "migrated-budget"))
+    holds.append(f"The ledger charged {label} as its guarantee requires, with {answered} answers.")
 
 # --- Section 7: signatures --------------------------------------------------------------------------------------------
-
-
 def signed(entry, key):
     """The content of a signed entry; its signature must be that of the given key, or of the key it names."""
     from cryptography.exceptions import InvalidSignature
@@ -588,7 +510,6 @@ def signed(entry, key):
         fails.append("a signature is not that of what was signed")
     return json.loads(entry["content"])
 
-
 def check_bundle(folder, path, key):
     content = signed(json.loads(Path(path).read_text(encoding="utf-8")), key)
     files = {each.name: sha256(each.read_bytes()) for each in folder.path.iterdir()}
@@ -598,31 +519,23 @@ def check_bundle(folder, path, key):
         need(folder.answered >= content["answered"], "fewer answers are counted than when the bundle was signed")
     holds.append("The files are those that were signed.")
 
-
 def check_witness(folder, rows, path, key):
     """What a second place wrote down must still be there: a ledger or a folder that went back is noticed."""
-    before, seen, heads, counted, places = "", {}, {}, 0, set()
+    before, heads, counted, places = "", {}, 0, set()
     for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
         content = signed(json.loads(line), key)
-        need(
-            (content["number"], content["previous"]) == (number, before),
-            f"line {number} of the witness follows no line",
-        )
-        before = sha256(line.encode())
-        for account, sequence, head in content["heads"]:
-            need(sequence >= seen.get(account, 0), f"account {account} went back between two visits of the witness")
-            seen[account], heads[account, sequence] = sequence, head
-        for account, answered, place in content["folders"]:
-            if account == folder.said.get("account_id"):
-                need(answered >= counted, "the folder's account went back between two visits of the witness")
-                counted, places = answered, places | {place}
+        need((content["number"], content["previous"]) == (number, before), f"line {number} of the witness follows no line")
+        before, account = sha256(line.encode()), folder.said.get("account_id")
+        heads |= {(chain, sequence): head for chain, sequence, head in content["heads"]}
+        for answered, place in (each[1:] for each in content["folders"] if each[0] == account):
+            need(answered >= counted, "the folder's account went back between two visits of the witness")
+            counted, places = answered, places | {place}
     need(len(places) < 2, f"the witness saw this model at several places, where it could be spent twice: {places}")
     need(counted <= getattr(folder, "answered", counted), "the witness saw more answers than the folder counts")
     found = {(row["account"], row["sequence"]): row["hash"] for row in rows}
-    lost = sorted({account for (account, row), head in heads.items() if rows and found.get((account, row)) != head})
+    lost = sorted({chain for (chain, row), head in heads.items() if rows and found.get((chain, row)) != head})
     need(not lost, f"rows that the witness saw are not in the ledger: it went back or was forked (accounts {lost})")
-    holds.append(f"The witness's {len(heads)} rows of the ledger and {counted} answers are still there.")
-
+    holds.append(f"The {len(heads)} heads of the ledger and {counted} answers that the witness saw are still there.")
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -660,7 +573,6 @@ def main():
         print(f"{title}:", *(f"\n  - {each}" for each in sentences or ["nothing"]), sep="")
     print(f"VERDICT: {'does not hold' if fails else claim}")
     sys.exit(1 if fails else 0)
-
 
 if __name__ == "__main__":
     main()
