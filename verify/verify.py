@@ -86,25 +86,22 @@ def one_step(sigma, rate, grid, removed):
     P is the output with the record and Q without, or the other way round if it is added. The P-mass and the Q-mass of
     each grid interval are split between its two ends so that both masses are kept. This never lowers delta.
     """
-
     def mass(start, end, mean):
         start, end = (start - mean) / sigma / math.sqrt(2), (end - mean) / sigma / math.sqrt(2)
         return (math.erfc(start) - math.erfc(end) if start > 0 else math.erfc(-end) - math.erfc(-start)) / 2
-
     low, high = -12 * sigma, 12 * sigma + removed  # less than 1e-32 is outside
     first, last = math.ceil(loss_at(low, sigma, rate) / grid), math.floor(loss_at(high, sigma, rate) / grid)
     inner = (sigma**2 * math.log((math.expm1(k * grid) + rate) / rate) + 0.5 for k in range(first, last + 1))
     edges = [low, *(min(max(x, low), high) for x in inner), high]
-    cells = len(edges) - 1
-    masses = [0.0] * (cells + 1)
+    cells, masses = len(edges) - 1, [0.0] * len(edges)
     for cell in range(cells):
         without = mass(edges[cell], edges[cell + 1], 0.0)
         taken = (1 - rate) * without + rate * mass(edges[cell], edges[cell + 1], 1.0)
-        p, q = (taken, without) if removed else (without, taken)
-        lower = first - 1 + cell if removed else -(first + cell)
+        p, q, place, lower = taken, without, cell, first - 1 + cell
+        if not removed:
+            p, q, place, lower = without, taken, cells - 1 - cell, -(first + cell)
         upper_mass = (p - q * math.exp(lower * grid)) / -math.expm1(-grid)
         upper_mass = min(max(upper_mass, 0.0) + 1e-6 * p, p)  # 1e-6 covers the rounding of the difference
-        place = cell if removed else cells - 1 - cell
         masses[place + 1] += upper_mass
         masses[place] += p - upper_mass
     return (first - 1 if removed else -(first + cells - 1)), masses
@@ -121,14 +118,11 @@ def composed_delta(first, masses, grid, steps, epsilon):
     """
     losses = [(first + place) * grid for place in range(len(masses))]
     epsilon -= steps * 1e-14 * (1 + max(map(abs, losses)))  # the rounding of losses
-
-    def tilted(t):
-        """The logarithm of the sum of the multiplied masses, and their shares of it."""
+    def tilted(t):  # the logarithm of the sum of the multiplied masses, and their shares of it
         top = max(t * loss for loss in losses)
         weights = [mass * math.exp(t * loss - top) for mass, loss in zip(masses, losses)]
         whole = math.fsum(weights)
         return top + math.log(whole), [weight / whole for weight in weights]
-
     t = first_true(lambda t: (mean_and_spread(tilted(t)[1])[0] + first) * grid * steps >= epsilon, 1e-9, 1e4)
     level, shares = tilted(t)
     mean, spread = mean_and_spread(shares)
@@ -146,8 +140,7 @@ def composed_delta(first, masses, grid, steps, epsilon):
     delta += (steps + 1) * (8 * math.log2(size) + 24) * ROUNDING * math.fsum(gains)
     # Chernoff's bound on what is above the last place.
     top = (steps * first + base + size) * grid
-    more = 8 / (spread * grid)
-    beyond = steps * (tilted(t + more)[0] - level) - more * top
+    beyond = steps * (tilted(t + 8 / (spread * grid))[0] - level) - 8 / (spread * grid) * top
     delta += math.exp(min(0.0, beyond) - t * (top - epsilon))
     return math.exp(steps * level - t * epsilon) * delta * (1 + steps * 1e-11) + steps * 1e-31
 
@@ -177,9 +170,8 @@ class Folder:
         self.claim, self.facts, self.map = said["guarantee"], said["guarantee"]["parameters"], said["features"]
         self.kind, self.classes, self.encoding = said["kind"], len(said["classes"]), said["encoding"]
         self.released = self.kind == "dpsgd" or self.facts.get("release") == "weights"
-        self.maps = nested(self.map or {"kind": "identity"})
+        self.maps = nested(self.map or {"kind": "identity"})  # and the maps inside of it
         self.cells = self.maps[0]["kind"] == "cells"
-        self.each = self.total = None  # what one answer costs, of what total
         content = (self.path / "weights.safetensors").read_bytes()
         need(sha256(content) == said["weights_sha256"], "the SHA-256 of weights.safetensors is not the stated one")
         (length,) = struct.unpack("<Q", content[:8])
@@ -205,7 +197,7 @@ class Folder:
     def check_common(self):
         """What folders of all kinds have in common (section 2.1)."""
         said, facts, claim = self.said, self.facts, self.claim
-        need((said["format"], said["format_version"]) == ("quietmax model", 4), "model.json has another format")
+        same("the format", [said["format"], said["format_version"]], ["quietmax model", 4])
         same("the unit", [said["unit"], facts.get("unit", said["unit"])], [claim["unit"]] * 2)
         same("classes and size", [facts["classes"], facts["declared_size"]], [self.classes, said["declared_size"]])
         if self.kind != "teachers" and self.maps[0]["kind"] in MAPS:
@@ -220,7 +212,6 @@ class Folder:
             same(f"the SHA-256 of {name}", each["sha256"], sha256((self.path / name).read_bytes()))
 
 def nested(feature_map):
-    """A feature map, and those inside of it."""
     return [feature_map, *(inner for each in feature_map.get("maps", ()) for inner in nested(each))]
 
 # --- Section 4: what follows from the facts: the definition and its numbers --------------------------------------------
@@ -232,13 +223,14 @@ def head(folder):
     whitening = folder.tensors.get("whitening", {"shape": ()})["shape"]
     kind, shapes = ("none", "centre", "moments")[len(whitening)], {"whitening": (width,) * len(whitening)}
     if folder.cells:
-        kind, width, shapes = "cells", 1 + sum(folder.sizes()), {"noise": (1 + sum(folder.sizes()),)}
-    shapes = {name: shape for name, shape in shapes.items() if shape}
-    folder.shapes(weights=(classes, width), centre=(width - 1,), **shapes)
+        width = 1 + sum(folder.sizes())
+        kind, shapes = "cells", {"noise": (width,)}
+    folder.shapes(weights=(classes, width), centre=(width - 1,), **(shapes if kind != "none" else {}))
     dimension, outputs = facts["dimension"], facts.get("outputs", classes)
-    need(dimension <= width if folder.cells else dimension == width, "the dimension is not that of the weights")
+    need(folder.cells or dimension == width, "the dimension is not that of the weights")
     need(outputs in (classes, 1 if classes == 2 else classes), "the number of outputs is not that of the classes")
-    check_releases(facts, kind, folder)
+    paid = {name for name in facts if name.startswith("mu_") and facts[name] is not None}
+    check_releases(folder, kind, paid)
     grid = 2.0**-30 * 2 ** max(0, math.ceil(math.log2(facts["declared_size"] / 2**22)))
     if gradient:
         same("the loss and the grid", [facts["loss"], facts.get("grid", grid)], ["cross-entropy", grid])
@@ -255,17 +247,16 @@ def head(folder):
         same("the bounds", [said["bounds"][each]["value"] for each in ("one", "vector")], bounds)
         return answers(folder, "permute-and-flip", bounds)
     own = decimal(facts["mu_training"]) ** 2 * (1 + Fraction(gradient, 2**48))
-    parts = ("mu_size", "mu_class_sizes", "mu_centring", "mu_moments", "mu_calibration")
-    own += sum(decimal(facts[name]) ** 2 for name in parts if facts.get(name) is not None)
+    own += sum(decimal(facts[name]) ** 2 for name in paid - {"mu_training", "mu_version"})
     mu, epsilon, delta = math.sqrt(own), said["epsilon"], said["delta"]
     same("mu_version", facts.get("mu_version"), mu if "cohort" in facts else None)
     agree = delta_of(mu * (1 - 2e-6), epsilon) < delta < delta_of(mu * (1 + 2e-6), epsilon)
     need(agree, f"the training has mu {mu:.6g}, which is not what epsilon {epsilon} and delta {delta} mean")
     return {"definition": "gaussian", "mu": math.sqrt(most_expensive_cohort(facts, own))}
 
-def check_releases(facts, whitening, folder):
+def check_releases(folder, whitening, paid):
     """Section 4.1: what only a release can explain was paid for."""
-    paid = {name for name in facts if name.startswith("mu_") and facts[name] is not None}
+    facts = folder.facts
     same("whitening", facts.get("whitening", whitening), whitening)
     need((whitening == "moments") == ("mu_moments" in paid), "second moments and what paid for them must go together")
     need(("scale" in facts) == ("mu_calibration" in paid), "the scale and what paid for it must go together")
@@ -298,12 +289,11 @@ def answers(folder, method, bounds):
     facts, said = folder.facts, folder.said
     same("the bounds on scores", [facts["one_score"], facts["score_vector_l2"]], bounds)
     same("the number of answers", facts["queries"], said["queries"])
-    stated = [facts["mechanism"], facts.get("method")]
-    same("the mechanism", stated, ["gaussian", None] if said.get("soft") else ["noisy-max", method])
+    named = ["gaussian", None] if said.get("soft") else ["noisy-max", method]
+    same("the mechanism", [facts["mechanism"], facts.get("method")], named)
     need(method in ("exponential", "permute-and-flip", "gaussian", "gaussian probabilities"), f"no method {method!r}")
     gaussian, queries = method.startswith("gaussian"), said["queries"]
-    folder.total = budget(said["epsilon"], said["delta"], gaussian)
-    folder.each = Fraction(UNITS // queries, UNITS) * folder.total
+    folder.each = Fraction(UNITS // queries, UNITS) * budget(said["epsilon"], said["delta"], gaussian)
     spent = folder.each * queries
     return {"definition": "gaussian", "mu": math.sqrt(spent)} if gaussian else {"definition": "pure", "epsilon": float(spent)}
 

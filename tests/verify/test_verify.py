@@ -111,7 +111,12 @@ def test_the_verdict_is_that_of_quietmax(saved: dict[str, Path], kind: str) -> N
 
 @pytest.mark.parametrize(
     ("epsilon", "delta", "rate", "steps"),
-    [(1.0, 1e-5, 0.5, 2), (8.0, 1e-5, 0.05, 300), (0.1, 1e-7, 0.1, 100), (3.0, 1e-9, 0.02, 200)],
+    [
+        (1.0, 1e-5, 0.5, 2),
+        (0.1, 1e-7, 0.1, 100),
+        pytest.param(8.0, 1e-5, 0.05, 300, marks=pytest.mark.slow),
+        pytest.param(3.0, 1e-9, 0.02, 200, marks=pytest.mark.slow),
+    ],
 )
 def test_the_bound_on_sampled_steps_agrees_with_the_accountant(
     epsilon: float, delta: float, rate: float, steps: int

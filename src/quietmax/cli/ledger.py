@@ -349,7 +349,7 @@ def witness(
         with _open(address) as ledger:
             rows = [asdict(entry) for entry in ledger.export(None)]
     if rows is None and not model:
-        raise InvalidInput("At least one of `export`, `ledger` and `model` is required.")
+        raise InvalidInput("At least one of `export`, `address` and `model` is required.")
     content = write_down(file, rows, model or (), key=key or file.with_name(f"{file.name}.pem"), moved=moved)
     print_json(content)
     seen = f"{counted(len(content['heads']), 'account')} and {counted(len(content['folders']), 'model folder')}"

@@ -57,6 +57,8 @@ def write_bundle(folder: Path, key: Path, output: Path) -> dict[str, str]:
         raise InvalidInput("`output` must be outside of the model folder, whose files it signs.")
     if key.resolve().parent == folder.resolve():
         raise InvalidInput("`key` must be outside of the model folder, which may be published.")
+    if not output.resolve().parent.is_dir():
+        raise QuietmaxError(f"The bundle cannot be written to {output} (there is no such folder).")
     account = folder / ACCOUNT_FILE
     paid = ACCOUNT_ID in description
     try:

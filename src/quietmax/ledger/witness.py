@@ -31,25 +31,29 @@ def witness(
     moved: bool = False,
 ) -> dict[str, Any]:
     """Compare a ledger's rows and the accounts of folders with what the witness saw; append what it sees now."""
-    signer = signing_key(key)
     counts = [_count(folder) for folder in folders]
     try:
+        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        seen = [json.loads(json.loads(line)["content"]) for line in lines]
+        heads = [] if rows is None else _heads(rows, [head for each in seen for head in each["heads"]])
+        _check_counts(counts, [count for each in seen for count in each["folders"]], moved)
+        before = hashlib.sha256(lines[-1].encode()).hexdigest() if lines else ""
+        content = {"number": len(lines) + 1, "previous": before, "heads": heads, "folders": counts}
+        content["time"] = datetime.now(UTC).isoformat(timespec="seconds")
+        entry = json.dumps(signed(content, signing_key(key)))
         with open(file, "a+", encoding="utf-8") as stream:
             fcntl.flock(stream, fcntl.LOCK_EX)
             stream.seek(0)
-            lines = stream.read().splitlines()
-            seen = [json.loads(json.loads(line)["content"]) for line in lines]
-            heads = [] if rows is None else _heads(rows, [head for each in seen for head in each["heads"]])
-            _check_counts(counts, [count for each in seen for count in each["folders"]], moved)
-            before = hashlib.sha256(lines[-1].encode()).hexdigest() if lines else ""
-            content = {"number": len(lines) + 1, "previous": before, "heads": heads, "folders": counts}
-            content["time"] = datetime.now(UTC).isoformat(timespec="seconds")
-            stream.write(json.dumps(signed(content, signer)) + "\n")
+            if stream.read().splitlines() != lines:
+                raise QuietmaxError(f"Another process has just written to {file}: run the command again.")
+            stream.write(entry + "\n")
             stream.flush()
             os.fsync(stream.fileno())
     except OSError as problem:
         raise QuietmaxError(f"The witness cannot use {file} ({problem.strerror}).") from problem
     except (ValueError, KeyError, TypeError) as problem:
+        if isinstance(problem, QuietmaxError):
+            raise
         raise QuietmaxError(f"{file} is not the file of a witness, or it is damaged.") from problem
     return content
 
