@@ -40,7 +40,6 @@ def alike(one, two):
 def sha256(content):
     return hashlib.sha256(content).hexdigest()
 
-# --- Section 1: costs -------------------------------------------------------------------------------------------------
 def decimal(number):
     """The decimal number that a float prints as. Costs are exact fractions of these."""
     if type(number) not in (int, float) or not 0 < number < math.inf:
@@ -157,7 +156,6 @@ def sampled_delta(sigma, rate, steps, epsilon):
         grid, used = max(narrow / 48, width / 2**15, 20 * wide * math.sqrt(steps) / 2**17), grid
     return min(unsampled, max(composed_delta(*each, used, steps, epsilon) for each in both))
 
-# --- Section 2: the files of a folder ---------------------------------------------------------------------------------
 BATCHED = "random-fourier scattering patches mirrored turned joined reduced encoder".split()
 MAPS = ["identity", "scaling", "one-hot", "unit-norm", "table", "cells", "embedding", "pipeline", *BATCHED]
 
@@ -214,7 +212,6 @@ class Folder:
 def nested(feature_map):
     return [feature_map, *(inner for each in feature_map.get("maps", ()) for inner in nested(each))]
 
-# --- Section 4: what follows from the facts: the definition and its numbers --------------------------------------------
 def head(folder):
     """Sections 4.1 (released weights) and 4.2 (answers from weights that are not released)."""
     facts, said, classes = folder.facts, folder.said, folder.classes
@@ -300,7 +297,6 @@ def answers(folder, method, bounds):
 def teachers(folder):
     """Section 4.4: one unit changes the vote of one teacher."""
     same("the number of teachers", folder.facts["teachers"], networks(folder))
-    same("the silent teachers", [type(each) is bool for each in folder.said["silent"]], [True] * folder.facts["teachers"])
     same("soft", folder.said["soft"], folder.said["method"] == "gaussian probabilities")
     return answers(folder, folder.said["method"], [1 + 2.0**-30, math.sqrt(2) * (1 + 2.0**-30)])
 
@@ -321,17 +317,15 @@ def dpsgd(folder):
     width = sum(folder.sizes()) if folder.cells else said["widths"][0]
     centred, proven = facts.get("centring_steps", 0) > 0, facts["analysis"] == "proven"
     released = {"centre": (width,)} if centred else {}
-    if facts.get("inputs") == "scaled":
-        released["scale"] = (width + 1,)
+    released |= {"scale": (width + 1,)} if facts.get("inputs") == "scaled" else {}
     if folder.cells:
         folder.shapes(weights=(folder.classes, width + 1), **released)
-    else:
-        same("the number of networks", networks(folder, **released), 1)
+    same("the number of networks", 1, 1 if folder.cells else networks(folder, **released))
     same("dimension", facts["dimension"], width)
     need(("scale" in facts) == (facts.get("calibration_steps", 0) > 0), "the scale and its steps must go together")
-    names = ("epsilon", "delta", "noise_multiplier", "sampling_rate", "steps")
-    epsilon, delta, sigma, rate, steps = (facts[name] for name in names)
-    same("epsilon and delta", [epsilon, delta], [said["epsilon"], said["delta"]])
+    epsilon, delta, sigma = said["epsilon"], said["delta"], facts["noise_multiplier"]
+    rate, steps = facts["sampling_rate"], facts["steps"]
+    same("epsilon and delta", [facts["epsilon"], facts["delta"]], [epsilon, delta])
     same("epochs and sampling", [facts["epochs"], facts["sampling"]], [rate * steps, "poisson" if proven else "shuffled"])
     need(0 < rate <= 1 and type(steps) is int and steps >= 1, "there is no such sampling rate or number of steps")
     if proven or facts["accountant"] == "rdp":
@@ -347,15 +341,14 @@ def dpsgd(folder):
 
 def most_expensive_cohort(facts, own):
     """Section 4.5: each person is in one cohort, so the most expensive cohort bounds all versions of a series."""
-    cohort, series = facts.get("cohort"), facts.get("series", [])
-    numbers = [*(each["version"] for each in series), *([] if cohort is None else [cohort["version"]])]
+    series, cohort = facts.get("series", []), facts.get("cohort", {"version": 1, "name": None})
+    numbers = [each["version"] for each in [*series, cohort]]
     same("the versions of the series", numbers, [*range(1, len(numbers) + 1)])
-    spent = {None if cohort is None else cohort["name"]: own}
+    spent = {cohort["name"]: own}
     for each in series:
         spent[each["cohort"]] = spent.get(each["cohort"], 0) + decimal(each["mu"]) ** 2
     return max(spent.values())
 
-# --- Section 3: the status, and what is assumed -----------------------------------------------------------------------
 def check_status(folder):
     """Need the status that follows, and one assumption for each reason, known by some of its words."""
     facts, encoding, series = folder.facts, folder.encoding or {}, folder.facts.get("series") or ()
@@ -365,27 +358,19 @@ def check_status(folder):
         "Nobody knows the seed": facts["noise_source"]["exact"] is not True,
         "The set of classes is public": facts["classes_declared"] is not True,
         "is public: it was read off them": facts.get("size_declared", True) is not True,
-        "What was read off the records is public": encoding.get("inferred"),
-        "This code computes each record": facts.get("own_code"),
-        "What these steps learned": facts.get("fitted_steps"),
-        "own feature map": not kinds <= {*MAPS},
-        "Shuffled batches protect": published and counting == "rdp",
-        "leaves the other": published and counting != "rdp",
+        "What was read off the records is public": encoding.get("inferred"), "own feature map": not kinds <= {*MAPS},
+        "This code computes each record": facts.get("own_code"), "What these steps learned": facts.get("fitted_steps"),
+        "Shuffled batches protect": published and counting == "rdp", "leaves the other": published and counting != "rdp",
         "the guarantees of the earlier versions": any(each.get("status", "proven") != "proven" for each in series),
     }
-    reasons = conditions | {
-        "What the owner declared or chose": True,
-        "All rows of one person": folder.said["unit"] == "person",
-        "texts are embedded one by one": encoding.get("encoders"),
-        "embeddings in the records": "embedding" in kinds,
-        "rounds a record's features alike": kinds & {*BATCHED},
-        "every network of a stack": folder.kind == "teachers",
+    files = [each["sha256"] for each in folder.maps if each["kind"] == "encoder"]
+    reasons = conditions | {f"(SHA-256 {each})": True for each in (*files, *dict(encoding.get("encoders", ())).values())} | {
+        "What the owner declared or chose": True, "All rows of one person": folder.said["unit"] == "person",
+        "texts are embedded one by one": encoding.get("encoders"), "embeddings in the records": "embedding" in kinds,
+        "rounds a record's features": kinds & {*BATCHED}, "every network of a stack": folder.kind == "teachers",
         "Fourier transform": sampled and not published and counting == "pld",
         "Renyi divergences of one step": not published and counting == "rdp",
-        "erasure list": facts.get("erasure_list"),
-        "cohort": series,
-        **{f"(SHA-256 {each['sha256']})": True for each in folder.maps if each["kind"] == "encoder"},
-        **{f"(SHA-256 {digest})": True for _, digest in encoding.get("encoders", ())},
+        "erasure list": facts.get("erasure_list"), "cohort": series,
     }
     words, stated = [each for each, applies in reasons.items() if applies], folder.claim["assumptions"]
     missing = [each for each in words if not any(each in sentence for sentence in stated)]
@@ -394,7 +379,6 @@ def check_status(folder):
     same("the status", folder.claim["status"], "conditional" if any(conditions.values()) else "proven")
     assumed.extend([*stated, "The training did what the facts state. A folder cannot show this; audits test it."])
 
-# --- Section 5: accounts and evaluations ------------------------------------------------------------------------------
 def check_account(folder):
     """Paid answers are counted in account.json; evaluations of released models are listed in evaluation.json."""
     path, said = folder.path / "account.json", folder.said
@@ -409,14 +393,13 @@ def check_account(folder):
                 mu = math.sqrt(max(decimal(folder.claim["mu"]) ** 2, spent["parallel"]) + spent["sequential"])
                 same("mu with an evaluation", each["result"]["guarantee"]["mu"], mu)
         return
-    account = json.loads(path.read_text(encoding="utf-8"))
+    account, moved = json.loads(path.read_text(encoding="utf-8")), (folder.path / "moved.txt").exists()
     same("the id of the account", account["id"], said["account_id"])
-    folder.answered, moved = int(account["answered"]), (folder.path / "moved.txt").exists()
+    folder.answered = int(account["answered"])
     holds.append(f"{folder.answered} of {said['queries']} answers were given, according to account.json.")
     need(folder.answered <= said["queries"], "more answers were given than were paid for")
     need(not moved or folder.answered == said["queries"], "a ledger has the budget, but the folder can spend it too")
 
-# --- Section 6: the ledger --------------------------------------------------------------------------------------------
 COLUMNS = "account sequence time kind client model answers units spent_units limit_units detail previous".split()
 
 def check_ledger(rows):
@@ -425,12 +408,11 @@ def check_ledger(rows):
     for row in rows:
         number, kind, where = row["account"], row["kind"], f"row {row['sequence']} of account {row['account']}"
         detail, units = json.loads(row["detail"] or "{}"), row["units"]
-        first = {"sequence": 0, "hash": "0" * 64, "spent_units": 0, "limit_units": UNITS if kind == "open" else 0}
-        before = last.get(number, first)
-        need((row["sequence"], row["previous"]) == (before["sequence"] + 1, before["hash"]), f"{where} follows no row")
+        sequence, head, balance, limit = last.get(number, (0, "0" * 64, 0, UNITS if kind == "open" else 0))
+        need((row["sequence"], row["previous"]) == (sequence + 1, head), f"{where} follows no row")
         text = json.dumps([row[name] for name in COLUMNS], ensure_ascii=False, separators=(",", ":"))
         need(sha256(text.encode()) == row["hash"], f"{where} was edited: it has another SHA-256 than it states")
-        limit = row["spent_units"] if kind == "revoke" and not row["client"] else before["limit_units"]
+        limit = row["spent_units"] if kind == "revoke" and not row["client"] else limit
         if kind == "open":
             mu = detail["total"].get("mu")
             totals[number] = (decimal(mu) ** 2 if mu else decimal(detail["total"]["epsilon"])), mu is not None
@@ -438,42 +420,41 @@ def check_ledger(rows):
             total, gaussian = totals[number]
             limit = math.floor(budget(detail["terms"]["epsilon"], detail["terms"]["delta"], gaussian) * UNITS / total)
         need(abs(row["limit_units"] - limit) <= 1e-9 * limit, f"{where} changes the budget")
-        need(units >= 0 and row["spent_units"] == before["spent_units"] + units, f"{where} does not add up")
-        need(row["spent_units"] <= row["limit_units"], f"{where} exceeds the budget")
+        need(0 <= balance <= balance + units == row["spent_units"] <= row["limit_units"], f"{where} does not add up")
         if kind in ("training", "evaluation") and "units" in detail:
             spent, part = parts.setdefault(number, {}), tuple(detail.get(name) for name in ("cohort", "split", "side"))
-            earlier, spent[part] = balance(spent), spent.get(part, 0) + detail["units"]
-            need(units == balance(spent) - earlier, f"{where} does not charge what its part of the account costs")
+            earlier, spent[part] = parallel(spent), spent.get(part, 0) + detail["units"]
+            need(units == parallel(spent) - earlier, f"{where} does not charge what its part of the account costs")
         if (request := (number, detail.get("request")))[1] is not None:
             need(detail.get("paid") == paid.get(request), f"{where} charges for a request that was charged before")
             paid[request] = paid.get(request, 0) + detail.get("units", units)
-        last[number] = row
+        last[number] = row["sequence"], row["hash"], row["spent_units"], row["limit_units"]
     holds.append(f"The ledger's {len(rows)} rows are chained by SHA-256, and the balances of {len(totals)} accounts add up.")
     return totals
 
-def balance(spent):
+def parallel(spent):
     """What parts cost together: the most expensive cohort; of each split, the larger side (section 6.2)."""
     found = [0]
     for cohort in {None, *(part[0] for part in spent)}:
-        sides = {}
-        for (of, split, side), units in spent.items():
-            if of in (None, cohort):
-                sides[split, side] = sides.get((split, side), 0) + units
-        found.append(sum(max(sides[each] for each in sides if each[0] == split) for split in {each[0] for each in sides}))
+        larger = {}
+        for split, side in {part[1:] for part in spent}:
+            units = spent.get((cohort, split, side), 0) + (spent.get((None, split, side), 0) if cohort else 0)
+            larger[split] = max(units, larger.get(split, 0))
+        found.append(sum(larger.values()))
     return max(found)
 
 def recount(folder, rows, totals, label):
     """Section 6.3: compare what the ledger charged for this model with its answers, training and evaluations."""
+    labels = {row["model"] for row in rows} - {""}
+    need(label in labels, f"--served-as must name one of {sorted(labels)}")
     rows = [row for row in rows if row["model"] == label]
-    need(rows, f"the ledger has no rows of the model {label}")
-    kinds, gaussian = {row["kind"] for row in rows}, folder.claim["mu"] is not None
+    kinds, mu = {row["kind"] for row in rows}, folder.facts.get("mu_version", folder.claim["mu"])
     for row in rows:
         detail, (total, measure) = json.loads(row["detail"] or "{}"), totals[row["account"]]
         charged = due = detail.get("units", row["units"])
-        if row["kind"] in ("charge", "migrated-budget") and measure == gaussian:
+        if row["kind"] in ("charge", "migrated-budget") and measure == (mu is not None):
             due = row["answers"] * math.ceil(folder.each * UNITS / total) - (detail.get("paid") or 0)
-        if row["kind"] == "training" and measure == gaussian:
-            mu = folder.facts.get("mu_version", folder.claim["mu"])
+        if row["kind"] == "training" and measure == (mu is not None):
             due = math.ceil(decimal(mu) ** 2 * UNITS / total)
         need(abs(charged - max(due, 0)) <= 1e-9 * due, f"a row charges {charged} units for what costs {due}: {row}")
     if folder.released:
@@ -486,19 +467,14 @@ def recount(folder, rows, totals, label):
     answered = sum(row["answers"] for row in rows if row["kind"] in ("charge", "migrated-budget"))
     holds.append(f"The ledger charged {label} as its guarantee requires, with {answered} answers.")
 
-# --- Section 7: signatures --------------------------------------------------------------------------------------------
 def signed(entry, key):
     """The content of a signed entry; its signature must be that of the given key, or of the key it names."""
-    from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     need(key in (None, entry["public_key"]), "an entry was signed with another key than the given one")
-    try:
-        public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(entry["public_key"]))
-        public.verify(bytes.fromhex(entry["signature"]), entry["content"].encode())
-    except InvalidSignature:
-        fails.append("a signature is not that of what was signed")
-    return json.loads(entry["content"])
+    public, content = Ed25519PublicKey.from_public_bytes(bytes.fromhex(entry["public_key"])), entry["content"]
+    public.verify(bytes.fromhex(entry["signature"]), content.encode())  # raises InvalidSignature
+    return json.loads(content)
 
 def check_bundle(folder, path, key):
     content = signed(json.loads(Path(path).read_text(encoding="utf-8")), key)
@@ -541,13 +517,10 @@ def main():
             same(f"the {name} of the guarantee", folder.claim.get(name), follows.get(name))
         check_status(folder)
         check_account(folder)
-        text = Path(given.ledger).read_text(encoding="utf-8") if given.ledger else ""
-        rows = json.loads(text) if text.startswith("[") else [json.loads(line) for line in text.splitlines()]
+        rows = Path(given.ledger).read_text(encoding="utf-8").splitlines() if given.ledger else []
+        rows = [json.loads(row) for row in rows]
         if given.ledger:
-            totals = check_ledger(rows)
-            labels = {given.served_as} if given.served_as else {row["model"] for row in rows if row["model"]}
-            need(len(labels) == 1, f"--served-as must name one of {sorted(labels)}")
-            recount(folder, rows, totals, *sorted(labels)[:1])
+            recount(folder, rows, check_ledger(rows), given.served_as)
         if given.bundle:
             check_bundle(folder, given.bundle, given.key)
         if given.witness:
@@ -556,8 +529,8 @@ def main():
             assumed.append("The key that signed belongs to whom you trust; --key names it.")
         numbers = ", ".join(f"{name} {value:.6g}" for name, value in follows.items() if name != "definition")
         claim = f"{folder.claim['status']}: {follows['definition']} with {numbers}, for one {folder.said['unit']}"
-    except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, OSError, RecursionError) as problem:
-        fails.append(f"it cannot be read as the specification says ({type(problem).__name__}: {problem})")
+    except Exception as problem:  # whatever cannot be read or computed fails
+        fails.append(f"it is not as the specification says ({type(problem).__name__}: {problem})")
         claim = "nothing"
     for title, sentences in {"HOLDS": holds, "ASSUMED": assumed, "FAILS": fails}.items():
         print(f"{title}:", *(f"\n  - {each}" for each in sentences or ["nothing"]), sep="")

@@ -361,9 +361,9 @@ TAMPERINGS: dict[str, tuple[str, Callable[[Case], object], str]] = {
     "a file that was added": (HEAD, lambda case: (case.folder / "x").write_text("x"), "file x"),
     "a file that was edited": (HEAD, _said(dataset="famous"), "file model.json"),
     "a bundle that was edited": (
-        HEAD, lambda case: case.bundle.write_text(case.bundle.read_text().replace("model.json", "model.bson")), "signature"),
+        HEAD, lambda case: case.bundle.write_text(case.bundle.read_text().replace("model.json", "model.bson")), "InvalidSignature"),
     "a bundle of another key": (HEAD, _resigned, "another key"),
-    "a witness's line that was edited": (VOTES, _seen(folders=[]), "signature"),
+    "a witness's line that was edited": (VOTES, _seen(folders=[]), "InvalidSignature"),
     "a witness's line that was removed": (VOTES, _lines(lambda lines: lines[1:]), "follows no line"),
     "a folder that was copied": (VOTES, _copied, "several places"),
 }  # fmt: skip
