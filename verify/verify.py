@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
 """Check a model folder of Quietmax, and what belongs to it, without Quietmax.
 
-    python verify.py FOLDER [--ledger EXPORT] [--served-as NAME/VERSION] [--bundle FILE] [--witness FILE] [--key HEX]
+    python verify.py FOLDER [--ledger EXPORT --served-as NAME/VERSION] [--bundle FILE] [--witness FILE] [--key HEX]
 
 The guarantee is recomputed from the facts that the folder states, as docs/specification.md says; its sections are named
-below. Python 3.11 is enough, with the package `cryptography` for signatures. Begin to read at `main`, the last function:
-it runs the checks in order. A check that fails adds a sentence to `fails`, and the exit code is 1.
+below. Begin to read at `main`, at the end. A check that fails adds a sentence to `fails`; then the exit code is 1.
 """
 
 import argparse
@@ -29,13 +28,12 @@ def need(condition, otherwise):
 
 def same(what, stated, computed):
     """Need a stated value to be the computed one; numbers may differ by 1e-9 of themselves."""
+    def alike(one, two):
+        if type(one) is list and type(two) is list:
+            return len(one) == len(two) and all(map(alike, one, two))
+        numbers = {type(one), type(two)} <= {int, float}
+        return math.isclose(one, two, rel_tol=1e-9) if numbers else type(one) is type(two) and one == two
     need(alike(stated, computed), f"{what}: stated {stated!r}, but it follows {computed!r}")
-
-def alike(one, two):
-    if type(one) is list and type(two) is list:
-        return len(one) == len(two) and all(map(alike, one, two))
-    numbers = {type(one), type(two)} <= {int, float}
-    return math.isclose(one, two, rel_tol=1e-9) if numbers else type(one) is type(two) and one == two
 
 def sha256(content):
     return hashlib.sha256(content).hexdigest()
@@ -61,8 +59,7 @@ def first_true(condition, low, high):
 
 def budget(epsilon, delta, gaussian):
     """What adds up: epsilon, or the square of the largest mu within (epsilon, delta)."""
-    mu = first_true(lambda mu: delta_of(mu, epsilon) > delta, 1e-8, 1e4) if gaussian else None
-    return decimal(mu) ** 2 if gaussian else decimal(epsilon)
+    return decimal(first_true(lambda mu: delta_of(mu, epsilon) > delta, 1e-8, 1e4)) ** 2 if gaussian else decimal(epsilon)
 
 # --- Section 4.3: an upper bound on the delta of Poisson-sampled Gaussian steps ----------------------------------------
 def transform(values, sign):
@@ -112,8 +109,8 @@ def mean_and_spread(masses):
 def composed_delta(first, masses, grid, steps, epsilon):
     """An upper bound on E[max(0, 1 - exp(epsilon - L))], L the sum of so many independent losses.
 
-    The masses are multiplied by exp(t * loss) before they are convolved, so that sums near epsilon are likely and
-    rounding is small beside delta. At the end the factor is taken out again; this is exact for every t.
+    Masses are multiplied by exp(t * loss) before they are convolved, so that rounding is small beside delta; at the end
+    the factor is taken out again, which is exact for every t.
     """
     losses = [(first + place) * grid for place in range(len(masses))]
     epsilon -= steps * 1e-14 * (1 + max(map(abs, losses)))  # the rounding of losses
@@ -127,7 +124,7 @@ def composed_delta(first, masses, grid, steps, epsilon):
     mean, spread = mean_and_spread(shares)
     spread = 1 + spread * math.sqrt(steps)
     size = 2 ** math.ceil(math.log2(max(len(masses), min(24 * spread, 2**18))))
-    # From `base` on; what wraps around from below only adds to delta.
+    # The sums from place `base` on; what wraps around from below only adds to delta.
     base = min(int(steps * mean - 10 * spread), int(epsilon // grid) - steps * first)
     front = transform([complex(each) for each in shares] + [0j] * (size - len(shares)), -1)
     powers = [cmath.exp(steps * cmath.log(each)) if each else 0j for each in front]
@@ -160,7 +157,7 @@ BATCHED = "random-fourier scattering patches mirrored turned joined reduced enco
 MAPS = ["identity", "scaling", "one-hot", "unit-norm", "table", "cells", "embedding", "pipeline", *BATCHED]
 
 class Folder:
-    """A model folder: `said` is its description, `claim` the guarantee it states, `facts` what the guarantee rests on."""
+    """A model folder: `said` is its description, `claim` the guarantee, `facts` what the guarantee rests on."""
 
     def __init__(self, path):
         self.path = Path(path)
@@ -187,9 +184,9 @@ class Folder:
     def sizes(self):
         """The number of cells of each column, then of each cross of two columns (section 2.2)."""
         parts, numbers = self.map["parts"], self.map["numbers"]
-        own = [parts[place][1] - parts[place][0] + 1 for place in range(len(parts))]
-        crossed = [9 if place in numbers else size for place, size in enumerate(own)]
-        own = [self.map["levels"] + 1 if place in numbers else size for place, size in enumerate(own)]
+        sizes = [last - first + 1 for first, last in parts]
+        crossed = [9 if place in numbers else size for place, size in enumerate(sizes)]
+        own = [self.map["levels"] + 1 if place in numbers else size for place, size in enumerate(sizes)]
         return own + [crossed[one] * crossed[other] for one, other in self.map["crosses"]]
 
     def check_common(self):
@@ -200,8 +197,8 @@ class Folder:
         same("classes and size", [facts["classes"], facts["declared_size"]], [self.classes, said["declared_size"]])
         if self.kind != "teachers" and self.maps[0]["kind"] in MAPS:
             same("the feature map", facts["features"], self.map)
-        same("the holdout", facts.get("holdout"), said["holdout"])
-        same("neighbours and extra_delta", [claim["neighbours"], claim["extra_delta"]], ["add-remove", 0.0])
+        stated = [facts.get("holdout"), claim["neighbours"], claim["extra_delta"]]
+        same("holdout, neighbours, extra_delta", stated, [said["holdout"], "add-remove", 0.0])
         if self.encoding is not None:
             same("the classes of the encoding", len(self.encoding["classes"]), self.classes)
             need(self.encoding["person"] is None or said["unit"] == "person", "a table of persons has the unit record")
@@ -228,8 +225,8 @@ def head(folder):
     need(outputs in (classes, 1 if classes == 2 else classes), "the number of outputs is not that of the classes")
     paid = {name for name in facts if name.startswith("mu_") and facts[name] is not None}
     check_releases(folder, kind, paid)
-    grid = 2.0**-30 * 2 ** max(0, math.ceil(math.log2(facts["declared_size"] / 2**22)))
     if gradient:
+        grid = 2.0**-30 * 2 ** max(0, math.ceil(math.log2(facts["declared_size"] / 2**22)))
         same("the loss and the grid", [facts["loss"], facts.get("grid", grid)], ["cross-entropy", grid])
         moved = facts["max_grad_norm"] + math.sqrt(outputs * dimension) * grid
     else:
@@ -237,8 +234,7 @@ def head(folder):
     same("the sensitivity", facts["sensitivity"], moved * UP)
     if not folder.released:
         need(not gradient, "answers are paid one by one with the output method only")
-        length = math.sqrt(math.fsum(each**2 for each in folder.numbers("weights")))
-        need(length <= longest * (1 + 1e-9), "the weights are longer than those of a minimiser can be")
+        need(math.hypot(*folder.numbers("weights")) <= longest * (1 + 1e-9), "the weights are longer than a minimiser is")
         vector = moved * UP * (1 + 2.0**-20) + 4 * (width + 2) * ROUNDING * longest * math.sqrt(classes)
         bounds = [vector * math.sqrt(1 - 1 / classes) * UP, vector * UP]
         same("the bounds", [said["bounds"][each]["value"] for each in ("one", "vector")], bounds)
@@ -260,8 +256,7 @@ def check_releases(folder, whitening, paid):
     same("size_from", facts["size_from"], "noisy count" if "mu_size" in paid else "declared")
     weights, noisy = facts.get("class_weights"), "noisy sizes" if "mu_class_sizes" in paid else "stated"
     same("class_weights_from", facts.get("class_weights_from"), None if weights is None else noisy)
-    fit = weights is None or (len(weights) == folder.classes and 0 < min(weights) and max(weights) == 1)
-    need(fit, "the weights of the classes must be positive, and the largest 1")
+    need(weights is None or 0 < min(weights) <= max(weights) == 1, "the weights of the classes must be from 0 to 1")
     if "mu_centring" not in paid and not facts.get("series"):
         centre = folder.numbers("centre")
         even = [1 / size for size in folder.sizes() for _ in range(size)] if folder.cells else [0.0] * len(centre)
@@ -285,14 +280,14 @@ def answers(folder, method, bounds):
     """Section 4.4: what all answers cost that are paid one by one."""
     facts, said = folder.facts, folder.said
     same("the bounds on scores", [facts["one_score"], facts["score_vector_l2"]], bounds)
-    same("the number of answers", facts["queries"], said["queries"])
     named = ["gaussian", None] if said.get("soft") else ["noisy-max", method]
-    same("the mechanism", [facts["mechanism"], facts.get("method")], named)
+    stated = [facts["queries"], facts["mechanism"], facts.get("method")]
+    same("the number of answers and the method", stated, [said["queries"], *named])
     need(method in ("exponential", "permute-and-flip", "gaussian", "gaussian probabilities"), f"no method {method!r}")
     gaussian, queries = method.startswith("gaussian"), said["queries"]
     folder.each = Fraction(UNITS // queries, UNITS) * budget(said["epsilon"], said["delta"], gaussian)
-    spent = folder.each * queries
-    return {"definition": "gaussian", "mu": math.sqrt(spent)} if gaussian else {"definition": "pure", "epsilon": float(spent)}
+    spent = {"mu": math.sqrt(folder.each * queries)} if gaussian else {"epsilon": float(folder.each * queries)}
+    return {"definition": "gaussian" if gaussian else "pure", **spent}
 
 def teachers(folder):
     """Section 4.4: one unit changes the vote of one teacher."""
@@ -326,18 +321,17 @@ def dpsgd(folder):
     epsilon, delta, sigma = said["epsilon"], said["delta"], facts["noise_multiplier"]
     rate, steps = facts["sampling_rate"], facts["steps"]
     same("epsilon and delta", [facts["epsilon"], facts["delta"]], [epsilon, delta])
-    same("epochs and sampling", [facts["epochs"], facts["sampling"]], [rate * steps, "poisson" if proven else "shuffled"])
+    same("the sampling", facts["sampling"], "poisson" if proven else "shuffled")
     need(0 < rate <= 1 and type(steps) is int and steps >= 1, "there is no such sampling rate or number of steps")
     if proven or facts["accountant"] == "rdp":
         bound = sampled_delta(sigma, rate, steps, epsilon)
     else:  # each epoch counts as one Gaussian mechanism
         bound = delta_of(math.sqrt(rate * steps) / sigma, epsilon)
-    above = f", which is above {delta:g} by {100 * (bound / delta - 1):.2g}%: this bound is rounded up"
-    if need(bound <= 1.01 * delta, f"the noise gives delta {bound:.3g} at epsilon {epsilon}, but {delta:g} is claimed"):
-        holds.append(f"{steps} steps give delta at most {bound:.4g} at epsilon {epsilon:g}{above if bound > delta else ''}.")
-    if proven and rate == 1:
-        return {"definition": "gaussian", "mu": math.sqrt(steps) / sigma}
-    return {"definition": "approximate", "epsilon": epsilon, "delta": delta}
+    need(bound <= 1.01 * delta, f"the noise gives delta {bound:.3g} at epsilon {epsilon}, but {delta:g} is claimed")
+    above = f": {100 * (bound / delta - 1):.2g}% above the claim, by rounding" if bound > delta else ""
+    holds.append(f"{steps} steps give delta at most {bound:.4g} at epsilon {epsilon:g}{above}.")
+    gaussian, point = {"mu": math.sqrt(steps) / sigma}, {"epsilon": epsilon, "delta": delta}
+    return {"definition": "gaussian", **gaussian} if proven and rate == 1 else {"definition": "approximate", **point}
 
 def most_expensive_cohort(facts, own):
     """Section 4.5: each person is in one cohort, so the most expensive cohort bounds all versions of a series."""
@@ -360,11 +354,12 @@ def check_status(folder):
         "is public: it was read off them": facts.get("size_declared", True) is not True,
         "What was read off the records is public": encoding.get("inferred"), "own feature map": not kinds <= {*MAPS},
         "This code computes each record": facts.get("own_code"), "What these steps learned": facts.get("fitted_steps"),
-        "Shuffled batches protect": published and counting == "rdp", "leaves the other": published and counting != "rdp",
+        "Shuffled batches protect" if counting == "rdp" else "leaves the other": published,
         "the guarantees of the earlier versions": any(each.get("status", "proven") != "proven" for each in series),
     }
     files = [each["sha256"] for each in folder.maps if each["kind"] == "encoder"]
-    reasons = conditions | {f"(SHA-256 {each})": True for each in (*files, *dict(encoding.get("encoders", ())).values())} | {
+    files += dict(encoding.get("encoders", ())).values()
+    reasons = conditions | {f"(SHA-256 {each})": True for each in files} | {
         "What the owner declared or chose": True, "All rows of one person": folder.said["unit"] == "person",
         "texts are embedded one by one": encoding.get("encoders"), "embeddings in the records": "embedding" in kinds,
         "rounds a record's features": kinds & {*BATCHED}, "every network of a stack": folder.kind == "teachers",
@@ -386,12 +381,12 @@ def check_account(folder):
         need(not path.exists(), "the weights are released, but there is an account of paid answers")
         stored = json.loads((folder.path / "evaluation.json").read_text(encoding="utf-8"))
         same("the id of the evaluations", stored["id"], said["evaluation_id"])
-        folder.evaluations, spent = stored["evaluations"], {"parallel": Fraction(0), "sequential": Fraction(0)}
+        folder.evaluations, spent = stored["evaluations"], {"parallel": 0, "sequential": 0}
         for each in folder.evaluations:
             spent[each["composition"]] += decimal(each["mu"]) ** 2
-            if each["result"] and folder.claim["mu"]:
-                mu = math.sqrt(max(decimal(folder.claim["mu"]) ** 2, spent["parallel"]) + spent["sequential"])
-                same("mu with an evaluation", each["result"]["guarantee"]["mu"], mu)
+        if any(spent.values()) and folder.claim["mu"]:
+            mu = math.sqrt(max(decimal(folder.claim["mu"]) ** 2, spent["parallel"]) + spent["sequential"])
+            holds.append(f"The model and its {len(folder.evaluations)} evaluations together cost mu {mu:.6g}.")
         return
     account, moved = json.loads(path.read_text(encoding="utf-8")), (folder.path / "moved.txt").exists()
     same("the id of the account", account["id"], said["account_id"])
@@ -429,7 +424,7 @@ def check_ledger(rows):
             need(detail.get("paid") == paid.get(request), f"{where} charges for a request that was charged before")
             paid[request] = paid.get(request, 0) + detail.get("units", units)
         last[number] = row["sequence"], row["hash"], row["spent_units"], row["limit_units"]
-    holds.append(f"The ledger's {len(rows)} rows are chained by SHA-256, and the balances of {len(totals)} accounts add up.")
+    holds.append(f"The ledger's {len(rows)} rows are chained, and the balances of {len(totals)} accounts add up.")
     return totals
 
 def parallel(spent):
@@ -445,8 +440,7 @@ def parallel(spent):
 
 def recount(folder, rows, totals, label):
     """Section 6.3: compare what the ledger charged for this model with its answers, training and evaluations."""
-    labels = {row["model"] for row in rows} - {""}
-    need(label in labels, f"--served-as must name one of {sorted(labels)}")
+    need(label in {row["model"] for row in rows}, f"the ledger has no rows of {label} (--served-as)")
     rows = [row for row in rows if row["model"] == label]
     kinds, mu = {row["kind"] for row in rows}, folder.facts.get("mu_version", folder.claim["mu"])
     for row in rows:
@@ -481,8 +475,7 @@ def check_bundle(folder, path, key):
     files = {each.name: sha256(each.read_bytes()) for each in folder.path.iterdir()}
     for name in {*files, *content["files"]} - {"account.json", "moved.txt"}:
         need(files.get(name) == content["files"].get(name), f"the file {name} is not the one that was signed")
-    if content["answered"] is not None:
-        need(folder.answered >= content["answered"], "fewer answers are counted than when the bundle was signed")
+    need(getattr(folder, "answered", 0) >= (content["answered"] or 0), "answers that the bundle counts are forgotten")
     holds.append("The files are those that were signed.")
 
 def check_witness(folder, rows, path, key):
@@ -490,7 +483,7 @@ def check_witness(folder, rows, path, key):
     before, heads, counted, places = "", {}, 0, set()
     for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
         content = signed(json.loads(line), key)
-        need((content["number"], content["previous"]) == (number, before), f"line {number} of the witness follows no line")
+        need((content["number"], content["previous"]) == (number, before), f"line {number} of it follows no line")
         before, account = sha256(line.encode()), folder.said.get("account_id")
         heads |= {(chain, sequence): head for chain, sequence, head in content["heads"]}
         for answered, place in (each[1:] for each in content["folders"] if each[0] == account):
@@ -517,8 +510,8 @@ def main():
             same(f"the {name} of the guarantee", folder.claim.get(name), follows.get(name))
         check_status(folder)
         check_account(folder)
-        rows = Path(given.ledger).read_text(encoding="utf-8").splitlines() if given.ledger else []
-        rows = [json.loads(row) for row in rows]
+        lines = Path(given.ledger).read_text(encoding="utf-8").splitlines() if given.ledger else []
+        rows = [json.loads(line) for line in lines]
         if given.ledger:
             recount(folder, rows, check_ledger(rows), given.served_as)
         if given.bundle:
