@@ -316,7 +316,7 @@ TAMPERINGS: dict[str, tuple[str, Callable[[Case], object], str]] = {
     "another definition": (HEAD, _claim(definition="pure"), "definition"),
     "other neighbours": (HEAD, _claim(neighbours="replace-one"), "neighbours"),
     "a delta that is added": (HEAD, _claim(extra_delta=-1e-6), "extra_delta"),
-    "an assumption that is left out": (HEAD, _claim(assumptions=[]), "does not state what it assumes"),
+    "an assumption that is left out": (HEAD, _claim(assumptions=[]), "assumptions that follow"),
     "an assumption that is put in": (VOTES, _claim(assumptions=["Nothing.", "Nothing.", "Nothing."]), "assum"),
     "noise of a seed": (HEAD, _fact("noise_source", {"source": "seeded", "exact": False}), "Nobody knows the seed"),
     "classes that were not declared": (HEAD, _fact("classes_declared", False), "set of classes"),
