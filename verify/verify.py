@@ -447,7 +447,6 @@ def check_bundle(folder, path, key):
         need(files.get(name) == content["files"].get(name), f"the file {name} is not the one that was signed")
     need(getattr(folder, "answered", 0) >= (content["answered"] or 0), "answers that the bundle counts are forgotten")
     holds.append("The files are those that were signed.")
-
 def check_witness(folder, rows, path, key):
     """What a second place wrote down must still be there: a ledger or a folder that went back is noticed."""
     before, heads, counted, places = "", {}, 0, set()

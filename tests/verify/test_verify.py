@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
+import io
 import json
-import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -19,21 +21,17 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from quietmax.accounting import PureCost
-from quietmax.accounting.costs import GaussianCost
 from quietmax.accounting.dpsgd import Schedule, loss_delta, noise_multiplier
-from quietmax.data.encoding import NumericColumn
 from quietmax.data.tables import encode_table
-from quietmax.errors import DataUnavailable, QuietmaxError
-from quietmax.estimators import DPSGD, DPSGDSettings, PrivateHead, open_private, save_private
-from quietmax.estimators.serialization import PrivateModel
+from quietmax.errors import QuietmaxError
+from quietmax.estimators import DPSGD, PrivateHead, open_private, save_private
 from quietmax.export.bundle import write_bundle
-from quietmax.ledger import Charge, Ledger, Terms
+from quietmax.ledger import Charge, Ledger
 from quietmax.ledger.database import _row_hash
 from quietmax.ledger.witness import witness
 from quietmax.server.deployment import deploy, load_models
 from tests.estimators import growing
-from tests.estimators.test_serialization import BY_PERSON, OF_PEOPLE, PEOPLE, PEOPLE_SCHEMA, GREY, _images
+from tests.estimators.test_serialization import GREY, OF_PEOPLE, PEOPLE, PEOPLE_SCHEMA, _images
 from tests.estimators.test_serialization_of_edited_folders import CELLS, ESTIMATORS, FEATURES, LABELS, SAMPLES
 from tests.estimators.test_serialization_of_encoders import RECORDS, layer_encoder
 
@@ -61,7 +59,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A folder for each kind of private model."""
     place = tmp_path_factory.mktemp("models")
     found = {
-        kind: save_private(estimator.fit(FEATURES, LABELS), place / kind.replace(", ", "-"), dataset="made up")
+        kind: save_private(
+            estimator.fit(FEATURES, LABELS), place / kind.replace(", ", "-"), dataset="made up"
+        )
         for kind, estimator in ESTIMATORS.items()
     }
     for kind in MORE:
@@ -69,14 +69,27 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
+def _command(folder: Path, files: dict[str, Any]) -> list[str]:
+    options = (text for name, value in files.items() for text in (f"--{name.replace('_', '-')}", str(value)))
+    return [str(PROGRAM), str(folder), *options]
+
+
 def verify(folder: Path, **files: Any) -> tuple[int, str]:
-    """Run the program as a stranger would: in a process of its own that cannot import Quietmax."""
-    options = [text for name, value in files.items() for text in (f"--{name.replace('_', '-')}", str(value))]
-    ran = subprocess.run(
-        [sys.executable, "-I", PROGRAM, folder, *options], capture_output=True, text=True, check=False, timeout=100
-    )
-    assert not ran.stderr, ran.stderr
-    return ran.returncode, ran.stdout
+    """Run the program; return its exit code and what it printed."""
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as changed, contextlib.redirect_stdout(printed):
+        changed.setattr(sys, "argv", _command(folder, files))
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(PROGRAM), run_name="__main__")
+    assert isinstance(ended.value.code, int)
+    return ended.value.code, printed.getvalue()
+
+
+def test_a_stranger_without_quietmax_can_run_it(saved: dict[str, Path]) -> None:
+    program = _command(saved["head, gradient"], {})
+    ran = subprocess.run([sys.executable, "-I", "-S", *program], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert (0, ran.stdout) == verify(saved["head, gradient"])
 
 
 def _numbers(text: str) -> dict[str, float]:
@@ -147,12 +160,16 @@ class Case:
             self.public = write_bundle(self.folder, self.key, self.bundle)["public_key"]
             witness(self.witness, None, [self.folder], key=self.key)
         with Ledger(address) as ledger:
-            (served,) = deploy(ledger, load_models([f"m={self.folder}"], accept_unproven=True), accept_weak=True)
+            (served,) = deploy(
+                ledger, load_models([f"m={self.folder}"], accept_unproven=True), accept_weak=True
+            )
             if paid:
                 client = ledger.create_key("ann")[1].client_id
                 for number in range(2):
                     request = ledger.request_key(client, f"id {number}")
-                    charge = Charge(served.account.id, client, "m/1", served.unit_cost, 1, request=request, body=b"x")
+                    charge = Charge(
+                        served.account.id, client, "m/1", served.unit_cost, 1, request=request, body=b"x"
+                    )
                     ledger.charge(charge)
             rows = [asdict(entry) for entry in ledger.export(None)]
         if not paid:
@@ -255,7 +272,9 @@ def _rehashed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-def _ledger(change: Callable[[list[dict[str, Any]]], object], *, rehash: bool = False) -> Callable[[Case], None]:
+def _ledger(
+    change: Callable[[list[dict[str, Any]]], object], *, rehash: bool = False
+) -> Callable[[Case], None]:
     def edit(case: Case) -> None:
         rows = case.rows()
         change(rows)
@@ -276,7 +295,12 @@ def _forked(case: Case) -> None:
 
 
 def _lines(change: Callable[[list[str]], list[str]]) -> Callable[[Case], None]:
-    return lambda case: case.witness.write_text("".join(f"{each}\n" for each in change(case.witness.read_text().splitlines()))) and None  # fmt: skip
+    def edit(case: Case) -> None:
+        case.witness.write_text(
+            "".join(f"{each}\n" for each in change(case.witness.read_text().splitlines()))
+        )
+
+    return edit
 
 
 def _seen(**values: Any) -> Callable[[Case], None]:
@@ -317,16 +341,35 @@ TAMPERINGS: dict[str, tuple[str, Callable[[Case], object], str]] = {
     "other neighbours": (HEAD, _claim(neighbours="replace-one"), "neighbours"),
     "a delta that is added": (HEAD, _claim(extra_delta=-1e-6), "extra_delta"),
     "an assumption that is left out": (HEAD, _claim(assumptions=[]), "assumptions that follow"),
-    "an assumption that is put in": (VOTES, _claim(assumptions=["Nothing.", "Nothing.", "Nothing."]), "assum"),
-    "noise of a seed": (HEAD, _fact("noise_source", {"source": "seeded", "exact": False}), "Nobody knows the seed"),
+    "an assumption that is put in": (
+        VOTES,
+        _claim(assumptions=["Nothing.", "Nothing.", "Nothing."]),
+        "assum",
+    ),
+    "noise of a seed": (
+        HEAD,
+        _fact("noise_source", {"source": "seeded", "exact": False}),
+        "Nobody knows the seed",
+    ),
     "classes that were not declared": (HEAD, _fact("classes_declared", False), "set of classes"),
     "code that saw the records": (HEAD, _fact("own_code", ["Scaler"]), "This code"),
-    "other weights": (HEAD, lambda case: (case.folder / "weights.safetensors").write_bytes(b"0" * 99), "SHA-256"),
-    "weights of another shape": (HEAD, _tensors(lambda found: found.update(weights=np.zeros((2, 9)))), "shape"),
+    "other weights": (
+        HEAD,
+        lambda case: (case.folder / "weights.safetensors").write_bytes(b"0" * 99),
+        "SHA-256",
+    ),
+    "weights of another shape": (
+        HEAD,
+        _tensors(lambda found: found.update(weights=np.zeros((2, 9)))),
+        "shape",
+    ),
     "a tensor too many": (HEAD, _tensors(lambda found: found.update(records=np.zeros(9))), "shape"),
     "other classes": (HEAD, _said(classes=["a", "b", "c"]), "classes"),
     "a whitening that nothing paid for": (
-        HEAD, _tensors(lambda found: found.update(whitening=np.eye(4))), "whitening"),
+        HEAD,
+        _tensors(lambda found: found.update(whitening=np.eye(4))),
+        "whitening",
+    ),
     "longer weights": (ASKED, _tensors(lambda found: found.update(weights=found["weights"] * 1e6)), "longer"),
     "smaller bounds": (ASKED, _halved("one_score", "score_vector_l2"), "bounds on scores"),
     "a smaller tolerance": (ASKED, _halved("tolerance"), "tolerance"),
@@ -336,37 +379,74 @@ TAMPERINGS: dict[str, tuple[str, Callable[[Case], object], str]] = {
     "answers that are forgotten": (ASKED, PUT_BACK, "than the folder counts"),
     "a budget at two places": (ASKED, PUT_BACK, "the folder can spend it too"),
     "more answers than paid for": (ASKED, _account(answered=f"{99:020d}"), "more answers were given"),
-    "fewer teachers": (VOTES, _tensors(lambda found: [found.update({name: found[name][:2]}) for name in found]), "teachers"),
+    "fewer teachers": (
+        VOTES,
+        _tensors(lambda found: [found.update({name: found[name][:2]}) for name in found]),
+        "teachers",
+    ),
     "a better method": (VOTES, _said(method="best"), "method"),
     "an edited row": (VOTES, _ledger(lambda rows: _charge(rows).update(units=1)), "was edited"),
     "a missing row": (VOTES, _ledger(lambda rows: rows.remove(_charge(rows))), "not in the ledger"),
     "a charge that is too small, rehashed": (
-        VOTES, _ledger(lambda rows: _charge(rows).update(units=1), rehash=True), "for what costs"),
+        VOTES,
+        _ledger(lambda rows: _charge(rows).update(units=1), rehash=True),
+        "for what costs",
+    ),
     "a larger budget, rehashed": (
-        VOTES, _ledger(lambda rows: _charge(rows).update(limit_units=6040 * 10**12), rehash=True), "changes the budget"),
+        VOTES,
+        _ledger(lambda rows: _charge(rows).update(limit_units=6040 * 10**12), rehash=True),
+        "changes the budget",
+    ),
     "a row that is charged twice, rehashed": (
-        VOTES, _ledger(lambda rows: rows.append(dict(_charge(rows))), rehash=True), "charged before"),
+        VOTES,
+        _ledger(lambda rows: rows.append(dict(_charge(rows))), rehash=True),
+        "charged before",
+    ),
     "a rolled-back ledger": (VOTES, _ledger(lambda rows: rows.remove(rows[-1])), "went back or was forked"),
     "a forked ledger": (VOTES, _forked, "went back or was forked"),
     "a training that was not charged": (
-        HEAD, _ledger(lambda rows: rows.remove(_charge(rows)), rehash=True), "did not charge for the training"),
+        HEAD,
+        _ledger(lambda rows: rows.remove(_charge(rows)), rehash=True),
+        "did not charge for the training",
+    ),
     "an evaluation that was not charged": (
         HEAD,
         lambda case: (case.folder / "evaluation.json").write_text(
-            json.dumps(json.loads((case.folder / "evaluation.json").read_text()) | {"evaluations": [
-                {"mu": 0.1, "composition": "parallel", "assumes": [], "id": "7", "reserved": False, "result": None}]})),
-        "evaluation"),
+            json.dumps(
+                json.loads((case.folder / "evaluation.json").read_text())
+                | {
+                    "evaluations": [
+                        {
+                            "mu": 0.1,
+                            "composition": "parallel",
+                            "assumes": [],
+                            "id": "7",
+                            "reserved": False,
+                            "result": None,
+                        }
+                    ]
+                }
+            )
+        ),
+        "evaluation",
+    ),
     "evaluations of another model": (
-        HEAD, lambda case: (case.folder / "evaluation.json").write_text('{"id": "0", "evaluations": []}'), "evaluations"),
+        HEAD,
+        lambda case: (case.folder / "evaluation.json").write_text('{"id": "0", "evaluations": []}'),
+        "evaluations",
+    ),
     "a file that was added": (HEAD, lambda case: (case.folder / "x").write_text("x"), "file x"),
     "a file that was edited": (HEAD, _said(dataset="famous"), "file model.json"),
     "a bundle that was edited": (
-        HEAD, lambda case: case.bundle.write_text(case.bundle.read_text().replace("model.json", "model.bson")), "InvalidSignature"),
+        HEAD,
+        lambda case: case.bundle.write_text(case.bundle.read_text().replace("model.json", "model.bson")),
+        "InvalidSignature",
+    ),
     "a bundle of another key": (HEAD, _resigned, "another key"),
     "a witness's line that was edited": (VOTES, _seen(folders=[]), "InvalidSignature"),
     "a witness's line that was removed": (VOTES, _lines(lambda lines: lines[1:]), "follows no line"),
     "a folder that was copied": (VOTES, _copied, "several places"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", ["teachers", "head asked", "head, gradient"])

@@ -330,7 +330,9 @@ def witness(
     file: Annotated[Path, typer.Argument(help="File of the witness; one line is added to it.")],
     export: Annotated[Path | None, "Audit log of all accounts, as 'quietmax ledger export' wrote it."] = None,
     model: Annotated[list[Path] | None, "Folder of a model that is paid per answer. Can be repeated."] = None,
-    key: Annotated[Path | None, "PEM file of the Ed25519 key; it is created if there is none. Default: FILE.pem."] = None,
+    key: Annotated[
+        Path | None, "PEM file of the Ed25519 key; it is created if there is none. Default: FILE.pem."
+    ] = None,
     moved: Annotated[bool, "Accept that a model folder lies at another place than before."] = False,
     address: Address = None,
 ) -> None:
@@ -352,7 +354,9 @@ def witness(
         raise InvalidInput("At least one of `export`, `address` and `model` is required.")
     content = write_down(file, rows, model or (), key=key or file.with_name(f"{file.name}.pem"), moved=moved)
     print_json(content)
-    seen = f"{counted(len(content['heads']), 'account')} and {counted(len(content['folders']), 'model folder')}"
+    seen = (
+        f"{counted(len(content['heads']), 'account')} and {counted(len(content['folders']), 'model folder')}"
+    )
     console.print(f"Line {content['number']} of {file}: {seen}, and none of them went back.")
 
 

@@ -37,7 +37,9 @@ def signing_key(path: Path) -> Ed25519PrivateKey:
     except OSError as problem:
         raise QuietmaxError(f"The key {path} cannot be read or written ({problem.strerror}).") from problem
     except (TypeError, ValueError) as problem:
-        raise InvalidInput(f"The key {path} must be an Ed25519 key in a PEM file without a password.") from problem
+        raise InvalidInput(
+            f"The key {path} must be an Ed25519 key in a PEM file without a password."
+        ) from problem
     if not isinstance(key, Ed25519PrivateKey):
         raise InvalidInput(f"The key {path} must be an Ed25519 key.")
     return key
@@ -51,7 +53,7 @@ def signed(content: Mapping[str, Any], key: Ed25519PrivateKey) -> dict[str, str]
 
 
 def write_bundle(folder: Path, key: Path, output: Path) -> dict[str, str]:
-    """Sign the files of a model folder. Of a model that is paid per answer, the count may grow, so it is signed apart."""
+    """Sign the files of a model folder. The count of paid answers may grow, so it is stated beside them."""
     description = read_description(folder)
     if output.resolve().parent == folder.resolve():
         raise InvalidInput("`output` must be outside of the model folder, whose files it signs.")

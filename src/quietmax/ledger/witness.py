@@ -77,7 +77,9 @@ def _count(folder: Path) -> list[Any]:
     """Return the id of a folder's account, the answers that it counts, and where it lies."""
     identity = read_description(folder).get(ACCOUNT_ID)
     if identity is None:
-        raise InvalidInput(f"The model in {folder} is not paid per answer, so nothing of it can be spent twice.")
+        raise InvalidInput(
+            f"The model in {folder} is not paid per answer, so nothing of it can be spent twice."
+        )
     answered = FileAccount(folder / ACCOUNT_FILE, identity=str(identity)).answered
     return [identity, answered, f"{platform.node()}:{folder.resolve()}"]
 
@@ -86,7 +88,9 @@ def _check_counts(counts: list[list[Any]], seen: list[list[Any]], moved: bool) -
     for identity, answered, place in counts:
         for _, before, where in (each for each in seen if each[0] == identity):
             if answered < before:
-                raise LedgerDamaged(f"The account in {place} went back: it counted {before} answers in {where}.")
+                raise LedgerDamaged(
+                    f"The account in {place} went back: it counted {before} answers in {where}."
+                )
             if place != where and not moved:
                 raise LedgerDamaged(
                     f"The model in {place} was in {where} before. A copy could be spent twice; `moved` accepts that "
