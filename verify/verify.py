@@ -283,7 +283,6 @@ def networks(folder, **shapes):
     folder.shapes(**shapes)
     same("the outputs of the network", widths[-1], folder.classes)
     return count
-
 def dpsgd(folder):
     """Section 4.3: Gaussian noise on clipped sums over samples."""
     facts, said = folder.facts, folder.said
@@ -308,7 +307,6 @@ def dpsgd(folder):
     holds.append(f"{steps} steps give delta <= {bound:.4g} at epsilon {epsilon:g} (claim {bound / delta - 1:+.2%}).")
     gaussian, point = {"mu": math.sqrt(steps) / sigma}, {"epsilon": epsilon, "delta": delta}
     return {"definition": "gaussian", **gaussian} if proven and rate == 1 else {"definition": "approximate", **point}
-
 def most_expensive_cohort(facts, own):
     """Section 4.5: each person is in one cohort, so the most expensive cohort bounds all versions of a series."""
     series, cohort = facts.get("series", []), facts.get("cohort", {"version": 1, "name": None})
@@ -486,7 +484,9 @@ def main():
             check_bundle(folder, given.bundle, given.key)
         if given.witness:
             check_witness(folder, rows, given.witness, given.key)
-        assumed.extend([] if given.key else ["Signatures are of the right key: --key names it."])
+        holds.extend([] if fails else ["Digests and shapes are as stated; status and numbers follow from the facts."])
+        unknown = (given.bundle or given.witness) and not given.key
+        assumed.extend(["The key that signed is the right one: --key names it."] if unknown else [])
         numbers = ", ".join(f"{name} {value:.6g}" for name, value in follows.items() if name != "definition")
         claim = f"{folder.claim['status']}: {follows['definition']} with {numbers}, for one {folder.said['unit']}"
     except Exception as problem:  # whatever cannot be read or computed fails
