@@ -38,16 +38,21 @@ COMMANDS = {
     "card": "Show the privacy card of a model.",
     "forget": "Leave a person out of later trainings, and say what stays.",
     "export": "Export a released model to ONNX, skops or MLflow.",
+    "bundle": "Sign the files of a model folder.",
     "serve": "Serve models over HTTP.",
     "ask": "Ask a running service about all rows of a file.",
     "ledger": "Manage budgets, API keys and the audit log.",
+    "witness": "Write down, at a second place, what a ledger has charged.",
     "compare": "Compare the privacy and utility of all methods on your data.",
     "reproduce": "Reproduce the paper's tables and figures.",
 }
 _SHARED = {
-    **dict.fromkeys(("evaluate", "decide", "explain", "card", "forget", "export", "sensitivity"), "models"),
+    **dict.fromkeys(
+        ("evaluate", "decide", "explain", "card", "forget", "export", "bundle", "sensitivity"), "models"
+    ),
     **dict.fromkeys(("datasets", "schema", "plan"), "data"),
     "ask": "predict",
+    "witness": "ledger",
     **dict.fromkeys(("compare", "reproduce"), "experiments"),
 }
 """The modules of commands that share one."""

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -323,6 +323,52 @@ def _prune(
         f"Deleted {counted(requests, 'stored request')} and "
         f"{counted(batches, 'batch', 'batches')} of cached answers."
     )
+
+
+@with_groups
+def witness(
+    file: Annotated[Path, typer.Argument(help="File of the witness; one line is added to it.")],
+    export: Annotated[Path | None, "Audit log of all accounts, as 'quietmax ledger export' wrote it."] = None,
+    model: Annotated[list[Path] | None, "Folder of a model that is paid per answer. Can be repeated."] = None,
+    key: Annotated[
+        Path | None, "PEM file of the Ed25519 key; it is created if there is none. Default: FILE.pem."
+    ] = None,
+    moved: Annotated[bool, "Accept that a model folder lies at another place than before."] = False,
+    address: Address = None,
+) -> None:
+    """Write down, signed, the last rows of a ledger and the counts of model folders; fail if any of them went back.
+
+    Run it on another machine, which the owner of the ledger cannot write to. Each file watches one ledger.
+
+    Example: quietmax witness witness.jsonl --export audit-log.jsonl
+    """
+    from quietmax.ledger.witness import witness as write_down
+
+    rows = None
+    if export is not None:
+        rows = _read_export(export)
+    elif address is not None:
+        with _open(address) as ledger:
+            rows = [asdict(entry) for entry in ledger.export(None)]
+    if rows is None and not model:
+        raise InvalidInput("At least one of `export`, `address` and `model` is required.")
+    content = write_down(file, rows, model or (), key=key or file.with_name(f"{file.name}.pem"), moved=moved)
+    print_json(content)
+    seen = (
+        f"{counted(len(content['heads']), 'account')} and {counted(len(content['folders']), 'model folder')}"
+    )
+    console.print(f"Line {content['number']} of {file}: {seen}, and none of them went back.")
+
+
+def _read_export(path: Path) -> list[dict[str, Any]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        found = json.loads(text) if text.startswith("[") else [json.loads(line) for line in text.splitlines()]
+        return [{name: row[name] for name in ("account", "sequence", "hash")} for row in found]
+    except OSError as error:
+        raise QuietmaxError(f"Cannot read the audit log {path}: {error.strerror}.") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise QuietmaxError(f"{path} is not an audit log, as 'quietmax ledger export' writes it.") from error
 
 
 @key_app.command("create")

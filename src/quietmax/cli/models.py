@@ -569,3 +569,24 @@ def sensitivity(
         vars(found).items(),
         "The paper's formulas; not upper bounds (theory, section 2).",
     )
+
+
+@with_groups
+def bundle(
+    model: Model,
+    key: Annotated[Path, "PEM file of the Ed25519 key; it is created if there is none."] = Path("key.pem"),
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write. Default: FOLDER.bundle.json.")
+    ] = None,
+) -> None:
+    """Sign the files of a model folder, so that verify.py notices every change of them.
+
+    Example: quietmax bundle model --key key.pem
+    """
+    from quietmax.export.bundle import write_bundle
+
+    folder = model.resolve()
+    target = folder.with_name(f"{folder.name}.bundle.json") if output is None else output
+    entry = write_bundle(model, key, target)
+    print_json({"bundle": str(target), "public_key": entry["public_key"]})
+    console.print(f"Signed in {target}. Public key: {entry['public_key']}", soft_wrap=True)
