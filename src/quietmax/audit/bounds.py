@@ -1,6 +1,6 @@
 """Claims, the lower bounds on epsilon and mu that test them, and the report of an audit.
 
-A bound follows from counts of an event, or from right guesses about canaries.
+A bound follows from counts of an event, from right guesses about canaries, or from the sums of their signals.
 
 *Counts.* If an answer is (epsilon, delta)-private, then ``P <= exp(epsilon)*Q + delta`` for every event, P and Q its
 probabilities on two neighbouring inputs. If it is mu-Gaussian private, ``Phi^-1(P) - Phi^-1(Q) <= mu`` (Dong, Roth and
@@ -37,6 +37,19 @@ to R and ``(r-i)*p_i/m`` to H, and everything must add up to ``R_0 + H_0 = r/m``
 all of t on N = v and then, from v-1 down to 0, adding no more mass than the inequality for k = i+1 demands, uses the
 least total: if p' is another solution, then ``R'_i >= R_i`` and ``R'_i - R_i >= i/(r-i) * (H'_i - H_i)`` hold at i = v
 and carry over from i+1 to i. If even this needs more than r/m, then P[N >= v] < t.
+
+*Sums.* The general bound must allow that canaries disturb each other in the worst way, so it shows about half of mu. A
+release that only adds independent Gaussian noise permits more. Let ``X_i = c + b_i*A_i + s*G_i`` be the signal of canary
+i: b_i its coin, G independent standard normal numbers, s > 0 and c unknown, and ``A_i <= mu*s``, whatever else A_i
+depends on. Of m canaries n are inside. With the mean of each side, and S the standard deviation of those outside,
+
+    t = (mean inside - mean outside) / (S*r),    r = sqrt(1/n + 1/(m-n)),
+
+never exceeds a variable with noncentral t distribution, m-n-1 degrees of freedom and noncentrality mu/r: the mean of
+the A_i is at most mu*s, and canaries outside are noise alone. So every mu for which t lies in the upper tail of size
+1 - confidence is rejected (Student's test). This holds for a claim of mu and *this form of noise*. Noise that is
+correlated or not normal is outside of the theorem; the bound from guesses needs no such assumption. What comes on top
+of mu with probability delta may happen to each canary: m*delta of the permitted error is kept for it.
 """
 
 from __future__ import annotations
@@ -50,7 +63,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import ndtr, ndtri
+from scipy.special import nctdtr, ndtr, ndtri
 from scipy.stats import binom
 
 from quietmax.accounting.costs import Cost, PureCost
@@ -67,6 +80,7 @@ CONFIDENCE = 1 - 1e-6
 """Default confidence of a bound from draws of a release: one audit in a million refutes a true claim."""
 ENOUGH_POWER = 0.9
 """An audit notices something if a repetition would refute the claim with at least this probability."""
+_FEWEST_SIGNALS = 8
 _LARGEST_EPSILON = 64.0
 _LARGEST_EPSILON_OF_STEPS = 2.0**20
 _LARGEST_MU = 32.0
@@ -367,6 +381,51 @@ class CountedGuesses:
 
 
 @dataclass(frozen=True)
+class SummedSignals:
+    """What the signals of canaries inside and outside say; see the module."""
+
+    inside: int
+    outside: int
+    distance: float  # Of the mean signals, in standard deviations of those outside: an estimate of mu
+    claim: Claim
+    confidence: float
+
+    @classmethod
+    def _of(
+        cls, signals: Floats, inside: NDArray[np.bool_], claim: Claim, confidence: float
+    ) -> SummedSignals:
+        """Summarise the signals of canaries."""
+        own, others = signals[inside], signals[~inside]
+        if min(len(own), len(others)) < _FEWEST_SIGNALS or claim.parameter != "mu":
+            raise InvalidInput(
+                f"Sums of signals require a claim of mu and at least {_FEWEST_SIGNALS} canaries on either side; got "
+                f"{claim.parameter} and {len(own)} inside of {len(signals)}."
+            )
+        spread = max(float(others.std(ddof=1)), np.finfo(np.float64).tiny)
+        distance = min(float(own.mean() - others.mean()) / spread, _LARGEST_MU)  # less distance shows less
+        return cls(len(own), len(others), distance, claim, confidence)
+
+    def _tail(self, mu: float, distance: float) -> float:
+        """Bound the probability of this ``distance`` or more under ``mu``."""
+        root = math.sqrt(1 / self.inside + 1 / self.outside)
+        return float(1 - nctdtr(self.outside - 1, mu / root, distance / root))
+
+    @property
+    def _error(self) -> float:
+        return 1 - self.confidence - (self.inside + self.outside) * self.claim.extra_delta
+
+    def _lower_bound(self) -> float:
+        """Return the largest mu that the signals reject."""
+        return _bisected(lambda mu: self._tail(mu, self.distance) <= self._error, 0.0, max(self.distance, 0.0))
+
+    def _power(self, noise_share: float = 1.0) -> float:
+        """Estimate the probability that a repetition with a share of this noise refutes the claim."""
+        mu = self.claim.amount
+        least = _bisected(lambda distance: self._tail(mu, distance) > self._error, mu, 4 * mu + 8)
+        return self._tail(self.distance / noise_share, least)
+
+
+@dataclass(frozen=True)
 class SelfTest:
     """The same audit of the same claim, with a share of the noise that the claim requires."""
 
@@ -441,7 +500,7 @@ class AuditReport:
         Further figures as JSON values.
     unit : {"record", "person"}
         What the neighbouring inputs differ in: one record, or one person with all rows.
-    repetition : CountedEvent, CountedGuesses or None
+    repetition : CountedEvent, CountedGuesses, SummedSignals or None
         Estimates the probability that a repetition of this audit refutes the claim.
     self_test : SelfTest or None
         The same audit with less noise, if it was run.
@@ -464,7 +523,7 @@ class AuditReport:
     epsilon_lower_bound: float
     details: Mapping[str, Any] = field(default_factory=dict)
     unit: Unit = "record"
-    repetition: CountedEvent | CountedGuesses | None = field(default=None, repr=False, compare=False)
+    repetition: CountedEvent | CountedGuesses | SummedSignals | None = field(default=None, repr=False, compare=False)
     self_test: SelfTest | None = None
 
     @property

@@ -168,8 +168,8 @@ class _TrainingOptions:
     ] = 500
     times: Annotated[
         int | None,
-        "worst-case: trainings with, and as many without, one canary; for answers (teachers, head-query), draws of "
-        "the answers of two models. Default: 6,000 (head), 10,000 (dpsgd) or 100,000.",
+        "worst-case: canaries in one training (head); trainings with, and as many without, one canary (dpsgd); draws "
+        "of the answers of two models (teachers, head-query). Default: 4,000, 10,000 or 100,000.",
         {"min": 64},
     ] = None
     queries: Annotated[int, "worst-case: answers of teachers and head-query.", {"min": 1}] = 1
