@@ -39,15 +39,15 @@ least total: if p' is another solution, then ``R'_i >= R_i`` and ``R'_i - R_i >=
 and carry over from i+1 to i. If even this needs more than r/m, then P[N >= v] < t.
 
 *Sums.* The general bound must allow that canaries disturb each other in the worst way, so it shows about half of mu. A
-release that only adds independent Gaussian noise permits more. Let ``X_i = c + b_i*A_i + s*G_i`` be the signal of canary
-i: b_i its coin, G independent standard normal numbers, s > 0 and c unknown, and ``A_i <= mu*s``, whatever else A_i
-depends on. Of m canaries n are inside. With the mean of each side, and S the standard deviation of those outside,
+release that only adds independent Gaussian noise permits more. Let ``X_i = c + b_i*A_i + s*G_i`` be the signal of
+canary i: b_i its coin, G independent standard normal numbers, s > 0 and c unknown, and ``A_i <= mu*s``, whatever else
+A_i depends on. Of m canaries n are inside. With the mean of each side, and S the standard deviation of those outside,
 
     t = (mean inside - mean outside) / (S*r),    r = sqrt(1/n + 1/(m-n)),
 
 never exceeds a variable with noncentral t distribution, m-n-1 degrees of freedom and noncentrality mu/r: the mean of
-the A_i is at most mu*s, and canaries outside are noise alone. So every mu for which t lies in the upper tail of size
-1 - confidence is rejected (Student's test). This holds for a claim of mu and *this form of noise*. Noise that is
+the A_i is at most mu*s, and canaries outside are noise alone. So every mu for which t lies in the upper tail of size 1
+- confidence is rejected (Student's test). This holds for a claim of mu and *this form of noise*. Noise that is
 correlated or not normal is outside of the theorem; the bound from guesses needs no such assumption. What comes on top
 of mu with probability delta may happen to each canary: m*delta of the permitted error is kept for it.
 """
@@ -56,7 +56,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -80,6 +80,7 @@ CONFIDENCE = 1 - 1e-6
 """Default confidence of a bound from draws of a release: one audit in a million refutes a true claim."""
 ENOUGH_POWER = 0.9
 """An audit notices something if a repetition would refute the claim with at least this probability."""
+_NOISE_IN_WORDS = {0.5: "half the noise", 0.75: "three quarters of the noise"}
 _FEWEST_SIGNALS = 8
 _LARGEST_EPSILON = 64.0
 _LARGEST_EPSILON_OF_STEPS = 2.0**20
@@ -416,7 +417,9 @@ class SummedSignals:
 
     def _lower_bound(self) -> float:
         """Return the largest mu that the signals reject."""
-        return _bisected(lambda mu: self._tail(mu, self.distance) <= self._error, 0.0, max(self.distance, 0.0))
+        return _bisected(
+            lambda mu: self._tail(mu, self.distance) <= self._error, 0.0, max(self.distance, 0.0)
+        )
 
     def _power(self, noise_share: float = 1.0) -> float:
         """Estimate the probability that a repetition with a share of this noise refutes the claim."""
@@ -451,7 +454,7 @@ class SelfTest:
 
     def sentence(self, parameter: str, claimed: float) -> str:
         """Return the result in words."""
-        share = "half the noise" if self.noise_share == 0.5 else f"{self.noise_share:g} of the noise"
+        share = _NOISE_IN_WORDS.get(self.noise_share, f"{self.noise_share:g} of the noise")
         would = "would" if self.notices else "would not reliably" if self.power >= 0.5 else "would not"
         side = "above" if self.lower_bound > claimed else "not above"
         said = (
@@ -463,12 +466,13 @@ class SelfTest:
         return said
 
 
-def self_tested(audit: Callable[[float], AuditReport], noise_share: float = 0.5) -> AuditReport:
+def self_tested(audit: Callable[[float], AuditReport], noise_shares: Sequence[float] = (0.5,)) -> AuditReport:
     """Audit a claim, and if it is consistent, audit it again with less noise: would the audit have noticed?"""
     report = audit(1.0)
     if report.verdict == "refuted":
         return report
-    return replace(report, self_test=SelfTest._of(audit(noise_share), noise_share))
+    first, *further = (SelfTest._of(audit(share), share) for share in noise_shares)
+    return replace(report, self_test=first, further_self_tests=tuple(further))
 
 
 @dataclass(frozen=True)
@@ -504,6 +508,8 @@ class AuditReport:
         Estimates the probability that a repetition of this audit refutes the claim.
     self_test : SelfTest or None
         The same audit with less noise, if it was run.
+    further_self_tests : tuple of SelfTest
+        The same with other shares of the noise.
 
     Examples
     --------
@@ -523,8 +529,11 @@ class AuditReport:
     epsilon_lower_bound: float
     details: Mapping[str, Any] = field(default_factory=dict)
     unit: Unit = "record"
-    repetition: CountedEvent | CountedGuesses | SummedSignals | None = field(default=None, repr=False, compare=False)
+    repetition: CountedEvent | CountedGuesses | SummedSignals | None = field(
+        default=None, repr=False, compare=False
+    )
     self_test: SelfTest | None = None
+    further_self_tests: tuple[SelfTest, ...] = ()
 
     @property
     def parameter(self) -> Parameter:
@@ -552,13 +561,19 @@ class AuditReport:
         """The lower bound divided by the claim: how much of the claim the adversary could show."""
         return self.lower_bound / self.claimed if self.claimed > 0 else float("inf")
 
+    @property
+    def _self_tests(self) -> tuple[SelfTest, ...]:
+        return () if self.self_test is None else (self.self_test, *self.further_self_tests)
+
     def to_json(self) -> dict[str, Any]:
         """Return all fields by name, as JSON values."""
-        apart = ("details", "repetition", "self_test")
+        apart = ("details", "repetition", "self_test", "further_self_tests")
+        tests = [{"notices": each.notices, **asdict(each)} for each in self._self_tests]
         return {
             **{each.name: getattr(self, each.name) for each in fields(self) if each.name not in apart},
             "verdict": self.verdict,
-            "self_test": self.self_test and {"notices": self.self_test.notices, **asdict(self.self_test)},
+            "self_test": tests[0] if tests else None,
+            "further_self_tests": tests[1:],
             **self.details,
         }
 
@@ -583,9 +598,9 @@ class AuditReport:
             ("evidence", self.evidence),
             ("samples", f"{self.samples:,}"),
         ]
-        if self.self_test is not None:
-            bound = f"{self.self_test.lower_bound:.4g}, power {self.self_test.power:.2g}"
-            lines.append((f"{name} at least with {self.self_test.noise_share:g} of the noise", bound))
+        for test in self._self_tests:
+            bound = f"{test.lower_bound:.4g}, power {test.power:.2g}"
+            lines.append((f"{name} at least with {test.noise_share:g} of the noise", bound))
         return lines + [
             (key.replace("_", " "), str(value))
             for key, value in self.details.items()

@@ -170,7 +170,9 @@ def audit_training(
     check_choice("method", method, ("one-run", "summed", "repeated"))
     if method != "repeated":
         summed = method == "summed"
-        return _one_run(fit, score, records, canaries, claimed, shares, confidence, delta, seed, subject, summed)
+        return _one_run(
+            fit, score, records, canaries, claimed, shares, confidence, delta, seed, subject, summed
+        )
     without, inside = _repeated_draws(fit, score, records, canaries, 2 * times, progress)
     tested = claimed if claimed is not None else _claim_of(fit(records))
     return distinguish(
@@ -529,7 +531,6 @@ def audit_worst_case(
     noise_share: float = 1.0,
     confidence: float = TRAINING_CONFIDENCE,
     seed: int = 0,
-    progress: Progress | None = None,
 ) -> AuditReport:
     """Audit an estimator on two neighbouring training sets that are made to be told apart.
 
@@ -552,8 +553,6 @@ def audit_worst_case(
         As in `distinguish`.
     seed : int
         Determines the training sets and the seeded noise.
-    progress : callable or None
-        Called with (trained, total).
 
     Returns
     -------
