@@ -6,7 +6,7 @@ direction: with constant steps, the sum of all released gradient sums along it. 
 The same audit runs with three quarters and with half of the noise of the claim. Teachers and mechanisms, whose answers
 have no such sums, are audited by draws of their answers at the same confidence.
 
-    python benchmarks/one_run_audit.py [--seeds 5] [--epsilon 8] [--output docs/results/one-run-audit.json]
+    python benchmarks/one_run_audit.py [--seeds 5] [--draws 1000000] [--epsilon 8] [--output FILE]
 """
 
 from __future__ import annotations
@@ -156,9 +156,9 @@ MECHANISMS = {
 DRAWS = 1_000_000
 
 
-def _answers(name: str, seed: int, noise_share: float) -> AuditReport:
+def _answers(name: str, draws: int, seed: int, noise_share: float) -> AuditReport:
     """Audit teachers, trained once on either of two neighbouring sets, or a mechanism, by draws of answers."""
-    common: dict[str, Any] = {"samples": DRAWS, "confidence": CONFIDENCE, "seed": seed}
+    common: dict[str, Any] = {"samples": draws, "confidence": CONFIDENCE, "seed": seed}
     if name == "teachers, 4 queries":
         return audit_worst_case("teachers", epsilon=1.0, queries=4, noise_share=noise_share, **common)
     mechanism = MECHANISMS[name]
@@ -211,12 +211,13 @@ def main() -> None:
     """Run all audits, print the table and store it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--draws", type=int, default=DRAWS, help="answers of teachers and of each mechanism")
     parser.add_argument("--epsilon", type=float, default=8.0)
     parser.add_argument("--output", type=Path, default=Path("docs/results/one-run-audit.json"))
     options = parser.parse_args()
     audits = [measured(case.name, options.seeds, partial(case.audited, options.epsilon)) for case in CASES]
     for name in ("teachers, 4 queries", *MECHANISMS):
-        audits.append(measured(name, options.seeds, partial(_answers, name)))
+        audits.append(measured(name, options.seeds, partial(_answers, name, options.draws)))
     content = {
         "command": f"python benchmarks/one_run_audit.py --seeds {options.seeds} --epsilon {options.epsilon:g}",
         "python": platform.python_version(),

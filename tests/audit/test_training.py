@@ -87,10 +87,7 @@ def test_sums_of_one_run_show_most_of_a_true_claim_and_refute_half_the_noise() -
     assert honest.epsilon_lower_bound < honest.epsilon_claimed
     assert audit_training(counts_of(4000, 0.5), *inputs, **options).verdict == "refuted"
     nothing = audit_training(counts_of(4000), lambda *_: np.zeros(4000), *inputs[1:], **options)
-    assert (nothing.lower_bound, nothing.epsilon_lower_bound) == (
-        pytest.approx(0.0, abs=1e-9),
-        pytest.approx(0.0, abs=1e-9),
-    )
+    assert max(nothing.lower_bound, nothing.epsilon_lower_bound) < 1e-9
 
 
 def test_one_run_without_any_noise_finds_every_canary() -> None:
