@@ -236,6 +236,12 @@ BENCHMARKS = (
         stored="audit.md#one-person-30-rows",
     ),
     Benchmark(
+        "one_run_audit",
+        "Audits in one training, whose canaries' signals are summed, and of answers",
+        quick=("--seeds", "1", "--draws", "20000", "--output", os.devnull),
+        stored="audit.md#one-training-most-of-the-claim",
+    ),
+    Benchmark(
         "ray_scaling",
         "Teachers and shadow networks on 2 Ray workers beside 1",
         stored="how-to/large-data.md#measured",

@@ -22,6 +22,7 @@ from quietmax.audit.bounds import (
     CountedGuesses,
     EventCounts,
     SampledSteps,
+    SummedSignals,
     _guess_tail,
     _mass_needed,
     _mu_from_guesses,
@@ -275,3 +276,71 @@ def test_a_claim_is_read_from_costs_and_guarantees() -> None:
     assert Claim._of(with_delta) == Claim("gaussian", 1.0, 1e-7)
     assert Claim._of(GaussianCost(1.0))._stated(1e-5)["epsilon_claimed"] == pytest.approx(4.377, abs=1e-3)
     assert Claim._of(PureCost(3.0))._stated(1e-5)["epsilon_claimed"] == 3.0
+
+
+def summed(
+    mu: float, seed: int, *, canaries: int = 200, share: float = 1.0, adversary: str = "all"
+) -> SummedSignals:
+    """The signals of one run whose canaries move them by at most mu; ``share`` of the noise of a claim of 1."""
+    rng = np.random.default_rng(seed)
+    inside, noise = rng.random(canaries) < 0.5, share * rng.normal(size=canaries)
+    moved = np.full(canaries, mu)
+    if adversary == "some":  # What a canary does depends on the noise of the others and on its own
+        moved = np.where((np.roll(noise, 1) > 0) | (noise > 0), mu, -mu)
+    return SummedSignals._of(7.0 + inside * moved + noise, inside, Claim("gaussian", 1.0), 0.95)
+
+
+@pytest.mark.parametrize("adversary", ["all", "some"])
+def test_the_bound_from_sums_exceeds_a_true_mu_with_at_most_the_stated_probability(adversary: str) -> None:
+    """Of 1,500 runs at 95%, more than 130 exceed it with probability below 1e-7."""
+    audits = 1500
+    wrong = sum(summed(1.0, seed, adversary=adversary)._lower_bound() > 1.0 for seed in range(audits))
+    assert stats.binom.sf(130, audits, 0.05) < 1e-7
+    assert wrong <= 130
+    # Where every canary moves its signal by mu the bound is exact: fewer than 35 have probability below 1e-7.
+    assert stats.binom.cdf(34, audits, 0.05) < 1e-7
+    assert wrong >= 35 or adversary == "some"
+
+
+def test_sums_show_most_of_mu_and_refute_half_the_noise_where_guesses_show_about_half() -> None:
+    """4,000 canaries with mu = 2: the bound at 95% is about 1.9, with a standard deviation of 0.04."""
+    honest, weaker = summed(2.0, 1, canaries=4000), summed(1.0, 2, canaries=4000, share=0.5)
+    assert 0.85 < honest._lower_bound() / 2 < 1.02
+    assert weaker._lower_bound() > 1.5
+    true = summed(1.0, 3, canaries=4000)
+    assert true._power(0.5) > 0.999999
+    assert true._power(1.0) < 0.9
+    # The power is how often repetitions refute: 400 of them, wrong by 6 standard deviations with probability 1e-8.
+    few = SummedSignals(50, 50, 1.3, Claim("gaussian", 1.0), 0.95)
+    rng = np.random.default_rng(0)
+    inside = np.arange(100) < 50
+    refuted = sum(
+        SummedSignals._of(rng.normal(size=100) + 1.3 * inside, inside, few.claim, 0.95)._lower_bound() > 1
+        for _ in range(400)
+    )
+    assert abs(refuted / 400 - few._power()) < 6 * 0.5 / math.sqrt(400)
+
+
+def test_the_tail_of_sums_is_that_of_the_t_distribution_and_the_rest_of_a_claim_is_kept_apart() -> None:
+    signals = summed(1.0, 5)
+    root = math.sqrt(1 / signals.inside + 1 / signals.outside)
+    expected = stats.nct.sf(1.4 / root, signals.outside - 1, 1.0 / root)
+    assert signals._tail(1.0, 1.4) == pytest.approx(expected, rel=1e-6)
+    strict = SummedSignals(
+        signals.inside, signals.outside, signals.distance, Claim("gaussian", 1.0, 1e-4), 0.95
+    )
+    assert strict._error == pytest.approx(0.05 - 200e-4)
+    assert strict._lower_bound() < signals._lower_bound()
+    hopeless = SummedSignals(100, 100, 3.0, Claim("gaussian", 1.0, 1e-3), 0.95)
+    assert hopeless._lower_bound() == pytest.approx(0.0, abs=1e-9)
+
+
+def test_signals_without_noise_are_as_far_apart_as_can_be_and_other_claims_are_errors() -> None:
+    inside = np.arange(100) < 50
+    clear = SummedSignals._of(np.where(inside, 1.0, 0.0), inside, Claim("gaussian", 1.0), 0.95)
+    assert clear._lower_bound() > 20
+    for claim, chosen in ((Claim("pure", 1.0), inside), (clear.claim, np.arange(100) < 3)):
+        with pytest.raises(
+            InvalidInput, match="require a claim of mu and at least 8 canaries on either side"
+        ):
+            SummedSignals._of(np.zeros(100), chosen, claim, 0.95)

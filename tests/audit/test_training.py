@@ -74,6 +74,22 @@ def test_one_run_does_not_refute_a_true_claim_but_half_the_noise(noise: str, cla
     assert audit_training(fit, released, *apart(1000), claimed, confidence=SURE).verdict == "consistent"
 
 
+def test_sums_of_one_run_show_most_of_a_true_claim_and_refute_half_the_noise() -> None:
+    """4,000 canaries at a confidence of 1 - 1e-7: the bound is about 0.8 of mu = 1, with half the noise about 1.7."""
+    inputs: Any = (released, *apart(4000), GaussianCost(1.0))
+    options: dict[str, Any] = {"method": "summed", "confidence": SURE}
+    honest = audit_training(counts_of(4000), *inputs, **options)
+    assert honest.verdict == "consistent"
+    assert honest.share > 0.65
+    assert honest.share > 1.5 * honest.details["mu_at_least_from_guesses"]
+    assert honest.details["power_with_half_the_noise"] > 0.999
+    assert honest.details["assumes"] == "independent Gaussian noise on every canary's signal"
+    assert honest.epsilon_lower_bound < honest.epsilon_claimed
+    assert audit_training(counts_of(4000, 0.5), *inputs, **options).verdict == "refuted"
+    nothing = audit_training(counts_of(4000), lambda *_: np.zeros(4000), *inputs[1:], **options)
+    assert max(nothing.lower_bound, nothing.epsilon_lower_bound) < 1e-9
+
+
 def test_one_run_without_any_noise_finds_every_canary() -> None:
     report = audit_training(counts_of(400, 1e-9), released, *apart(400), PureCost(3.0), shares=[0.5, 0.1])
     assert report.verdict == "refuted"
@@ -134,7 +150,7 @@ def test_the_label_score_uses_probabilities_if_they_are_released() -> None:
     [
         ({"canaries": apart(1)[1]}, "at least 2 canaries"),
         ({"shares": []}, "shares must be numbers above 0"),
-        ({"method": "twice"}, "method must be 'one-run' or 'repeated', got 'twice'"),
+        ({"method": "twice"}, "method must be one of one-run, summed, repeated"),
         ({"score": lambda *_: np.zeros(3)}, "must return 10 numbers, one per row of the canaries"),
         ({"claimed": None}, "has no guarantee_"),
         ({"method": "repeated"}, "exactly 1 canary, got 10 records"),

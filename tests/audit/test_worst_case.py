@@ -24,7 +24,7 @@ STORED = json.loads((ROOT / "docs/results/worst-case-audit.json").read_text(enco
 @pytest.mark.parametrize(
     ("estimator", "options"),
     [
-        ("head", {"epsilon": 10.0, "samples": 600}),
+        ("head", {"epsilon": 8.0, "samples": 1500}),
         ("teachers", {"queries": 4}),
         ("head-query", {"epsilon": 2.0}),
         ("head-query", {"epsilon": 2.0, "queries": 4}),
@@ -49,7 +49,7 @@ def test_true_claims_survive_and_half_the_noise_is_refuted_where_the_self_test_s
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("estimator", "options"),
-    [("head", {}), ("teachers", {"queries": 100}), ("dpsgd", {"sampling_rate": 0.1, "samples": 60_000})],
+    [("teachers", {"queries": 100}), ("dpsgd", {"sampling_rate": 0.1, "samples": 60_000})],
 )
 def test_enough_trainings_notice_half_the_noise_at_epsilon_1(estimator: Any, options: dict[str, Any]) -> None:
     report = self_tested(lambda share: audit_worst_case(estimator, noise_share=share, **options))
@@ -59,7 +59,7 @@ def test_enough_trainings_notice_half_the_noise_at_epsilon_1(estimator: Any, opt
 
 
 def test_too_few_trainings_do_not_notice_and_the_report_says_how_many_would() -> None:
-    report = self_tested(lambda share: audit_worst_case("head", epsilon=2.0, samples=100, noise_share=share))
+    report = self_tested(lambda share: audit_worst_case("head", epsilon=2.0, samples=60, noise_share=share))
     assert report.self_test is not None
     assert not report.self_test.notices
     assert "would not" in report.self_test.sentence(report.parameter, report.claimed)
@@ -132,7 +132,7 @@ def test_every_stored_bound_is_what_the_present_code_computes_from_the_stored_co
 
 @pytest.mark.parametrize(
     "place",
-    [0, 3, pytest.param(6, marks=pytest.mark.slow), pytest.param(7, marks=pytest.mark.slow)],
+    [0, 3, pytest.param(5, marks=pytest.mark.slow), pytest.param(6, marks=pytest.mark.slow)],
     ids=lambda place: _named(worst_case_audit.ROWS[place]),
 )
 def test_the_stored_results_repeat(place: int) -> None:

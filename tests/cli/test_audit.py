@@ -91,6 +91,8 @@ def test_the_worst_case_prints_whether_half_the_noise_would_be_noticed() -> None
     assert "self_test" not in shown
     report = document("audit", *options, "--times", 2000)
     assert report["self_test"]["notices"] == (report["self_test"]["power"] >= 0.9)
+    assert [each["noise_share"] for each in report["further_self_tests"]] == [0.75]
+    assert "notice three quarters of the noise" in shown
     assert document("audit", *options, "--noise-share", 0.5)["verdict"] == "refuted"
     assert document("audit", *options, "--no-self-test")["self_test"] is None
 

@@ -1,6 +1,6 @@
 """Claims, the lower bounds on epsilon and mu that test them, and the report of an audit.
 
-A bound follows from counts of an event, or from right guesses about canaries.
+A bound follows from counts of an event, from right guesses about canaries, or from the sums of their signals.
 
 *Counts.* If an answer is (epsilon, delta)-private, then ``P <= exp(epsilon)*Q + delta`` for every event, P and Q its
 probabilities on two neighbouring inputs. If it is mu-Gaussian private, ``Phi^-1(P) - Phi^-1(Q) <= mu`` (Dong, Roth and
@@ -37,20 +37,33 @@ to R and ``(r-i)*p_i/m`` to H, and everything must add up to ``R_0 + H_0 = r/m``
 all of t on N = v and then, from v-1 down to 0, adding no more mass than the inequality for k = i+1 demands, uses the
 least total: if p' is another solution, then ``R'_i >= R_i`` and ``R'_i - R_i >= i/(r-i) * (H'_i - H_i)`` hold at i = v
 and carry over from i+1 to i. If even this needs more than r/m, then P[N >= v] < t.
+
+*Sums.* The general bound must allow that canaries disturb each other in the worst way, so it shows about half of mu. A
+release that only adds independent Gaussian noise permits more. Let ``X_i = c + b_i*A_i + s*G_i`` be the signal of
+canary i: b_i its coin, G independent standard normal numbers, s > 0 and c unknown, and ``A_i <= mu*s``, whatever else
+A_i depends on. Of m canaries n are inside. With the mean of each side, and S the standard deviation of those outside,
+
+    t = (mean inside - mean outside) / (S*r),    r = sqrt(1/n + 1/(m-n)),
+
+never exceeds a variable with noncentral t distribution, m-n-1 degrees of freedom and noncentrality mu/r: the mean of
+the A_i is at most mu*s, and canaries outside are noise alone. So every mu for which t lies in the upper tail of size 1
+- confidence is rejected (Student's test). This holds for a claim of mu and *this form of noise*. Noise that is
+correlated or not normal is outside of the theorem; the bound from guesses needs no such assumption. What comes on top
+of mu with probability delta may happen to each canary: m*delta of the permitted error is kept for it.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import ndtr, ndtri
+from scipy.special import nctdtr, ndtr, ndtri
 from scipy.stats import binom
 
 from quietmax.accounting.costs import Cost, PureCost
@@ -67,6 +80,8 @@ CONFIDENCE = 1 - 1e-6
 """Default confidence of a bound from draws of a release: one audit in a million refutes a true claim."""
 ENOUGH_POWER = 0.9
 """An audit notices something if a repetition would refute the claim with at least this probability."""
+_NOISE_IN_WORDS = {0.5: "half the noise", 0.75: "three quarters of the noise"}
+_FEWEST_SIGNALS = 8
 _LARGEST_EPSILON = 64.0
 _LARGEST_EPSILON_OF_STEPS = 2.0**20
 _LARGEST_MU = 32.0
@@ -367,6 +382,53 @@ class CountedGuesses:
 
 
 @dataclass(frozen=True)
+class SummedSignals:
+    """What the signals of canaries inside and outside say; see the module."""
+
+    inside: int
+    outside: int
+    distance: float  # Of the mean signals, in standard deviations of those outside: an estimate of mu
+    claim: Claim
+    confidence: float
+
+    @classmethod
+    def _of(
+        cls, signals: Floats, inside: NDArray[np.bool_], claim: Claim, confidence: float
+    ) -> SummedSignals:
+        """Summarise the signals of canaries."""
+        own, others = signals[inside], signals[~inside]
+        if min(len(own), len(others)) < _FEWEST_SIGNALS or claim.parameter != "mu":
+            raise InvalidInput(
+                f"Sums of signals require a claim of mu and at least {_FEWEST_SIGNALS} canaries on either side; got "
+                f"{claim.parameter} and {len(own)} inside of {len(signals)}."
+            )
+        spread = max(float(others.std(ddof=1)), np.finfo(np.float64).tiny)
+        distance = min(float(own.mean() - others.mean()) / spread, _LARGEST_MU)  # less distance shows less
+        return cls(len(own), len(others), distance, claim, confidence)
+
+    def _tail(self, mu: float, distance: float) -> float:
+        """Bound the probability of this ``distance`` or more under ``mu``."""
+        root = math.sqrt(1 / self.inside + 1 / self.outside)
+        return float(1 - nctdtr(self.outside - 1, mu / root, distance / root))
+
+    @property
+    def _error(self) -> float:
+        return 1 - self.confidence - (self.inside + self.outside) * self.claim.extra_delta
+
+    def _lower_bound(self) -> float:
+        """Return the largest mu that the signals reject."""
+        return _bisected(
+            lambda mu: self._tail(mu, self.distance) <= self._error, 0.0, max(self.distance, 0.0)
+        )
+
+    def _power(self, noise_share: float = 1.0) -> float:
+        """Estimate the probability that a repetition with a share of this noise refutes the claim."""
+        mu = self.claim.amount
+        least = _bisected(lambda distance: self._tail(mu, distance) > self._error, mu, 4 * mu + 8)
+        return self._tail(self.distance / noise_share, least)
+
+
+@dataclass(frozen=True)
 class SelfTest:
     """The same audit of the same claim, with a share of the noise that the claim requires."""
 
@@ -392,7 +454,7 @@ class SelfTest:
 
     def sentence(self, parameter: str, claimed: float) -> str:
         """Return the result in words."""
-        share = "half the noise" if self.noise_share == 0.5 else f"{self.noise_share:g} of the noise"
+        share = _NOISE_IN_WORDS.get(self.noise_share, f"{self.noise_share:g} of the noise")
         would = "would" if self.notices else "would not reliably" if self.power >= 0.5 else "would not"
         side = "above" if self.lower_bound > claimed else "not above"
         said = (
@@ -404,12 +466,13 @@ class SelfTest:
         return said
 
 
-def self_tested(audit: Callable[[float], AuditReport], noise_share: float = 0.5) -> AuditReport:
+def self_tested(audit: Callable[[float], AuditReport], noise_shares: Sequence[float] = (0.5,)) -> AuditReport:
     """Audit a claim, and if it is consistent, audit it again with less noise: would the audit have noticed?"""
     report = audit(1.0)
     if report.verdict == "refuted":
         return report
-    return replace(report, self_test=SelfTest._of(audit(noise_share), noise_share))
+    first, *further = (SelfTest._of(audit(share), share) for share in noise_shares)
+    return replace(report, self_test=first, further_self_tests=tuple(further))
 
 
 @dataclass(frozen=True)
@@ -441,10 +504,12 @@ class AuditReport:
         Further figures as JSON values.
     unit : {"record", "person"}
         What the neighbouring inputs differ in: one record, or one person with all rows.
-    repetition : CountedEvent, CountedGuesses or None
+    repetition : CountedEvent, CountedGuesses, SummedSignals or None
         Estimates the probability that a repetition of this audit refutes the claim.
     self_test : SelfTest or None
         The same audit with less noise, if it was run.
+    further_self_tests : tuple of SelfTest
+        The same with other shares of the noise.
 
     Examples
     --------
@@ -464,8 +529,11 @@ class AuditReport:
     epsilon_lower_bound: float
     details: Mapping[str, Any] = field(default_factory=dict)
     unit: Unit = "record"
-    repetition: CountedEvent | CountedGuesses | None = field(default=None, repr=False, compare=False)
+    repetition: CountedEvent | CountedGuesses | SummedSignals | None = field(
+        default=None, repr=False, compare=False
+    )
     self_test: SelfTest | None = None
+    further_self_tests: tuple[SelfTest, ...] = ()
 
     @property
     def parameter(self) -> Parameter:
@@ -493,13 +561,19 @@ class AuditReport:
         """The lower bound divided by the claim: how much of the claim the adversary could show."""
         return self.lower_bound / self.claimed if self.claimed > 0 else float("inf")
 
+    @property
+    def _self_tests(self) -> tuple[SelfTest, ...]:
+        return () if self.self_test is None else (self.self_test, *self.further_self_tests)
+
     def to_json(self) -> dict[str, Any]:
         """Return all fields by name, as JSON values."""
-        apart = ("details", "repetition", "self_test")
+        apart = ("details", "repetition", "self_test", "further_self_tests")
+        tests = [{"notices": each.notices, **asdict(each)} for each in self._self_tests]
         return {
             **{each.name: getattr(self, each.name) for each in fields(self) if each.name not in apart},
             "verdict": self.verdict,
-            "self_test": self.self_test and {"notices": self.self_test.notices, **asdict(self.self_test)},
+            "self_test": tests[0] if tests else None,
+            "further_self_tests": tests[1:],
             **self.details,
         }
 
@@ -524,9 +598,9 @@ class AuditReport:
             ("evidence", self.evidence),
             ("samples", f"{self.samples:,}"),
         ]
-        if self.self_test is not None:
-            bound = f"{self.self_test.lower_bound:.4g}, power {self.self_test.power:.2g}"
-            lines.append((f"{name} at least with {self.self_test.noise_share:g} of the noise", bound))
+        for test in self._self_tests:
+            bound = f"{test.lower_bound:.4g}, power {test.power:.2g}"
+            lines.append((f"{name} at least with {test.noise_share:g} of the noise", bound))
         return lines + [
             (key.replace("_", " "), str(value))
             for key, value in self.details.items()

@@ -5,7 +5,8 @@ A canary is one record; of records with a person column it is one person with al
 *Worst case.* Differential privacy holds for every pair of neighbouring training sets, so an audit may choose them. The
 sets of `audit_worst_case` let one record do nearly as much as the proofs permit:
 
-- Head, released weights: one noisy step on four records; the canary's clipped gradient has a direction of its own.
+- Head, released weights: one training with thousands of canaries, each in a category of its own, so that their
+  clipped gradients have directions of their own; the signals are summed.
 - Head, answers per query: many records of class 0 in one direction, the canary of class 1 in another with cosine 0.3.
   The records make the model sure of class 0 for the canary, so its gradient is long, but they hardly resist its pull
   where they are not. The queries lie in the canary's direction, on the border of the two classes. The canary moves
@@ -39,6 +40,7 @@ from quietmax.audit.bounds import (
     Claim,
     CountedGuesses,
     SampledSteps,
+    SummedSignals,
     _check_confidence,
     _mu_from_guesses,
     epsilon_from_guesses,
@@ -59,7 +61,7 @@ from quietmax.estimators.head.weights import GradientPlan, HeadSettings
 from quietmax.estimators.teachers import Teachers, shard_of
 from quietmax.estimators.training_set import Basis, check_choice
 from quietmax.mechanisms.base import Answerer, Answers, NoisyMax
-from quietmax.models.features.tabular import Identity, TableCells, UnitNorm
+from quietmax.models.features.tabular import Identity, TableCells
 from quietmax.models.stacked import Progress, initial_mlp
 from quietmax.noise.sources import SeededNoise
 
@@ -76,17 +78,24 @@ TRAINING_CONFIDENCE = 0.99
 GUESSED_SHARES = (0.02, 0.1, 0.25, 0.5, 1.0)
 """Shares of the canaries to guess about, the surest ones first; all shares together use the permitted error."""
 DEFAULT_SAMPLES: dict[WorstCase, int] = {
-    "head": 6_000,
+    "head": 4_000,
     "head-query": 100_000,
     "teachers": 100_000,
     "dpsgd": 10_000,
 }
-"""Worst cases: trainings with, and as many without, the canary; for answers, draws of all answers of either model."""
+"""Worst cases: canaries of a head; trainings with, and as many without, the canary of DP-SGD; draws of all answers."""
 WORST_CASES = tuple(DEFAULT_SAMPLES)
 _TEACHERS = 20
 _DPSGD_SIZE, _DPSGD_STEPS = 30, 4
 _ANSWERS_AT_ONCE = 4096
 _WORST_NORM, _NETWORKS_AT_ONCE = 4.0, 1024
+_HEAD_STEPS: dict[str, Any] = {
+    "centring": 0.0,
+    "calibration": 0.0,
+    "steps": 10,
+    "max_grad_norm": 0.1,
+    "learning_rate": 1.0,
+}
 _HEAD_RECORDS, _HEAD_COSINE, _HEAD_PULL = 4000, 0.3, 20.0
 
 
@@ -97,7 +106,7 @@ def audit_training(
     canaries: Records,
     claimed: Guarantee | Cost | None = None,
     *,
-    method: Literal["one-run", "repeated"] = "one-run",
+    method: Literal["one-run", "summed", "repeated"] = "one-run",
     shares: Sequence[float] = GUESSED_SHARES,
     times: int = 500,
     confidence: float = TRAINING_CONFIDENCE,
@@ -124,8 +133,10 @@ def audit_training(
     claimed : Guarantee, Cost or None
         The claim to test. None: the ``guarantee_`` of the trained model. A claim for one record is tested for whole
         persons if the records have them.
-    method : {"one-run", "repeated"}
-        Train once and guess (bounds: `quietmax.audit.bounds`), or many times and `distinguish`.
+    method : {"one-run", "summed", "repeated"}
+        Train once and guess, train once and sum the scores, or train many times and `distinguish`. Sums show most of a
+        claim of mu, but only for scores that are linear in what is released with independent Gaussian noise, in
+        directions of which each belongs to one canary (`quietmax.audit.bounds`). The bound from guesses is beside it.
     shares : sequence of float
         One run: shares of the canaries to guess about. The higher half of the scores is guessed to be in, the lower
         half to be out. Each share has its part of the permitted error, so the best may be reported.
@@ -154,10 +165,12 @@ def audit_training(
     'refuted'
     """
     _check_confidence(confidence)
-    if method == "one-run":
-        return _one_run(fit, score, records, canaries, claimed, shares, confidence, delta, seed, subject)
+    check_choice("method", method, ("one-run", "summed", "repeated"))
     if method != "repeated":
-        raise InvalidInput(f"method must be 'one-run' or 'repeated', got {method!r}.")
+        summed = method == "summed"
+        return _one_run(
+            fit, score, records, canaries, claimed, shares, confidence, delta, seed, subject, summed
+        )
     without, inside = _repeated_draws(fit, score, records, canaries, 2 * times, progress)
     tested = claimed if claimed is not None else _claim_of(fit(records))
     return distinguish(
@@ -189,8 +202,9 @@ def _one_run(
     delta: float,
     seed: int,
     subject: str,
+    summed: bool,
 ) -> AuditReport:
-    """Train once with a random half of the canaries and guess which ones were in."""
+    """Train once with a random half of the canaries, and guess which ones were in or sum what they did."""
     everyone, count = _joined(records, canaries), _unit_count(canaries)
     if count < 2:
         raise InvalidInput(f"A one-run audit requires at least 2 canaries, got {count}.")
@@ -215,7 +229,7 @@ def _one_run(
     part = 1 - (1 - confidence) / len(sides)
     games = [_guess(claim, inside[order], side, part, delta) for side in sides]
     best = max(games, key=lambda game: game["lower_bound"])
-    return AuditReport(
+    report = AuditReport(
         subject=subject,
         **claim._stated(delta),
         lower_bound=best["lower_bound"],
@@ -232,6 +246,30 @@ def _one_run(
         },
         unit=records.unit,
         repetition=CountedGuesses(count, best["guesses"], best["right"], claim, part),
+    )
+    return _summed(report, SummedSignals._of(scores, inside, claim, confidence)) if summed else report
+
+
+def _summed(report: AuditReport, signals: SummedSignals) -> AuditReport:
+    """Return a report of one run with the bound that follows from the sums, beside that from guesses."""
+    found = signals._lower_bound()
+    extra = signals.claim.extra_delta
+    epsilon = Guarantee("gaussian", mu=found, because="Shown.", extra_delta=extra).at_delta(report.delta)
+    further = {
+        "method": "one run, summed signals",
+        "assumes": "independent Gaussian noise on every canary's signal",
+        "distance_of_means": signals.distance,
+        "mu_at_least_from_guesses": report.lower_bound,
+        "power_with_half_the_noise": signals._power(0.5),
+        "power_with_three_quarters_of_the_noise": signals._power(0.75),
+    }
+    return replace(
+        report,
+        lower_bound=found,
+        epsilon_lower_bound=epsilon if found else 0.0,
+        evidence=f"canaries inside and outside differ by {signals.distance:.3f} standard deviations on average",
+        details={**report.details, **further},
+        repetition=signals,
     )
 
 
@@ -491,7 +529,6 @@ def audit_worst_case(
     noise_share: float = 1.0,
     confidence: float = TRAINING_CONFIDENCE,
     seed: int = 0,
-    progress: Progress | None = None,
 ) -> AuditReport:
     """Audit an estimator on two neighbouring training sets that are made to be told apart.
 
@@ -506,16 +543,14 @@ def audit_worst_case(
     sampling_rate : float
         DP-SGD: Poisson sampling rate; 1 for full batches.
     samples : int or None
-        Number of trainings with, and as many without, the canary; for answers, draws of all answers of either model.
-        None: `DEFAULT_SAMPLES`.
+        Released weights of a head: canaries in one training. DP-SGD: trainings with, and as many without, the canary.
+        For answers: draws of all answers of either model. None: `DEFAULT_SAMPLES`.
     noise_share : float
         Share of the noise that the claim requires; see `estimator_with_share`. The claim stays.
     confidence : float
         As in `distinguish`.
     seed : int
         Determines the training sets and the seeded noise.
-    progress : callable or None
-        Called with (trained, total).
 
     Returns
     -------
@@ -530,8 +565,8 @@ def audit_worst_case(
     check_estimator(estimator, noise_share)
     draws = DEFAULT_SAMPLES[estimator] if samples is None else samples
     if estimator == "head":
-        drawn = _worst_head(epsilon, delta, noise_share, seed, 2 * draws, progress)
-    elif estimator == "dpsgd":
+        return _summed_head(epsilon, delta, noise_share, seed, draws, confidence)
+    if estimator == "dpsgd":
         drawn = _dpsgd(epsilon, delta, sampling_rate, noise_share, seed)
     else:
         sets = _head_answers if estimator == "head-query" else _teachers
@@ -547,26 +582,33 @@ def audit_worst_case(
     )
 
 
-def _worst_head(
-    epsilon: float, delta: float, share: float, seed: int, total: int, progress: Progress | None
-) -> tuple[Draw, Draw, Guarantee]:
-    """Train one noisy step on four records, without and with the canary; the release is all weights."""
-    records = Records(
-        "four", np.eye(4, 2, dtype=np.float32) + np.float32(0.1), np.array([0, 1, 0, 1]), classes=2
-    )
-    canary = Records("canary", np.array([[0, 5]], np.float32), np.array([0]), classes=2)
+def _summed_head(
+    epsilon: float, delta: float, share: float, seed: int, canaries: int, confidence: float
+) -> AuditReport:
+    """Train one head with many canaries, each in a category of its own, and sum what they did to its weights."""
+    categories = np.eye(canaries, dtype=np.float32)
+    chosen = Records("canaries", categories, np.ones(canaries, np.int64), classes=2)
     reference = PrivateHead(
         epsilon,
         delta,
-        features=UnitNorm(),
+        features=TableCells(canaries, ((0, canaries),)),
         classes=(0, 1),
-        declared_size=4,
-        settings=HeadSettings(centring=0.0, steps=1),
+        declared_size=canaries // 2,
+        settings=HeadSettings(**_HEAD_STEPS),
         random_state=0,
-    ).fit(records.features, records.labels)
-    fit = _fit_like(reference, seed << 20, share)
-    draws = _repeated_draws(fit, lambda head, _: head.coef_.ravel(), records, canary, total, progress)
-    return *draws, reference.guarantee_
+    ).fit(categories[:1], [1])
+    return audit_training(
+        _fit_like(reference, seed << 20, share),
+        lambda head, records: head.decision_function(records.features),
+        chosen.take(np.zeros(canaries, np.bool_)),
+        chosen,
+        reference.guarantee_,
+        method="summed",
+        confidence=confidence,
+        delta=delta,
+        seed=seed,
+        subject="head, worst case",
+    )
 
 
 def _head_answers(
