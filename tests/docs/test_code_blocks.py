@@ -27,6 +27,7 @@ NOT_RUN = {
     "docs/how-to/large-data.md": 2,
     "docs/quick-start.md": 1,
     "docs/reproduce.md": 1,
+    "docs/service.md": 1,
     "docs/tutorials/operate-the-service.md": 1,
 }
 
