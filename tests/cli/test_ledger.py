@@ -125,6 +125,48 @@ def test_errors_name_the_flags_and_change_nothing(words: str, code: int, message
     assert Path("log.jsonl").read_text() == "the earlier one"
 
 
+def test_two_administrators_raise_a_budget_with_their_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("olga", "paul"):
+        Path(f"{name}.key").write_text(document("ledger", "key", "create", name, "--role", "admin")["key"])
+    raised = ("ledger", "grant", "patients", "--epsilon", 2, *WHY)
+    assert_error(run(*raised), 2, "two administrators", "--key-file")
+    assert "confirm patients" in printed(*raised, "--key-file", "olga.key")
+    monkeypatch.delenv("QUIETMAX_KEY", raising=False)
+    assert_error(run("ledger", "confirm", "patients"), 2, "--key-file")
+    assert_error(run("ledger", "confirm", "patients", "--key-file", "olga.key"), 2, "another administrator")
+    confirmed = document("ledger", "confirm", "patients", "--key-file", "paul.key")
+    assert confirmed["budget"]["epsilon"] == pytest.approx(2)
+    assert "No faults" in printed("ledger", "verify")
+
+
+def test_an_erased_client_is_a_pseudonym_from_then_on() -> None:
+    (stated,) = document("ledger", "clients")["clients"]
+    assert stated in printed("ledger", "clients")
+    assert stated in printed("ledger", "erase-client", "ann")
+    assert "ann" not in printed("ledger", "status")
+    assert document("ledger", "clients") == {"clients": {}}
+    assert "No faults" in printed("ledger", "verify")
+    assert_error(run("ledger", "erase-client", "ann"), 2, "no client 'ann'")
+
+
+def test_a_backup_is_restored_elsewhere_and_an_upgrade_is_rehearsed() -> None:
+    before = document("ledger", "status")
+    backup = document("ledger", "backup", "monday.sqlite")
+    assert backup["heads"] == before["heads"]
+    assert_error(run("ledger", "backup", "monday.sqlite"), 2, "exists already")
+    assert_error(run("ledger", "backup", "no/monday.sqlite"), 1, "Cannot write the backup")
+    assert "no head file" in printed("ledger", "restore", "monday.sqlite", "--ledger", "other.sqlite")
+    assert document("ledger", "status", "--ledger", "other.sqlite")["accounts"] == before["accounts"]
+    rehearsed = document("ledger", "migrate", "--check")
+    assert rehearsed["before"] == rehearsed["after"]
+    assert rehearsed["sound"]
+    with sqlite3.connect(PATH) as connection:
+        connection.execute("UPDATE accounts SET spent_units = 0")
+    assert_error(run("ledger", "migrate"), 1, "Nothing was changed")
+    assert_error(run("ledger", "backup", "tuesday.sqlite"), 1, "has faults")
+    assert not Path("tuesday.sqlite").exists()
+
+
 def test_revoke_takes_back_what_is_unspent() -> None:
     assert "100.00%" in printed("ledger", "revoke", "patients", *WHY)
     (account,) = document("ledger", "status")["accounts"]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,8 @@ NOT_RUN = {
     "docs/how-to/large-data.md": 2,
     "docs/quick-start.md": 1,
     "docs/reproduce.md": 1,
+    "docs/service.md": 1,
+    "docs/tutorials/operate-the-service.md": 1,
 }
 
 
@@ -34,6 +37,12 @@ QUIETMAX = [sys.executable, "-c", "from quietmax.cli import main; main()"]
 ANSWERED = {
     "README.md": (r"^\['(yes|no)'\]$",),
     "docs/service.md": (r'"data": ?\["(yes|no)"', r"\[b'(yes|no)' b'(yes|no)'\]"),
+    "docs/tutorials/operate-the-service.md": (
+        r"^(yes|no),0\.",
+        "spent more than remains",
+        "Proposed",
+        "No faults",
+    ),
     "docs/tutorials/your-own-table.md": (r'"data": ?\["(yes|no)"', r"\['(yes|no)'\]"),
 }
 
@@ -41,17 +50,22 @@ ANSWERED = {
 @pytest.mark.parametrize(
     "page", [page for page, blocks in BLOCKS.items() if any(b.runs or b.served for b in blocks)]
 )
-def test_the_blocks_of_a_page_run_when_pasted_and_its_requests_are_answered(page, tmp_path, monkeypatch):
+def test_the_blocks_of_a_page_run_when_pasted_and_its_requests_are_answered(
+    page, tmp_path, monkeypatch, request
+):
     if page in ANSWERED and not (shutil.which("curl") and shutil.which("bash")):
         pytest.skip("curl is missing; install it with: apt-get install -y curl")
     if page == "docs/paper.md":  # dozens of figures, which the tests of the report draw
         monkeypatch.setattr(report, "write_figures", lambda *_: [])
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("QUIETMAX_LEDGER", str(tmp_path / "ledger.sqlite"))
+    if page == "docs/tutorials/operate-the-service.md":
+        monkeypatch.setenv("QUIETMAX_LEDGER", request.getfixturevalue("postgres_address"))
     namespace = {"__name__": "__main__"}
     ports = {shown: str(free_port()) for shown in ("8080", "8081")}
     told, key = "", ""
     with ExitStack() as services:
+        services.callback(_end_service, tmp_path / "service.pid")
         for block in BLOCKS[page]:
             if block.runs:
                 run(block, namespace)
@@ -70,8 +84,15 @@ def test_the_blocks_of_a_page_run_when_pasted_and_its_requests_are_answered(page
         assert re.search(expected, told, re.MULTILINE), told
 
 
+def _end_service(file: Path) -> None:
+    """End what a page has started in the background, if a block before its end failed."""
+    if file.exists():
+        with suppress(ProcessLookupError):
+            os.kill(int(file.read_text(encoding="utf-8")), signal.SIGTERM)
+
+
 def _ask(block, ports: dict[str, str], key: str) -> str:
-    text = re.sub(r"127\.0\.0\.1:(\d+)", lambda found: f"127.0.0.1:{ports[found[1]]}", block.text)
+    text = re.sub(r"(127\.0\.0\.1:|--port )(\d+)", lambda found: found[1] + ports[found[2]], block.text)
     if block.language == "python":
         program = [sys.executable, "-c", text.replace("the key that was shown once", key)]
     else:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -375,3 +376,81 @@ def test_the_client_of_a_token_may_get_a_quota_before_its_first_request(ledger: 
     ledger.set_quota("patients", "oidc:ann@login.example.org", 0.5, "a share for a new client")
     (share,) = ledger.subaccounts(ledger.account("patients"))
     assert (share.client, share.limit_units) == ("oidc:ann@login.example.org", LIMIT // 2)
+
+
+def test_an_erased_client_leaves_a_pseudonym_and_the_chain_verifies(charged_ledger: Ledger) -> None:
+    stated = next(each for each, name in charged_ledger.client_names().items() if name == "ann")
+    journal = json.dumps([asdict(entry) for entry in charged_ledger.export()])
+    assert stated in journal
+    assert "ann" not in [entry.client for entry in charged_ledger.export()]
+    spent = charged_ledger.account("patients").spent_units
+    assert charged_ledger.erase_client("ann") == stated
+    assert charged_ledger.verify().sound
+    assert charged_ledger.account("patients").spent_units == spent
+    assert [share.client for share in charged_ledger.subaccounts(charged_ledger.account("patients"))] == [
+        stated
+    ]
+    assert not any(key.is_valid(0) for key in charged_ledger.keys() if key.client == stated)  # noqa: SIM118
+    assert list(charged_ledger.export())[-1].kind != "loss"
+    for gone in ("ann", stated):
+        with pytest.raises(InvalidInput):
+            charged_ledger.erase_client(gone)
+    assert charged_ledger.client("ann") != charged_ledger.client("bob")
+    assert charged_ledger.verify().sound
+
+
+def test_a_name_that_was_changed_is_found(charged_ledger: Ledger) -> None:
+    edit(charged_ledger, "UPDATE client_names SET name = 'eve' WHERE name = 'ann'")
+    assert charged_ledger.verify().faults == ("The name of client 'eve' was changed.",)
+
+
+def test_two_administrators_raise_a_budget_together_and_the_journal_names_both(
+    charged_ledger: Ledger,
+) -> None:
+    ledger = charged_ledger
+    more, because = Terms(2.0), "The board allowed it."
+    assert ledger.grant("patients", Terms(1.5), because).limit_units > LIMIT, "nobody or one has a key"
+    (ann, _), (bob, bobs), (own, _) = (ledger.create_key(name, "admin") for name in ("ann", "bob", "bob"))
+    _, clients = ledger.create_key("eve")
+    with pytest.raises(InvalidInput, match="two administrators"):
+        ledger.grant("patients", more, because)
+    assert ledger.grant("patients", Terms(1.2), "Less is enough.").limit_units < 1.5 * LIMIT
+    limit = ledger.account("patients").limit_units
+    with pytest.raises(InvalidInput, match="Nothing was proposed"):
+        ledger.confirm("patients", ann)
+    for key in ("qm_0123456789abcdef_" + 43 * "x", clients.id):
+        with pytest.raises(InvalidInput, match="key of an administrator"):
+            ledger.propose("patients", more, because, key)
+    ledger.propose("patients", more, because, bob)
+    with pytest.raises(InvalidInput, match="another administrator"):
+        ledger.confirm("patients", own)
+    ledger.revoke_key(bobs.id)
+    with pytest.raises(InvalidInput, match="another administrator"):
+        ledger.confirm("patients", ann)
+    ledger.propose("patients", more, because, own)
+    assert ledger.account("patients").limit_units == limit
+    assert ledger.confirm("patients", ann).limit_units == 2 * LIMIT
+    with pytest.raises(InvalidInput, match="Nothing was proposed"):
+        ledger.confirm("patients", ann)
+    detail = json.loads(list(ledger.export("patients"))[-1].detail)
+    assert [ledger.client_names()[each] for each in detail["approved"]] == ["bob", "ann"]
+    assert detail["because"] == because
+    assert ledger.verify().sound
+
+
+def test_a_closed_account_is_not_opened_again_by_one_of_two_administrators(ledger: Ledger) -> None:
+    open_patients(ledger)
+    for name in ("ann", "bob"):
+        ledger.create_key(name, "admin")
+    ledger.revoke("patients", None, "The study is over.")
+    with pytest.raises(InvalidInput, match="two administrators"):
+        ledger.grant("patients", Terms(0.5), "One more question.")
+
+
+def test_the_usage_of_clients_adds_up_to_what_was_spent(charged_ledger: Ledger) -> None:
+    account = charged_ledger.account("patients")
+    uses = charged_ledger.usage(account)
+    assert sum(use.units for use in uses) == account.spent_units
+    assert {(charged_ledger.client_names()[use.client], use.model) for use in uses} == {("ann", "m/1")}
+    assert all(use.hour * 3_600_000_000 <= use.first <= use.last for use in uses)
+    assert charged_ledger.usage(account, account.sequence) == []

@@ -70,7 +70,8 @@ def test_charges_of_one_client_for_one_model_in_one_transaction_share_a_journal_
     wait_for(results, 8)
     assert {each.client for each in ledger.subaccounts(account)} == {"ann", "ben"}
     rows = [row for row in ledger.export("patients") if row.kind == "charge"]
-    assert [(row.client, row.model, row.answers, bool(row.detail)) for row in rows] == [
+    names = ledger.client_names()
+    assert [(names[row.client], row.model, row.answers, bool(row.detail)) for row in rows] == [
         ("ann", "m/1", 2, False),
         ("ann", "m/1", 1, True),
         ("ann", "m/1", 1, False),

@@ -94,6 +94,28 @@ def test_the_budget_pays_for_exactly_its_answers_and_for_a_batch_completely_or_n
     assert plain.infer(some_rows(18)).status_code == 200, "stored answers stay free"
 
 
+def test_administrators_alone_learn_what_used_the_budget_up(plain: Running) -> None:
+    assert plain.infer(some_rows(18)).status_code == 200
+    assert plain.infer(some_rows(2, 1), key=plain.admin).status_code == 200
+    body = plain.infer(some_rows(1, 99), key=plain.admin).json()
+    assert "Most was used by client ann for plain/1: 90.0% since 20" in body["error"]
+    ann, owner = body["used_by"]
+    assert (ann["client"], ann["model"], ann["spent_fraction"]) == ("ann", "plain/1", pytest.approx(0.9))
+    assert (owner["client"], owner["spent_fraction"]) == ("owner", pytest.approx(0.1))
+    assert ann["since"] <= ann["last"] <= owner["since"]
+    others = plain.infer(some_rows(1, 99))
+    assert (others.status_code, "used_by" in others.json(), "ann" in others.text) == (403, False, False)
+    assert "used_by" not in plain.http.get("/v2/models/plain/budget").json()
+    assert plain.get("/v2/models/plain/budget", plain.admin).json()["used_by"] == body["used_by"]
+    page = plain.get("/contents", plain.admin).text
+    assert all(f"What {name} spent, over time" in page for name in ("ann", "owner"))
+    assert "over time" not in plain.get("/contents").text.replace("Budget spent over time", "")
+    plain.ledger.erase_client("ann")
+    assert "ann" not in [
+        each["client"] for each in plain.get("/v2/models/plain/budget", plain.admin).json()["used_by"]
+    ]
+
+
 def test_a_quota_refuses_one_client_and_not_another(plain: Running) -> None:
     def remaining() -> int:
         answers: int = plain.http.get("/v2/models/plain/budget").json()["remaining_answers"]

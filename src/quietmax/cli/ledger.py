@@ -16,6 +16,7 @@ import typer
 from quietmax._io import atomic_write
 from quietmax.cli._options import with_groups
 from quietmax.cli._output import amount, console, in_json, print_json, print_table
+from quietmax.cli.predict import _key
 from quietmax.errors import InvalidInput, QuietmaxError, counted
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ Address = Annotated[
     ),
 ]
 AccountName = Annotated[str, typer.Argument(help="Name of the account.")]
+KeyFile = Annotated[Path | None, typer.Option(help="File with the API key of an administrator.")]
 Because = Annotated[str, "Reason, at least three words; the audit log keeps it."]
 _MAX_FAULTS = 5
 
@@ -107,9 +109,13 @@ def _grant(
         float | None,
         "Quota of the client as a fraction of the budget, 0 to 1. Default: no quota.",
     ] = None,
+    key_file: KeyFile = None,
     address: Address = None,
 ) -> None:
     """Set the budget of an account, or the quota of a client. What was spent stays spent.
+
+    If two administrators have keys, raising a budget needs both: with the key of one it is proposed, and the other runs
+    'quietmax ledger confirm'.
 
     Examples:
 
@@ -131,8 +137,26 @@ def _grant(
         else:
             before = ledger.account(account).terms
             terms = Terms(epsilon, before.delta if delta is None else delta, before.analysis)
+            if key_file is not None:
+                ledger.propose(account, terms, because, str(_key(key_file)))
+                print_json(ledger.account(account).to_json())
+                console.print(f"Proposed. Another administrator confirms: quietmax ledger confirm {account}")
+                return
             changed = ledger.grant(account, terms, because)
         _print_changed(ledger, changed)
+
+
+@app.command("confirm")
+@with_groups
+def _confirm(account: AccountName, key_file: KeyFile = None, address: Address = None) -> None:
+    """Set the budget that another administrator has proposed with 'grant --key-file' in the last 30 days.
+
+    Example: quietmax ledger confirm people --key-file bob.key
+    """
+    if (key := _key(key_file)) is None:
+        raise InvalidInput("`key_file`, with the key of an administrator, is required.")
+    with _open(address) as ledger:
+        _print_changed(ledger, ledger.confirm(account, key))
 
 
 @app.command("revoke")
@@ -277,6 +301,110 @@ def _parse_anchor(text: str) -> tuple[str, tuple[int, str]]:
             f"`anchor` must be ACCOUNT:ROW:HASH, as 'quietmax ledger status' prints it, got {text!r}."
         )
     return name, (int(row), head)
+
+
+@app.command("backup")
+@with_groups
+def _back_up(
+    file: Annotated[Path, typer.Argument(help="SQLite file to write; it must not exist.")],
+    address: Address = None,
+) -> None:
+    """Copy a ledger, from either database and also while it is served, into one SQLite file; verify the copy.
+
+    Example: quietmax ledger backup monday.sqlite
+    """
+    from quietmax.ledger.backup import back_up
+
+    with _open(address) as ledger:
+        found = back_up(ledger, file)
+        heads = [f"{name}:{head.sequence}:{head.hash}" for name, head in ledger.heads() if head.sequence]
+    print_json({"backup": str(file), **found.to_json(), "heads": heads})
+    console.print(
+        f"The backup {file} has {counted(found.rows, 'row')} of {counted(found.accounts, 'account')}."
+    )
+
+
+@app.command("restore")
+@with_groups
+def _restore(
+    file: Annotated[Path, typer.Argument(help="File that 'quietmax ledger backup' wrote.")],
+    accept_loss: Annotated[
+        str | None, "Reason to restore a backup that lacks charges; what is known to be lost is charged."
+    ] = None,
+    address: Address = None,
+) -> None:
+    """Put a backup where there is no ledger. One that lacks charges that LEDGER.head names is refused.
+
+    Example: quietmax ledger restore monday.sqlite --ledger postgresql://quietmax@localhost/quietmax
+    """
+    from quietmax.ledger.backup import restore
+
+    compared = restore(file, address, accept_loss)
+    with _open(address) as ledger:
+        print_json({"compared": compared, "accounts": [each.to_json() for each in ledger.accounts()]})
+        for account in ledger.accounts():
+            _print_account(ledger, account)
+    if not compared:
+        console.print(
+            "There is no head file, so nothing tells whether the backup lacks charges: compare with rows that were "
+            "written down ('quietmax ledger verify --anchor'), or revoke the accounts.",
+            style="yellow",
+        )
+
+
+@app.command("migrate")
+@with_groups
+def _migrate(
+    check: Annotated[bool, typer.Option("--check", help="Only rehearse: change nothing.")] = False,
+    address: Address = None,
+) -> None:
+    """Bring a ledger up to date after an upgrade of Quietmax, or rehearse it on a copy, and verify the result.
+
+    Example: quietmax ledger migrate --check
+    """
+    from quietmax.ledger.backup import rehearse_migration
+
+    before, after, found = rehearse_migration(address)
+    print_json({"before": before, "after": after, **found.to_json()})
+    if not found.sound:
+        raise QuietmaxError(f"The ledger has faults, the first: {found.faults[0]} Nothing was changed.")
+    if not check:
+        with _open(address):
+            pass
+    done = "would become" if check and before != after else "is" if before == after else "became"
+    console.print(
+        f"The schema {done} version {after} (it was {before}); {counted(found.rows, 'row')} verified."
+    )
+
+
+@app.command("clients")
+@with_groups
+def _clients(address: Address = None) -> None:
+    """List the names of clients with the pseudonyms that the audit log states.
+
+    Example: quietmax ledger clients
+    """
+    with _open(address) as ledger:
+        names = ledger.client_names()
+    print_json({"clients": names})
+    print_table("Clients", ("name", "in the audit log"), [(name, stated) for stated, name in names.items()])
+
+
+@app.command("erase-client")
+@with_groups
+def _erase_client(
+    client: Annotated[str, typer.Argument(help="Name of the client.")], address: Address = None
+) -> None:
+    """Erase the name of a client, and revoke its keys. The audit log keeps a pseudonym, and still verifies.
+
+    Example: quietmax ledger erase-client ann
+    """
+    with _open(address) as ledger:
+        stated = ledger.erase_client(client)
+    print_json({"pseudonym": stated})
+    console.print(
+        f"The name is erased; the audit log keeps {stated}. Backups and reasons that name it are yours."
+    )
 
 
 @app.command("accept-loss")

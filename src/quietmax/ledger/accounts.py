@@ -32,12 +32,14 @@ from quietmax.ledger.database import (
     AccountTransaction,
     Cursor,
     _damaged,
+    _driver_connection,
     _has_wrong_types,
     _insert,
     _insert_account,
     _lock_accounts,
     _read_transaction,
     _run,
+    _translate_errors,
     _write_transaction,
     now,
 )
@@ -48,6 +50,9 @@ Role = Literal["admin", "client"]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _TOKEN_CLIENT_NAME = re.compile(r"oidc:[!-~]{1,255}@[!-?A-~]{1,200}")
 """The issuer follows the last @. No client of an API key has such a name, because of the colon."""
+_PLAIN_CLIENTS = ("anonymous", "lost", "training")
+"""Clients that are nobody: the journal states their names."""
+_PROPOSAL_DAYS = 30
 _KEY = re.compile(r"qm_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
 _UNKNOWN_KEY_HASH = hashlib.sha256(b"no such key").hexdigest()
 _MAX_KEY_DAYS = 36_500
@@ -183,6 +188,17 @@ class AccountState:
         }
 
 
+class Use(NamedTuple):
+    """What a client spent on a model in one hour. Times are in microseconds since 1970."""
+
+    client: str
+    model: str
+    hour: int
+    first: int
+    last: int
+    units: int
+
+
 class SpendingPoint(NamedTuple):
     """What was spent from an account at one time."""
 
@@ -250,6 +266,8 @@ def _account_rows(connection: Connection) -> list[Row[Any]]:
     return list(_run(connection, f"{_ACCOUNTS} ORDER BY id").all())
 
 
+_SHOWN = "COALESCE(client_names.name, clients.name)"
+_WITH_NAMES = "LEFT JOIN client_names ON client_names.client = clients.id"
 _OF_NAME = "name = :value"
 _OF_DIGEST = "id = (SELECT account FROM training_sets WHERE digest = :value)"
 
@@ -278,9 +296,9 @@ def _list_subaccounts(connection: Connection, account: int) -> list[Subaccount]:
     """Return the subaccounts of an account, those that spent most first."""
     rows = _run(
         connection,
-        "SELECT clients.name, limit_units, spent_units, refused"
-        " FROM subaccounts JOIN clients ON subaccounts.client = clients.id"
-        " WHERE account = :account ORDER BY spent_units DESC, clients.name",
+        f"SELECT {_SHOWN} AS client, limit_units, spent_units, refused"
+        f" FROM subaccounts JOIN clients ON subaccounts.client = clients.id {_WITH_NAMES}"
+        f" WHERE account = :account ORDER BY spent_units DESC, {_SHOWN}",
         account=account,
     )
     found = [Subaccount(*row) for row in rows]
@@ -294,10 +312,25 @@ def _list_keys(connection: Connection) -> list[ApiKey]:
     """Return all API keys, the oldest first."""
     rows = _run(
         connection,
-        "SELECT keys.id, clients.name, client, role, created, expires, revoked, secret_hash"
-        " FROM keys JOIN clients ON keys.client = clients.id ORDER BY created, keys.id",
+        f"SELECT keys.id, {_SHOWN}, keys.client, role, created, expires, revoked, secret_hash"
+        f" FROM keys JOIN clients ON keys.client = clients.id {_WITH_NAMES} ORDER BY created, keys.id",
     )
     return [ApiKey(*row) for row in rows]
+
+
+def _client_names(connection: Connection) -> dict[str, str]:
+    """Return the names of clients by what the journal states; an erased client is not among them."""
+    return {row.pseudonym: row.name for row in _named_clients(connection)}
+
+
+def _named_clients(connection: Connection) -> list[Row[Any]]:
+    statement = "SELECT clients.name AS pseudonym, client_names.name, salt FROM client_names, clients WHERE client = id"
+    return list(_run(connection, f"{statement} ORDER BY client_names.name"))
+
+
+def _pseudonym(name: str, salt: str) -> str:
+    """Return what the journal calls a client: without the random salt nobody can test a name."""
+    return "client-" + hashlib.sha256(f"{salt} {name}".encode()).hexdigest()[:32]
 
 
 def _key_detail(key: ApiKey) -> str:
@@ -418,18 +451,68 @@ def _record(
 
 
 def _client_number(connection: Connection, name: str, *, create: bool = False) -> int:
-    number = "SELECT id FROM clients WHERE name = :name"
+    number = (
+        "SELECT client FROM client_names WHERE name = :name UNION SELECT id FROM clients WHERE name = :name"
+    )
     found = _run(connection, number, name=name).scalar_one_or_none()
     if found is None and create:
         if not _TOKEN_CLIENT_NAME.fullmatch(name):
             _check_name(name, "client")
-        _insert(connection, "clients", name=name)
-        found = _run(connection, number, name=name).scalar_one()
+        salt = secrets.token_hex(16)
+        stated = name if name in _PLAIN_CLIENTS else _pseudonym(name, salt)
+        _insert(connection, "clients", name=stated)
+        found = _run(connection, number, name=stated).scalar_one()
+        if stated != name:
+            _insert(connection, "client_names", client=found, name=name, salt=salt)
     if found is None:
         raise InvalidInput(
             f"The ledger has no client {name[:80]!r}. 'quietmax ledger key create' creates a client."
         )
     return int(found)
+
+
+def _stated_client(connection: Connection, name: str) -> str:
+    """Return what the journal calls a client."""
+    number = _client_number(connection, name)
+    return str(_run(connection, "SELECT name FROM clients WHERE id = :number", number=number).scalar_one())
+
+
+def _administrators(connection: Connection) -> dict[str, ApiKey]:
+    """Return the valid keys of administrators, by id."""
+    return {key.id: key for key in _list_keys(connection) if key.role == "admin" and key.is_valid(now())}
+
+
+def _administrator(connection: Connection, presented: str) -> ApiKey:
+    found = find_key(_administrators(connection), presented, now())
+    if found is None:
+        raise InvalidInput("The key must be the valid key of an administrator.")
+    return found
+
+
+def _granted_limit(connection: Connection, account: AccountTransaction, terms: Terms) -> int:
+    """Return the units of a new budget."""
+    current = _account_state(_run(connection, f"{_ACCOUNTS} WHERE id = :id", id=account.account).one())
+    if exclusive := _recorded_models(connection, current.id, *_EXCLUSIVE):
+        raise InvalidInput(
+            f"The account {current.name!r} is reserved for the model {exclusive[0][0]}, whose guarantee does not "
+            "compose with others, and cannot be raised. Other models need another account."
+        )
+    wanted = terms.total(current.total.measure)
+    limit = int(wanted.amount * LIMIT / Fraction(current.total.amount))
+    if not account.spent_units <= limit <= _MAX_UNITS:
+        raise InvalidInput(
+            f"The budget of {current.name!r} cannot become {wanted}: it must be at least what is spent, and at "
+            "most about 900 times the first budget."
+        )
+    return limit
+
+
+def _revoke_key(connection: Connection, keys_account: AccountTransaction, key: ApiKey) -> ApiKey:
+    moment = now()
+    _run(connection, "UPDATE keys SET revoked = :moment WHERE id = :id", moment=moment, id=key.id)
+    client = _stated_client(connection, key.client)
+    _record(connection, keys_account, "key-revoked", client=client, id=key.id, revoked=moment)
+    return replace(key, revoked=moment)
 
 
 def _with_total(account: AccountState, total: Cost) -> AccountState:
@@ -489,8 +572,9 @@ class Accounts:
         with self._write() as connection:
             account = _lock_account(connection, _get_account(connection, name).id)
             detail: dict[str, Any] = {"because": because}
+            stated = client and _stated_client(connection, client)
             yield connection, account, detail
-            _record(connection, account, kind, client=client, **detail)
+            _record(connection, account, kind, client=stated, **detail)
 
     # Accounts
 
@@ -590,6 +674,17 @@ class Accounts:
             )
             return [SpendingPoint(*row) for row in rows]
 
+    def usage(self, account: AccountState, after: int = 0) -> list[Use]:
+        """Return who spent what by the hour, in the rows of the journal after a number; clients by pseudonym."""
+        statement = (
+            "SELECT client, model, time / 3600000000 AS hour, MIN(time), MAX(time), SUM(units) FROM journal"
+            " WHERE account = :account AND sequence > :after AND sequence <= :until AND units > 0"
+            " GROUP BY client, model, hour"
+        )
+        with _read_transaction(self._engine) as connection:
+            rows = _run(connection, statement, account=account.id, after=after, until=account.sequence)
+            return [Use(*row)._replace(units=int(row[5])) for row in rows]
+
     def lost_accounts(self) -> list[int]:
         """Return the ids of accounts that have spent something and were lost; a new account then needs a reason."""
         with _read_transaction(self._engine) as connection:
@@ -615,23 +710,56 @@ class Accounts:
     # Changes by an administrator
 
     def grant(self, account: str, terms: Terms, because: str) -> AccountState:
-        """Set the budget of an account, for a reason of at least three words. What was spent stays spent."""
+        """Set the budget of an account, for a reason of at least three words. What was spent stays spent.
+
+        If two administrators have keys, only both together can raise a budget: `propose` and `confirm`.
+        """
         with self._change(account, "grant", because) as (connection, locked, detail):
-            current = _get_account(connection, account)
-            if exclusive := _recorded_models(connection, current.id, *_EXCLUSIVE):
+            limit = _granted_limit(connection, locked, terms)
+            several = len({key.client_id for key in _administrators(connection).values()}) > 1
+            if several and limit >= locked.limit_units:  # the same budget opens a closed account again
                 raise InvalidInput(
-                    f"The account {account!r} is reserved for the model {exclusive[0][0]}, whose guarantee does not "
-                    "compose with others, and cannot be raised. Other models need another account."
-                )
-            wanted = terms.total(current.total.measure)
-            limit = int(wanted.amount * LIMIT / Fraction(current.total.amount))
-            if not locked.spent_units <= limit <= _MAX_UNITS:
-                raise InvalidInput(
-                    f"The budget of {account!r} cannot become {wanted}: it must be at least what is spent, and at "
-                    "most about 900 times the first budget."
+                    "Raising a budget needs the keys of two administrators: one grants with `key_file`, another "
+                    f"confirms with 'quietmax ledger confirm {account}'."
                 )
             locked.limit_units = limit
             detail["terms"] = terms.to_json()
+        return self.account(account)
+
+    def propose(self, account: str, terms: Terms, because: str, key: str) -> None:
+        """Propose a budget with the key of an administrator. It changes once another one confirms it."""
+        with self._change(account, "proposal", because) as (connection, locked, detail):
+            proposer = _administrator(connection, key)
+            _granted_limit(connection, locked, terms)
+            detail |= {"terms": terms.to_json(), "key": proposer.id}
+            detail["by"] = _stated_client(connection, proposer.client)
+
+    def confirm(self, account: str, key: str) -> AccountState:
+        """Set the budget that was proposed last, with the key of a second administrator."""
+        newest = (
+            "SELECT sequence, time, kind, detail FROM journal WHERE account = :account AND kind != 'charge'"
+            " AND (kind IN ('proposal', 'grant') OR kind = 'revoke' AND client = '') ORDER BY sequence DESC LIMIT 1"
+        )
+        with self._write() as connection:
+            locked = _lock_account(connection, _get_account(connection, account).id)
+            confirmer = _administrator(connection, key)
+            row = _run(connection, newest, account=locked.account).one_or_none()
+            if row is None or row.kind != "proposal" or row.time < now() - _PROPOSAL_DAYS * DAY:
+                raise InvalidInput(
+                    f"Nothing was proposed for the account {account!r} in the last {_PROPOSAL_DAYS} days that waits."
+                )
+            proposed = json.loads(row.detail)
+            proposer = _administrators(connection).get(proposed["key"])
+            if proposer is None or proposer.client_id == confirmer.client_id:
+                raise InvalidInput(
+                    "The budget must be confirmed by another administrator than who proposed it, whose key must "
+                    "still be valid."
+                )
+            terms = Terms._from_json(proposed["terms"])
+            locked.limit_units = _granted_limit(connection, locked, terms)
+            approved = [proposed["by"], _stated_client(connection, confirmer.client)]
+            stated = {"because": proposed["because"], "terms": proposed["terms"]}
+            _record(connection, locked, "grant", **stated, approved=approved, proposal=row.sequence)
         return self.account(account)
 
     def set_quota(self, account: str, client: str, share: float | None, because: str) -> AccountState:
@@ -724,9 +852,10 @@ class Accounts:
             number = _client_number(connection, client, create=True)
             hashed, key_id = _hash_secret(secret), secrets.token_hex(8)
             key = ApiKey(key_id, client, number, role, created, expires, None, hashed)
-            stored = {name: value for name, value in asdict(key).items() if name != "client_id"}
-            _insert(connection, "keys", **{**stored, "client": number})
-            keys_account._add(created, "key-created", client=client, detail=_key_detail(key))
+            fields = {name: value for name, value in asdict(key).items() if name != "client_id"}
+            _insert(connection, "keys", **{**fields, "client": number})
+            stated = _stated_client(connection, client)
+            keys_account._add(created, "key-created", client=stated, detail=_key_detail(key))
             keys_account._save(Cursor(connection))
         return f"qm_{key.id}_{secret}", key
 
@@ -739,12 +868,34 @@ class Accounts:
                 raise InvalidInput(
                     f"The ledger has no key with the id {key_id[:40]!r}. 'quietmax ledger key list' lists the keys."
                 )
-            if key.revoked is not None:
-                return key
-            moment = now()
-            _run(connection, "UPDATE keys SET revoked = :moment WHERE id = :id", moment=moment, id=key_id)
-            _record(connection, keys_account, "key-revoked", client=key.client, id=key_id, revoked=moment)
-            return replace(key, revoked=moment)
+            return key if key.revoked is not None else _revoke_key(connection, keys_account, key)
+
+    def erase_client(self, name: str) -> str:
+        """Erase the name of a client and revoke its keys; return the pseudonym that stays in the journal."""
+        with self._write() as connection:
+            keys_account = _lock_keys_account(connection)
+            number = _client_number(connection, name)
+            for key in _list_keys(connection):
+                if key.client_id == number and key.revoked is None:
+                    _revoke_key(connection, keys_account, key)
+            stated = _stated_client(connection, name)
+            if not _run(
+                connection, "DELETE FROM client_names WHERE client = :client", client=number
+            ).rowcount:
+                raise InvalidInput(
+                    f"The client {name[:80]!r} has no name that can be erased: it is nobody's, was erased before, or "
+                    "was written into the audit log by version 0.3 or earlier."
+                )
+            _record(connection, keys_account, "client-erased", client=stated)
+        if self._engine.dialect.name == "sqlite":  # else the name stays in the write-ahead log for a while
+            with _translate_errors(self._engine), self._engine.connect() as connection:
+                _driver_connection(connection).execute("PRAGMA wal_checkpoint(TRUNCATE)").close()
+        return stated
+
+    def client_names(self) -> dict[str, str]:
+        """Return the names of clients by their pseudonyms in the journal; an erased client is not among them."""
+        with _read_transaction(self._engine) as connection:
+            return _client_names(connection)
 
     def keys(self) -> list[ApiKey]:
         """Return all API keys, the oldest first."""

@@ -35,6 +35,7 @@ _CONNECT_TIMEOUT = 2
 _STREAMED_ROWS = 10_000
 _TIMEOUT = 10
 _MIN_LOCK_PAUSE, _MAX_LOCK_PAUSE = 0.0001, 0.005
+_PRAGMAS = ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "secure_delete=ON")
 _LIKE_URL = re.compile(r"[A-Za-z][\w+.-]*(:|//)|.*:[^/]*@")
 """A word followed by a colon or two slashes, or a user and a password before an @."""
 
@@ -130,7 +131,7 @@ def _open_sqlite(path: Path, read_only: bool) -> Engine:
 
     @event.listens_for(engine, "connect")
     def _set_pragmas(connection: sqlite3.Connection, _record: Any) -> None:
-        for pragma in () if read_only else ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+        for pragma in () if read_only else _PRAGMAS:
             connection.execute(f"PRAGMA {pragma}").close()
 
     @event.listens_for(engine, "begin")
@@ -565,6 +566,13 @@ def _adopt_accounts(connection: Connection) -> None:
     _adopt(connection, next(row.id for row in opened if row.name == KEYS_ACCOUNT), details)
 
 
+def _add_client_names(connection: Connection) -> None:
+    """Add the table of names that can be erased. Older clients keep theirs in the journal."""
+    if "client_names" not in inspect(connection).get_table_names():
+        created = next(each for each in _TABLES.split(";\n") if "TABLE client_names" in each)
+        connection.exec_driver_sql(created)
+
+
 def _chunks(items: Iterable[Any]) -> Iterator[list[Any]]:
     """Yield as many items at a time as one journal row adopts."""
     remaining = iter(items)
@@ -601,6 +609,7 @@ MIGRATIONS: tuple[Callable[[Connection], object], ...] = (
     partial(_run, statement="DROP TABLE IF EXISTS ended_sessions"),  # the page has no sessions any more
     # No table changes. New rows charge cohorts, which versions up to 0.3 would add up wrongly: they must not write.
     lambda _: None,
+    _add_client_names,
 )
 """The steps of the schema. The n-th step leads to version n."""
 
@@ -608,14 +617,20 @@ MIGRATIONS: tuple[Callable[[Connection], object], ...] = (
 def _migrate(engine: Engine, migrations: Sequence[Callable[[Connection], object]] = MIGRATIONS) -> None:
     """Bring the schema to the newest version, with all missing migrations or none."""
     with _write_transaction(engine) as connection:
-        if connection.dialect.name == "postgresql":
-            _run(connection, "SELECT pg_advisory_xact_lock(:lock)", lock=_ADVISORY_LOCK)
-        missing = migrations[_known_version(connection, len(migrations)) :]
-        for apply in missing:
-            apply(connection)
-        if missing:
-            _run(connection, "DELETE FROM meta WHERE name = 'version'")
-            _insert(connection, "meta", name="version", value=str(len(migrations)))
+        _apply(connection, migrations)
+
+
+def _apply(connection: Connection, migrations: Sequence[Callable[[Connection], object]] = MIGRATIONS) -> int:
+    """Apply the missing migrations; return the version that the schema had."""
+    if connection.dialect.name == "postgresql":
+        _run(connection, "SELECT pg_advisory_xact_lock(:lock)", lock=_ADVISORY_LOCK)
+    before = _known_version(connection, len(migrations))
+    for apply in migrations[before:]:
+        apply(connection)
+    if before < len(migrations):
+        _run(connection, "DELETE FROM meta WHERE name = 'version'")
+        _insert(connection, "meta", name="version", value=str(len(migrations)))
+    return before
 
 
 def _is_migrated(engine: Engine) -> bool:

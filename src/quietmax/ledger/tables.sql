@@ -25,7 +25,13 @@ CREATE TABLE training_sets (
 
 CREATE TABLE clients (
     id {id},
-    name TEXT NOT NULL UNIQUE
+    name TEXT NOT NULL UNIQUE  -- as the journal states it: a pseudonym, or the name itself of clients up to version 0.3
+);
+
+CREATE TABLE client_names (
+    client BIGINT NOT NULL PRIMARY KEY REFERENCES clients (id),
+    name TEXT NOT NULL UNIQUE,
+    salt TEXT NOT NULL  -- the pseudonym is a hash of salt and name, so it says nothing once this row is erased
 );
 
 CREATE TABLE subaccounts (

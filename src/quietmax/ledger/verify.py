@@ -20,6 +20,8 @@ from quietmax.ledger.accounts import (
     _key_detail,
     _list_keys,
     _list_subaccounts,
+    _named_clients,
+    _pseudonym,
 )
 from quietmax.ledger.database import (
     COLUMNS,
@@ -84,13 +86,19 @@ def _verify(connection: Connection, anchors: Mapping[str, Anchor] | None = None)
     """
     anchors = anchors or {}
     salt = _read_salt(connection)
-    rows = _account_rows(connection)
+    rows, clients = _account_rows(connection), _named_clients(connection)
+    shown = {each.pseudonym: each.name for each in clients}
     names, ids = {row.name for row in rows}, {row.id for row in rows}
     faults = [] if KEYS_ACCOUNT in names else ["The account of the API keys is missing."]
+    faults += [
+        f"The name of client {each.name!r} was changed."
+        for each in clients
+        if _pseudonym(each.name, each.salt) != each.pseudonym
+    ]
     count = 0
     bindings = None
     for row in sorted(rows, key=lambda row: row.name != KEYS_ACCOUNT):  # it says which accounts were opened
-        replay = _Replay(row, anchors.get(row.name), bindings)
+        replay = _Replay(row, anchors.get(row.name), bindings, shown)
         bindings = replay.bindings
         for entry in _read_journal(connection, row.id):
             replay._follow(entry)
@@ -114,8 +122,11 @@ def _verify(connection: Connection, anchors: Mapping[str, Anchor] | None = None)
 class _Replay:
     """Follows the chain of one account and collects what it states about clients, requests and keys."""
 
-    def __init__(self, account: Row[Any], anchor: Anchor | None, bindings: _Bindings | None) -> None:
+    def __init__(
+        self, account: Row[Any], anchor: Anchor | None, bindings: _Bindings | None, names: Mapping[str, str]
+    ) -> None:
         self._account = account
+        self._names = names
         self._keys = account.name == KEYS_ACCOUNT
         self._anchor = anchor
         self._faults: list[str] = []
@@ -174,8 +185,9 @@ class _Replay:
         self._limit, self._spent = entry.limit_units, entry.spent_units
 
     def _collect(self, entry: JournalEntry) -> None:
+        client = self._names.get(entry.client, entry.client)
         if entry.units:
-            self._spent_by_client[entry.client] += entry.units
+            self._spent_by_client[client] += entry.units
         detail = json.loads(entry.detail) if entry.detail else {}
         charged = self._check_part(entry) if entry.kind in ("training", "evaluation") else entry.units
         if self._keys and self.bindings is not None and entry.kind in _BINDING_KINDS:
@@ -189,9 +201,9 @@ class _Replay:
             if self._state is not None and opened != (self._state.total, self._state.terms):
                 self._fault("its total or terms are not those it was opened with")
         elif entry.kind == "quota" or (entry.kind == "revoke" and entry.client):
-            self._quotas[entry.client] = detail.get("quota_units")
+            self._quotas[client] = detail.get("quota_units")
         elif entry.kind == "key-created":
-            self._created_keys[detail["id"]] = (entry.client, entry.detail)
+            self._created_keys[detail["id"]] = (client, entry.detail)
         elif entry.kind == "key-revoked":
             self._revoked_keys[detail["id"]] = detail["revoked"]
 

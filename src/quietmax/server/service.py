@@ -9,13 +9,13 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, ParamSpec, TypeVar
 
 from quietmax.accounting.costs import LIMIT, Cost, PureCost, epsilon_of
 from quietmax.errors import QuietmaxError, counted
 from quietmax.estimators.figures import threshold_of
-from quietmax.ledger.accounts import AccountState, Subaccount
+from quietmax.ledger.accounts import AccountState, Subaccount, Use
 from quietmax.ledger.ledger import Ledger
 from quietmax.ledger.transactions import ChargeResult, Failed, InvalidKey, LimitExceeded, RequestIdReused
 from quietmax.mechanisms.base import Answers
@@ -124,6 +124,7 @@ class Service:
         self._reloading = asyncio.Lock()
         self._use_models()
         self._pipeline: Pipeline | None = None
+        self._usage: dict[int, tuple[int, dict[tuple[str, str, int], Use]]] = {}
         self._checked: tuple[float, str | None] = (-1.0, None)
         self._request_prefix = secrets.token_hex(4)
         self._request_count = itertools.count()
@@ -220,7 +221,10 @@ class Service:
             raise HttpError(503, "The service is starting or stopping.")
         result = await self._pipeline._infer(deployment, request, caller)
         if not isinstance(result, Reply):
-            raise _charge_error(deployment, result)
+            error = _charge_error(deployment, result)
+            if caller.admin and isinstance(result, LimitExceeded) and result.limit == "budget":
+                await self._name_users(error, deployment.account.name)
+            raise error
         cached = len(request.rows) - result.new_answers
         self.metrics._count_answers(deployment.name, deployment.version, result.new_answers, cached)
         parameters = _response_parameters(deployment, result)
@@ -330,6 +334,31 @@ class Service:
         versions = [{**each.to_json(), "served": str(each.version) in served} for each in deployment.series]
         return {"rule": deployment.cohorts, "mu": deployment.guarantee.mu, "versions": versions}
 
+    async def usage(self, account: AccountState) -> list[Use]:
+        """Return what each client spent on each model by the hour; reads what is new in the journal."""
+        until, known = self._usage.get(account.id, (0, {}))
+        if until < account.sequence:
+            known = dict(known)
+            for new in await self._read(self.ledger.usage, account, until):
+                old = known.get(new[:3], new._replace(units=0))
+                known[new[:3]] = old._replace(last=new.last, units=old.units + new.units)
+            self._usage[account.id] = account.sequence, known
+        names = await self._read(self.ledger.client_names)
+        return [use._replace(client=names.get(use.client, use.client)) for use in known.values()]
+
+    async def _name_users(self, error: HttpError, name: str) -> None:
+        """Add to an error for an administrator what has used up the budget; the error stays as it is if that fails."""
+        with suppress(HttpError):
+            account = await self._read(self.ledger.account, name)
+            if used := _used_by(await self.usage(account), account):
+                most = used[0]
+                share, since = f"{100 * most['spent_fraction']:.1f}%", _utc(most["since"])
+                of_model = f" for {most['model']}" if most["model"] else ""
+                error.message += (
+                    f" Most was used by client {most['client']}{of_model}: {share} since {since}."
+                )
+                error.extra["used_by"] = used
+
     async def budget(self, deployment: Deployment, caller: Caller) -> dict[str, Any]:
         """Describe the budget behind a model, with the caller's own spending; an administrator sees all clients'."""
         account = await self._read(self.ledger.account, deployment.account.name)
@@ -356,7 +385,9 @@ class Service:
         limit = account.limit_units
         total = _amount(account.total, limit)
         unproven = await self._read(self.ledger.unproven_models, account)
+        used = {"used_by": _used_by(await self.usage(account), account)} if caller.admin else {}
         return {
+            **used,
             "account": account.name,
             "measure": account.total.measure,
             "terms": account.terms.to_json(),
@@ -379,6 +410,28 @@ class Service:
                 if caller.admin or each.client == caller.client
             ],
         }
+
+
+def _used_by(uses: list[Use], account: AccountState) -> list[dict[str, Any]]:
+    """Return which client has spent how much on which model, and since when; those that spent most first."""
+    found: dict[tuple[str, str], list[Use]] = {}
+    for use in uses:
+        found.setdefault((use.client, use.model), []).append(use)
+    used = [
+        {
+            "client": client,
+            "model": model,
+            "since": min(use.first for use in each),
+            "last": max(use.last for use in each),
+            "spent_fraction": _fraction(sum(use.units for use in each), account.limit_units),
+        }
+        for (client, model), each in found.items()
+    ]
+    return sorted(used, key=lambda each: -each["spent_fraction"])
+
+
+def _utc(microseconds: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(microseconds / 1e6))
 
 
 def _without_seeds(record: Any) -> Any:

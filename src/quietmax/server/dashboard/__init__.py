@@ -19,7 +19,7 @@ from quietmax.data.encoding import (
     Encoding,
     NumericColumn,
 )
-from quietmax.ledger.accounts import AccountState, SpendingPoint
+from quietmax.ledger.accounts import AccountState, SpendingPoint, Use
 from quietmax.server.auth import Caller
 from quietmax.server.deployment import Deployment, _version_order
 from quietmax.server.service import Service, _cost_amount, _remaining_answers
@@ -210,6 +210,7 @@ async def _account_state(service: Service, account: AccountState, caller: Caller
     models = [each for each in service.deployments if each.account.name == account.name]
     return {
         **await service._account_document(account, subaccounts, caller),
+        "curves": _client_curves(await service.usage(account), account.opened, now) if caller.admin else {},
         "in_words": _account_words(account, models, {status for _, status in unproven}),
         "paid_at_training": all(model.unit_cost == 0 for model in models),
         "refused": sum(each.refused for each in subaccounts),
@@ -217,6 +218,15 @@ async def _account_state(service: Service, account: AccountState, caller: Caller
         "from": history[0].time // 1000 if history else 0,
         "to": now // 1000 if history else 0,
     }
+
+
+def _client_curves(uses: list[Use], opened: int, now: int) -> dict[str, str]:
+    """Return what each client spent over time, each as a share of what it spent by now."""
+    found: dict[str, list[SpendingPoint]] = {}
+    for use in sorted(uses, key=lambda use: use.last):
+        points = found.setdefault(use.client, [SpendingPoint(opened, 0)])
+        points.append(SpendingPoint(use.last, points[-1].spent_units + use.units))
+    return {client: _polyline(points, points[-1].spent_units, now) for client, points in found.items()}
 
 
 def _polyline(history: list[SpendingPoint], limit: int, now: int) -> str:
