@@ -102,7 +102,6 @@ NOT_RUN = {
     "quietmax serve digits=private --ledger postgresql://localhost/quietmax": "needs a database",
     "quietmax ledger key revoke 0123456789abcdef": "needs the id of one's own key",
     'quietmax ledger accept-loss --because "The disk failed in May."': "needs a loss; has a test of its own",
-    "quietmax train head visits.csv --cohort 2026-11 --continue october --output november": "the tutorial runs it",
     "quietmax forget --schema people.toml --person 4711": "needs people; has a test of its own",
     "quietmax train head visits.csv --cohort 2026-11 --continue old --output new": "needs a series",
     "quietmax ask http://127.0.0.1:8080 affair people.csv": "needs a service",

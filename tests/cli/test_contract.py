@@ -20,6 +20,7 @@ PEOPLE = "people.csv --declared-size 1000"
 ALL = {" ".join(path): command for path, command in all_commands()}
 ELSEWHERE = {
     *("demo", "serve", "ask", "compare", "reproduce run", "ledger accept-loss", "forget"),
+    *("ledger confirm", "ledger restore", "ledger erase-client"),
 }
 """Commands that run long or need more than a folder; the tests of their own modules run them with --json."""
 WORKING = {
@@ -51,6 +52,9 @@ WORKING = {
     "ledger revoke": "people --because 'The study is over.'",
     "ledger export": "",
     "ledger verify": "",
+    "ledger backup": "copy.sqlite",
+    "ledger migrate": "--check",
+    "ledger clients": "",
     "ledger prune": "--days 30",
     "ledger key create": "ann",
     "ledger key list": "",
@@ -59,6 +63,7 @@ WORKING = {
 }
 WRONG = {
     1: {
+        "ask http://127.0.0.1:9 people people.csv --key-file none.txt": "--key-file cannot be read",
         "predict --model absent --input people.csv": "absent",
         "ask http://127.0.0.1:9 people people.csv": "The service at 127.0.0.1:9 cannot be reached",
         "schema draft absent.csv": "absent.csv",
@@ -92,7 +97,6 @@ WRONG = {
         "trian": "No such command 'trian'. Did you mean 'train'? (see 'quietmax --help').",
         "predict --model": "Option '--model' requires an argument (see 'quietmax --help').",
         "ask ftp://h people people.csv": "url must be an http or https address",
-        "ask http://127.0.0.1:9 people people.csv --key-file none.txt": "--key-file cannot be read",
         "predict --epsilon x": "Invalid value for '--epsilon'",
         "schema draft people.csv --label 'income tax'": "no column 'income tax'",
         "schema draft people.csv --label age --person age": "both the label and the person",

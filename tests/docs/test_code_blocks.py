@@ -97,7 +97,8 @@ def _ask(block, ports: dict[str, str], key: str) -> str:
         program = [sys.executable, "-c", text.replace("the key that was shown once", key)]
     else:
         program = ["bash", "-ec", text]
-    return printed(program, env={**os.environ, "KEY": key, "NO_PROXY": "*"})
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return printed(program, env={**os.environ, "PATH": path, "KEY": key, "NO_PROXY": "*"})
 
 
 def test_the_blocks_that_are_not_run_are_known_and_say_why():

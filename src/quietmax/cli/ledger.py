@@ -335,7 +335,7 @@ def _restore(
 ) -> None:
     """Put a backup where there is no ledger. One that lacks charges that LEDGER.head names is refused.
 
-    Example: quietmax ledger restore monday.sqlite --ledger postgresql://quietmax@localhost/quietmax
+    Example: quietmax ledger restore monday.sqlite --ledger new.sqlite
     """
     from quietmax.ledger.backup import restore
 
