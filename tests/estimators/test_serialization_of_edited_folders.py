@@ -250,6 +250,18 @@ def test_a_whitening_that_does_not_fit_the_training_is_refused(
     _refused(folder, reason)
 
 
+@pytest.mark.parametrize("kind", ESTIMATORS)
+def test_an_array_that_no_such_model_has_is_refused(
+    saved: dict[str, Path], kind: str, tmp_path: Path
+) -> None:
+    folder = _copied(saved[kind], tmp_path / "model")
+    file = folder / "weights.safetensors"
+    save_file(load_file(file) | {"records": FEATURES.astype(np.float32)}, file)
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    _edit(folder, lambda found: found.update(weights_sha256=digest))
+    _refused(folder, "'records', which no such model has")
+
+
 @pytest.mark.parametrize("kind", ["head asked", "head asked, convexified"])
 def test_weights_that_were_not_released_and_are_marked_so_are_refused(
     saved: dict[str, Path], kind: str, tmp_path: Path

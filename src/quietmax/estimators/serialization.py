@@ -327,7 +327,8 @@ def open_private(folder: str | Path) -> PrivateModel:
         raise InvalidInput(
             f"The model in {folder} is not a private one: its kind must be one of {', '.join(_KINDS)}, got {kind!r}."
         )
-    description, tensors = read_folder(folder, kind, library=_KINDS[kind].library)
+    description, stored_arrays = read_folder(folder, kind, library=_KINDS[kind].library)
+    tensors = _Tensors(stored_arrays)
     try:
         features, encoding = description["features"], description["encoding"]
         stated = description["holdout"]
@@ -356,6 +357,8 @@ def open_private(folder: str | Path) -> PrivateModel:
             evaluation_id=description.get(_EVALUATION_ID),
             costs=_read_decision(stored.folder, len(description["classes"])),
         )
+        if unread := sorted(tensors.keys() - tensors.read):
+            raise ValueError(f"its weights hold {unread[0]!r}, which no such model has")
         _check_shapes(model)
         _check_accounts(stored.folder, model)
         _check_guarantee(stored.guarantee, model.guarantee)
@@ -409,6 +412,22 @@ def _read_decision(folder: Path, classes: int) -> Costs | None:
 
 
 # --- What each kind of estimator writes and reads ---------------------------------------------------------------------
+
+
+class _Tensors(dict[str, Any]):
+    """The arrays of a folder, and the names of those that were read: others could hold anything."""
+
+    def __init__(self, arrays: Mapping[str, Any]) -> None:
+        super().__init__(arrays)
+        self.read: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.read.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.read.add(name)
+        return super().get(name, default)
 
 
 @dataclass(frozen=True, eq=False)

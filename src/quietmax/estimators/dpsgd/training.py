@@ -92,7 +92,7 @@ Sampling = Literal["poisson", "shuffled"]
 Preset = Literal["default", "paper"]
 Inputs = Literal["plain", "centred", "scaled", "cells"]
 """What the network sees: features as they are, centred rows, centred rows that are scaled by the released mean, or the
-cells of a table's rows (`dpsgd.tables`)."""
+cells of a table's rows."""
 
 ROW_LENGTH = 5.0
 """Length of a centred row. The bias, a constant feature of 1, is then a fifth of it."""
